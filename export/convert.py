@@ -1,0 +1,251 @@
+"""A recorded aten graph to an ONNX model in default-domain operators."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import onnx
+import sympy
+import torch
+from onnx import helper
+from torch import fx
+
+import export.lowering  # noqa: F401  (fills the registry)
+from export.errors import ExportError
+from export.lowering import hints, registry
+from export.lowering.graph import NUMPY_DTYPE, ONNX_DTYPE, Graph, Value
+from export.trace import Trace
+
+
+def to_onnx(trace: Trace, outputs: Sequence[str], *, name: str) -> onnx.ModelProto:
+    """The model that computes ``outputs`` (names of the trace's results).
+
+    Inputs that these outputs do not depend on are left out. Raises ExportError for an operator
+    without a lowering.
+    """
+    graph = Graph()
+    axis_of = {axis: symbol for symbol, axis in trace.symbols.items()}
+    for input_name, spec in trace.inputs.items():
+        for dim, size in enumerate(spec.shape):
+            if isinstance(size, str):
+                graph.bind_symbol(axis_of[size], input_name, dim)
+    results = _Lowering(trace, graph).run(set(outputs))
+    ends = []
+    for output in outputs:
+        value = results[output]
+        ends.append(_output(graph, output, value, trace.symbols))
+    trace.check_axes()
+    candidates = {
+        input_name: helper.make_tensor_value_info(
+            input_name, ONNX_DTYPE[spec.dtype], list(spec.shape)
+        )
+        for input_name, spec in trace.inputs.items()
+    }
+    model = graph.model(name, [], ends, metadata={})
+    used = {n for node in model.graph.node for n in _names(node)}
+    model.graph.input.extend(info for key, info in candidates.items() if key in used)
+    return model
+
+
+def _names(node: onnx.NodeProto) -> set[str]:
+    names = set(node.input)
+    for attribute in node.attribute:
+        if attribute.type == onnx.AttributeProto.GRAPH:
+            for inner in attribute.g.node:
+                names |= _names(inner)
+            names |= {output.name for output in attribute.g.output}
+    return names
+
+
+def _output(
+    graph: Graph, name: str, value: Value, symbols: Mapping[sympy.Symbol, str]
+) -> onnx.ValueInfoProto:
+    node = helper.make_node("Identity", [value.name], [name])
+    graph.nodes.append(node)
+    sizes: list[int | str | None] = []
+    for size in value.shape:
+        part = size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(size)
+        sizes.append(int(part) if part.is_Integer else symbols.get(part))
+    return helper.make_tensor_value_info(name, ONNX_DTYPE[value.dtype], sizes)
+
+
+class _Lowering:
+    """Walks the aten graph once, in order, lowering what the outputs need."""
+
+    def __init__(self, trace: Trace, graph: Graph) -> None:
+        self._trace = trace
+        self._graph = graph
+        self._values: dict[fx.Node, Any] = {}
+        self._index: dict[fx.Node, int] = {}
+
+    def run(self, outputs: set[str]) -> dict[str, Value]:
+        gm = self._trace.graph
+        nodes = list(gm.graph.nodes)
+        self._index = {node: i for i, node in enumerate(nodes)}
+        final = nodes[-1].args[0]
+        ends = dict(zip(self._trace.outputs, final, strict=True))
+        live = _live({ends[name] for name in outputs})
+        _refuse_writes_to_views(nodes, live)
+        names = iter(self._trace.inputs)
+        for node in nodes:
+            if node.op == "placeholder":
+                input_name = next(names)
+                self._values[node] = _value(input_name, node.meta["val"])
+            elif node not in live or node.op == "output":
+                continue
+            elif node.op == "get_attr":
+                self._values[node] = self._attribute(node)
+            elif isinstance(node.meta.get("val"), (torch.SymInt, int, float, torch.SymFloat)):
+                self._values[node] = node.meta["val"]
+            else:
+                self._values[node] = self._node(node)
+        return {name: self._values[node] for name, node in ends.items() if name in outputs}
+
+    def _attribute(self, node: fx.Node) -> Value:
+        tensor = getattr(self._trace.graph, str(node.target))
+        try:
+            array = tensor.detach().numpy()
+        except Exception as error:
+            raise ExportError(
+                "a constant tensor of the model has no values while tracing",
+                module=self._path(node),
+                instead="register_buffer for tensors that the model holds",
+            ) from error
+        return Value(
+            self._graph.constant(array.astype(NUMPY_DTYPE[tensor.dtype])),
+            tensor.dtype,
+            tuple(tensor.shape),
+        )
+
+    def _node(self, node: fx.Node) -> Any:
+        target: Any = node.target
+        if target is operator.getitem:
+            source, index = node.args
+            chosen = self._values[source][index]  # type: ignore[index]
+            if chosen is None:
+                raise ExportError(
+                    "a result is used that the exporter does not compute",
+                    operator=str(source.target) if isinstance(source, fx.Node) else "",
+                    module=self._path(node),
+                )
+            return chosen
+        function = registry.find(_functional(target))
+        if function is None:
+            raise ExportError(
+                "no lowering for this operator",
+                operator=str(target),
+                module=self._path(node),
+                instead=hints.instead_of(str(target)),
+            )
+        args = fx.map_arg(node.args, lambda n: self._values[n])
+        kwargs = fx.map_arg(dict(node.kwargs), lambda n: self._values[n])
+        out = node.meta["val"]
+        try:
+            result = function(self._graph, out, *args, **kwargs)
+        except ExportError as error:
+            if error.module:
+                raise
+            raise ExportError(
+                str(error.args[0]).split(";")[0],
+                operator=error.operator or str(target),
+                module=self._path(node),
+                instead=error.instead,
+            ) from error
+        except (TypeError, KeyError, ValueError) as error:
+            raise ExportError(
+                f"this use of the operator is not supported ({error})",
+                operator=str(target),
+                module=self._path(node),
+                instead=hints.instead_of(str(target)),
+            ) from error
+        if isinstance(result, (tuple, list)):
+            return tuple(
+                None if name is None or name == "" else _value(name, part)
+                for name, part in zip(result, out, strict=False)
+            )
+        return _value(result, out)
+
+    def _path(self, node: fx.Node) -> str:
+        """The module that recorded the node; for a gradient, the module of what it is of."""
+        seen: set[fx.Node] = set()
+        queue = [node]
+        while queue:
+            current = queue.pop(0)
+            found = self._trace.paths.at(self._index[current])
+            if found:
+                return found
+            for previous in current.all_input_nodes:
+                if previous not in seen:
+                    seen.add(previous)
+                    queue.append(previous)
+        return ""
+
+
+def _value(name: str, fake: Any) -> Value:
+    if fake.dtype not in ONNX_DTYPE:
+        raise ExportError(f"dtype {fake.dtype} is not supported", instead="float32 or int64")
+    return Value(name, fake.dtype, tuple(fake.shape))
+
+
+def _live(ends: set[fx.Node]) -> set[fx.Node]:
+    live: set[fx.Node] = set()
+    queue = list(ends)
+    while queue:
+        node = queue.pop()
+        if node not in live:
+            live.add(node)
+            queue.extend(node.all_input_nodes)
+    return live
+
+
+def _functional(target: Any) -> Any:
+    """The out-of-place overload of an in-place operator; any other operator unchanged."""
+    schema = getattr(target, "_schema", None)
+    if schema is None or not schema.is_mutable:
+        return target
+    name = schema.name.split("::")[1]
+    if not name.endswith("_"):
+        return target
+    packet = getattr(torch.ops.aten, name[:-1], None)
+    return getattr(packet, target._overloadname, target)
+
+
+_VIEWS = {
+    "view", "reshape", "_unsafe_view", "expand", "permute", "transpose", "t", "unsqueeze",
+    "squeeze", "select", "slice", "split", "split_with_sizes", "unbind", "alias", "detach",
+    "as_strided", "diagonal", "unfold", "narrow",
+}  # fmt: skip
+
+
+def _refuse_writes_to_views(nodes: Sequence[fx.Node], live: set[fx.Node]) -> None:
+    """An in-place write shows in every view of the same memory; the recorded graph has no memory.
+
+    A write is right as a plain function only where no other view of it is read afterwards.
+    """
+    group: dict[fx.Node, int] = {}
+    members: dict[int, list[fx.Node]] = {}
+    order = {node: i for i, node in enumerate(nodes)}
+    for node in nodes:
+        packet = getattr(getattr(node.target, "overloadpacket", None), "__name__", "")
+        source = node.args[0] if node.args and isinstance(node.args[0], fx.Node) else None
+        shares = packet in _VIEWS or node.target is operator.getitem
+        writes = packet.endswith("_") and not packet.startswith("__")
+        root = group[source] if source is not None and (shares or writes) else len(group)
+        group[node] = root
+        members.setdefault(root, []).append(node)
+    for node in nodes:
+        packet = getattr(getattr(node.target, "overloadpacket", None), "__name__", "")
+        if not packet.endswith("_") or packet.startswith("__") or node.op != "call_function":
+            continue
+        for other in members[group[node]]:
+            if other is node or order[other] > order[node]:
+                continue
+            late = [u for u in other.users if order[u] > order[node] and (u in live)]
+            if late:
+                raise ExportError(
+                    "an in-place write to memory that is read again through another view",
+                    operator=str(node.target),
+                    instead="the out-of-place form (x = x + y, torch.where, torch.cat)",
+                )

@@ -1,0 +1,107 @@
+"""How parameters and buffers are laid out as state tensors: small ones packed, the rest alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from export.axes import Axes, Shape
+from export.errors import ExportError
+
+PACK_LIMIT = 65_536
+"""Parameters of at most this many elements share one vector (see docs/architecture.md)."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """One parameter or buffer inside a state tensor."""
+
+    name: str
+    shape: Shape
+    offset: int
+
+    @property
+    def elements(self) -> int:
+        """Number of elements; only for fixed shapes."""
+        return count(self.shape)
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One state tensor that holds parameters or buffers."""
+
+    name: str
+    kind: str  # "parameter" or "buffer"
+    dtype: torch.dtype
+    shape: Shape
+    members: tuple[Member, ...]
+    packed: bool
+
+    def unpack(self, state: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The members' values out of the state tensor."""
+        if not self.packed:
+            return {self.members[0].name: state}
+        parts = torch.split(state, [member.elements for member in self.members])
+        return {
+            member.name: part.reshape([int(size) for size in member.shape])
+            for member, part in zip(self.members, parts, strict=True)
+        }
+
+    def pack(self, values: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """The state tensor out of the members' values."""
+        if not self.packed:
+            return values[self.members[0].name]
+        flat = [values[member.name].reshape(-1) for member in self.members]
+        return flat[0] if len(flat) == 1 else torch.cat(flat)
+
+
+def count(shape: Shape) -> int:
+    """Number of elements of a fixed shape."""
+    total = 1
+    for size in shape:
+        if isinstance(size, str):
+            raise ValueError(f"{shape} has a named axis")
+        total *= size
+    return total
+
+
+def lay_out(
+    parameters: Mapping[str, torch.Tensor],
+    buffers: Mapping[str, torch.Tensor],
+    axes: Axes,
+) -> tuple[Slot, ...]:
+    """Slots for all parameters and buffers, in the model's order."""
+    for name, tensor in parameters.items():
+        if tensor.dtype != torch.float32:
+            raise ExportError(
+                f"parameter {name!r} is {tensor.dtype}", instead="float32 parameters"
+            )
+    slots = [*_slots("parameter", "packed", parameters, axes)]
+    for dtype in dict.fromkeys(buffer.dtype for buffer in buffers.values()):
+        chosen = {name: value for name, value in buffers.items() if value.dtype == dtype}
+        label = "buffers" if dtype == torch.float32 else f"buffers.{str(dtype)[6:]}"
+        slots.extend(_slots("buffer", label, chosen, axes))
+    return tuple(slots)
+
+
+def _slots(
+    kind: str, label: str, tensors: Mapping[str, torch.Tensor], axes: Axes
+) -> Sequence[Slot]:
+    members: list[Member] = []
+    alone: list[Slot] = []
+    offset = 0
+    dtype = torch.float32
+    for name, tensor in tensors.items():
+        shape = axes.shape(name, tensor.shape)
+        dtype = tensor.dtype
+        named = any(isinstance(size, str) for size in shape)
+        if named or tensor.numel() > PACK_LIMIT:
+            member = Member(name, shape, 0)
+            alone.append(Slot(name, kind, dtype, shape, (member,), packed=False))
+        elif tensor.numel() > 0:
+            members.append(Member(name, shape, offset))
+            offset += tensor.numel()
+    packed = [Slot(label, kind, dtype, (offset,), tuple(members), packed=True)] if members else []
+    return [*packed, *alone]

@@ -1,0 +1,376 @@
+"""Elementwise operators: arithmetic, comparison, activation, selection, casts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from export.lowering.graph import Dim, Graph, Scalar, Value, same
+from export.lowering.registry import lowers
+
+aten = torch.ops.aten
+
+Operand = Value | Scalar
+
+
+def _full_shape(value: Operand, shape: tuple[Dim, ...]) -> bool:
+    return (
+        isinstance(value, Value)
+        and len(value.shape) == len(shape)
+        and all(same(a, b) for a, b in zip(value.shape, shape, strict=True))
+    )
+
+
+def operands(
+    g: Graph, shape: tuple[Dim, ...], values: list[Operand], dtype: torch.dtype
+) -> list[str]:
+    """The operands' names in one dtype, with needless Expands looked through.
+
+    ONNX's elementwise operators broadcast by themselves, so an Expand is only needed where no
+    other operand has the full shape.
+    """
+    names: list[str] = []
+    is_full = [_full_shape(value, shape) for value in values]
+    for index, value in enumerate(values):
+        if not isinstance(value, Value):
+            names.append(g.scalar(value, dtype))
+            continue
+        producer = g.producer.get(value.name)
+        others = any(full for i, full in enumerate(is_full) if i != index)
+        if producer is not None and producer.op_type == "Expand" and others:
+            names.append(_cast_name(g, producer.input[0], value.dtype, dtype))
+            is_full[index] = False
+        else:
+            names.append(g.cast(value, dtype))
+    return names
+
+
+def _cast_name(g: Graph, name: str, have: torch.dtype, want: torch.dtype) -> str:
+    return name if have == want else g.cast(name, want)
+
+
+def _binary(op_type: str) -> Any:
+    def lower(g: Graph, out: Any, a: Operand, b: Operand, *, alpha: Scalar = 1) -> str:
+        if alpha != 1:
+            b = (
+                Value(_scaled(g, b, alpha, out.dtype), out.dtype, b.shape)
+                if isinstance(b, Value)
+                else b * alpha
+            )
+        left, right = operands(g, tuple(out.shape), [a, b], out.dtype)
+        return g.op(op_type, left, right)
+
+    return lower
+
+
+def _scaled(g: Graph, value: Value, factor: Scalar, dtype: torch.dtype) -> str:
+    return g.op("Mul", g.cast(value, dtype), g.scalar(factor, dtype))
+
+
+for _aten, _onnx in {
+    (aten.add.Tensor, aten.add.Scalar): "Add",
+    (aten.sub.Tensor, aten.sub.Scalar): "Sub",
+    (aten.mul.Tensor, aten.mul.Scalar): "Mul",
+    (aten.div.Tensor, aten.div.Scalar): "Div",
+    (aten.maximum.default,): "Max",
+    (aten.minimum.default,): "Min",
+}.items():
+    lowers(*_aten)(_binary(_onnx))
+
+
+@lowers(aten.rsub.Scalar, aten.rsub.Tensor)
+def rsub(g: Graph, out: Any, a: Value, b: Operand, alpha: Scalar = 1) -> str:
+    if alpha != 1:
+        a = Value(_scaled(g, a, alpha, out.dtype), out.dtype, a.shape)
+    left, right = operands(g, tuple(out.shape), [b, a], out.dtype)
+    return g.op("Sub", left, right)
+
+
+@lowers(aten.div.Tensor_mode, aten.div.Scalar_mode)
+def div_mode(g: Graph, out: Any, a: Operand, b: Operand, *, rounding_mode: str | None) -> str:
+    left, right = operands(g, tuple(out.shape), [a, b], out.dtype)
+    quotient = g.op("Div", left, right)
+    if rounding_mode is None:
+        return quotient
+    if out.dtype.is_floating_point:
+        if rounding_mode == "floor":
+            return g.op("Floor", quotient)
+        positive = g.op("Floor", g.op("Abs", quotient))
+        return g.op("Mul", positive, g.op("Sign", quotient))
+    if rounding_mode == "trunc":
+        return quotient
+    # ONNX divides whole numbers towards zero; floor is one less where a remainder has the
+    # divisor's opposite sign.
+    remainder = g.op("Sub", left, g.op("Mul", quotient, right))
+    zero = g.scalar(0, out.dtype)
+    inexact = g.op("Not", g.op("Equal", remainder, zero))
+    opposite = g.op("Xor", g.op("Less", remainder, zero), g.op("Less", right, zero))
+    return g.op("Sub", quotient, g.cast(g.op("And", inexact, opposite), out.dtype))
+
+
+@lowers(aten.floor_divide.default)
+def floor_divide(g: Graph, out: Any, a: Operand, b: Operand) -> str:
+    return div_mode(g, out, a, b, rounding_mode="floor")
+
+
+@lowers(aten.remainder.Scalar, aten.remainder.Tensor)
+def remainder(g: Graph, out: Any, a: Operand, b: Operand) -> str:
+    left, right = operands(g, tuple(out.shape), [a, b], out.dtype)
+    if not out.dtype.is_floating_point:
+        return g.op("Mod", left, right)
+    floor = g.op("Floor", g.op("Div", left, right))
+    return g.op("Sub", left, g.op("Mul", floor, right))
+
+
+@lowers(aten.fmod.Scalar, aten.fmod.Tensor)
+def fmod(g: Graph, out: Any, a: Operand, b: Operand) -> str:
+    left, right = operands(g, tuple(out.shape), [a, b], out.dtype)
+    return g.op("Mod", left, right, fmod=1)
+
+
+def _comparison(op_type: str, *, negate: bool = False) -> Any:
+    def lower(g: Graph, out: Any, a: Value, b: Operand) -> str:
+        if isinstance(b, Value):
+            dtype = torch.promote_types(a.dtype, b.dtype)
+        else:
+            dtype = torch.result_type(torch.empty(1, dtype=a.dtype), b)
+        if dtype == torch.bool and op_type != "Equal":
+            dtype = torch.int32
+        left, right = operands(g, tuple(out.shape), [a, b], dtype)
+        result = g.op(op_type, left, right)
+        return g.op("Not", result) if negate else result
+
+    return lower
+
+
+for _name, _onnx_name, _negate in (
+    ("eq", "Equal", False),
+    ("ne", "Equal", True),
+    ("lt", "Less", False),
+    ("le", "LessOrEqual", False),
+    ("gt", "Greater", False),
+    ("ge", "GreaterOrEqual", False),
+):
+    _packet = getattr(aten, _name)
+    lowers(_packet.Tensor, _packet.Scalar)(_comparison(_onnx_name, negate=_negate))
+
+
+def _logical(op_type: str) -> Any:
+    def lower(g: Graph, out: Any, a: Value, b: Operand) -> str:
+        left, right = operands(g, tuple(out.shape), [a, b], torch.bool)
+        return g.op(op_type, left, right)
+
+    return lower
+
+
+def _bitwise(onnx_bool: str, onnx_int: str) -> Any:
+    def lower(g: Graph, out: Any, a: Operand, b: Operand) -> str:
+        left, right = operands(g, tuple(out.shape), [a, b], out.dtype)
+        return g.op(onnx_bool if out.dtype == torch.bool else onnx_int, left, right)
+
+    return lower
+
+
+for _name in ("and", "or", "xor"):
+    _title = _name.capitalize()
+    lowers(getattr(aten, f"logical_{_name}").default)(_logical(_title))
+    _packet = getattr(aten, f"bitwise_{_name}")
+    lowers(_packet.Tensor, _packet.Scalar)(_bitwise(_title, f"Bitwise{_title}"))
+
+
+@lowers(aten.logical_not.default)
+def logical_not(g: Graph, out: Any, a: Value) -> str:
+    return g.op("Not", g.cast(a, torch.bool))
+
+
+@lowers(aten.bitwise_not.default)
+def bitwise_not(g: Graph, out: Any, a: Value) -> str:
+    return g.op("Not" if a.dtype == torch.bool else "BitwiseNot", a)
+
+
+def _unary(op_type: str) -> Any:
+    def lower(g: Graph, out: Any, a: Value) -> str:
+        return g.op(op_type, g.cast(a, out.dtype))
+
+    return lower
+
+
+for _name, _onnx_name in {
+    "neg": "Neg",
+    "abs": "Abs",
+    "exp": "Exp",
+    "log": "Log",
+    "sqrt": "Sqrt",
+    "reciprocal": "Reciprocal",
+    "sigmoid": "Sigmoid",
+    "tanh": "Tanh",
+    "erf": "Erf",
+    "sin": "Sin",
+    "cos": "Cos",
+    "tan": "Tan",
+    "atan": "Atan",
+    "asin": "Asin",
+    "acos": "Acos",
+    "sinh": "Sinh",
+    "cosh": "Cosh",
+    "asinh": "Asinh",
+    "acosh": "Acosh",
+    "atanh": "Atanh",
+    "sign": "Sign",
+    "floor": "Floor",
+    "ceil": "Ceil",
+    "round": "Round",
+    "relu": "Relu",
+}.items():
+    lowers(getattr(aten, _name).default)(_unary(_onnx_name))
+
+
+@lowers(aten.isnan.default)
+def isnan(g: Graph, out: Any, a: Value) -> str:
+    return g.op("IsNaN", a)
+
+
+@lowers(aten.isinf.default)
+def isinf(g: Graph, out: Any, a: Value) -> str:
+    return g.op("IsInf", a)
+
+
+@lowers(aten.rsqrt.default)
+def rsqrt(g: Graph, out: Any, a: Value) -> str:
+    return g.op("Reciprocal", g.op("Sqrt", g.cast(a, out.dtype)))
+
+
+@lowers(aten.log1p.default)
+def log1p(g: Graph, out: Any, a: Value) -> str:
+    # log(1 + x) loses x's low bits near zero; x * log(u) / (u - 1) with u = fl(1 + x) gives
+    # them back (Kahan; Higham, Accuracy and Stability, section 1.14.1).
+    one = g.scalar(1, out.dtype)
+    x = g.cast(a, out.dtype)
+    u = g.op("Add", x, one)
+    gap = g.op("Sub", u, one)
+    tiny = g.op("Equal", gap, g.scalar(0, out.dtype))
+    infinite = g.op("IsInf", u)
+    safe = g.op("Where", g.op("Or", tiny, infinite), one, gap)
+    ratio = g.op("Div", g.op("Mul", x, g.op("Log", u)), safe)
+    return g.op("Where", tiny, x, g.op("Where", infinite, g.op("Log", u), ratio))
+
+
+@lowers(aten.expm1.default)
+def expm1(g: Graph, out: Any, a: Value) -> str:
+    # exp(x) - 1 = 2 sinh(x/2) exp(x/2): no cancellation near zero.
+    half = g.op("Mul", g.cast(a, out.dtype), g.scalar(0.5, out.dtype))
+    product = g.op("Mul", g.op("Sinh", half), g.op("Exp", half))
+    return g.op("Mul", product, g.scalar(2, out.dtype))
+
+
+@lowers(aten.gelu.default)
+def gelu(g: Graph, out: Any, a: Value, *, approximate: str = "none") -> str:
+    return g.op("Gelu", a, approximate=approximate)
+
+
+@lowers(aten.pow.Tensor_Scalar)
+def pow_scalar(g: Graph, out: Any, a: Value, exponent: Scalar) -> str:
+    x = g.cast(a, out.dtype)
+    exact: dict[float, Any] = {
+        0.0: lambda: g.full(out.shape, 1, out.dtype),
+        0.5: lambda: g.op("Sqrt", x),
+        1.0: lambda: g.op("Identity", x),
+        2.0: lambda: g.op("Mul", x, x),
+        3.0: lambda: g.op("Mul", g.op("Mul", x, x), x),
+        -0.5: lambda: g.op("Reciprocal", g.op("Sqrt", x)),
+        -1.0: lambda: g.op("Reciprocal", x),
+    }
+    if out.dtype.is_floating_point or exponent in (0, 1, 2, 3):
+        shortcut = exact.get(float(exponent))
+        if shortcut is not None:
+            return str(shortcut())
+    return g.op("Pow", x, g.scalar(exponent, out.dtype))
+
+
+@lowers(aten.pow.Tensor_Tensor, aten.pow.Scalar)
+def pow_tensor(g: Graph, out: Any, a: Operand, b: Operand) -> str:
+    left, right = operands(g, tuple(out.shape), [a, b], out.dtype)
+    return g.op("Pow", left, right)
+
+
+@lowers(aten.clamp.default, aten.clamp.Tensor)
+def clamp(g: Graph, out: Any, a: Value, low: Any = None, high: Any = None) -> str:
+    x = g.cast(a, out.dtype)
+    for bound, op_type in ((low, "Max"), (high, "Min")):
+        if bound is not None:
+            x = g.op(op_type, x, *operands(g, tuple(out.shape), [bound], out.dtype))
+    return x
+
+
+@lowers(aten.clamp_min.default)
+def clamp_min(g: Graph, out: Any, a: Value, low: Any) -> str:
+    return clamp(g, out, a, low, None)
+
+
+@lowers(aten.clamp_max.default)
+def clamp_max(g: Graph, out: Any, a: Value, high: Any) -> str:
+    return clamp(g, out, a, None, high)
+
+
+@lowers(aten.where.self)
+def where(g: Graph, out: Any, condition: Value, a: Operand, b: Operand) -> str:
+    left, right = operands(g, tuple(out.shape), [a, b], out.dtype)
+    return g.op("Where", condition, left, right)
+
+
+@lowers(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
+def masked_fill(g: Graph, out: Any, a: Value, mask: Value, value: Operand) -> str:
+    filler = g.cast(value, out.dtype) if isinstance(value, Value) else g.scalar(value, out.dtype)
+    return g.op("Where", mask, filler, a)
+
+
+@lowers(aten._to_copy.default)
+def to_copy(
+    g: Graph,
+    out: Any,
+    a: Value,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+    non_blocking: bool = False,
+    memory_format: Any = None,
+) -> str:
+    if a.dtype.is_floating_point and out.dtype == torch.bool:
+        return g.op("Not", g.op("Equal", a, g.scalar(0, a.dtype)))
+    return g.cast(a, out.dtype)
+
+
+@lowers(
+    aten.clone.default,
+    aten.alias.default,
+    aten.detach.default,
+    aten.lift_fresh_copy.default,
+    aten.lift_fresh.default,
+    aten.contiguous.default,
+    aten.positive.default,
+)
+def identity(g: Graph, out: Any, a: Value, *, memory_format: Any = None) -> str:
+    return a.name
+
+
+@lowers(aten.copy.default)
+def copy(g: Graph, out: Any, a: Value, source: Value, non_blocking: bool = False) -> str:
+    name = g.cast(source, out.dtype)
+    if _full_shape(source, tuple(out.shape)):
+        return name
+    return g.op("Expand", name, g.shape(out.shape))
+
+
+@lowers(aten.fill.Scalar, aten.fill.Tensor)
+def fill(g: Graph, out: Any, a: Value, value: Operand) -> str:
+    if isinstance(value, Value):
+        return g.op("Expand", g.cast(value, out.dtype), g.shape(out.shape))
+    return g.full(out.shape, value, out.dtype)
+
+
+@lowers(aten.zero.default)
+def zero(g: Graph, out: Any, a: Value) -> str:
+    return g.full(out.shape, 0, out.dtype)

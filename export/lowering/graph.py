@@ -1,0 +1,360 @@
+"""A small builder of ONNX graphs: named values, shared constants, symbolic dimensions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+import sympy
+import torch
+from onnx import TensorProto, helper, numpy_helper
+from torch.utils._sympy import functions as torch_sympy
+
+from export.errors import ExportError
+
+OPSET = 20
+IR_VERSION = 9
+
+Dim = int | torch.SymInt
+
+ONNX_DTYPE: dict[torch.dtype, int] = {
+    torch.float32: TensorProto.FLOAT,
+    torch.float64: TensorProto.DOUBLE,
+    torch.float16: TensorProto.FLOAT16,
+    torch.int64: TensorProto.INT64,
+    torch.int32: TensorProto.INT32,
+    torch.int16: TensorProto.INT16,
+    torch.int8: TensorProto.INT8,
+    torch.uint8: TensorProto.UINT8,
+    torch.bool: TensorProto.BOOL,
+}
+NUMPY_DTYPE: dict[torch.dtype, np.dtype[Any]] = {
+    dtype: np.dtype(str(dtype).removeprefix("torch.")) for dtype in ONNX_DTYPE
+}
+
+
+@dataclass(frozen=True)
+class Value:
+    """A tensor of the graph as a lowering sees it: its name, dtype and (symbolic) shape."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[Dim, ...]
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+
+Tensorish = Value | str
+Scalar = int | float | bool | torch.SymInt | torch.SymFloat
+
+
+def expression(size: Dim) -> sympy.Expr:
+    """The size as a sympy expression over the axes' symbols."""
+    if isinstance(size, torch.SymInt):
+        return size.node.expr
+    return sympy.Integer(int(size))
+
+
+def same(a: Dim, b: Dim) -> bool:
+    """Whether two sizes are equal for every size of the axes."""
+    return bool(expression(a) == expression(b))
+
+
+def fixed(size: Dim) -> int | None:
+    """The size as a number, or None where it depends on an axis."""
+    value = expression(size)
+    return int(value) if value.is_Integer else None
+
+
+class Graph:
+    """Collects nodes and constants; ``child`` makes the body of a control-flow operator."""
+
+    def __init__(self, parent: Graph | None = None) -> None:
+        self.nodes: list[onnx.NodeProto] = []
+        self.producer: dict[str, onnx.NodeProto] = {}
+        self._root: Graph = parent._root if parent else self
+        if parent is None:
+            self._initializers: dict[str, onnx.TensorProto] = {}
+            self._constants: dict[tuple[str, tuple[int, ...], bytes], str] = {}
+            self._arrays: dict[str, np.ndarray[Any, Any]] = {}
+            self._count = 0
+            self._symbols: dict[sympy.Symbol, tuple[str, int]] = {}
+        self._dims: dict[sympy.Expr, str] = {}
+        self._shapes: dict[tuple[sympy.Expr, ...], str] = {}
+
+    # --- values -----------------------------------------------------------------------------
+
+    def name(self, hint: str) -> str:
+        """A fresh value name."""
+        self._root._count += 1
+        return f"{hint}_{self._root._count}"
+
+    def op(self, op_type: str, *inputs: Tensorish | None, **attributes: Any) -> str:
+        """Add a node with one output; a ``None`` input is an absent optional one."""
+        return self.multi(op_type, *inputs, outputs=1, **attributes)[0]
+
+    def multi(
+        self, op_type: str, *inputs: Tensorish | None, outputs: int | Sequence[bool], **attrs: Any
+    ) -> tuple[str, ...]:
+        """Add a node with several outputs; a False in ``outputs`` leaves that output out."""
+        wanted = [True] * outputs if isinstance(outputs, int) else list(outputs)
+        names = [self.name(op_type.lower()) if want else "" for want in wanted]
+        node = helper.make_node(
+            op_type,
+            [_name(value) for value in inputs],
+            names,
+            **{key: value for key, value in attrs.items() if value is not None},
+        )
+        self.nodes.append(node)
+        for name in names:
+            if name:
+                self.producer[name] = node
+        return tuple(names)
+
+    def constant(self, array: np.ndarray[Any, Any]) -> str:
+        """An initialiser, shared between equal constants."""
+        array = np.array(array, order="C")
+        root = self._root
+        key = (array.dtype.str, array.shape, array.tobytes())
+        if key not in root._constants:
+            name = self.name("const")
+            root._constants[key] = name
+            root._arrays[name] = array
+            root._initializers[name] = numpy_helper.from_array(array, name)
+        return root._constants[key]
+
+    def array(self, value: Tensorish) -> np.ndarray[Any, Any] | None:
+        """The constant behind a value, or None where it is computed."""
+        return self._root._arrays.get(_name(value))
+
+    def scalar(self, value: Scalar, dtype: torch.dtype) -> str:
+        """A 0-d number: a constant, or computed where it depends on an axis."""
+        if isinstance(value, (torch.SymInt, torch.SymFloat)):
+            expr = value.node.expr
+            if not expr.is_number:
+                computed = (
+                    self._expression(expr)
+                    if isinstance(value, torch.SymInt)
+                    else self._fraction(expr)
+                )
+                return self.cast(self.op("Squeeze", computed, self.ints([0])), dtype)
+            value = int(expr) if expr.is_Integer else float(expr)
+        return self.constant(np.asarray(value, dtype=NUMPY_DTYPE[dtype]))
+
+    def ints(self, values: Iterable[int]) -> str:
+        """A 1-d int64 constant."""
+        return self.constant(np.asarray(list(values), dtype=np.int64))
+
+    def cast(self, value: Tensorish, dtype: torch.dtype) -> str:
+        """The value in ``dtype``; nothing is added where it already has it."""
+        if isinstance(value, Value) and value.dtype == dtype:
+            return value.name
+        known = self.array(value)
+        if known is not None:
+            return self.constant(known.astype(NUMPY_DTYPE[dtype]))
+        return self.op("Cast", value, to=ONNX_DTYPE[dtype])
+
+    # --- sizes ------------------------------------------------------------------------------
+
+    def bind_symbol(self, symbol: sympy.Symbol, input_name: str, axis: int) -> None:
+        """Where a symbolic size is read from at run time."""
+        self._root._symbols.setdefault(symbol, (input_name, axis))
+
+    def dim(self, size: Dim) -> str:
+        """A size as an int64 tensor of shape [1]."""
+        return self._expression(expression(size))
+
+    def shape(self, sizes: Sequence[Dim]) -> str:
+        """A shape as an int64 tensor of shape [rank]; a constant where every size is fixed."""
+        key = tuple(expression(size) for size in sizes)
+        if all(part.is_Integer for part in key):
+            return self.ints(int(part) for part in key)
+        if key not in self._shapes:
+            self._shapes[key] = self.op("Concat", *[self._expression(part) for part in key], axis=0)
+        return self._shapes[key]
+
+    def target(self, sizes: Sequence[Dim]) -> str:
+        """A shape for Reshape: one size that depends on an axis becomes -1, so it stays constant.
+
+        A fixed 0 would read as "copy" and -1 beside a 0 as undefined, so those go the long way.
+        """
+        key = [expression(size) for size in sizes]
+        free = [i for i, part in enumerate(key) if not part.is_Integer]
+        if len(free) == 1 and not any(part == 0 for part in key):
+            return self.ints(-1 if i in free else int(part) for i, part in enumerate(key))
+        return self.shape(sizes)
+
+    def reshape(self, value: Tensorish, sizes: Sequence[Dim]) -> str:
+        """The value with another shape of as many elements."""
+        if isinstance(value, Value) and _equal(value.shape, sizes):
+            return value.name
+        return self.op("Reshape", value, self.target(sizes))
+
+    def full(self, sizes: Sequence[Dim], value: Scalar, dtype: torch.dtype) -> str:
+        """A tensor filled with one number (an Expand, which elementwise lowerings see through)."""
+        scalar = self.scalar(value, dtype)
+        if not sizes:
+            return scalar
+        return self.op("Expand", scalar, self.shape(sizes))
+
+    def zeros(self, sizes: Sequence[Dim], dtype: torch.dtype) -> str:
+        """A buffer of zeros, for a scatter to add into."""
+        fill = helper.make_tensor("value", ONNX_DTYPE[dtype], [1], [0])
+        return self.op("ConstantOfShape", self.shape(sizes), value=fill)
+
+    def _expression(self, expr: sympy.Expr) -> str:
+        if expr.is_Integer:
+            return self.ints([int(expr)])
+        if expr not in self._dims:
+            self._dims[expr] = self._emit(expr)
+        return self._dims[expr]
+
+    def _emit(self, expr: sympy.Expr) -> str:
+        if isinstance(expr, sympy.Symbol):
+            where = self._root._symbols.get(expr)
+            if where is None:
+                raise ExportError(
+                    f"a size ({expr}) depends on data, not on a named axis",
+                    instead="fixed sizes, or a mask instead of a selection",
+                )
+            return self.op("Shape", where[0], start=where[1], end=where[1] + 1)
+        parts = [self._expression(part) for part in expr.args]
+        for kind, op_type in _ARITHMETIC:
+            if isinstance(expr, kind):
+                result = parts[0]
+                for part in parts[1:]:
+                    result = self.op(op_type, result, part)
+                return result
+        if isinstance(expr, sympy.Pow) and expr.exp.is_Integer and int(expr.exp) > 0:
+            result = parts[0]
+            for _ in range(int(expr.exp) - 1):
+                result = self.op("Mul", result, parts[0])
+            return result
+        raise ExportError(
+            f"a size is computed as {expr}, which has no exact integer form in the graph",
+            instead="sizes that are sums, products or whole quotients of the named axes",
+        )
+
+    def _fraction(self, expr: sympy.Expr) -> str:
+        """A size expression with real quotients, as a float64 tensor of shape [1]."""
+        if expr.is_number:
+            return self.constant(np.asarray([float(expr)], dtype=np.float64))
+        if isinstance(expr, sympy.Symbol) or _is_whole(expr):
+            return self.op("Cast", self._expression(expr), to=TensorProto.DOUBLE)
+        parts = [self._fraction(part) for part in expr.args]
+        for kind, op_type in _REAL_ARITHMETIC:
+            if isinstance(expr, kind):
+                result = parts[0]
+                for part in parts[1:]:
+                    result = self.op(op_type, result, part)
+                return result
+        if isinstance(expr, torch_sympy.ToFloat):
+            return parts[0]
+        if type(expr).__name__ == "OpaqueUnaryFn_sqrt":
+            return self.op("Sqrt", parts[0])
+        raise ExportError(
+            f"a number is computed from sizes as {expr}, which has no form in the graph",
+            instead="sums, products, quotients, powers and roots of the named axes",
+        )
+
+    # --- results ----------------------------------------------------------------------------
+
+    def child(self) -> Graph:
+        """The body of a Scan, Loop or If: shares names and constants with this graph."""
+        return Graph(parent=self)
+
+    def body(
+        self,
+        name: str,
+        inputs: Sequence[onnx.ValueInfoProto],
+        outputs: Sequence[onnx.ValueInfoProto],
+    ) -> onnx.GraphProto:
+        """This child graph as an attribute value."""
+        return helper.make_graph(self.nodes, name, list(inputs), list(outputs))
+
+    def model(
+        self,
+        name: str,
+        inputs: Sequence[onnx.ValueInfoProto],
+        outputs: Sequence[onnx.ValueInfoProto],
+        *,
+        metadata: Mapping[str, str],
+    ) -> onnx.ModelProto:
+        """The finished model: only what the outputs need, in default-domain operators."""
+        nodes = _live(self.nodes, [output.name for output in outputs])
+        used = _used(nodes) | {output.name for output in outputs}
+        constants = [t for n, t in self._root._initializers.items() if n in used]
+        graph = helper.make_graph(nodes, name, list(inputs), list(outputs), constants)
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)])
+        model.ir_version = IR_VERSION
+        model.producer_name = "tessera"
+        helper.set_model_props(model, dict(metadata))
+        return model
+
+
+_ARITHMETIC: tuple[tuple[Any, str], ...] = (
+    (sympy.Add, "Add"),
+    (sympy.Mul, "Mul"),
+    (torch_sympy.FloorDiv, "Div"),
+    (torch_sympy.CleanDiv, "Div"),
+    (torch_sympy.PythonMod, "Mod"),
+    (torch_sympy.Mod, "Mod"),
+    (sympy.Max, "Max"),
+    (torch_sympy.Max, "Max"),
+    (sympy.Min, "Min"),
+    (torch_sympy.Min, "Min"),
+)
+
+
+_REAL_ARITHMETIC: tuple[tuple[Any, str], ...] = (
+    (sympy.Add, "Add"),
+    (sympy.Mul, "Mul"),
+    (sympy.Pow, "Pow"),
+    (torch_sympy.IntTrueDiv, "Div"),
+    (torch_sympy.FloatTrueDiv, "Div"),
+    (torch_sympy.FloatPow, "Pow"),
+)
+
+
+def _is_whole(expr: sympy.Expr) -> bool:
+    whole = tuple(kind for kind, _ in _ARITHMETIC)
+    return isinstance(expr, whole) and all(
+        part.is_Integer or isinstance(part, sympy.Symbol) or _is_whole(part) for part in expr.args
+    )
+
+
+def _name(value: Tensorish | None) -> str:
+    if value is None:
+        return ""
+    return value.name if isinstance(value, Value) else value
+
+
+def _equal(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
+    return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
+
+
+def _used(nodes: Iterable[onnx.NodeProto]) -> set[str]:
+    names: set[str] = set()
+    for node in nodes:
+        names.update(node.input)
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                names |= _used(attribute.g.node)
+                names.update(output.name for output in attribute.g.output)
+    return names
+
+
+def _live(nodes: Sequence[onnx.NodeProto], outputs: Iterable[str]) -> list[onnx.NodeProto]:
+    needed = set(outputs)
+    kept: list[onnx.NodeProto] = []
+    for node in reversed(nodes):
+        if needed.intersection(name for name in node.output if name):
+            kept.append(node)
+            needed |= _used([node])
+    kept.reverse()
+    return kept

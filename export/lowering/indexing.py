@@ -1,0 +1,208 @@
+"""Lookups by index and their gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from export.errors import ExportError
+from export.lowering.graph import Dim, Graph, Value, fixed, same
+from export.lowering.registry import lowers
+from export.lowering.shapes import transpose_order
+
+aten = torch.ops.aten
+
+
+@lowers(aten.embedding.default)
+def embedding(
+    g: Graph,
+    out: Any,
+    weight: Value,
+    indices: Value,
+    padding_idx: int = -1,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> str:
+    return g.op("Gather", weight, indices, axis=0)
+
+
+@lowers(aten.embedding_dense_backward.default)
+def embedding_dense_backward(
+    g: Graph,
+    out: Any,
+    grad: Value,
+    indices: Value,
+    num_weights: Dim,
+    padding_idx: int,
+    scale_grad_by_freq: bool,
+) -> str:
+    if scale_grad_by_freq:
+        raise ExportError(
+            "an embedding's gradient scaled by frequency",
+            operator="aten.embedding_dense_backward",
+            instead="scale_grad_by_freq=False",
+        )
+    rows: Value | str = grad
+    if padding_idx >= 0:
+        keep = g.op("Equal", indices, g.scalar(padding_idx, indices.dtype))
+        mask = g.op("Unsqueeze", keep, g.ints([-1]))
+        rows = g.op("Where", mask, g.scalar(0, grad.dtype), grad)
+    flat = g.op("Reshape", rows, g.shape([-1, out.shape[1]]) if fixed(out.shape[1]) is None else g.ints([-1, fixed(out.shape[1])]))
+    return scatter_rows(g, out, flat, indices)
+
+
+def scatter_rows(g: Graph, out: Any, rows: str, indices: Value) -> str:
+    """Zeros of ``out``'s shape with each row added at its index."""
+    where = g.op("Reshape", g.cast(indices, torch.int64), g.ints([-1, 1]))
+    return g.op("ScatterND", g.zeros(out.shape, out.dtype), where, rows, reduction="add")
+
+
+@lowers(aten.index_select.default)
+def index_select(g: Graph, out: Any, a: Value, dim: int, index: Value) -> str:
+    return g.op("Gather", a, index, axis=dim)
+
+
+@lowers(aten.gather.default)
+def gather(
+    g: Graph, out: Any, a: Value, dim: int, index: Value, *, sparse_grad: bool = False
+) -> str:
+    return g.op("GatherElements", a, index, axis=dim)
+
+
+@lowers(aten.scatter_add.default)
+def scatter_add(g: Graph, out: Any, a: Value, dim: int, index: Value, source: Value) -> str:
+    return g.op("ScatterElements", a, index, source, axis=dim, reduction="add")
+
+
+@lowers(aten.scatter.src)
+def scatter_src(g: Graph, out: Any, a: Value, dim: int, index: Value, source: Value) -> str:
+    return g.op("ScatterElements", a, index, g.cast(source, out.dtype), axis=dim)
+
+
+@lowers(aten.scatter.value)
+def scatter_value(g: Graph, out: Any, a: Value, dim: int, index: Value, value: Any) -> str:
+    filled = g.full(index.shape, value, out.dtype)
+    return g.op("ScatterElements", a, index, filled, axis=dim)
+
+
+@lowers(aten.index_add.default)
+def index_add(
+    g: Graph, out: Any, a: Value, dim: int, index: Value, source: Value, *, alpha: Any = 1
+) -> str:
+    name = source.name if alpha == 1 else g.op("Mul", source, g.scalar(alpha, source.dtype))
+    order = [dim, *(i for i in range(a.rank) if i != dim)]
+    back = [order.index(i) for i in range(a.rank)]
+    moved = transpose_order(g, a, order)
+    rows = transpose_order(g, Value(name, source.dtype, source.shape), order)
+    where = g.op("Reshape", g.cast(index, torch.int64), g.ints([-1, 1]))
+    added = g.op("ScatterND", moved, where, rows, reduction="add")
+    return g.op("Transpose", added, perm=back) if dim else added
+
+
+def _leading(
+    g: Graph, a: Value, indices: Sequence[Value | None]
+) -> tuple[str, str, list[int], list[int]]:
+    """Indexed axes moved to the front, and their indices as one int64 tensor [..., count]."""
+    axes = [axis for axis, index in enumerate(indices) if index is not None]
+    chosen = [index for index in indices if index is not None]
+    if any(index.dtype == torch.bool for index in chosen):
+        raise ExportError(
+            "indexing by a boolean mask gives a size that depends on data",
+            operator="aten.index",
+            instead="torch.where, or multiplying by the mask",
+        )
+    if axes != list(range(axes[0], axes[0] + len(axes))):
+        raise ExportError(
+            "indices on axes that are not next to each other",
+            operator="aten.index",
+            instead="permute the tensor first",
+        )
+    order = [*axes, *(i for i in range(a.rank) if i not in axes)]
+    moved = transpose_order(g, a, order)
+    names = []
+    for index, axis in zip(chosen, axes, strict=True):
+        name = g.cast(index, torch.int64)
+        size = a.shape[axis]
+        negative = g.op("Less", name, g.scalar(0, torch.int64))
+        name = g.op("Where", negative, g.op("Add", name, g.dim(size)), name)
+        names.append(name)
+    if len(names) > 1:
+        shape: Any = torch.broadcast_shapes(*[tuple(index.shape) for index in chosen])
+        names = [g.op("Expand", name, g.shape(shape)) for name in names]
+    parts = [g.op("Unsqueeze", name, g.ints([-1])) for name in names]
+    joined = parts[0] if len(parts) == 1 else g.op("Concat", *parts, axis=-1)
+    rank = max(index.rank for index in chosen)
+    return moved, joined, axes, list(range(rank))
+
+
+@lowers(aten.index.Tensor)
+def index(g: Graph, out: Any, a: Value, indices: Sequence[Value | None]) -> str:
+    chosen = [(axis, value) for axis, value in enumerate(indices) if value is not None]
+    if len(chosen) == 1 and chosen[0][1].dtype != torch.bool:
+        axis, value = chosen[0]
+        return g.op("Gather", a, value, axis=axis)
+    moved, where, axes, index_dims = _leading(g, a, indices)
+    gathered = g.op("GatherND", moved, where)
+    rank = len(index_dims)
+    order = [*range(rank, rank + axes[0]), *range(rank), *range(rank + axes[0], out.dim())]
+    if order == list(range(out.dim())):
+        return gathered
+    return g.op("Transpose", gathered, perm=order)
+
+
+@lowers(aten.index_put.default, aten._unsafe_index_put.default)
+def index_put(
+    g: Graph,
+    out: Any,
+    a: Value,
+    indices: Sequence[Value | None],
+    values: Value,
+    accumulate: bool = False,
+) -> str:
+    if not accumulate and any(v is not None and v.dtype == torch.bool for v in indices):
+        masks = [v for v in indices if v is not None]
+        if len(masks) == 1 and values.rank == 0 and masks[0].rank == a.rank:
+            return g.op("Where", masks[0], g.cast(values, out.dtype), a)
+    moved, where, axes, index_dims = _leading(g, a, indices)
+    chosen = [v for v in indices if v is not None]
+    lead = list(torch.broadcast_shapes(*[tuple(v.shape) for v in chosen]))
+    rest = [size for i, size in enumerate(a.shape) if i not in axes]
+    if axes[0] and rest[: axes[0]]:
+        # torch's values are [rest before, index dims, rest after]; ScatterND wants index dims first.
+        rank = len(index_dims)
+        full = [*rest[: axes[0]], *lead, *rest[axes[0] :]]
+        wide = _broadcast(g, values, full)
+        order = [
+            *range(axes[0], axes[0] + rank),
+            *range(axes[0]),
+            *range(axes[0] + rank, len(full)),
+        ]
+        update = g.op("Transpose", wide, perm=order)
+    else:
+        update = _broadcast(g, values, [*lead, *rest])
+    result = g.op(
+        "ScatterND", moved, where, update, reduction="add" if accumulate else "none"
+    )
+    order = [*axes, *(i for i in range(a.rank) if i not in axes)]
+    back = [order.index(i) for i in range(a.rank)]
+    return result if back == list(range(a.rank)) else g.op("Transpose", result, perm=back)
+
+
+def _broadcast(g: Graph, value: Value, shape: Sequence[Dim]) -> str:
+    if len(shape) == value.rank and all(
+        same(x, y) for x, y in zip(value.shape, shape, strict=True)
+    ):
+        return value.name
+    return g.op("Expand", value, g.shape(shape))
+
+
+@lowers(aten.nonzero.default, aten.masked_select.default, aten.unique_dim.default)
+def data_dependent(g: Graph, out: Any, *args: Any, **kwargs: Any) -> str:
+    raise ExportError(
+        "the result's size depends on data",
+        operator="aten.nonzero",
+        instead="torch.where, or multiplying by a mask",
+    )
+

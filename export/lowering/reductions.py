@@ -1,0 +1,198 @@
+"""Reductions, cumulative sums and orderings along axes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from export.lowering.graph import Graph, Value, fixed
+from export.lowering.registry import lowers
+
+aten = torch.ops.aten
+
+
+def _axes(value: Value, dims: Sequence[int] | int | None) -> list[int]:
+    if dims is None or (not isinstance(dims, int) and len(dims) == 0):
+        return list(range(value.rank))
+    listed = [dims] if isinstance(dims, int) else list(dims)
+    return sorted(dim % max(value.rank, 1) for dim in listed)
+
+
+def reduce(
+    g: Graph,
+    op_type: str,
+    value: Value,
+    dims: Sequence[int] | int | None,
+    keepdim: bool,
+    dtype: torch.dtype,
+) -> str:
+    """One ONNX reduction over ``dims`` (all of them where None or empty)."""
+    name = g.cast(value, dtype)
+    if value.rank == 0:
+        return g.op("Abs", name) if op_type == "ReduceL1" else name
+    axes = g.ints(_axes(value, dims))
+    return g.op(op_type, name, axes, keepdims=int(keepdim))
+
+
+@lowers(aten.sum.default)
+def sum_all(g: Graph, out: Any, a: Value, *, dtype: torch.dtype | None = None) -> str:
+    return reduce(g, "ReduceSum", a, None, False, out.dtype)
+
+
+@lowers(aten.sum.dim_IntList)
+def sum_dims(
+    g: Graph, out: Any, a: Value, dims: Any = None, keepdim: bool = False, *, dtype: Any = None
+) -> str:
+    return reduce(g, "ReduceSum", a, dims, keepdim, out.dtype)
+
+
+@lowers(aten.mean.default)
+def mean_all(g: Graph, out: Any, a: Value, *, dtype: torch.dtype | None = None) -> str:
+    return reduce(g, "ReduceMean", a, None, False, out.dtype)
+
+
+@lowers(aten.mean.dim)
+def mean_dims(
+    g: Graph, out: Any, a: Value, dims: Any = None, keepdim: bool = False, *, dtype: Any = None
+) -> str:
+    return reduce(g, "ReduceMean", a, dims, keepdim, out.dtype)
+
+
+@lowers(aten.amax.default)
+def amax(g: Graph, out: Any, a: Value, dims: Any = (), keepdim: bool = False) -> str:
+    return reduce(g, "ReduceMax", a, dims, keepdim, out.dtype)
+
+
+@lowers(aten.amin.default)
+def amin(g: Graph, out: Any, a: Value, dims: Any = (), keepdim: bool = False) -> str:
+    return reduce(g, "ReduceMin", a, dims, keepdim, out.dtype)
+
+
+@lowers(aten.max.default)
+def max_all(g: Graph, out: Any, a: Value) -> str:
+    return reduce(g, "ReduceMax", a, None, False, out.dtype)
+
+
+@lowers(aten.min.default)
+def min_all(g: Graph, out: Any, a: Value) -> str:
+    return reduce(g, "ReduceMin", a, None, False, out.dtype)
+
+
+@lowers(aten.prod.default)
+def prod_all(g: Graph, out: Any, a: Value, *, dtype: torch.dtype | None = None) -> str:
+    return reduce(g, "ReduceProd", a, None, False, out.dtype)
+
+
+@lowers(aten.prod.dim_int)
+def prod_dim(
+    g: Graph, out: Any, a: Value, dim: int, keepdim: bool = False, *, dtype: Any = None
+) -> str:
+    return reduce(g, "ReduceProd", a, dim, keepdim, out.dtype)
+
+
+def _truth(g: Graph, op_type: str, a: Value, dims: Any, keepdim: bool) -> str:
+    truth = g.cast(g.cast(a, torch.bool), torch.int32)
+    reduced = reduce(g, op_type, Value(truth, torch.int32, a.shape), dims, keepdim, torch.int32)
+    return g.cast(reduced, torch.bool)
+
+
+@lowers(aten.any.default, aten.any.dim, aten.any.dims)
+def any_true(g: Graph, out: Any, a: Value, dims: Any = None, keepdim: bool = False) -> str:
+    return _truth(g, "ReduceMax", a, dims, keepdim)
+
+
+@lowers(aten.all.default, aten.all.dim, aten.all.dims)
+def all_true(g: Graph, out: Any, a: Value, dims: Any = None, keepdim: bool = False) -> str:
+    return _truth(g, "ReduceMin", a, dims, keepdim)
+
+
+def _arg(op_type: str) -> Any:
+    def lower(g: Graph, out: Any, a: Value, dim: int | None = None, keepdim: bool = False) -> str:
+        if dim is None:
+            flat = g.op("Reshape", a, g.ints([-1]))
+            result = g.op(op_type, flat, axis=0, keepdims=0)
+            return g.reshape(result, out.shape) if keepdim else result
+        return g.op(op_type, a, axis=dim, keepdims=int(keepdim))
+
+    return lower
+
+
+lowers(aten.argmax.default)(_arg("ArgMax"))
+lowers(aten.argmin.default)(_arg("ArgMin"))
+
+
+def _extreme(arg: str, largest: bool) -> Any:
+    def lower(
+        g: Graph, out: Any, a: Value, dim: int, keepdim: bool = False
+    ) -> tuple[str, str]:
+        index = g.op(arg, a, axis=dim, keepdims=1)
+        value = g.op("GatherElements", a, index, axis=dim)
+        if keepdim:
+            return value, index
+        axes = g.ints([dim])
+        return g.op("Squeeze", value, axes), g.op("Squeeze", index, axes)
+
+    return lower
+
+
+lowers(aten.max.dim)(_extreme("ArgMax", True))
+lowers(aten.min.dim)(_extreme("ArgMin", False))
+
+
+@lowers(aten.topk.default)
+def topk(
+    g: Graph, out: Any, a: Value, k: Any, dim: int = -1, largest: bool = True, sort: bool = True
+) -> tuple[str, ...]:
+    return g.multi(
+        "TopK", a, g.dim(k), outputs=2, axis=dim, largest=int(largest), sorted=int(sort)
+    )
+
+
+@lowers(aten.sort.default)
+def sort(
+    g: Graph, out: Any, a: Value, dim: int = -1, descending: bool = False
+) -> tuple[str, ...]:
+    size = g.dim(a.shape[dim])
+    return g.multi("TopK", a, size, outputs=2, axis=dim, largest=int(descending), sorted=1)
+
+
+@lowers(aten.cumsum.default)
+def cumsum(g: Graph, out: Any, a: Value, dim: int, *, dtype: torch.dtype | None = None) -> str:
+    if a.rank == 0:
+        return g.cast(a, out.dtype)
+    axis = g.scalar(dim % a.rank, torch.int64)
+    return g.op("CumSum", g.cast(a, out.dtype), axis)
+
+
+@lowers(aten._softmax.default)
+def softmax(g: Graph, out: Any, a: Value, dim: int, half_to_float: bool) -> str:
+    return g.op("Softmax", g.cast(a, out.dtype), axis=dim)
+
+
+@lowers(aten._log_softmax.default)
+def log_softmax(g: Graph, out: Any, a: Value, dim: int, half_to_float: bool) -> str:
+    return g.op("LogSoftmax", g.cast(a, out.dtype), axis=dim)
+
+
+@lowers(aten.logsumexp.default)
+def logsumexp(g: Graph, out: Any, a: Value, dims: Any, keepdim: bool = False) -> str:
+    return reduce(g, "ReduceLogSumExp", a, dims, keepdim, out.dtype)
+
+
+@lowers(aten.native_layer_norm.default)
+def native_layer_norm(
+    g: Graph, out: Any, a: Value, shape: Any, weight: Value | None, bias: Value | None, eps: float
+) -> tuple[str, ...]:
+    scale: Value | str
+    if weight is None:
+        sizes = [fixed(size) for size in shape]
+        if any(size is None for size in sizes):
+            scale = g.full(shape, 1, a.dtype)
+        else:
+            scale = g.constant(torch.ones([int(s) for s in sizes if s is not None]).numpy())
+    else:
+        scale = weight
+    axis = a.rank - len(shape)
+    return g.multi("LayerNormalization", a, scale, bias, outputs=3, axis=axis, epsilon=eps)

@@ -1,0 +1,39 @@
+"""The closed table of lowerings: which aten operator becomes which ONNX nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+LoweringFunction = Callable[..., Any]
+"""``lower(graph, out, *args, **kwargs) -> str | tuple[str, ...]``.
+
+``args`` and ``kwargs`` are the aten operator's, with every tensor as a ``Value``; ``out`` is the
+operator's fake result (a tensor, or a tuple of them) with dtype and symbolic shape. Returns the
+name of the ONNX value, or a tuple of names (None for a result that nothing may use).
+"""
+
+_TABLE: dict[Any, LoweringFunction] = {}
+
+
+def lowers(*operators: Any) -> Callable[[LoweringFunction], LoweringFunction]:
+    """Register the decorated function for these aten overloads."""
+
+    def register(function: LoweringFunction) -> LoweringFunction:
+        for operator in operators:
+            if operator in _TABLE:
+                raise ValueError(f"{operator} has two lowerings")
+            _TABLE[operator] = function
+        return function
+
+    return register
+
+
+def find(operator: Any) -> LoweringFunction | None:
+    """The lowering of an operator overload, or None."""
+    return _TABLE.get(operator)
+
+
+def operators() -> list[str]:
+    """The names of every operator that can be lowered, sorted."""
+    return sorted(str(operator) for operator in _TABLE)

@@ -1,0 +1,7 @@
+"""Optimizers that become part of the train-step graph, each one pure function on tensors."""
+
+from export.optimizers.adam import Adam
+from export.optimizers.base import Optimizer, StateSpec, Update
+from export.optimizers.sgd import Sgd
+
+__all__ = ["Adam", "Optimizer", "Sgd", "StateSpec", "Update"]

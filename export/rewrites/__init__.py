@@ -1,0 +1,1 @@
+"""Equals of the few torch functions that cannot be recorded as they are."""

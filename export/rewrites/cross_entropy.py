@@ -1,0 +1,116 @@
+"""Cross-entropy by a one-hot mask, so that the mean's divisor is the true count."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from export.errors import ExportError
+
+
+def _reduced(losses: Tensor, weights: Tensor, reduction: str) -> Tensor:
+    if reduction == "none":
+        return losses
+    if reduction == "sum":
+        return losses.sum()
+    return losses.sum() / weights.sum()
+
+
+def _one_hot(target: Tensor, classes: int, like: Tensor) -> Tensor:
+    """[b, d...] class numbers to [b, classes, d...]; a number outside gives zeros."""
+    line = torch.arange(classes).reshape([1, classes] + [1] * (target.dim() - 1))
+    return (target.unsqueeze(1) == line).to(like.dtype)
+
+
+def nll_loss(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    size_average: bool | None = None,
+    ignore_index: int = -100,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+) -> Tensor:
+    """``torch.nn.functional.nll_loss`` for input [b, c] or [b, c, d...]."""
+    if size_average is not None or reduce is not None:
+        raise ExportError(
+            "size_average and reduce are deprecated in torch",
+            operator="nll_loss",
+            instead="reduction='mean' or 'sum'",
+        )
+    single = input.dim() == 1
+    log_probability = input.unsqueeze(0) if single else input
+    target = target.unsqueeze(0) if single else target
+    classes = log_probability.shape[1]
+    hot = _one_hot(target, classes, input)
+    counted = (target != ignore_index).to(input.dtype)
+    hot = hot * counted.unsqueeze(1)
+    if weight is not None:
+        hot = hot * weight.reshape([1, classes] + [1] * (target.dim() - 1))
+    weights = counted if weight is None else hot.sum(1)
+    losses = -(log_probability * hot).sum(1)
+    if single and reduction == "none":
+        return losses[0]
+    return _reduced(losses, weights, reduction)
+
+
+def cross_entropy(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    size_average: bool | None = None,
+    ignore_index: int = -100,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    """``torch.nn.functional.cross_entropy`` with class numbers or class probabilities."""
+    axis = 0 if input.dim() == 1 else 1
+    log_probability = torch.log_softmax(input, axis)
+    if not target.is_floating_point():
+        plain = nll_loss(
+            log_probability, target, weight, size_average, ignore_index, reduce, reduction
+        )
+        if label_smoothing == 0:
+            return plain
+        return _smoothed(log_probability, target, weight, ignore_index, reduction, label_smoothing)
+    classes = input.shape[axis]
+    if label_smoothing > 0:
+        target = target * (1 - label_smoothing) + label_smoothing / classes
+    product = log_probability * target
+    if weight is not None:
+        product = product * weight.reshape([1, classes] + [1] * (input.dim() - 2))
+    losses = -product.sum(axis)
+    if reduction == "none":
+        return losses
+    return losses.sum() if reduction == "sum" else losses.sum() / losses.numel()
+
+
+def _smoothed(
+    log_probability: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    ignore_index: int,
+    reduction: str,
+    smoothing: float,
+) -> Tensor:
+    if log_probability.dim() == 1:
+        raise ExportError(
+            "label smoothing of a single unbatched sample",
+            operator="cross_entropy",
+            instead="a batch axis",
+        )
+    classes = log_probability.shape[1]
+    plain = nll_loss(
+        log_probability, target, weight, ignore_index=ignore_index, reduction="none"
+    )
+    counted = (target != ignore_index).to(log_probability.dtype)
+    spread = log_probability
+    weights = counted
+    if weight is not None:
+        row = weight.reshape([1, classes] + [1] * (target.dim() - 1))
+        spread = spread * row
+        weights = (_one_hot(target, classes, log_probability) * row).sum(1) * counted
+    smooth = -spread.sum(1) * counted
+    losses = plain * (1 - smoothing) + smooth * (smoothing / classes)
+    return _reduced(losses, weights, reduction)

@@ -1,0 +1,62 @@
+"""Puts the rewrites in place while a model is traced, and takes them out again."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as functional
+
+from export.rewrites import batch_norm, cross_entropy, dropout
+from export.rewrites.randomness import Randomness
+
+_LOCK = threading.RLock()
+
+
+@contextmanager
+def recordable(randomness: Randomness) -> Iterator[None]:
+    """Inside, torch's functions that cannot be recorded are replaced by equals that can.
+
+    Patches module attributes, so it holds a lock: one export at a time in a process.
+    """
+    replacements: list[tuple[Any, str, Callable[..., Any]]] = [
+        *dropout.replacements(randomness),
+        (functional, "batch_norm", batch_norm.batch_norm),
+        (functional, "cross_entropy", cross_entropy.cross_entropy),
+        (functional, "nll_loss", cross_entropy.nll_loss),
+    ]
+    with _LOCK, _patched(replacements), _plain_attention():
+        yield
+
+
+@contextmanager
+def seeded(randomness: Randomness) -> Iterator[None]:
+    """Inside, dropout draws the masks that the exported graph draws; all else is torch's own."""
+    with _LOCK, _patched(dropout.replacements(randomness)), _plain_attention():
+        yield
+
+
+@contextmanager
+def _patched(replacements: list[tuple[Any, str, Callable[..., Any]]]) -> Iterator[None]:
+    before = [(owner, name, getattr(owner, name)) for owner, name, _ in replacements]
+    try:
+        for owner, name, function in replacements:
+            setattr(owner, name, function)
+        yield
+    finally:
+        for owner, name, function in before:
+            setattr(owner, name, function)
+
+
+@contextmanager
+def _plain_attention() -> Iterator[None]:
+    """Attention layers take the path of plain products instead of a fused inference kernel."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)

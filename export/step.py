@@ -1,0 +1,193 @@
+"""The train step and the prediction as pure functions of named tensors.
+
+The same functions run eagerly (in float32 or float64, as the reference) and under the tracer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from export.axes import Axes
+from export.errors import ExportError
+from export.layout import Slot
+from export.optimizers import Optimizer
+from export.rewrites.randomness import Randomness
+
+Batch = dict[str, Tensor]
+Outputs = dict[str, Tensor]
+LossFunction = Callable[[nn.Module, Batch], Tensor | tuple[Tensor, Outputs]]
+PredictFunction = Callable[[nn.Module, Batch], Outputs]
+Rewrites = Callable[[Randomness], AbstractContextManager[None]]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """All that defines one artifact's graphs."""
+
+    name: str
+    model: nn.Module
+    loss: LossFunction
+    predict: PredictFunction | None
+    optimizer: Optimizer
+    axes: Axes
+    slots: tuple[Slot, ...]
+    batch: Mapping[str, Tensor]
+
+    @property
+    def parameter_slots(self) -> list[Slot]:
+        return [slot for slot in self.slots if slot.kind == "parameter"]
+
+
+class _Loss(nn.Module):
+    """Gives functional_call a module whose forward is the user's loss."""
+
+    def __init__(self, model: nn.Module, function: LossFunction | PredictFunction) -> None:
+        super().__init__()
+        self.model = model
+        self._function = function
+
+    def forward(self, batch: Batch) -> Tensor | tuple[Tensor, Outputs] | Outputs:
+        return self._function(self.model, batch)
+
+
+def _call(
+    problem: Problem,
+    function: LossFunction | PredictFunction,
+    tensors: Mapping[str, Tensor],
+    batch: Batch,
+) -> Tensor | tuple[Tensor, Outputs] | Outputs:
+    named = {f"model.{name}": tensor for name, tensor in tensors.items()}
+    module = _Loss(problem.model, function)
+    result: Tensor | tuple[Tensor, Outputs] | Outputs = torch.func.functional_call(
+        module, named, (batch,)
+    )
+    return result
+
+
+def _split_loss(
+    result: Tensor | tuple[Tensor, Outputs] | Outputs,
+) -> tuple[Tensor, Outputs]:
+    loss, outputs = result if isinstance(result, tuple) else (result, {})
+    if not isinstance(loss, Tensor) or loss.dim() != 0 or not loss.is_floating_point():
+        shape = list(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
+        raise ExportError(
+            f"the loss is {shape}, not a scalar", instead="a mean or a sum over the batch"
+        )
+    if not isinstance(outputs, dict) or not all(isinstance(v, Tensor) for v in outputs.values()):
+        raise ExportError("the loss's second result is not a dict of tensors")
+    return loss, outputs
+
+
+def _batch(problem: Problem, inputs: Mapping[str, Tensor]) -> Batch:
+    return {name: inputs[f"batch.{name}"] for name in problem.batch}
+
+
+def optimizer_slots(problem: Problem) -> dict[str, list[str]]:
+    """Names of the optimizer's state tensors, by kind of state."""
+    prefix = problem.optimizer.name
+    return {
+        spec.name: (
+            [f"{prefix}.{spec.name}.{slot.name}" for slot in problem.parameter_slots]
+            if spec.per_parameter
+            else [f"{prefix}.{spec.name}"]
+        )
+        for spec in problem.optimizer.state()
+    }
+
+
+def train_step(
+    problem: Problem, inputs: Mapping[str, Tensor], rewrites: Rewrites
+) -> dict[str, Tensor]:
+    """One step: named inputs (see docs/architecture.md) to named outputs.
+
+    Also returns each parameter slot's gradient as ``gradient.<slot>``, for verification.
+    """
+    parameters: dict[str, Tensor] = {}
+    buffers: dict[str, Tensor] = {}
+    for slot in problem.slots:
+        target = parameters if slot.kind == "parameter" else buffers
+        target.update(slot.unpack(inputs[f"state.{slot.name}"]))
+    leaves = {name: value.detach().requires_grad_() for name, value in parameters.items()}
+    buffers = {name: value.clone() for name, value in buffers.items()}
+    step = inputs["state.step"]
+    problem.model.train()
+    with rewrites(Randomness(inputs["seed"], step)), torch.enable_grad():
+        result = _call(problem, problem.loss, {**leaves, **buffers}, _batch(problem, inputs))
+        loss, outputs = _split_loss(result)
+        if not loss.requires_grad:
+            raise ExportError("the loss does not depend on any parameter")
+        found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+    gradients = {
+        name: torch.zeros_like(leaf) if gradient is None else gradient
+        for (name, leaf), gradient in zip(leaves.items(), found, strict=True)
+    }
+    with torch.no_grad():
+        return _finish(problem, inputs, loss, outputs, gradients, buffers)
+
+
+def _finish(
+    problem: Problem,
+    inputs: Mapping[str, Tensor],
+    loss: Tensor,
+    outputs: Outputs,
+    gradients: Mapping[str, Tensor],
+    buffers: Mapping[str, Tensor],
+) -> dict[str, Tensor]:
+    slots = problem.parameter_slots
+    packed = [slot.pack(gradients) for slot in slots]
+    names = optimizer_slots(problem)
+    step = inputs["state.step"]
+    update = problem.optimizer.update(
+        [inputs[f"state.{slot.name}"] for slot in slots],
+        packed,
+        {kind: [inputs[f"state.{name}"] for name in held] for kind, held in names.items()},
+        step,
+        {name: inputs[f"hyper.{name}"] for name in problem.optimizer.hyper()},
+    )
+    new: dict[str, Tensor] = {
+        slot.name: value for slot, value in zip(slots, update.parameters, strict=True)
+    }
+    for slot in problem.slots:
+        if slot.kind == "buffer":
+            new[slot.name] = slot.pack(buffers)
+    for kind, held in names.items():
+        new.update(zip(held, update.state[kind], strict=True))
+    guard = sum(
+        (value.sum() for value in new.values() if value.is_floating_point()),
+        start=torch.zeros((), dtype=loss.dtype),
+    )
+    new["step"] = step + 1
+    return {
+        "loss": loss.detach(),
+        "guard": guard,
+        **{f"new.{name}": value for name, value in new.items()},
+        **{f"output.{name}": value.detach() for name, value in outputs.items()},
+        **{f"gradient.{slot.name}": g for slot, g in zip(slots, packed, strict=True)},
+    }
+
+
+def predict(problem: Problem, inputs: Mapping[str, Tensor], rewrites: Rewrites) -> dict[str, Tensor]:
+    """The prediction in evaluation mode: ``predict``, else the loss's outputs, else the loss."""
+    tensors: dict[str, Tensor] = {}
+    for slot in problem.slots:
+        tensors.update(slot.unpack(inputs[f"state.{slot.name}"]))
+    problem.model.eval()
+    zero = torch.zeros((), dtype=torch.int64)
+    batch = _batch(problem, inputs)
+    try:
+        with rewrites(Randomness(zero, zero)), torch.no_grad():
+            if problem.predict is not None:
+                outputs = _call(problem, problem.predict, tensors, batch)
+                if not isinstance(outputs, dict):
+                    raise ExportError("predict returned no dict of tensors")
+            else:
+                loss, outputs = _split_loss(_call(problem, problem.loss, tensors, batch))
+                outputs = outputs or {"loss": loss}
+    finally:
+        problem.model.train()
+    return {f"output.{name}": value for name, value in outputs.items()}

@@ -1,0 +1,199 @@
+"""Records a pure function of named tensors as one aten graph with named symbolic sizes."""
+
+from __future__ import annotations
+
+import bisect
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import sympy
+import torch
+from torch import Tensor, fx, nn
+from torch._dispatch.python import enable_python_dispatcher
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    ShapeEnv,
+    StatelessSymbolicContext,
+)
+
+from export.axes import Axes, Shape
+from export.errors import ExportError
+from export.lowering.decompositions import decompositions
+
+NamedFunction = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A graph input's dtype and named shape."""
+
+    dtype: torch.dtype
+    shape: Shape
+
+
+@dataclass
+class Trace:
+    """The recorded graph, with inputs and outputs in order of their names."""
+
+    graph: fx.GraphModule
+    inputs: dict[str, Spec]
+    outputs: list[str]
+    symbols: dict[sympy.Symbol, str]
+    paths: ModulePaths
+    env: ShapeEnv
+
+    def check_axes(self) -> None:
+        """Raise ExportError where tracing or lowering assumed something of an axis's size."""
+        _check_guards(self.env, self.symbols)
+
+
+@dataclass
+class ModulePaths:
+    """Which module of the user's model recorded which node."""
+
+    stack: list[str] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+
+    def mark(self, index: int) -> None:
+        self.starts.append(index)
+        self.names.append(self.stack[-1] if self.stack else "")
+
+    def at(self, index: int) -> str:
+        """The module path of the node with this index, "" outside any module."""
+        place = bisect.bisect_right(self.starts, index) - 1
+        return self.names[place] if place >= 0 else ""
+
+    @property
+    def current(self) -> str:
+        return self.stack[-1] if self.stack else ""
+
+
+@contextmanager
+def _watching(model: nn.Module, paths: ModulePaths) -> Iterator[None]:
+    def position() -> int:
+        mode = get_proxy_mode()
+        return len(mode.tracer.graph.nodes) if mode is not None else 0
+
+    def enter(name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: Any) -> None:
+            paths.stack.append(f"{name} ({type(module).__name__})")
+            paths.mark(position())
+
+        return hook
+
+    def leave(module: nn.Module, args: Any, result: Any) -> None:
+        paths.stack.pop()
+        paths.mark(position())
+
+    handles = []
+    for name, module in model.named_modules():
+        handles.append(module.register_forward_pre_hook(enter(name or "the model itself")))
+        handles.append(module.register_forward_hook(leave))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def record(
+    function: NamedFunction, inputs: Mapping[str, Spec], axes: Axes, model: nn.Module
+) -> Trace:
+    """Trace ``function`` on fake tensors; no arithmetic is done and no memory is taken.
+
+    Raises ExportError where the function does something that depends on data, or fixes an axis
+    that was said to be dynamic.
+    """
+    env = ShapeEnv()
+    mode = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)
+    sizes = axes.trace_sizes()
+    fakes: dict[str, Tensor] = {}
+    symbols: dict[sympy.Symbol, str] = {}
+    for name, spec in inputs.items():
+        dynamic = [
+            DimDynamic.DUCK if isinstance(size, str) else DimDynamic.STATIC for size in spec.shape
+        ]
+        context = StatelessSymbolicContext(dynamic_sizes=dynamic)
+        real = torch.empty(axes.concrete(spec.shape, sizes), dtype=spec.dtype)
+        fakes[name] = mode.from_tensor(real, symbolic_context=context)
+        for dim, size in enumerate(spec.shape):
+            if isinstance(size, str):
+                symbols[fakes[name].shape[dim].node.expr] = size
+    names: list[str] = []
+
+    def flat(*tensors: Tensor) -> list[Tensor]:
+        results = function(dict(zip(inputs, tensors, strict=True)))
+        names.extend(results)
+        return list(results.values())
+
+    paths = ModulePaths()
+    try:
+        with mode, enable_python_dispatcher(), _watching(model, paths):
+            graph = make_fx(flat, decomposition_table=decompositions(), tracing_mode="real")(
+                *fakes.values()
+            )
+    except ExportError as error:
+        if paths.current and not error.module:
+            raise ExportError(
+                str(error.args[0]), module=paths.current
+            ) from error
+        raise
+    except Exception as error:
+        raise _explained(error, paths) from error
+    trace = Trace(graph, dict(inputs), names, symbols, paths, env)
+    trace.check_axes()
+    return trace
+
+
+def _explained(error: Exception, paths: ModulePaths) -> ExportError:
+    kind = type(error).__name__
+    text = str(error).strip().splitlines()
+    first = text[0] if text else kind
+    if "DataDependent" in kind or "GuardOnDataDependent" in kind or "DynamicOutputShape" in kind:
+        operator = re.search(r"aten\.[a-zA-Z0-9_.]+", str(error))
+        return ExportError(
+            f"the model's path or a size depends on data ({first})",
+            operator=operator.group(0) if operator else ".item()",
+            module=paths.current,
+            instead="torch.where and masks in place of if and boolean indexing; numbers that the "
+            "step needs as batch inputs",
+        )
+    return ExportError(f"tracing failed: {kind}: {first}", module=paths.current)
+
+
+# Sizes at which a traced assumption has to hold; 0 and 1 are left to the run-time's checks.
+_PROBES = (2, 3, 4, 5, 7, 8, 16, 31, 32, 64, 100, 127, 128, 1000, 4096)
+
+
+def _check_guards(env: ShapeEnv, symbols: Mapping[sympy.Symbol, str]) -> None:
+    for symbol, value in env.replacements.items():
+        if symbol in symbols and value not in symbols:
+            raise ExportError(
+                f"axis {symbols[symbol]!r} is named as dynamic, but the model or loss fixes it "
+                f"to {value}",
+                instead="sizes taken from tensors (x.shape[0]) instead of numbers, or no such axis",
+            )
+        if symbol in symbols and value in symbols and symbols[symbol] != symbols[value]:
+            raise ExportError(
+                f"axes {symbols[symbol]!r} and {symbols[value]!r} are forced to be equal",
+                instead="one name for both",
+            )
+    for guard in env.guards:
+        free = sorted(guard.expr.free_symbols, key=str)
+        for probe in _PROBES:
+            values = {symbol: probe + 13 * index for index, symbol in enumerate(free)}
+            if guard.expr.xreplace(values) == sympy.false:
+                named = {str(symbol): symbols.get(symbol, str(symbol)) for symbol in free}
+                condition = str(guard.expr)
+                for raw, name in named.items():
+                    condition = condition.replace(raw, name)
+                raise ExportError(
+                    f"the traced step holds only where {condition}",
+                    instead="code that does not branch on the size of a dynamic axis",
+                )

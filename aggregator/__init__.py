@@ -1,0 +1,1 @@
+"""The server: registry, rounds, aggregation methods, durable store, operator's command line."""

@@ -1,0 +1,7 @@
+"""The aggregator's halves of the federated methods: one file each, named as the device's half."""
+
+from __future__ import annotations
+
+from aggregator.methods.method import Method, Refused, RoundSummary, StateError
+
+__all__ = ["Method", "Refused", "RoundSummary", "StateError"]

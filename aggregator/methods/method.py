@@ -1,0 +1,68 @@
+"""The aggregator's half of a federated method."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
+
+from device_sdk.wire.errors import WireError
+from device_sdk.wire.exchange import Broadcast, Update
+
+__all__ = ["Method", "Refused", "RoundSummary", "State", "StateError"]
+
+State = Mapping[str, NDArray[Any]]
+
+
+class Refused(WireError):
+    """An update that the method will not take. ``reason`` is a slug, as for any refusal."""
+
+    def __reduce__(self) -> tuple[type[Refused], tuple[str, str]]:
+        return (Refused, (self.reason, str(self.args[0])))
+
+
+class StateError(ValueError):
+    """A state that was given to ``restore`` does not fit the method, which is unchanged."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundSummary:
+    """How a round ended: ``version`` is the one to publish next, ``metrics`` are for people."""
+
+    round_id: int
+    version: int
+    participants: int
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+class Method(Protocol):
+    """Aggregates one round after another. Pure arithmetic: no I/O, no clock, no randomness.
+
+    Order of calls: ``open_round``, then any number of ``check`` and ``absorb``, then
+    ``close_round``. A round without quorum is given up by opening the next one; what was absorbed
+    is forgotten and the version stays.
+    """
+
+    def open_round(self, round_id: int) -> Broadcast:
+        """Forget what was absorbed and open ``round_id``, which must be above the last one."""
+
+    def check(self, update: Update) -> None:
+        """Raise :class:`Refused` unless ``absorb`` will take this update.
+
+        Pure and total: changes nothing, and raises nothing but ``Refused`` whatever the arrays
+        hold. Runs before the update is committed to disk.
+        """
+
+    def absorb(self, update: Update) -> None:
+        """Add a checked update. The same updates in the same order give the same bits."""
+
+    def close_round(self) -> RoundSummary:
+        """Make the next version out of what was absorbed; without updates the version stays."""
+
+    def state(self) -> State:
+        """Everything, the open round's sums included, as named arrays (copies)."""
+
+    def restore(self, state: State) -> None:
+        """Continue, bit for bit, where ``state()`` was taken; raises :class:`StateError`."""

@@ -1,0 +1,261 @@
+"""The aggregator's half of scatter aggregation: item gradients of unequal widths into one matrix.
+
+Method: "Compute-adaptive, model-heterogeneous federated recommendation" (the patent in our papers),
+step 4: each device's gradient is scattered to the full width K, zero elsewhere, and averaged.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aggregator.methods.clipping import clip_factor
+from aggregator.methods.method import Refused, RoundSummary, State, StateError
+from aggregator.methods.server_optimizer import OptimizerSettings, ServerOptimizer
+from device_sdk.wire.exchange import Broadcast, Update
+from device_sdk.wire.scatter_settings import ScatterTraining
+
+__all__ = ["ScatterMethod", "ScatterSettings", "initial_items"]
+
+Floats = NDArray[np.float32]
+# Far above any gradient of a model that trains, far below what could overflow a sum of them.
+_LARGEST_VALUE = 1e12
+
+
+@dataclass(frozen=True, slots=True)
+class ScatterSettings:
+    """Settings of a scatter task.
+
+    Attributes:
+        aggregator: ``mean`` divides each column's sum by the participants (the patent's),
+            ``coverage`` by those of them that drew the column.
+        optimizer: of the server, on the averaged gradient. Its ``decay`` holds for the devices'
+            user_learning_rate as well, so that both sides of the product settle together.
+        clip_norm: an update with a larger Euclidean norm is scaled down to it; 0 for no limit.
+        training: what the broadcast tells the devices.
+
+    Raises ValueError, naming the setting, for a value outside its range.
+    """
+
+    aggregator: Literal["mean", "coverage"] = "coverage"
+    optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
+    clip_norm: float = 0.0
+    training: ScatterTraining = field(default_factory=ScatterTraining)
+
+    def __post_init__(self) -> None:
+        if self.aggregator not in ("mean", "coverage"):
+            raise ValueError(f"aggregator is {self.aggregator!r}; expected 'mean' or 'coverage'")
+        if not math.isfinite(self.clip_norm) or self.clip_norm < 0:
+            raise ValueError(f"clip_norm is {self.clip_norm}; expected 0 (no limit) or above")
+
+
+def initial_items(items: int, columns: int, spread: float, rng: np.random.Generator) -> Floats:
+    """A random item matrix, float32 [items, columns], normal with standard deviation ``spread``."""
+    return np.float32(spread) * rng.standard_normal((items, columns), dtype=np.float32)
+
+
+class ScatterMethod:
+    """Keeps the item matrix V; see :class:`~aggregator.methods.method.Method` for the calls.
+
+    Args:
+        items: V to start from, float32 [items, K]; see :func:`initial_items`.
+        settings: of the task.
+
+    Memory is that of a few matrices like V, however many updates are absorbed.
+    Raises ValueError when ``items`` is no finite, non-empty float32 matrix.
+    """
+
+    def __init__(self, items: Floats, settings: ScatterSettings | None = None) -> None:
+        if items.dtype != np.float32 or items.ndim != 2 or items.size == 0:
+            raise ValueError(
+                f"items is {items.dtype} {items.shape}; expected float32 of [items, K], not empty"
+            )
+        if not np.isfinite(items).all():
+            raise ValueError("items holds values that are not finite")
+        self._settings = settings if settings is not None else ScatterSettings()
+        self._items = items.copy()
+        self._optimizer = ServerOptimizer(self._settings.optimizer, self._shape)
+        self._version = 0
+        self._round_id = 0
+        self._clear()
+
+    @property
+    def items(self) -> Floats:
+        """V, float32 [items, K]: a copy."""
+        return self._items.copy()
+
+    @property
+    def version(self) -> int:
+        """The number of rounds that changed V."""
+        return self._version
+
+    def open_round(self, round_id: int) -> Broadcast:
+        """The broadcast holds ``items`` and the devices' training settings."""
+        if round_id <= self._round_id:
+            raise ValueError(f"round {round_id} does not follow round {self._round_id}")
+        self._round_id = round_id
+        self._clear()
+        told = self._settings.training
+        rate = told.user_learning_rate * self._optimizer.factor
+        return Broadcast(
+            round_id=round_id,
+            version=self._version,
+            tensors={"items": self._items.copy()},
+            settings=replace(told, user_learning_rate=rate).as_scalars(),
+        )
+
+    def check(self, update: Update) -> None:
+        """Refuses with reason ``bad-round``, ``bad-tensors``, ``bad-columns``, ``bad-rows`` or
+        ``bad-values``."""
+        if update.round_id != self._round_id or self._round_id == 0:
+            raise Refused(
+                "bad-round", f"the update is for round {update.round_id}, not {self._round_id}"
+            )
+        if set(update.tensors) != {"columns", "rows", "values"}:
+            raise Refused("bad-tensors", "expected exactly the tensors columns, rows and values")
+        items, width = self._shape
+        columns, rows = update.tensors["columns"], update.tensors["rows"]
+        _check_indices("bad-columns", columns, width)
+        if len(columns) == 0:
+            raise Refused("bad-columns", "an update must train at least one column")
+        _check_indices("bad-rows", rows, items)
+        values = update.tensors["values"]
+        if values.dtype != np.float32 or values.shape != (len(rows), len(columns)):
+            raise Refused(
+                "bad-values",
+                f"values are {values.dtype} {values.shape}; expected float32 "
+                f"{(len(rows), len(columns))}",
+            )
+        # NaN fails the comparison too.
+        if values.size and not float(np.abs(values).max()) <= _LARGEST_VALUE:
+            raise Refused("bad-values", "a value is not finite or is absurdly large")
+
+    def absorb(self, update: Update) -> None:
+        """Adds the scattered gradient; ``update`` must have passed ``check``."""
+        columns, rows = update.tensors["columns"], update.tensors["rows"]
+        values = update.tensors["values"]
+        factor = clip_factor(values, self._settings.clip_norm)
+        if factor < 1:
+            values = values * np.float32(factor)
+            self._clipped += 1
+        if len(columns) == self._shape[1]:
+            self._sum[rows] += values
+        else:
+            # One flat index is several times faster here than a pair of broadcast ones.
+            flat = (rows[:, None] * self._shape[1] + columns).reshape(-1)
+            self._sum.reshape(-1)[flat] += values.reshape(-1)
+        self._drawn[columns] += 1
+        self._participants += 1
+
+    def close_round(self) -> RoundSummary:
+        """Metrics: ``clipped`` updates, ``gradient_norm``, ``columns_mean`` drawn a device."""
+        participants = self._participants
+        metrics: dict[str, float] = {"clipped": float(self._clipped)}
+        if participants:
+            if self._settings.aggregator == "coverage":
+                divisor = np.maximum(self._drawn, 1).astype(np.float64)
+            else:
+                divisor = np.full(self._shape[1], float(participants))
+            gradient = (self._sum / divisor).astype(np.float32)
+            moved = self._optimizer.step(self._items, gradient)
+            if not np.isfinite(moved).all():
+                raise ArithmeticError(
+                    "the server's step made the item matrix non-finite; lower the learning rate "
+                    "or set clip_norm"
+                )
+            self._items = moved
+            self._version += 1
+            metrics["gradient_norm"] = float(np.linalg.norm(gradient))
+            metrics["columns_mean"] = float(self._drawn.sum()) / participants
+        self._clear()
+        return RoundSummary(self._round_id, self._version, participants, metrics)
+
+    def grow(self, rows: Floats) -> None:
+        """Append vectors for items that are new to the catalogue, float32 [new, K].
+
+        Between rounds only: raises ValueError when updates of an open round are held, or when the
+        vectors do not fit. The version rises, since what devices hold is no longer current.
+        """
+        if self._participants:
+            raise ValueError("the catalogue can grow between rounds only: close this round first")
+        if rows.dtype != np.float32 or rows.ndim != 2 or rows.shape[1] != self._shape[1]:
+            raise ValueError(
+                f"the new rows are {rows.dtype} {rows.shape}; expected float32 of "
+                f"[new, {self._shape[1]}]"
+            )
+        if not np.isfinite(rows).all():
+            raise ValueError("the new rows hold values that are not finite")
+        self._items = np.concatenate([self._items, rows])
+        self._optimizer.grow(len(rows))
+        self._version += 1
+        self._clear()
+
+    def state(self) -> State:
+        """``items``, ``sum``, ``drawn``, ``counters`` and the optimizer's, as ``optimizer.*``."""
+        counters = [self._version, self._round_id, self._participants, self._clipped]
+        return {
+            "items": self._items.copy(),
+            "sum": self._sum.copy(),
+            "drawn": self._drawn.copy(),
+            "counters": np.asarray(counters, dtype=np.int64),
+            **{f"optimizer.{name}": array for name, array in self._optimizer.state().items()},
+        }
+
+    def restore(self, state: State) -> None:
+        """See :class:`~aggregator.methods.method.Method`. The catalogue's length is the state's."""
+        own = {name: array for name, array in state.items() if not name.startswith("optimizer.")}
+        rest = {
+            name.removeprefix("optimizer."): array
+            for name, array in state.items()
+            if name.startswith("optimizer.")
+        }
+        if set(own) != {"items", "sum", "drawn", "counters"}:
+            raise StateError(f"the state holds {sorted(own)}; expected counters, drawn, items, sum")
+        items, width = own["items"], self._shape[1]
+        if items.ndim != 2 or items.shape[1] != width:
+            raise StateError(f"the state's items are {items.shape}; this task has K = {width}")
+        shape = (items.shape[0], width)
+        _require(own["items"], "items", np.float32, shape)
+        _require(own["sum"], "sum", np.float64, shape)
+        _require(own["drawn"], "drawn", np.int64, (width,))
+        _require(own["counters"], "counters", np.int64, (4,))
+        optimizer = ServerOptimizer.from_state(self._settings.optimizer, shape, rest)
+        self._items, self._optimizer = items.copy(), optimizer
+        self._sum, self._drawn = own["sum"].copy(), own["drawn"].copy()
+        self._version, self._round_id, self._participants, self._clipped = (
+            int(count) for count in own["counters"]
+        )
+
+    @property
+    def _shape(self) -> tuple[int, int]:
+        return (self._items.shape[0], self._items.shape[1])
+
+    def _clear(self) -> None:
+        # float64: sums of a hundred thousand float32 updates keep their small ones.
+        self._sum = np.zeros(self._shape, dtype=np.float64)
+        self._drawn = np.zeros(self._shape[1], dtype=np.int64)
+        self._participants = 0
+        self._clipped = 0
+
+
+def _check_indices(reason: str, indices: NDArray[Any], bound: int) -> None:
+    if indices.dtype != np.int64 or indices.ndim != 1:
+        raise Refused(
+            reason, f"expected int64 of one dimension, found {indices.dtype} {indices.shape}"
+        )
+    if len(indices) == 0:
+        return
+    if indices[0] < 0 or indices[-1] >= bound or not bool((indices[1:] > indices[:-1]).all()):
+        raise Refused(reason, f"expected increasing numbers from 0 to {bound - 1}")
+
+
+def _require(array: NDArray[Any], name: str, dtype: type, shape: tuple[int, ...]) -> None:
+    if array.dtype != dtype or array.shape != shape:
+        raise StateError(
+            f"the state's {name!r} is {array.dtype} {array.shape}; expected "
+            f"{np.dtype(dtype)} {shape}"
+        )

@@ -1,0 +1,125 @@
+"""Optimizers on the averaged update, with state that can be saved bit for bit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aggregator.methods.method import StateError
+
+__all__ = ["OptimizerSettings", "ServerOptimizer"]
+
+Floats = NDArray[np.float32]
+_MOMENTS = ("first_moment", "second_moment")
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerSettings:
+    """Settings of the server's optimizer.
+
+    ``plain`` moves the parameters by ``learning_rate`` times the averaged gradient. ``adam`` is
+    Adam (Kingma and Ba 2015, algorithm 1) on that gradient; ``beta1`` 0 makes it RMSProp with bias
+    correction. After t steps the rate is ``learning_rate * decay**t``.
+
+    Raises ValueError, naming the setting, for a value outside its range.
+    """
+
+    name: Literal["plain", "adam"] = "adam"
+    learning_rate: float = 0.02
+    beta1: float = 0.0
+    beta2: float = 0.99
+    epsilon: float = 1e-3
+    decay: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.name not in ("plain", "adam"):
+            raise ValueError(f"optimizer name is {self.name!r}; expected 'plain' or 'adam'")
+        if not math.isfinite(self.learning_rate) or self.learning_rate <= 0:
+            raise ValueError(f"learning_rate is {self.learning_rate}; expected above 0")
+        for name in ("beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; expected 0 to below 1")
+        if not math.isfinite(self.epsilon) or self.epsilon <= 0:
+            raise ValueError(f"epsilon is {self.epsilon}; expected above 0")
+        if not 0 < self.decay <= 1:
+            raise ValueError(f"decay is {self.decay}; expected above 0, at most 1")
+
+
+class ServerOptimizer:
+    """Applies averaged gradients to one parameter matrix of a given shape."""
+
+    def __init__(self, settings: OptimizerSettings, shape: tuple[int, int]) -> None:
+        self._settings = settings
+        self._shape = shape
+        self._steps = 0
+        self._moments: tuple[Floats, ...] = ()
+        if settings.name == "adam":
+            self._moments = tuple(np.zeros(shape, dtype=np.float32) for _ in _MOMENTS)
+
+    @property
+    def factor(self) -> float:
+        """What the rates have decayed to after the steps so far: ``decay ** steps``."""
+        return self._settings.decay**self._steps
+
+    def step(self, parameters: Floats, gradient: Floats) -> Floats:
+        """New parameters, float32 of the optimizer's shape; the given ones stay as they are."""
+        settings = self._settings
+        rate = settings.learning_rate * self.factor
+        self._steps += 1
+        if settings.name == "plain":
+            return parameters - np.float32(rate) * gradient
+        first, second = self._moments
+        first *= np.float32(settings.beta1)
+        first += np.float32(1 - settings.beta1) * gradient
+        second *= np.float32(settings.beta2)
+        second += np.float32(1 - settings.beta2) * np.square(gradient)
+        first_correction = 1 - settings.beta1**self._steps
+        second_correction = 1 - settings.beta2**self._steps
+        root = np.sqrt(second / np.float32(second_correction)) + np.float32(settings.epsilon)
+        return parameters - np.float32(rate / first_correction) * first / root
+
+    def grow(self, rows: int) -> None:
+        """Append ``rows`` rows without history, for items that are new to the catalogue."""
+        width = self._shape[1]
+        self._shape = (self._shape[0] + rows, width)
+        fresh = np.zeros((rows, width), dtype=np.float32)
+        self._moments = tuple(np.concatenate([moment, fresh]) for moment in self._moments)
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """``steps`` int64 scalar and, for Adam, two moments, float32; copies."""
+        moments = {
+            name: moment.copy() for name, moment in zip(_MOMENTS, self._moments, strict=False)
+        }
+        return {"steps": np.asarray(self._steps, dtype=np.int64), **moments}
+
+    @classmethod
+    def from_state(
+        cls,
+        settings: OptimizerSettings,
+        shape: tuple[int, int],
+        state: Mapping[str, NDArray[Any]],
+    ) -> ServerOptimizer:
+        """An optimizer that continues from ``state()``; raises StateError where it cannot."""
+        optimizer = cls(settings, shape)
+        expected = optimizer.state()
+        if set(state) != set(expected):
+            raise StateError(
+                f"the optimizer's state holds {sorted(state)}; {settings.name!r} needs "
+                f"{sorted(expected)}: was the task's optimizer changed?"
+            )
+        for name, wanted in expected.items():
+            found = state[name]
+            if found.shape != wanted.shape or found.dtype != wanted.dtype:
+                raise StateError(
+                    f"the optimizer's {name!r} is {found.dtype} {found.shape}; expected "
+                    f"{wanted.dtype} {wanted.shape}"
+                )
+        optimizer._steps = int(state["steps"])
+        if settings.name == "adam":
+            optimizer._moments = tuple(state[name].copy() for name in _MOMENTS)
+        return optimizer

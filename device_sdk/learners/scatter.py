@@ -1,0 +1,213 @@
+"""The device's half of scatter aggregation: BPR on the columns it can afford.
+
+Method: "Compute-adaptive, model-heterogeneous federated recommendation" (the patent in our papers),
+steps 1 to 5. The item matrix V [items, K] comes with the broadcast; the vectors U [users, K] of the
+device's own users never leave it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device_sdk.learners.columns import draw_columns, left_out
+from device_sdk.learners.factor_step import FactorBatch, FactorStep
+from device_sdk.learners.learner import LearnerError, State
+from device_sdk.learners.pool import PoolSettings, grow_pool
+from device_sdk.learners.triples import Triples, draw_triples, seen_by_anyone
+from device_sdk.wire.exchange import Broadcast, Update
+from device_sdk.wire.scatter_settings import ScatterTraining
+
+__all__ = ["Interactions", "ScatterLearner"]
+
+Floats = NDArray[np.float32]
+Rows = NDArray[np.int64]
+
+
+class Interactions(Protocol):
+    """The device's own training data, asked for at the start of each round."""
+
+    def positives(self) -> Sequence[Rows]:
+        """Per local user the distinct item rows it interacted with, int64.
+
+        Users keep their place from call to call; new ones are appended.
+        """
+
+
+class ScatterLearner:
+    """Trains one device's users on ``columns`` of the K columns, fresh ones each round.
+
+    Args:
+        interactions: the local users' training data.
+        step: computes the gradients (:class:`~device_sdk.learners.factor_step.TrainerStep`).
+        columns: k_i, the number of columns this device can afford; more than K means all.
+        rng: source of every draw: columns, negatives, pool, new users' vectors.
+        pool: the device's own choice of what to mix in for privacy.
+
+    Raises ValueError when ``columns`` is below 1.
+    """
+
+    def __init__(
+        self,
+        interactions: Interactions,
+        step: FactorStep,
+        columns: int,
+        rng: np.random.Generator,
+        pool: PoolSettings | None = None,
+    ) -> None:
+        self._interactions = interactions
+        self._step = step
+        self._rng = rng
+        self._pool_settings = pool if pool is not None else PoolSettings()
+        self._users: Floats = np.empty((0, 0), dtype=np.float32)
+        self._pool: Rows = np.empty(0, dtype=np.int64)
+        self.columns = columns
+
+    @property
+    def columns(self) -> int:
+        """k_i. May be set between rounds, when the device was timed again."""
+        return self._columns
+
+    @columns.setter
+    def columns(self, count: int) -> None:
+        if count < 1:
+            raise ValueError(f"a device with {count} columns cannot train; expected at least 1")
+        self._columns = count
+
+    @property
+    def users(self) -> Floats:
+        """U, float32 [users, K]: a copy. Empty before the first round."""
+        return self._users.copy()
+
+    def train(self, broadcast: Broadcast) -> Update:
+        """One epoch over the device's triples; see :class:`~device_sdk.learners.learner.Learner`.
+
+        The update holds ``columns`` int64 [k_i] and ``rows`` int64 [r], both increasing, and
+        ``values`` float32 [r, k_i]: the items' gradients summed over the triples. A device without
+        interactions sends an update of no rows.
+
+        Raises LearnerError when the broadcast lacks ``items`` or settings, or when the catalogue
+        is too short for the local data; the learner is then unchanged.
+        """
+        items = _items(broadcast)
+        training = _training(broadcast)
+        positives = self._interactions.positives()
+        _require_in_catalogue(positives, len(items))
+        rng = self._rng
+
+        users = self._grown_users(len(positives), items.shape[1], training.user_spread)
+        seen = seen_by_anyone(positives, len(items))
+        wanted = self._pool_settings.pool_size(sum(len(rows) for rows in positives))
+        pool = grow_pool(self._pool, seen, wanted, rng)
+        triples = draw_triples(positives, pool, seen, self._pool_settings, rng)
+        triples = triples.sample(training.most_triples, rng)
+        columns = draw_columns(items.shape[1], self._columns, rng)
+
+        rows, index = np.unique(
+            np.concatenate([triples.positive, triples.negative]), return_inverse=True
+        )
+        if len(rows) == 0:
+            values = np.empty((0, len(columns)), dtype=np.float32)
+        else:
+            values = self._descend(users, items[rows], columns, triples, index, training)
+        self._users, self._pool = users, pool
+        return Update(
+            round_id=broadcast.round_id,
+            tensors={"columns": columns, "rows": rows, "values": values},
+        )
+
+    def state(self) -> State:
+        """``users`` float32 [users, K] and ``pool`` int64 [pool]."""
+        return {"users": self._users.copy(), "pool": self._pool.copy()}
+
+    def restore(self, state: State) -> None:
+        """Take ``state()`` back; raises LearnerError where names, dtypes or shapes do not fit."""
+        if set(state) != {"users", "pool"}:
+            raise LearnerError(f"the state holds {sorted(state)}; expected 'pool' and 'users'")
+        users, pool = state["users"], state["pool"]
+        if users.dtype != np.float32 or users.ndim != 2 or not np.isfinite(users).all():
+            raise LearnerError("the state's 'users' must be finite float32 of two dimensions")
+        if pool.dtype != np.int64 or pool.ndim != 1 or len(np.unique(pool)) != len(pool):
+            raise LearnerError("the state's 'pool' must be distinct int64 rows of one dimension")
+        self._users, self._pool = users.copy(), pool.copy()
+
+    def _grown_users(self, count: int, width: int, spread: float) -> Floats:
+        """A copy of U with a row for every user; all new where K is another than before."""
+        known = self._users if self._users.shape[1] == width else np.empty((0, width), np.float32)
+        users = np.empty((max(count, len(known)), width), dtype=np.float32)
+        users[: len(known)] = known
+        fresh = self._rng.standard_normal((len(users) - len(known), width), dtype=np.float32)
+        users[len(known) :] = np.float32(spread) * fresh
+        return users
+
+    def _descend(
+        self,
+        users: Floats,
+        rows: NDArray[Any],
+        columns: Rows,
+        triples: Triples,
+        index: NDArray[np.intp],
+        training: ScatterTraining,
+    ) -> Floats:
+        """Move ``users`` in place by one step; return the items' gradients, [rows, k_i].
+
+        ``index`` maps first the positives, then the negatives of ``triples`` to ``rows``.
+        """
+        items = np.ascontiguousarray(rows, dtype=np.float32)
+        if not np.isfinite(items).all():
+            raise LearnerError("the broadcast's 'items' hold values that are not finite")
+        positive, negative = index[: len(triples)], index[len(triples) :]
+        offset = np.zeros(len(triples), dtype=np.float32)
+        if training.scores == "residual" and len(columns) < users.shape[1]:
+            # Constant over the step, so that the drawn columns fit what the others leave over.
+            rest = left_out(users.shape[1], columns)
+            scores = users[:, rest] @ items[:, rest].T
+            offset = scores[triples.user, positive] - scores[triples.user, negative]
+        gradients = self._step.gradients(
+            np.ascontiguousarray(users[:, columns]),
+            np.ascontiguousarray(items[:, columns]),
+            FactorBatch(
+                user=triples.user,
+                positive=positive.astype(np.int64, copy=False),
+                negative=negative.astype(np.int64, copy=False),
+                weight=triples.weight,
+                offset=offset,
+                user_l2=training.user_l2,
+                item_l2=training.item_l2,
+            ),
+        )
+        sizes = np.bincount(triples.user, weights=triples.weight, minlength=len(users))
+        # A sum over n triples grows like n, its noise like sqrt(n): this rate suits users of any n.
+        rates = (training.user_learning_rate / np.sqrt(np.maximum(sizes, 1))).astype(np.float32)
+        users[:, columns] -= rates[:, None] * gradients.users
+        if not np.isfinite(users).all():
+            raise LearnerError("training diverged: a user's vector is not finite; lower the rates")
+        return gradients.items
+
+
+def _items(broadcast: Broadcast) -> NDArray[Any]:
+    items = broadcast.tensors.get("items")
+    if items is None or items.ndim != 2 or items.dtype not in (np.float32, np.float16):
+        raise LearnerError("the broadcast lacks 'items', float32 or float16 of [items, K]")
+    if items.shape[1] == 0:
+        raise LearnerError("the broadcast's 'items' have no columns")
+    return items
+
+
+def _training(broadcast: Broadcast) -> ScatterTraining:
+    try:
+        return ScatterTraining.from_scalars(broadcast.settings)
+    except ValueError as error:
+        raise LearnerError(str(error)) from error
+
+
+def _require_in_catalogue(positives: Sequence[Rows], catalogue: int) -> None:
+    for rows in positives:
+        if len(rows) and (rows.min() < 0 or rows.max() >= catalogue):
+            raise LearnerError(
+                f"the local data names item row {int(rows.max())}, but the broadcast has "
+                f"{catalogue} items; the catalogue on the device is not the broadcast's"
+            )

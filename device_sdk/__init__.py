@@ -1,0 +1,59 @@
+"""Tessera on the device: train, predict and take part in rounds with numpy and onnxruntime alone."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from typing import TYPE_CHECKING
+
+# Official onnxruntime wheels since 1.29 write a device id and an event database into the user's
+# cache folder as soon as they are imported; only this variable, set before that, prevents it.
+os.environ["ORT_DISABLE_TELEMETRY"] = "1"
+
+if TYPE_CHECKING:
+    from device_sdk.artifact.errors import ArtifactError
+    from device_sdk.errors import (
+        BatchError,
+        CheckpointError,
+        DeviceError,
+        GraphRunError,
+        NonFiniteStep,
+        ProviderError,
+        StateError,
+    )
+    from device_sdk.trainer import Trainer
+
+__all__ = [
+    "ArtifactError",
+    "BatchError",
+    "CheckpointError",
+    "DeviceError",
+    "GraphRunError",
+    "NonFiniteStep",
+    "ProviderError",
+    "StateError",
+    "Trainer",
+]
+
+# Loaded on first use: `device_sdk.artifact` and `device_sdk.wire` must import without onnxruntime.
+_HOMES = {
+    "ArtifactError": "device_sdk.artifact.errors",
+    "BatchError": "device_sdk.errors",
+    "CheckpointError": "device_sdk.errors",
+    "DeviceError": "device_sdk.errors",
+    "GraphRunError": "device_sdk.errors",
+    "NonFiniteStep": "device_sdk.errors",
+    "ProviderError": "device_sdk.errors",
+    "StateError": "device_sdk.errors",
+    "Trainer": "device_sdk.trainer",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'device_sdk' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

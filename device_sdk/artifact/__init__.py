@@ -1,0 +1,39 @@
+"""The artifact: a folder that holds a model's train step as an ONNX graph, and all about it.
+
+Importable without onnxruntime, torch or the onnx package: the exporter writes artifacts with it, the
+aggregator reads them, the device loads them.
+"""
+
+from __future__ import annotations
+
+from device_sdk.artifact.errors import ArtifactError
+from device_sdk.artifact.graph import Graph, Port
+from device_sdk.artifact.load import Artifact, load_artifact, read_manifest
+from device_sdk.artifact.manifest import (
+    FORMAT_VERSION,
+    INITIAL_FILE,
+    MANIFEST_FILE,
+    Axis,
+    FileEntry,
+    Manifest,
+    Optimizer,
+)
+from device_sdk.artifact.state import Member, StateTensor
+
+__all__ = [
+    "FORMAT_VERSION",
+    "INITIAL_FILE",
+    "MANIFEST_FILE",
+    "Artifact",
+    "ArtifactError",
+    "Axis",
+    "FileEntry",
+    "Graph",
+    "Manifest",
+    "Member",
+    "Optimizer",
+    "Port",
+    "StateTensor",
+    "load_artifact",
+    "read_manifest",
+]

@@ -1,0 +1,247 @@
+"""The manifest: what an artifact's files are and what each tensor in them is for."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from types import MappingProxyType
+from typing import Final
+
+from device_sdk.artifact import manifest_json
+from device_sdk.artifact.errors import ArtifactError
+from device_sdk.artifact.graph import Graph, Port
+from device_sdk.artifact.names import checked_file_name, checked_name
+from device_sdk.artifact.shapes import Shape, axes_of
+from device_sdk.artifact.state import Member, StateTensor
+
+FORMAT: Final = "tessera-artifact"
+FORMAT_VERSION: Final = 1
+MANIFEST_FILE: Final = "manifest.json"
+INITIAL_FILE: Final = "initial.safetensors"
+MAX_FILE_BYTES: Final = 2**31 - 1
+_SHA256 = re.compile(r"[0-9a-f]{64}\Z")
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A named length that is free at run time; `example` is its size in initial.safetensors."""
+
+    example: int
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.example, int) or isinstance(self.example, bool) or self.example < 1:
+            raise ArtifactError(
+                f"an axis' example size is a positive integer, not {self.example!r}"
+            )
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """Size in bytes and SHA-256 (lower-case hex) of one file."""
+
+    size: int
+    sha256: str
+
+    def __post_init__(self) -> None:
+        if (
+            not isinstance(self.size, int)
+            or isinstance(self.size, bool)
+            or not 0 <= self.size <= MAX_FILE_BYTES
+        ):
+            raise ArtifactError(f"a file has 0 to {MAX_FILE_BYTES} bytes, not {self.size!r}")
+        if not isinstance(self.sha256, str) or not _SHA256.match(self.sha256):
+            raise ArtifactError(f"{str(self.sha256)[:80]!r} is no SHA-256 in lower-case hex")
+
+    @classmethod
+    def of(cls, data: bytes) -> FileEntry:
+        """The entry that describes these bytes."""
+        return cls(len(data), hashlib.sha256(data).hexdigest())
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """Name of the optimizer inside the graph and the settings that were built into it."""
+
+    name: str
+    settings: Mapping[str, manifest_json.Setting] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        checked_name(self.name, "optimizer")
+        settings = manifest_json.frozen_settings(self.settings)
+        object.__setattr__(self, "settings", MappingProxyType(settings))
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Everything a runtime must know about an artifact. Construction checks that it is consistent.
+
+    `graphs` holds "train" and, where the artifact can predict, "infer". `files` describes every
+    file of the folder but the manifest itself.
+    """
+
+    name: str
+    opset: int
+    axes: Mapping[str, Axis]
+    state: tuple[StateTensor, ...]
+    optimizer: Optimizer
+    graphs: Mapping[str, Graph]
+    files: Mapping[str, FileEntry]
+    producer: Mapping[str, str] = field(default_factory=dict)
+    sequential: bool = False
+
+    def __post_init__(self) -> None:
+        checked_name(self.name, "artifact")
+        if not isinstance(self.opset, int) or isinstance(self.opset, bool) or self.opset < 1:
+            raise ArtifactError(f"opset is a positive integer, not {self.opset!r}")
+        if not isinstance(self.sequential, bool):
+            raise ArtifactError(f"sequential is true or false, not {self.sequential!r}")
+        object.__setattr__(self, "state", tuple(self.state))
+        for side in ("axes", "graphs", "files", "producer"):
+            object.__setattr__(self, side, MappingProxyType(dict(getattr(self, side))))
+        for key, value in self.producer.items():
+            checked_name(key, "producer")
+            checked_name(value, f"producer's {key}")
+        for axis in self.axes:
+            checked_name(axis, "axis")
+        self._check_state()
+        self._check_graphs()
+        for name in self.files:
+            checked_file_name(name)
+            if name.lower() == MANIFEST_FILE:
+                raise ArtifactError(
+                    f"{MANIFEST_FILE} cannot describe itself: leave it out of files"
+                )
+        for name in [INITIAL_FILE, *(graph.file for graph in self.graphs.values())]:
+            if name not in self.files:
+                raise ArtifactError(f"files has no entry for {name}")
+
+    def _check_state(self) -> None:
+        _refuse_duplicates([tensor.name for tensor in self.state], "state tensors")
+        _refuse_duplicates([member.name for _, member in self.members()], "parameters and buffers")
+        counters = [tensor.name for tensor in self.state if tensor.kind == "counter"]
+        if counters != ["step"]:
+            raise ArtifactError(f"expected exactly one counter, named 'step', but found {counters}")
+        by_name = self.state_by_name
+        for tensor in self.state:
+            self._check_axes(tensor.shape, f"state tensor {tensor.name!r}")
+            if tensor.kind != "optimizer":
+                continue
+            if tensor.like is None:
+                if axes_of(tensor.shape):
+                    raise ArtifactError(
+                        f"optimizer state {tensor.name!r} has a named axis: say what it is like"
+                    )
+                continue
+            model = by_name.get(tensor.like)
+            if model is None or model.kind not in ("parameter", "buffer"):
+                raise ArtifactError(
+                    f"optimizer state {tensor.name!r} is like {tensor.like!r}, which is neither a "
+                    "parameter nor a buffer"
+                )
+            leading = len(tensor.shape) - len(model.shape)
+            if (
+                leading < 0
+                or tensor.shape[leading:] != model.shape
+                or axes_of(tensor.shape[:leading])
+            ):
+                raise ArtifactError(
+                    f"optimizer state {tensor.name!r} has shape {list(tensor.shape)}, but is like "
+                    f"{model.name!r} of shape {list(model.shape)}: expected that, after fixed axes"
+                )
+
+    def _check_graphs(self) -> None:
+        if "train" not in self.graphs or not set(self.graphs) <= {"train", "infer"}:
+            raise ArtifactError(
+                f"graphs are 'train' and, optionally, 'infer'; found {sorted(self.graphs)}"
+            )
+        for graph in self.graphs.values():
+            for port in (*graph.inputs, *graph.outputs):
+                self._check_port(graph, port)
+        train, infer = self.graphs["train"], self.graphs.get("infer")
+        names = {tensor.name for tensor in self.state}
+        for side, ports in (("input", train.select("state")), ("output", train.new_state)):
+            missing = names - {port.of for port in ports}
+            if missing:
+                raise ArtifactError(
+                    f"{train.file}: state without a matching {side}: {', '.join(sorted(missing))}"
+                )
+        for role in ("loss", "guard"):
+            if not train.select(role):
+                raise ArtifactError(f"{train.file}: has no {role} output")
+        if infer is None:
+            return
+        odd = [p.name for p in infer.inputs if p.role not in ("state", "batch")]
+        odd += [p.name for p in infer.outputs if p.role != "output"]
+        if odd or not infer.outputs:
+            raise ArtifactError(
+                f"{infer.file}: takes state and batch inputs and gives outputs; {odd or 'no output'}"
+            )
+        batch = {port.of: port for port in train.select("batch")}
+        for port in infer.select("batch"):
+            twin = batch.get(port.of, port)
+            if (twin.dtype, twin.shape) != (port.dtype, port.shape):
+                raise ArtifactError(f"batch entry {port.of!r} differs between the two graphs")
+
+    def _check_port(self, graph: Graph, port: Port) -> None:
+        self._check_axes(port.shape, f"{graph.file}: {port.name!r}")
+        if port.role != "state":
+            return
+        tensor = self.state_by_name.get(port.of)
+        if tensor is None:
+            raise ArtifactError(f"{graph.file}: {port.name!r} is of unknown state {port.of!r}")
+        if (port.dtype, port.shape) != (tensor.dtype, tensor.shape):
+            raise ArtifactError(
+                f"{graph.file}: {port.name!r} is {port.dtype}{list(port.shape)}, but its state "
+                f"tensor {tensor.name!r} is {tensor.dtype}{list(tensor.shape)}"
+            )
+
+    def _check_axes(self, shape: Shape, where: str) -> None:
+        for axis in axes_of(shape):
+            if axis not in self.axes:
+                raise ArtifactError(f"{where}: axis {axis!r} is not declared in axes")
+
+    @cached_property
+    def state_by_name(self) -> Mapping[str, StateTensor]:
+        """The state tensors by name, in order."""
+        return MappingProxyType({tensor.name: tensor for tensor in self.state})
+
+    @property
+    def example_sizes(self) -> dict[str, int]:
+        """Size of each axis in initial.safetensors."""
+        return {name: axis.example for name, axis in self.axes.items()}
+
+    def members(self) -> Iterator[tuple[StateTensor, Member]]:
+        """Every parameter and buffer with the state tensor that holds it, in order."""
+        for tensor in self.state:
+            for member in tensor.members:
+                yield tensor, member
+
+    def to_json(self) -> bytes:
+        """The canonical bytes of manifest.json: sorted keys, no insignificant white space."""
+        return manifest_json.canonical(manifest_json.manifest_to_object(self))
+
+    @classmethod
+    def parse(cls, data: bytes) -> Manifest:
+        """Read manifest.json. Raises ArtifactError for anything but a valid canonical manifest."""
+        manifest = manifest_json.manifest_from_object(manifest_json.decoded(data))
+        if manifest.to_json() != data:
+            raise ArtifactError(
+                "manifest.json is not in canonical form (sorted keys, no white space): its "
+                "identifier would be ambiguous"
+            )
+        return manifest
+
+    @cached_property
+    def id(self) -> str:
+        """The artifact's identifier: SHA-256 (hex) of the manifest's bytes."""
+        return hashlib.sha256(self.to_json()).hexdigest()
+
+
+def _refuse_duplicates(names: list[str], what: str) -> None:
+    twice = sorted(name for name, count in Counter(names).items() if count > 1)[:5]
+    if twice:
+        raise ArtifactError(f"{what}: {', '.join(twice)} given more than once")

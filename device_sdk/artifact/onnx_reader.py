@@ -1,0 +1,254 @@
+"""What a runtime must know about an ONNX file before onnxruntime sees it, without the onnx package.
+
+Field numbers are those of onnx.proto (ONNX IR version 10). Nodes are read wherever they can be:
+in the main graph, in subgraphs of any node's attributes, and in model-local functions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from device_sdk.artifact.dtypes import ONNX_ELEMENT_TYPES
+from device_sdk.artifact.errors import ArtifactError
+from device_sdk.artifact.protobuf import Budget, Once, fields, integer, message, text
+from device_sdk.artifact.shapes import Dim, Shape
+
+MAX_NESTING = 16
+
+
+@dataclass(frozen=True)
+class Value:
+    """An input or output of the main graph.
+
+    `shape` is None where the file gives no shape; an entry None is a length without name or value.
+    """
+
+    name: str
+    dtype: str
+    shape: Shape | None
+
+
+@dataclass
+class OnnxModel:
+    """The parts of an ONNX file that a loader checks.
+
+    `operators` counts (domain, operator) pairs everywhere, "" being the default domain.
+    `external` holds the file names of tensors that are stored outside the file.
+    """
+
+    opsets: dict[str, int] = field(default_factory=dict)
+    operators: dict[tuple[str, str], int] = field(default_factory=dict)
+    functions: list[str] = field(default_factory=list)
+    inputs: list[Value] = field(default_factory=list)
+    outputs: list[Value] = field(default_factory=list)
+    initializers: set[str] = field(default_factory=set)
+    external: set[str] = field(default_factory=set)
+    racing_scatters: int = 0
+
+
+def read_onnx(data: bytes) -> OnnxModel:
+    """Read an ONNX file's structure. Raises ArtifactError when the bytes are no such file.
+
+    `racing_scatters` counts the ScatterND nodes with a reduction, whose sum races under several
+    threads on onnxruntime's CPU provider.
+    """
+    reader = _Reader()
+    reader.model(memoryview(data))
+    return reader.found
+
+
+class _Reader:
+    def __init__(self) -> None:
+        self.found = OnnxModel()
+        self.budget = Budget()
+
+    def model(self, data: memoryview) -> None:
+        once = Once("the model")
+        has_graph = False
+        for number, wire, value in fields(data, self.budget):
+            if number == 7:
+                once(number)
+                has_graph = True
+                self.graph(message(wire, value, "graph"), depth=0)
+            elif number == 8:
+                self.opset(message(wire, value, "opset import"))
+            elif number == 20:
+                raise ArtifactError("ONNX file: training info is not allowed in an artifact")
+            elif number == 25:
+                self.function(message(wire, value, "function"))
+        if not has_graph:
+            raise ArtifactError("ONNX file: it holds no graph")
+
+    def opset(self, data: memoryview) -> None:
+        once, domain, version = Once("an opset import"), "", 0
+        for number, wire, value in fields(data, self.budget):
+            once(number)
+            if number == 1:
+                domain = _domain(text(wire, value, "opset domain"))
+            elif number == 2:
+                version = integer(wire, value, "opset version")
+        if domain in self.found.opsets:
+            raise ArtifactError(f"ONNX file: opset of domain {domain!r} is given twice")
+        self.found.opsets[domain] = version
+
+    def graph(self, data: memoryview, depth: int) -> None:
+        if depth > MAX_NESTING:
+            raise ArtifactError(f"ONNX file: graphs are nested more than {MAX_NESTING} deep")
+        for number, wire, value in fields(data, self.budget):
+            if number == 1:
+                self.node(message(wire, value, "node"), depth)
+            elif number == 5:
+                name = self.tensor(message(wire, value, "initializer"))
+                if depth == 0:
+                    self.found.initializers.add(name)
+            elif number == 15:
+                name = self.sparse_tensor(message(wire, value, "sparse initializer"))
+                if depth == 0:
+                    self.found.initializers.add(name)
+            elif number in (11, 12) and depth == 0:
+                side = self.found.inputs if number == 11 else self.found.outputs
+                side.append(self.value_info(message(wire, value, "graph input or output")))
+
+    def function(self, data: memoryview) -> None:
+        once, name = Once("a function"), ""
+        for number, wire, value in fields(data, self.budget):
+            if number == 1:
+                once(number)
+                name = text(wire, value, "function name")
+            elif number == 7:
+                self.node(message(wire, value, "node"), depth=0)
+            elif number == 11:
+                self.attribute(message(wire, value, "attribute"), depth=0)
+        self.found.functions.append(name)
+
+    def node(self, data: memoryview, depth: int) -> None:
+        once, operator, domain, reduction = Once("a node"), "", "", "none"
+        for number, wire, value in fields(data, self.budget):
+            if number in (4, 7):
+                once(number)
+            if number == 4:
+                operator = text(wire, value, "operator")
+            elif number == 7:
+                domain = _domain(text(wire, value, "operator's domain"))
+            elif number == 5:
+                name, string = self.attribute(message(wire, value, "attribute"), depth)
+                if name == "reduction":
+                    reduction = string
+        key = (domain, operator)
+        self.found.operators[key] = self.found.operators.get(key, 0) + 1
+        if operator == "ScatterND" and reduction != "none":
+            self.found.racing_scatters += 1
+
+    def attribute(self, data: memoryview, depth: int) -> tuple[str, str]:
+        once, name, string = Once("an attribute"), "", ""
+        for number, wire, value in fields(data, self.budget):
+            if number in (1, 4, 5, 6, 22):
+                once(number)
+            if number == 1:
+                name = text(wire, value, "attribute name")
+            elif number == 4 and name == "reduction":
+                string = text(wire, value, "attribute 'reduction'")
+            elif number in (5, 10):
+                self.tensor(message(wire, value, "tensor"))
+            elif number in (6, 11):
+                self.graph(message(wire, value, "graph"), depth + 1)
+            elif number in (22, 23):
+                self.sparse_tensor(message(wire, value, "sparse tensor"))
+        return name, string
+
+    def tensor(self, data: memoryview) -> str:
+        once, name, external, location = Once("a tensor"), "", False, None
+        for number, wire, value in fields(data, self.budget):
+            if number == 8:
+                once(number)
+                name = text(wire, value, "tensor name")
+            elif number == 14:
+                once(number)
+                external = integer(wire, value, "data location") != 0
+            elif number == 13:
+                key, entry = self.key_value(message(wire, value, "external data"))
+                if key == "location":
+                    if location is not None:
+                        raise ArtifactError("ONNX file: a tensor has two external locations")
+                    location = entry
+        if external or location is not None:
+            self.found.external.add(location or "")
+        return name
+
+    def sparse_tensor(self, data: memoryview) -> str:
+        name = ""
+        for number, wire, value in fields(data, self.budget):
+            if number in (1, 2):
+                found = self.tensor(message(wire, value, "sparse tensor's part"))
+                name = found if number == 1 else name
+        return name
+
+    def key_value(self, data: memoryview) -> tuple[str, str]:
+        once, key, entry = Once("an entry"), "", ""
+        for number, wire, value in fields(data, self.budget):
+            once(number)
+            if number == 1:
+                key = text(wire, value, "entry's key")
+            elif number == 2:
+                entry = text(wire, value, "entry's value")
+        return key, entry
+
+    def value_info(self, data: memoryview) -> Value:
+        once, name, kind = Once("a graph input or output"), "", None
+        for number, wire, value in fields(data, self.budget):
+            if number == 1:
+                once(number)
+                name = text(wire, value, "name")
+            elif number == 2:
+                once(number)
+                kind = self.type(message(wire, value, "type"), name)
+        if kind is None:
+            raise ArtifactError(f"ONNX file: graph input or output {name!r} has no type")
+        return Value(name, *kind)
+
+    def type(self, data: memoryview, name: str) -> tuple[str, Shape | None]:
+        found = None
+        for number, wire, value in fields(data, self.budget):
+            if number == 1 and found is None:
+                found = self.tensor_type(message(wire, value, "tensor type"), name)
+            elif number != 6:
+                raise ArtifactError(f"ONNX file: {name!r} is not a plain tensor")
+        if found is None:
+            raise ArtifactError(f"ONNX file: {name!r} has no tensor type")
+        return found
+
+    def tensor_type(self, data: memoryview, name: str) -> tuple[str, Shape | None]:
+        once, element, shape = Once("a tensor type"), 0, None
+        for number, wire, value in fields(data, self.budget):
+            once(number)
+            if number == 1:
+                element = integer(wire, value, "element type")
+            elif number == 2:
+                shape = self.shape(message(wire, value, "shape"))
+        if element not in ONNX_ELEMENT_TYPES:
+            raise ArtifactError(
+                f"ONNX file: {name!r} has element type {element}, which is not used"
+            )
+        return ONNX_ELEMENT_TYPES[element], shape
+
+    def shape(self, data: memoryview) -> Shape:
+        dims: list[Dim] = []
+        for number, wire, value in fields(data, self.budget):
+            if number == 1:
+                dims.append(self.dimension(message(wire, value, "dimension")))
+        return tuple(dims)
+
+    def dimension(self, data: memoryview) -> Dim:
+        dim: Dim = None
+        for number, wire, value in fields(data, self.budget):
+            if number not in (1, 2):
+                continue
+            if dim is not None:
+                raise ArtifactError("ONNX file: a dimension has two lengths")
+            dim = integer(wire, value, "length") if number == 1 else text(wire, value, "axis")
+        return dim
+
+
+def _domain(name: str) -> str:
+    # The specification gives the default domain two spellings.
+    return "" if name == "ai.onnx" else name

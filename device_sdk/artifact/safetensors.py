@@ -1,0 +1,146 @@
+"""The safetensors format: named arrays and string metadata in one flat file, without pickle.
+
+Written here because a device needs 100 lines of it, not a compiled dependency. Reading is strict:
+the tensors must fill the data section exactly, as the format's reference implementation demands.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device_sdk.artifact import json_fields
+from device_sdk.artifact.errors import ArtifactError
+from device_sdk.artifact.json_fields import Fields
+from device_sdk.artifact.shapes import MAX_ELEMENTS, MAX_RANK
+
+Array = NDArray[Any]
+
+_NAMES: Final = {
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "I64": "int64",
+    "I32": "int32",
+    "I16": "int16",
+    "I8": "int8",
+    "U8": "uint8",
+    "BOOL": "bool",
+}
+_CODES: Final = {np.dtype(name): code for code, name in _NAMES.items()}
+MAX_HEADER_BYTES: Final = 64 * 2**20
+
+if sys.byteorder != "little":  # pragma: no cover - no such device is supported
+    raise ImportError("safetensors files are little-endian, and so must this machine be")
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """Arrays (read-only views of the bytes they came from) and metadata of a file."""
+
+    tensors: Mapping[str, Array]
+    metadata: Mapping[str, str]
+
+
+def encode(tensors: Mapping[str, Array], metadata: Mapping[str, str] | None = None) -> bytes:
+    """The file's bytes; tensors in the order given. Raises ArtifactError for an unusable dtype."""
+    header: dict[str, object] = {}
+    if metadata:
+        header["__metadata__"] = dict(metadata)
+    arrays, end = [], 0
+    for name, array in tensors.items():
+        if array.dtype not in _CODES:
+            raise ArtifactError(f"{name!r}: dtype {array.dtype} cannot be stored")
+        if name == "__metadata__":
+            raise ArtifactError("'__metadata__' is not allowed as a tensor's name")
+        header[name] = {
+            "dtype": _CODES[array.dtype],
+            "shape": list(array.shape),
+            "data_offsets": [end, end + array.nbytes],
+        }
+        # A 0-d array would become 1-d under ascontiguousarray; tobytes has no such habit.
+        arrays.append(array.tobytes())
+        end += array.nbytes
+    text = json.dumps(header, separators=(",", ":")).encode("ascii")
+    # Spaces bring the data to a multiple of 8 bytes, so that views of it are aligned.
+    text += b" " * (-len(text) % 8)
+    return b"".join([len(text).to_bytes(8, "little"), text, *arrays])
+
+
+def split(data: bytes) -> tuple[bytes, memoryview]:
+    """Header (JSON bytes) and data section of a file."""
+    if len(data) < 8:
+        raise ArtifactError("safetensors file: cut off before the header")
+    size = int.from_bytes(data[:8], "little")
+    if size > min(MAX_HEADER_BYTES, len(data) - 8):
+        raise ArtifactError("safetensors file: cut off inside the header")
+    return data[8 : 8 + size], memoryview(data)[8 + size :]
+
+
+def decode(data: bytes) -> Decoded:
+    """Read a file's bytes. Raises ArtifactError for anything but a valid file."""
+    text, body = split(data)
+    header = json_fields.decoded(text, "safetensors header", MAX_HEADER_BYTES)
+    if not isinstance(header, dict):
+        raise ArtifactError("safetensors header: expected an object")
+    metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+        raise ArtifactError("safetensors header: metadata maps names to strings")
+    found: list[tuple[int, int, str, Array]] = []
+    for name, value in header.items():
+        found.append(_tensor(name, value, body))
+    found.sort(key=lambda entry: entry[:2])
+    position = 0
+    for begin, end, name, _ in found:
+        if begin != position:
+            raise ArtifactError(f"safetensors file: {name!r:.80} overlaps another or leaves a gap")
+        position = end
+    if position != len(body):
+        raise ArtifactError("safetensors file: the tensors do not fill the data section")
+    return Decoded({name: array for _, _, name, array in found}, metadata)
+
+
+def _tensor(name: str, value: object, body: memoryview) -> tuple[int, int, str, Array]:
+    fields = Fields(value, f"safetensors tensor {name!r:.80}")
+    code = fields.text("dtype")
+    if code not in _NAMES:
+        raise ArtifactError(f"{fields.where}: dtype {code!r:.20} is not used by artifacts")
+    dtype = np.dtype(_NAMES[code])
+    shape = _lengths(fields, "shape")
+    offsets = _lengths(fields, "data_offsets")
+    fields.end()
+    count = math.prod(shape)
+    if len(shape) > MAX_RANK or count > MAX_ELEMENTS:
+        raise ArtifactError(f"{fields.where}: has too many axes or elements")
+    if (
+        len(offsets) != 2
+        or offsets[1] > len(body)
+        or offsets[1] - offsets[0] != count * dtype.itemsize
+    ):
+        raise ArtifactError(
+            f"{fields.where}: its offsets do not match its shape or the file's size"
+        )
+    begin, end = offsets
+    if count == 0:
+        return begin, end, name, np.empty(shape, dtype)
+    if code == "BOOL" and np.frombuffer(body[begin:end], np.uint8).max() > 1:
+        raise ArtifactError(f"{fields.where}: holds a byte that is neither true nor false")
+    array = np.frombuffer(body[begin:end], dtype=dtype, count=count).reshape(shape)
+    return begin, end, name, array
+
+
+def _lengths(fields: Fields, key: str) -> tuple[int, ...]:
+    values = fields.items(key)
+    lengths = []
+    for value in values:
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
+            raise ArtifactError(f"{fields.where}: {key} holds something that is no length")
+        lengths.append(value)
+    return tuple(lengths)

@@ -1,0 +1,63 @@
+"""The inference graph: evaluation-mode outputs from the current state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import onnxruntime as ort
+
+from device_sdk.artifact.load import CheckedGraph
+from device_sdk.artifact.manifest import Manifest
+from device_sdk.artifact.safetensors import Array
+from device_sdk.errors import GraphRunError
+from device_sdk.runtime.batch import BatchChecker
+from device_sdk.runtime.session import SessionSettings, make_session
+from device_sdk.runtime.state import StateBanks
+
+
+class Predictor:
+    """A session of the artifact's inference graph that reads a trainer's state in place."""
+
+    def __init__(self, manifest: Manifest, graph: CheckedGraph, settings: SessionSettings) -> None:
+        self._graph = manifest.graphs["infer"]
+        self._session = make_session(graph, self._graph.file, settings)
+        self._checker = BatchChecker(
+            self._graph.select("batch"),
+            ignored=[port.of for port in manifest.graphs["train"].select("batch")],
+        )
+
+    def predict(
+        self, batch: Mapping[str, Array], banks: StateBanks, axes: Mapping[str, int]
+    ) -> dict[str, Array]:
+        """Outputs by name, in memory of their own.
+
+        Raises BatchError for a wrong batch, GraphRunError where onnxruntime fails.
+        """
+        arrays = self._checker.arrays(batch)
+        self._checker.sizes([array.shape for array in arrays], axes)
+        binding = self._session.io_binding()
+        for port in self._graph.select("state"):
+            binding.bind_ortvalue_input(port.name, banks.value(banks.current, port.of))
+        # The OrtValues alias the arrays and must outlive the run.
+        values = [
+            ort.OrtValue.ortvalue_from_numpy(
+                array if array.flags.c_contiguous else array.copy(order="C")
+            )
+            for array in arrays
+        ]
+        for port, value in zip(self._graph.select("batch"), values, strict=True):
+            binding.bind_ortvalue_input(port.name, value)
+        for port in self._graph.outputs:
+            binding.bind_output(port.name, "cpu")
+        try:
+            self._session.run_with_iobinding(binding)
+        except Exception as error:  # onnxruntime's exceptions share no base class
+            raise GraphRunError(
+                f"onnxruntime failed inside the inference graph: {error}"
+            ) from error
+        binding.synchronize_outputs()
+        found = binding.get_outputs()
+        return {
+            port.of: value.numpy().copy()
+            for port, value in zip(self._graph.outputs, found, strict=True)
+        }

@@ -1,0 +1,363 @@
+"""The Trainer: an artifact that learns on this device."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import numpy as np
+
+from device_sdk.artifact.dtypes import DTYPES
+from device_sdk.artifact.load import CheckedGraph, load_artifact
+from device_sdk.artifact.manifest import Manifest
+from device_sdk.artifact.safetensors import Array
+from device_sdk.artifact.shapes import axes_of, resolve
+from device_sdk.errors import ArtifactError, BatchError, CheckpointError, NonFiniteStep, StateError
+from device_sdk.runtime.batch import BatchChecker
+from device_sdk.runtime.binding import HostTensor, StepBinding
+from device_sdk.runtime.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from device_sdk.runtime.members import Members, check_tensor, new_sizes, packed_view
+from device_sdk.runtime.predictor import Predictor
+from device_sdk.runtime.seed import step_seed
+from device_sdk.runtime.session import open_session
+from device_sdk.runtime.state import StateBanks
+
+_LOG = logging.getLogger("device_sdk")
+# Batch shapes whose bound memory is kept: a data set's usual batch, its last one, a few more.
+_KEPT_BINDINGS: Final = 8
+
+
+class Trainer:
+    """Trains and predicts with an artifact. Use it from one thread at a time.
+
+    `directory` is the artifact's folder; every file in it is checked. `providers` is "auto" (CUDA
+    where it works, else the CPU), "cpu", "cuda", or a list of onnxruntime's provider names.
+    `threads` work inside one operator; one is fastest for small models, and artifacts whose
+    gradients would race use one whatever was asked for. `seed` makes dropout reproducible.
+
+    Raises ArtifactError for a bad artifact, ProviderError where the providers cannot be used.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        providers: str | Sequence[str] = "auto",
+        threads: int = 1,
+        seed: int = 0,
+    ) -> None:
+        if not isinstance(threads, int) or isinstance(threads, bool) or threads < 1:
+            raise ValueError(f"threads is a positive integer, not {threads!r}")
+        if not isinstance(seed, int) or isinstance(seed, bool):
+            raise TypeError(f"seed is an integer, not {seed!r}")
+        artifact = load_artifact(directory)
+        manifest = artifact.manifest
+        if manifest.sequential and threads > 1:
+            _LOG.info("%s runs with 1 thread: its gradients race under several", manifest.name)
+            threads = 1
+        self._manifest: Final = manifest
+        self._initial: Final = artifact.initial
+        self._seed = seed
+        self._train: Final = manifest.graphs["train"]
+        self._session, self._settings = open_session(
+            artifact.graphs["train"], self._train.file, providers, threads
+        )
+        self._infer: CheckedGraph | None = artifact.graphs.get("infer")
+        self._predictor: Predictor | None = None
+        self._members: Final = Members(manifest)
+        infer = manifest.graphs.get("infer")
+        self._checker: Final = BatchChecker(
+            self._train.select("batch"),
+            ignored=[] if infer is None else [port.of for port in infer.select("batch")],
+        )
+        self._hyper: Final = [HostTensor(port, ()) for port in self._train.select("hyper")]
+        self._hyper_defaults: Final = {
+            port.of: float(port.default or 0.0) for port in self._train.select("hyper")
+        }
+        self._seed_input: Final = [HostTensor(port, ()) for port in self._train.select("seed")]
+        self._bindings: Final[OrderedDict[tuple[tuple[int, ...], ...], StepBinding]] = OrderedDict()
+        self._last: tuple[StepBinding, int] | None = None
+        self._step = 0
+        self._state_axes: Final = {
+            axis for tensor in manifest.state for axis in axes_of(tensor.shape)
+        }
+        self._axes = self._example_axes()
+        self._banks: Final = StateBanks(
+            manifest.state, self._shapes(self._axes), self._settings.on_cuda
+        )
+        self.reset()
+
+    # -- training ----------------------------------------------------------------------------------
+
+    def step(
+        self, batch: Mapping[str, Array], *, hyper: Mapping[str, float] | None = None
+    ) -> float:
+        """Train on one batch and return its loss.
+
+        `batch` maps the artifact's entries to arrays of exactly the dtypes and shapes it names;
+        `hyper` replaces defaults (see `hyper`) for this step only: `hyper={"lr": 0.01}`.
+
+        Raises BatchError for a wrong batch, NonFiniteStep where loss or new state is not finite,
+        GraphRunError where onnxruntime fails. After any of them everything is as before the step.
+        """
+        arrays = self._checker.arrays(batch)
+        key = tuple([array.shape for array in arrays])
+        binding = self._bindings.get(key)
+        if binding is None:
+            binding = self._bind(key)
+        else:
+            self._bindings.move_to_end(key)
+        self._set_hyper(hyper)
+        for tensor in self._seed_input:
+            tensor.array[...] = step_seed(self._seed, self._step)
+        bank = self._banks.current
+        loss, guard = binding.run(arrays, bank)
+        if not (math.isfinite(loss) and math.isfinite(guard)):
+            raise NonFiniteStep(loss, guard)
+        self._banks.swap()
+        self._step += 1
+        self._last = (binding, bank)
+        return loss
+
+    @property
+    def outputs(self) -> dict[str, Array]:
+        """Copies of the last finished step's extra outputs; empty before the first step."""
+        if self._last is None:
+            return {}
+        binding, bank = self._last
+        return {name: array.copy() for name, array in binding.outputs(bank).items()}
+
+    def predict(self, batch: Mapping[str, Array]) -> dict[str, Array]:
+        """The outputs of the artifact's inference graph in evaluation mode.
+
+        The batch may hold entries that only training needs. Raises BatchError for a wrong batch,
+        GraphRunError where onnxruntime fails, ArtifactError where the artifact cannot predict.
+        """
+        if self._predictor is None:
+            if self._infer is None:
+                raise ArtifactError(
+                    f"{self._manifest.name} has no inference graph: export it with predict="
+                )
+            self._predictor = Predictor(self._manifest, self._infer, self._settings)
+            self._infer = None
+        return self._predictor.predict(batch, self._banks, self._axes)
+
+    # -- state -------------------------------------------------------------------------------------
+
+    @property
+    def parameters(self) -> dict[str, Array]:
+        """Copies of all parameters by torch's names."""
+        return self._copies("parameter")
+
+    @property
+    def buffers(self) -> dict[str, Array]:
+        """Copies of all buffers (batch norm's statistics, say) by torch's names."""
+        return self._copies("buffer")
+
+    @property
+    def state(self) -> dict[str, Array]:
+        """Copies of all state tensors, optimizer state and step count included, by their names."""
+        return {
+            tensor.name: self._banks.read(tensor.name).copy() for tensor in self._manifest.state
+        }
+
+    def set_parameters(self, values: Mapping[str, Array]) -> None:
+        """Replace some or all parameters (and buffers) by torch's names.
+
+        Parameters with named axes may come in other sizes; all tensors that share a resized axis
+        must come together. Optimizer state whose shape changes restarts at zero, the rest stays.
+        Raises StateError, and changes nothing, where a name, dtype or shape is wrong.
+        """
+        given = {}
+        for name, array in values.items():
+            tensor, member = self._members.place(name)
+            check_tensor(repr(name), array, tensor.dtype, len(member.shape))
+            given[name] = (member.shape, array.shape)
+        sizes = new_sizes(self._axes, given)
+        whole = {}
+        packs: dict[str, Array] = {}
+        for name, array in values.items():
+            tensor, member = self._members.place(name)
+            if axes_of(member.shape):
+                whole[tensor.name] = array
+                continue
+            if tensor.name not in packs:
+                packs[tensor.name] = self._banks.read(tensor.name).copy()
+            packed_view(packs[tensor.name], member)[...] = array
+        self._replace({**whole, **packs}, sizes)
+
+    def set_state(self, values: Mapping[str, Array]) -> None:
+        """Replace some or all state tensors by their names (see `state`).
+
+        The rules for sizes are those of `set_parameters`. Raises StateError and changes nothing
+        where something is wrong.
+        """
+        given = {}
+        for name, array in values.items():
+            tensor = self._manifest.state_by_name.get(name)
+            if tensor is None:
+                known = ", ".join(self._manifest.state_by_name)
+                raise StateError(f"{name!r} is no state tensor; known are {known}")
+            check_tensor(repr(name), array, tensor.dtype, len(tensor.shape))
+            given[name] = (tensor.shape, array.shape)
+        if "step" in values and values["step"].item() < 0:
+            raise StateError(f"step counts finished steps, so it is not {values['step'].item()}")
+        self._replace(values, new_sizes(self._axes, given))
+
+    def reset(self) -> None:
+        """Back to the artifact's initial state and sizes, and to step 0."""
+        values: dict[str, Array] = {}
+        axes = self._example_axes()
+        for tensor in self._manifest.state:
+            whole: Array = np.zeros(resolve(tensor.shape, axes), DTYPES[tensor.dtype])
+            for member in tensor.members:
+                if axes_of(member.shape):
+                    whole = self._initial[member.name]
+                else:
+                    packed_view(whole, member)[...] = self._initial[member.name]
+            values[tensor.name] = whole
+        self._replace(values, axes)
+        self._last = None
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write state, step count and seed to one file; a crash leaves the old file whole."""
+        state = {tensor.name: self._banks.read(tensor.name) for tensor in self._manifest.state}
+        save_checkpoint(path, Checkpoint(self._manifest.id, self._seed, state))
+
+    def restore(self, path: str | os.PathLike[str]) -> None:
+        """Continue from a file that `save` wrote, bit for bit.
+
+        Raises CheckpointError for a damaged file or another artifact's, OSError where it cannot be
+        read; the trainer is then unchanged.
+        """
+        checkpoint = load_checkpoint(path)
+        if checkpoint.artifact != self._manifest.id:
+            raise CheckpointError(
+                f"{path} belongs to artifact {checkpoint.artifact:.12}, this trainer runs "
+                f"{self._manifest.name} {self._manifest.id:.12}"
+            )
+        odd = sorted(set(checkpoint.state) ^ set(self._manifest.state_by_name))
+        if odd:
+            raise CheckpointError(f"{path} does not hold the artifact's state: {odd[0]!r}")
+        try:
+            self.set_state(checkpoint.state)
+        except StateError as error:
+            raise CheckpointError(f"{path}: {error}") from None
+        self._seed = checkpoint.seed
+
+    # -- facts -------------------------------------------------------------------------------------
+
+    @property
+    def artifact(self) -> Manifest:
+        """The artifact's manifest."""
+        return self._manifest
+
+    @property
+    def step_count(self) -> int:
+        """Finished steps since the initial state."""
+        return self._step
+
+    @property
+    def hyper(self) -> dict[str, float]:
+        """Hyper-parameters that `step` takes, with their defaults."""
+        return dict(self._hyper_defaults)
+
+    @property
+    def axes(self) -> dict[str, int]:
+        """Present sizes of the named axes of the state."""
+        return dict(self._axes)
+
+    @property
+    def seed(self) -> int:
+        """The seed that dropout masks derive from (with the step count)."""
+        return self._seed
+
+    @property
+    def providers(self) -> tuple[str, ...]:
+        """onnxruntime's execution providers in use, the preferred one first."""
+        return self._settings.providers
+
+    @property
+    def threads(self) -> int:
+        """Threads inside one operator."""
+        return self._settings.threads
+
+    # -- inside ------------------------------------------------------------------------------------
+
+    def _bind(self, key: tuple[tuple[int, ...], ...]) -> StepBinding:
+        sizes = self._checker.sizes(key, self._axes)
+        binding = StepBinding(
+            self._session,
+            self._train,
+            self._banks,
+            [*self._hyper, *self._seed_input],
+            sizes,
+            on_cuda=self._settings.on_cuda,
+        )
+        self._bindings[key] = binding
+        if len(self._bindings) > _KEPT_BINDINGS:
+            self._bindings.popitem(last=False)
+        return binding
+
+    def _set_hyper(self, hyper: Mapping[str, float] | None) -> None:
+        values = self._hyper_defaults
+        if hyper:
+            unknown = sorted(set(hyper) - set(values))
+            if unknown:
+                raise BatchError(
+                    f"hyper-parameter {unknown[0]!r} is unknown; this artifact takes "
+                    f"{', '.join(values) or 'none'}"
+                )
+            for name, value in hyper.items():
+                if not math.isfinite(value):
+                    raise BatchError(
+                        f"hyper-parameter {name!r} is {value}, expected a finite number"
+                    )
+            values = {**values, **hyper}
+        for tensor in self._hyper:
+            tensor.array[...] = values[tensor.of]
+
+    def _example_axes(self) -> dict[str, int]:
+        sizes = self._manifest.example_sizes
+        return {axis: sizes[axis] for axis in sizes if axis in self._state_axes}
+
+    def _shapes(self, axes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+        return {tensor.name: resolve(tensor.shape, axes) for tensor in self._manifest.state}
+
+    def _copies(self, kind: str) -> dict[str, Array]:
+        found = {}
+        state: dict[str, Array] = {}
+        for name in self._members.of_kind(kind):
+            holder = self._members.place(name)[0].name
+            if holder not in state:
+                state[holder] = self._banks.read(holder)
+            found[name] = self._members.extract(name, state[holder])
+        return found
+
+    def _replace(self, values: Mapping[str, Array], axes: Mapping[str, int]) -> None:
+        """Write whole state tensors whose shapes were checked; zero optimizer state that resizes."""
+        zeros: dict[str, Array] = {}
+        if axes != self._axes:
+            for name, shape in self._shapes(axes).items():
+                if shape == self._banks.shapes[name] or name in values:
+                    continue
+                tensor = self._manifest.state_by_name[name]
+                if tensor.kind != "optimizer":
+                    changed = [a for a in axes_of(tensor.shape) if axes[a] != self._axes[a]]
+                    raise StateError(
+                        f"axis {changed[0]!r} changes its size, so {name!r}, which has it too, must "
+                        "be given in the same call"
+                    )
+                zeros[name] = np.zeros(shape, DTYPES[tensor.dtype])
+            # The bindings point at memory of the old sizes.
+            self._bindings.clear()
+            self._last = None
+            self._axes = dict(axes)
+        for name, array in {**values, **zeros}.items():
+            self._banks.write(name, array)
+        if "step" in values:
+            self._step = int(values["step"].item())

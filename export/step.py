@@ -130,6 +130,25 @@ def train_step(
         return _finish(problem, inputs, loss, outputs, gradients, buffers)
 
 
+def apply_optimizer(
+    problem: Problem, inputs: Mapping[str, Tensor], gradients: list[Tensor]
+) -> dict[str, Tensor]:
+    """New parameter and optimizer state by state tensor's name, from packed gradients."""
+    slots = problem.parameter_slots
+    names = optimizer_slots(problem)
+    update = problem.optimizer.update(
+        [inputs[f"state.{slot.name}"] for slot in slots],
+        gradients,
+        {kind: [inputs[f"state.{name}"] for name in held] for kind, held in names.items()},
+        inputs["state.step"],
+        {name: inputs[f"hyper.{name}"] for name in problem.optimizer.hyper()},
+    )
+    new = {slot.name: value for slot, value in zip(slots, update.parameters, strict=True)}
+    for kind, held in names.items():
+        new.update(zip(held, update.state[kind], strict=True))
+    return new
+
+
 def _finish(
     problem: Problem,
     inputs: Mapping[str, Tensor],
@@ -140,28 +159,15 @@ def _finish(
 ) -> dict[str, Tensor]:
     slots = problem.parameter_slots
     packed = [slot.pack(gradients) for slot in slots]
-    names = optimizer_slots(problem)
-    step = inputs["state.step"]
-    update = problem.optimizer.update(
-        [inputs[f"state.{slot.name}"] for slot in slots],
-        packed,
-        {kind: [inputs[f"state.{name}"] for name in held] for kind, held in names.items()},
-        step,
-        {name: inputs[f"hyper.{name}"] for name in problem.optimizer.hyper()},
-    )
-    new: dict[str, Tensor] = {
-        slot.name: value for slot, value in zip(slots, update.parameters, strict=True)
-    }
+    new = apply_optimizer(problem, inputs, packed)
     for slot in problem.slots:
         if slot.kind == "buffer":
             new[slot.name] = slot.pack(buffers)
-    for kind, held in names.items():
-        new.update(zip(held, update.state[kind], strict=True))
     guard = sum(
         (value.sum() for value in new.values() if value.is_floating_point()),
         start=torch.zeros((), dtype=loss.dtype),
     )
-    new["step"] = step + 1
+    new["step"] = inputs["state.step"] + 1
     return {
         "loss": loss.detach(),
         "guard": guard,

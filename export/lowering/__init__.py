@@ -5,8 +5,9 @@ from export.lowering import (
     elementwise,
     indexing,
     linear,
+    recurrent,
     reductions,
     shapes,
 )
 
-__all__ = ["creation", "elementwise", "indexing", "linear", "reductions", "shapes"]
+__all__ = ["creation", "elementwise", "indexing", "linear", "recurrent", "reductions", "shapes"]

@@ -264,6 +264,26 @@ def expm1(g: Graph, out: Any, a: Value) -> str:
     return g.op("Mul", product, g.scalar(2, out.dtype))
 
 
+# Above threshold (20) torch's softplus is x itself: 2e-9 off the exact value, below float32's
+# resolution there, so the exact forms serve for both.
+@lowers(aten.softplus.default)
+def softplus(g: Graph, out: Any, a: Value, beta: Scalar = 1, threshold: Scalar = 20) -> str:
+    if beta == 1:
+        return g.op("Softplus", a)
+    scaled = g.op("Softplus", g.op("Mul", a, g.scalar(beta, out.dtype)))
+    return g.op("Div", scaled, g.scalar(beta, out.dtype))
+
+
+@lowers(aten.softplus_backward.default)
+def softplus_backward(
+    g: Graph, out: Any, grad: Value, a: Value, beta: Scalar, threshold: Scalar
+) -> str:
+    x = a.name if beta == 1 else g.op("Mul", a, g.scalar(beta, out.dtype))
+    slope = Value(g.op("Sigmoid", x), out.dtype, tuple(out.shape))
+    left, right = operands(g, tuple(out.shape), [grad, slope], out.dtype)
+    return g.op("Mul", left, right)
+
+
 @lowers(aten.gelu.default)
 def gelu(g: Graph, out: Any, a: Value, *, approximate: str = "none") -> str:
     return g.op("Gelu", a, approximate=approximate)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.nn.functional as functional
 
-from export.rewrites import batch_norm, cross_entropy, dropout
+from export.rewrites import batch_norm, cross_entropy, dropout, recurrent
 from export.rewrites.randomness import Randomness
 
 _LOCK = threading.RLock()
@@ -24,6 +24,7 @@ def recordable(randomness: Randomness) -> Iterator[None]:
     """
     replacements: list[tuple[Any, str, Callable[..., Any]]] = [
         *dropout.replacements(randomness),
+        *recurrent.replacements(),
         (functional, "batch_norm", batch_norm.batch_norm),
         (functional, "cross_entropy", cross_entropy.cross_entropy),
         (functional, "nll_loss", cross_entropy.nll_loss),
@@ -35,7 +36,8 @@ def recordable(randomness: Randomness) -> Iterator[None]:
 @contextmanager
 def seeded(randomness: Randomness) -> Iterator[None]:
     """Inside, dropout draws the masks that the exported graph draws; all else is torch's own."""
-    with _LOCK, _patched(dropout.replacements(randomness)), _plain_attention():
+    replacements = [*dropout.replacements(randomness), *recurrent.seeded_replacements()]
+    with _LOCK, _patched(replacements), _plain_attention():
         yield
 
 

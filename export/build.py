@@ -1,0 +1,169 @@
+"""``train_step``: from a torch module, loss and optimizer to an artifact folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+import torch
+from torch import Tensor, nn
+
+from device_sdk.artifact import Manifest
+from export.axes import parse_axes
+from export.convert import to_onnx
+from export.errors import ExportError
+from export.layout import lay_out
+from export.optimizers import Optimizer
+from export.rewrites.patch import recordable
+from export.step import LossFunction, PredictFunction, Problem, optimizer_slots, predict, train_step
+from export.trace import Spec, record
+from export.verify import Report, verify_artifact
+from export.write import write_artifact
+
+BATCH_DTYPES = (torch.float32, torch.int64, torch.int32, torch.uint8, torch.bool)
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A written artifact: its folder, its manifest, and what verification measured (or None)."""
+
+    directory: Path
+    manifest: Manifest
+    report: Report | None
+
+    @property
+    def id(self) -> str:
+        """The artifact's id: SHA-256 of its manifest, in hex."""
+        return self.manifest.id
+
+
+@dataclass(frozen=True)
+class Graphs:
+    """The ONNX models of one problem; ``gradients`` serves verification and is not written."""
+
+    train: onnx.ModelProto
+    infer: onnx.ModelProto
+    gradients: onnx.ModelProto
+
+
+def export_train_step(
+    model: nn.Module,
+    loss: LossFunction,
+    example_batch: Mapping[str, Tensor],
+    *,
+    optimizer: Optimizer,
+    dynamic: Mapping[str, Mapping[int, str]],
+    directory: str | Path,
+    predict: PredictFunction | None = None,
+    verify: bool = True,
+    name: str | None = None,
+) -> Exported:
+    """Write an artifact folder that trains and predicts on stock onnxruntime.
+
+    model: float32 parameters; those with ``requires_grad=False`` are kept as they are.
+    loss: ``loss(model, batch) -> Tensor`` (a scalar), or ``(Tensor, dict of outputs)``.
+    example_batch: gives names, dtypes (float32, int64, int32, uint8, bool) and shapes.
+    optimizer: ``export.Sgd(...)``, ``export.Adam(...)``, or any ``export.Optimizer``.
+    dynamic: ``{"features": {0: "batch"}}``: named axes that may vary at run time, of batch entries
+        and of parameters (by torch's names); equal names are equal sizes.
+    predict: ``predict(model, batch) -> dict`` in evaluation mode, for ``Trainer.predict``;
+        by default the outputs that ``loss`` returns, else the loss itself.
+    verify: train a few steps beside torch (two batch sizes, one and two threads), compare each
+        gradient, update and output with float64 torch, and refuse where they differ.
+
+    Raises ExportError naming the operator, the module's path and what to use instead, or the worst
+    tensor and its error where verification fails; nothing is written then.
+    """
+    problem = _problem(model, loss, example_batch, optimizer, dynamic, predict, directory, name)
+    training = model.training
+    try:
+        graphs = lower(problem)
+        report = None
+        if verify:
+            report = verify_artifact(problem, graphs.train, graphs.infer, graphs.gradients)
+        manifest = write_artifact(problem, graphs.train, graphs.infer, Path(directory))
+    finally:
+        model.train(training)
+    return Exported(Path(directory), manifest, report)
+
+
+def _problem(
+    model: nn.Module,
+    loss: LossFunction,
+    batch: Mapping[str, Tensor],
+    optimizer: Optimizer,
+    dynamic: Mapping[str, Mapping[int, str]],
+    predict: PredictFunction | None,
+    directory: str | Path,
+    name: str | None,
+) -> Problem:
+    if not batch:
+        raise ExportError("the example batch is empty", instead="a dict of named tensors")
+    for key, tensor in batch.items():
+        if not isinstance(tensor, Tensor):
+            raise ExportError(f"batch entry {key!r} is a {type(tensor).__name__}, not a tensor")
+        if tensor.dtype not in BATCH_DTYPES:
+            raise ExportError(
+                f"batch entry {key!r} is {tensor.dtype}",
+                instead="float32 for numbers, int64 for indices and labels, bool for masks",
+            )
+    trained = {n: p.detach() for n, p in model.named_parameters() if p.requires_grad}
+    kept = {n: p.detach() for n, p in model.named_parameters() if not p.requires_grad}
+    if not trained:
+        raise ExportError("the model has no trainable parameter")
+    buffers = {**dict(model.named_buffers()), **kept}
+    axes = parse_axes(dynamic, dict(batch), {**trained, **buffers})
+    return Problem(
+        name=name or Path(directory).resolve().name,
+        model=model,
+        loss=loss,
+        predict=predict,
+        optimizer=optimizer,
+        axes=axes,
+        slots=lay_out(trained, buffers, axes),
+        batch=dict(batch),
+    )
+
+
+def lower(problem: Problem) -> Graphs:
+    """Trace and lower the train step and the prediction; every model passes onnx.checker."""
+    specs = input_specs(problem)
+    step = record(
+        lambda inputs: train_step(problem, inputs, recordable), specs, problem.axes, problem.model
+    )
+    guess = record(
+        lambda inputs: predict(problem, inputs, recordable),
+        {k: v for k, v in specs.items() if k.split(".")[0] in ("state", "batch")},
+        problem.axes,
+        problem.model,
+    )
+    kept = [name for name in step.outputs if not name.startswith("gradient.")]
+    gradients = [name for name in step.outputs if name.startswith("gradient.")]
+    graphs = Graphs(
+        train=to_onnx(step, kept, name=problem.name),
+        infer=to_onnx(guess, guess.outputs, name=problem.name),
+        gradients=to_onnx(step, gradients, name=problem.name),
+    )
+    for model in (graphs.train, graphs.infer):
+        onnx.checker.check_model(model, full_check=True)
+    return graphs
+
+
+def input_specs(problem: Problem) -> dict[str, Spec]:
+    """Name, dtype and named shape of everything that a train step takes."""
+    shapes = {slot.name: slot.shape for slot in problem.parameter_slots}
+    specs = {f"state.{slot.name}": Spec(slot.dtype, slot.shape) for slot in problem.slots}
+    names = optimizer_slots(problem)
+    for state in problem.optimizer.state():
+        for held, slot_name in zip(names[state.name], shapes, strict=False):
+            behind = shapes[slot_name] if state.per_parameter else ()
+            specs[f"state.{held}"] = Spec(state.dtype, (*state.lead, *behind))
+    specs["state.step"] = Spec(torch.int64, ())
+    for name, tensor in problem.batch.items():
+        specs[f"batch.{name}"] = Spec(tensor.dtype, problem.axes.shape(name, tensor.shape))
+    for name in problem.optimizer.hyper():
+        specs[f"hyper.{name}"] = Spec(torch.float32, ())
+    specs["seed"] = Spec(torch.int64, ())
+    return specs

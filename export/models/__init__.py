@@ -1,0 +1,1 @@
+"""The models of the methods: ordinary torch modules with their losses and example batches."""

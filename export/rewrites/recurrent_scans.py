@@ -1,0 +1,221 @@
+"""The parts of a recurrent layer that run step after step, as opaque operators.
+
+Each has a plain definition here (a loop over time, used to check gradients in double precision)
+and becomes one ONNX ``Scan`` in ``export.lowering.recurrent``. All that does not depend on the
+step before is computed outside, for all steps at once.
+
+Layout: time first, features before batch, so that each step's product is ``weights @ state`` and
+onnxruntime never has to repack the weights. ``T`` steps, ``F`` features, ``H`` units, ``B``
+sequences; ``backwards`` runs from the last step to the first, with results at their own steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+
+def _order(steps: int, backwards: bool) -> Iterator[int]:
+    return iter(range(steps - 1, -1, -1) if backwards else range(steps))
+
+
+@torch.library.custom_op("tessera::project", mutates_args=())
+def project(weight: Tensor, x: Tensor) -> Tensor:
+    """weight [M, F] times each step of x [T, F, B]: [T, M, B]."""
+    return torch.matmul(weight, x)
+
+
+@project.register_fake
+def _(weight: Tensor, x: Tensor) -> Tensor:
+    return x.new_empty([x.shape[0], weight.shape[0], x.shape[2]])
+
+
+@torch.library.custom_op("tessera::rnn_scan", mutates_args=())
+def rnn_scan(x: Tensor, h0: Tensor, weight: Tensor, relu: bool, backwards: bool) -> Tensor:
+    """h_t = act(x_t + weight h_{t-1}); x [T, H, B], h0 [H, B], weight [H, H] -> h [T, H, B]."""
+    h = torch.empty_like(x)
+    state = h0
+    for t in _order(x.shape[0], backwards):
+        state = x[t] + weight @ state
+        state = state.relu() if relu else state.tanh()
+        h[t] = state
+    return h
+
+
+@rnn_scan.register_fake
+def _(x: Tensor, h0: Tensor, weight: Tensor, relu: bool, backwards: bool) -> Tensor:
+    return torch.empty_like(x)
+
+
+@torch.library.custom_op("tessera::gru_scan", mutates_args=())
+def gru_scan(
+    gates: Tensor,
+    candidate: Tensor,
+    h0: Tensor,
+    weight_gates: Tensor,
+    weight_candidate: Tensor,
+    bias_candidate: Tensor,
+    backwards: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The gated recurrent unit as torch defines it (Cho et al. 2014, reset after the product).
+
+    ``gates`` [T, 2H, B] and ``candidate`` [T, H, B] are the input's share of r, z and n with
+    biases; ``weight_gates`` [2H, H], ``weight_candidate`` [H, H], ``bias_candidate`` [H, 1].
+    Returns h [T, H, B], r and z [T, 2H, B], n [T, H, B] and the state's share of n [T, H, B].
+    """
+    steps, units = candidate.shape[0], h0.shape[0]
+    h, n, share = (torch.empty_like(candidate) for _ in range(3))
+    rz = torch.empty_like(gates)
+    state = h0
+    for t in _order(steps, backwards):
+        rz[t] = torch.sigmoid(gates[t] + weight_gates @ state)
+        share[t] = weight_candidate @ state + bias_candidate
+        n[t] = torch.tanh(candidate[t] + rz[t, :units] * share[t])
+        state = n[t] + rz[t, units:] * (state - n[t])
+        h[t] = state
+    return h, rz, n, share
+
+
+@gru_scan.register_fake
+def _(
+    gates: Tensor,
+    candidate: Tensor,
+    h0: Tensor,
+    weight_gates: Tensor,
+    weight_candidate: Tensor,
+    bias_candidate: Tensor,
+    backwards: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    h, n, share = (torch.empty_like(candidate) for _ in range(3))
+    return h, torch.empty_like(gates), n, share
+
+
+@torch.library.custom_op("tessera::lstm_scan", mutates_args=())
+def lstm_scan(
+    gates: Tensor,
+    candidate: Tensor,
+    h0: Tensor,
+    c0: Tensor,
+    weight_gates: Tensor,
+    weight_candidate: Tensor,
+    backwards: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Long short-term memory (Hochreiter and Schmidhuber 1997, with forget gates).
+
+    ``gates`` [T, 3H, B] is the input's share of i, f and o, ``candidate`` [T, H, B] that of g, with
+    biases; ``weight_gates`` [3H, H], ``weight_candidate`` [H, H]. Returns h, c [T, H, B], the
+    gates i, f, o [T, 3H, B], g and tanh(c) [T, H, B].
+    """
+    h, c, g, squashed = (torch.empty_like(candidate) for _ in range(4))
+    ifo = torch.empty_like(gates)
+    state, cell = h0, c0
+    for t in _order(candidate.shape[0], backwards):
+        ifo[t] = torch.sigmoid(gates[t] + weight_gates @ state)
+        g[t] = torch.tanh(candidate[t] + weight_candidate @ state)
+        i, f, o = ifo[t].chunk(3)
+        cell = f * cell + i * g[t]
+        c[t] = cell
+        squashed[t] = torch.tanh(cell)
+        state = o * squashed[t]
+        h[t] = state
+    return h, c, ifo, g, squashed
+
+
+@lstm_scan.register_fake
+def _(
+    gates: Tensor,
+    candidate: Tensor,
+    h0: Tensor,
+    c0: Tensor,
+    weight_gates: Tensor,
+    weight_candidate: Tensor,
+    backwards: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    h, c, g, squashed = (torch.empty_like(candidate) for _ in range(4))
+    return h, c, torch.empty_like(gates), g, squashed
+
+
+@torch.library.custom_op("tessera::state_gradient_scan", mutates_args=())
+def state_gradient_scan(
+    grad: Tensor,
+    last: Tensor,
+    keep: Tensor | None,
+    slopes: Tensor,
+    weight: Tensor,
+    backwards: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Back through time for RNN and GRU, whose only state is h.
+
+    With a_t = grad_t + (what step t + 1 sends back, at first ``last``): the gradient of the K
+    blocks of pre-activations is slopes_t * a_t, and weight @ that + keep_t * a_t goes on.
+    ``grad`` and ``keep`` [T, H, B], ``last`` [H, B], ``slopes`` [T, K, H, B], ``weight`` [H, KH].
+    ``backwards`` is the direction of the forward pass. Returns a [T, H, B], the blocks'
+    gradients [T, K, H, B] and the gradient of the initial state [H, B].
+    """
+    total, blocks = torch.empty_like(grad), torch.empty_like(slopes)
+    sent = last
+    for t in _order(grad.shape[0], not backwards):
+        total[t] = grad[t] + sent
+        blocks[t] = slopes[t] * total[t]
+        sent = weight @ blocks[t].flatten(0, 1)
+        if keep is not None:
+            sent = sent + keep[t] * total[t]
+    return total, blocks, sent.clone()
+
+
+@state_gradient_scan.register_fake
+def _(
+    grad: Tensor,
+    last: Tensor,
+    keep: Tensor | None,
+    slopes: Tensor,
+    weight: Tensor,
+    backwards: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.empty_like(grad), torch.empty_like(slopes), torch.empty_like(last)
+
+
+@torch.library.custom_op("tessera::cell_gradient_scan", mutates_args=())
+def cell_gradient_scan(
+    grad: Tensor,
+    last_h: Tensor,
+    last_c: Tensor,
+    slope: Tensor,
+    forget: Tensor,
+    slopes: Tensor,
+    weight: Tensor,
+    backwards: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Back through time for LSTM, whose state is h and c.
+
+    With a_t = grad_t + sent h and e_t = slope_t * a_t + sent c: the gradient of the
+    pre-activations of i, f, g, o is slopes_t * (e_t, e_t, e_t, a_t); weight @ that goes on to h
+    and forget_t * e_t to c. ``grad``, ``slope``, ``forget`` [T, H, B], ``slopes`` [T, 4H, B],
+    ``last_h``, ``last_c`` [H, B], ``weight`` [H, 4H]. ``backwards`` is the direction of the
+    forward pass. Returns the pre-activations' gradients [T, 4H, B] and those of h0 and c0.
+    """
+    blocks = torch.empty_like(slopes)
+    sent_h, sent_c = last_h, last_c
+    for t in _order(grad.shape[0], not backwards):
+        total = grad[t] + sent_h
+        cell = slope[t] * total + sent_c
+        blocks[t] = slopes[t] * torch.cat([cell, cell, cell, total])
+        sent_h = weight @ blocks[t]
+        sent_c = forget[t] * cell
+    return blocks, sent_h.clone(), sent_c.clone()
+
+
+@cell_gradient_scan.register_fake
+def _(
+    grad: Tensor,
+    last_h: Tensor,
+    last_c: Tensor,
+    slope: Tensor,
+    forget: Tensor,
+    slopes: Tensor,
+    weight: Tensor,
+    backwards: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.empty_like(slopes), torch.empty_like(last_h), torch.empty_like(last_c)

@@ -1,0 +1,341 @@
+"""Trains a new artifact side by side with torch and refuses it where the two differ.
+
+From the same state at each step: every gradient, update, buffer, output and the loss is compared
+with float64 torch, by L2 error; what float32 torch itself is off is the yardstick. A free-running
+comparison would say little: rounding errors grow in deep networks whoever makes them.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import torch
+from torch import Tensor
+
+from export.errors import ExportError
+from export.layout import Slot
+from export.rewrites.patch import seeded
+from export.step import Problem, apply_optimizer, optimizer_slots, predict, train_step
+from export.write import adds_by_scatter
+
+TOLERANCE = 1e-5
+YARDSTICK = 10.0
+STEPS = 3
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One tensor at one step: relative L2 errors against float64 torch."""
+
+    tensor: str
+    step: int
+    threads: int
+    sizes: Mapping[str, int]
+    error: float
+    torch_error: float
+
+    @property
+    def allowed(self) -> float:
+        return max(TOLERANCE, YARDSTICK * self.torch_error)
+
+    @property
+    def excess(self) -> float:
+        """Error over what is allowed; above 1 is a failure."""
+        return self.error / self.allowed if np.isfinite(self.error) else float("inf")
+
+
+@dataclass(frozen=True)
+class Report:
+    """What verification measured."""
+
+    comparisons: tuple[Comparison, ...]
+
+    @property
+    def worst(self) -> Comparison:
+        return max(self.comparisons, key=lambda c: c.excess)
+
+
+def verify_artifact(
+    problem: Problem,
+    train: onnx.ModelProto,
+    infer: onnx.ModelProto,
+    gradients: onnx.ModelProto,
+    *,
+    seed: int = 0,
+    steps: int = STEPS,
+) -> Report:
+    """Compare the graphs with torch on random batches; raise ExportError where they differ.
+
+    Batches are rows of the example batch drawn anew, at two sizes of each named axis.
+    """
+    rng = np.random.default_rng(seed)
+    double = _in_double(problem)
+    threads = (1,) if adds_by_scatter(train) else (1, 2)
+    sessions = {
+        t: (_session(train, t), _session(gradients, t), _session(infer, t)) for t in threads
+    }
+    found: list[Comparison] = []
+    for sizes in _size_sets(problem):
+        state = _initial_state(problem, sizes, rng)
+        for step in range(steps):
+            inputs = {**state, **_batch(problem, sizes, rng), **_scalars(problem, rng)}
+            for count, (trainer, differ, _) in sessions.items():
+                got = {**_run(trainer, inputs), **_run(differ, inputs)}
+                if count == threads[0]:
+                    first = got
+                    single = _reference(problem, inputs)
+                    exact = _reference(double, inputs)
+                found += _compare(problem, double, inputs, got, single, exact, (step, count, sizes))
+            state = {
+                name: first["new." + name.removeprefix("state.")] for name in state
+            }
+        for count, (_, _, guesser) in sessions.items():
+            found += _compare_prediction(problem, double, inputs, guesser, (steps, count, sizes))
+    report = Report(tuple(found))
+    worst = report.worst
+    if worst.excess > 1:
+        raise ExportError(
+            f"the graph differs from torch: {worst.tensor} is off by {worst.error:.2e} (relative "
+            f"L2 error against float64; float32 torch: {worst.torch_error:.2e}, allowed: "
+            f"{worst.allowed:.2e}) at step {worst.step} with {worst.threads} thread(s) and "
+            f"{dict(worst.sizes)}",
+            instead="please report this model; verify=False would hide a wrong graph",
+        )
+    return report
+
+
+def _in_double(problem: Problem) -> Problem:
+    slots = tuple(
+        replace(slot, dtype=torch.float64) if slot.dtype == torch.float32 else slot
+        for slot in problem.slots
+    )
+    return replace(problem, model=copy.deepcopy(problem.model).double(), slots=slots)
+
+
+def _size_sets(problem: Problem) -> list[dict[str, int]]:
+    """The example's sizes, and others: smaller batches, larger parameters (indices stay valid)."""
+    example = dict(problem.axes.example)
+    of_state = {s for slot in problem.slots for s in slot.shape if isinstance(s, str)}
+    other = {
+        axis: size + 3 if axis in of_state or size < 4 else size // 2 + 1
+        for axis, size in example.items()
+    }
+    return [example, other] if example else [{}]
+
+
+def _initial_state(
+    problem: Problem, sizes: Mapping[str, int], rng: np.random.Generator
+) -> dict[str, np.ndarray]:
+    tensors = {
+        name: tensor.detach()
+        for source in (problem.model.named_parameters(), problem.model.named_buffers())
+        for name, tensor in source
+    }
+    state: dict[str, np.ndarray] = {}
+    for slot in problem.slots:
+        values = {
+            m.name: torch.from_numpy(
+                _resized(tensors[m.name].numpy(), problem.axes.concrete(m.shape, sizes), rng)
+            )
+            for m in slot.members
+        }
+        state[f"state.{slot.name}"] = np.array(slot.pack(values).numpy())
+    shapes = {slot.name: slot.shape for slot in problem.parameter_slots}
+    names = optimizer_slots(problem)
+    for spec in problem.optimizer.state():
+        for held, slot_name in zip(names[spec.name], shapes, strict=False):
+            behind = shapes[slot_name] if spec.per_parameter else ()
+            shape = problem.axes.concrete((*spec.lead, *behind), sizes)
+            state[f"state.{held}"] = np.zeros(shape, dtype=str(spec.dtype).removeprefix("torch."))
+    state["state.step"] = np.zeros((), dtype=np.int64)
+    return state
+
+
+def _resized(
+    array: np.ndarray, shape: tuple[int, ...], rng: np.random.Generator
+) -> np.ndarray:
+    """Slices of ``array`` drawn anew along each axis whose length changes."""
+    for axis, size in enumerate(shape):
+        if array.shape[axis] != size:
+            array = array.take(rng.integers(array.shape[axis], size=size), axis=axis)
+    return np.array(array)
+
+
+def _batch(
+    problem: Problem, sizes: Mapping[str, int], rng: np.random.Generator
+) -> dict[str, np.ndarray]:
+    """Rows of the example batch drawn anew, the same rows in every entry of one axis."""
+    rows = {
+        axis: rng.integers(problem.axes.example[axis], size=size) for axis, size in sizes.items()
+    }
+    batch: dict[str, np.ndarray] = {}
+    for name, tensor in problem.batch.items():
+        array = tensor.detach().cpu().numpy()
+        for dim, axis in problem.axes.of.get(name, {}).items():
+            array = array.take(rows[axis], axis=dim)
+        batch[f"batch.{name}"] = np.array(array)
+    return batch
+
+
+def _scalars(problem: Problem, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    hyper = {
+        f"hyper.{name}": np.array(value, dtype=np.float32)
+        for name, value in problem.optimizer.hyper().items()
+    }
+    return {**hyper, "seed": np.array(rng.integers(2**31), dtype=np.int64)}
+
+
+def _session(model: onnx.ModelProto, threads: int) -> ort.InferenceSession:
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    return ort.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+
+
+def _run(session: ort.InferenceSession, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    needed = {port.name: inputs[port.name] for port in session.get_inputs()}
+    names = [port.name for port in session.get_outputs()]
+    return dict(zip(names, session.run(names, needed), strict=True))
+
+
+def _tensors(problem: Problem, inputs: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
+    wide = problem.slots and any(slot.dtype == torch.float64 for slot in problem.slots)
+    tensors = {name: torch.from_numpy(np.array(array)) for name, array in inputs.items()}
+    if not wide:
+        return tensors
+    return {n: t.double() if t.dtype == torch.float32 else t for n, t in tensors.items()}
+
+
+def _reference(problem: Problem, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    results = train_step(problem, _tensors(problem, inputs), seeded)
+    return {name: value.detach().numpy() for name, value in results.items()}
+
+
+Where = tuple[int, int, Mapping[str, int]]
+
+
+def _compare(
+    problem: Problem,
+    double: Problem,
+    inputs: Mapping[str, np.ndarray],
+    got: Mapping[str, np.ndarray],
+    single: Mapping[str, np.ndarray],
+    exact: Mapping[str, np.ndarray],
+    where: Where,
+) -> list[Comparison]:
+    found: list[Comparison] = []
+    # Below this a gradient is only rounding (a bias in front of batch norm has a true gradient of 0).
+    total = sum(float(np.sum(exact[f"gradient.{s.name}"] ** 2)) for s in problem.parameter_slots)
+    floor = 1e-7 * total**0.5
+    for slot in problem.parameter_slots:
+        key = f"gradient.{slot.name}"
+        found += _members(slot, "gradient of ", got[key], single[key], exact[key], where, floor)
+    # The optimizer on its own: from the graph's gradients, since a rounding error in a gradient
+    # near zero may turn an adaptive step around.
+    given = [got[f"gradient.{slot.name}"] for slot in problem.parameter_slots]
+    update32 = _update(problem, inputs, given)
+    update64 = _update(double, inputs, given)
+    slots = {slot.name: slot for slot in problem.slots}
+    for name, expected in update64.items():
+        before = inputs[f"state.{name}"]
+        moved = got[f"new.{name}"] - before
+        if name in slots:
+            found += _members(
+                slots[name], "update of ", moved, update32[name] - before, expected - before, where
+            )
+        else:
+            found.append(
+                _error(name, moved, update32[name] - before, expected - before, where)
+            )
+    for slot in problem.slots:
+        if slot.kind == "buffer":
+            key = f"new.{slot.name}"
+            found += _members(slot, "buffer ", got[key], single[key], exact[key], where)
+    for key in got:
+        if key == "loss" or key.startswith("output."):
+            found.append(_error(key, got[key], single[key], exact[key], where))
+    finite = all(np.isfinite(got[k]).all() for k in got if k.startswith("new."))
+    if bool(np.isfinite(got["guard"])) != finite:
+        found.append(Comparison("guard", where[0], where[1], where[2], float("inf"), 0.0))
+    return found
+
+
+def _update(
+    problem: Problem, inputs: Mapping[str, np.ndarray], gradients: list[np.ndarray]
+) -> dict[str, np.ndarray]:
+    tensors = _tensors(problem, inputs)
+    dtype = problem.parameter_slots[0].dtype
+    given = [torch.from_numpy(np.array(g)).to(dtype) for g in gradients]
+    with torch.no_grad():
+        new = apply_optimizer(problem, tensors, given)
+    return {name: value.numpy() for name, value in new.items()}
+
+
+def _members(
+    slot: Slot,
+    prefix: str,
+    got: np.ndarray,
+    single: np.ndarray,
+    exact: np.ndarray,
+    where: Where,
+    floor: float = 0.0,
+) -> list[Comparison]:
+    if not slot.packed:
+        return [_error(prefix + slot.members[0].name, got, single, exact, where, floor)]
+    found = []
+    for member in slot.members:
+        part = slice(member.offset, member.offset + member.elements)
+        found.append(
+            _error(prefix + member.name, got[part], single[part], exact[part], where, floor)
+        )
+    return found
+
+
+def _error(
+    name: str,
+    got: np.ndarray,
+    single: np.ndarray,
+    exact: np.ndarray,
+    where: Where,
+    floor: float = 0.0,
+) -> Comparison:
+    step, threads, sizes = where
+    if got.shape != exact.shape:
+        return Comparison(f"{name} (shape)", step, threads, sizes, float("inf"), 0.0)
+    reference = exact.astype(np.float64)
+    scale = max(float(np.linalg.norm(reference)), floor, 1e-30)
+
+    def distance(value: np.ndarray) -> float:
+        both = np.isfinite(value.astype(np.float64)) | np.isfinite(reference)
+        with np.errstate(invalid="ignore"):
+            gap = np.where(both, value.astype(np.float64) - reference, 0.0)
+        return float(np.linalg.norm(gap)) / scale
+
+    return Comparison(name, step, threads, dict(sizes), distance(got), distance(single))
+
+
+def _compare_prediction(
+    problem: Problem,
+    double: Problem,
+    inputs: Mapping[str, np.ndarray],
+    session: ort.InferenceSession,
+    where: Where,
+) -> list[Comparison]:
+    got = _run(session, inputs)
+    single = predict(problem, _tensors(problem, inputs), seeded)
+    exact = predict(double, _tensors(double, inputs), seeded)
+    return [
+        _error(f"prediction {key}", got[key], single[key].numpy(), exact[key].numpy(), where)
+        for key in got
+    ]

@@ -1,0 +1,150 @@
+"""Writes an artifact folder: graphs, initial values, and the manifest that describes them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import onnx
+import torch
+from onnx import helper
+
+from device_sdk.artifact import (
+    INITIAL_FILE,
+    MANIFEST_FILE,
+    Axis,
+    FileEntry,
+    Graph,
+    Manifest,
+    Member,
+    Optimizer,
+    Port,
+    StateTensor,
+    load_artifact,
+    safetensors,
+)
+from export.errors import ExportError
+from export.layout import Slot
+from export.lowering.graph import OPSET
+from export.step import Problem, optimizer_slots
+
+_ROLES = {"state": "state", "new": "state", "batch": "batch", "hyper": "hyper", "output": "output"}
+
+
+def write_artifact(
+    problem: Problem, train: onnx.ModelProto, infer: onnx.ModelProto, directory: Path
+) -> Manifest:
+    """Write the folder whole or not at all, and load it once as a device would.
+
+    An artifact that is already there is replaced; a folder with other files is refused.
+    """
+    initial = {
+        name: tensor.detach().cpu().contiguous().numpy()
+        for name, tensor in {
+            **dict(problem.model.named_parameters()),
+            **dict(problem.model.named_buffers()),
+        }.items()
+        if any(member.name == name for slot in problem.slots for member in slot.members)
+    }
+    files = {
+        "train.onnx": train.SerializeToString(deterministic=True),
+        "infer.onnx": infer.SerializeToString(deterministic=True),
+        INITIAL_FILE: safetensors.encode(initial),
+    }
+    manifest = Manifest(
+        name=problem.name,
+        opset=OPSET,
+        axes={name: Axis(size) for name, size in problem.axes.example.items()},
+        state=_state(problem),
+        optimizer=Optimizer(problem.optimizer.name, problem.optimizer.settings()),  # type: ignore[arg-type]
+        graphs={
+            "train": _graph(problem, "train.onnx", train),
+            "infer": _graph(problem, "infer.onnx", infer),
+        },
+        files={name: FileEntry.of(data) for name, data in files.items()},
+        producer={"torch": torch.__version__.split("+")[0], "onnx": onnx.__version__},
+        sequential=adds_by_scatter(train),
+    )
+    _place({**files, MANIFEST_FILE: manifest.to_json()}, directory)
+    return manifest
+
+
+def adds_by_scatter(model: onnx.ModelProto) -> bool:
+    """Whether the graph holds a ScatterND that adds, which races under several threads."""
+    return any(
+        node.op_type == "ScatterND"
+        and any(a.name == "reduction" and a.s != b"none" for a in node.attribute)
+        for node in model.graph.node
+    )
+
+
+def _place(files: dict[str, bytes], directory: Path) -> None:
+    if directory.exists():
+        strange = sorted(p.name for p in directory.iterdir() if p.name not in files)
+        if strange or not directory.is_dir():
+            raise ExportError(
+                f"{directory} holds other files ({', '.join(strange[:3])})",
+                instead="a new or empty folder, or one with an artifact to replace",
+            )
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
+    try:
+        for name, data in files.items():
+            (draft / name).write_bytes(data)
+        draft.chmod(0o755)
+        load_artifact(draft)
+        if directory.exists():
+            old = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
+            os.replace(directory, old / "replaced")
+            os.replace(draft, directory)
+            shutil.rmtree(old)
+        else:
+            os.replace(draft, directory)
+    finally:
+        if draft.exists():
+            shutil.rmtree(draft)
+
+
+def _dtype(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _state(problem: Problem) -> tuple[StateTensor, ...]:
+    tensors = [_slot(slot) for slot in problem.slots]
+    names = optimizer_slots(problem)
+    for spec in problem.optimizer.state():
+        slots = problem.parameter_slots if spec.per_parameter else [None]
+        for name, slot in zip(names[spec.name], slots, strict=True):
+            shape = (*spec.lead, *(slot.shape if slot else ()))
+            like = slot.name if slot else None
+            tensors.append(StateTensor(name, "optimizer", _dtype(spec.dtype), shape, like=like))
+    tensors.append(StateTensor("step", "counter", "int64", ()))
+    return tuple(tensors)
+
+
+def _slot(slot: Slot) -> StateTensor:
+    members = tuple(Member(m.name, m.shape, m.offset) for m in slot.members)
+    return StateTensor(slot.name, slot.kind, _dtype(slot.dtype), slot.shape, members)
+
+
+def _graph(problem: Problem, file: str, model: onnx.ModelProto) -> Graph:
+    inputs = tuple(_port(problem, info, output=False) for info in model.graph.input)
+    outputs = tuple(_port(problem, info, output=True) for info in model.graph.output)
+    return Graph(file, inputs, outputs)
+
+
+def _port(problem: Problem, info: onnx.ValueInfoProto, *, output: bool) -> Port:
+    kind, _, of = info.name.partition(".")
+    tensor = info.type.tensor_type
+    names = set(problem.axes.names)
+    shape: list[int | str | None] = []
+    for dim in tensor.shape.dim:
+        if dim.HasField("dim_value"):
+            shape.append(dim.dim_value)
+        else:
+            shape.append(dim.dim_param if dim.dim_param in names else None)
+    default = problem.optimizer.hyper()[of] if kind == "hyper" else None
+    dtype = helper.tensor_dtype_to_np_dtype(tensor.elem_type).name
+    return Port(info.name, _ROLES.get(kind, kind), of or kind, dtype, tuple(shape), default)

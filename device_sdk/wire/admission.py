@@ -1,0 +1,114 @@
+"""Cheap refusal first: a short HMAC and a token bucket stand before any public-key work.
+
+An HMAC takes a few microseconds, opening a sealed message hundreds. Only who holds a code or an
+admission key gets past the HMAC, so an outsider cannot make the aggregator work; the bucket bounds
+what an insider, or a broker that replays an insider's message, can make it do.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Callable
+from enum import Enum
+from typing import TypeAlias
+
+from device_sdk.wire.errors import WireError
+
+TAG_BYTES = 16
+Clock: TypeAlias = Callable[[], float]
+"""Seconds since some fixed moment, never falling."""
+
+
+class AdmissionPurpose(Enum):
+    """What an admission tag is for. The value is the label that the HMAC covers."""
+
+    ENROL = b"tessera/1 enrol admission"
+    SESSION_OPEN = b"tessera/1 session open admission"
+
+
+def admission_tag(key: bytes, purpose: AdmissionPurpose, message: bytes) -> bytes:
+    """16 bytes: HMAC-SHA256(key, label || 0x00 || message), cut."""
+    label = purpose.value + b"\x00"
+    return hmac.digest(key, label + message, hashlib.sha256)[:TAG_BYTES]
+
+
+def check_admission(key: bytes, purpose: AdmissionPurpose, message: bytes, tag: bytes) -> None:
+    """Raises ``WireError("bad-admission")`` unless ``tag`` is the message's under ``key``."""
+    if not hmac.compare_digest(admission_tag(key, purpose, message), tag):
+        raise WireError("bad-admission", "the admission tag is wrong")
+
+
+class TokenBucket:
+    """At most ``capacity`` at once and ``refill_per_second`` over time. Starts full."""
+
+    def __init__(self, capacity: float, refill_per_second: float, clock: Clock) -> None:
+        if capacity < 1 or refill_per_second <= 0:
+            raise ValueError(
+                f"a bucket of {capacity} refilled by {refill_per_second} a second would never "
+                "let anything through: capacity must be at least 1 and the refill above 0"
+            )
+        self._capacity = capacity
+        self._refill_per_second = refill_per_second
+        self._clock = clock
+        self._level = capacity
+        self._filled_at_seconds = clock()
+
+    def take(self) -> None:
+        """Take one token. Raises ``WireError("too-many")`` when there is none."""
+        self._fill()
+        if self._level < 1:
+            raise WireError("too-many", "more attempts than the limit allows; try again later")
+        self._level -= 1
+
+    def is_full(self) -> bool:
+        """Whether the bucket is as good as new."""
+        self._fill()
+        return self._level >= self._capacity
+
+    def _fill(self) -> None:
+        now_seconds = self._clock()
+        # A clock that falls (a restored virtual machine) must not drain the bucket.
+        elapsed_seconds = max(0.0, now_seconds - self._filled_at_seconds)
+        self._filled_at_seconds = now_seconds
+        self._level = min(self._capacity, self._level + elapsed_seconds * self._refill_per_second)
+
+
+class TokenBuckets:
+    """One bucket for each key (a device id, a token id); full ones are forgotten.
+
+    Ask only with keys whose HMAC was right: then there are at most as many buckets as devices and
+    codes, and nobody can take another's tokens.
+    """
+
+    _SWEEP_EVERY = 1024
+
+    def __init__(self, capacity: float, refill_per_second: float, clock: Clock) -> None:
+        TokenBucket(capacity, refill_per_second, clock)  # refuse bad numbers now
+        self._capacity = capacity
+        self._refill_per_second = refill_per_second
+        self._clock = clock
+        self._buckets: dict[bytes, TokenBucket] = {}
+        self._until_sweep = self._SWEEP_EVERY
+
+    def __len__(self) -> int:
+        return len(self._buckets)
+
+    def take(self, key: bytes) -> None:
+        """Take one token of ``key``'s bucket. Raises ``WireError("too-many")``."""
+        bucket = self._buckets.get(key)
+        if bucket is None:
+            self._make_room()
+            bucket = TokenBucket(self._capacity, self._refill_per_second, self._clock)
+            self._buckets[key] = bucket
+        bucket.take()
+
+    def _make_room(self) -> None:
+        self._until_sweep -= 1
+        if self._until_sweep > 0:
+            return
+        self._buckets = {
+            key: bucket for key, bucket in self._buckets.items() if not bucket.is_full()
+        }
+        # Waiting for as many new keys as are left keeps the sweeps' cost constant per new key.
+        self._until_sweep = max(self._SWEEP_EVERY, len(self._buckets))

@@ -1,0 +1,192 @@
+"""Enrolment, both ends: a device turns its code into a credential, exactly once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from device_sdk.wire import hpke
+from device_sdk.wire.admission import TokenBuckets
+from device_sdk.wire.descriptor import Descriptor
+from device_sdk.wire.enrolment_code import EnrolmentCode
+from device_sdk.wire.enrolment_message import (
+    HANDLE_BYTES,
+    MAILBOX_BYTES,
+    NONCE_BYTES,
+    REPLY_SECRET_BYTES,
+    EnrolRefusal,
+    EnrolRequest,
+    Grant,
+    admit_request,
+    decode_answer,
+    decode_request,
+    encode_answer,
+    encode_request,
+)
+from device_sdk.wire.errors import WireError
+from device_sdk.wire.handshake import ADMISSION_KEY_BYTES, DEVICE_ID_BYTES
+from device_sdk.wire.keyring import Keyring
+from device_sdk.wire.keys import RandomBytes, draw, fingerprint
+
+
+class EnrolmentAttempt:
+    """The device's end: :attr:`message` goes out, the answer comes to :attr:`mailbox`.
+
+    ``identity`` must lie on disk, flushed, before the message is sent: the first key that arrives
+    binds the code, and a device that lost its key could never use the code again. A later attempt
+    with the same identity gets the same answer.
+    """
+
+    def __init__(
+        self,
+        code: EnrolmentCode,
+        descriptor: Descriptor,
+        identity: Ed25519PrivateKey,
+        *,
+        random_bytes: RandomBytes = os.urandom,
+        seal: hpke.Seal = hpke.seal,
+    ) -> None:
+        if fingerprint(descriptor.root) != code.root_fingerprint:
+            raise WireError("wrong-root", "the code names another root than the descriptor's")
+        self._descriptor = descriptor
+        self._request = EnrolRequest(
+            token_id=code.token_id,
+            identity=identity.public_key().public_bytes_raw(),
+            mailbox=draw(random_bytes, MAILBOX_BYTES),
+            reply_secret=draw(random_bytes, REPLY_SECRET_BYTES),
+        )
+        self.message = encode_request(self._request, identity, code.secret, descriptor, seal)
+
+    @property
+    def mailbox(self) -> bytes:
+        """16 random bytes that name the topic of the answer."""
+        return self._request.mailbox
+
+    def accept(self, answer_message: bytes) -> Grant:
+        """The grant in an answer.
+
+        Raises ``WireError``: ``code-used``, ``code-expired``, ``revoked`` (the aggregator refused:
+        final), or the reason why this message is no answer to the request (wait for another).
+        """
+        answer = decode_answer(
+            answer_message, self.message, self._request.reply_secret, self._descriptor
+        )
+        if isinstance(answer, EnrolRefusal):
+            raise WireError(answer.value, "the aggregator refused the enrolment code")
+        return answer
+
+
+@dataclass(frozen=True)
+class Binding:
+    """The key that used a code, and what it was granted."""
+
+    identity: bytes
+    grant: Grant
+    revoked: bool = False
+
+
+@dataclass(frozen=True)
+class Token:
+    """The aggregator's row of one enrolment code."""
+
+    token_id: bytes
+    secret: bytes
+    expires_unix_seconds: int
+    binding: Binding | None = None
+
+    def __repr__(self) -> str:
+        return f"Token(token_id={self.token_id.hex()}, bound={self.binding is not None})"
+
+
+@dataclass(frozen=True)
+class EnrolmentOutcome:
+    """What came of a request that was made with the code's secret."""
+
+    token: Token
+    """The row as it must be in the store *before* the answer is sent."""
+    refusal: EnrolRefusal | None
+    identity: bytes
+    """The key that asked: with ``CODE_USED``, the stranger's, to be shown to the operator."""
+    mailbox: bytes
+    answer: bytes
+    joined: bool
+    """Whether this request bound the code: a device joined, and the row changed."""
+
+
+class EnrolmentDesk:
+    """The aggregator's end. Pure but for the random bytes drawn: the store is the caller's.
+
+    The caller looks the token up by :func:`enrolment_message.read_token_id`, gives its row here,
+    commits the row that comes back, and then sends the answer to the mailbox.
+    """
+
+    def __init__(
+        self,
+        keyring: Keyring,
+        buckets: TokenBuckets,
+        unix_clock: Callable[[], float],
+        *,
+        random_bytes: RandomBytes = os.urandom,
+        unseal: hpke.Unseal = hpke.unseal,
+    ) -> None:
+        self._keyring = keyring
+        self._buckets = buckets
+        self._unix_clock = unix_clock
+        self._random_bytes = random_bytes
+        self._unseal = unseal
+
+    def replace_keyring(self, keyring: Keyring) -> None:
+        """Use other keys from now on."""
+        self._keyring = keyring
+
+    def answer(self, message: bytes, token: Token, shard: int = 0) -> EnrolmentOutcome:
+        """Judge a request: first the HMAC and the bucket, then the public-key work.
+
+        Raises ``WireError`` (no answer is due): ``wrong-token``, ``bad-admission``, ``too-many``,
+        ``unknown-descriptor``, ``retired-descriptor``, ``cannot-unseal``, ``bad-proof``,
+        ``bad-key``, ``bad-signature``, or a parser's reason.
+        """
+        now_unix_seconds = int(self._unix_clock())
+        serving = admit_request(
+            message, token.token_id, token.secret, self._keyring, now_unix_seconds
+        )
+        self._buckets.take(token.token_id)
+        request = decode_request(message, token.secret, serving, self._unseal)
+        verdict, row = self._judge(request, token, shard, now_unix_seconds)
+        nonce = draw(self._random_bytes, NONCE_BYTES)
+        return EnrolmentOutcome(
+            token=row,
+            refusal=verdict if isinstance(verdict, EnrolRefusal) else None,
+            identity=request.identity,
+            mailbox=request.mailbox,
+            answer=encode_answer(verdict, message, request.reply_secret, serving.signing, nonce),
+            joined=row is not token,
+        )
+
+    def _judge(
+        self, request: EnrolRequest, token: Token, shard: int, now_unix_seconds: int
+    ) -> tuple[Grant | EnrolRefusal, Token]:
+        binding = token.binding
+        if binding is None:
+            if now_unix_seconds >= token.expires_unix_seconds:
+                return EnrolRefusal.CODE_EXPIRED, token
+            grant = self._new_grant(shard)
+            return grant, replace(token, binding=Binding(request.identity, grant))
+        if binding.identity != request.identity:
+            return EnrolRefusal.CODE_USED, token
+        if binding.revoked:
+            return EnrolRefusal.REVOKED, token
+        # Bound in time by this very key, so its expiry no longer matters: the first answer may
+        # have been lost on the way.
+        return binding.grant, token
+
+    def _new_grant(self, shard: int) -> Grant:
+        return Grant(
+            device_id=draw(self._random_bytes, DEVICE_ID_BYTES),
+            handle=draw(self._random_bytes, HANDLE_BYTES),
+            admission_key=draw(self._random_bytes, ADMISSION_KEY_BYTES),
+            shard=shard,
+        )

@@ -1,0 +1,258 @@
+"""Enrolment's request and answer, as bytes.
+
+Request: ``version 1 | type 1 | descriptor serial 8 | token id 8 | admission tag 16 | sealed``, the
+sealed part (HPKE) ``signature 64 | CBOR {identity, mailbox, proof, secret, token}``. Answer:
+``version 1 | type 1 | nonce 12 | sealed``, the sealed part (ChaCha20-Poly1305 under a key that the
+request's secret gives) ``signature 64 | CBOR {grant, refused}``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import struct
+from dataclasses import dataclass
+from enum import Enum
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from device_sdk.wire import cbor, hpke, signature
+from device_sdk.wire.admission import (
+    TAG_BYTES,
+    AdmissionPurpose,
+    admission_tag,
+    check_admission,
+)
+from device_sdk.wire.descriptor import Descriptor
+from device_sdk.wire.enrolment_code import TOKEN_ID_BYTES
+from device_sdk.wire.errors import WireError
+from device_sdk.wire.handshake import ADMISSION_KEY_BYTES, DEVICE_ID_BYTES
+from device_sdk.wire.header import MessageType, check_prefix, prefix
+from device_sdk.wire.keyring import Keyring, ServingKeys
+from device_sdk.wire.record import Record
+from device_sdk.wire.signature import SIGNATURE_BYTES, Purpose
+
+HANDLE_BYTES = 16
+MAILBOX_BYTES = 16
+REPLY_SECRET_BYTES = 32
+NONCE_BYTES = 12
+MAX_REQUEST_BYTES = 4096
+MAX_ANSWER_BYTES = 1024
+SHARD_LIMIT = 2**16 - 1
+
+_PROOF_BYTES = 32
+_SERIAL = struct.Struct("<Q")
+_TOKEN_AT = 2 + _SERIAL.size
+_TAG_AT = _TOKEN_AT + TOKEN_ID_BYTES
+_SEALED_AT = _TAG_AT + TAG_BYTES
+_ANSWER_SEALED_AT = 2 + NONCE_BYTES
+
+
+class EnrolRefusal(Enum):
+    """Why a code that is real was refused; the value travels in the answer."""
+
+    CODE_USED = "code-used"
+    CODE_EXPIRED = "code-expired"
+    REVOKED = "revoked"
+
+
+@dataclass(frozen=True)
+class EnrolRequest:
+    """What a device sends with its code."""
+
+    token_id: bytes
+    identity: bytes
+    """Ed25519 public key of the device, 32 bytes."""
+    mailbox: bytes
+    """Random name of the topic that the answer goes to, 16 bytes."""
+    reply_secret: bytes
+    """Fresh secret that the answer is sealed under, 32 bytes."""
+
+    def proof(self, code_secret: bytes, info: bytes) -> bytes:
+        """32 bytes: HMAC-SHA256 under the code's secret over all of the request and its info."""
+        covered = self.token_id + self.identity + self.mailbox + self.reply_secret
+        return hmac.digest(
+            code_secret, b"tessera/1 enrol proof\x00" + info + covered, hashlib.sha256
+        )
+
+
+@dataclass(frozen=True)
+class Grant:
+    """What the aggregator assigns to a device, at random, for good."""
+
+    device_id: bytes
+    handle: bytes
+    """Name of the device's topics, 16 bytes."""
+    admission_key: bytes
+    shard: int
+
+    def __post_init__(self) -> None:
+        lengths = (len(self.device_id), len(self.handle), len(self.admission_key))
+        if lengths != (DEVICE_ID_BYTES, HANDLE_BYTES, ADMISSION_KEY_BYTES):
+            raise ValueError(
+                f"device id, handle and admission key have {DEVICE_ID_BYTES}, {HANDLE_BYTES} and "
+                f"{ADMISSION_KEY_BYTES} bytes, got {lengths}"
+            )
+        if not 0 <= self.shard <= SHARD_LIMIT:
+            raise ValueError(f"shard {self.shard} is not between 0 and {SHARD_LIMIT}")
+
+    def __repr__(self) -> str:
+        return f"Grant(device_id={self.device_id.hex()}, shard={self.shard}, ...)"
+
+
+def enrol_info(descriptor: Descriptor) -> bytes:
+    """HPKE's info for an enrolment: bound to every byte of the descriptor."""
+    return b"tessera/1 enrol" + descriptor.digest
+
+
+def encode_request(
+    request: EnrolRequest,
+    identity: Ed25519PrivateKey,
+    code_secret: bytes,
+    descriptor: Descriptor,
+    seal: hpke.Seal = hpke.seal,
+) -> bytes:
+    """The request message: proven, signed, sealed and tagged."""
+    info = enrol_info(descriptor)
+    body = cbor.encode(
+        {
+            "identity": request.identity,
+            "mailbox": request.mailbox,
+            "proof": request.proof(code_secret, info),
+            "secret": request.reply_secret,
+            "token": request.token_id,
+        }
+    )
+    signed = signature.sign(identity, Purpose.ENROL_REQUEST, info + body)
+    sealed = seal(hpke.public_key(descriptor.hpke), info, signed + body)
+    head = prefix(MessageType.ENROL_REQUEST) + _SERIAL.pack(descriptor.serial) + request.token_id
+    tag = admission_tag(code_secret, AdmissionPurpose.ENROL, head + sealed)
+    return head + tag + sealed
+
+
+def read_token_id(message: bytes) -> bytes:
+    """The token id that a request names, to look its code up. Proves nothing yet."""
+    check_prefix(message, MessageType.ENROL_REQUEST, _SEALED_AT, MAX_REQUEST_BYTES)
+    return message[_TOKEN_AT:_TAG_AT]
+
+
+def admit_request(
+    message: bytes, token_id: bytes, code_secret: bytes, keyring: Keyring, now_unix_seconds: int
+) -> ServingKeys:
+    """Everything about a request that can be judged without public-key work.
+
+    Raises ``WireError``: ``wrong-token``, ``bad-admission``, ``unknown-descriptor``,
+    ``retired-descriptor``, or a parser's reason.
+    """
+    if read_token_id(message) != token_id:
+        raise WireError("wrong-token", "the request names another token")
+    head, tag = message[:_TAG_AT], message[_TAG_AT:_SEALED_AT]
+    check_admission(code_secret, AdmissionPurpose.ENROL, head + message[_SEALED_AT:], tag)
+    return keyring.find(_SERIAL.unpack_from(message, 2)[0], now_unix_seconds)
+
+
+def decode_request(
+    message: bytes, code_secret: bytes, keys: ServingKeys, unseal: hpke.Unseal = hpke.unseal
+) -> EnrolRequest:
+    """Unseal and verify an admitted request.
+
+    Raises ``WireError``: ``cannot-unseal``, ``wrong-token``, ``bad-proof``, ``bad-key``,
+    ``bad-signature``, or a parser's reason.
+    """
+    info = enrol_info(keys.descriptor)
+    opened = unseal(keys.hpke, info, message[_SEALED_AT:])
+    signed, body = opened[:SIGNATURE_BYTES], opened[SIGNATURE_BYTES:]
+    fields = ("identity", "mailbox", "proof", "secret", "token")
+    record = Record.decode(body, fields, limit_bytes=MAX_REQUEST_BYTES)
+    request = EnrolRequest(
+        record.octets("token", TOKEN_ID_BYTES),
+        record.octets("identity", signature.PUBLIC_KEY_BYTES),
+        record.octets("mailbox", MAILBOX_BYTES),
+        record.octets("secret", REPLY_SECRET_BYTES),
+    )
+    if request.token_id != message[_TOKEN_AT:_TAG_AT]:
+        raise WireError("wrong-token", "another token is sealed than the one outside")
+    if not hmac.compare_digest(
+        record.octets("proof", _PROOF_BYTES), request.proof(code_secret, info)
+    ):
+        raise WireError("bad-proof", "the proof by the code's secret is wrong")
+    identity = signature.public_key(request.identity)
+    signature.verify(identity, Purpose.ENROL_REQUEST, info + body, signed)
+    return request
+
+
+def encode_answer(
+    answer: Grant | EnrolRefusal,
+    request_message: bytes,
+    reply_secret: bytes,
+    signing: Ed25519PrivateKey,
+    nonce: bytes,
+) -> bytes:
+    """The answer message. ``nonce``: 12 fresh random bytes, since one request may be answered
+    several times (and first by a grant, later by ``revoked``)."""
+    if len(nonce) != NONCE_BYTES:
+        raise ValueError(f"the nonce has {NONCE_BYTES} bytes, {len(nonce)} given")
+    if isinstance(answer, Grant):
+        grant: cbor.Value = {
+            "admission": answer.admission_key,
+            "device": answer.device_id,
+            "handle": answer.handle,
+            "shard": answer.shard,
+        }
+        body = cbor.encode({"grant": grant, "refused": None})
+    else:
+        body = cbor.encode({"grant": None, "refused": answer.value})
+    request_digest = hashlib.sha256(request_message).digest()
+    signed = signature.sign(signing, Purpose.ENROL_ANSWER, request_digest + body)
+    head = prefix(MessageType.ENROL_ANSWER)
+    cipher = _answer_cipher(reply_secret, request_digest)
+    return head + nonce + cipher.encrypt(nonce, signed + body, head)
+
+
+def decode_answer(
+    message: bytes, request_message: bytes, reply_secret: bytes, descriptor: Descriptor
+) -> Grant | EnrolRefusal:
+    """Open and verify an answer.
+
+    Raises ``WireError``: ``bad-tag``, ``bad-signature``, or a parser's reason.
+    """
+    check_prefix(message, MessageType.ENROL_ANSWER, _ANSWER_SEALED_AT, MAX_ANSWER_BYTES)
+    request_digest = hashlib.sha256(request_message).digest()
+    cipher = _answer_cipher(reply_secret, request_digest)
+    try:
+        opened = cipher.decrypt(
+            message[2:_ANSWER_SEALED_AT], message[_ANSWER_SEALED_AT:], message[:2]
+        )
+    except InvalidTag as error:
+        raise WireError("bad-tag", "not an answer to this request") from error
+    signed, body = opened[:SIGNATURE_BYTES], opened[SIGNATURE_BYTES:]
+    signing = signature.public_key(descriptor.signing)
+    signature.verify(signing, Purpose.ENROL_ANSWER, request_digest + body, signed)
+    return _read_answer(cbor.decode(body, limit_bytes=MAX_ANSWER_BYTES))
+
+
+def _read_answer(value: cbor.Value) -> Grant | EnrolRefusal:
+    record = Record(value, ("grant", "refused"))
+    if not record.is_null("refused"):
+        if not record.is_null("grant"):
+            raise WireError("bad-field", "an answer grants or refuses, not both")
+        try:
+            return EnrolRefusal(record.text("refused", 64))
+        except ValueError as error:
+            raise WireError("bad-field", "a refusal for an unknown reason") from error
+    grant = Record(record.any("grant"), ("admission", "device", "handle", "shard"))
+    return Grant(
+        grant.octets("device", DEVICE_ID_BYTES),
+        grant.octets("handle", HANDLE_BYTES),
+        grant.octets("admission", ADMISSION_KEY_BYTES),
+        grant.unsigned("shard", SHARD_LIMIT),
+    )
+
+
+def _answer_cipher(reply_secret: bytes, request_digest: bytes) -> ChaCha20Poly1305:
+    kdf = HKDF(algorithm=SHA256(), length=32, salt=request_digest, info=b"tessera/1 enrol answer")
+    return ChaCha20Poly1305(kdf.derive(reply_secret))

@@ -1,0 +1,210 @@
+"""Open and reply: the two messages that make a session, as bytes.
+
+Open: ``version 1 | type 1 | descriptor serial 8 | admission tag 16 | sealed``; reply: ``version 1 |
+type 1 | sealed``. What is sealed is ``signature 64 | canonical CBOR`` in both. State and order of
+checks are in :mod:`device_session` (device) and :mod:`session_table` (aggregator).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from dataclasses import dataclass
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from device_sdk.wire import cbor, hpke, signature
+from device_sdk.wire.admission import (
+    TAG_BYTES,
+    AdmissionPurpose,
+    admission_tag,
+    check_admission,
+)
+from device_sdk.wire.descriptor import Descriptor
+from device_sdk.wire.envelope import SESSION_ID_BYTES
+from device_sdk.wire.errors import WireError
+from device_sdk.wire.group_key import (
+    MOST_KEYS,
+    GroupKey,
+    group_keys_from_value,
+    group_keys_to_value,
+)
+from device_sdk.wire.header import MessageType, check_prefix, prefix
+from device_sdk.wire.keyring import Keyring, ServingKeys
+from device_sdk.wire.presence import INCARNATION_BYTES
+from device_sdk.wire.record import Record
+from device_sdk.wire.session import SECRET_BYTES
+from device_sdk.wire.signature import SIGNATURE_BYTES, Purpose
+
+DEVICE_ID_BYTES = 16
+ADMISSION_KEY_BYTES = 32
+MAX_OPEN_BYTES = 4096
+MAX_REPLY_BYTES = 4096
+
+_SERIAL = struct.Struct("<Q")
+_SEALED_AT = 2 + _SERIAL.size + TAG_BYTES
+_TIME_LIMIT = 2**63 - 1
+
+
+@dataclass(frozen=True)
+class OpenRequest:
+    """What a device asks for in an open."""
+
+    device_id: bytes
+    ephemeral: bytes
+    """HPKE public key for the reply, 1,216 bytes."""
+    secret: bytes
+    """s_d, 32 bytes."""
+
+    def to_body(self) -> bytes:
+        """Canonical CBOR {device, ephemeral, secret}."""
+        return cbor.encode(
+            {"device": self.device_id, "ephemeral": self.ephemeral, "secret": self.secret}
+        )
+
+
+@dataclass(frozen=True)
+class SessionReply:
+    """What the aggregator answers."""
+
+    session_id: bytes
+    secret: bytes
+    """s_a, 32 bytes."""
+    incarnation: bytes
+    time_unix_seconds: int
+    group_keys: tuple[GroupKey, ...]
+
+    def to_body(self) -> bytes:
+        """Canonical CBOR {incarnation, keys, secret, session, time}."""
+        return cbor.encode(
+            {
+                "incarnation": self.incarnation,
+                "keys": group_keys_to_value(self.group_keys),
+                "secret": self.secret,
+                "session": self.session_id,
+                "time": self.time_unix_seconds,
+            }
+        )
+
+
+def open_info(descriptor: Descriptor) -> bytes:
+    """HPKE's info for an open: bound to every byte of the descriptor."""
+    return b"tessera/1 open" + descriptor.digest
+
+
+def reply_info(open_message: bytes) -> bytes:
+    """HPKE's info for the reply: bound to every byte of the open."""
+    return b"tessera/1 reply" + hashlib.sha256(open_message).digest()
+
+
+def encode_open(
+    request: OpenRequest,
+    identity: Ed25519PrivateKey,
+    admission_key: bytes,
+    descriptor: Descriptor,
+    seal: hpke.Seal = hpke.seal,
+) -> bytes:
+    """The open message, signed, sealed and tagged."""
+    info = open_info(descriptor)
+    body = request.to_body()
+    signed = signature.sign(identity, Purpose.SESSION_OPEN, info + body)
+    sealed = seal(hpke.public_key(descriptor.hpke), info, signed + body)
+    head = prefix(MessageType.SESSION_OPEN) + _SERIAL.pack(descriptor.serial)
+    tag = admission_tag(admission_key, AdmissionPurpose.SESSION_OPEN, head + sealed)
+    return head + tag + sealed
+
+
+def admit_open(
+    message: bytes, admission_key: bytes, keyring: Keyring, now_unix_seconds: int
+) -> ServingKeys:
+    """Everything about an open that can be judged without public-key work.
+
+    Raises ``WireError``: a parser's reason, ``bad-admission``, ``unknown-descriptor``,
+    ``retired-descriptor``.
+    """
+    check_prefix(message, MessageType.SESSION_OPEN, _SEALED_AT, MAX_OPEN_BYTES)
+    head = message[: 2 + _SERIAL.size]
+    check_admission(
+        admission_key,
+        AdmissionPurpose.SESSION_OPEN,
+        head + message[_SEALED_AT:],
+        message[len(head) : _SEALED_AT],
+    )
+    return keyring.find(_SERIAL.unpack_from(message, 2)[0], now_unix_seconds)
+
+
+def decode_open(
+    message: bytes,
+    device_id: bytes,
+    identity: bytes,
+    keys: ServingKeys,
+    unseal: hpke.Unseal = hpke.unseal,
+) -> OpenRequest:
+    """Unseal and verify an admitted open against the registry's row of the device.
+
+    Raises ``WireError``: ``cannot-unseal``, ``wrong-device``, ``bad-signature``, or a parser's.
+    """
+    info = open_info(keys.descriptor)
+    signed, body = _split(unseal(keys.hpke, info, message[_SEALED_AT:]))
+    record = Record.decode(body, ("device", "ephemeral", "secret"), limit_bytes=MAX_OPEN_BYTES)
+    request = OpenRequest(
+        record.octets("device", DEVICE_ID_BYTES),
+        record.octets("ephemeral", hpke.PUBLIC_KEY_BYTES),
+        record.octets("secret", SECRET_BYTES),
+    )
+    if request.device_id != device_id:
+        raise WireError("wrong-device", "opened by another device than the topic's")
+    signature.verify(signature.public_key(identity), Purpose.SESSION_OPEN, info + body, signed)
+    return request
+
+
+def encode_reply(
+    reply: SessionReply,
+    open_message: bytes,
+    ephemeral: bytes,
+    signing: Ed25519PrivateKey,
+    seal: hpke.Seal = hpke.seal,
+) -> bytes:
+    """The reply, signed and sealed to the open's ephemeral key.
+
+    Raises ``WireError("bad-key")`` when the device's ephemeral key is none.
+    """
+    body = reply.to_body()
+    signed = signature.sign(
+        signing, Purpose.SESSION_REPLY, hashlib.sha256(open_message).digest() + body
+    )
+    sealed = seal(hpke.public_key(ephemeral), reply_info(open_message), signed + body)
+    return prefix(MessageType.SESSION_REPLY) + sealed
+
+
+def decode_reply(
+    message: bytes,
+    open_message: bytes,
+    ephemeral: hpke.PrivateKey,
+    descriptor: Descriptor,
+    unseal: hpke.Unseal = hpke.unseal,
+) -> SessionReply:
+    """Unseal and verify a reply. Raises ``WireError`` as :func:`decode_open` does."""
+    check_prefix(message, MessageType.SESSION_REPLY, 2, MAX_REPLY_BYTES)
+    signed, body = _split(unseal(ephemeral, reply_info(open_message), message[2:]))
+    signature.verify(
+        signature.public_key(descriptor.signing),
+        Purpose.SESSION_REPLY,
+        hashlib.sha256(open_message).digest() + body,
+        signed,
+    )
+    fields = ("incarnation", "keys", "secret", "session", "time")
+    record = Record.decode(body, fields, limit_bytes=MAX_REPLY_BYTES)
+    return SessionReply(
+        record.octets("session", SESSION_ID_BYTES),
+        record.octets("secret", SECRET_BYTES),
+        record.octets("incarnation", INCARNATION_BYTES),
+        record.unsigned("time", _TIME_LIMIT),
+        group_keys_from_value(record.array("keys", MOST_KEYS)),
+    )
+
+
+def _split(opened: bytes) -> tuple[bytes, bytes]:
+    if len(opened) < SIGNATURE_BYTES:
+        raise WireError("truncated", "no room for a signature")
+    return opened[:SIGNATURE_BYTES], opened[SIGNATURE_BYTES:]

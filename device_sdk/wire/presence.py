@@ -1,0 +1,100 @@
+"""Presence: the aggregator's signed word on which of its lives this is.
+
+Bytes: ``version 1 | type 1 | signature 64 | body``, the body canonical CBOR of {incarnation,
+started}; signed by the signing key of the descriptor in force, over SHA-256(descriptor) || body.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from device_sdk.wire import cbor, signature
+from device_sdk.wire.descriptor import Descriptor
+from device_sdk.wire.header import MessageType, check_prefix, prefix
+from device_sdk.wire.keys import RandomBytes, draw
+from device_sdk.wire.record import Record
+from device_sdk.wire.signature import Purpose
+
+INCARNATION_BYTES = 16
+MAX_BYTES = 256
+_BODY_AT = 2 + signature.SIGNATURE_BYTES
+_TIME_LIMIT = 2**63 - 1
+
+
+@dataclass(frozen=True)
+class Presence:
+    """One life of the aggregator's process."""
+
+    incarnation: bytes
+    """16 random bytes, drawn when the process starts."""
+    started_unix_seconds: int
+
+    def __post_init__(self) -> None:
+        if len(self.incarnation) != INCARNATION_BYTES:
+            raise ValueError(f"an incarnation has {INCARNATION_BYTES} bytes")
+        if not 0 <= self.started_unix_seconds <= _TIME_LIMIT:
+            raise ValueError("the start must be a Unix time in seconds")
+
+
+def new_presence(started_unix_seconds: int, random_bytes: RandomBytes = os.urandom) -> Presence:
+    """The presence of a process that starts now."""
+    return Presence(draw(random_bytes, INCARNATION_BYTES), started_unix_seconds)
+
+
+def sign_presence(presence: Presence, descriptor: Descriptor, signing: Ed25519PrivateKey) -> bytes:
+    """The retained message. Published anew after a rotation: it names the descriptor in force."""
+    body = cbor.encode(
+        {"incarnation": presence.incarnation, "started": presence.started_unix_seconds}
+    )
+    signed = signature.sign(signing, Purpose.PRESENCE, descriptor.digest + body)
+    return prefix(MessageType.PRESENCE) + signed + body
+
+
+def read_presence(message: bytes, descriptor: Descriptor) -> Presence:
+    """Verify a presence message. Raises ``WireError``: ``bad-signature``, or a parser's reason."""
+    check_prefix(message, MessageType.PRESENCE, _BODY_AT + 1, MAX_BYTES)
+    body = message[_BODY_AT:]
+    key = signature.public_key(descriptor.signing)
+    signature.verify(key, Purpose.PRESENCE, descriptor.digest + body, message[2:_BODY_AT])
+    record = Record.decode(body, ("incarnation", "started"), limit_bytes=MAX_BYTES)
+    return Presence(
+        record.octets("incarnation", INCARNATION_BYTES),
+        record.unsigned("started", _TIME_LIMIT),
+    )
+
+
+class PresenceWatch:
+    """Decides whether a presence calls for a new session.
+
+    The broker keeps old presences and may show them again. One that started before the newest seen
+    is ignored, and one for which a session was opened already asks for no second one: a broker can
+    cause one needless session for each presence the aggregator ever signed, and no loop.
+    """
+
+    _MOST_ASKED = 64
+
+    def __init__(self) -> None:
+        self._session: bytes | None = None
+        self._newest_unix_seconds = 0
+        self._asked: set[bytes] = set()
+
+    def session_opened(self, incarnation: bytes) -> None:
+        """Note the incarnation that a session's reply gave."""
+        self._session = incarnation
+
+    def should_reopen(self, presence: Presence) -> bool:
+        """Whether to open a new session (after a random wait) because of this presence."""
+        if presence.started_unix_seconds < self._newest_unix_seconds:
+            return False
+        if presence.started_unix_seconds > self._newest_unix_seconds:
+            self._newest_unix_seconds = presence.started_unix_seconds
+            self._asked.clear()
+        if presence.incarnation == self._session or presence.incarnation in self._asked:
+            return False
+        if len(self._asked) >= self._MOST_ASKED:
+            return False
+        self._asked.add(presence.incarnation)
+        return True

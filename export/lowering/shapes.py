@@ -185,20 +185,24 @@ def repeat(g: Graph, out: Any, a: Value, repeats: Sequence[Dim]) -> str:
 def constant_pad_nd(
     g: Graph, out: Any, a: Value, pad: Sequence[Dim], value: Scalar = 0
 ) -> str:
-    axes = len(pad) // 2
-    order = [a.rank - 1 - i for i in range(axes)]
-    begins = [pad[2 * i] for i in range(axes)]
-    ends = [pad[2 * i + 1] for i in range(axes)]
-    return g.op(
-        "Pad", a, g.shape([*begins, *ends]), g.scalar(value, a.dtype), g.ints(order)
-    )
+    begins: list[Dim] = [0] * a.rank
+    ends: list[Dim] = [0] * a.rank
+    for i in range(len(pad) // 2):
+        begins[a.rank - 1 - i] = pad[2 * i]
+        ends[a.rank - 1 - i] = pad[2 * i + 1]
+    return g.op("Pad", a, g.shape([*begins, *ends]), g.scalar(value, a.dtype))
 
 
 def embed_in_zeros(
-    g: Graph, a: Value | str, dim: int, begin: Dim, end: Dim, dtype: torch.dtype
+    g: Graph, a: Value | str, dim: int, begin: Dim, end: Dim, dtype: torch.dtype, rank: int
 ) -> str:
     """Zeros around ``a`` along one axis: the gradient of a slice."""
-    return g.op("Pad", a, g.shape([begin, end]), g.scalar(0, dtype), g.ints([dim]))
+    # All axes, not Pad's axes input: onnxruntime 1.31 permutes the pads wrongly when it moves a
+    # Transpose through a Pad that has one.
+    begins: list[Dim] = [0] * rank
+    ends: list[Dim] = [0] * rank
+    begins[dim], ends[dim] = begin, end
+    return g.op("Pad", a, g.shape([*begins, *ends]), g.scalar(0, dtype))
 
 
 @lowers(aten.slice_backward.default)
@@ -212,9 +216,8 @@ def slice_backward(
     first = fixed(start)
     if first is not None and first < 0:
         start = size + start
-    return embed_in_zeros(
-        g, grad, dim, start, size - start - grad.shape[dim], grad.dtype
-    )
+    end = size - start - grad.shape[dim]
+    return embed_in_zeros(g, grad, dim, start, end, grad.dtype, grad.rank)
 
 
 def _strided_slice_backward(
@@ -231,7 +234,7 @@ def _strided_slice_backward(
         )
     length = grad.shape[dim]
     spread = g.op("Unsqueeze", grad, g.ints([dim + 1]))
-    spread = embed_in_zeros(g, spread, dim + 1, 0, stride - 1, grad.dtype)
+    spread = embed_in_zeros(g, spread, dim + 1, 0, stride - 1, grad.dtype, grad.rank + 1)
     merged = [*grad.shape[:dim], length * stride, *grad.shape[dim + 1 :]]
     spread = g.op("Reshape", spread, g.target(merged))
     tail = sizes[dim] - first - length * stride
@@ -245,7 +248,7 @@ def _strided_slice_backward(
             operator="aten.slice_backward",
             instead="a slice with step 1, or a fixed size along that axis",
         )
-    return embed_in_zeros(g, spread, dim, first, tail, grad.dtype)
+    return embed_in_zeros(g, spread, dim, first, tail, grad.dtype, grad.rank)
 
 
 @lowers(aten.select_backward.default)
@@ -257,7 +260,7 @@ def select_backward(
     if number is not None and number < 0:
         index = sizes[dim] + index
     wide = g.op("Unsqueeze", grad, g.ints([dim]))
-    return embed_in_zeros(g, wide, dim, index, sizes[dim] - index - 1, grad.dtype)
+    return embed_in_zeros(g, wide, dim, index, sizes[dim] - index - 1, grad.dtype, len(sizes))
 
 
 @lowers(aten.slice_scatter.default)

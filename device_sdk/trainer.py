@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -18,17 +17,17 @@ from device_sdk.artifact.safetensors import Array
 from device_sdk.artifact.shapes import axes_of, resolve
 from device_sdk.errors import ArtifactError, BatchError, CheckpointError, NonFiniteStep, StateError
 from device_sdk.runtime.batch import BatchChecker
-from device_sdk.runtime.binding import HostTensor, StepBinding
+from device_sdk.runtime.batch_memory import BatchMemories
 from device_sdk.runtime.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from device_sdk.runtime.host_tensor import HostTensor
 from device_sdk.runtime.members import Members, check_tensor, new_sizes, packed_view
 from device_sdk.runtime.predictor import Predictor
 from device_sdk.runtime.seed import step_seed
 from device_sdk.runtime.session import open_session
 from device_sdk.runtime.state import StateBanks
+from device_sdk.runtime.step_runner import StepRunner
 
 _LOG = logging.getLogger("device_sdk")
-# Batch shapes whose bound memory is kept: a data set's usual batch, its last one, a few more.
-_KEPT_BINDINGS: Final = 8
 
 
 class Trainer:
@@ -79,8 +78,7 @@ class Trainer:
             port.of: float(port.default or 0.0) for port in self._train.select("hyper")
         }
         self._seed_input: Final = [HostTensor(port, ()) for port in self._train.select("seed")]
-        self._bindings: Final[OrderedDict[tuple[tuple[int, ...], ...], StepBinding]] = OrderedDict()
-        self._last: tuple[StepBinding, int] | None = None
+        self._last: Mapping[str, Array] = {}
         self._step = 0
         self._state_axes: Final = {
             axis for tensor in manifest.state for axis in axes_of(tensor.shape)
@@ -88,6 +86,16 @@ class Trainer:
         self._axes = self._example_axes()
         self._banks: Final = StateBanks(
             manifest.state, self._shapes(self._axes), self._settings.on_cuda
+        )
+        self._memories: Final = BatchMemories(
+            self._train, lambda shapes: self._checker.sizes(shapes, self._axes)
+        )
+        self._runner: Final = StepRunner(
+            self._session,
+            self._train,
+            self._banks,
+            [*self._hyper, *self._seed_input],
+            on_cuda=self._settings.on_cuda,
         )
         self.reset()
 
@@ -105,31 +113,21 @@ class Trainer:
         GraphRunError where onnxruntime fails. After any of them everything is as before the step.
         """
         arrays = self._checker.arrays(batch)
-        key = tuple([array.shape for array in arrays])
-        binding = self._bindings.get(key)
-        if binding is None:
-            binding = self._bind(key)
-        else:
-            self._bindings.move_to_end(key)
-        self._set_hyper(hyper)
-        for tensor in self._seed_input:
-            tensor.array[...] = step_seed(self._seed, self._step)
+        memory = self._memories.get(tuple([array.shape for array in arrays]))
+        self._set_scalars(hyper)
         bank = self._banks.current
-        loss, guard = binding.run(arrays, bank)
+        loss, guard = self._runner.run(memory, arrays)
         if not (math.isfinite(loss) and math.isfinite(guard)):
             raise NonFiniteStep(loss, guard)
         self._banks.swap()
         self._step += 1
-        self._last = (binding, bank)
+        self._last = memory.outputs[bank]
         return loss
 
     @property
     def outputs(self) -> dict[str, Array]:
         """Copies of the last finished step's extra outputs; empty before the first step."""
-        if self._last is None:
-            return {}
-        binding, bank = self._last
-        return {name: array.copy() for name, array in binding.outputs(bank).items()}
+        return {name: array.copy() for name, array in self._last.items()}
 
     def predict(self, batch: Mapping[str, Array]) -> dict[str, Array]:
         """The outputs of the artifact's inference graph in evaluation mode.
@@ -221,7 +219,7 @@ class Trainer:
                     packed_view(whole, member)[...] = self._initial[member.name]
             values[tensor.name] = whole
         self._replace(values, axes)
-        self._last = None
+        self._last = {}
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write state, step count and seed to one file; a crash leaves the old file whole."""
@@ -288,22 +286,7 @@ class Trainer:
 
     # -- inside ------------------------------------------------------------------------------------
 
-    def _bind(self, key: tuple[tuple[int, ...], ...]) -> StepBinding:
-        sizes = self._checker.sizes(key, self._axes)
-        binding = StepBinding(
-            self._session,
-            self._train,
-            self._banks,
-            [*self._hyper, *self._seed_input],
-            sizes,
-            on_cuda=self._settings.on_cuda,
-        )
-        self._bindings[key] = binding
-        if len(self._bindings) > _KEPT_BINDINGS:
-            self._bindings.popitem(last=False)
-        return binding
-
-    def _set_hyper(self, hyper: Mapping[str, float] | None) -> None:
+    def _set_scalars(self, hyper: Mapping[str, float] | None) -> None:
         values = self._hyper_defaults
         if hyper:
             unknown = sorted(set(hyper) - set(values))
@@ -320,6 +303,8 @@ class Trainer:
             values = {**values, **hyper}
         for tensor in self._hyper:
             tensor.array[...] = values[tensor.of]
+        for tensor in self._seed_input:
+            tensor.array[...] = step_seed(self._seed, self._step)
 
     def _example_axes(self) -> dict[str, int]:
         sizes = self._manifest.example_sizes
@@ -341,23 +326,23 @@ class Trainer:
     def _replace(self, values: Mapping[str, Array], axes: Mapping[str, int]) -> None:
         """Write whole state tensors whose shapes were checked; zero optimizer state that resizes."""
         zeros: dict[str, Array] = {}
-        if axes != self._axes:
+        changed = {axis for axis, size in axes.items() if size != self._axes[axis]}
+        if changed:
             for name, shape in self._shapes(axes).items():
                 if shape == self._banks.shapes[name] or name in values:
                     continue
                 tensor = self._manifest.state_by_name[name]
                 if tensor.kind != "optimizer":
-                    changed = [a for a in axes_of(tensor.shape) if axes[a] != self._axes[a]]
+                    axis = min(changed & set(axes_of(tensor.shape)))
                     raise StateError(
-                        f"axis {changed[0]!r} changes its size, so {name!r}, which has it too, must "
-                        "be given in the same call"
+                        f"axis {axis!r} changes its size, so {name!r}, which has it too, must be "
+                        "given in the same call"
                     )
                 zeros[name] = np.zeros(shape, DTYPES[tensor.dtype])
-            # The bindings point at memory of the old sizes.
-            self._bindings.clear()
-            self._last = None
+            self._memories.forget(changed)
             self._axes = dict(axes)
-        for name, array in {**values, **zeros}.items():
-            self._banks.write(name, array)
+        written = {**values, **zeros}
+        resized = [name for name, array in written.items() if self._banks.write(name, array)]
+        self._runner.bind_state(resized)
         if "step" in values:
             self._step = int(values["step"].item())

@@ -95,13 +95,15 @@ class StateBanks:
         """The current contents, as a view where that is possible."""
         return self._banks[self.current][name].read()
 
-    def write(self, name: str, array: Array) -> None:
-        """Replace a state tensor, also by one of another shape (then bind again)."""
-        if self.shapes[name] != array.shape:
+    def write(self, name: str, array: Array) -> bool:
+        """Replace a state tensor. True where the shape is another, so that it must be bound again."""
+        resized = self.shapes[name] != array.shape
+        if resized:
             for bank in self._banks:
                 bank[name].resize(array.shape)
             self.shapes[name] = array.shape
         self._banks[self.current][name].write(array)
+        return resized
 
     def swap(self) -> None:
         """Make the bank that a step has written the current one."""

@@ -1,0 +1,65 @@
+"""The memory that a train step needs for one batch shape, kept so that steps allocate nothing."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from device_sdk.artifact.graph import Graph
+from device_sdk.artifact.safetensors import Array
+from device_sdk.artifact.shapes import axes_of, resolve
+from device_sdk.runtime.host_tensor import HostTensor
+
+Shapes = tuple[tuple[int, ...], ...]
+# A data set's usual batch, its last one, and a few more.
+_KEPT: Final = 8
+
+
+class BatchMemory:
+    """Batch inputs, and the extra outputs once per bank.
+
+    Two sets of outputs, so that a step which is dropped leaves the last finished step's alone.
+    Outputs of unknown length are filled in by whoever runs the graph.
+    """
+
+    def __init__(self, graph: Graph, sizes: Mapping[str, int]) -> None:
+        self.inputs = [HostTensor(p, resolve(p.shape, sizes)) for p in graph.select("batch")]
+        sized = [p for p in graph.select("output") if None not in p.shape]
+        self.results = tuple(
+            [HostTensor(port, resolve(port.shape, sizes)) for port in sized] for _ in (0, 1)
+        )
+        self.outputs: tuple[dict[str, Array], ...] = tuple(
+            {tensor.of: tensor.array for tensor in results} for results in self.results
+        )
+
+
+class BatchMemories:
+    """The memory of the latest batch shapes. `sizes` checks shapes that have not been seen."""
+
+    def __init__(self, graph: Graph, sizes: Callable[[Shapes], Mapping[str, int]]) -> None:
+        self._graph = graph
+        self._sizes = sizes
+        self._kept: OrderedDict[Shapes, BatchMemory] = OrderedDict()
+        self._axes = {
+            axis
+            for port in (*graph.select("batch"), *graph.select("output"))
+            for axis in axes_of(port.shape)
+        }
+
+    def get(self, shapes: Shapes) -> BatchMemory:
+        """Memory for a batch of these shapes; whatever `sizes` raises where they are wrong."""
+        memory = self._kept.get(shapes)
+        if memory is not None:
+            self._kept.move_to_end(shapes)
+            return memory
+        memory = BatchMemory(self._graph, self._sizes(shapes))
+        self._kept[shapes] = memory
+        if len(self._kept) > _KEPT:
+            self._kept.popitem(last=False)
+        return memory
+
+    def forget(self, axes: set[str]) -> None:
+        """Drop what was made while these axes of the state had other sizes."""
+        if axes & self._axes:
+            self._kept.clear()

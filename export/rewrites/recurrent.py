@@ -212,9 +212,7 @@ def _layer_by_layer(original: Callable[..., Any]) -> Callable[..., Any]:
             rows = slice(depth * directions, (depth + 1) * directions)
             first = hx[rows] if isinstance(hx, Tensor) else tuple(state[rows] for state in hx)
             own = params[depth * each : (depth + 1) * each]
-            x, *last = original(
-                x, first, own, has_biases, 1, 0.0, train, bidirectional, False
-            )
+            x, *last = original(x, first, own, has_biases, 1, 0.0, train, bidirectional, False)
             lasts.append(tuple(last))
         y = x.transpose(0, 1) if batch_first else x
         return y, *(torch.cat(parts) for parts in zip(*lasts, strict=True))

@@ -209,9 +209,7 @@ class _Lstm(torch.autograd.Function):
         return h, last_c
 
     @staticmethod
-    def backward(
-        ctx: Any, grad: Tensor | None, grad_c: Tensor | None
-    ) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor | None, grad_c: Tensor | None) -> tuple[Tensor | None, ...]:
         x, h0, c0, weight, state_weight, h, c, ifo, g, squashed = ctx.saved_tensors
         backwards, biased = ctx.settings
         units = h0.shape[0]

@@ -64,12 +64,12 @@ class ServerOptimizer:
     @property
     def factor(self) -> float:
         """What the rates have decayed to after the steps so far: ``decay ** steps``."""
-        return self._settings.decay**self._steps
+        return float(self._settings.decay**self._steps)
 
     def step(self, parameters: Floats, gradient: Floats) -> Floats:
         """New parameters, float32 of the optimizer's shape; the given ones stay as they are."""
         settings = self._settings
-        rate = settings.learning_rate * self.factor
+        rate: float = settings.learning_rate * self.factor
         self._steps += 1
         if settings.name == "plain":
             return parameters - np.float32(rate) * gradient
@@ -78,8 +78,8 @@ class ServerOptimizer:
         first += np.float32(1 - settings.beta1) * gradient
         second *= np.float32(settings.beta2)
         second += np.float32(1 - settings.beta2) * np.square(gradient)
-        first_correction = 1 - settings.beta1**self._steps
-        second_correction = 1 - settings.beta2**self._steps
+        first_correction: float = 1 - settings.beta1**self._steps
+        second_correction: float = 1 - settings.beta2**self._steps
         root = np.sqrt(second / np.float32(second_correction)) + np.float32(settings.epsilon)
         return parameters - np.float32(rate / first_correction) * first / root
 

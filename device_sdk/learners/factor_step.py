@@ -84,6 +84,6 @@ class TrainerStep:
         after = self._trainer.parameters
         return FactorGradients(
             loss=float(loss),
-            users=users - after["users.weight"],
-            items=items - after["items.weight"],
+            users=users - np.asarray(after["users.weight"], dtype=np.float32),
+            items=items - np.asarray(after["items.weight"], dtype=np.float32),
         )

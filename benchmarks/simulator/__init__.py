@@ -1,0 +1,16 @@
+"""A fleet of virtual devices in one process: the real learners and methods, no broker, no crypto."""
+
+from __future__ import annotations
+
+from benchmarks.simulator.channel import Channel, DirectChannel
+from benchmarks.simulator.scatter_fleet import FixedInteractions, mixed_columns, scatter_fleet
+from benchmarks.simulator.simulation import Simulation
+
+__all__ = [
+    "Channel",
+    "DirectChannel",
+    "FixedInteractions",
+    "Simulation",
+    "mixed_columns",
+    "scatter_fleet",
+]

@@ -1,0 +1,31 @@
+"""What lies between a virtual device and the aggregator."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from device_sdk.wire.exchange import Broadcast, Update
+
+__all__ = ["Channel", "DirectChannel"]
+
+
+class Channel(Protocol):
+    """Carries messages, as exactly as its encoding does. May count what it carries."""
+
+    def down(self, broadcast: Broadcast) -> Broadcast:
+        """What every device of the round receives."""
+
+    def up(self, update: Update) -> Update:
+        """What the aggregator receives."""
+
+
+class DirectChannel:
+    """Hands everything over as it is."""
+
+    def down(self, broadcast: Broadcast) -> Broadcast:
+        """The broadcast itself."""
+        return broadcast
+
+    def up(self, update: Update) -> Update:
+        """The update itself."""
+        return update

@@ -81,7 +81,8 @@ class ServerOptimizer:
         first_correction: float = 1 - settings.beta1**self._steps
         second_correction: float = 1 - settings.beta2**self._steps
         root = np.sqrt(second / np.float32(second_correction)) + np.float32(settings.epsilon)
-        return parameters - np.float32(rate / first_correction) * first / root
+        moved: Floats = parameters - np.float32(rate / first_correction) * first / root
+        return moved
 
     def grow(self, rows: int) -> None:
         """Append ``rows`` rows without history, for items that are new to the catalogue."""

@@ -1,4 +1,4 @@
-"""A fleet of virtual devices in one process: the real learners and methods, no broker, no crypto."""
+"""Virtual devices in one process: the real learners and methods without broker and crypto."""
 
 from __future__ import annotations
 

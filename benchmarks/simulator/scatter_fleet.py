@@ -32,7 +32,8 @@ def mixed_columns(
 ) -> NDArray[np.int64]:
     """k_i of each device: the classes in equal shares, dealt at random."""
     dealt = np.arange(devices, dtype=np.int64) % len(classes)
-    return np.asarray(classes, dtype=np.int64)[rng.permutation(dealt)]
+    columns: NDArray[np.int64] = np.asarray(classes, dtype=np.int64)[rng.permutation(dealt)]
+    return columns
 
 
 def scatter_fleet(

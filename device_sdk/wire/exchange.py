@@ -33,7 +33,8 @@ class Broadcast:
     task's training settings, the same for every device.
 
     Raises ValueError for negative numbers, bad names, a dtype outside the closed list or a number
-    that is not finite, TypeError for a setting that is no scalar. Arrays are kept as read-only views, not copied.
+    that is not finite, TypeError for a setting that is no scalar. Arrays are kept as read-only
+    views, not copied.
     """
 
     round_id: int

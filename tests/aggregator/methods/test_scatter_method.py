@@ -223,7 +223,7 @@ def test_catalogue_grows_between_rounds_only() -> None:
         ("bad-values", {"values": np.array([[0, 1], [np.nan, 0]], dtype=np.float32)}),
         ("bad-values", {"values": np.array([[0, 1], [-np.inf, 0]], dtype=np.float32)}),
         ("bad-values", {"values": np.array([[0, 1], [1e13, 0]], dtype=np.float32)}),
-        ("bad-tensors", {"more": np.zeros(1)}),
+        ("bad-tensors", {"more": np.zeros(1, dtype=np.float32)}),
     ],
 )
 def test_bad_updates_are_refused_by_reason(reason: str, changed: dict[str, np.ndarray]) -> None:

@@ -7,7 +7,7 @@ import os
 # Before any test module can import onnxruntime.
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 
-from hypothesis import HealthCheck, settings  # noqa: E402
+from hypothesis import HealthCheck, settings
 
 # A busy machine is not a bug, so no profile has a deadline per example.
 settings.register_profile(

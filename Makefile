@@ -1,0 +1,98 @@
+# `make help` explains the targets. A bare checkout needs make and Python 3.11 or later, no more.
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-builtin-rules
+
+# Version managers install shims that exist and fail, so each candidate has to run.
+PYTHON ?= $(shell for candidate in python3.11 python3.12 python3.13 python3 python; do \
+	if "$$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; \
+	then echo "$$candidate"; break; fi; done)
+VENV := .venv
+RUN := $(VENV)/bin/python
+
+# onnxruntime's wheels write to the user's cache folder as soon as they are imported, but for this.
+export ORT_DISABLE_TELEMETRY := 1
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+STAMP := $(VENV)/.installed
+
+.PHONY: help
+help: ## this text
+	@echo "Tessera. Every target makes its environment ($(VENV)) by itself when it needs one."
+	@echo
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo
+	@echo "Variables: PYTHON (the interpreter that makes $(VENV)), TESSERA_DATA (folder of data"
+	@echo "sets), ARGS (more arguments for bench-* and demo, as in make demo ARGS=--help)."
+
+.PHONY: venv
+venv: $(STAMP) ## the environment with every extra, at the versions in constraints.txt
+
+$(STAMP): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "No Python 3.11 or later found: install one, or name it with" \
+		"make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	test -x $(RUN) || "$(PYTHON)" -m venv $(VENV)
+	$(RUN) -m pip install --quiet --constraint constraints.txt \
+		--editable '.[aggregator,export,demo,dev]'
+	touch $@
+
+.PHONY: test
+test: lint types ## linters, type checker and every test
+	$(RUN) -m pytest --hypothesis-profile=ci --durations=15 $(ARGS)
+
+.PHONY: lint
+lint: $(STAMP) ## ruff: rules and format
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+
+.PHONY: types
+types: $(STAMP) ## mypy --strict on the three packages
+	$(RUN) -m mypy --strict
+
+.PHONY: format
+format: $(STAMP) ## let ruff mend what it can
+	$(RUN) -m ruff check --fix .
+	$(RUN) -m ruff format .
+
+.PHONY: demo
+demo: $(STAMP) ## the story on this machine, from artifact to recommendations
+	$(RUN) -m examples.demo $(ARGS)
+
+.PHONY: artifact
+artifact: $(STAMP) ## rebuild the factorisation artifact that the wheel carries
+	$(VENV)/bin/tessera-export mf -o device_sdk/artifacts/mf
+
+.PHONY: wheel
+wheel: $(STAMP) ## build the wheel into dist/
+	$(RUN) -m build --wheel --no-isolation
+
+.PHONY: wheels-check
+wheels-check: $(STAMP) ## every device dependency has a binary wheel on every device platform
+	$(RUN) -m benchmarks.device_wheels $(ARGS)
+
+.PHONY: bench-device
+bench-device: $(STAMP) ## train steps, memory and install size against torch
+	$(RUN) -m benchmarks.device $(ARGS)
+
+.PHONY: bench-size
+bench-size: $(STAMP) ## size and import time of the device install, held to their budget
+	$(RUN) -m benchmarks.install_size --check $(ARGS)
+
+.PHONY: bench-scatter
+bench-scatter: $(STAMP) ## accuracy of scatter aggregation on MovieLens, equal and unequal fleets
+	$(RUN) -m benchmarks.scatter $(ARGS)
+
+.PHONY: bench-aggregator
+bench-aggregator: $(STAMP) ## updates a second through the aggregator
+	$(RUN) -m benchmarks.aggregator $(ARGS)
+
+.PHONY: bench-peers
+bench-peers: $(STAMP) ## the same work in other frameworks, each in an environment of its own
+	$(RUN) -m benchmarks.peers $(ARGS)
+
+.PHONY: clean
+clean: ## remove the environment, caches and built distributions
+	rm -rf $(VENV) build dist out .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -39,18 +39,24 @@ class BatchChecker:
             unknown = sorted(str(name) for name in batch if name not in self._known)
             if unknown:
                 self._refuse(f"entry {unknown[0]!r} is unknown")
-        for position, (array, dtype) in enumerate(zip(arrays, self._dtypes, strict=True)):
+        for array, dtype in zip(arrays, self._dtypes, strict=True):
+            # Two quick looks, because this runs at every step; the rest only when they fail.
+            if type(array) is not np.ndarray or array.dtype is not dtype:
+                self._check_types(arrays)
+        return arrays
+
+    def _check_types(self, arrays: Iterable[object]) -> None:
+        for port, array, dtype in zip(self._ports, arrays, self._dtypes, strict=True):
             if not isinstance(array, (np.ndarray, np.generic)):
                 self._refuse(
-                    f"entry {self._names[position]!r} is a {type(array).__name__}, not a numpy array",
+                    f"entry {port.of!r} is a {type(array).__name__}, not a numpy array",
                     f"pass np.asarray(value, np.{dtype.name})",
                 )
-            if array.dtype is not dtype and array.dtype != dtype:
+            if array.dtype != dtype:
                 self._refuse(
-                    f"entry {self._names[position]!r} is {array.dtype}, expected {dtype.name}",
+                    f"entry {port.of!r} is {array.dtype}, expected {dtype.name}",
                     f"convert it with .astype(np.{dtype.name})",
                 )
-        return arrays
 
     def sizes(self, shapes: Iterable[tuple[int, ...]], axes: Mapping[str, int]) -> dict[str, int]:
         """Sizes of all axes, given those of the state. Raises BatchError where shapes disagree."""

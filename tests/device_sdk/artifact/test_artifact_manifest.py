@@ -1,0 +1,216 @@
+"""The manifest: canonical bytes, round trips, and everything it refuses."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from device_sdk.artifact import (
+    ArtifactError,
+    Axis,
+    FileEntry,
+    Graph,
+    Manifest,
+    Member,
+    Optimizer,
+    Port,
+    StateTensor,
+)
+from tests.device_sdk.handmade import factor_parts, linear_parts
+
+LINEAR, FACTORS = linear_parts()[0], factor_parts()[0]
+BYTES = LINEAR.to_json()
+
+
+@pytest.mark.parametrize("manifest", [LINEAR, FACTORS])
+def test_round_trip_is_exact(manifest: Manifest) -> None:
+    data = manifest.to_json()
+    again = Manifest.parse(data)
+    assert again == manifest
+    assert again.to_json() == data
+    assert again.id == hashlib.sha256(data).hexdigest()
+    assert data == json.dumps(json.loads(data), sort_keys=True, separators=(",", ":")).encode()
+
+
+def test_settings_keep_their_types() -> None:
+    settings = {
+        "betas": [0.9, 0.999],
+        "eps": 1e-08,
+        "q": 3,
+        "decoupled": True,
+        "note": "é",
+        "x": None,
+    }
+    manifest = dataclasses.replace(LINEAR, optimizer=Optimizer("adam", settings))
+    again = Manifest.parse(manifest.to_json())
+    assert again == manifest
+    assert again.optimizer.settings == {**settings, "betas": (0.9, 0.999)}
+    with pytest.raises(ArtifactError, match="finite"):
+        Optimizer("adam", {"eps": float("inf")})
+    with pytest.raises(ArtifactError, match="not dict"):
+        Optimizer("adam", {"eps": {}})
+
+
+def changed(edit: Callable[[Any], object]) -> bytes:
+    value = json.loads(BYTES)
+    edit(value)
+    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda m: m.update(format_version=2), "format version 2 is unknown.*reads 1"),
+        (lambda m: m.update(format="other"), "no Tessera artifact"),
+        (lambda m: m.update(extra=1), "unknown keys extra"),
+        (lambda m: m.pop("state"), "'state' is missing"),
+        (lambda m: m.update(opset="20"), "'opset' is an integer, not str"),
+        (lambda m: m.update(opset=True), "'opset' is an integer, not bool"),
+        (lambda m: m.update(sequential=0), "'sequential' is true or false"),
+        (lambda m: m["axes"].clear(), "axis 'batch' is not declared"),
+        (lambda m: m["axes"].update(batch={"example": 0}), "positive integer"),
+        (lambda m: m["state"].pop(3), "exactly one counter"),
+        (lambda m: m["state"].append(m["state"][0]), "packed given more than once"),
+        (lambda m: m["state"][0].update(kind="weights"), "kind 'weights'"),
+        (lambda m: m["state"][0].update(dtype="bfloat16"), "dtype 'bfloat16'"),
+        (lambda m: m["state"][0].update(shape=[14]), "its members need 15 elements, it has 14"),
+        (lambda m: m["state"][0]["members"][1].update(offset=11), "overlaps"),
+        (lambda m: m["state"][0]["members"][1].update(offset=-1), "no count of elements"),
+        (lambda m: m["state"][2].update(like="mean"), r"expected that, after fixed axes"),
+        (lambda m: m["state"][2].update(like="step"), "neither a parameter nor a buffer"),
+        (lambda m: m["state"][2].update(like=None), "leave 'like' out instead of null"),
+        (lambda m: m["graphs"].pop("train"), "graphs are 'train'"),
+        (lambda m: m["graphs"].update(other=m["graphs"]["train"]), "graphs are 'train'"),
+        (lambda m: m["graphs"]["train"].update(file="../train.onnx"), "not allowed as a file name"),
+        (lambda m: m["graphs"]["train"].update(file="/etc/passwd"), "not allowed as a file name"),
+        (lambda m: m["graphs"]["train"].update(file="CON.onnx"), "not allowed as a file name"),
+        (lambda m: m["graphs"]["train"].update(file="other.onnx"), "no entry for other.onnx"),
+        (lambda m: m["graphs"]["train"]["outputs"].pop(2), "without a matching output: packed"),
+        (lambda m: m["graphs"]["train"]["inputs"].pop(0), "without a matching input: packed"),
+        (lambda m: m["graphs"]["train"]["outputs"].pop(1), "has no guard output"),
+        (
+            lambda m: m["graphs"]["train"]["outputs"][0].update(role="batch"),
+            "not one of the outputs",
+        ),
+        (
+            lambda m: m["graphs"]["train"]["outputs"][0].update(shape=[1]),
+            "loss is a float32 scalar",
+        ),
+        (lambda m: m["graphs"]["train"]["inputs"][0].update(shape=[16]), "but its state tensor"),
+        (lambda m: m["graphs"]["train"]["inputs"][0].update(of="pack"), "unknown state 'pack'"),
+        (lambda m: m["graphs"]["train"]["inputs"][4].update(shape=[None, 4]), "None is no length"),
+        (lambda m: m["graphs"]["train"]["inputs"][4].update(shape=[0, 4]), "0 is no length"),
+        (lambda m: m["graphs"]["train"]["inputs"][4].update(shape=[1.5, 4]), "1.5 is no length"),
+        (lambda m: m["graphs"]["train"]["inputs"][6].pop("default"), "needs a finite number"),
+        (lambda m: m["graphs"]["train"]["inputs"][6].update(default=1), "decimal point"),
+        (lambda m: m["graphs"]["train"]["inputs"][4].update(default=1.0), "only hyper-parameters"),
+        (lambda m: m["graphs"]["infer"]["outputs"].clear(), "no output"),
+        (lambda m: m["graphs"]["infer"]["inputs"][1].update(dtype="float64"), "differs between"),
+        (
+            lambda m: m["files"].update({"a/b": m["files"]["train.onnx"]}),
+            "not allowed as a file name",
+        ),
+        (
+            lambda m: m["files"].update({"..": m["files"]["train.onnx"]}),
+            "not allowed as a file name",
+        ),
+        (
+            lambda m: m["files"].update({"manifest.json": m["files"]["train.onnx"]}),
+            "cannot describe itself",
+        ),
+        (lambda m: m["files"].pop("initial.safetensors"), "no entry for initial.safetensors"),
+        (lambda m: m["files"]["train.onnx"].update(sha256="ABC"), "no SHA-256"),
+        (lambda m: m["files"]["train.onnx"].update(bytes=-1), "not -1"),
+        (lambda m: m.update(name="a\nb"), "no name"),
+        (lambda m: m.update(name=""), "no name"),
+    ],
+)
+def test_refusals(edit: Callable[[Any], object], message: str) -> None:
+    with pytest.raises(ArtifactError, match=message):
+        Manifest.parse(changed(edit))
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "not JSON"),
+        (b"\xff", "not JSON"),
+        (b"[]", "expected an object, found list"),
+        (b"[" * 100_000, "nested too deeply|not JSON"),
+        (b'{"a":1,"a":2}', "same key twice"),
+        (b'{"a":NaN}', "NaN is no JSON number"),
+        (b'{"a":' + b"9" * 10_000 + b"}", "not JSON"),
+        (json.dumps(json.loads(BYTES), indent=1).encode(), "canonical"),
+        (BYTES + b"\n", "canonical"),
+        (BYTES.replace(b'"linear"', b'"\\u006cinear"'), "canonical"),
+        (BYTES.replace(b'"linear"', b'"\\ud800"'), "no name"),
+    ],
+)
+def test_bytes_that_are_no_manifest(data: bytes, message: str) -> None:
+    with pytest.raises(ArtifactError, match=message):
+        Manifest.parse(data)
+
+
+def test_construction_refuses_what_parsing_refuses() -> None:
+    with pytest.raises(ArtifactError, match="exactly one member of the same shape"):
+        StateTensor("w", "parameter", "float32", ("n",), (Member("w", (3,)),))
+    with pytest.raises(ArtifactError, match="lists its members"):
+        StateTensor("w", "parameter", "float32", (3,))
+    with pytest.raises(ArtifactError, match="say what it is like"):
+        dataclasses.replace(
+            FACTORS, state=(*FACTORS.state, StateTensor("m", "optimizer", "float32", ("k",)))
+        )
+    with pytest.raises(ArtifactError, match="counter is an int64 scalar"):
+        StateTensor("step", "counter", "int32", ())
+    with pytest.raises(ArtifactError, match="more than one seed"):
+        Graph("g.onnx", tuple(Port(n, "seed", n, "int64", ()) for n in "ab"), ())
+    with pytest.raises(ArtifactError, match="more than .* elements"):
+        Member("w", (2**30, 2**30))
+    with pytest.raises(ArtifactError, match="positive integer"):
+        Axis(True)
+    assert FileEntry.of(b"abc").size == 3
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
+    max_leaves=5,
+)
+
+
+@given(st.data())
+def test_a_manifest_with_any_value_replaced_parses_or_is_refused(data: st.DataObject) -> None:
+    root = json.loads(BYTES)
+    node, key = root, data.draw(st.sampled_from(sorted(root)))
+    while isinstance(node[key], (dict, list)) and node[key] and data.draw(st.booleans()):
+        node = node[key]
+        keys = sorted(node) if isinstance(node, dict) else range(len(node))
+        key = data.draw(st.sampled_from(keys))
+    if isinstance(node, dict) and data.draw(st.booleans()):
+        node[data.draw(st.text(max_size=5))] = node.pop(key)
+    else:
+        node[key] = data.draw(json_values)
+    mutated = json.dumps(root, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    try:
+        manifest = Manifest.parse(mutated.encode("utf-8", "surrogatepass"))
+    except ArtifactError:
+        return
+    assert manifest.to_json() == mutated.encode()
+
+
+@given(st.binary(max_size=200), st.integers(0, len(BYTES)))
+def test_random_bytes_are_refused(noise: bytes, cut: int) -> None:
+    for data in (noise, BYTES[:cut] + noise, BYTES[:cut] + noise + BYTES[cut + len(noise) :]):
+        try:
+            assert Manifest.parse(data).to_json() == data
+        except ArtifactError:
+            continue

@@ -1,0 +1,59 @@
+"""One measured run, as data: what it is called, and the key its result is stored under."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Literal
+
+from aggregator.methods.scatter import ScatterSettings
+from device_sdk.learners.pool import PoolSettings
+
+__all__ = ["Experiment", "UpdateCodec"]
+
+UpdateCodec = Literal["direct", "fp32", "fp16", "int8"]
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """A run of scatter aggregation over one virtual device a user.
+
+    Attributes:
+        data: ``ml-100k`` or ``ml-1m``.
+        split: ``test``, trained on all training items; or ``validation``, which holds one of them
+            out and is the only one that settings may be chosen on.
+        seed: of the whole run. Runs that share it share fleet classes, cohorts and first matrices
+            as far as their shapes allow, which is what makes differences paired.
+        width: K.
+        classes: k_i of the capacity classes, in equal shares.
+        epochs: full passes over the fleet.
+        cohort: devices a round; 0 for all.
+        spread: standard deviation of the first item matrix.
+        codec: how updates travel; ``direct`` hands arrays over.
+        every: epochs between evaluations of a validation run; a test run is evaluated once, at its
+            end, so that no round can be chosen by it.
+    """
+
+    data: str
+    split: Literal["test", "validation"]
+    seed: int
+    width: int
+    classes: tuple[int, ...]
+    epochs: int
+    cohort: int = 256
+    spread: float = 0.01
+    codec: UpdateCodec = "direct"
+    every: int = 10
+    settings: ScatterSettings = field(default_factory=ScatterSettings)
+    pool: PoolSettings = field(default_factory=PoolSettings)
+
+    def __post_init__(self) -> None:
+        if self.epochs < 1 or self.width < 1 or not self.classes or self.every < 1:
+            raise ValueError("an experiment needs epochs, columns and at least one capacity class")
+
+    @property
+    def key(self) -> str:
+        """Names the stored result: another setting, another key."""
+        canonical = json.dumps(asdict(self), sort_keys=True)
+        return hashlib.sha256(canonical.encode()).hexdigest()[:20]

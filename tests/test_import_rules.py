@@ -1,0 +1,235 @@
+"""Who may import whom: a device must never need torch, nor a server what only a device needs."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+STANDARD = sys.stdlib_module_names
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What the files under `folder` may import beside the standard library, and may not at all.
+
+    A name allows itself and what is below it: "device_sdk.wire" allows "device_sdk.wire.cbor".
+    """
+
+    folder: str
+    allowed: frozenset[str]
+    banned: frozenset[str] = frozenset()
+
+    def permits(self, module: str) -> bool:
+        """Whether a file under the folder may import this dotted name."""
+        if any(_below(module, name) for name in self.banned):
+            return False
+        if module.partition(".")[0] in STANDARD:
+            return True
+        return any(_below(module, name) for name in self.allowed)
+
+    def explain(self) -> str:
+        """The rule in words, for the message of a failure."""
+        text = (
+            f"{self.folder}/ may import the standard library and {', '.join(sorted(self.allowed))}"
+        )
+        return f"{text}, but not {', '.join(sorted(self.banned))}" if self.banned else text
+
+
+def _below(module: str, name: str) -> bool:
+    return module == name or module.startswith(name + ".")
+
+
+_DEVICE = frozenset({"device_sdk", "numpy", "onnxruntime", "cryptography", "paho.mqtt", "tabulate"})
+# A method's two halves are arithmetic: transport, keys, files and clocks stay outside of them.
+_OUTSIDE_A_METHOD = frozenset(
+    {"paho", "cryptography", "socket", "ssl"}
+    | {"sqlite3", "tempfile", "threading", "time", "datetime"}
+)
+
+RULES = (
+    Rule("device_sdk", _DEVICE),
+    # What the server shares with the device may not lean on the rest of the device.
+    Rule("device_sdk/artifact", frozenset({"device_sdk.artifact", "numpy"})),
+    Rule(
+        "device_sdk/wire",
+        frozenset({"device_sdk.wire", "device_sdk.artifact", "numpy", "cryptography", "paho.mqtt"}),
+    ),
+    Rule("device_sdk/learners", _DEVICE, banned=_OUTSIDE_A_METHOD),
+    Rule(
+        "aggregator",
+        frozenset(
+            {"aggregator", "device_sdk.wire", "device_sdk.artifact"}
+            | {"numpy", "cryptography", "paho.mqtt", "rich", "tabulate"}
+        ),
+    ),
+    Rule(
+        "aggregator/methods",
+        frozenset({"aggregator.methods", "device_sdk.wire", "numpy"}),
+        banned=_OUTSIDE_A_METHOD,
+    ),
+    Rule(
+        "export",
+        frozenset(
+            {"export", "device_sdk.artifact"}
+            | {"numpy", "onnx", "onnxruntime", "sympy", "tabulate", "torch"}
+        ),
+    ),
+)
+
+
+def imports_of(source: str, package: str) -> Iterator[tuple[int, str]]:
+    """(line, dotted name) of each import in a file of `package`, at any depth.
+
+    `from a.b import c` counts as "a.b.c", since c may be a module. Imports by function count where
+    the name is written out, as do those for the type checker only: they make a dependency too.
+    """
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parents = package.split(".")
+                above = parents[: len(parents) - node.level + 1]
+                base = ".".join([*above, base] if base else above)
+            for alias in node.names:
+                yield node.lineno, base if alias.name == "*" else f"{base}.{alias.name}"
+        elif isinstance(node, ast.Call):
+            name = _imported_by_call(node)
+            if name is not None:
+                yield node.lineno, name
+
+
+def _imported_by_call(call: ast.Call) -> str | None:
+    function = call.func
+    called = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+    if called not in ("import_module", "__import__") or not call.args:
+        return None
+    first = call.args[0]
+    if isinstance(first, ast.Constant) and isinstance(first.value, str):
+        return first.value
+    return None
+
+
+def offences(rule: Rule, root: Path) -> list[str]:
+    """One line for each import under root/folder that the rule does not permit."""
+    found = []
+    for path in sorted((root / rule.folder).rglob("*.py")):
+        place = path.relative_to(root)
+        package = ".".join(place.parent.parts)
+        for line, module in imports_of(path.read_text(encoding="utf-8"), package):
+            if not rule.permits(module):
+                found.append(f"{place}:{line} imports {module}")
+    return found
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.folder)
+def test_imports_follow_the_rule(rule: Rule) -> None:
+    assert list((ROOT / rule.folder).rglob("*.py")), f"{rule.folder}/ holds no Python files"
+    found = offences(rule, ROOT)
+    assert not found, "\n".join([rule.explain(), *found])
+
+
+@pytest.mark.parametrize(
+    ("source", "module"),
+    [
+        ("import torch", "torch"),
+        ("import numpy as np, torch.nn as nn", "torch.nn"),
+        ("def late():\n    from torch import nn", "torch.nn"),
+        ("if TYPE_CHECKING:\n    import onnx", "onnx"),
+        ("try:\n    import torch\nexcept ImportError:\n    torch = None", "torch"),
+        ("import importlib\nimportlib.import_module('export.trace')", "export.trace"),
+        ("module = __import__('aggregator')", "aggregator"),
+        ("from ...aggregator import rounds", "aggregator.rounds"),
+        ("from torch import *", "torch"),
+        ("import tabulate2", "tabulate2"),
+    ],
+)
+def test_an_import_is_found_wherever_it_hides(tmp_path: Path, source: str, module: str) -> None:
+    nested = tmp_path / "device_sdk" / "wire"
+    nested.mkdir(parents=True)
+    (nested / "frame.py").write_text(source, encoding="utf-8")
+    (found,) = offences(RULES[0], tmp_path)
+    assert found.startswith("device_sdk/wire/frame.py:")
+    assert found.endswith(f" imports {module}")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import numpy as np",
+        "from __future__ import annotations",
+        "from paho.mqtt import client",
+        "from . import cbor",
+        "from ..artifact.manifest import Manifest",
+        "def late():\n    import device_sdk.trainer",
+    ],
+)
+def test_what_the_rule_permits_passes(tmp_path: Path, source: str) -> None:
+    nested = tmp_path / "device_sdk" / "wire"
+    nested.mkdir(parents=True)
+    (nested / "frame.py").write_text(source, encoding="utf-8")
+    assert offences(RULES[0], tmp_path) == []
+
+
+# Imports every module of a package where the named ones cannot be found, and prints what came in.
+_IMPORT_EVERYTHING = """
+import importlib, importlib.abc, pkgutil, sys
+
+package, blocked = sys.argv[1], frozenset(sys.argv[2].split(","))
+
+class Blocker(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in blocked:
+            raise ModuleNotFoundError(f"No module named {name!r} (blocked)", name=name)
+        return None
+
+sys.meta_path.insert(0, Blocker())
+module = importlib.import_module(package)
+for found in pkgutil.walk_packages(module.__path__, package + "."):
+    if not found.name.endswith("__main__"):
+        importlib.import_module(found.name)
+for name in getattr(module, "__all__", ()):
+    getattr(module, name)
+print("\\n".join(sorted(sys.modules)))
+"""
+
+
+def _modules_after_importing(package: str, blocked: frozenset[str]) -> set[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", _IMPORT_EVERYTHING, package, ",".join(sorted(blocked))],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, f"importing all of {package} failed:\n{done.stderr}"
+    return set(done.stdout.split())
+
+
+def test_the_whole_device_imports_without_what_only_others_install() -> None:
+    blocked = frozenset(
+        {"torch", "onnx", "onnxscript", "sympy", "rich", "amqtt", "matplotlib"}
+        | {"aggregator", "export", "hypothesis", "pytest"}
+    )
+    modules = _modules_after_importing("device_sdk", blocked)
+    assert {"device_sdk", "device_sdk.trainer", "onnxruntime"} <= modules
+    assert not {name for name in modules if name.partition(".")[0] in blocked}
+
+
+def test_the_aggregator_imports_no_more_of_the_device_than_the_contract() -> None:
+    blocked = frozenset({"torch", "onnx", "onnxruntime", "export"})
+    modules = _modules_after_importing("aggregator", blocked)
+    assert "aggregator" in modules
+    device = {name for name in modules if _below(name, "device_sdk")} - {"device_sdk"}
+    contract = ("device_sdk.wire", "device_sdk.artifact")
+    assert not {name for name in device if not any(_below(name, part) for part in contract)}

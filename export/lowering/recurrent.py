@@ -16,6 +16,7 @@ from onnx import helper
 import export.rewrites.recurrent_scans  # noqa: F401  (defines torch.ops.tessera)
 from export.lowering.graph import ONNX_DTYPE, Graph, Value, fixed
 from export.lowering.registry import lowers
+from export.lowering.shapes import slice_axis
 
 tessera = torch.ops.tessera
 
@@ -63,6 +64,14 @@ def _info(name: str, dtype: torch.dtype, shape: Sequence[Any]) -> onnx.ValueInfo
 @lowers(tessera.project.default)
 def project(g: Graph, out: Any, weight: Value, x: Value) -> str:
     return g.op("MatMul", weight, x)
+
+
+@lowers(tessera.state_before.default)
+def state_before(g: Graph, out: Any, h: Value, h0: Value, backwards: bool) -> str:
+    first = g.op("Unsqueeze", h0, g.ints([0]))
+    if backwards:
+        return g.op("Concat", slice_axis(g, h, 0, 1, None), first, axis=0)
+    return g.op("Concat", first, slice_axis(g, h, 0, 0, -1), axis=0)
 
 
 @lowers(tessera.rnn_scan.default)

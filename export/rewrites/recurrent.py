@@ -15,7 +15,8 @@ from export.rewrites.recurrent_layer import Weights, gru_layer, lstm_layer, rnn_
 _VF = torch._VF
 
 States = tuple[Tensor, ...]
-# One direction of one layer: x [T, F, B], states [H, B] each, backwards -> h [T, H, B], last states.
+# One direction of one layer: x [T, F, B], states [H, B] each, weights, backwards -> h [T, H, B] and
+# the last states.
 Layer = Callable[[Tensor, States, Weights, bool], tuple[Tensor, States]]
 Replacement = tuple[Any, str, Callable[..., Any]]
 
@@ -107,7 +108,11 @@ def seeded_replacements() -> list[Replacement]:
 
 
 def _refuse_packed(*args: Any) -> Any:
-    raise ExportError(
+    raise _packed()
+
+
+def _packed() -> ExportError:
+    return ExportError(
         "packed sequences, whose layout depends on data",
         operator="aten._pack_padded_sequence",
         instead="padded sequences, and a mask on the outputs (a batch input) in the loss",
@@ -171,7 +176,7 @@ def _stack(
 ) -> _Stack:
     # For a packed sequence torch calls with one argument less and the batch sizes second.
     if batch_first is None or not isinstance(params, (list, tuple)):
-        _refuse_packed()
+        raise _packed()
     directions = 2 if bidirectional else 1
     each = 4 if has_biases else 2
     if len(params) != num_layers * directions * each:
@@ -181,7 +186,10 @@ def _stack(
             instead="proj_size=0 and torch.nn.Linear on the output",
         )
     groups = [params[i : i + each] for i in range(0, len(params), each)]
-    weights = [Weights(*group) if has_biases else Weights(*group, None, None) for group in groups]
+    weights = [
+        Weights(group[0], group[1], *(group[2:] if has_biases else (None, None)))
+        for group in groups
+    ]
     layers = [weights[i : i + directions] for i in range(0, len(weights), directions)]
     return _Stack(layers, batch_first)
 

@@ -18,6 +18,7 @@ from export.rewrites.recurrent_scans import (
     lstm_scan,
     project,
     rnn_scan,
+    state_before,
     state_gradient_scan,
 )
 
@@ -37,19 +38,13 @@ def _both(a: Tensor | None, b: Tensor | None) -> Tensor | None:
 
 
 def _projected(weight: Tensor, x: Tensor, bias: Tensor | None) -> Tensor:
-    product = project(weight, x)
+    product: Tensor = project(weight, x)
     return product if bias is None else product + bias.unsqueeze(1)
 
 
 def _flat(x: Tensor) -> Tensor:
     """[T, F, B] -> [F, T B]."""
     return x.transpose(0, 1).reshape(x.shape[1], x.shape[0] * x.shape[2])
-
-
-def _before(h: Tensor, h0: Tensor, backwards: bool) -> Tensor:
-    """The state before each step."""
-    first = h0.unsqueeze(0)
-    return torch.cat([h[1:], first]) if backwards else torch.cat([first, h[:-1]])
 
 
 def _input_gradient(weight: Tensor, flat: Tensor, x: Tensor) -> Tensor:
@@ -77,7 +72,7 @@ class _Rnn(torch.autograd.Function):
         backwards: bool,
     ) -> Tensor:
         gates = _projected(weight, x, _both(bias, state_bias))
-        h = rnn_scan(gates, h0, state_weight, relu, backwards)
+        h: Tensor = rnn_scan(gates, h0, state_weight, relu, backwards)
         ctx.save_for_backward(x, h0, weight, state_weight, h)
         ctx.settings = relu, backwards, bias is not None
         return h
@@ -96,7 +91,7 @@ class _Rnn(torch.autograd.Function):
             _input_gradient(weight, flat, x) if ctx.needs_input_grad[0] else None,
             grad_h0,
             flat @ _flat(x).t(),
-            flat @ _flat(_before(h, h0, backwards)).t(),
+            flat @ _flat(state_before(h, h0, backwards)).t(),
             grad_bias,
             grad_bias,
             None,
@@ -126,6 +121,7 @@ class _Gru(torch.autograd.Function):
         else:
             gate_bias, candidate_bias = bias[:cut] + state_bias[:cut], bias[cut:]
             share_bias = state_bias[cut:].unsqueeze(1)
+        h: Tensor
         h, rz, n, share = gru_scan(
             _projected(weight[:cut], x, gate_bias),
             _projected(weight[cut:], x, candidate_bias),
@@ -145,7 +141,7 @@ class _Gru(torch.autograd.Function):
         backwards, biased = ctx.settings
         units = h0.shape[0]
         cut = 2 * units
-        before = _before(h, h0, backwards)
+        before = state_before(h, h0, backwards)
         r, z = rz.split([units, units], dim=1)
         slope_n = (1 - z) * (1 - n * n)
         slope_share = slope_n * r
@@ -241,7 +237,7 @@ class _Lstm(torch.autograd.Function):
             grad_h0,
             grad_c0,
             flat @ _flat(x).t(),
-            flat @ _flat(_before(h, h0, backwards)).t(),
+            flat @ _flat(state_before(h, h0, backwards)).t(),
             grad_bias,
             grad_bias,
             None,

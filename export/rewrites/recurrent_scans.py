@@ -32,6 +32,18 @@ def _(weight: Tensor, x: Tensor) -> Tensor:
     return x.new_empty([x.shape[0], weight.shape[0], x.shape[2]])
 
 
+@torch.library.custom_op("tessera::state_before", mutates_args=())
+def state_before(h: Tensor, h0: Tensor, backwards: bool) -> Tensor:
+    """The state before each step, from all states [T, H, B] and the first [H, B]."""
+    first = h0.unsqueeze(0)
+    return torch.cat([h[1:], first]) if backwards else torch.cat([first, h[:-1]])
+
+
+@state_before.register_fake
+def _(h: Tensor, h0: Tensor, backwards: bool) -> Tensor:
+    return torch.empty_like(h)
+
+
 @torch.library.custom_op("tessera::rnn_scan", mutates_args=())
 def rnn_scan(x: Tensor, h0: Tensor, weight: Tensor, relu: bool, backwards: bool) -> Tensor:
     """h_t = act(x_t + weight h_{t-1}); x [T, H, B], h0 [H, B], weight [H, H] -> h [T, H, B]."""

@@ -1,0 +1,219 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from device_sdk.wire import hpke, signature
+from device_sdk.wire.descriptor import DescriptorSeen, make_descriptor, read_descriptor
+from device_sdk.wire.errors import WireError
+from device_sdk.wire.group_key import (
+    GroupKey,
+    find_group_key,
+    group_keys_from_value,
+    group_keys_to_value,
+    new_group_key,
+)
+from device_sdk.wire.header import MessageType, prefix
+from device_sdk.wire.keyring import Keyring, serving_keys
+from device_sdk.wire.keys import fingerprint
+from device_sdk.wire.presence import (
+    Presence,
+    PresenceWatch,
+    new_presence,
+    read_presence,
+    sign_presence,
+)
+from device_sdk.wire.signature import Purpose
+from tests.device_sdk.wire.parties import EXPIRES, NOW, SeededBytes, key_from, make_serving
+
+SERVING = make_serving(5)
+DESCRIPTOR = SERVING.descriptor
+ROOT = fingerprint(DESCRIPTOR.root)
+
+
+def reason_of(message: bytes, root: bytes = ROOT, seen: DescriptorSeen | None = None) -> str:
+    with pytest.raises(WireError) as caught:
+        read_descriptor(message, root, seen)
+    return caught.value.reason
+
+
+def test_round_trip() -> None:
+    assert read_descriptor(DESCRIPTOR.message, ROOT) == DESCRIPTOR
+    assert (DESCRIPTOR.serial, DESCRIPTOR.expires_unix_seconds) == (5, EXPIRES)
+
+
+def test_every_changed_byte_is_refused() -> None:
+    message = DESCRIPTOR.message
+    for place in range(len(message)):
+        changed = bytearray(message)
+        changed[place] ^= 0x10
+        expected = ["bad-version", "bad-type"][place] if place < 2 else "bad-signature"
+        if 2 <= place < 34:
+            expected = "wrong-root"
+        assert reason_of(bytes(changed)) == expected
+    assert reason_of(message[:-1]) == "bad-signature"
+    assert reason_of(message + b"x") == "bad-signature"
+    assert reason_of(message[:90]) == "truncated"
+    assert reason_of(bytes(5000)) == "too-large"
+
+
+def signed_by_root(body: bytes) -> bytes:
+    root = key_from("root")
+    signed = signature.sign(root, Purpose.DESCRIPTOR, DESCRIPTOR.root + body)
+    return prefix(MessageType.DESCRIPTOR) + DESCRIPTOR.root + signed + body
+
+
+def test_a_signed_but_malformed_body_is_refused() -> None:
+    body = DESCRIPTOR.message[98:]
+    assert signed_by_root(body) == DESCRIPTOR.message
+    assert reason_of(signed_by_root(body + b"\x00")) == "bad-cbor"
+    assert reason_of(signed_by_root(b"\xa0")) == "wrong-fields"
+    assert reason_of(signed_by_root(body.replace(b"serial\x05", b"serial\x20"))) == "bad-field"
+    assert reason_of(signed_by_root(body.replace(DESCRIPTOR.signing, bytes(32)))) == "bad-key"
+    mlkem = DESCRIPTOR.hpke[:1184]
+    assert reason_of(signed_by_root(body.replace(mlkem, b"\xff" * 1184))) == "bad-key"
+
+
+def test_another_root_and_a_small_order_root_are_refused() -> None:
+    assert reason_of(make_serving(5, root="stranger").descriptor.message) == "wrong-root"
+    point = b"\x01" + bytes(31)
+    message = DESCRIPTOR.message.replace(DESCRIPTOR.root, point)
+    assert reason_of(message, fingerprint(point)) == "bad-key"
+
+
+def test_serials_never_fall_and_never_name_two_descriptors() -> None:
+    seen = DescriptorSeen(5, DESCRIPTOR.digest)
+    assert read_descriptor(DESCRIPTOR.message, ROOT, seen).serial == 5
+    assert read_descriptor(make_serving(6).descriptor.message, ROOT, seen).serial == 6
+    assert reason_of(make_serving(4).descriptor.message, seen=seen) == "serial-fell"
+    same_serial = make_descriptor(
+        key_from("root"), 5, EXPIRES + 1, DESCRIPTOR.signing, DESCRIPTOR.hpke
+    )
+    assert reason_of(same_serial.message, seen=seen) == "serial-reused"
+
+
+def test_expiry_is_judged_apart() -> None:
+    DESCRIPTOR.require_unexpired(EXPIRES - 1)
+    with pytest.raises(WireError) as caught:
+        DESCRIPTOR.require_unexpired(EXPIRES)
+    assert caught.value.reason == "descriptor-expired"
+
+
+def test_values_out_of_range_are_refused_at_construction() -> None:
+    root, signing, public = key_from("root"), DESCRIPTOR.signing, DESCRIPTOR.hpke
+    for arguments in [
+        (0, EXPIRES, signing, public),
+        (2**63, EXPIRES, signing, public),
+        (1, 0, signing, public),
+        (1, EXPIRES, b"", public),
+        (1, EXPIRES, signing, b""),
+    ]:
+        with pytest.raises(ValueError, match=r"expected|must"):
+            make_descriptor(root, *arguments)
+
+
+def test_keys_must_belong_to_their_descriptor() -> None:
+    with pytest.raises(ValueError, match="signing key"):
+        serving_keys(DESCRIPTOR, key_from("x"), SeededBytes("hpke 5")(96))
+    with pytest.raises(ValueError, match="HPKE key"):
+        serving_keys(DESCRIPTOR, key_from("signing 5"), bytes(96))
+    made = serving_keys(DESCRIPTOR, key_from("signing 5"), SeededBytes("hpke 5")(96))
+    sealed = hpke.seal(hpke.public_key(DESCRIPTOR.hpke), b"", b"x")
+    assert hpke.unseal(made.hpke, b"", sealed) == b"x"
+
+
+def test_the_previous_keys_are_honoured_for_their_grace_period() -> None:
+    old, new = make_serving(1, until=NOW + 10), make_serving(2)
+    ring = Keyring([old, new])
+    assert ring.find(1, NOW + 9) is old
+    assert ring.find(2, NOW + 99) is new
+    for serial, reason in [(1, "retired-descriptor"), (3, "unknown-descriptor")]:
+        with pytest.raises(WireError) as caught:
+            ring.find(serial, NOW + 10)
+        assert caught.value.reason == reason
+    with pytest.raises(ValueError, match="two sets"):
+        Keyring([new, new])
+    with pytest.raises(ValueError, match="at least"):
+        Keyring([])
+
+
+def test_presence_round_trip_and_every_changed_byte() -> None:
+    presence = new_presence(NOW, SeededBytes("life"))
+    message = sign_presence(presence, DESCRIPTOR, SERVING.signing)
+    assert read_presence(message, DESCRIPTOR) == presence
+    for place in range(len(message)):
+        changed = bytearray(message)
+        changed[place] ^= 1
+        with pytest.raises(WireError) as caught:
+            read_presence(bytes(changed), DESCRIPTOR)
+        expected = ["bad-version", "bad-type"][place] if place < 2 else "bad-signature"
+        assert caught.value.reason == expected
+    with pytest.raises(WireError) as caught:
+        read_presence(message, make_serving(6).descriptor)
+    assert caught.value.reason == "bad-signature"
+    with pytest.raises(ValueError, match="16 bytes"):
+        Presence(b"", NOW)
+
+
+def test_a_presence_asks_for_one_session_and_an_old_one_for_none() -> None:
+    first, second = Presence(b"a" * 16, NOW), Presence(b"b" * 16, NOW + 5)
+    watch = PresenceWatch()
+    watch.session_opened(first.incarnation)
+    assert not watch.should_reopen(first)
+    assert watch.should_reopen(second)
+    assert not watch.should_reopen(second), "asked already"
+    watch.session_opened(second.incarnation)
+    assert not watch.should_reopen(second)
+    assert not watch.should_reopen(first), "an old presence shown again"
+    same_second = Presence(b"c" * 16, NOW + 5)
+    assert watch.should_reopen(same_second)
+    # The broker alternates two real presences of the same second: no loop.
+    watch.session_opened(same_second.incarnation)
+    asked = [watch.should_reopen(p) for p in (second, same_second) * 5]
+    assert asked == [False] * 10
+
+
+def test_presences_of_one_second_are_bounded() -> None:
+    watch = PresenceWatch()
+    asked = [watch.should_reopen(Presence(i.to_bytes(16, "big"), NOW)) for i in range(1000)]
+    assert sum(asked) == 64
+    assert watch.should_reopen(Presence(b"z" * 16, NOW + 1))
+
+
+def test_group_keys_round_trip_in_rising_order() -> None:
+    keys = tuple(new_group_key(epoch, SeededBytes(str(epoch))) for epoch in (1, 2, 9))
+    assert group_keys_from_value(group_keys_to_value(keys)) == keys
+    assert find_group_key(keys, 2) is keys[1]
+    with pytest.raises(WireError) as caught:
+        find_group_key(keys, 3)
+    assert caught.value.reason == "unknown-epoch"
+    assert keys[0].key.hex() not in repr(keys[0])
+    for wrong in (keys[::-1], keys[:1] * 2, tuple(new_group_key(i) for i in range(17))):
+        with pytest.raises(ValueError, match=r"rising|at most"):
+            group_keys_to_value(wrong)
+    values = group_keys_to_value(keys)
+    for bad in (values[::-1], values[:1] * 2, [{"epoch": 1}], [7], [{"epoch": 1, "key": b""}]):
+        with pytest.raises(WireError):
+            group_keys_from_value(list(bad))
+    with pytest.raises(ValueError, match="epoch"):
+        GroupKey(-1, bytes(32))
+
+
+@given(st.binary(max_size=300), st.binary(max_size=300))
+def test_random_bytes_never_escape_as_another_error(data: bytes, root: bytes) -> None:
+    for message in (data, prefix(MessageType.DESCRIPTOR) + data):
+        with pytest.raises(WireError):
+            read_descriptor(message, fingerprint(message[2:34]))
+    for message in (data, prefix(MessageType.PRESENCE) + data):
+        with pytest.raises(WireError):
+            read_presence(message, DESCRIPTOR)
+
+
+@given(st.binary(max_size=300))
+def test_random_signed_bodies_never_escape_as_another_error(body: bytes) -> None:
+    with pytest.raises(WireError):
+        read_descriptor(signed_by_root(body), ROOT)
+    signed = signature.sign(SERVING.signing, Purpose.PRESENCE, DESCRIPTOR.digest + body)
+    with pytest.raises(WireError):
+        read_presence(prefix(MessageType.PRESENCE) + signed + body, DESCRIPTOR)

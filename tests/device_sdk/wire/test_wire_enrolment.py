@@ -1,0 +1,303 @@
+from __future__ import annotations
+
+import base64
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from device_sdk.wire import cbor, hpke, signature
+from device_sdk.wire.admission import AdmissionPurpose, TokenBuckets, admission_tag
+from device_sdk.wire.enrolment import (
+    Binding,
+    EnrolmentAttempt,
+    EnrolmentDesk,
+    EnrolmentOutcome,
+    Token,
+)
+from device_sdk.wire.enrolment_code import EnrolmentCode, new_code, parse_code
+from device_sdk.wire.enrolment_message import (
+    EnrolRefusal,
+    EnrolRequest,
+    Grant,
+    _read_answer,
+    encode_answer,
+    enrol_info,
+    read_token_id,
+)
+from device_sdk.wire.errors import WireError
+from device_sdk.wire.header import MessageType, prefix
+from device_sdk.wire.keyring import Keyring
+from device_sdk.wire.keys import fingerprint
+from device_sdk.wire.signature import Purpose
+from tests.device_sdk.wire.parties import (
+    NOW,
+    Clock,
+    CountingHpke,
+    SeededBytes,
+    key_from,
+    make_serving,
+)
+
+SERVING = make_serving()
+DESCRIPTOR = SERVING.descriptor
+CODE = new_code(fingerprint(DESCRIPTOR.root), SeededBytes("code"))
+TOKEN = Token(CODE.token_id, CODE.secret, NOW + 3600)
+
+
+def attempt_of(name: str, again: str = "", code: EnrolmentCode = CODE) -> EnrolmentAttempt:
+    return EnrolmentAttempt(
+        code, DESCRIPTOR, key_from(name), random_bytes=SeededBytes(f"attempt {name} {again}")
+    )
+
+
+class Office:
+    """A desk and the store's one row."""
+
+    def __init__(self, burst: float = 1000.0) -> None:
+        self.unix_clock = Clock(float(NOW))
+        self.clock = Clock()
+        self.counting = CountingHpke()
+        self.token = TOKEN
+        self.desk = EnrolmentDesk(
+            Keyring([SERVING]),
+            TokenBuckets(burst, 1.0, self.clock),
+            self.unix_clock,
+            random_bytes=SeededBytes("desk"),
+            unseal=self.counting.unseal,
+        )
+
+    def answer(self, message: bytes) -> EnrolmentOutcome:
+        outcome = self.desk.answer(message, self.token)
+        self.token = outcome.token
+        return outcome
+
+
+def reason_of(call: object, *arguments: object) -> str:
+    assert callable(call)
+    with pytest.raises(WireError) as caught:
+        call(*arguments)
+    return caught.value.reason
+
+
+def test_a_code_as_text_round_trips_as_people_type_it() -> None:
+    text = CODE.to_text()
+    assert len(text) == 72 + 11
+    assert parse_code(text) == CODE
+    typed = text.lower().replace("-", " ").replace("o", "0").replace("i", "1").replace("b", "8")
+    assert parse_code(f"  {typed}\n") == CODE
+    assert CODE.secret.hex() not in repr(CODE)
+
+
+def test_every_wrong_character_of_a_code_is_noticed() -> None:
+    text = CODE.to_text().replace("-", "")
+    for place, letter in enumerate(text):
+        wrong = text[:place] + ("A" if letter != "A" else "Q") + text[place + 1 :]
+        assert reason_of(parse_code, wrong) == "bad-code"
+        swapped = text[:place] + text[place + 1 : place + 2] + letter + text[place + 2 :]
+        if swapped != text:
+            assert reason_of(parse_code, swapped) == "bad-code"
+
+
+@given(st.text(max_size=100) | st.text("ABCD234567-", min_size=70, max_size=80))
+def test_other_texts_are_no_codes(text: str) -> None:
+    assert reason_of(parse_code, text) == "bad-code"
+
+
+def test_letters_outside_ascii_are_no_code() -> None:
+    assert reason_of(parse_code, "É" * 72) == "bad-code"
+    assert reason_of(parse_code, base64.b32encode(bytes(45)).decode()) == "bad-code"
+    with pytest.raises(ValueError, match="is made of"):
+        EnrolmentCode(b"", b"", b"")
+
+
+def test_the_first_key_binds_the_code_and_gets_the_same_answer_again() -> None:
+    office = Office()
+    first = attempt_of("anna")
+    outcome = office.answer(first.message)
+    assert outcome.joined
+    assert outcome.refusal is None
+    assert outcome.mailbox == first.mailbox
+    grant = first.accept(outcome.answer)
+    identity = key_from("anna").public_key().public_bytes_raw()
+    assert outcome.token.binding == Binding(identity, grant)
+
+    repeated = office.answer(first.message)  # the broker delivers twice
+    assert not repeated.joined
+    assert repeated.answer != outcome.answer, "a nonce must not be used twice"
+    assert first.accept(repeated.answer) == grant
+
+    again = attempt_of("anna", "after a crash")
+    assert again.accept(office.answer(again.message).answer) == grant
+    office.unix_clock.seconds = NOW + 7200.0  # the code's expiry no longer matters to its holder
+    assert again.accept(office.answer(again.message).answer) == grant
+
+
+def test_another_key_is_refused_and_shown() -> None:
+    office = Office()
+    office.answer(attempt_of("anna").message)
+    bound = office.token
+    thief = attempt_of("thief")
+    outcome = office.answer(thief.message)
+    assert outcome.refusal is EnrolRefusal.CODE_USED
+    assert outcome.identity == key_from("thief").public_key().public_bytes_raw()
+    assert outcome.token is bound
+    assert not outcome.joined
+    assert reason_of(thief.accept, outcome.answer) == "code-used"
+
+
+def test_an_expired_code_and_a_revoked_key_are_refused() -> None:
+    office = Office()
+    office.unix_clock.seconds = NOW + 3600.0
+    late = attempt_of("late")
+    outcome = office.answer(late.message)
+    assert outcome.refusal is EnrolRefusal.CODE_EXPIRED
+    assert office.token.binding is None
+    assert reason_of(late.accept, outcome.answer) == "code-expired"
+
+    office = Office()
+    first = attempt_of("anna")
+    grant = first.accept(office.answer(first.message).answer)
+    identity = key_from("anna").public_key().public_bytes_raw()
+    office.token = Token(CODE.token_id, CODE.secret, NOW, Binding(identity, grant, revoked=True))
+    assert reason_of(first.accept, office.answer(first.message).answer) == "revoked"
+
+
+def test_every_changed_byte_is_refused_before_public_key_work() -> None:
+    office = Office()
+    message = attempt_of("anna").message
+    for place in range(len(message)):
+        changed = bytearray(message)
+        changed[place] ^= 1
+        expected = ["bad-version", "bad-type"][place] if place < 2 else "bad-admission"
+        if 10 <= place < 18:
+            expected = "wrong-token"
+        assert reason_of(office.answer, bytes(changed)) == expected
+    wrong_secret = EnrolmentCode(CODE.root_fingerprint, CODE.token_id, bytes(16))
+    guess = attempt_of("anna", code=wrong_secret)
+    assert reason_of(office.answer, guess.message) == "bad-admission"
+    assert reason_of(office.answer, message[:30]) == "truncated"
+    assert reason_of(office.answer, message + bytes(4096)) == "too-large"
+    assert office.counting.unseals == 0
+    assert read_token_id(message) == CODE.token_id
+    office.answer(message)
+    assert office.counting.unseals == 1
+
+
+def test_a_flood_under_one_code_stops_at_its_bucket() -> None:
+    office = Office(burst=2.0)
+    message = attempt_of("anna").message
+    office.answer(message)
+    office.answer(message)
+    assert reason_of(office.answer, message) == "too-many"
+    assert office.counting.unseals == 2
+    office.clock.seconds = 1.0
+    office.answer(message)
+
+
+def tagged(sealed: bytes, serial: int = 1) -> bytes:
+    head = prefix(MessageType.ENROL_REQUEST) + serial.to_bytes(8, "little") + CODE.token_id
+    return head + admission_tag(CODE.secret, AdmissionPurpose.ENROL, head + sealed) + sealed
+
+
+def test_a_right_tag_with_a_wrong_inside_is_refused() -> None:
+    office = Office()
+    info = enrol_info(DESCRIPTOR)
+    key = key_from("anna")
+    public = key.public_key().public_bytes_raw()
+    request = EnrolRequest(CODE.token_id, public, bytes(16), bytes(32))
+    fields: dict[str, cbor.Value] = {
+        "identity": public,
+        "mailbox": bytes(16),
+        "proof": request.proof(CODE.secret, info),
+        "secret": bytes(32),
+        "token": CODE.token_id,
+    }
+
+    def attempt(changes: dict[str, cbor.Value], extra: bytes = b"", by: str = "anna") -> str:
+        body = cbor.encode(fields | changes) + extra
+        signed = signature.sign(key_from(by), Purpose.ENROL_REQUEST, info + body)
+        sealed = hpke.seal(hpke.public_key(DESCRIPTOR.hpke), info, signed + body)
+        return reason_of(office.answer, tagged(sealed))
+
+    assert attempt({"proof": bytes(32)}) == "bad-proof"
+    assert attempt({"mailbox": b"\x01" * 16}) == "bad-proof"
+    assert attempt({"secret": b"\x01" * 32}) == "bad-proof"
+    assert attempt({"token": bytes(8)}) == "wrong-token"
+    assert attempt({"proof": b""}) == "bad-field"
+    assert attempt({"more": 1}) == "wrong-fields"
+    assert attempt({}, extra=b"\x00") == "bad-cbor"
+    assert attempt({}, by="mallory") == "bad-signature"
+    point = b"\x01" + bytes(31)
+    nobody = EnrolRequest(CODE.token_id, point, bytes(16), bytes(32))
+    proof = nobody.proof(CODE.secret, info)
+    assert attempt({"identity": point, "proof": proof}) == "bad-key"
+    assert reason_of(office.answer, tagged(b"")) == "cannot-unseal"
+    assert reason_of(office.answer, tagged(b"", serial=9)) == "unknown-descriptor"
+    assert office.token is TOKEN
+
+
+def test_every_changed_byte_of_an_answer_is_refused() -> None:
+    office = Office()
+    attempt = attempt_of("anna")
+    answer = office.answer(attempt.message).answer
+    for place in range(len(answer)):
+        changed = bytearray(answer)
+        changed[place] ^= 1
+        expected = ["bad-version", "bad-type"][place] if place < 2 else "bad-tag"
+        assert reason_of(attempt.accept, bytes(changed)) == expected
+    assert reason_of(attempt.accept, answer[:13]) == "truncated"
+    assert reason_of(attempt.accept, answer + bytes(1024)) == "too-large"
+    other = attempt_of("anna", "2")
+    assert reason_of(other.accept, answer) == "bad-tag"
+    secret = attempt._request.reply_secret
+    grant = attempt.accept(answer)
+    forged = encode_answer(grant, attempt.message, secret, key_from("mallory"), bytes(12))
+    assert reason_of(attempt.accept, forged) == "bad-signature"
+
+
+def test_a_code_of_another_root_is_refused_before_anything_is_sent() -> None:
+    other = new_code(bytes(16), SeededBytes("x"))
+    assert reason_of(attempt_of, "anna", "", other) == "wrong-root"
+
+
+def test_values_out_of_range_are_refused_at_construction() -> None:
+    for lengths, shard in [((15, 16, 32), 0), ((16, 15, 32), 0), ((16, 16, 31), 0)]:
+        with pytest.raises(ValueError, match="bytes"):
+            Grant(*(bytes(length) for length in lengths), shard)
+    with pytest.raises(ValueError, match="shard"):
+        Grant(bytes(16), bytes(16), bytes(32), 2**16)
+    grant = Grant(bytes(16), bytes(16), b"k" * 32, 1)
+    with pytest.raises(ValueError, match="nonce"):
+        encode_answer(grant, b"", bytes(32), SERVING.signing, b"")
+    assert "kkkk" not in repr(grant)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.binary(max_size=300))
+def test_random_bytes_never_escape_as_another_error(data: bytes) -> None:
+    office = Office()
+    attempt = attempt_of("anna")
+    info = enrol_info(DESCRIPTOR)
+    sealed = hpke.seal(hpke.public_key(DESCRIPTOR.hpke), info, data)
+    for message in (data, prefix(MessageType.ENROL_REQUEST) + data, tagged(data), tagged(sealed)):
+        with pytest.raises(WireError):
+            office.answer(message)
+    for message in (data, prefix(MessageType.ENROL_ANSWER) + data):
+        with pytest.raises(WireError):
+            attempt.accept(message)
+
+
+wild = st.none() | st.binary(max_size=40) | st.text(max_size=10) | st.integers(0, 2**64 - 1)
+
+
+@settings(max_examples=100)
+@given(
+    st.dictionaries(
+        st.sampled_from(["grant", "refused", "x"]),
+        wild | st.dictionaries(st.sampled_from(["admission", "device", "handle", "shard"]), wild),
+    )
+)
+def test_a_strange_answer_in_the_right_seal_is_refused(value: dict[str, cbor.Value]) -> None:
+    with pytest.raises(WireError):
+        _read_answer(value)

@@ -1,4 +1,4 @@
-"""Tessera on the device: train, predict and take part in rounds with numpy and onnxruntime alone."""
+"""Tessera on the device: train, predict and take part in rounds with numpy and onnxruntime."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ class DeviceError(Exception):
 
 
 class BatchError(DeviceError, ValueError):
-    """A batch or a hyper-parameter is not what the artifact expects; the message says what it is."""
+    """A batch or hyper-parameter is not what the artifact expects; the message says what is."""
 
 
 class StateError(DeviceError, ValueError):
@@ -42,7 +42,7 @@ class NonFiniteStep(DeviceError, ArithmeticError):
 
 
 class GraphRunError(DeviceError, RuntimeError):
-    """onnxruntime failed inside the graph (an index out of range, say). The trainer is unchanged."""
+    """onnxruntime failed inside the graph (an index out of range, say); nothing has changed."""
 
 
 class ProviderError(DeviceError, RuntimeError):

@@ -324,7 +324,7 @@ class Trainer:
         return found
 
     def _replace(self, values: Mapping[str, Array], axes: Mapping[str, int]) -> None:
-        """Write whole state tensors whose shapes were checked; zero optimizer state that resizes."""
+        """Write whole, checked state tensors; zero the optimizer state whose shape changes."""
         zeros: dict[str, Array] = {}
         changed = {axis for axis, size in axes.items() if size != self._axes[axis]}
         if changed:

@@ -1,7 +1,7 @@
 """The artifact: a folder that holds a model's train step as an ONNX graph, and all about it.
 
-Importable without onnxruntime, torch or the onnx package: the exporter writes artifacts with it, the
-aggregator reads them, the device loads them.
+Importable without onnxruntime, torch or the onnx package: the exporter writes artifacts with it,
+the aggregator reads them, the device loads them.
 """
 
 from __future__ import annotations

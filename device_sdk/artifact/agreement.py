@@ -61,7 +61,8 @@ def _check_ports(graph: Graph, ports: tuple[Port, ...], values: list[Value], sid
         value = found[port.name]
         if value.dtype != port.dtype:
             raise ArtifactError(
-                f"{graph.file}: {side} {port.name!r} is {value.dtype}, the manifest says {port.dtype}"
+                f"{graph.file}: {side} {port.name!r} is {value.dtype}, the manifest says "
+                f"{port.dtype}"
             )
         if not _shapes_agree(port.shape, value.shape, strict=side == "input"):
             shown = "no shape" if value.shape is None else describe(value.shape)

@@ -67,7 +67,7 @@ class Optimizer:
     """Name of the optimizer inside the graph and the settings that were built into it."""
 
     name: str
-    settings: Mapping[str, manifest_json.Setting] = field(default_factory=dict)
+    settings: Mapping[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         checked_name(self.name, "optimizer")
@@ -178,7 +178,8 @@ class Manifest:
         odd += [p.name for p in infer.outputs if p.role != "output"]
         if odd or not infer.outputs:
             raise ArtifactError(
-                f"{infer.file}: takes state and batch inputs and gives outputs; {odd or 'no output'}"
+                f"{infer.file}: takes state and batch inputs and gives outputs; found "
+                f"{odd or 'no output'}"
             )
         batch = {port.of: port for port in train.select("batch")}
         for port in infer.select("batch"):

@@ -23,7 +23,7 @@ def checked_name(name: object, what: str) -> str:
 
 
 def checked_file_name(name: object) -> str:
-    """A plain file name: no folder, no leading dot, ASCII letters, digits, dot, dash, underscore."""
+    """A plain file name: no folder, no leading dot, ASCII letters, digits, '.', '-' and '_'."""
     if not isinstance(name, str) or not _FILE_NAME.match(name) or _RESERVED.match(name):
         raise ArtifactError(
             f"{repr(name)[:80]} is not allowed as a file name: an artifact's files lie directly in "

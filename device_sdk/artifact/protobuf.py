@@ -20,7 +20,7 @@ VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 class Budget:
     """How many more fields may be read."""
 
-    fields: int = 2_000_000
+    fields: int = 500_000
 
     def spend(self) -> None:
         """Count one field. Raises ArtifactError once there are too many."""

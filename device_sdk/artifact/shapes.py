@@ -16,7 +16,7 @@ MAX_ELEMENTS = 2**40
 
 
 def checked_shape(shape: object, where: str, *, unknown: bool = False) -> Shape:
-    """The shape as a tuple, each entry a positive integer, an axis' name, or (if `unknown`) None."""
+    """The shape as a tuple of positive integers, names of axes and (if `unknown`) None."""
     if not isinstance(shape, (tuple, list)) or len(shape) > MAX_RANK:
         raise ArtifactError(f"{where}: a shape is a list of at most {MAX_RANK} lengths")
     for dim in shape:
@@ -49,5 +49,5 @@ def _length(dim: int | None) -> int:
 
 
 def describe(shape: Shape) -> str:
-    """The shape as a person would write it: `[batch, 1, 28]`; `?` is a length the graph computes."""
+    """The shape as a person would write it: `[batch, 1, 28]`; `?` where only the graph knows."""
     return "[" + ", ".join("?" if dim is None else str(dim) for dim in shape) + "]"

@@ -1,4 +1,4 @@
-"""State tensors: what crosses the session's boundary at every step, and the tensors packed inside."""
+"""State tensors: what crosses the session's boundary at each step, and what is packed inside."""
 
 from __future__ import annotations
 

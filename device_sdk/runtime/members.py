@@ -1,4 +1,4 @@
-"""Parameters and buffers by torch's names: finding them inside state tensors, and replacing them."""
+"""Parameters and buffers by torch's names: where they lie inside state tensors."""
 
 from __future__ import annotations
 

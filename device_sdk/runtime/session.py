@@ -81,7 +81,8 @@ def open_session(
 ) -> tuple[ort.InferenceSession, SessionSettings]:
     """The session for the first choice of providers that works, and what it was made with.
 
-    `providers` is "auto" (CUDA where it works, else CPU), "cpu", "cuda", or onnxruntime's own names.
+    `providers` is "auto" (CUDA where it works, else CPU), "cpu", "cuda", or a list of onnxruntime's
+    own names.
     """
     choices = provider_choices(providers, ort.get_available_providers())
     for choice in choices[:-1]:

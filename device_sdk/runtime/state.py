@@ -33,7 +33,7 @@ class Slot(Protocol):
 
 
 class HostSlot:
-    """A slot in main memory. The memory only grows, so that changing shapes back and forth is cheap."""
+    """A slot in main memory, which only grows, so that changing shapes back and forth is cheap."""
 
     def __init__(self, dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> None:
         self._flat: Array = np.zeros(math.prod(shape), dtype)
@@ -96,7 +96,7 @@ class StateBanks:
         return self._banks[self.current][name].read()
 
     def write(self, name: str, array: Array) -> bool:
-        """Replace a state tensor. True where the shape is another, so that it must be bound again."""
+        """Replace a state tensor. True where the shape changes, so that it must be bound again."""
         resized = self.shapes[name] != array.shape
         if resized:
             for bank in self._banks:

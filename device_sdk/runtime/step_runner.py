@@ -1,4 +1,4 @@
-"""A train step bound to memory: bound again only where a shape changes, and run without allocating."""
+"""A train step bound to memory: bound again only where a shape changes, never allocating."""
 
 from __future__ import annotations
 

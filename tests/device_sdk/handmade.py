@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
+import device_sdk
 from device_sdk.artifact import (
     INITIAL_FILE,
     MANIFEST_FILE,
@@ -25,6 +27,13 @@ from device_sdk.artifact import (
 from device_sdk.artifact.safetensors import Array, encode
 
 OPSET = 20
+
+
+def child_environment() -> dict[str, str]:
+    """The environment for a child process that imports what this process imports."""
+    return {**os.environ, "PYTHONPATH": str(Path(device_sdk.__file__).parents[1])}
+
+
 _ELEMENT = {"float32": TensorProto.FLOAT, "int64": TensorProto.INT64, "float64": TensorProto.DOUBLE}
 
 
@@ -209,7 +218,7 @@ def linear_artifact(folder: Path) -> Manifest:
 
 
 def factor_parts() -> tuple[Manifest, dict[str, bytes]]:
-    """Two embeddings with named axes: loss = mean (u . v + b - r)^2, plain SGD on V, heavy ball on U.
+    """Two embeddings with named axes: mean (u . v + b - r)^2, plain SGD on V, heavy ball on U.
 
     V [items, k] and its bias [items] share an axis; U [users, k] has momentum 0.5. The gradient is
     scattered with ScatterND, so the artifact is sequential. The output `hits` has a length only the

@@ -123,8 +123,8 @@ def test_nesting_is_bounded() -> None:
 
 
 def test_time_is_bounded() -> None:
-    # 16 MB of empty nodes: without a budget, 8 million objects.
-    body = b"\x0a\x00" * 8_000_000
+    # 4 MB of empty nodes: without a budget, 2 million of them.
+    body = b"\x0a\x00" * 2_000_000
     size = bytearray()
     length = len(body)
     while length:
@@ -133,7 +133,7 @@ def test_time_is_bounded() -> None:
     start = time.perf_counter()
     with pytest.raises(ArtifactError, match="more fields"):
         read_onnx(b"\x3a" + bytes(size) + body)
-    assert time.perf_counter() - start < 30
+    assert time.perf_counter() - start < 10
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_only_artifact_errors_escape_mutations(data: st.DataObject) -> None:
     # What we accept, an honest parser reads the same way.
     try:
         model = onnx.load_from_string(bytes(base))
-    except Exception:  # noqa: BLE001 - protobuf is stricter about text inside skipped fields
+    except Exception:  # protobuf is stricter about text inside the fields we skip
         return
     assert sum(found.operators.values()) >= len(model.graph.node)
 

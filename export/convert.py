@@ -32,11 +32,9 @@ def to_onnx(trace: Trace, outputs: Sequence[str], *, name: str) -> onnx.ModelPro
             if isinstance(size, str):
                 graph.bind_symbol(axis_of[size], input_name, dim)
     results = _Lowering(trace, graph).run(set(outputs))
-    ends = []
-    for output in outputs:
-        value = results[output]
-        ends.append(_output(graph, output, value, trace.symbols))
     trace.check_axes()
+    ends = [_output(output, results[output], trace.symbols) for output in outputs]
+    graph.rename_outputs({output: results[output].name for output in outputs})
     candidates = {
         input_name: helper.make_tensor_value_info(
             input_name, ONNX_DTYPE[spec.dtype], list(spec.shape)
@@ -60,10 +58,8 @@ def _names(node: onnx.NodeProto) -> set[str]:
 
 
 def _output(
-    graph: Graph, name: str, value: Value, symbols: Mapping[sympy.Symbol, str]
+    name: str, value: Value, symbols: Mapping[sympy.Symbol, str]
 ) -> onnx.ValueInfoProto:
-    node = helper.make_node("Identity", [value.name], [name])
-    graph.nodes.append(node)
     sizes: list[int | str | None] = []
     for size in value.shape:
         part = size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(size)

@@ -163,10 +163,10 @@ def _finish(
     for slot in problem.slots:
         if slot.kind == "buffer":
             new[slot.name] = slot.pack(buffers)
-    guard = sum(
-        (value.sum() for value in new.values() if value.is_floating_point()),
-        start=torch.zeros((), dtype=loss.dtype),
-    )
+    sums = [value.sum() for value in new.values() if value.is_floating_point()]
+    guard = sums[0]
+    for total in sums[1:]:
+        guard = guard + total
     new["step"] = inputs["state.step"] + 1
     return {
         "loss": loss.detach(),

@@ -323,12 +323,17 @@ def clamp(g: Graph, out: Any, a: Value, low: Any = None, high: Any = None) -> st
     return x
 
 
-@lowers(aten.clamp_min.default)
+@lowers(aten.hardtanh.default)
+def hardtanh(g: Graph, out: Any, a: Value, low: Scalar = -1, high: Scalar = 1) -> str:
+    return clamp(g, out, a, low, high)
+
+
+@lowers(aten.clamp_min.default, aten.clamp_min.Tensor)
 def clamp_min(g: Graph, out: Any, a: Value, low: Any) -> str:
     return clamp(g, out, a, low, None)
 
 
-@lowers(aten.clamp_max.default)
+@lowers(aten.clamp_max.default, aten.clamp_max.Tensor)
 def clamp_max(g: Graph, out: Any, a: Value, high: Any) -> str:
     return clamp(g, out, a, None, high)
 

@@ -264,6 +264,17 @@ class Graph:
 
     # --- results ----------------------------------------------------------------------------
 
+    def rename_outputs(self, outputs: Mapping[str, str]) -> None:
+        """Give values their names as graph outputs; one that cannot be renamed is copied."""
+        new_name: dict[str, str] = {}
+        for output, value in outputs.items():
+            if value in self.producer and value not in new_name:
+                new_name[value] = output
+            else:
+                self.nodes.append(helper.make_node("Identity", [value], [output]))
+        for node in self.nodes:
+            _rename(node, new_name)
+
     def child(self) -> Graph:
         """The body of a Scan, Loop or If: shares names and constants with this graph."""
         return Graph(parent=self)
@@ -336,6 +347,17 @@ def _name(value: Tensorish | None) -> str:
 
 def _equal(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
     return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
+
+
+def _rename(node: onnx.NodeProto, names: Mapping[str, str]) -> None:
+    for field in (node.input, node.output):
+        for index, name in enumerate(field):
+            if name in names:
+                field[index] = names[name]
+    for attribute in node.attribute:
+        if attribute.type == onnx.AttributeProto.GRAPH:
+            for inner in attribute.g.node:
+                _rename(inner, names)
 
 
 def _used(nodes: Iterable[onnx.NodeProto]) -> set[str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from export.lowering.graph import Graph, Value, fixed
+from export.lowering.graph import Graph, Value
 from export.lowering.registry import lowers
 
 aten = torch.ops.aten
@@ -90,6 +90,19 @@ def prod_dim(
     g: Graph, out: Any, a: Value, dim: int, keepdim: bool = False, *, dtype: Any = None
 ) -> str:
     return reduce(g, "ReduceProd", a, dim, keepdim, out.dtype)
+
+
+@lowers(torch.ops.prims.var.default)
+def variance(
+    g: Graph, out: Any, a: Value, dims: Any, correction: float | None = 1, **like: Any
+) -> str:
+    axes = g.ints(_axes(a, dims))
+    centred = g.op("Sub", a, g.op("ReduceMean", a, axes, keepdims=1))
+    squares = g.op("ReduceSum", g.op("Mul", centred, centred), axes, keepdims=0)
+    count: Any = 1
+    for axis in _axes(a, dims):
+        count = count * a.shape[axis]
+    return g.op("Div", squares, g.scalar(count - int(correction or 0), out.dtype))
 
 
 def _truth(g: Graph, op_type: str, a: Value, dims: Any, keepdim: bool) -> str:
@@ -179,20 +192,3 @@ def log_softmax(g: Graph, out: Any, a: Value, dim: int, half_to_float: bool) -> 
 @lowers(aten.logsumexp.default)
 def logsumexp(g: Graph, out: Any, a: Value, dims: Any, keepdim: bool = False) -> str:
     return reduce(g, "ReduceLogSumExp", a, dims, keepdim, out.dtype)
-
-
-@lowers(aten.native_layer_norm.default)
-def native_layer_norm(
-    g: Graph, out: Any, a: Value, shape: Any, weight: Value | None, bias: Value | None, eps: float
-) -> tuple[str, ...]:
-    scale: Value | str
-    if weight is None:
-        sizes = [fixed(size) for size in shape]
-        if any(size is None for size in sizes):
-            scale = g.full(shape, 1, a.dtype)
-        else:
-            scale = g.constant(torch.ones([int(s) for s in sizes if s is not None]).numpy())
-    else:
-        scale = weight
-    axis = a.rank - len(shape)
-    return g.multi("LayerNormalization", a, scale, bias, outputs=3, axis=axis, epsilon=eps)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.nn.functional as functional
 
-from export.rewrites import batch_norm, cross_entropy, dropout, recurrent
+from export.rewrites import batch_norm, cross_entropy, dropout, embedding_bag, layer_norm, recurrent
 from export.rewrites.randomness import Randomness
 
 _LOCK = threading.RLock()
@@ -26,10 +26,12 @@ def recordable(randomness: Randomness) -> Iterator[None]:
         *dropout.replacements(randomness),
         *recurrent.replacements(),
         (functional, "batch_norm", batch_norm.batch_norm),
+        (functional, "embedding_bag", embedding_bag.embedding_bag),
+        (functional, "layer_norm", layer_norm.layer_norm),
         (functional, "cross_entropy", cross_entropy.cross_entropy),
         (functional, "nll_loss", cross_entropy.nll_loss),
     ]
-    with _LOCK, _patched(replacements), _plain_attention():
+    with _LOCK, _patched(replacements), _plain_attention(), _plain_convolution():
         yield
 
 
@@ -62,3 +64,15 @@ def _plain_attention() -> Iterator[None]:
         yield
     finally:
         torch.backends.mha.set_fastpath_enabled(before)
+
+
+@contextmanager
+def _plain_convolution() -> Iterator[None]:
+    """Convolutions consider neither oneDNN nor NNPACK, which torch chooses by the batch's size."""
+    mkldnn = torch.backends.mkldnn
+    before = mkldnn.set_flags(_enabled=False, _fp32_precision=None)[0]
+    try:
+        with torch.backends.nnpack.flags(enabled=False):
+            yield
+    finally:
+        mkldnn.set_flags(_enabled=before, _fp32_precision=None)

@@ -1,7 +1,6 @@
 """The parts of a recurrent layer that run step after step, as opaque operators.
 
-Each has a plain definition here (a loop over time, used to check gradients in double precision)
-and becomes one ONNX ``Scan`` in ``export.lowering.recurrent``. All that does not depend on the
+Each has a plain definition here (used to check gradients in double precision) and becomes one ONNX ``Scan`` in ``export.lowering.recurrent``. All that does not depend on the
 step before is computed outside, for all steps at once.
 
 Layout: time first, features before batch, so that each step's product is ``weights @ state`` and
@@ -30,6 +29,46 @@ def project(weight: Tensor, x: Tensor) -> Tensor:
 @project.register_fake
 def _(weight: Tensor, x: Tensor) -> Tensor:
     return x.new_empty([x.shape[0], weight.shape[0], x.shape[2]])
+
+
+@torch.library.custom_op("tessera::recurrent_layer", mutates_args=())
+def recurrent_layer(
+    kind: str,
+    x: Tensor,
+    h0: Tensor,
+    c0: Tensor | None,
+    weights: list[Tensor],
+    backwards: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """One direction of a layer without its gradient, as ONNX has an operator for it.
+
+    ``kind`` is RNN_TANH, RNN_RELU, GRU or LSTM; x [T, B, F], h0 and (LSTM only) c0 [B, H], torch's
+    two weights and, where there are biases, two biases. Returns h [T, B, H], the last h and the
+    last c (zeros without cells) [B, H].
+    """
+    own = x.flip(0) if backwards else x
+    rest = (weights, len(weights) == 4, 1, 0.0, False, False, False)
+    if c0 is not None:
+        h, last, cell = torch.lstm(own, [h0.unsqueeze(0), c0.unsqueeze(0)], *rest)
+    else:
+        run = {"GRU": torch.gru, "RNN_TANH": torch.rnn_tanh, "RNN_RELU": torch.rnn_relu}[kind]
+        h, last = run(own, h0.unsqueeze(0), *rest)
+        cell = torch.zeros_like(last)
+    return h.flip(0) if backwards else h.clone(), last[0].clone(), cell[0].clone()
+
+
+@recurrent_layer.register_fake
+def _(
+    kind: str,
+    x: Tensor,
+    h0: Tensor,
+    c0: Tensor | None,
+    weights: list[Tensor],
+    backwards: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    h = x.new_empty([x.shape[0], x.shape[1], h0.shape[1]])
+    shape = [x.shape[1], h0.shape[1]]
+    return h, x.new_empty(shape), x.new_empty(shape)
 
 
 @torch.library.custom_op("tessera::state_before", mutates_args=())

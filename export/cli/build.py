@@ -1,0 +1,111 @@
+"""`tessera-export build package.module:function`: a user's own model."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import inspect
+import os
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from export.build import export_train_step
+from export.errors import ExportError
+
+_DESCRIPTION = """\
+Export a model of your own. FUNCTION takes no arguments and returns a dict with the arguments of
+export.train_step (all but the directory):
+
+  # mymodels.py
+  import torch, export
+
+  def classifier():
+      model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.ReLU(), torch.nn.Linear(32, 3))
+
+      def loss(model, batch):
+          logits = model(batch["features"])
+          return export.losses.cross_entropy(logits, batch["label"]), {"logits": logits}
+
+      return dict(
+          model=model,
+          loss=loss,
+          example_batch={"features": torch.randn(16, 8), "label": torch.randint(3, (16,))},
+          optimizer=export.Adam(lr=1e-3),
+          dynamic={"features": {0: "batch"}, "label": {0: "batch"}},
+      )
+
+  $ tessera-export build mymodels:classifier -o artifacts/classifier"""
+
+
+def add_to(commands: Any) -> None:
+    """Add the subcommand."""
+    parser = commands.add_parser(
+        "build",
+        help="export a model of your own",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("function", metavar="PACKAGE.MODULE:FUNCTION")
+    parser.add_argument("-o", "--output", required=True, metavar="DIR", help="folder to write")
+    parser.add_argument("--no-verify", action="store_true", help="skip the comparison with torch")
+    parser.set_defaults(run=_run)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    given = _arguments_of(arguments.function)
+    print("tracing, lowering and verifying (seconds for most models) ...", file=sys.stderr)
+    start = time.perf_counter()
+    exported = export_train_step(
+        **given, directory=arguments.output, verify=not arguments.no_verify
+    )
+    seconds = time.perf_counter() - start
+    print(f"wrote {exported.directory} (artifact {exported.id[:16]}) in {seconds:.1f} s")
+    if exported.report is not None:
+        worst = exported.report.worst
+        print(
+            f"verified beside torch: worst of {len(exported.report.comparisons)} comparisons is "
+            f"{worst.tensor}, off by {worst.error:.1e} (allowed {worst.allowed:.1e})"
+        )
+    return 0
+
+
+def _arguments_of(reference: str) -> dict[str, Any]:
+    module_name, separator, function_name = reference.partition(":")
+    if not separator or not module_name or not function_name:
+        raise ExportError(f"{reference!r} is not PACKAGE.MODULE:FUNCTION")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name and not module_name.startswith(error.name):
+            raise ExportError(f"{module_name} needs {error.name}, which is not installed") from error
+        raise ExportError(
+            f"there is no module {module_name!r} here or in the Python path",
+            instead="run from the folder that holds it, or set PYTHONPATH",
+        ) from error
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        defined = sorted(n for n, v in vars(module).items() if inspect.isfunction(v))
+        raise ExportError(
+            f"{module_name} has no function {function_name!r}",
+            instead=f"one of: {', '.join(defined) or 'none is defined'}",
+        )
+    given = function()
+    if not isinstance(given, Mapping):
+        raise ExportError(
+            f"{reference} returned a {type(given).__name__}",
+            instead="a dict with model, loss, example_batch, optimizer and dynamic",
+        )
+    known = set(inspect.signature(export_train_step).parameters) - {"directory", "verify"}
+    needed = {"model", "loss", "example_batch", "optimizer", "dynamic"}
+    wrong = sorted(set(given) - known)
+    missing = sorted(needed - set(given))
+    if wrong or missing:
+        raise ExportError(
+            f"{reference} returned unknown keys {wrong} and lacks {missing}",
+            instead=f"the keys {', '.join(sorted(needed))} and optionally predict, name",
+        )
+    return dict(given)

@@ -1,0 +1,91 @@
+"""`tessera-export inspect DIR`: an artifact's summary for people."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections import Counter
+from typing import Any
+
+from tabulate import tabulate
+
+from device_sdk.artifact import Artifact, Port, load_artifact
+
+
+def add_to(commands: Any) -> None:
+    """Add the subcommand."""
+    parser = commands.add_parser(
+        "inspect",
+        help="print what an artifact takes, holds and gives",
+        description="Check an artifact folder as a device would and print its inputs, outputs, "
+        "state, parameters, size and operators.",
+    )
+    parser.add_argument("directory", metavar="DIR")
+    parser.add_argument("--json", action="store_true", help="print the manifest as JSON")
+    parser.set_defaults(run=_run)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    artifact = load_artifact(arguments.directory)
+    if arguments.json:
+        print(json.dumps(json.loads(artifact.manifest.to_json()), indent=2))
+    else:
+        print(summary(artifact))
+    return 0
+
+
+def summary(artifact: Artifact) -> str:
+    """The printed text."""
+    manifest = artifact.manifest
+    settings = ", ".join(f"{k}={v}" for k, v in manifest.optimizer.settings.items())
+    axes = ", ".join(f"{name} ({axis.example} in the example)" for name, axis in manifest.axes.items())
+    head = [
+        ("name", manifest.name),
+        ("id", manifest.id),
+        ("opset", manifest.opset),
+        ("made with", ", ".join(f"{k} {v}" for k, v in manifest.producer.items())),
+        ("optimizer", f"{manifest.optimizer.name}({settings})"),
+        ("free axes", axes or "none"),
+        ("threads", "one (the graph adds by ScatterND)" if manifest.sequential else "any"),
+        ("size", ", ".join(f"{n} {_bytes(f.size)}" for n, f in manifest.files.items())),
+    ]
+    parts = [tabulate(head, tablefmt="plain")]
+    for name, graph in manifest.graphs.items():
+        rows = [("in", *_row(p)) for p in graph.inputs] + [("out", *_row(p)) for p in graph.outputs]
+        counts = Counter(
+            {op: n for (_, op), n in artifact.graphs[name].model.operators.items()}
+        )
+        listed = ", ".join(f"{op} {n}" for op, n in counts.most_common())
+        parts.append(
+            f"{name}: {sum(counts.values())} nodes ({listed})\n"
+            + tabulate(rows, headers=["", "role", "name", "type", "shape", "default"])
+        )
+    members = [
+        (m.name, t.kind, _shape(m.shape), _elements(m.shape), t.name)
+        for t, m in manifest.members()
+    ]
+    parts.append(
+        "parameters and buffers\n"
+        + tabulate(members, headers=["name", "kind", "shape", "elements", "state tensor"])
+    )
+    return "\n\n".join(parts)
+
+
+def _row(port: Port) -> tuple[str, str, str, str, str]:
+    default = "" if port.default is None else f"{port.default:g}"
+    return port.role, port.of, port.dtype, _shape(port.shape), default
+
+
+def _shape(shape: tuple[int | str | None, ...]) -> str:
+    return "[" + ", ".join("?" if size is None else str(size) for size in shape) + "]"
+
+
+def _elements(shape: tuple[int | str | None, ...]) -> str:
+    if all(isinstance(size, int) for size in shape):
+        return f"{math.prod(size for size in shape if isinstance(size, int)):,}"
+    return " x ".join(str(size) for size in shape)
+
+
+def _bytes(count: int) -> str:
+    return f"{count / 1e6:.2f} MB" if count >= 1e6 else f"{count / 1e3:.1f} KB"

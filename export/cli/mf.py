@@ -1,0 +1,34 @@
+"""`tessera-export mf`: the factorisation artifact."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from export.models.mf import export_mf
+
+
+def add_to(commands: Any) -> None:
+    """Add the subcommand."""
+    parser = commands.add_parser(
+        "mf",
+        help="export matrix factorisation with the BPR loss",
+        description="Export matrix factorisation with the BPR loss and SGD. The numbers of users, "
+        "items and triples and the latent dimension k all stay free at run time.",
+    )
+    parser.add_argument("-o", "--output", required=True, metavar="DIR", help="folder to write")
+    parser.add_argument("--no-verify", action="store_true", help="skip the comparison with torch")
+    parser.set_defaults(run=_run)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    exported = export_mf(arguments.output, verify=not arguments.no_verify)
+    print(f"wrote {exported.directory} (artifact {exported.id[:16]})")
+    if exported.report is not None:
+        worst = exported.report.worst
+        print(
+            f"verified: {len(exported.report.comparisons)} comparisons with torch; the worst, "
+            f"{worst.tensor}, is off by {worst.error:.1e} (float32 torch itself: "
+            f"{worst.torch_error:.1e})"
+        )
+    return 0

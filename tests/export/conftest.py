@@ -1,0 +1,56 @@
+"""Fixtures for the exporter's tests: parity with torch is the definition of right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import export
+
+
+@pytest.fixture
+def assert_parity(tmp_path: Path) -> Callable[..., export.Exported]:
+    """Exports a model and returns the artifact; verification raises where it differs from torch.
+
+    ``loss`` defaults to a smooth scalar of the output, so that every output element matters.
+    """
+
+    def check(
+        model: torch.nn.Module,
+        batch: dict[str, torch.Tensor],
+        *,
+        loss: Any = None,
+        dynamic: dict[str, dict[int, str]] | None = None,
+        optimizer: export.Optimizer | None = None,
+    ) -> export.Exported:
+        if dynamic is None:
+            dynamic = {name: {0: "batch"} for name, tensor in batch.items() if tensor.dim() > 0}
+        exported = export.train_step(
+            model,
+            loss or _smooth_loss,
+            batch,
+            optimizer=optimizer or export.Sgd(lr=0.1),
+            dynamic=dynamic,
+            directory=tmp_path / "artifact",
+        )
+        assert exported.report is not None
+        moved = [
+            c
+            for c in exported.report.comparisons
+            if c.tensor.startswith("gradient") and c.torch_error > 0
+        ]
+        assert moved, "no gradient of this model is ever non-zero: the comparison says nothing"
+        return exported
+
+    return check
+
+
+def _smooth_loss(model: Any, batch: dict[str, torch.Tensor]) -> Any:
+    output = model(*batch.values())
+    flat = output.reshape(output.shape[0], -1)
+    pattern = torch.linspace(-1.0, 1.0, flat.shape[1]).to(flat.dtype)
+    return (flat * pattern + 0.1 * flat * flat).sum(1).mean(), {"output": output}

@@ -1,0 +1,91 @@
+"""Where the broker is and how to prove who we are to it."""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+_PORTS = {"mqtt": 1883, "mqtts": 8883}
+_EXAMPLE = "expected mqtt://host, mqtts://host:8883 or mqtts://user:password@host:8883"
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerUrl:
+    """A parsed broker address. ``repr`` leaves the password out."""
+
+    host: str
+    port: int
+    tls: bool
+    user: str | None = None
+    password: str | None = field(default=None, repr=False)
+
+    def __str__(self) -> str:
+        """The address without user and password, fit for a log."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'mqtts' if self.tls else 'mqtt'}://{host}:{self.port}"
+
+
+def parse_broker_url(text: str) -> BrokerUrl:
+    """Parse ``mqtt://`` (port 1883) or ``mqtts://`` (TLS, port 8883).
+
+    User and password are percent-decoded; an IPv6 address stands in brackets. Raises ValueError,
+    which never quotes the text: it may hold a password.
+    """
+    try:
+        parts = urlsplit(text)
+        port = parts.port
+    except ValueError:
+        raise ValueError(f"the broker URL cannot be parsed; {_EXAMPLE}") from None
+    if parts.scheme not in _PORTS:
+        raise ValueError(f"a broker URL starts with mqtt:// or mqtts://; {_EXAMPLE}")
+    if not parts.hostname:
+        raise ValueError(f"the broker URL names no host; {_EXAMPLE}")
+    if port == 0:
+        raise ValueError(f"port 0 is not a port; {_EXAMPLE}")
+    if parts.path not in ("", "/") or parts.query or parts.fragment:
+        raise ValueError(f"a broker URL ends after host and port; {_EXAMPLE}")
+    if parts.password is not None and not parts.username:
+        raise ValueError(f"the broker URL has a password but no user; {_EXAMPLE}")
+    return BrokerUrl(
+        host=parts.hostname,
+        port=_PORTS[parts.scheme] if port is None else port,
+        tls=parts.scheme == "mqtts",
+        user=unquote(parts.username) if parts.username else None,
+        password=unquote(parts.password) if parts.password is not None else None,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """PEM files for TLS. Without ``ca_file`` the system's authorities are trusted.
+
+    Raises ValueError when a key is given without a certificate.
+    """
+
+    ca_file: Path | None = None
+    certificate_file: Path | None = None
+    key_file: Path | None = None
+    """Private key of the client certificate; None when it stands in ``certificate_file``."""
+
+    def __post_init__(self) -> None:
+        if self.key_file is not None and self.certificate_file is None:
+            raise ValueError("key_file is given without certificate_file; give both or neither")
+
+    def context(self) -> ssl.SSLContext:
+        """A client context that verifies the chain and the host's name, TLS 1.2 or later.
+
+        Raises ValueError when a file is missing or is not the PEM it should be.
+        """
+        try:
+            context = ssl.create_default_context(
+                cafile=None if self.ca_file is None else str(self.ca_file)
+            )
+            context.minimum_version = ssl.TLSVersion.TLSv1_2
+            if self.certificate_file is not None:
+                context.load_cert_chain(self.certificate_file, self.key_file)
+        except (OSError, ssl.SSLError) as error:
+            given = [str(f) for f in (self.ca_file, self.certificate_file, self.key_file) if f]
+            raise ValueError(f"cannot use the TLS files {', '.join(given)}: {error}") from error
+        return context

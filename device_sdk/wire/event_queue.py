@@ -1,0 +1,71 @@
+"""The bounded queue between a link's thread and the program that uses the link."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from device_sdk.wire.link_events import Event, Message
+
+_MOST_NOTICES = 4096
+
+
+class EventQueue:
+    """Events in order. Full of messages, it asks the link to stop reading instead of dropping any.
+
+    The bound is soft by the few messages that one read of the socket may bring. Notices (all
+    events that are not messages) are few, but the newest are dropped, and counted in ``dropped``,
+    when nobody takes them.
+    """
+
+    def __init__(self, *, most_messages: int, most_bytes: int, on_room: Callable[[], None]) -> None:
+        self._most_messages = most_messages
+        self._most_bytes = most_bytes
+        self._on_room = on_room
+        self._changed = threading.Condition(threading.Lock())
+        self._events: deque[Event] = deque()
+        self._messages = 0
+        self._bytes = 0
+        self._paused = False
+        self.dropped = 0
+
+    def put(self, event: Event) -> None:
+        """Append an event and wake a waiting ``take``. Never blocks."""
+        with self._changed:
+            if isinstance(event, Message):
+                self._messages += 1
+                self._bytes += len(event.payload) + len(event.topic)
+            elif len(self._events) - self._messages >= _MOST_NOTICES:
+                self.dropped += 1
+                return
+            self._events.append(event)
+            self._changed.notify()
+
+    def take(self, most: int, timeout_seconds: float | None) -> list[Event]:
+        """Up to ``most`` events, waiting for the first; empty when the time passed without any."""
+        with self._changed:
+            self._changed.wait_for(self._events.__len__, timeout_seconds)
+            taken = [self._events.popleft() for _ in range(min(most, len(self._events)))]
+            for event in taken:
+                if isinstance(event, Message):
+                    self._messages -= 1
+                    self._bytes -= len(event.payload) + len(event.topic)
+            room = (
+                self._paused
+                and 2 * self._messages <= self._most_messages
+                and 2 * self._bytes <= self._most_bytes
+            )
+            if room:
+                self._paused = False
+        if room:
+            self._on_room()
+        return taken
+
+    @property
+    def paused(self) -> bool:
+        """Whether the link must not read: set when full, cleared when half of it was taken."""
+        with self._changed:
+            if self._messages >= self._most_messages or self._bytes >= self._most_bytes:
+                self._paused = True
+            return self._paused

@@ -1,0 +1,42 @@
+"""amqtt, a broker that speaks MQTT 3.1.1 only, in a child process on a free loopback port."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tests.brokers.mosquitto import free_port, wait_for_port
+
+_PROGRAM = """
+import asyncio, sys
+from amqtt.broker import Broker
+
+async def main(port):
+    broker = Broker({
+        "listeners": {"default": {"type": "tcp", "bind": f"127.0.0.1:{port}"}},
+        "plugins": {"amqtt.plugins.authentication.AnonymousAuthPlugin": {"allow_anonymous": True}},
+    })
+    await broker.start()
+    await asyncio.Event().wait()
+
+asyncio.run(main(int(sys.argv[1])))
+"""
+
+
+@contextmanager
+def running_amqtt() -> Iterator[str]:
+    """Yields the broker's URL."""
+    port = free_port()
+    process = subprocess.Popen(
+        [sys.executable, "-c", _PROGRAM, str(port)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        wait_for_port(port, 15.0)
+        yield f"mqtt://127.0.0.1:{port}"
+    finally:
+        process.kill()
+        process.wait(10)

@@ -1,0 +1,44 @@
+"""Fixtures around real brokers; ``tests/conftest.py`` makes them known everywhere."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.brokers.amqtt_broker import running_amqtt
+from tests.brokers.mosquitto import EXECUTABLE, Mosquitto, running
+
+MakeMosquitto = Callable[..., Mosquitto]
+
+
+@pytest.fixture
+def make_mosquitto(tmp_path: Path) -> Iterator[MakeMosquitto]:
+    """Starts brokers with the given configuration lines; they end with the test."""
+    if EXECUTABLE is None:
+        pytest.skip("mosquitto is not installed (apt-get install mosquitto)")
+    with ExitStack() as stack:
+
+        def make(*lines: str) -> Mosquitto:
+            broker = Mosquitto(tmp_path, lines or ("allow_anonymous true",))
+            return stack.enter_context(running(broker))
+
+        yield make
+
+
+@pytest.fixture
+def mosquitto(make_mosquitto: MakeMosquitto) -> Mosquitto:
+    """A running Mosquitto that lets everybody in."""
+    return make_mosquitto()
+
+
+@pytest.fixture
+def amqtt_url() -> Iterator[str]:
+    """The URL of a running amqtt, which speaks MQTT 3.1.1 only."""
+    if importlib.util.find_spec("amqtt") is None:
+        pytest.skip("amqtt is not installed (pip install amqtt)")
+    with running_amqtt() as url:
+        yield url

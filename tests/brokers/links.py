@@ -1,0 +1,63 @@
+"""Links with short times, for tests, and a way to wait for one kind of event."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+import numpy as np
+import pytest
+
+from device_sdk.wire.broker_url import TlsFiles
+from device_sdk.wire.link import Link
+from device_sdk.wire.link_events import Event
+from device_sdk.wire.link_settings import LinkSettings
+
+QUICK = LinkSettings(
+    keepalive_seconds=1,
+    stall_seconds=0.5,
+    connect_timeout_seconds=2,
+    version_probe_seconds=0.5,
+    backoff_first_seconds=0.02,
+    backoff_most_seconds=0.1,
+)
+EventKind = TypeVar("EventKind", bound=Event)
+MakeLink = Callable[..., Link]
+
+
+@pytest.fixture
+def make_link() -> Iterator[MakeLink]:
+    links: list[Link] = []
+
+    def make(
+        url: str,
+        settings: LinkSettings = QUICK,
+        tls: TlsFiles | None = None,
+        subscriptions: tuple[str, ...] = (),
+        start: bool = True,
+    ) -> Link:
+        rng = np.random.default_rng(len(links))
+        link = Link(url, rng=rng, clock=time.monotonic, tls=tls, settings=settings)
+        links.append(link)
+        for topic_filter in subscriptions:
+            link.subscribe(topic_filter)
+        if start:
+            link.start()
+        return link
+
+    yield make
+    for link in links:
+        assert link.stop(timeout_seconds=5)
+
+
+def await_event(link: Link, kind: type[EventKind], timeout_seconds: float = 6.0) -> EventKind:
+    """The next event of this kind; others before it are dropped."""
+    until = time.monotonic() + timeout_seconds
+    seen: list[Event] = []
+    while (left := until - time.monotonic()) > 0:
+        for event in link.events(most=1, timeout_seconds=left):
+            if isinstance(event, kind):
+                return event
+            seen.append(event)
+    raise AssertionError(f"no {kind.__name__} within {timeout_seconds} s; saw {seen}")

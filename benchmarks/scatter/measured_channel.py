@@ -57,8 +57,11 @@ class MeasuredChannel:
         body = encode_sparse(sparse, _FORMATS[self._codec], self._rng)
         self._bytes += _sealed_bytes(len(body) + _FRAME_BYTES)
         found = decode_sparse(body, items=items, width=width)
-        decoded = {"columns": found.columns, "rows": found.rows, "values": found.values}
-        return replace(update, tensors=decoded)
+        return Update(
+            update.round_id,
+            {"columns": found.columns, "rows": found.rows, "values": found.values},
+            update.metadata,
+        )
 
     @property
     def mean_rows(self) -> float:

@@ -1,0 +1,150 @@
+"""``python -m benchmarks.scatter``: accuracy of scatter aggregation on MovieLens."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.recommendation.given_splits import DATA_SETS, has_times, load_split
+from benchmarks.recommendation.split import LeaveOneOut, hold_out_validation
+from benchmarks.scatter.execute import execute
+from benchmarks.scatter.experiment import Experiment
+from benchmarks.scatter.full_round import measure_full_round, open_step
+from benchmarks.scatter.outcome import Outcome, OutcomeStore
+from benchmarks.scatter.presets import ROWS, preset
+from benchmarks.scatter.table import by_class_table, quality_table
+from device_sdk.learners.factor_step import FactorStep
+
+_RESULTS = Path(__file__).resolve().parent.parent / "results" / "scatter"
+# Of the validation items and their negatives: the same for every setting that is compared.
+_VALIDATION_SEED = 12345
+
+_DESCRIPTION = """\
+Trains virtual fleets on MovieLens with the real learners, method and train graph, one device a
+user, and prints HR@10 and NDCG@10 with 99 given negatives and in full ranking. Every finished run
+is stored under its settings, so a benchmark that was stopped continues where it was, and
+--table-only prints what is there.
+"""
+_EXAMPLES = """\
+examples:
+  python -m benchmarks.scatter --data ml-100k --seeds 3
+  python -m benchmarks.scatter --data ml-1m --rows "all at K,unequal" --seeds 1
+  python -m benchmarks.scatter --split validation --data ml-100k --seeds 2   (to choose settings)
+  python -m benchmarks.scatter --full-round                (time and memory of 6,040 devices)
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run what is asked for; returns the exit status."""
+    options = _parse(arguments)
+    if options.full_round:
+        print(measure_full_round(_data_root(options.root), options.artifact, width=32))
+        return 0
+    names = [name.strip() for name in options.rows.split(",")] if options.rows else None
+    rows = [row for row in ROWS if names is None or row.name in names]
+    if names is not None and len(rows) != len(set(names)):
+        known = "; ".join(row.name for row in ROWS)
+        print(f"--rows: unknown name among {options.rows!r}; known are: {known}", file=sys.stderr)
+        return 2
+    store = OutcomeStore(options.results)
+    for data in DATA_SETS if options.data == "all" else (options.data,):
+        seeds = options.seeds if options.seeds else (10 if data == "ml-100k" else 3)
+        outcomes: dict[str, dict[int, Outcome]] = {row.name: {} for row in rows}
+        runner = _Runner(options, data)
+        # Seeds outside, rows inside: what is stopped early has all rows on the first seeds.
+        for seed in range(options.first_seed, options.first_seed + seeds):
+            for row in rows:
+                experiment = row.change(preset(data, options.split, seed))
+                outcome = store.load(experiment)
+                if outcome is None and not options.table_only:
+                    outcome = runner.run(experiment, f"{data}, seed {seed}, {row.name}")
+                    store.save(experiment, outcome)
+                if outcome is not None:
+                    outcomes[row.name][seed] = outcome
+        print(f"\n{data}, {options.split} items\n")
+        print(quality_table(outcomes))
+        print()
+        print(by_class_table(outcomes))
+    return 0
+
+
+class _Runner:
+    """Loads the data and the train graph once, when the first run needs them."""
+
+    def __init__(self, options: argparse.Namespace, data: str) -> None:
+        self._options = options
+        self._data = data
+        self._loaded: tuple[LeaveOneOut, FactorStep] | None = None
+
+    def run(self, experiment: Experiment, label: str) -> Outcome:
+        """Carry out one experiment, with its progress on standard error."""
+        if self._loaded is None:
+            split = _load(_data_root(self._options.root), self._data, self._options.split)
+            self._loaded = (split, open_step(self._options.artifact))
+        split, step = self._loaded
+        with progress_line(label) as progress:
+            return execute(experiment, split, step, progress)
+
+
+@contextmanager
+def progress_line(label: str) -> Iterator[Callable[[str], None]]:
+    """One line that is rewritten on a terminal; elsewhere a line at the end."""
+    live = sys.stderr.isatty()
+    last = ""
+
+    def show(text: str) -> None:
+        nonlocal last
+        last = text
+        if live:
+            print(f"\r\033[K{label}: {text}", end="", file=sys.stderr, flush=True)
+
+    yield show
+    print(f"\r\033[K{label}: {last}" if live else f"{label}: {last}", file=sys.stderr, flush=True)
+
+
+def _load(root: Path, data: str, kind: str) -> LeaveOneOut:
+    whole = load_split(root, data)
+    if kind == "test":
+        return whole
+    rng = np.random.default_rng(_VALIDATION_SEED)
+    return hold_out_validation(whole.train, whole.items, rng, latest=has_times(data))
+
+
+def _data_root(given: Path | None) -> Path:
+    root = given or Path(os.environ.get("TESSERA_DATA", "../shared/data"))
+    if not root.is_dir():
+        raise SystemExit(
+            f"no data folder {root}: set TESSERA_DATA (or --root) to the folder that holds "
+            "ml-100k/leave_one_out and ml-1m/ncf"
+        )
+    return root
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.scatter",
+        description=_DESCRIPTION,
+        epilog=_EXAMPLES + "\nrows:\n" + "\n".join(f"  {r.name:27} {r.shows}" for r in ROWS),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--data", choices=(*DATA_SETS, "all"), default="all")
+    parser.add_argument("--split", choices=("test", "validation"), default="test")
+    parser.add_argument("--rows", help="names of rows, separated by commas (default: all)")
+    parser.add_argument("--seeds", type=int, help="number of seeds (default: 10 and 3)")
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--root", type=Path, help="data folder (default: TESSERA_DATA)")
+    parser.add_argument("--artifact", type=Path, help="another factorisation artifact's folder")
+    parser.add_argument("--results", type=Path, default=_RESULTS, help="where runs are stored")
+    parser.add_argument("--table-only", action="store_true", help="print stored runs, run none")
+    parser.add_argument("--full-round", action="store_true", help="measure one round of ML-1M")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

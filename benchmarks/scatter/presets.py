@@ -1,0 +1,115 @@
+"""Settings of each data set, chosen on validation items, and the rows of the table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from aggregator.methods.scatter import ScatterSettings
+from aggregator.methods.server_optimizer import OptimizerSettings
+from benchmarks.scatter.experiment import Experiment
+from device_sdk.learners.pool import PoolSettings
+from device_sdk.wire.scatter_settings import ScatterTraining
+
+__all__ = ["BASELINE", "CLASSES", "ROWS", "Row", "preset"]
+
+CLASSES = (8, 16, 32, 64)
+BASELINE = "all at K"
+"""The row that the others are compared with, seed by seed."""
+
+_WIDTH = 64
+_NO_PSEUDO = PoolSettings(pseudo_per_positive=0.0)
+
+
+def preset(data: str, split: Literal["test", "validation"], seed: int) -> Experiment:
+    """The default method on ``data`` with every device at K; raises ValueError for other names."""
+    if data == "ml-100k":
+        return _experiment(data, split, seed, epochs=100, cohort=256, decay_per_epoch=0.99)
+    if data == "ml-1m":
+        return _experiment(data, split, seed, epochs=40, cohort=256, decay_per_epoch=0.97)
+    raise ValueError(f"no preset for data set {data!r}; expected 'ml-100k' or 'ml-1m'")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A line of the table: what it shows, and how it differs from the preset."""
+
+    name: str
+    shows: str
+    change: Callable[[Experiment], Experiment]
+
+
+def _mixed(base: Experiment) -> Experiment:
+    return replace(base, classes=CLASSES)
+
+
+def _patent(base: Experiment) -> Experiment:
+    settings = base.settings
+    training = replace(settings.training, scores="columns")
+    return replace(_mixed(base), settings=replace(settings, aggregator="mean", training=training))
+
+
+def _narrow(base: Experiment) -> Experiment:
+    least = CLASSES[0]
+    return replace(base, width=least, classes=(least,))
+
+
+def _bare(base: Experiment) -> Experiment:
+    return replace(_mixed(base), pool=_NO_PSEUDO)
+
+
+def _coded(codec: Literal["fp32", "int8"]) -> Callable[[Experiment], Experiment]:
+    def change(base: Experiment) -> Experiment:
+        return replace(_mixed(base), codec=codec)
+
+    return change
+
+
+def _capped(base: Experiment) -> Experiment:
+    training = replace(base.settings.training, most_triples=32)
+    # A third of the triples in a round: more rounds, and a rate that falls as slowly.
+    optimizer = replace(base.settings.optimizer, decay=base.settings.optimizer.decay ** (1 / 2))
+    settings = replace(base.settings, training=training, optimizer=optimizer)
+    return replace(_mixed(base), settings=settings, epochs=2 * base.epochs, codec="int8")
+
+
+ROWS = (
+    Row(BASELINE, "every device trains all K columns", lambda base: base),
+    Row("unequal", "k_i in 8, 16, 32, 64, a quarter each (the default method)", _mixed),
+    Row("unequal, patent", "the same fleet, column scores and mean aggregation", _patent),
+    Row("all at smallest k", "K = 8, what the weakest device could train alone", _narrow),
+    Row("unequal, no pseudo-items", "what hiding the positives costs", _bare),
+    Row("unequal, fp32 on the wire", "float32 updates, float16 broadcasts", _coded("fp32")),
+    Row("unequal, int8 on the wire", "int8 updates, float16 broadcasts", _coded("int8")),
+    Row("unequal, capped", "at most 32 triples a round, int8, twice the epochs", _capped),
+)
+
+
+def _experiment(
+    data: str,
+    split: Literal["test", "validation"],
+    seed: int,
+    *,
+    epochs: int,
+    cohort: int,
+    decay_per_epoch: float,
+) -> Experiment:
+    devices = {"ml-100k": 943, "ml-1m": 6040}[data]
+    rounds = -(-devices // cohort)
+    training = ScatterTraining(
+        user_learning_rate=0.5, user_l2=0.01, item_l2=0.001, user_spread=0.01
+    )
+    optimizer = OptimizerSettings(learning_rate=0.0217, decay=decay_per_epoch ** (1 / rounds))
+    return Experiment(
+        data=data,
+        split=split,
+        seed=seed,
+        width=_WIDTH,
+        classes=(_WIDTH,),
+        epochs=epochs,
+        cohort=cohort,
+        spread=0.01,
+        settings=ScatterSettings(optimizer=optimizer, training=training),
+        pool=PoolSettings(pseudo_per_positive=0.5, pseudo_weight=0.1),
+    )

@@ -1,0 +1,93 @@
+"""The results as a table: a line a row, seeds beneath one another's columns."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from tabulate import tabulate
+
+from benchmarks.scatter.outcome import Outcome
+from benchmarks.scatter.presets import BASELINE
+from benchmarks.scatter.statistics import paired_difference, spread
+
+__all__ = ["by_class_table", "quality_table"]
+
+_HEADERS = (
+    "fleet",
+    "seeds",
+    "HR@10",
+    "NDCG@10",
+    "HR@10 full",
+    "NDCG@10 full",
+    f"HR@10 against {BASELINE!r}",
+    "rows",
+    "bytes",
+)
+
+
+def quality_table(outcomes: Mapping[str, Mapping[int, Outcome]]) -> str:
+    """Mean and standard deviation over seeds, and the paired difference to the baseline.
+
+    Args:
+        outcomes: by row's name, by seed.
+    """
+    lines = []
+    baseline = outcomes.get(BASELINE, {})
+    for name, by_seed in outcomes.items():
+        if not by_seed:
+            continue
+        ends = [outcome.last for outcome in by_seed.values()]
+        lines.append(
+            (
+                name,
+                len(ends),
+                _spread([end.hit_ratio for end in ends]),
+                _spread([end.ndcg for end in ends]),
+                _spread([end.full_hit_ratio for end in ends]),
+                _spread([end.full_ndcg for end in ends]),
+                "" if name == BASELINE else _difference(by_seed, baseline),
+                f"{_mean([one.update_rows for one in by_seed.values()]):.0f}",
+                f"{_mean([one.update_bytes for one in by_seed.values()]):,.0f}",
+            )
+        )
+    return tabulate(lines, headers=_HEADERS, tablefmt="github", disable_numparse=True)
+
+
+def by_class_table(outcomes: Mapping[str, Mapping[int, Outcome]]) -> str:
+    """HR@10 of the users on devices of each k_i, mean over seeds."""
+    classes = sorted({int(k) for by in outcomes.values() for o in by.values() for k in o.by_class})
+    lines = []
+    for name, by_seed in outcomes.items():
+        found = [outcome.by_class for outcome in by_seed.values()]
+        if not found or len(found[0]) < 2:
+            continue
+        means = (_mean([one[str(k)] for one in found if str(k) in one]) for k in classes)
+        lines.append((name, *(f"{mean:.3f}" for mean in means)))
+    headers = ("HR@10 of users by k_i", *(str(k) for k in classes))
+    return tabulate(lines, headers=headers, tablefmt="github", disable_numparse=True)
+
+
+def _spread(values: Sequence[float]) -> str:
+    found = spread(values)
+    if math.isnan(found.deviation):
+        return f"{found.mean:.4f}"
+    return f"{found.mean:.4f} ± {found.deviation:.4f}"
+
+
+def _difference(by_seed: Mapping[int, Outcome], baseline: Mapping[int, Outcome]) -> str:
+    shared = sorted(set(by_seed) & set(baseline))
+    if not shared:
+        return ""
+    ours = [by_seed[seed].last.hit_ratio for seed in shared]
+    base = [baseline[seed].last.hit_ratio for seed in shared]
+    found = paired_difference(ours, base)
+    relative = 100 * found.mean / _mean(base)
+    if math.isnan(found.half_width):
+        return f"{found.mean:+.4f} ({relative:+.1f} %)"
+    low, high = found.mean - found.half_width, found.mean + found.half_width
+    return f"{found.mean:+.4f} [{low:+.4f}, {high:+.4f}] ({relative:+.1f} %)"
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else math.nan

@@ -1,0 +1,181 @@
+"""The timing loop: blocks of steady runs per k, cold starts apart, all inside one time box."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from device_sdk.capability.clock import Clock
+from device_sdk.capability.throttle import checked_slowdown, timed
+from device_sdk.capability.workload import Workload
+
+# A first impression runs this share of the work, so that a step longer than the whole time box is
+# noticed before it is started: a running step cannot be interrupted.
+_FIRST_SHARE = 1.0 / 64.0
+# What a start at a k not seen yet may cost above what smaller ks let expect.
+_COLD_ALLOWANCE = 1.5
+_FEWEST_RUNS = 3
+
+
+@dataclass(frozen=True)
+class BlockSize:
+    """How long one block of runs lasts: at least `min_runs` and `min_seconds`, at most `max_runs`.
+
+    Runs so slow that these would take more than `max_seconds` get fewer of them, at least three.
+    """
+
+    min_runs: int = 8
+    min_seconds: float = 0.1
+    max_runs: int = 2000
+    max_seconds: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.min_runs <= self.max_runs:
+            raise ValueError(
+                f"min_runs is {self.min_runs} and max_runs {self.max_runs}; "
+                "expected 1 <= min_runs <= max_runs"
+            )
+        if not 0.0 <= self.min_seconds <= self.max_seconds:
+            raise ValueError(
+                f"min_seconds is {self.min_seconds} and max_seconds {self.max_seconds}; "
+                "expected 0 <= min_seconds <= max_seconds"
+            )
+
+    def done(self, runs: int, seconds: float) -> bool:
+        """Whether a block of so many runs and seconds is complete."""
+        if runs >= self.max_runs or (runs >= _FEWEST_RUNS and seconds >= self.max_seconds):
+            return True
+        return runs >= self.min_runs and seconds >= self.min_seconds
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What was seen at one k, in seconds.
+
+    `cold_start_seconds` is getting ready plus the first run, which the other figures leave out.
+    Without a steady run (the time box ended first) `median_seconds` and `p90_seconds` are None.
+    `blocks` counts the visits, between which other ks were measured.
+    """
+
+    k: int
+    cold_start_seconds: float
+    median_seconds: float | None
+    p90_seconds: float | None
+    runs: int
+    blocks: int
+
+
+class Stopwatch:
+    """Times a workload at one k after another and remembers every run.
+
+    `give_up_seconds`: a block ends early once two steady runs took twice as long as that.
+    `progress` is told what is known about a k after each of its blocks.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        clock: Clock,
+        *,
+        stop_at: float,
+        give_up_seconds: float,
+        block: BlockSize | None = None,
+        slowdown: float = 1.0,
+        progress: Callable[[Measurement], None] | None = None,
+    ) -> None:
+        self._workload = workload
+        self._clock = clock
+        self._stop_at = stop_at
+        self._give_up_seconds = give_up_seconds
+        self._block = BlockSize() if block is None else block
+        self._slowdown = checked_slowdown(slowdown)
+        self._progress = progress
+        self._cold: dict[int, float] = {}
+        self._blocks: dict[int, list[list[float]]] = {}
+
+    def seconds_left(self) -> float:
+        """Seconds until the end of the time box."""
+        return self._stop_at - self._clock.now()
+
+    def first_impression(self) -> float:
+        """An estimate, in seconds, of one run at k = 1, from a small share of it; errs upwards."""
+        self._workload.prepare(1, _FIRST_SHARE)
+        self._run()
+        if self.seconds_left() <= 0.0:
+            return float("inf")
+        return self._run() / _FIRST_SHARE
+
+    def measure(self, k: int) -> bool:
+        """Add a block of steady runs at `k`; False where the time left has no room for one."""
+        if self._expected_seconds(k) > self.seconds_left():
+            return False
+        start = self._clock.now()
+        self._workload.prepare(k)
+        preparing = self._clock.now() - start
+        first = self._run()
+        self._cold.setdefault(k, preparing + first)
+        runs = self._steady_runs(first)
+        if runs:
+            self._blocks.setdefault(k, []).append(runs)
+        if self._progress is not None:
+            self._progress(self._measurement(k))
+        return bool(runs)
+
+    def _run(self) -> float:
+        return timed(self._workload.run, self._clock, self._slowdown, self._stop_at)
+
+    def _steady_runs(self, first: float) -> list[float]:
+        size = self._block
+        runs: list[float] = []
+        longest, total = first, 0.0
+        # A short first run is cold in other ways than its own allocations: caches, clock rate.
+        if first < size.min_seconds and self.seconds_left() > first:
+            self._run()
+        while not size.done(len(runs), total) and self.seconds_left() >= longest:
+            if len(runs) >= 2 and min(runs) > 2.0 * self._give_up_seconds:
+                break
+            runs.append(self._run())
+            longest = runs[-1]
+            total += longest
+        return runs
+
+    def _expected_seconds(self, k: int) -> float:
+        """A cautious estimate of the shortest block at `k`: getting ready and two runs."""
+        if k in self._blocks:
+            return self._cold[k] + self.p90(k)
+        # Costs rise with k, at most in proportion to it.
+        expected = [
+            (_COLD_ALLOWANCE * self._cold[seen] + self.p90(seen)) * max(1.0, k / seen)
+            for seen in self._blocks
+        ]
+        return min(expected, default=0.0)
+
+    @property
+    def runs(self) -> Mapping[int, Sequence[Sequence[float]]]:
+        """Per k with steady runs, its blocks; durations in seconds."""
+        return self._blocks
+
+    def blocks(self, k: int) -> int:
+        """Number of blocks at `k`."""
+        return len(self._blocks.get(k, ()))
+
+    def p90(self, k: int) -> float:
+        """The 90th percentile of all steady runs at `k`, in seconds. Raises KeyError for none."""
+        return float(np.quantile(np.concatenate(self._blocks[k]), 0.9))
+
+    def measurements(self) -> tuple[Measurement, ...]:
+        """One entry per k that was started, rising in k."""
+        return tuple(self._measurement(k) for k in sorted(self._cold))
+
+    def _measurement(self, k: int) -> Measurement:
+        runs = [seconds for block in self._blocks.get(k, ()) for seconds in block]
+        return Measurement(
+            k=k,
+            cold_start_seconds=self._cold[k],
+            median_seconds=float(np.median(runs)) if runs else None,
+            p90_seconds=self.p90(k) if runs else None,
+            runs=len(runs),
+            blocks=self.blocks(k),
+        )

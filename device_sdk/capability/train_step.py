@@ -1,0 +1,90 @@
+"""The real train step of the factorisation artifact as a workload."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device_sdk.factorisation import ITEMS, USERS, check_factorisation, triple_batch
+from device_sdk.trainer import Trainer
+
+# Small enough to keep the factors where they are; a step costs the same whatever they hold.
+_RATE = 1e-6
+# Factors are cut from this many drawn numbers: drawing all of them would take longer than a step.
+_DRAWN = 65_536
+
+
+class TrainStepWorkload:
+    """One epoch: every interaction gives one triple, in steps of `batch` triples (None: one step).
+
+    `items`, `users` and `interactions` are the sizes that the device trains with: rows of the two
+    factor matrices, and triples. Items are drawn uniformly, the hardest case for the memory caches.
+    """
+
+    def __init__(
+        self,
+        artifact: str | os.PathLike[str],
+        *,
+        items: int,
+        interactions: int,
+        users: int,
+        batch: int | None,
+        providers: str | Sequence[str],
+        threads: int,
+        rng: np.random.Generator,
+    ) -> None:
+        self._trainer = Trainer(artifact, providers=providers, threads=threads)
+        check_factorisation(self._trainer.artifact)
+        self._items = items
+        self._interactions = interactions
+        self._users = users
+        self._batch = interactions if batch is None else batch
+        self._rng = rng
+        self._drawn = rng.standard_normal(_DRAWN, dtype=np.float32) * np.float32(0.1)
+        self._batches: list[dict[str, NDArray[np.generic]]] = []
+        self._share = 0.0
+
+    @property
+    def provider(self) -> str:
+        """onnxruntime's execution provider in use."""
+        return self._trainer.providers[0]
+
+    @property
+    def threads(self) -> int:
+        """Threads in use; fewer than asked for where the artifact needs one."""
+        return self._trainer.threads
+
+    def prepare(self, k: int, share: float = 1.0) -> None:
+        """Give the trainer factors of width `k`, and the first `share` of an epoch's triples."""
+        if share != self._share:
+            self._share = share
+            self._batches = self._draw_batches(max(1, round(self._interactions * share)))
+        self._trainer.set_parameters(
+            {
+                USERS: np.resize(self._drawn, (self._users, k)),
+                ITEMS: np.resize(self._drawn, (self._items, k)),
+            }
+        )
+
+    def run(self) -> None:
+        """Train on the epoch's batches."""
+        for batch in self._batches:
+            self._trainer.step(batch)
+
+    def _draw_batches(self, triples: int) -> list[dict[str, NDArray[np.generic]]]:
+        user = np.sort(self._rng.integers(0, self._users, triples))
+        positive = self._rng.integers(0, self._items, triples)
+        negative = self._rng.integers(0, self._items, triples)
+        return [
+            triple_batch(
+                user[start : start + self._batch],
+                positive[start : start + self._batch],
+                negative[start : start + self._batch],
+                rate_users=_RATE,
+                rate_items=_RATE,
+            )
+            for start in range(0, triples, self._batch)
+        ]

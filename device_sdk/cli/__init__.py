@@ -1,0 +1,55 @@
+"""`tessera-device`: what this device can do, and learning on it, from the command line."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from device_sdk.cli import bench, train
+from device_sdk.cli.errors import CommandError
+from device_sdk.errors import ArtifactError, DeviceError
+
+_DESCRIPTION = """\
+Runs on the device: measures how large a model it can train in time, and trains one on its own data.
+Nothing leaves the machine."""
+
+_EXAMPLES = """\
+examples:
+  tessera-device bench --deadline 0.5 --items 3706 --interactions 2000
+                                  the largest model that trains an epoch within half a second
+  tessera-device train --interactions views.csv --recommend 10 --user anna
+                                  learn from a file of user,item lines and recommend
+  tessera-device bench --help     all options of a command
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    main_parser = argparse.ArgumentParser(
+        prog="tessera-device",
+        description=_DESCRIPTION,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = main_parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for module in (bench, train):
+        module.add_to(commands)
+    return main_parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; 0 on success, 1 where it failed, 2 for a wrong command line."""
+    arguments = parser().parse_args(argv)
+    try:
+        run = arguments.run
+        return int(run(arguments))
+    except (ArtifactError, CommandError, DeviceError) as error:
+        print(f"tessera-device: {error}", file=sys.stderr)
+        return 1
+    except MemoryError:
+        print("tessera-device: out of memory; try smaller sizes", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("tessera-device: interrupted", file=sys.stderr)
+        return 130

@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from device_sdk.errors import DeviceError
+from device_sdk.learners.learner import LearnerError
+
 if TYPE_CHECKING:
     from device_sdk.trainer import Trainer
 
@@ -53,7 +56,10 @@ class FactorStep(Protocol):
     """
 
     def gradients(self, users: Floats, items: Floats, batch: FactorBatch) -> FactorGradients:
-        """Gradients at ``users`` float32 [users, k] and ``items`` float32 [rows, k]."""
+        """Gradients at ``users`` float32 [users, k] and ``items`` float32 [rows, k].
+
+        Raises LearnerError when they cannot be computed, or are not finite.
+        """
 
 
 class TrainerStep:
@@ -67,20 +73,23 @@ class TrainerStep:
 
     def gradients(self, users: Floats, items: Floats, batch: FactorBatch) -> FactorGradients:
         """See :class:`FactorStep`."""
-        self._trainer.set_parameters({"users.weight": users, "items.weight": items})
-        loss = self._trainer.step(
-            {
-                "user": batch.user,
-                "positive": batch.positive,
-                "negative": batch.negative,
-                "weight": batch.weight,
-                "offset": batch.offset,
-                "rate_users": _ONE,
-                "rate_items": _ONE,
-                "l2_users": np.asarray(batch.user_l2, dtype=np.float32),
-                "l2_items": np.asarray(batch.item_l2, dtype=np.float32),
-            }
-        )
+        values = {"users.weight": users, "items.weight": items}
+        entries = {
+            "user": batch.user,
+            "positive": batch.positive,
+            "negative": batch.negative,
+            "weight": batch.weight,
+            "offset": batch.offset,
+            "rate_users": _ONE,
+            "rate_items": _ONE,
+            "l2_users": np.asarray(batch.user_l2, dtype=np.float32),
+            "l2_items": np.asarray(batch.item_l2, dtype=np.float32),
+        }
+        try:
+            self._trainer.set_parameters(values)
+            loss = self._trainer.step(entries)
+        except DeviceError as error:
+            raise LearnerError(f"the train step failed: {error}") from error
         after = self._trainer.parameters
         return FactorGradients(
             loss=float(loss),

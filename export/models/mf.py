@@ -35,50 +35,66 @@ class MatrixFactorisation(nn.Module):
         return self.users.weight @ self.items.weight.T
 
 
-class _AtRate(torch.autograd.Function):
-    """The identity, with its gradient multiplied by a run-time number."""
+class _Bpr(torch.autograd.Function):
+    """The loss below with its gradient in closed form: half the work of the recorded one.
+
+    With margin_t = u.(p - n) + offset_t and s_t = w_t * sigmoid(-margin_t):
+    d/du = l2_users * w * u - s * (p - n); d/dp = l2_items * w * p - s * u;
+    d/dn = l2_items * w * n + s * u; each times its side's rate.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, rate: Tensor) -> Tensor:
-        ctx.save_for_backward(rate)
-        return x.view_as(x)
+    def forward(
+        ctx: Any, u: Tensor, items: Tensor, weight: Tensor, offset: Tensor, *settings: Tensor
+    ) -> Tensor:
+        """u [triples, k]; items [2 * triples, k]: the positives, then the negatives."""
+        _, _, l2_users, l2_items = settings
+        positive, negative = items.split(u.shape[0])
+        gap = positive - negative
+        margin = (u * gap).sum(-1) + offset
+        ctx.save_for_backward(u, items, weight, gap, margin, *settings)
+        of_items = (items * items).sum(-1).reshape(2, u.shape[0]).sum(0)
+        penalty = (u * u).sum(-1) * (0.5 * l2_users) + of_items * (0.5 * l2_items)
+        return (weight * (functional.softplus(-margin) + penalty)).sum()
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        (rate,) = ctx.saved_tensors
-        return grad * rate, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        u, items, weight, gap, margin, rate_users, rate_items, l2_users, l2_items = (
+            ctx.saved_tensors
+        )
+        weight = (weight * grad).unsqueeze(-1)
+        slope = weight * torch.sigmoid(-margin).unsqueeze(-1)
+        grad_u = u * (weight * (l2_users * rate_users)) - gap * (slope * rate_users)
+        pull = u * (slope * rate_items)
+        decay = weight * (l2_items * rate_items)
+        grad_items = items * torch.cat([decay, decay]) + torch.cat([-pull, pull])
+        return grad_u, grad_items, *[None] * 6
 
 
 def bpr_loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
     """Sum over triples t of w_t * (softplus(-(u.(p - n) + offset_t)) + L2 terms).
+
+    The L2 terms are l2_users / 2 * |u|^2 + l2_items / 2 * (|p|^2 + |n|^2).
 
     batch: user, positive, negative int64 [triples] (rows); weight, offset float32 [triples];
     rate_users, rate_items, l2_users, l2_items float32 []. ``offset`` is the part of the score that
     is held fixed (the left-out columns of residual scores). The rates multiply the gradients of
     each side, so that a step may move users only.
     """
-    assert isinstance(model, MatrixFactorisation)
-    u = at_rate(model.users(batch["user"]), batch["rate_users"])
-    both = torch.cat([batch["positive"], batch["negative"]])
-    items = at_rate(model.items(both), batch["rate_items"])
-    p, n = items.chunk(2)
-    weight = batch["weight"]
-    margin = (u * (p - n)).sum(-1) + batch["offset"]
-    ranking = (weight * functional.softplus(-margin)).sum()
-    of_users = (weight * (u * u).sum(-1)).sum() * (0.5 * batch["l2_users"])
-    of_items = (weight * (p * p + n * n).sum(-1)).sum() * (0.5 * batch["l2_items"])
-    return ranking + of_users + of_items
-
-
-def at_rate(x: Tensor, rate: Tensor) -> Tensor:
-    """``x``, with the gradient that flows back through it multiplied by ``rate`` (a scalar)."""
-    result: Tensor = _AtRate.apply(x, rate)  # type: ignore[no-untyped-call]
-    return result
+    if not isinstance(model, MatrixFactorisation):
+        raise TypeError(f"bpr_loss takes a MatrixFactorisation, not a {type(model).__name__}")
+    items = model.items(torch.cat([batch["positive"], batch["negative"]]))
+    settings = [batch[name] for name in ("rate_users", "rate_items", "l2_users", "l2_items")]
+    loss: Tensor = _Bpr.apply(  # type: ignore[no-untyped-call]
+        model.users(batch["user"]), items, batch["weight"], batch["offset"], *settings
+    )
+    return loss
 
 
 def scores(model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
     """The prediction: ``scores`` [users, items]."""
-    assert isinstance(model, MatrixFactorisation)
+    if not isinstance(model, MatrixFactorisation):
+        raise TypeError(f"scores takes a MatrixFactorisation, not a {type(model).__name__}")
     return {"scores": model.scores()}
 
 

@@ -66,6 +66,54 @@ def project(g: Graph, out: Any, weight: Value, x: Value) -> str:
     return g.op("MatMul", weight, x)
 
 
+# Where torch's blocks of gates stand in ONNX's order: z, r, n and i, o, f, g.
+_ONNX_ORDER = {"GRU": (1, 0, 2), "LSTM": (0, 3, 1, 2)}
+
+
+@lowers(tessera.recurrent_layer.default)
+def recurrent_layer(
+    g: Graph,
+    out: Any,
+    kind: str,
+    x: Value,
+    h0: Value,
+    c0: Value | None,
+    weights: Sequence[Value],
+    backwards: bool,
+) -> tuple[str, ...]:
+    operator, _, activation = kind.partition("_")
+    order = _ONNX_ORDER.get(kind, (0,))
+    lead = g.ints([0])
+
+    def ordered(weight: Value) -> str:
+        if len(order) == 1:
+            return weight.name
+        blocks = g.multi("Split", weight, outputs=len(order), axis=0, num_outputs=len(order))
+        return g.op("Concat", *[blocks[place] for place in order], axis=0)
+
+    given = [ordered(weight) for weight in weights]
+    bias = None
+    if len(given) == 4:
+        bias = g.op("Unsqueeze", g.op("Concat", *given[2:], axis=0), lead)
+    states = [g.op("Unsqueeze", state, lead) for state in (h0, c0) if state is not None]
+    found = g.multi(
+        operator,
+        x,
+        *(g.op("Unsqueeze", weight, lead) for weight in given[:2]),
+        bias,
+        None,
+        *states,
+        outputs=1 + len(states),
+        hidden_size=fixed(h0.shape[1]),
+        direction="reverse" if backwards else None,
+        linear_before_reset=1 if kind == "GRU" else None,
+        activations=[activation.capitalize()] if activation else None,
+    )
+    h = g.op("Squeeze", found[0], g.ints([1]))
+    ends = [g.op("Squeeze", end, lead) for end in found[1:]]
+    return h, ends[0], ends[1] if len(ends) > 1 else ""
+
+
 @lowers(tessera.state_before.default)
 def state_before(g: Graph, out: Any, h: Value, h0: Value, backwards: bool) -> str:
     first = g.op("Unsqueeze", h0, g.ints([0]))

@@ -1,7 +1,8 @@
 """The parts of a recurrent layer that run step after step, as opaque operators.
 
-Each has a plain definition here (used to check gradients in double precision) and becomes one ONNX ``Scan`` in ``export.lowering.recurrent``. All that does not depend on the
-step before is computed outside, for all steps at once.
+Each has a plain definition here (used to check gradients in double precision) and becomes one ONNX
+``Scan``, or ONNX's own recurrent operator, in ``export.lowering.recurrent``. All that does not
+depend on the step before is computed outside, for all steps at once.
 
 Layout: time first, features before batch, so that each step's product is ``weights @ state`` and
 onnxruntime never has to repack the weights. ``T`` steps, ``F`` features, ``H`` units, ``B``

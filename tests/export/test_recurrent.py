@@ -1,0 +1,273 @@
+"""Recurrent layers against torch: every option, gradients into inputs and first states too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import export
+from export.rewrites.recurrent_layer import Weights, gru_layer, lstm_layer, rnn_layer
+
+Parity = Callable[..., export.Exported]
+
+
+class Sequence(nn.Module):
+    """A layer behind a linear one, so that its input needs a gradient; all its results matter."""
+
+    def __init__(
+        self,
+        kind: Any,
+        *,
+        features: int = 5,
+        units: int = 6,
+        learned_state: bool = False,
+        **settings: Any,
+    ) -> None:
+        super().__init__()
+        self.before = nn.Linear(3, features)
+        self.layer = kind(features, units, **settings)
+        rows = self.layer.num_layers * (2 if self.layer.bidirectional else 1)
+        states = 2 if kind is nn.LSTM else 1
+        self.first = (
+            nn.ParameterList([nn.Parameter(torch.randn(rows, 1, units)) for _ in range(states)])
+            if learned_state
+            else None
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [B, T, 3] -> all outputs and last states of each sequence, side by side."""
+        batch = x.shape[0]
+        x = self.before(x)
+        states = None
+        if self.first is not None:
+            wide = tuple(state.expand(-1, batch, -1) for state in self.first)
+            states = wide if len(wide) > 1 else wide[0]
+        y, last = self.layer(x if self.layer.batch_first else x.transpose(0, 1), states)
+        y = y if self.layer.batch_first else y.transpose(0, 1)
+        ends = last if isinstance(last, tuple) else (last,)
+        return torch.cat(
+            [y.reshape(batch, -1), *(end.transpose(0, 1).reshape(batch, -1) for end in ends)], dim=1
+        )
+
+
+KINDS: dict[str, Any] = {"rnn": nn.RNN, "gru": nn.GRU, "lstm": nn.LSTM}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "everything": {
+        "num_layers": 2,
+        "bidirectional": True,
+        "batch_first": True,
+        "learned_state": True,
+        "dropout": 0.4,
+    },
+    "no_bias": {"bias": False, "num_layers": 2},
+}
+
+
+def _sequences(batch: int, steps: int) -> dict[str, Tensor]:
+    return {"x": torch.randn(batch, steps, 3, generator=torch.Generator().manual_seed(1))}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("options", OPTIONS)
+def test_layer_matches_torch(kind: str, options: str, assert_parity: Parity) -> None:
+    torch.manual_seed(0)
+    assert_parity(Sequence(KINDS[kind], **OPTIONS[options]), _sequences(4, 7))
+
+
+def test_relu_rnn_matches_torch(assert_parity: Parity) -> None:
+    torch.manual_seed(0)
+    assert_parity(Sequence(nn.RNN, nonlinearity="relu", learned_state=True), _sequences(4, 7))
+
+
+@settings(max_examples=4)
+@given(
+    kind=st.sampled_from(sorted(KINDS)),
+    features=st.integers(1, 9),
+    units=st.integers(1, 17),
+    layers=st.integers(1, 2),
+    bidirectional=st.booleans(),
+    bias=st.booleans(),
+    batch_first=st.booleans(),
+    learned_state=st.booleans(),
+    dropout=st.sampled_from([0.0, 0.25]),
+    batch=st.integers(1, 9),
+    steps=st.integers(1, 12),
+)
+def test_any_configuration_matches_torch(
+    kind: str,
+    features: int,
+    units: int,
+    layers: int,
+    bidirectional: bool,
+    bias: bool,
+    batch_first: bool,
+    learned_state: bool,
+    dropout: float,
+    batch: int,
+    steps: int,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    torch.manual_seed(0)
+    model = Sequence(
+        KINDS[kind],
+        features=features,
+        units=units,
+        num_layers=layers,
+        bidirectional=bidirectional,
+        bias=bias,
+        batch_first=batch_first,
+        learned_state=learned_state,
+        dropout=dropout if layers > 1 else 0.0,
+    )
+    exported = export.train_step(
+        model,
+        lambda m, b: (m(b["x"]) ** 2).mean() + m(b["x"]).mean(),
+        _sequences(batch, steps),
+        optimizer=export.Sgd(lr=0.1),
+        dynamic={"x": {0: "batch"}},
+        directory=tmp_path_factory.mktemp("fuzz") / "artifact",
+    )
+    assert exported.report is not None and exported.report.worst.excess <= 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_time_may_be_a_named_axis(kind: str, assert_parity: Parity) -> None:
+    class Mean(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = KINDS[kind](3, 6, bidirectional=True, batch_first=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.layer(x)[0]
+            return y.mean(1) + y[:, -1]
+
+    torch.manual_seed(0)
+    assert_parity(Mean(), _sequences(4, 7), dynamic={"x": {0: "batch", 1: "steps"}})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_sequence_without_a_batch_axis(kind: str, assert_parity: Parity) -> None:
+    class Alone(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = KINDS[kind](3, 6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.layer(x)[0]
+            return y
+
+    torch.manual_seed(0)
+    assert_parity(Alone(), {"x": torch.randn(7, 3)}, dynamic={})
+
+
+@pytest.mark.parametrize("kind", ["RNNCell", "GRUCell", "LSTMCell"])
+def test_cell_in_a_loop_matches_torch(kind: str, assert_parity: Parity) -> None:
+    class Loop(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cell = getattr(nn, kind)(3, 6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            state: Any = None
+            for step in range(x.shape[1]):
+                state = self.cell(x[:, step], state)
+            end: Tensor = torch.cat(state, 1) if isinstance(state, tuple) else state
+            return end
+
+    torch.manual_seed(0)
+    assert_parity(Loop(), _sequences(4, 3))
+
+
+@pytest.mark.parametrize("kind", ["gru", "lstm"])
+def test_two_layers_of_128_units_over_48_steps_stay_small(kind: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    export.train_step(
+        Sequence(KINDS[kind], features=64, units=128, num_layers=2, batch_first=True),
+        lambda model, batch: model(batch["x"]).square().mean(),
+        _sequences(4, 48),
+        optimizer=export.Adam(),
+        dynamic={"x": {0: "batch"}},
+        directory=tmp_path / "artifact",
+        verify=False,
+    )
+    assert _count(onnx.load(tmp_path / "artifact" / "train.onnx").graph) < 600
+
+
+def _count(graph: onnx.GraphProto) -> int:
+    inner = [a.g for n in graph.node for a in n.attribute if a.type == onnx.AttributeProto.GRAPH]
+    return len(graph.node) + sum(_count(body) for body in inner)
+
+
+def _double(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+@pytest.mark.parametrize("kind", ["rnn_tanh", "gru", "lstm"])
+def test_gradients_agree_with_finite_differences(kind: str, backwards: bool) -> None:
+    torch.manual_seed(0)
+    blocks = {"rnn_tanh": 1, "gru": 3, "lstm": 4}[kind]
+    x, h0, c0 = _double(3, 2, 2), _double(2, 2), _double(2, 2)
+    tensors = [_double(2 * blocks, 2), _double(2 * blocks, 2), *(_double(2 * blocks),) * 2]
+
+    def layer(x: Tensor, h0: Tensor, c0: Tensor, *weights: Tensor) -> Any:
+        held = Weights(*weights)
+        if kind == "rnn_tanh":
+            return rnn_layer(x, h0, held, False, backwards)
+        if kind == "gru":
+            return gru_layer(x, h0, held, backwards)
+        return lstm_layer(x, h0, c0, held, backwards)
+
+    inputs = (x, h0, c0 if kind == "lstm" else c0.detach(), *tensors)
+    assert torch.autograd.gradcheck(layer, inputs)
+
+
+class _Packed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.GRU(3, 6, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        packed = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([7, 5, 4, 2]), batch_first=True)
+        last: Tensor = self.layer(packed)[1]
+        return last[0]
+
+
+REFUSED: dict[str, tuple[Callable[[], nn.Module], str, str]] = {
+    "projection": (
+        lambda: nn.Sequential(nn.LSTM(3, 6, proj_size=2)),
+        r"proj_size.*module: 0 \(LSTM\)",
+        "Linear",
+    ),
+    "packed": (_Packed, "packed sequences", "padded sequences"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_exported_says_what_to_use(name: str, tmp_path: Path) -> None:
+    make, what, instead = REFUSED[name]
+
+    def loss(model: Any, batch: dict[str, Tensor]) -> Tensor:
+        result = model(batch["x"])
+        y: Tensor = result[0] if isinstance(result, tuple) else result
+        return y.sum()
+
+    with pytest.raises(export.ExportError, match=what) as caught:
+        export.train_step(
+            make(),
+            loss,
+            _sequences(4, 7),
+            optimizer=export.Sgd(lr=0.1),
+            dynamic={},
+            directory=tmp_path / "artifact",
+        )
+    assert instead in str(caught.value)
+    assert not (tmp_path / "artifact").exists()

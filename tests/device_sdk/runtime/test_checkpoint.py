@@ -82,7 +82,7 @@ def test_restoring_brings_back_the_sizes_of_axes(tmp_path: Path) -> None:
             "users.weight": rng.normal(size=(1, 4)).astype(np.float32),
         }
     )
-    batch = {
+    batch: dict[str, Array] = {
         "user": np.zeros(9, np.int64),
         "item": rng.integers(0, 50, 9),
         "rating": np.ones(9, np.float32),

@@ -23,6 +23,7 @@ Value = None | bool | int | float | str | bytes | Sequence["Value"] | Mapping[st
 MAX_DEPTH = 16
 _FLOATS = ((25, ">e"), (26, ">f"), (27, ">d"))
 _FLOAT_BYTES = {25: 2, 26: 4, 27: 8}
+_WIDTHS = ((24, ">BB"), (25, ">BH"), (26, ">BI"), (27, ">BQ"))
 
 
 def encode(value: Value) -> bytes:
@@ -58,64 +59,54 @@ def _bad(what: str) -> WireError:
     return WireError("bad-cbor", what)
 
 
-def _head(out: bytearray, major: int, argument: int) -> None:
+def _head(major: int, argument: int) -> bytes:
     if argument < 24:
-        out.append(major << 5 | argument)
-    elif argument < 1 << 8:
-        out += struct.pack(">BB", major << 5 | 24, argument)
-    elif argument < 1 << 16:
-        out += struct.pack(">BH", major << 5 | 25, argument)
-    elif argument < 1 << 32:
-        out += struct.pack(">BI", major << 5 | 26, argument)
-    elif argument < 1 << 64:
-        out += struct.pack(">BQ", major << 5 | 27, argument)
-    else:
-        raise ValueError("integer out of range: CBOR here holds -2^64 to 2^64 - 1")
+        return bytes((major << 5 | argument,))
+    for info, layout in _WIDTHS:
+        if argument < 1 << (8 << (info - 24)):
+            return struct.pack(layout, major << 5 | info, argument)
+    raise ValueError("integer out of range: CBOR here holds -2^64 to 2^64 - 1")
 
 
 def _write(out: bytearray, value: Value, depth: int) -> None:
     if depth < 0:
         raise ValueError(f"value nested deeper than {MAX_DEPTH} levels")
-    if value is None:
+    if isinstance(value, bytes):
+        out += _head(2, len(value))
+        out += value
+    elif isinstance(value, str):
+        out += _text(value)
+    elif value is None:
         out.append(0xF6)
     elif isinstance(value, bool):
         out.append(0xF5 if value else 0xF4)
     elif isinstance(value, int):
-        if value >= 0:
-            _head(out, 0, value)
-        else:
-            _head(out, 1, -1 - value)
+        out += _head(0, value) if value >= 0 else _head(1, -1 - value)
     elif isinstance(value, float):
         _write_float(out, value)
-    elif isinstance(value, bytes):
-        _head(out, 2, len(value))
-        out += value
-    elif isinstance(value, str):
-        text = value.encode("utf-8")  # a lone surrogate raises UnicodeEncodeError, a ValueError
-        _head(out, 3, len(text))
-        out += text
     elif isinstance(value, (list, tuple)):
-        _head(out, 4, len(value))
+        out += _head(4, len(value))
         for item in value:
             _write(out, item, depth - 1)
     elif isinstance(value, dict):
-        _write_map(out, value, depth)
+        out += _head(5, len(value))
+        # Sorted by the keys' encodings: shorter keys first, then by their bytes.
+        for encoded_key, key in sorted([(_key(key), key) for key in value]):
+            out += encoded_key
+            _write(out, value[key], depth - 1)
     else:
         raise ValueError(f"{type(value).__name__} has no form in canonical CBOR")
 
 
-def _write_map(out: bytearray, value: Mapping[str, Value], depth: int) -> None:
-    if {type(key) for key in value} - {str}:
-        raise ValueError("only text keys are allowed in a map")
-    entries = []
-    for key, item in value.items():
-        encoded = bytearray()
-        _write(encoded, key, depth)
-        entries.append((bytes(encoded), item))
-    _head(out, 5, len(entries))
-    for encoded_key, item in sorted(entries, key=lambda entry: entry[0]):
-        out += encoded_key
-        _write(out, item, depth - 1)
+def _key(key: object) -> bytes:
+    if isinstance(key, str):
+        return _text(key)
+    raise ValueError("only text keys are allowed in a map")
+
+
+def _text(value: str) -> bytes:
+    text = value.encode("utf-8")  # a lone surrogate raises UnicodeEncodeError, a ValueError
+    return _head(3, len(text)) + text
 
 
 def _write_float(out: bytearray, value: float) -> None:

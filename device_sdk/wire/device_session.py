@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from dataclasses import dataclass
 
@@ -100,7 +101,8 @@ class SessionOpening:
         if self._secrets is None:
             raise WireError("already-answered", "this open has had its reply")
         ephemeral, secret = self._secrets
-        reply = decode_reply(reply_message, self.message, ephemeral, self._descriptor, unseal)
+        open_digest = hashlib.sha256(self.message).digest()
+        reply = decode_reply(reply_message, open_digest, ephemeral, self._descriptor, unseal)
         self._secrets = None
         now_unix_seconds = max(reply.time_unix_seconds, largest_time_unix_seconds)
         self._descriptor.require_unexpired(now_unix_seconds)

@@ -7,7 +7,6 @@ checks are in :mod:`device_session` (device) and :mod:`session_table` (aggregato
 
 from __future__ import annotations
 
-import hashlib
 import struct
 from dataclasses import dataclass
 
@@ -92,9 +91,9 @@ def open_info(descriptor: Descriptor) -> bytes:
     return b"tessera/1 open" + descriptor.digest
 
 
-def reply_info(open_message: bytes) -> bytes:
-    """HPKE's info for the reply: bound to every byte of the open."""
-    return b"tessera/1 reply" + hashlib.sha256(open_message).digest()
+def reply_info(open_digest: bytes) -> bytes:
+    """HPKE's info for the reply: bound by its SHA-256 to every byte of the open message."""
+    return b"tessera/1 reply" + open_digest
 
 
 def encode_open(
@@ -160,37 +159,36 @@ def decode_open(
 
 def encode_reply(
     reply: SessionReply,
-    open_message: bytes,
+    open_digest: bytes,
     ephemeral: bytes,
     signing: Ed25519PrivateKey,
     seal: hpke.Seal = hpke.seal,
 ) -> bytes:
     """The reply, signed and sealed to the open's ephemeral key.
 
+    ``open_digest``: SHA-256 of the whole open message.
     Raises ``WireError("bad-key")`` when the device's ephemeral key is none.
     """
     body = reply.to_body()
-    signed = signature.sign(
-        signing, Purpose.SESSION_REPLY, hashlib.sha256(open_message).digest() + body
-    )
-    sealed = seal(hpke.public_key(ephemeral), reply_info(open_message), signed + body)
+    signed = signature.sign(signing, Purpose.SESSION_REPLY, open_digest + body)
+    sealed = seal(hpke.public_key(ephemeral), reply_info(open_digest), signed + body)
     return prefix(MessageType.SESSION_REPLY) + sealed
 
 
 def decode_reply(
     message: bytes,
-    open_message: bytes,
+    open_digest: bytes,
     ephemeral: hpke.PrivateKey,
     descriptor: Descriptor,
     unseal: hpke.Unseal = hpke.unseal,
 ) -> SessionReply:
     """Unseal and verify a reply. Raises ``WireError`` as :func:`decode_open` does."""
     check_prefix(message, MessageType.SESSION_REPLY, 2, MAX_REPLY_BYTES)
-    signed, body = _split(unseal(ephemeral, reply_info(open_message), message[2:]))
+    signed, body = _split(unseal(ephemeral, reply_info(open_digest), message[2:]))
     signature.verify(
         signature.public_key(descriptor.signing),
         Purpose.SESSION_REPLY,
-        hashlib.sha256(open_message).digest() + body,
+        open_digest + body,
         signed,
     )
     fields = ("incarnation", "keys", "secret", "session", "time")

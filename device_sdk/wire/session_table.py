@@ -120,7 +120,7 @@ class SessionTable:
             now_unix_seconds,
             group_keys,
         )
-        reply_message = encode_reply(reply, message, request.ephemeral, serving.signing, self._seal)
+        reply_message = encode_reply(reply, digest, request.ephemeral, serving.signing, self._seal)
         keys = derive_session_keys(request.secret, reply.secret, message, reply_message)
         session = Session(reply.session_id, keys, End.AGGREGATOR, self._clock)
         self._seats[device.device_id] = seat

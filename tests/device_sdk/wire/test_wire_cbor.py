@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Callable
 
 import cbor2
 import pytest
@@ -163,7 +164,7 @@ def test_a_record_has_exactly_its_fields_with_their_types() -> None:
     assert record.array("l", 1) == [1]
     assert record.boolean("o") is True
     assert record.is_null("z")
-    wrong = [
+    wrong: list[Callable[[], object]] = [
         lambda: record.octets("a", 3),
         lambda: record.octets_up_to("a", 1),
         lambda: record.unsigned("n", 6),

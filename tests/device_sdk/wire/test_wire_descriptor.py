@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from device_sdk.wire import hpke, signature
+from device_sdk.wire import cbor, hpke, signature
 from device_sdk.wire.descriptor import DescriptorSeen, make_descriptor, read_descriptor
 from device_sdk.wire.errors import WireError
 from device_sdk.wire.group_key import (
@@ -193,9 +193,16 @@ def test_group_keys_round_trip_in_rising_order() -> None:
         with pytest.raises(ValueError, match=r"rising|at most"):
             group_keys_to_value(wrong)
     values = group_keys_to_value(keys)
-    for bad in (values[::-1], values[:1] * 2, [{"epoch": 1}], [7], [{"epoch": 1, "key": b""}]):
+    wrong_values: list[list[cbor.Value]] = [
+        values[::-1],
+        values[:1] * 2,
+        [{"epoch": 1}],
+        [7],
+        [{"epoch": 1, "key": b""}],
+    ]
+    for bad in wrong_values:
         with pytest.raises(WireError):
-            group_keys_from_value(list(bad))
+            group_keys_from_value(bad)
     with pytest.raises(ValueError, match="epoch"):
         GroupKey(-1, bytes(32))
 

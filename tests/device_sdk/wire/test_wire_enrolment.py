@@ -262,9 +262,9 @@ def test_a_code_of_another_root_is_refused_before_anything_is_sent() -> None:
 
 
 def test_values_out_of_range_are_refused_at_construction() -> None:
-    for lengths, shard in [((15, 16, 32), 0), ((16, 15, 32), 0), ((16, 16, 31), 0)]:
+    for device, handle, admission in [(15, 16, 32), (16, 15, 32), (16, 16, 31)]:
         with pytest.raises(ValueError, match="bytes"):
-            Grant(*(bytes(length) for length in lengths), shard)
+            Grant(bytes(device), bytes(handle), bytes(admission), 0)
     with pytest.raises(ValueError, match="shard"):
         Grant(bytes(16), bytes(16), bytes(32), 2**16)
     grant = Grant(bytes(16), bytes(16), b"k" * 32, 1)

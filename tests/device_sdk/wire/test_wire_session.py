@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import itertools
 
 import pytest
@@ -146,17 +147,18 @@ def test_a_reply_must_be_signed_by_the_descriptors_key_over_this_open() -> None:
     # The device's ephemeral key is drawn first: whoever can unseal the open knows it too.
     seed = SeededBytes("open 1")(hpke.SEED_BYTES)
     ephemeral = hpke.public_bytes(seed)
+    digest = hashlib.sha256(attempt.message).digest()
     reply = SessionReply(b"12345678", bytes(32), INCARNATION, NOW, ())
-    forged = encode_reply(reply, attempt.message, ephemeral, key_from("mallory"))
+    forged = encode_reply(reply, digest, ephemeral, key_from("mallory"))
     assert reason_of(attempt.accept, forged, NOW) == "bad-signature"
     signing = fleet.serving.signing
     body = reply.to_body()
     for_another = signature.sign(signing, signature.Purpose.SESSION_REPLY, bytes(32) + body)
     to = hpke.public_key(ephemeral)
-    sealed = hpke.seal(to, reply_info(attempt.message), for_another + body)
+    sealed = hpke.seal(to, reply_info(digest), for_another + body)
     moved = prefix(MessageType.SESSION_REPLY) + sealed
     assert reason_of(attempt.accept, moved, NOW) == "bad-signature"
-    genuine = encode_reply(reply, attempt.message, ephemeral, signing)
+    genuine = encode_reply(reply, digest, ephemeral, signing)
     assert attempt.accept(genuine, NOW).session.session_id == b"12345678"
 
 
@@ -387,13 +389,14 @@ def test_random_insides_never_escape_as_another_error(inside: bytes, data: st.Da
         except WireError:
             continue
     attempt = fleet.opening()
+    digest = hashlib.sha256(attempt.message).digest()
     ephemeral = hpke.public_bytes(SeededBytes("open 1")(hpke.SEED_BYTES))
     signed = signature.sign(
         fleet.serving.signing,
         signature.Purpose.SESSION_REPLY,
-        reply_info(attempt.message)[15:] + inside,
+        digest + inside,
     )
-    sealed = hpke.seal(hpke.public_key(ephemeral), reply_info(attempt.message), signed + inside)
+    sealed = hpke.seal(hpke.public_key(ephemeral), reply_info(digest), signed + inside)
     assert reason_of(attempt.accept, prefix(MessageType.SESSION_REPLY) + sealed, NOW) in (
         "bad-cbor",
         "wrong-fields",

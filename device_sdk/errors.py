@@ -40,6 +40,10 @@ class NonFiniteStep(DeviceError, ArithmeticError):
         self.loss = loss
         self.guard = guard
 
+    def __reduce__(self) -> tuple[type[NonFiniteStep], tuple[float, float]]:
+        # Without this, unpickling (in a pool of processes) would call __init__ with the message.
+        return NonFiniteStep, (self.loss, self.guard)
+
 
 class GraphRunError(DeviceError, RuntimeError):
     """onnxruntime failed inside the graph (an index out of range, say); nothing has changed."""

@@ -15,17 +15,16 @@ from device_sdk.artifact.load import CheckedGraph, load_artifact
 from device_sdk.artifact.manifest import Manifest
 from device_sdk.artifact.safetensors import Array
 from device_sdk.artifact.shapes import axes_of, resolve
-from device_sdk.errors import ArtifactError, BatchError, CheckpointError, NonFiniteStep, StateError
+from device_sdk.errors import ArtifactError, CheckpointError, NonFiniteStep, StateError
 from device_sdk.runtime.batch import BatchChecker
 from device_sdk.runtime.batch_memory import BatchMemories
 from device_sdk.runtime.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from device_sdk.runtime.host_tensor import HostTensor
-from device_sdk.runtime.members import Members, check_tensor, new_sizes, packed_view
+from device_sdk.runtime.members import Members, check_tensor, initial_state, new_sizes, packed_view
 from device_sdk.runtime.predictor import Predictor
-from device_sdk.runtime.seed import step_seed
 from device_sdk.runtime.session import open_session
 from device_sdk.runtime.state import StateBanks
 from device_sdk.runtime.step_runner import StepRunner
+from device_sdk.runtime.step_scalars import StepScalars
 
 _LOG = logging.getLogger("device_sdk")
 
@@ -73,11 +72,7 @@ class Trainer:
             self._train.select("batch"),
             ignored=[] if infer is None else [port.of for port in infer.select("batch")],
         )
-        self._hyper: Final = [HostTensor(port, ()) for port in self._train.select("hyper")]
-        self._hyper_defaults: Final = {
-            port.of: float(port.default or 0.0) for port in self._train.select("hyper")
-        }
-        self._seed_input: Final = [HostTensor(port, ()) for port in self._train.select("seed")]
+        self._scalars: Final = StepScalars(self._train)
         self._last: Mapping[str, Array] = {}
         self._step = 0
         self._state_axes: Final = {
@@ -94,8 +89,8 @@ class Trainer:
             self._session,
             self._train,
             self._banks,
-            [*self._hyper, *self._seed_input],
-            on_cuda=self._settings.on_cuda,
+            self._scalars.tensors,
+            host_only=self._settings.host_only,
         )
         self.reset()
 
@@ -114,7 +109,7 @@ class Trainer:
         """
         arrays = self._checker.arrays(batch)
         memory = self._memories.get(tuple([array.shape for array in arrays]))
-        self._set_scalars(hyper)
+        self._scalars.set(hyper, self._seed, self._step)
         bank = self._banks.current
         loss, guard = self._runner.run(memory, arrays)
         if not (math.isfinite(loss) and math.isfinite(guard)):
@@ -208,17 +203,7 @@ class Trainer:
 
     def reset(self) -> None:
         """Back to the artifact's initial state and sizes, and to step 0."""
-        values: dict[str, Array] = {}
-        axes = self._example_axes()
-        for tensor in self._manifest.state:
-            whole: Array = np.zeros(resolve(tensor.shape, axes), DTYPES[tensor.dtype])
-            for member in tensor.members:
-                if axes_of(member.shape):
-                    whole = self._initial[member.name]
-                else:
-                    packed_view(whole, member)[...] = self._initial[member.name]
-            values[tensor.name] = whole
-        self._replace(values, axes)
+        self._replace(initial_state(self._manifest, self._initial), self._example_axes())
         self._last = {}
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -262,7 +247,7 @@ class Trainer:
     @property
     def hyper(self) -> dict[str, float]:
         """Hyper-parameters that `step` takes, with their defaults."""
-        return dict(self._hyper_defaults)
+        return dict(self._scalars.defaults)
 
     @property
     def axes(self) -> dict[str, int]:
@@ -285,26 +270,6 @@ class Trainer:
         return self._settings.threads
 
     # -- inside ------------------------------------------------------------------------------------
-
-    def _set_scalars(self, hyper: Mapping[str, float] | None) -> None:
-        values = self._hyper_defaults
-        if hyper:
-            unknown = sorted(set(hyper) - set(values))
-            if unknown:
-                raise BatchError(
-                    f"hyper-parameter {unknown[0]!r} is unknown; this artifact takes "
-                    f"{', '.join(values) or 'none'}"
-                )
-            for name, value in hyper.items():
-                if not math.isfinite(value):
-                    raise BatchError(
-                        f"hyper-parameter {name!r} is {value}, expected a finite number"
-                    )
-            values = {**values, **hyper}
-        for tensor in self._hyper:
-            tensor.array[...] = values[tensor.of]
-        for tensor in self._seed_input:
-            tensor.array[...] = step_seed(self._seed, self._step)
 
     def _example_axes(self) -> dict[str, int]:
         sizes = self._manifest.example_sizes

@@ -87,6 +87,21 @@ class Members:
         return packed_view(state, member).copy()
 
 
+def initial_state(manifest: Manifest, initial: Mapping[str, Array]) -> dict[str, Array]:
+    """All state tensors at the start: parameters and buffers as given by name, the rest zero."""
+    sizes = manifest.example_sizes
+    state = {}
+    for tensor in manifest.state:
+        whole: Array = np.zeros(resolve(tensor.shape, sizes), DTYPES[tensor.dtype])
+        for member in tensor.members:
+            if axes_of(member.shape):
+                whole = initial[member.name]
+            else:
+                packed_view(whole, member)[...] = initial[member.name]
+        state[tensor.name] = whole
+    return state
+
+
 def packed_view(state: Array, member: Member) -> Array:
     """The member's elements inside a contiguous state tensor, as a view of the member's shape."""
     shape = resolve(member.shape, {})

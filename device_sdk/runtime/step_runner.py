@@ -20,6 +20,7 @@ class StepRunner:
 
     The same OrtValue is never input and output of a run: onnxruntime would read what it has already
     overwritten. `scalars` are the hyper-parameters and the seed, whose arrays the caller sets.
+    `host_only` says that no execution provider but the CPU's takes part.
     """
 
     def __init__(
@@ -29,12 +30,12 @@ class StepRunner:
         banks: StateBanks,
         scalars: Sequence[HostTensor],
         *,
-        on_cuda: bool,
+        host_only: bool,
     ) -> None:
         self._session = session
         self._banks = banks
         self._scalars = scalars
-        self._on_cuda = on_cuda
+        self._host_only = host_only
         self._old = {port.of: port.name for port in graph.select("state")}
         self._new = {port.of: port.name for port in graph.new_state}
         # A length that only the graph knows: onnxruntime allocates such outputs at each run.
@@ -73,7 +74,7 @@ class StepRunner:
             np.copyto(tensor.array, array)
         bank = self._banks.current
         binding = self._bindings[bank]
-        if self._on_cuda:
+        if not self._host_only:
             self._bind_inputs(binding, memory, bank)
         for port in self._unsized:
             binding.bind_output(port.name, "cpu")
@@ -83,7 +84,7 @@ class StepRunner:
             raise GraphRunError(
                 f"onnxruntime failed inside the train step, which was dropped: {error}"
             ) from error
-        if self._on_cuda:
+        if not self._host_only:
             binding.synchronize_outputs()
         if self._unsized:
             self._collect_unsized(binding, memory.outputs[bank])

@@ -74,9 +74,14 @@ def test_predict_takes_the_training_batch_but_no_unknown_entry(linear: Trainer) 
 
 @pytest.mark.parametrize(
     ("hyper", "message"),
-    [({"rate": 0.1}, "'rate' is unknown.*lr"), ({"lr": float("nan")}, "'lr' is nan")],
+    [
+        ({"rate": 0.1}, "'rate' is unknown.*lr"),
+        ({"lr": float("nan")}, "'lr' is nan"),
+        ({"lr": 1e39}, "expected a finite float32 number"),
+        ({"lr": "fast"}, "'lr' is 'fast'"),
+    ],
 )
-def test_wrong_hyper_parameters(linear: Trainer, hyper: dict[str, float], message: str) -> None:
+def test_wrong_hyper_parameters(linear: Trainer, hyper: dict[str, Any], message: str) -> None:
     with pytest.raises(BatchError, match=message):
         linear.step({"x": X, "y": Y}, hyper=hyper)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -139,6 +140,8 @@ def test_a_finite_loss_with_infinite_new_state_is_dropped(linear: Path) -> None:
         trainer.step({k: 1e18 * v for k, v in linear_batch(rng, 4).items()}, hyper={"lr": 3e38})
     assert np.isfinite(caught.value.loss)
     assert not np.isfinite(caught.value.guard)
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert str(again) == str(caught.value)
     assert np.array_equal(trainer.parameters["linear.bias"], before["linear.bias"])
 
 

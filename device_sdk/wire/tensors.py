@@ -172,8 +172,9 @@ def _decode_array(reader: _Reader) -> NDArray[Any]:
     if rank > _MOST_RANK or (form == _INT8_ROWS and rank == 0):
         raise WireError("bad-shape", f"rank {rank}; expected at most {_MOST_RANK}")
     shape = struct.unpack(f"<{rank}I", reader.take(4 * rank))
-    if 0 in shape and max(shape) > len(shape) * 2**20:
-        raise WireError("bad-shape", "an empty array with an absurd dimension")
+    if 0 in shape and math.prod(max(1, size) for size in shape) >= 2**31:
+        # It would take no memory, but numpy has no array of such a shape.
+        raise WireError("bad-shape", "an empty array with absurd dimensions")
     elements = math.prod(shape)
     dtype = np.dtype(_PLAIN.get(form, "<f4"))
     reader.spend(elements * dtype.itemsize)

@@ -17,8 +17,8 @@ from device_sdk.wire.link_settings import LinkSettings
 QUICK = LinkSettings(
     keepalive_seconds=1,
     stall_seconds=0.5,
-    connect_timeout_seconds=2,
-    version_probe_seconds=0.5,
+    connect_timeout_seconds=1,
+    version_probe_seconds=0.3,
     backoff_first_seconds=0.02,
     backoff_most_seconds=0.1,
 )

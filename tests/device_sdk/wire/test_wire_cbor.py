@@ -183,3 +183,7 @@ def test_a_record_has_exactly_its_fields_with_their_types() -> None:
         with pytest.raises(WireError) as refused:
             Record.decode(data, fields, limit_bytes=99)
         assert refused.value.reason == "wrong-fields"
+
+
+def test_map_keys_are_sorted_by_their_encodings() -> None:
+    assert cbor.encode({"b": 1, "aa": 3, "a": 2}) == bytes.fromhex("a361610261620162616103")

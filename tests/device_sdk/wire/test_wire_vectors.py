@@ -1,0 +1,189 @@
+"""The recorded vectors, regenerated and also recomputed from the primitives alone.
+
+The second half shares no code with the package: it is what docs/wire.md says, written once more.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import cbor2
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, MLKEM768X25519PrivateKey, Suite
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from tests.vectors import generate_sealing
+
+VECTORS: dict[str, Any] = json.loads(
+    Path(generate_sealing.__file__).with_name("sealing.json").read_text(encoding="utf-8")
+)
+
+
+def raw(section: str, name: str) -> bytes:
+    return bytes.fromhex(VECTORS[section][name])
+
+
+def hkdf(secret: bytes, salt: bytes, info: bytes, length: int) -> bytes:
+    return HKDF(algorithm=SHA256(), length=length, salt=salt, info=info).derive(secret)
+
+
+def unseal(seed: bytes, info: bytes, sealed: bytes) -> tuple[bytes, bytes]:
+    key = MLKEM768X25519PrivateKey(
+        MLKEM768PrivateKey.from_seed_bytes(seed[:64]),
+        X25519PrivateKey.from_private_bytes(seed[64:]),
+    )
+    suite = Suite(KEM.MLKEM768_X25519, KDF.HKDF_SHA256, AEAD.CHACHA20_POLY1305)
+    opened = suite.decrypt(sealed, key, info=info)
+    return opened[:64], opened[64:]
+
+
+def verify(public: bytes, label: str, signed: bytes, message: bytes) -> None:
+    """Raises InvalidSignature, which fails the test."""
+    Ed25519PublicKey.from_public_bytes(public).verify(signed, label.encode() + b"\x00" + message)
+
+
+def test_the_script_gives_the_recorded_file() -> None:
+    assert generate_sealing.main(["--check"]) == 0
+
+
+def test_a_lost_recording_is_replaced_by_one_that_says_the_same() -> None:
+    fresh: Any = generate_sealing.build({})
+    assert fresh["hpke_sealed"]["session_open"] != VECTORS["hpke_sealed"]["session_open"]
+    for section in ("cbor", "keys", "descriptor", "presence", "broadcast"):
+        assert fresh[section] == VECTORS[section]
+
+
+@pytest.mark.parametrize("vector", VECTORS["cbor"], ids=lambda vector: vector["value"])
+def test_cbor(vector: dict[str, str]) -> None:
+    assert repr(cbor2.loads(bytes.fromhex(vector["encoding"]))) == vector["value"]
+
+
+def test_descriptor_and_presence() -> None:
+    message = raw("descriptor", "message")
+    root, signed, body = message[2:34], message[34:98], message[98:]
+    assert message[:2] == b"\x01\x01"
+    assert hashlib.sha256(b"tessera/1 root\x00" + root).digest()[:16] == raw(
+        "keys", "root_fingerprint"
+    )
+    verify(root, "tessera/1 descriptor", signed, root + body)
+    fields = cbor2.loads(body)
+    assert (fields["serial"], fields["expires"]) == (7, 1_800_086_400)
+    digest = hashlib.sha256(message).digest()
+    assert digest == raw("descriptor", "digest")
+
+    message = raw("presence", "message")
+    assert message[:2] == b"\x01\x02"
+    verify(fields["signing"], "tessera/1 presence", message[2:66], digest + message[66:])
+    assert cbor2.loads(message[66:])["incarnation"] == raw("presence", "incarnation")
+
+
+def test_enrolment() -> None:
+    secret, request = raw("enrolment", "secret"), raw("enrolment", "request")
+    digest = raw("descriptor", "digest")
+    head, tag, sealed = request[:18], request[18:34], request[34:]
+    assert head == b"\x01\x03" + struct.pack("<Q", 7) + raw("enrolment", "token_id")
+    label = b"tessera/1 enrol admission\x00"
+    assert tag == hmac.digest(secret, label + head + sealed, "sha256")[:16]
+    info = b"tessera/1 enrol" + digest
+    signed, body = unseal(raw("keys", "hpke_seed"), info, sealed)
+    fields = cbor2.loads(body)
+    verify(fields["identity"], "tessera/1 enrol request", signed, info + body)
+    covered = fields["token"] + fields["identity"] + fields["mailbox"] + fields["secret"]
+    proof = hmac.digest(secret, b"tessera/1 enrol proof\x00" + info + covered, "sha256")
+    assert fields["proof"] == proof
+
+    answer = raw("enrolment", "answer")
+    asked = hashlib.sha256(request).digest()
+    key = hkdf(fields["secret"], asked, b"tessera/1 enrol answer", 32)
+    opened = ChaCha20Poly1305(key).decrypt(answer[2:14], answer[14:], answer[:2])
+    signing = cbor2.loads(raw("descriptor", "message")[98:])["signing"]
+    verify(signing, "tessera/1 enrol answer", opened[:64], asked + opened[64:])
+    granted = cbor2.loads(opened[64:])
+    assert granted["refused"] is None
+    assert granted["grant"] == {
+        "admission": raw("enrolment", "admission_key"),
+        "device": raw("enrolment", "device_id"),
+        "handle": raw("enrolment", "handle"),
+        "shard": 0,
+    }
+
+
+def test_session() -> None:
+    opening, reply = raw("session", "open"), raw("session", "reply")
+    head, tag, sealed = opening[:10], opening[10:26], opening[26:]
+    assert head == b"\x01\x05" + struct.pack("<Q", 7)
+    label = b"tessera/1 session open admission\x00"
+    key = raw("enrolment", "admission_key")
+    assert tag == hmac.digest(key, label + head + sealed, "sha256")[:16]
+    info = b"tessera/1 open" + raw("descriptor", "digest")
+    signed, body = unseal(raw("keys", "hpke_seed"), info, sealed)
+    asked = cbor2.loads(body)
+    identity = cbor2.loads(
+        unseal(
+            raw("keys", "hpke_seed"),
+            raw("enrolment", "hpke_info"),
+            raw("enrolment", "request")[34:],
+        )[1]
+    )["identity"]
+    verify(identity, "tessera/1 session open", signed, info + body)
+    assert asked["device"] == raw("enrolment", "device_id")
+
+    assert reply[:2] == b"\x01\x06"
+    digest = hashlib.sha256(opening).digest()
+    signed, body = unseal(raw("session", "ephemeral_seed"), b"tessera/1 reply" + digest, reply[2:])
+    signing = cbor2.loads(raw("descriptor", "message")[98:])["signing"]
+    verify(signing, "tessera/1 session reply", signed, digest + body)
+    answered = cbor2.loads(body)
+    assert answered["incarnation"] == raw("presence", "incarnation")
+    assert [entry["epoch"] for entry in answered["keys"]] == [1, 2]
+
+    salt = hashlib.sha256(opening + reply).digest()
+    both = asked["secret"] + answered["secret"]
+    directions = {
+        "up": (hkdf(both, salt, b"tessera/1 device to aggregator", 44), b"\x01"),
+        "down": (hkdf(both, salt, b"tessera/1 aggregator to device", 44), b"\x02"),
+    }
+    for sequence, envelope in zip((0, 1, 0), VECTORS["session"]["envelopes"], strict=True):
+        material, direction = directions[envelope["direction"]]
+        message = bytes.fromhex(envelope["message"])
+        length = 40 if "fragment" in envelope else 20
+        assert message[:4] == bytes([1, envelope["type"], "fragment" in envelope, 0])
+        assert message[4:20] == answered["session"] + struct.pack("<Q", sequence)
+        counter = struct.pack("<Q", sequence) + bytes(4)
+        nonce = bytes(a ^ b for a, b in zip(material[32:], counter, strict=True))
+        padded = ChaCha20Poly1305(material[:32]).decrypt(
+            nonce, message[length:], message[:length] + direction
+        )
+        payload = bytes.fromhex(envelope["payload"])
+        assert padded == payload + b"\x80" + bytes(127 - len(payload))
+
+
+def test_broadcast() -> None:
+    broadcast_id = raw("broadcast", "broadcast_id")
+    context = b"tessera/1 broadcast" + b"\x06\x00movies" + b"\x03\x00all" + struct.pack("<Q", 2)
+    group = raw("broadcast", "group_key")
+    manifest = raw("broadcast", "manifest")
+    head = b"\x01\x07" + struct.pack("<Q", 2) + broadcast_id
+    assert manifest[:42] == head
+    cipher = ChaCha20Poly1305(hkdf(group, broadcast_id, context + b"manifest", 32))
+    opened = cipher.decrypt(bytes(12), manifest[42:], head)
+    signing = cbor2.loads(raw("descriptor", "message")[98:])["signing"]
+    verify(signing, "tessera/1 manifest", opened[:64], head + opened[64:])
+    assert opened[64:] == raw("broadcast", "manifest_body")
+    cipher = ChaCha20Poly1305(hkdf(group, broadcast_id, context + b"chunks", 32))
+    for index, chunk in enumerate(VECTORS["broadcast"]["chunks"]):
+        message = bytes.fromhex(chunk["message"])
+        assert message[:38] == b"\x01\x08" + struct.pack("<I", index) + broadcast_id
+        assert hashlib.sha256(message).hexdigest() == chunk["sha256"]
+        nonce = index.to_bytes(12, "little")
+        assert cipher.decrypt(nonce, message[38:], message[:38]).hex() == chunk["payload"]

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from benchmarks.device_install import DeviceInstall, IndexUnreachable, install_device
+from benchmarks.install_size import SIZE_BUDGET_MB
 
 pytestmark = pytest.mark.slow
 
@@ -74,6 +75,10 @@ def test_nothing_heavy_is_installed(install: DeviceInstall) -> None:
     installed = {name.lower() for name in install.packages()}
     assert "tessera-edge" in {name.replace("_", "-") for name in installed}
     assert not installed & {"torch", "onnx", "sympy", "rich", "amqtt", "matplotlib", "pytest"}
+
+
+def test_the_install_stays_within_its_size(install: DeviceInstall) -> None:
+    assert install.size_bytes() / 1e6 <= SIZE_BUDGET_MB
 
 
 def test_bench_picks_a_dimension_and_leaves_no_trace(

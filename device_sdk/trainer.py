@@ -82,9 +82,7 @@ class Trainer:
         self._banks: Final = StateBanks(
             manifest.state, self._shapes(self._axes), self._settings.on_cuda
         )
-        self._memories: Final = BatchMemories(
-            self._train, lambda shapes: self._checker.sizes(shapes, self._axes)
-        )
+        self._memories: Final = BatchMemories(self._train, self._checker)
         self._runner: Final = StepRunner(
             self._session,
             self._train,
@@ -108,7 +106,7 @@ class Trainer:
         GraphRunError where onnxruntime fails. After any of them everything is as before the step.
         """
         arrays = self._checker.arrays(batch)
-        memory = self._memories.get(tuple([array.shape for array in arrays]))
+        memory = self._memories.get(tuple([array.shape for array in arrays]), self._axes)
         self._scalars.set(hyper, self._seed, self._step)
         bank = self._banks.current
         loss, guard = self._runner.run(memory, arrays)

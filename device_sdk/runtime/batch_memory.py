@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 from device_sdk.artifact.graph import Graph
 from device_sdk.artifact.safetensors import Array
 from device_sdk.artifact.shapes import axes_of, resolve
+from device_sdk.runtime.batch import BatchChecker
 from device_sdk.runtime.host_tensor import HostTensor
 
 Shapes = tuple[tuple[int, ...], ...]
@@ -35,11 +36,11 @@ class BatchMemory:
 
 
 class BatchMemories:
-    """The memory of the latest batch shapes. `sizes` checks shapes that have not been seen."""
+    """The memory of the latest batch shapes. `checker` checks shapes that have not been seen."""
 
-    def __init__(self, graph: Graph, sizes: Callable[[Shapes], Mapping[str, int]]) -> None:
+    def __init__(self, graph: Graph, checker: BatchChecker) -> None:
         self._graph = graph
-        self._sizes = sizes
+        self._checker = checker
         self._kept: OrderedDict[Shapes, BatchMemory] = OrderedDict()
         self._axes = {
             axis
@@ -47,13 +48,16 @@ class BatchMemories:
             for axis in axes_of(port.shape)
         }
 
-    def get(self, shapes: Shapes) -> BatchMemory:
-        """Memory for a batch of these shapes; whatever `sizes` raises where they are wrong."""
+    def get(self, shapes: Shapes, axes: Mapping[str, int]) -> BatchMemory:
+        """Memory for a batch of these shapes, given the sizes of the state's axes.
+
+        Raises BatchError where the shapes are wrong.
+        """
         memory = self._kept.get(shapes)
         if memory is not None:
             self._kept.move_to_end(shapes)
             return memory
-        memory = BatchMemory(self._graph, self._sizes(shapes))
+        memory = BatchMemory(self._graph, self._checker.sizes(shapes, axes))
         self._kept[shapes] = memory
         if len(self._kept) > _KEPT:
             self._kept.popitem(last=False)

@@ -1,0 +1,85 @@
+"""Choosing execution providers, and the binding path of providers with memory of their own."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+
+from device_sdk import ProviderError, Trainer
+from device_sdk.artifact import load_artifact
+from device_sdk.runtime.batch_memory import BatchMemory
+from device_sdk.runtime.session import CPU, CUDA, open_session, provider_choices
+from device_sdk.runtime.step_runner import StepRunner
+from tests.device_sdk.handmade import factor_artifact, linear_artifact
+
+
+def test_provider_choices() -> None:
+    assert provider_choices("auto", [CUDA, CPU]) == ((CUDA, CPU), (CPU,))
+    assert provider_choices("auto", [CPU]) == ((CPU,),)
+    assert provider_choices("cpu", [CUDA, CPU]) == ((CPU,),)
+    assert provider_choices("cuda", [CUDA, CPU]) == ((CUDA, CPU),)
+    assert provider_choices([CPU], [CUDA, CPU]) == ((CPU,),)
+    with pytest.raises(ProviderError, match="not CUDAExecutionProvider"):
+        provider_choices("cuda", [CPU])
+    with pytest.raises(ProviderError, match="an empty list"):
+        provider_choices([], [CPU])
+
+
+@pytest.mark.filterwarnings("ignore:Specified provider")
+def test_a_provider_that_is_offered_but_fails_gives_way_to_the_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    if CUDA in ort.get_available_providers():
+        pytest.skip("CUDA works here")
+    linear_artifact(tmp_path)
+    graph = load_artifact(tmp_path).graphs["train"]
+    # What a machine with the GPU wheel and without a GPU looks like.
+    monkeypatch.setattr(ort, "get_available_providers", lambda: [CUDA, CPU])
+    with caplog.at_level(logging.INFO, "device_sdk"):
+        session, settings = open_session(graph, "train.onnx", "auto", 1)
+    assert session.get_providers() == [CPU]
+    assert settings.providers == (CPU,)
+    assert "trying the next provider" in caplog.text
+    assert caplog.text.count("runs on CPUExecutionProvider") == 1
+    with pytest.raises(ProviderError, match="CUDAExecutionProvider"):
+        open_session(graph, "train.onnx", "cuda", 1)
+
+
+def test_the_choice_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    factor_artifact(tmp_path)
+    with caplog.at_level(logging.INFO, "device_sdk"):
+        trainer = Trainer(tmp_path, threads=2)
+        trainer.predict({})
+    assert caplog.text.count("runs on") == 1
+    assert caplog.text.count("runs with 1 thread") == 1
+
+
+def test_binding_at_every_step_gives_the_same_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The path of a device with its own memory, on the CPU, where it must change nothing."""
+    linear_artifact(tmp_path)
+    plain, rebinding = Trainer(tmp_path), Trainer(tmp_path)
+    calls = []
+    bind = StepRunner._bind_inputs
+
+    def counted(runner: StepRunner, binding: ort.IOBinding, memory: BatchMemory, bank: int) -> None:
+        calls.append(bank)
+        bind(runner, binding, memory, bank)
+
+    monkeypatch.setattr(StepRunner, "_bind_inputs", counted)
+    monkeypatch.setattr(rebinding._runner, "_host_only", False)
+    rng = np.random.default_rng(0)
+    for rows in (4, 4, 2, 4):
+        batch = {
+            "x": rng.normal(size=(rows, 4)).astype(np.float32),
+            "y": rng.normal(size=(rows, 3)).astype(np.float32),
+        }
+        assert plain.step(batch) == rebinding.step(batch)
+    assert calls == [0, 1, 0, 1]
+    for name, array in plain.state.items():
+        assert np.array_equal(rebinding.state[name], array)

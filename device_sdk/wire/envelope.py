@@ -29,7 +29,7 @@ HEADER_BYTES = _HEADER.size
 FRAGMENT_BYTES = _FRAGMENT.size
 _MAX_PADDED = MAX_MESSAGE_BYTES - HEADER_BYTES - FRAGMENT_BYTES - TAG_BYTES
 MAX_PAYLOAD_BYTES = _MAX_PADDED - 1
-"""The most one envelope carries: 98,227 bytes. More goes in fragments."""
+"""The most one envelope carries: 98,247 bytes. More goes in fragments."""
 
 
 class Direction(IntEnum):

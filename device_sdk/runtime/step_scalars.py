@@ -29,7 +29,7 @@ class StepScalars:
         return [*self._hyper, *self._seed]
 
     def set(self, hyper: Mapping[str, float] | None, seed: int, step: int) -> None:
-        """Fill in one step's values; `hyper` replaces defaults. Raises BatchError if it is wrong."""
+        """Fill in one step's values; `hyper` replaces defaults. Raises BatchError if wrong."""
         values = self._checked(hyper) if hyper else self.defaults
         for tensor in self._hyper:
             tensor.array[...] = values[tensor.of]

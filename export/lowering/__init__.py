@@ -1,13 +1,25 @@
 """From an aten graph to ONNX nodes: a closed table with one small function an operator."""
 
 from export.lowering import (
+    convolution,
     creation,
     elementwise,
     indexing,
     linear,
+    pooling,
     recurrent,
     reductions,
     shapes,
 )
 
-__all__ = ["creation", "elementwise", "indexing", "linear", "recurrent", "reductions", "shapes"]
+__all__ = [
+    "convolution",
+    "creation",
+    "elementwise",
+    "indexing",
+    "linear",
+    "pooling",
+    "recurrent",
+    "reductions",
+    "shapes",
+]

@@ -1,0 +1,104 @@
+"""Pooling, compared with torch by the exporter's own verification."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import export
+
+Parity = Callable[..., export.Exported]
+
+
+def _images(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(1))
+
+
+def _after_convolution(
+    layer: nn.Module, rank: int = 2, middle: nn.Module | None = None
+) -> nn.Module:
+    torch.manual_seed(0)
+    front = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}[rank](2, 3, 1)
+    return nn.Sequential(front, middle or nn.Tanh(), layer)
+
+
+LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "max": (lambda: nn.MaxPool2d(2), (6, 8)),
+    "max_with_rest": (lambda: nn.MaxPool2d(2), (7, 5)),
+    "max_overlapping": (lambda: nn.MaxPool2d(3, 2, 1), (8, 7)),
+    "max_every_position": (lambda: nn.MaxPool2d(3, 1, 1), (5, 4)),
+    "max_apart": (lambda: nn.MaxPool2d(2, 3), (8, 8)),
+    "max_ceil": (lambda: nn.MaxPool2d(3, 2, ceil_mode=True), (6, 8)),
+    "max_ceil_padded": (lambda: nn.MaxPool2d(2, 2, 1, ceil_mode=True), (5, 6)),
+    "max_dilated": (lambda: nn.MaxPool2d(2, 2, dilation=2), (8, 7)),
+    "max_sequence": (lambda: nn.MaxPool1d(3, 2), (9,)),
+    "max_volume": (lambda: nn.MaxPool3d(2), (4, 4, 5)),
+    "average": (lambda: nn.AvgPool2d(2), (6, 8)),
+    "average_with_rest": (lambda: nn.AvgPool2d(3), (7, 8)),
+    "average_overlapping": (lambda: nn.AvgPool2d(3, 2, 1), (7, 8)),
+    "average_real_elements": (lambda: nn.AvgPool2d(3, 2, 1, count_include_pad=False), (7, 8)),
+    "average_ceil": (lambda: nn.AvgPool2d(3, 2, ceil_mode=True), (6, 8)),
+    "average_ceil_padded": (lambda: nn.AvgPool2d(3, 2, 1, ceil_mode=True), (6, 7)),
+    "average_ceil_real": (
+        lambda: nn.AvgPool2d(3, 2, 1, ceil_mode=True, count_include_pad=False), (6, 7),
+    ),
+    "average_divisor": (lambda: nn.AvgPool2d(2, divisor_override=3), (4, 6)),
+    "average_apart": (lambda: nn.AvgPool2d(2, 3), (8, 7)),
+    "average_sequence": (lambda: nn.AvgPool1d(3, 2, 1), (8,)),
+    "average_volume": (lambda: nn.AvgPool3d(2, 1), (3, 4, 3)),
+    "adaptive_average_even": (lambda: nn.AdaptiveAvgPool2d((2, 4)), (6, 8)),
+    "adaptive_average_uneven": (lambda: nn.AdaptiveAvgPool2d((3, 2)), (7, 5)),
+    "adaptive_average_larger": (lambda: nn.AdaptiveAvgPool2d((3, 7)), (2, 5)),
+    "adaptive_average_one": (lambda: nn.AdaptiveAvgPool2d(1), (4, 5)),
+    "adaptive_average_sequence": (lambda: nn.AdaptiveAvgPool1d(4), (10,)),
+    "adaptive_max_even": (lambda: nn.AdaptiveMaxPool2d((2, 3)), (6, 6)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_layer_trains_as_in_torch(name: str, assert_parity: Parity) -> None:
+    make, sizes = LAYERS[name]
+    assert_parity(_after_convolution(make(), len(sizes)), {"x": _images(3, 2, *sizes)})
+
+
+@pytest.mark.parametrize("layer", [nn.MaxPool2d(2), nn.MaxPool2d(3, 2, 1)])
+def test_a_tie_gives_its_gradient_to_torchs_choice(layer: nn.Module, assert_parity: Parity) -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.Unflatten(1, (1, 8, 8)), layer)
+    with torch.no_grad():
+        model[1].weight.copy_(torch.eye(64))
+        model[1].bias.fill_(1.0)
+    # Whole numbers keep ties exact in float32 and float64; after the linear layer they stay whole.
+    x = torch.randint(0, 2, (3, 1, 8, 8), generator=torch.Generator().manual_seed(2)).float()
+    assert_parity(model, {"x": x}, optimizer=export.Sgd(lr=0.0))
+
+
+def test_adaptive_maximum_that_does_not_divide_is_refused(assert_parity: Parity) -> None:
+    with pytest.raises(export.ExportError, match="does not divide"):
+        assert_parity(_after_convolution(nn.AdaptiveMaxPool2d(3)), {"x": _images(3, 2, 5, 5)})
+
+
+@settings(
+    max_examples=10,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(data=st.data())
+def test_random_windows(data: st.DataObject, assert_parity: Parity) -> None:
+    sizes = (data.draw(st.integers(4, 8)), data.draw(st.integers(4, 8)))
+    kernel = (data.draw(st.integers(1, 4)), data.draw(st.integers(1, 4)))
+    stride = (data.draw(st.integers(1, 4)), data.draw(st.integers(1, 4)))
+    padding = tuple(data.draw(st.integers(0, k // 2)) for k in kernel)
+    ceil = data.draw(st.booleans())
+    layer: nn.Module
+    if data.draw(st.booleans()):
+        layer = nn.MaxPool2d(kernel, stride, padding, ceil_mode=ceil)
+    else:
+        counted = data.draw(st.booleans())
+        layer = nn.AvgPool2d(kernel, stride, padding, ceil_mode=ceil, count_include_pad=counted)
+    assert_parity(_after_convolution(layer), {"x": _images(3, 2, *sizes)})

@@ -11,7 +11,7 @@ from device_sdk.capability.stopwatch import Stopwatch
 # register, so that the window's average does not depend on where it starts.
 _WINDOW = 8
 # Blocks that each of them gets, in turns, so that a slow spell of the machine meets all of them.
-_PASSES = 3
+_PASSES = 4
 _LADDER = 4
 _CONFIRMATIONS = 3
 # Share of the time box after which only the confirmation is left to do.

@@ -170,11 +170,8 @@ def _train(model: LocalFactorisation, epochs: int, lr: float) -> bool:
     try:
         for done, loss in enumerate(model.epochs(epochs), 1):
             line.show(f"epoch {done} of {epochs}, loss {loss:.4f}")
-            if (
-                done == 1
-                or done == epochs
-                or done * _LINES // epochs > (done - 1) * _LINES // epochs
-            ):
+            # The first epoch, then one for each tenth of them.
+            if done == 1 or done * _LINES // epochs > (done - 1) * _LINES // epochs:
                 line.clear()
                 took = time.perf_counter() - start
                 print(f"epoch {done:>4} of {epochs}   loss {loss:.4f}   {took:.1f} s", flush=True)

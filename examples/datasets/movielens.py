@@ -1,0 +1,212 @@
+"""MovieLens 100K and 1M in the formats that GroupLens ships, and a leave-one-out split.
+
+F. Maxwell Harper and Joseph A. Konstan. 2015. The MovieLens Datasets: History and Context. ACM
+TiiS 5, 4, article 19. The data are for research; GroupLens forbids passing them on.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device_sdk.interactions import Interactions
+
+Rows = NDArray[np.int64]
+
+DATA_VARIABLE = "TESSERA_DATA"
+_DEFAULT_ROOT = Path("../shared/data")
+
+
+class DatasetError(Exception):
+    """A data set is missing or malformed; the message says where it was looked for."""
+
+
+@dataclass(frozen=True, eq=False)
+class Ratings:
+    """Ratings as rows in the file's order: `user`, `item` int64 [n]; `timestamp` int64 [n] or None.
+
+    `titles[row]` names an item; `synthetic` data were drawn, not observed.
+    """
+
+    name: str
+    user: Rows
+    item: Rows
+    timestamp: Rows | None
+    user_ids: tuple[str, ...]
+    item_ids: tuple[str, ...]
+    titles: tuple[str, ...]
+    synthetic: bool = False
+
+    def __post_init__(self) -> None:
+        columns = [self.user, self.item] + ([] if self.timestamp is None else [self.timestamp])
+        if len({len(column) for column in columns}) != 1 or len(self.user) == 0:
+            raise DatasetError(f"{self.name}: columns of lengths {[len(c) for c in columns]}")
+        if len(self.titles) != len(self.item_ids):
+            raise DatasetError(
+                f"{self.name}: {len(self.titles)} titles for {len(self.item_ids)} items"
+            )
+
+    def interactions(self) -> Interactions:
+        """All of them, as implicit feedback."""
+        return Interactions(self.user, self.item, self.user_ids, self.item_ids)
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """`train`, and per user (by row) the held-out item's row in `test_item` int64 [users]."""
+
+    train: Interactions
+    test_item: Rows
+
+
+def data_root() -> Path:
+    """The folder of data sets: the environment variable TESSERA_DATA, else ../shared/data."""
+    return Path(os.environ.get(DATA_VARIABLE) or _DEFAULT_ROOT)
+
+
+def leave_one_out(ratings: Ratings) -> Split:
+    """Each user's latest interaction is held out; of several at one time, the file's last.
+
+    Raises DatasetError where the data say no times, or a user has fewer than two interactions.
+    """
+    if ratings.timestamp is None:
+        raise DatasetError(f"{ratings.name} has no timestamps, so nobody's latest item is known")
+    order = np.lexsort((np.arange(len(ratings.user)), ratings.timestamp, ratings.user))
+    user = ratings.user[order]
+    last = np.append(user[1:] != user[:-1], True)
+    held_out = order[last]
+    per_user = np.bincount(ratings.user, minlength=len(ratings.user_ids))
+    if int(per_user.min()) < 2:
+        raise DatasetError(
+            f"{ratings.name}: user {ratings.user_ids[int(per_user.argmin())]} has "
+            f"{int(per_user.min())} interactions; leaving one out needs two"
+        )
+    kept = np.ones(len(ratings.user), np.bool_)
+    kept[held_out] = False
+    train = Interactions(ratings.user[kept], ratings.item[kept], ratings.user_ids, ratings.item_ids)
+    test_item = np.empty(len(ratings.user_ids), np.int64)
+    test_item[ratings.user[held_out]] = ratings.item[held_out]
+    return Split(train, test_item)
+
+
+def load_ml_100k(root: Path) -> Ratings:
+    """MovieLens 100K from `root`/ml-100k: u.data and u.item. Raises DatasetError."""
+    folder = root / "ml-100k"
+    table = _table(folder / "u.data", "\t", columns=4)
+    films = dict(_films(folder / "u.item", "|"))
+    return _ratings("MovieLens 100K", table, films, timestamps=True)
+
+
+def load_ml_1m(root: Path) -> Ratings:
+    """MovieLens 1M from `root`/ml-1m. Raises DatasetError.
+
+    Reads ratings.dat, or ratings_no_timestamp.dat (the same without its fourth column) and then
+    has no timestamps. Films without a rating are left out.
+    """
+    folder = root / "ml-1m"
+    timed = (folder / "ratings.dat").is_file()
+    if timed:
+        table = _table(folder / "ratings.dat", "::", columns=4)
+    else:
+        table = _table(folder / "ratings_no_timestamp.dat", "::", columns=3)
+    rated = set(np.unique(table[:, 1]).tolist())
+    films = {film: title for film, title in _films(folder / "movies.dat", "::") if film in rated}
+    return _ratings("MovieLens 1M", table, films, timestamps=timed)
+
+
+def _ratings(name: str, table: Rows, films: dict[int, str], *, timestamps: bool) -> Ratings:
+    user_numbers, user = np.unique(table[:, 0], return_inverse=True)
+    item_numbers = np.array(sorted(films), np.int64)
+    item = np.searchsorted(item_numbers, table[:, 1])
+    item = np.minimum(item, len(item_numbers) - 1)
+    unknown = np.flatnonzero(item_numbers[item] != table[:, 1])
+    if len(unknown):
+        raise DatasetError(f"{name}: item {table[unknown[0], 1]} was rated but has no title")
+    return Ratings(
+        name=name,
+        user=user.astype(np.int64).reshape(-1),
+        item=item.astype(np.int64),
+        timestamp=table[:, 3].copy() if timestamps else None,
+        user_ids=tuple(str(number) for number in user_numbers.tolist()),
+        item_ids=tuple(str(number) for number in item_numbers.tolist()),
+        titles=tuple(films[number] for number in item_numbers.tolist()),
+    )
+
+
+def _table(path: Path, separator: str, *, columns: int) -> Rows:
+    """The file's integers [lines, columns]."""
+    text = _lines(path)
+    try:
+        table = np.array([line.split(separator) for line in text], dtype=np.int64)
+    except ValueError:
+        table = np.empty((0, 0), np.int64)
+    if table.ndim != 2 or table.shape[1] != columns or len(table) == 0:
+        raise DatasetError(
+            f"{path} is not in GroupLens' format: expected lines of {columns} integers, "
+            f"separated by {separator!r}"
+        )
+    return table
+
+
+def _films(path: Path, separator: str) -> Iterator[tuple[int, str]]:
+    for number, line in enumerate(_lines(path), 1):
+        cells = line.split(separator)
+        if len(cells) < 2 or not cells[0].isdigit():
+            raise DatasetError(f"{path}, line {number}: expected a number and a title")
+        yield int(cells[0]), cells[1].strip()
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        text = path.read_text(encoding="latin-1")
+    except OSError as error:
+        raise DatasetError(
+            f"{path} cannot be read ({error.strerror}): set {DATA_VARIABLE} to the folder that "
+            f"holds {path.parent.name}"
+        ) from None
+    # Not splitlines: Latin-1 titles may hold bytes that it takes for line ends.
+    return [line.rstrip("\r") for line in text.split("\n") if line.strip()]
+
+
+def ml_100k_or_synthetic(
+    root: Path, download_to: Path, *, download: Callable[[Path], None], rng: np.random.Generator
+) -> tuple[Ratings, str]:
+    """MovieLens 100K from `root`, else from `download_to`, else downloaded there, else drawn.
+
+    Also returns one sentence about where the data came from. `download` puts the files into the
+    folder it is given, or raises DatasetError.
+    """
+    for folder in (root, download_to):
+        if (folder / "ml-100k" / "u.data").is_file():
+            return load_ml_100k(folder), f"read from {folder / 'ml-100k'}"
+    try:
+        download(download_to)
+        return load_ml_100k(download_to), f"downloaded to {download_to / 'ml-100k'}"
+    except DatasetError as error:
+        return draw_synthetic(rng), f"MovieLens 100K could not be had: {error}"
+
+
+def draw_synthetic(
+    rng: np.random.Generator, *, users: int = 300, items: int = 500, per_user: int = 40
+) -> Ratings:
+    """Interactions drawn from random tastes in 6 dimensions and a skewed popularity."""
+    taste, kind = rng.standard_normal((users, 6)), rng.standard_normal((items, 6))
+    popularity = -np.log(np.arange(1, items + 1))
+    appeal = taste @ kind.T + popularity + rng.gumbel(size=(users, items))
+    chosen = np.argsort(-appeal, axis=1)[:, :per_user]
+    chosen = rng.permuted(chosen, axis=1)
+    return Ratings(
+        name="SYNTHETIC DATA (not MovieLens)",
+        user=np.repeat(np.arange(users), per_user),
+        item=chosen.reshape(-1).astype(np.int64),
+        timestamp=np.tile(np.arange(per_user), users),
+        user_ids=tuple(str(n) for n in range(1, users + 1)),
+        item_ids=tuple(str(n) for n in range(1, items + 1)),
+        titles=tuple(f"Synthetic item {n}" for n in range(1, items + 1)),
+        synthetic=True,
+    )

@@ -1,0 +1,39 @@
+"""Emulating a slower device, and the real clock's sleeps."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from device_sdk.capability.clock import MonotonicClock
+from device_sdk.capability.throttle import checked_slowdown, timed
+from tests.device_sdk.capability.capability_fakes import FakeClock
+
+
+def test_a_throttled_run_takes_the_factor_longer() -> None:
+    clock = FakeClock()
+    seconds = timed(lambda: clock.sleep(0.25), clock, 8.0, stop_at=1e9)
+    assert seconds == pytest.approx(2.0)
+    assert clock.now() == pytest.approx(102.0)
+
+
+def test_a_pause_ends_with_the_box_and_still_counts() -> None:
+    clock = FakeClock()
+    seconds = timed(lambda: clock.sleep(0.25), clock, 8.0, stop_at=100.5)
+    assert seconds == pytest.approx(2.0)
+    assert clock.now() == pytest.approx(100.5)
+
+
+@pytest.mark.parametrize("factor", [0.99, -1.0, float("nan"), float("inf")])
+def test_impossible_factors_are_refused(factor: float) -> None:
+    with pytest.raises(ValueError, match="slowdown"):
+        checked_slowdown(factor)
+
+
+def test_the_real_clock_never_wakes_early() -> None:
+    clock = MonotonicClock()
+    for seconds in (0.0, 0.0002, 0.004):
+        start = time.perf_counter()
+        clock.sleep(seconds)
+        assert time.perf_counter() - start >= seconds

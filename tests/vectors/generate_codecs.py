@@ -1,0 +1,194 @@
+"""Write codecs.json: test vectors for every layout of docs/wire-tensors.md.
+
+    python tests/vectors/generate_codecs.py [--check]
+
+``--check`` writes nothing and fails when the file would change. The encoder's stochastic rounding
+draws from numpy's PCG64; the vectors of INT8 use values that are whole multiples of their scale, so
+that they come out the same with any generator.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import sys
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from device_sdk.wire.chunks import PART_BYTES, split
+from device_sdk.wire.manifest import CHUNK_BYTES, Manifest, selected, write_manifest
+from device_sdk.wire.messages import (
+    Receipt,
+    RecordType,
+    UpdateIdentity,
+    Verdict,
+    update_digest,
+    write_receipt,
+    write_update,
+)
+from device_sdk.wire.padding import padded_length
+from device_sdk.wire.sparse import SparseRows, ValueFormat, encode_sparse
+from device_sdk.wire.tensors import Codec, encode_tensors
+from device_sdk.wire.topics import (
+    ChunkTopic,
+    DescriptorTopic,
+    DownTopic,
+    EnrolAnswerTopic,
+    EnrolRequestTopic,
+    ManifestTopic,
+    PresenceTopic,
+    Topics,
+    UpTopic,
+)
+from device_sdk.wire.varints import encode_ids
+
+FILE = Path(__file__).with_name("codecs.json")
+Section: TypeAlias = dict[str, Any]
+
+IDENTITY = UpdateIdentity(bytes(range(16)), "films", 1_700_000_000, 4)
+SPARSE = SparseRows(
+    columns=np.array([0, 3, 9], dtype=np.int64),
+    rows=np.array([2, 3, 700], dtype=np.int64),
+    values=np.array([[127, -1, 0], [0, 0, 0], [-63.5, 0.5, 31.5]], dtype=np.float32),
+    width=12,
+)
+TENSORS = {
+    "count": np.array([1, 2], dtype=np.int64),
+    "items": np.array([[127, -2], [0, 0]], dtype=np.float32),
+    "seen": np.array([True, False]),
+}
+MANIFEST = Manifest(
+    root_fingerprint=bytes(range(16)),
+    task="films",
+    cohort="all",
+    generation=1_700_000_000,
+    round=4,
+    version=3,
+    artifact_id=b"\xa1" * 32,
+    catalogue_id=b"\xca" * 32,
+    broadcast_id=b"\xbc" * 32,
+    key_epoch=1,
+    sampling_seed=b"\x5e" * 32,
+    threshold=2**63,
+    deadline_unix_seconds=1_700_000_100,
+    expiry_unix_seconds=1_700_000_200,
+    codec="float16",
+    length=CHUNK_BYTES + 1,
+    chunks=(b"\x01" * 32, b"\x02" * 32),
+)
+
+
+def build() -> Section:
+    """All vectors; bytes in hexadecimal."""
+    rng = np.random.default_rng(0)
+    body = encode_sparse(SPARSE, ValueFormat.INT8, rng)
+    digest = update_digest(IDENTITY, hashlib.sha256(body).digest())
+    id_lists = [[], [0], [127], [128], [0, 1, 2], [5, 133, 134], [2**31 - 1]]
+    long_message = bytes(2 * PART_BYTES + 1)
+    topics = Topics("site-1/tessera")
+    handle, content = bytes(range(16)), bytes(range(32))
+    return {
+        "ids": [
+            {"ids": ids, "encoding": encode_ids(np.array(ids, dtype=np.int64)).hex()}
+            for ids in id_lists
+        ],
+        "sparse": {
+            "items": 1000,
+            "width": SPARSE.width,
+            "columns": SPARSE.columns.tolist(),
+            "rows": SPARSE.rows.tolist(),
+            "values": SPARSE.values.tolist(),
+            "encodings": {
+                each.name: encode_sparse(SPARSE, each, rng).hex() for each in ValueFormat
+            },
+        },
+        "tensors": {
+            "arrays": {
+                name: {"dtype": array.dtype.name, "values": array.tolist()}
+                for name, array in TENSORS.items()
+            },
+            "encodings": {each.name: encode_tensors(TENSORS, each, rng).hex() for each in Codec},
+        },
+        "update": {
+            "type": int(RecordType.UPDATE),
+            "device_id": IDENTITY.device_id.hex(),
+            "task": IDENTITY.task,
+            "generation": IDENTITY.generation,
+            "round": IDENTITY.round,
+            "body": body.hex(),
+            "payload": write_update(IDENTITY, body).hex(),
+            "digest": digest.hex(),
+        },
+        "receipts": {
+            "type": int(RecordType.RECEIPT),
+            "payloads": {
+                verdict.value: write_receipt(
+                    Receipt(digest, verdict, "bad-rows" if verdict is Verdict.REFUSED else "")
+                ).hex()
+                for verdict in Verdict
+            },
+        },
+        "manifest": {
+            "body": write_manifest(MANIFEST).hex(),
+            "selected": [
+                {"device_id": device.hex(), "selected": _selected(device)}
+                for device in (bytes((number,)) * 16 for number in range(6))
+            ],
+        },
+        "parts": [
+            {
+                "index": fragment.index,
+                "total": fragment.total,
+                "length": fragment.length,
+                "bytes": len(part),
+            }
+            for fragment, part in split(long_message, bytes(8))
+        ],
+        "padding": {
+            str(length): padded_length(length, 98_248)
+            for length in (0, 127, 128, 143, 144, 1790, 10_000, 98_247)
+        },
+        "topics": {
+            type(topic).__name__: topics.write(topic)
+            for topic in (
+                UpTopic(0, handle),
+                DownTopic(handle),
+                DescriptorTopic(),
+                PresenceTopic(),
+                ManifestTopic("films", "all"),
+                ChunkTopic(content, 7),
+                EnrolRequestTopic(),
+                EnrolAnswerTopic(handle),
+            )
+        },
+    }
+
+
+def text() -> str:
+    """The file's content."""
+    return json.dumps(build(), indent=1) + "\n"
+
+
+def _selected(device_id: bytes) -> bool:
+    return selected(
+        MANIFEST.sampling_seed, MANIFEST.threshold, MANIFEST.task, MANIFEST.round, device_id
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Write tests/vectors/codecs.json.")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if it differs")
+    if not parser.parse_args().check:
+        FILE.write_text(text(), encoding="utf-8")
+        return 0
+    if FILE.read_text(encoding="utf-8") == text():
+        return 0
+    print(f"{FILE.name} differs: run python tests/vectors/generate_codecs.py", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

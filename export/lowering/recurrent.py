@@ -152,7 +152,7 @@ def gru_scan(
         share = b.op("Gemm", weight_candidate, h, bias_candidate)
         n = b.op("Tanh", b.op("Add", own, b.op("Mul", r, share)))
         new = b.op("Add", n, b.op("Mul", z, b.op("Sub", h, n)))
-        return [new], [new, rz, n, share]
+        return [new], [new, r, z, n, share]
 
     return tuple(scan(g, [h0], [gates, candidate], body, reverse=backwards)[1])
 
@@ -174,12 +174,13 @@ def lstm_scan(
         ifo = b.op("Sigmoid", b.op("Gemm", weight_gates, h, gate))
         new_g = b.op("Tanh", b.op("Gemm", weight_candidate, h, own))
         i, f, o = b.multi("Split", ifo, outputs=3, axis=0, num_outputs=3)
-        cell = b.op("Add", b.op("Mul", f, c), b.op("Mul", i, new_g))
+        kept = b.op("Mul", f, c)
+        cell = b.op("Add", kept, b.op("Mul", i, new_g))
         squashed = b.op("Tanh", cell)
-        new = b.op("Mul", o, squashed)
-        return [new, cell], [new, cell, ifo, new_g, squashed]
+        return [b.op("Mul", o, squashed), cell], [i, f, o, new_g, kept, squashed]
 
-    return tuple(scan(g, [h0, c0], [gates, candidate], body, reverse=backwards)[1])
+    (_, cell), sequences = scan(g, [h0, c0], [gates, candidate], body, reverse=backwards)
+    return *sequences, cell
 
 
 @lowers(tessera.state_gradient_scan.default)

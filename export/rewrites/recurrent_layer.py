@@ -122,7 +122,7 @@ class _Gru(torch.autograd.Function):
             gate_bias, candidate_bias = bias[:cut] + state_bias[:cut], bias[cut:]
             share_bias = state_bias[cut:].unsqueeze(1)
         h: Tensor
-        h, rz, n, share = gru_scan(
+        h, r, z, n, share = gru_scan(
             _projected(weight[:cut], x, gate_bias),
             _projected(weight[cut:], x, candidate_bias),
             h0,
@@ -131,36 +131,40 @@ class _Gru(torch.autograd.Function):
             share_bias,
             backwards,
         )
-        ctx.save_for_backward(x, h0, weight, state_weight, h, rz, n, share)
+        ctx.save_for_backward(x, h0, weight, state_weight, h, r, z, n, share)
         ctx.settings = backwards, bias is not None
         return h
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, h0, weight, state_weight, h, rz, n, share = ctx.saved_tensors
+        x, h0, weight, state_weight, h, r, z, n, share = ctx.saved_tensors
         backwards, biased = ctx.settings
         units = h0.shape[0]
         cut = 2 * units
         before = state_before(h, h0, backwards)
-        r, z = rz.split([units, units], dim=1)
         slope_n = (1 - z) * (1 - n * n)
         slope_share = slope_n * r
         slope_r = slope_share * (1 - r) * share
-        slope_z = z * (before - h)  # (before - n) z (1 - z), as h = n + z (before - n) ...
+        slope_z = z * (before - h)  # is (before - n) (1 - z) z
         slopes = torch.stack([slope_r, slope_z, slope_share], dim=1)
         total, blocks, grad_h0 = state_gradient_scan(
             grad, torch.zeros_like(h0), z, slopes, state_weight.t(), backwards
         )
         steps, batch = x.shape[0], x.shape[2]
         state_flat = _flat(blocks.reshape(steps, 3 * units, batch))
-        flat = torch.cat([state_flat[:cut], _flat(total * slope_n)])
+        candidate_flat = _flat(total * slope_n)
+        flat = torch.cat([state_flat[:cut], candidate_flat])
+        grad_bias, grad_state_bias = None, None
+        if biased:  # the gates' two biases have one gradient
+            grad_state_bias = state_flat.sum(1)
+            grad_bias = torch.cat([grad_state_bias[:cut], candidate_flat.sum(1)])
         return (
             _input_gradient(weight, flat, x) if ctx.needs_input_grad[0] else None,
             grad_h0,
             flat @ _flat(x).t(),
             state_flat @ _flat(before).t(),
-            flat.sum(1) if biased else None,
-            state_flat.sum(1) if biased else None,
+            grad_bias,
+            grad_state_bias,
             None,
         )
 
@@ -189,7 +193,7 @@ class _Lstm(torch.autograd.Function):
         def candidate(w: Tensor) -> Tensor:
             return w[2 * units : 3 * units]
 
-        h, c, ifo, g, squashed = lstm_scan(
+        i, f, o, g, kept, squashed, last_c = lstm_scan(
             _projected(gates(weight), x, None if both is None else gates(both)),
             _projected(candidate(weight), x, None if both is None else candidate(both)),
             h0,
@@ -198,23 +202,21 @@ class _Lstm(torch.autograd.Function):
             candidate(state_weight),
             backwards,
         )
-        ctx.save_for_backward(x, h0, c0, weight, state_weight, h, c, ifo, g, squashed)
+        h: Tensor = o * squashed
+        ctx.save_for_backward(x, h0, c0, weight, state_weight, h, i, f, o, g, kept, squashed)
         ctx.settings = backwards, bias is not None
         ctx.set_materialize_grads(False)
-        last_c = (c[0] if backwards else c[-1]).clone()
         return h, last_c
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, grad_c: Tensor | None) -> tuple[Tensor | None, ...]:
-        x, h0, c0, weight, state_weight, h, c, ifo, g, squashed = ctx.saved_tensors
+        x, h0, c0, weight, state_weight, h, i, f, o, g, kept, squashed = ctx.saved_tensors
         backwards, biased = ctx.settings
-        units = h0.shape[0]
-        i, f, o = ifo.split([units, units, units], dim=1)
         to_cell = i * g
         slopes = torch.cat(
             [
                 to_cell * (1 - i),
-                (c - to_cell) * (1 - f),  # f times the cell before
+                kept * (1 - f),
                 i - to_cell * g,
                 h * (1 - o),
             ],

@@ -110,24 +110,22 @@ def gru_scan(
     weight_candidate: Tensor,
     bias_candidate: Tensor,
     backwards: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The gated recurrent unit as torch defines it (Cho et al. 2014, reset after the product).
 
     ``gates`` [T, 2H, B] and ``candidate`` [T, H, B] are the input's share of r, z and n with
     biases; ``weight_gates`` [2H, H], ``weight_candidate`` [H, H], ``bias_candidate`` [H, 1].
-    Returns h [T, H, B], r and z [T, 2H, B], n [T, H, B] and the state's share of n [T, H, B].
+    Returns h, r, z, n and the state's share of n, each [T, H, B].
     """
-    steps, units = candidate.shape[0], h0.shape[0]
-    h, n, share = (torch.empty_like(candidate) for _ in range(3))
-    rz = torch.empty_like(gates)
+    h, r, z, n, share = (torch.empty_like(candidate) for _ in range(5))
     state = h0
-    for t in _order(steps, backwards):
-        rz[t] = torch.sigmoid(gates[t] + weight_gates @ state)
+    for t in _order(candidate.shape[0], backwards):
+        r[t], z[t] = torch.sigmoid(gates[t] + weight_gates @ state).chunk(2)
         share[t] = weight_candidate @ state + bias_candidate
-        n[t] = torch.tanh(candidate[t] + rz[t, :units] * share[t])
-        state = n[t] + rz[t, units:] * (state - n[t])
+        n[t] = torch.tanh(candidate[t] + r[t] * share[t])
+        state = n[t] + z[t] * (state - n[t])
         h[t] = state
-    return h, rz, n, share
+    return h, r, z, n, share
 
 
 @gru_scan.register_fake
@@ -139,9 +137,9 @@ def _(
     weight_candidate: Tensor,
     bias_candidate: Tensor,
     backwards: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    h, n, share = (torch.empty_like(candidate) for _ in range(3))
-    return h, torch.empty_like(gates), n, share
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    h, r, z, n, share = (torch.empty_like(candidate) for _ in range(5))
+    return h, r, z, n, share
 
 
 @torch.library.custom_op("tessera::lstm_scan", mutates_args=())
@@ -153,26 +151,23 @@ def lstm_scan(
     weight_gates: Tensor,
     weight_candidate: Tensor,
     backwards: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Long short-term memory (Hochreiter and Schmidhuber 1997, with forget gates).
 
     ``gates`` [T, 3H, B] is the input's share of i, f and o, ``candidate`` [T, H, B] that of g, with
-    biases; ``weight_gates`` [3H, H], ``weight_candidate`` [H, H]. Returns h, c [T, H, B], the
-    gates i, f, o [T, 3H, B], g and tanh(c) [T, H, B].
+    biases; ``weight_gates`` [3H, H], ``weight_candidate`` [H, H]. Returns i, f, o, g, what f keeps
+    of the cell and tanh(c), each [T, H, B], and the last c [H, B]; h is o tanh(c).
     """
-    h, c, g, squashed = (torch.empty_like(candidate) for _ in range(4))
-    ifo = torch.empty_like(gates)
+    i, f, o, g, kept, squashed = (torch.empty_like(candidate) for _ in range(6))
     state, cell = h0, c0
     for t in _order(candidate.shape[0], backwards):
-        ifo[t] = torch.sigmoid(gates[t] + weight_gates @ state)
+        i[t], f[t], o[t] = torch.sigmoid(gates[t] + weight_gates @ state).chunk(3)
         g[t] = torch.tanh(candidate[t] + weight_candidate @ state)
-        i, f, o = ifo[t].chunk(3)
-        cell = f * cell + i * g[t]
-        c[t] = cell
+        kept[t] = f[t] * cell
+        cell = kept[t] + i[t] * g[t]
         squashed[t] = torch.tanh(cell)
-        state = o * squashed[t]
-        h[t] = state
-    return h, c, ifo, g, squashed
+        state = o[t] * squashed[t]
+    return i, f, o, g, kept, squashed, cell.clone()
 
 
 @lstm_scan.register_fake
@@ -184,9 +179,9 @@ def _(
     weight_gates: Tensor,
     weight_candidate: Tensor,
     backwards: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    h, c, g, squashed = (torch.empty_like(candidate) for _ in range(4))
-    return h, c, torch.empty_like(gates), g, squashed
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    i, f, o, g, kept, squashed = (torch.empty_like(candidate) for _ in range(6))
+    return i, f, o, g, kept, squashed, torch.empty_like(c0)
 
 
 @torch.library.custom_op("tessera::state_gradient_scan", mutates_args=())

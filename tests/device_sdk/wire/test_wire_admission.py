@@ -53,6 +53,13 @@ def test_a_bucket_allows_its_burst_and_then_its_rate() -> None:
     assert [may_take(bucket) for _ in range(4)] == [True, True, True, False]
 
 
+def test_a_clock_that_falls_takes_no_tokens_away() -> None:
+    clock = Clock(100.0)
+    bucket = TokenBucket(2, 1.0, clock)
+    clock.seconds = 0.0
+    assert [may_take(bucket) for _ in range(3)] == [True, True, False]
+
+
 @pytest.mark.parametrize(("capacity", "rate"), [(0.5, 1.0), (1.0, 0.0), (1.0, -1.0)])
 def test_a_bucket_that_lets_nothing_through_is_refused(capacity: float, rate: float) -> None:
     for make in (TokenBucket, TokenBuckets):

@@ -5,7 +5,7 @@ import struct
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from device_sdk.wire.envelope import (
     FRAGMENT_BYTES,
@@ -212,6 +212,10 @@ class ReplayMachine(RuleBasedStateMachine):
         start = self.top + 1
         for sequence in range(start, start + count):
             self.offer(sequence)
+
+    @invariant()
+    def memory_is_bounded(self) -> None:
+        assert self.window._mask.bit_length() <= WINDOW
 
 
 ReplayMachine.TestCase.settings = settings(max_examples=30, stateful_step_count=20, deadline=None)

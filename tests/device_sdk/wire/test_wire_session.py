@@ -10,7 +10,13 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from device_sdk.wire import hpke, signature
 from device_sdk.wire.admission import AdmissionPurpose, admission_tag
-from device_sdk.wire.device_session import DeviceCredential, DeviceSessions, OpenedSession
+from device_sdk.wire.descriptor import make_descriptor
+from device_sdk.wire.device_session import (
+    DeviceCredential,
+    DeviceSessions,
+    OpenedSession,
+    SessionOpening,
+)
 from device_sdk.wire.envelope import Direction, EnvelopeCipher
 from device_sdk.wire.errors import WireError
 from device_sdk.wire.handshake import (
@@ -173,6 +179,16 @@ def test_the_descriptors_expiry_is_judged_by_the_reply_and_the_largest_time_seen
     largest = EXPIRES if where == "store" else 0
     assert reason_of(attempt.accept, reply, largest) == "descriptor-expired"
     assert reason_of(attempt.accept, reply, 0) == "already-answered"
+
+
+def test_an_open_is_bound_to_every_byte_of_its_descriptor() -> None:
+    """Two descriptors with one serial and the same keys: an open for one does not serve the other."""
+    fleet = Fleet()
+    twin = make_descriptor(
+        key_from("root"), 1, EXPIRES + 1, fleet.descriptor.signing, fleet.descriptor.hpke
+    )
+    message = SessionOpening(fleet.anna, twin, fleet.clock).message
+    assert reason_of(fleet.grant, message) == "cannot-unseal"
 
 
 def test_the_time_of_a_session_never_falls() -> None:

@@ -85,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="SECONDS",
         help="what one epoch may take on this machine (%(default)s)",
     )
-    parser.add_argument("--epochs", type=positive_int, default=25, help="(%(default)s)")
+    parser.add_argument("--epochs", type=positive_int, default=40, help="(%(default)s)")
     parser.add_argument("--users", type=positive_int, default=2, help="users to show (%(default)s)")
     parser.add_argument("--seed", type=natural, default=0, help="(%(default)s)")
     return parser

@@ -26,6 +26,7 @@ class MatmulWorkload:
         self._left = self._rng.standard_normal((items, k), dtype=np.float32)
         self._right = self._rng.standard_normal((k, self._users), dtype=np.float32)
 
-    def run(self) -> None:
-        """One product."""
-        self._left @ self._right
+    def run(self) -> NDArray[np.float32]:
+        """One product, [items, users]."""
+        product: NDArray[np.float32] = self._left @ self._right
+        return product

@@ -18,7 +18,7 @@ def checked_slowdown(slowdown: float) -> float:
     return float(slowdown)
 
 
-def timed(run: Callable[[], None], clock: Clock, slowdown: float, stop_at: float) -> float:
+def timed(run: Callable[[], object], clock: Clock, slowdown: float, stop_at: float) -> float:
     """Seconds that one run takes on a device `slowdown` times slower than this one.
 
     Sleeps (slowdown - 1) times the run's own duration inside the measured span. A sleep that would

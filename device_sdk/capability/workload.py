@@ -11,5 +11,5 @@ class Workload(Protocol):
     def prepare(self, k: int, share: float = 1.0) -> None:
         """Get ready to run at `k`; do only a `share` (0 to 1] of the work in each run."""
 
-    def run(self) -> None:
-        """Do the work once, at the k and share prepared last."""
+    def run(self) -> object:
+        """Do the work once, at the k and share prepared last; what it returns is ignored."""

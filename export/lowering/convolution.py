@@ -122,10 +122,7 @@ def convolution(
     if transposed:
         w = _window(out.shape[2:], x.shape[2:], weight, stride, padding, dilation, groups)
         extra = [int(value) for value in output_padding]
-        extra = extra * w.rank if len(extra) == 1 else extra
-        return g.op(
-            "ConvTranspose", x, weight, bias, **w.attributes(), output_padding=_unless_zero(extra)
-        )
+        return _spread(g, x, weight, bias, w, extra * w.rank if len(extra) == 1 else extra)
     w = _window(x.shape[2:], out.shape[2:], weight, stride, padding, dilation, groups)
     if not _is_thin(w, weight, _FEW_POSITIONS_FORWARD):
         return g.op("Conv", x, weight, bias, **w.attributes())
@@ -134,6 +131,27 @@ def convolution(
     if bias is not None:
         product = g.op("Add", product, g.op("Reshape", bias, g.ints([-1, 1])))
     return _channels_second(g, product, _size(weight, 0), w.positions)
+
+
+def _spread(
+    g: Graph, x: Value, weight: Value, bias: Value | None, w: _Window, extra: Sequence[int]
+) -> str:
+    """A transposed convolution with ``extra`` positions at each axis's end."""
+    attributes = w.attributes()
+    if all(value < stride for value, stride in zip(extra, w.stride, strict=True)):
+        extra = list(extra) if any(extra) else None
+        return g.op("ConvTranspose", x, weight, bias, **attributes, output_padding=extra)
+    # onnxruntime refuses an output padding of a stride or more, which torch allows under a
+    # larger dilation: first what the padding had cut off, then zeros that no tap reaches.
+    ends = [max(p - value, 0) for p, value in zip(w.padding, extra, strict=True)]
+    zeros = [max(value - p, 0) for p, value in zip(w.padding, extra, strict=True)]
+    attributes["pads"] = [*w.padding, *ends]
+    result = g.op("ConvTranspose", x, weight, **attributes)
+    pads = g.ints([0] * (w.rank + 4) + zeros)
+    result = g.op("Pad", result, pads, g.scalar(0, x.dtype))
+    if bias is None:
+        return result
+    return g.op("Add", result, g.op("Reshape", bias, g.ints([-1] + [1] * w.rank)))
 
 
 def _is_thin(w: _Window, weight: Value, limit: int) -> bool:
@@ -151,10 +169,6 @@ def _size(value: Value, axis: int) -> int:
     number = fixed(value.shape[axis])
     assert number is not None, "callers check that the weight's sizes are fixed"
     return number
-
-
-def _unless_zero(values: Sequence[int]) -> list[int] | None:
-    return list(values) if any(values) else None
 
 
 def _channels_first(g: Graph, value: Tensorish, rank: int) -> str:
@@ -253,7 +267,7 @@ def _transposed_input(g: Graph, grad: Value, weight: Value, x: Value, w: _Window
 
 def _input(g: Graph, grad: Value, weight: Value, w: _Window) -> str:
     """The gradient of the input [n, c, sizes]."""
-    if _is_thin(w, weight, _FEW_POSITIONS_BACKWARD):
+    if w.rank <= 2 and _is_thin(w, weight, _FEW_POSITIONS_BACKWARD):
         return _input_by_one_product(g, grad, weight, w)
     left_over = [
         fixed(size + 2 * p - d * (k - 1) - 1 - (y - 1) * s)
@@ -263,9 +277,7 @@ def _input(g: Graph, grad: Value, weight: Value, w: _Window) -> str:
     ]
     if None not in left_over:
         extra = [value for value in left_over if value is not None]
-        return g.op(
-            "ConvTranspose", grad, weight, **w.attributes(), output_padding=_unless_zero(extra)
-        )
+        return _spread(g, grad, weight, None, w, extra)
     # Sizes along a named axis: the whole reach of the kernel, then cut or filled to the input's.
     attributes = {**w.attributes(), "pads": [0] * (2 * w.rank)}
     full = g.op("ConvTranspose", grad, weight, **attributes)
@@ -291,15 +303,18 @@ def _input_by_one_product(g: Graph, grad: Value, weight: Value, w: _Window) -> s
         return _channels_second(g, product, channels, w.positions)
     count = math.prod(positions)
     images = g.op("Reshape", product, g.ints([channels * w.taps, -1, count]))
-    return g.op(
+    # onnxruntime's Col2Im is wrong along a single axis that is dilated, so that one gets a second.
+    lead = 2 - w.rank
+    result = g.op(
         "Col2Im",
         g.op("Transpose", images, perm=[1, 0, 2]),
-        g.shape(w.sizes),
-        g.ints(w.kernel),
-        strides=list(w.stride),
-        pads=[*w.padding, *w.padding],
-        dilations=list(w.dilation),
+        g.shape([1] * lead + list(w.sizes)),
+        g.ints([1] * lead + list(w.kernel)),
+        strides=[1] * lead + list(w.stride),
+        pads=([0] * lead + list(w.padding)) * 2,
+        dilations=[1] * lead + list(w.dilation),
     )
+    return g.op("Squeeze", result, g.ints([2])) if lead else result
 
 
 def _weight(g: Graph, x: Value, grad: Value, weight: Value, w: _Window) -> str:

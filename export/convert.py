@@ -57,9 +57,7 @@ def _names(node: onnx.NodeProto) -> set[str]:
     return names
 
 
-def _output(
-    name: str, value: Value, symbols: Mapping[sympy.Symbol, str]
-) -> onnx.ValueInfoProto:
+def _output(name: str, value: Value, symbols: Mapping[sympy.Symbol, str]) -> onnx.ValueInfoProto:
     sizes: list[int | str | None] = []
     for size in value.shape:
         part = size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(size)
@@ -83,7 +81,6 @@ class _Lowering:
         final = nodes[-1].args[0]
         ends = dict(zip(self._trace.outputs, final, strict=True))
         live = _live({ends[name] for name in outputs})
-        _refuse_writes_to_views(nodes, live)
         names = iter(self._trace.inputs)
         for node in nodes:
             if node.op == "placeholder":
@@ -97,6 +94,7 @@ class _Lowering:
                 self._values[node] = node.meta["val"]
             else:
                 self._values[node] = self._node(node)
+        _refuse_writes_to_views(nodes, live)
         return {name: self._values[node] for name, node in ends.items() if name in outputs}
 
     def _attribute(self, node: fx.Node) -> Value:

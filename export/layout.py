@@ -75,9 +75,7 @@ def lay_out(
     """Slots for all parameters and buffers, in the model's order."""
     for name, tensor in parameters.items():
         if tensor.dtype != torch.float32:
-            raise ExportError(
-                f"parameter {name!r} is {tensor.dtype}", instead="float32 parameters"
-            )
+            raise ExportError(f"parameter {name!r} is {tensor.dtype}", instead="float32 parameters")
     slots = [*_slots("parameter", "packed", parameters, axes)]
     for dtype in dict.fromkeys(buffer.dtype for buffer in buffers.values()):
         chosen = {name: value for name, value in buffers.items() if value.dtype == dtype}

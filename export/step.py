@@ -177,7 +177,9 @@ def _finish(
     }
 
 
-def predict(problem: Problem, inputs: Mapping[str, Tensor], rewrites: Rewrites) -> dict[str, Tensor]:
+def predict(
+    problem: Problem, inputs: Mapping[str, Tensor], rewrites: Rewrites
+) -> dict[str, Tensor]:
     """The prediction in evaluation mode: ``predict``, else the loss's outputs, else the loss."""
     tensors: dict[str, Tensor] = {}
     for slot in problem.slots:

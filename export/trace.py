@@ -24,6 +24,7 @@ from torch.fx.experimental.symbolic_shapes import (
 from export.axes import Axes, Shape
 from export.errors import ExportError
 from export.lowering.decompositions import decompositions
+from export.lowering.graph import expression
 
 NamedFunction = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
 
@@ -107,8 +108,8 @@ def record(
 ) -> Trace:
     """Trace ``function`` on fake tensors; no arithmetic is done and no memory is taken.
 
-    Raises ExportError where the function does something that depends on data, or fixes an axis
-    that was said to be dynamic.
+    Raises ExportError where the function does something that depends on data. Call ``check_axes``
+    when all is lowered: it finds assumptions on the size of a dynamic axis.
     """
     env = ShapeEnv()
     mode = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)
@@ -119,12 +120,14 @@ def record(
         dynamic = [
             DimDynamic.DUCK if isinstance(size, str) else DimDynamic.STATIC for size in spec.shape
         ]
-        context = StatelessSymbolicContext(dynamic_sizes=dynamic)
+        context: StatelessSymbolicContext[Any, Any] = StatelessSymbolicContext(
+            dynamic_sizes=dynamic
+        )
         real = torch.empty(axes.concrete(spec.shape, sizes), dtype=spec.dtype)
         fakes[name] = mode.from_tensor(real, symbolic_context=context)
         for dim, size in enumerate(spec.shape):
             if isinstance(size, str):
-                symbols[fakes[name].shape[dim].node.expr] = size
+                symbols[expression(fakes[name].shape[dim])] = size
     names: list[str] = []
 
     def flat(*tensors: Tensor) -> list[Tensor]:
@@ -140,18 +143,16 @@ def record(
             )
     except ExportError as error:
         if paths.current and not error.module:
-            raise ExportError(
-                str(error.args[0]), module=paths.current
-            ) from error
+            raise ExportError(str(error.args[0]), module=paths.current) from error
         raise
     except Exception as error:
-        raise _explained(error, paths) from error
-    trace = Trace(graph, dict(inputs), names, symbols, paths, env)
-    trace.check_axes()
-    return trace
+        raise _explained(error, paths, symbols) from error
+    return Trace(graph, dict(inputs), names, symbols, paths, env)
 
 
-def _explained(error: Exception, paths: ModulePaths) -> ExportError:
+def _explained(
+    error: Exception, paths: ModulePaths, symbols: Mapping[sympy.Symbol, str]
+) -> ExportError:
     kind = type(error).__name__
     text = str(error).strip().splitlines()
     first = text[0] if text else kind
@@ -164,7 +165,16 @@ def _explained(error: Exception, paths: ModulePaths) -> ExportError:
             instead="torch.where and masks in place of if and boolean indexing; numbers that the "
             "step needs as batch inputs",
         )
-    return ExportError(f"tracing failed: {kind}: {first}", module=paths.current)
+    named = [axis for symbol, axis in symbols.items() if re.search(rf"\b{symbol}\b", first)]
+    for symbol, axis in symbols.items():
+        first = re.sub(rf"\b{symbol}\b", axis, first)
+    return ExportError(
+        f"tracing failed: {kind}: {first}",
+        module=paths.current,
+        instead=f"sizes taken from tensors (x.shape[0]) where {named[0]!r} is dynamic"
+        if named
+        else "",
+    )
 
 
 # Sizes at which a traced assumption has to hold; 0 and 1 are left to the run-time's checks.

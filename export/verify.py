@@ -94,9 +94,7 @@ def verify_artifact(
                     single = _reference(problem, inputs)
                     exact = _reference(double, inputs)
                 found += _compare(problem, double, inputs, got, single, exact, (step, count, sizes))
-            state = {
-                name: first["new." + name.removeprefix("state.")] for name in state
-            }
+            state = {name: first["new." + name.removeprefix("state.")] for name in state}
         for count, (_, _, guesser) in sessions.items():
             found += _compare_prediction(problem, double, inputs, guesser, (steps, count, sizes))
     report = Report(tuple(found))
@@ -159,13 +157,11 @@ def _initial_state(
     return state
 
 
-def _resized(
-    array: np.ndarray, shape: tuple[int, ...], rng: np.random.Generator
-) -> np.ndarray:
+def _resized(array: np.ndarray, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
     """Slices of ``array`` drawn anew along each axis whose length changes."""
     for axis, size in enumerate(shape):
         if array.shape[axis] != size:
-            array = array.take(rng.integers(array.shape[axis], size=size), axis=axis)
+            array = array.take(_rows(array.shape[axis], size, rng), axis=axis)
     return np.array(array)
 
 
@@ -173,9 +169,7 @@ def _batch(
     problem: Problem, sizes: Mapping[str, int], rng: np.random.Generator
 ) -> dict[str, np.ndarray]:
     """Rows of the example batch drawn anew, the same rows in every entry of one axis."""
-    rows = {
-        axis: rng.integers(problem.axes.example[axis], size=size) for axis, size in sizes.items()
-    }
+    rows = {axis: _rows(problem.axes.example[axis], size, rng) for axis, size in sizes.items()}
     batch: dict[str, np.ndarray] = {}
     for name, tensor in problem.batch.items():
         array = tensor.detach().cpu().numpy()
@@ -183,6 +177,14 @@ def _batch(
             array = array.take(rows[axis], axis=dim)
         batch[f"batch.{name}"] = np.array(array)
     return batch
+
+
+def _rows(available: int, wanted: int, rng: np.random.Generator) -> np.ndarray:
+    """Row numbers in random order, each as rarely as possible: a batch of one row many times has
+    no variance, and its gradients are rounding."""
+    repeats = -(-wanted // available)
+    shuffled = [rng.permutation(available) for _ in range(repeats)]
+    return np.concatenate(shuffled)[:wanted]
 
 
 def _scalars(problem: Problem, rng: np.random.Generator) -> dict[str, np.ndarray]:
@@ -235,7 +237,7 @@ def _compare(
     where: Where,
 ) -> list[Comparison]:
     found: list[Comparison] = []
-    # Below this a gradient is only rounding (a bias in front of batch norm has a true gradient of 0).
+    # Below this a gradient is rounding only (that of a bias before batch norm is 0 in truth).
     total = sum(float(np.sum(exact[f"gradient.{s.name}"] ** 2)) for s in problem.parameter_slots)
     floor = 1e-7 * total**0.5
     for slot in problem.parameter_slots:
@@ -255,9 +257,7 @@ def _compare(
                 slots[name], "update of ", moved, update32[name] - before, expected - before, where
             )
         else:
-            found.append(
-                _error(name, moved, update32[name] - before, expected - before, where)
-            )
+            found.append(_error(name, moved, update32[name] - before, expected - before, where))
     for slot in problem.slots:
         if slot.kind == "buffer":
             key = f"new.{slot.name}"

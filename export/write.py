@@ -58,7 +58,7 @@ def write_artifact(
         opset=OPSET,
         axes={name: Axis(size) for name, size in problem.axes.example.items()},
         state=_state(problem),
-        optimizer=Optimizer(problem.optimizer.name, problem.optimizer.settings()),  # type: ignore[arg-type]
+        optimizer=Optimizer(problem.optimizer.name, problem.optimizer.settings()),
         graphs={
             "train": _graph(problem, "train.onnx", train),
             "infer": _graph(problem, "infer.onnx", infer),

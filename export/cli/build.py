@@ -81,7 +81,9 @@ def _arguments_of(reference: str) -> dict[str, Any]:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name and not module_name.startswith(error.name):
-            raise ExportError(f"{module_name} needs {error.name}, which is not installed") from error
+            raise ExportError(
+                f"{module_name} needs {error.name}, which is not installed"
+            ) from error
         raise ExportError(
             f"there is no module {module_name!r} here or in the Python path",
             instead="run from the folder that holds it, or set PYTHONPATH",

@@ -39,7 +39,9 @@ def summary(artifact: Artifact) -> str:
     """The printed text."""
     manifest = artifact.manifest
     settings = ", ".join(f"{k}={v}" for k, v in manifest.optimizer.settings.items())
-    axes = ", ".join(f"{name} ({axis.example} in the example)" for name, axis in manifest.axes.items())
+    axes = ", ".join(
+        f"{name} ({axis.example} in the example)" for name, axis in manifest.axes.items()
+    )
     head = [
         ("name", manifest.name),
         ("id", manifest.id),
@@ -53,17 +55,14 @@ def summary(artifact: Artifact) -> str:
     parts = [tabulate(head, tablefmt="plain")]
     for name, graph in manifest.graphs.items():
         rows = [("in", *_row(p)) for p in graph.inputs] + [("out", *_row(p)) for p in graph.outputs]
-        counts = Counter(
-            {op: n for (_, op), n in artifact.graphs[name].model.operators.items()}
-        )
+        counts = Counter({op: n for (_, op), n in artifact.graphs[name].model.operators.items()})
         listed = ", ".join(f"{op} {n}" for op, n in counts.most_common())
         parts.append(
             f"{name}: {sum(counts.values())} nodes ({listed})\n"
             + tabulate(rows, headers=["", "role", "name", "type", "shape", "default"])
         )
     members = [
-        (m.name, t.kind, _shape(m.shape), _elements(m.shape), t.name)
-        for t, m in manifest.members()
+        (m.name, t.kind, _shape(m.shape), _elements(m.shape), t.name) for t, m in manifest.members()
     ]
     parts.append(
         "parameters and buffers\n"

@@ -65,8 +65,10 @@ def arange_between(g: Graph, start: Dim | float, end: Dim | float, step: Any, ou
         else g.scalar(b, torch.int64)
         for b in (start, end, step)
     ]
-    return g.cast(g.op("Range", *ends), out.dtype) if out.dtype != torch.int64 else g.op(
-        "Range", *ends
+    return (
+        g.cast(g.op("Range", *ends), out.dtype)
+        if out.dtype != torch.int64
+        else g.op("Range", *ends)
     )
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 
-from export.lowering.graph import Dim, Graph, Scalar, Value, same
+from export.lowering.graph import Dim, Graph, Number, Scalar, Value, same
 from export.lowering.registry import lowers
 
 aten = torch.ops.aten
@@ -51,17 +51,22 @@ def _cast_name(g: Graph, name: str, have: torch.dtype, want: torch.dtype) -> str
 
 
 def _binary(op_type: str) -> Any:
-    def lower(g: Graph, out: Any, a: Operand, b: Operand, *, alpha: Scalar = 1) -> str:
+    def lower(g: Graph, out: Any, a: Operand, b: Operand, *, alpha: Number = 1) -> str:
         if alpha != 1:
             b = (
                 Value(_scaled(g, b, alpha, out.dtype), out.dtype, b.shape)
                 if isinstance(b, Value)
-                else b * alpha
+                else _times(b, alpha)
             )
         left, right = operands(g, tuple(out.shape), [a, b], out.dtype)
         return g.op(op_type, left, right)
 
     return lower
+
+
+def _times(value: Scalar, factor: Number) -> Scalar:
+    product: Scalar = value * factor  # type: ignore[operator]
+    return product
 
 
 def _scaled(g: Graph, value: Value, factor: Scalar, dtype: torch.dtype) -> str:
@@ -134,7 +139,7 @@ def _comparison(op_type: str, *, negate: bool = False) -> Any:
         if isinstance(b, Value):
             dtype = torch.promote_types(a.dtype, b.dtype)
         else:
-            dtype = torch.result_type(torch.empty(1, dtype=a.dtype), b)
+            dtype = torch.result_type(torch.empty(1, dtype=a.dtype), cast(Number, b))
         if dtype == torch.bool and op_type != "Equal":
             dtype = torch.int32
         left, right = operands(g, tuple(out.shape), [a, b], dtype)

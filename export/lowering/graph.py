@@ -50,7 +50,8 @@ class Value:
 
 
 Tensorish = Value | str
-Scalar = int | float | bool | torch.SymInt | torch.SymFloat
+Number = int | float | bool
+Scalar = Number | torch.SymInt | torch.SymFloat
 
 
 def expression(size: Dim) -> sympy.Expr:

@@ -49,7 +49,9 @@ def embedding_dense_backward(
         keep = g.op("Equal", indices, g.scalar(padding_idx, indices.dtype))
         mask = g.op("Unsqueeze", keep, g.ints([-1]))
         rows = g.op("Where", mask, g.scalar(0, grad.dtype), grad)
-    flat = g.op("Reshape", rows, g.shape([-1, out.shape[1]]) if fixed(out.shape[1]) is None else g.ints([-1, fixed(out.shape[1])]))
+    width = fixed(out.shape[1])
+    shape = g.shape([-1, out.shape[1]]) if width is None else g.ints([-1, width])
+    flat = g.op("Reshape", rows, shape)
     return scatter_rows(g, out, flat, indices)
 
 
@@ -170,7 +172,7 @@ def index_put(
     lead = list(torch.broadcast_shapes(*[tuple(v.shape) for v in chosen]))
     rest = [size for i, size in enumerate(a.shape) if i not in axes]
     if axes[0] and rest[: axes[0]]:
-        # torch's values are [rest before, index dims, rest after]; ScatterND wants index dims first.
+        # torch gives [rest before, index dims, rest after]; ScatterND wants the indices first.
         rank = len(index_dims)
         full = [*rest[: axes[0]], *lead, *rest[axes[0] :]]
         wide = _broadcast(g, values, full)
@@ -182,9 +184,7 @@ def index_put(
         update = g.op("Transpose", wide, perm=order)
     else:
         update = _broadcast(g, values, [*lead, *rest])
-    result = g.op(
-        "ScatterND", moved, where, update, reduction="add" if accumulate else "none"
-    )
+    result = g.op("ScatterND", moved, where, update, reduction="add" if accumulate else "none")
     order = [*axes, *(i for i in range(a.rank) if i not in axes)]
     back = [order.index(i) for i in range(a.rank)]
     return result if back == list(range(a.rank)) else g.op("Transpose", result, perm=back)
@@ -205,4 +205,3 @@ def data_dependent(g: Graph, out: Any, *args: Any, **kwargs: Any) -> str:
         operator="aten.nonzero",
         instead="torch.where, or multiplying by a mask",
     )
-

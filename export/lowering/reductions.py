@@ -137,9 +137,7 @@ lowers(aten.argmin.default)(_arg("ArgMin"))
 
 
 def _extreme(arg: str, largest: bool) -> Any:
-    def lower(
-        g: Graph, out: Any, a: Value, dim: int, keepdim: bool = False
-    ) -> tuple[str, str]:
+    def lower(g: Graph, out: Any, a: Value, dim: int, keepdim: bool = False) -> tuple[str, str]:
         index = g.op(arg, a, axis=dim, keepdims=1)
         value = g.op("GatherElements", a, index, axis=dim)
         if keepdim:
@@ -158,15 +156,11 @@ lowers(aten.min.dim)(_extreme("ArgMin", False))
 def topk(
     g: Graph, out: Any, a: Value, k: Any, dim: int = -1, largest: bool = True, sort: bool = True
 ) -> tuple[str, ...]:
-    return g.multi(
-        "TopK", a, g.dim(k), outputs=2, axis=dim, largest=int(largest), sorted=int(sort)
-    )
+    return g.multi("TopK", a, g.dim(k), outputs=2, axis=dim, largest=int(largest), sorted=int(sort))
 
 
 @lowers(aten.sort.default)
-def sort(
-    g: Graph, out: Any, a: Value, dim: int = -1, descending: bool = False
-) -> tuple[str, ...]:
+def sort(g: Graph, out: Any, a: Value, dim: int = -1, descending: bool = False) -> tuple[str, ...]:
     size = g.dim(a.shape[dim])
     return g.multi("TopK", a, size, outputs=2, axis=dim, largest=int(descending), sorted=1)
 

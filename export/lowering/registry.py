@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 LoweringFunction = Callable[..., Any]
 """``lower(graph, out, *args, **kwargs) -> str | tuple[str, ...]``.
@@ -13,13 +13,15 @@ operator's fake result (a tensor, or a tuple of them) with dtype and symbolic sh
 name of the ONNX value, or a tuple of names (None for a result that nothing may use).
 """
 
+_Function = TypeVar("_Function", bound=LoweringFunction)
+
 _TABLE: dict[Any, LoweringFunction] = {}
 
 
-def lowers(*operators: Any) -> Callable[[LoweringFunction], LoweringFunction]:
+def lowers(*operators: Any) -> Callable[[_Function], _Function]:
     """Register the decorated function for these aten overloads."""
 
-    def register(function: LoweringFunction) -> LoweringFunction:
+    def register(function: _Function) -> _Function:
         for operator in operators:
             if operator in _TABLE:
                 raise ValueError(f"{operator} has two lowerings")

@@ -182,9 +182,7 @@ def repeat(g: Graph, out: Any, a: Value, repeats: Sequence[Dim]) -> str:
 
 
 @lowers(aten.constant_pad_nd.default)
-def constant_pad_nd(
-    g: Graph, out: Any, a: Value, pad: Sequence[Dim], value: Scalar = 0
-) -> str:
+def constant_pad_nd(g: Graph, out: Any, a: Value, pad: Sequence[Dim], value: Scalar = 0) -> str:
     begins: list[Dim] = [0] * a.rank
     ends: list[Dim] = [0] * a.rank
     for i in range(len(pad) // 2):

@@ -21,7 +21,9 @@ from export.optimizers import Sgd
 class MatrixFactorisation(nn.Module):
     """User vectors [users, k] and item vectors [items, k]; a score is their inner product."""
 
-    def __init__(self, users: int, items: int, k: int, *, seed: int = 0, scale: float = 0.1) -> None:
+    def __init__(
+        self, users: int, items: int, k: int, *, seed: int = 0, scale: float = 0.1
+    ) -> None:
         super().__init__()
         generator = torch.Generator().manual_seed(seed)
         self.users = nn.Embedding(users, k)

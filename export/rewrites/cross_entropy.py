@@ -101,9 +101,7 @@ def _smoothed(
             instead="a batch axis",
         )
     classes = log_probability.shape[1]
-    plain = nll_loss(
-        log_probability, target, weight, ignore_index=ignore_index, reduction="none"
-    )
+    plain = nll_loss(log_probability, target, weight, ignore_index=ignore_index, reduction="none")
     counted = (target != ignore_index).to(log_probability.dtype)
     spread = log_probability
     weights = counted

@@ -66,7 +66,10 @@ def test_layer_behind_linear(name: str, assert_parity: Any) -> None:
     assert_parity(model, {"x": _dense(8, 6)})
 
 
-@pytest.mark.parametrize("optimizer", [export.Sgd(0.1, momentum=0.9, weight_decay=0.01), export.Adam(0.01, weight_decay=0.1)])  # fmt: skip
+@pytest.mark.parametrize(
+    "optimizer",
+    [export.Sgd(0.1, momentum=0.9, weight_decay=0.01), export.Adam(0.01, weight_decay=0.1)],
+)
 def test_optimizers(optimizer: export.Optimizer, assert_parity: Any) -> None:
     model = _seeded(lambda: nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2)))
     assert_parity(model, {"x": _dense(8, 6)}, optimizer=optimizer)
@@ -189,7 +192,9 @@ LOSSES: dict[str, Any] = {
     "ours_bpr": lambda o, b: export.losses.bpr(o[:, 0], o[:, 1]),
     "ours_mse": lambda o, b: export.losses.mean_squared_error(o, b["soft"]),
     "ours_bce": lambda o, b: export.losses.binary_cross_entropy(o, b["soft"]),
-    "ours_weighted": lambda o, b: export.losses.cross_entropy(o, b["label"], weight=b["soft"][:, 0]),
+    "ours_weighted": lambda o, b: export.losses.cross_entropy(
+        o, b["label"], weight=b["soft"][:, 0]
+    ),
     "bce_with_logits": lambda o, b: nn.functional.binary_cross_entropy_with_logits(o, b["soft"]),
     "bce": lambda o, b: nn.functional.binary_cross_entropy(torch.sigmoid(o), b["soft"]),
     "mse": lambda o, b: nn.functional.mse_loss(o, b["soft"]),
@@ -211,7 +216,9 @@ LOSSES: dict[str, Any] = {
     "einsum": lambda o, b: torch.einsum("bi,bj->bij", o, o).sigmoid().mean(),
     "where": lambda o, b: torch.where(o > 0, o * o, -0.5 * o).mean(),
     "powers": lambda o, b: (o.abs() + 1).pow(1.7).mean() + (o * o + 1).rsqrt().mean(),
-    "logs": lambda o, b: (o * o).log1p().mean() + torch.expm1(o * 0.1).mean() + o.abs().log().mean(),
+    "logs": lambda o, b: (
+        (o * o).log1p().mean() + torch.expm1(o * 0.1).mean() + o.abs().log().mean()
+    ),
     "padding": lambda o, b: nn.functional.pad(o, (1, 2), value=0.5).pow(3).mean(),
     "cosine": lambda o, b: nn.functional.cosine_similarity(o, b["soft"]).mean(),
     "normalize": lambda o, b: (nn.functional.normalize(o) * b["soft"]).sum(),

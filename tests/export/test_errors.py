@@ -1,0 +1,138 @@
+"""What cannot be exported is refused with the operator, the module and a way out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import export
+from export.errors import ExportError
+
+
+class _Inner(nn.Module):
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.function(self.linear(x))
+        return result
+
+
+def _export(function: Any, directory: Path, **changes: Any) -> export.Exported:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(_Inner(function), nn.Tanh()))
+    given: dict[str, Any] = {
+        "model": model,
+        "loss": lambda m, b: m(b["x"]).pow(2).mean(),
+        "example_batch": {"x": torch.randn(6, 4)},
+        "optimizer": export.Sgd(0.1),
+        "dynamic": {"x": {0: "batch"}},
+        "directory": directory / "artifact",
+    }
+    return export.train_step(**{**given, **changes})
+
+
+REFUSED = {
+    "item": (lambda x: x * x.sum().item(), r"depends on data.*in module: 1\.0 \(_Inner\)"),
+    "branch": (lambda x: x if x.sum() > 0 else -x, r"depends on data.*in module: 1\.0"),
+    "boolean index": (lambda x: x[x > 0], "mask"),
+    "nonzero": (lambda x: x[torch.nonzero(x[:, 0])[:, 0]], "mask"),
+    "random": (lambda x: x + torch.rand_like(x), "random numbers as a batch input"),
+    "bernoulli": (lambda x: x * torch.bernoulli(x.sigmoid()), "Dropout"),
+    "cdist": (
+        lambda x: torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist"),
+        "cdist.*in module: 1.0 .*squared differences",
+    ),
+    "svd": (lambda x: torch.linalg.svd(x).S, "svd.*in module: 1.0 "),
+    "inverse": (lambda x: x @ torch.linalg.inv(x.T @ x), "linalg.*in module: 1.0 "),
+    "fft": (lambda x: torch.fft.rfft(x).real, "in module: 1.0 "),
+    "write to a view": (lambda x: _write_to_view(x), "in-place"),
+    "batch fixed": (lambda x: x.reshape(6, 4) * 2, r"size 4\*batch.*module: 1\.0 .*x\.shape"),
+    "branch on batch": (lambda x: x * 2 if x.shape[0] > 100 else x, "only where"),
+}
+
+
+def _write_to_view(x: torch.Tensor) -> torch.Tensor:
+    y = x * 1
+    y[:, 0].add_(1)
+    return y * 2
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_with_a_way_out(name: str, tmp_path: Path) -> None:
+    function, message = REFUSED[name]
+    with pytest.raises(ExportError, match=message) as caught:
+        _export(function, tmp_path)
+    assert not (tmp_path / "artifact").exists()
+    if caught.value.operator:
+        assert caught.value.instead
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"loss": lambda m, b: m(b["x"])}, "not a scalar"),
+        ({"loss": lambda m, b: b["x"].mean()}, "does not depend on any parameter"),
+        ({"loss": lambda m, b: (m(b["x"]).mean(), [1])}, "dict of tensors"),
+        ({"example_batch": {}}, "empty"),
+        ({"example_batch": {"x": torch.randn(6, 4).double()}}, "float32"),
+        ({"example_batch": {"x": [1.0]}}, "not a tensor"),
+        ({"dynamic": {"y": {0: "batch"}}}, "neither a batch tensor nor a parameter"),
+        ({"dynamic": {"x": {2: "batch"}}}, "dimension 2"),
+        ({"dynamic": {"x": {0: "a b"}}}, "not an axis name"),
+        ({"dynamic": {"x": {0: "n"}, "0.weight": {0: "n"}}}, "axis 'n' is"),
+        ({"model": nn.Sequential(nn.Tanh())}, "no trainable parameter"),
+        ({"model": nn.Linear(4, 4).double()}, "float32 parameters"),
+        ({"predict": lambda m, b: m(b["x"])}, "predict returned no dict"),
+    ],
+)
+def test_wrong_arguments(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=message):
+        _export(lambda x: x, tmp_path, **changes)
+    assert not (tmp_path / "artifact").exists()
+
+
+def test_a_folder_with_other_files_is_not_touched(tmp_path: Path) -> None:
+    (tmp_path / "artifact").mkdir()
+    (tmp_path / "artifact" / "thesis.txt").write_text("years of work")
+    with pytest.raises(ExportError, match=r"thesis\.txt"):
+        _export(lambda x: x, tmp_path)
+    assert (tmp_path / "artifact" / "thesis.txt").read_text() == "years of work"
+
+
+def test_exporting_again_replaces_the_artifact(tmp_path: Path) -> None:
+    first = _export(lambda x: x, tmp_path)
+    second = _export(lambda x: x * 2, tmp_path)
+    assert first.id != second.id
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["artifact"]
+
+
+def test_verification_catches_a_wrong_lowering(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sign error in one operator's lowering must not become an artifact."""
+    from export.lowering import registry
+
+    operator = torch.ops.aten.sin.default
+    monkeypatch.setitem(registry._TABLE, operator, lambda g, out, a: g.op("Cos", a))
+    with pytest.raises(ExportError, match=r"differs from torch: .* is off by"):
+        _export(torch.sin, tmp_path)
+    assert not (tmp_path / "artifact").exists()
+
+
+def test_the_users_model_is_left_as_it_was(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5))
+    model.eval()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    _export(lambda x: x, tmp_path, model=model)
+    assert not model.training
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name]), name
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert nn.functional.dropout.__module__ == "torch.nn.functional"

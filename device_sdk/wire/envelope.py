@@ -89,7 +89,9 @@ class EnvelopeCipher:
     """Seals and opens the envelopes of one direction. Knows nothing of what was used before."""
 
     def __init__(self, keys: DirectionKeys, direction: Direction) -> None:
-        self._cipher = ChaCha20Poly1305(keys.key)
+        # A cipher object holds 2 KB; built when needed it costs 3 us. An aggregator keeps two
+        # directions for each of many thousand devices, most of them silent.
+        self._key = keys.key
         self._iv = int.from_bytes(keys.iv, "little")
         self._direction = bytes((direction,))
 
@@ -118,13 +120,14 @@ class EnvelopeCipher:
                 fragment.message_id, fragment.index, fragment.total, fragment.length
             )
         padded = pad(payload, _MAX_PADDED)
-        return head + self._cipher.encrypt(self.nonce(sequence), padded, head + self._direction)
+        cipher = ChaCha20Poly1305(self._key)
+        return head + cipher.encrypt(self.nonce(sequence), padded, head + self._direction)
 
     def open(self, message: bytes, header: Header) -> bytes:
         """The payload. Raises ``WireError``: ``bad-tag``, ``bad-padding``."""
         head = message[: header.length]
         try:
-            padded = self._cipher.decrypt(
+            padded = ChaCha20Poly1305(self._key).decrypt(
                 self.nonce(header.sequence),
                 message[header.length :],
                 head + self._direction,

@@ -182,7 +182,7 @@ def test_the_descriptors_expiry_is_judged_by_the_reply_and_the_largest_time_seen
 
 
 def test_an_open_is_bound_to_every_byte_of_its_descriptor() -> None:
-    """Two descriptors with one serial and the same keys: an open for one does not serve the other."""
+    """Two descriptors with one serial and the same keys: no open serves for both."""
     fleet = Fleet()
     twin = make_descriptor(
         key_from("root"), 1, EXPIRES + 1, fleet.descriptor.signing, fleet.descriptor.hpke

@@ -13,6 +13,8 @@ Runs = Mapping[int, Sequence[Sequence[float]]]
 
 # Standard errors by which a cost must be away from the limit to count as clear of it.
 _CLEAR = 3.0
+# Relative distance from the limit that is asked in addition of a k measured only once.
+_ONE_BLOCK = 0.5
 # A median's standard error in those of a mean, for normal noise.
 _MEDIAN_ERROR = 1.2533
 
@@ -48,12 +50,17 @@ def relative_errors(runs: Runs) -> dict[int, float]:
 def bounds(runs: Runs, limit_seconds: float, max_k: int) -> tuple[int, int]:
     """The largest k that clearly fits (0: none), and the largest that is not clearly beaten."""
     limit_seconds *= 1.0 + 1e-9  # a tie is a fit, whatever the clock's rounding
-    cost, error = p90_estimates(runs), relative_errors(runs)
-    # One block may be one lucky moment, unless there is no noise to be lucky with.
-    sure = [k for k in cost if len(runs[k]) > 1 or error[k] == 0.0]
-    low = max((k for k in sure if cost[k] * (1.0 + _CLEAR * error[k]) <= limit_seconds), default=0)
-    beaten = [k for k in sure if k > low and cost[k] * (1.0 - _CLEAR * error[k]) > limit_seconds]
+    cost = p90_estimates(runs)
+    error = {k: _doubt(relative, len(runs[k])) for k, relative in relative_errors(runs).items()}
+    low = max((k for k in cost if cost[k] * (1.0 + error[k]) <= limit_seconds), default=0)
+    beaten = [k for k in cost if k > low and cost[k] * (1.0 - error[k]) > limit_seconds]
     return low, min(beaten, default=max_k + 1) - 1
+
+
+def _doubt(relative_error: float, blocks: int) -> float:
+    """How far from the limit a cost has to be. One block may have met an unusual moment."""
+    lucky = _ONE_BLOCK if blocks == 1 and relative_error > 0.0 else 0.0
+    return _CLEAR * relative_error + lucky
 
 
 def largest_fitting(runs: Runs, limit_seconds: float, max_k: int) -> int:

@@ -6,6 +6,7 @@ TiiS 5, 4, article 19. The data are for research; GroupLens forbids passing them
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -140,11 +141,11 @@ def _ratings(name: str, table: Rows, films: dict[int, str], *, timestamps: bool)
 
 def _table(path: Path, separator: str, *, columns: int) -> Rows:
     """The file's integers [lines, columns]."""
-    text = _lines(path)
-    try:
-        table = np.array([line.split(separator) for line in text], dtype=np.int64)
-    except ValueError:
-        table = np.empty((0, 0), np.int64)
+    lines = [line.replace(separator, "\t") for line in _lines(path)]
+    table = np.empty((0, 0), np.int64)
+    if lines:
+        with contextlib.suppress(ValueError):
+            table = np.loadtxt(lines, dtype=np.int64, delimiter="\t", comments=None, ndmin=2)
     if table.ndim != 2 or table.shape[1] != columns or len(table) == 0:
         raise DatasetError(
             f"{path} is not in GroupLens' format: expected lines of {columns} integers, "

@@ -144,7 +144,14 @@ def test_stop_flushes_what_is_queued(mosquitto: Mosquitto, make_link: MakeLink) 
 
 
 @pytest.mark.parametrize(
-    "garbage", [b"\xff" * 50, b"\x20\xff\xff\xff\xff\xff", b"\x20\x02\x00", b"HTTP/1.1 400\r\n\r\n"]
+    "garbage",
+    [
+        b"\xff" * 50,
+        b"\x20\xff\xff\xff\xff\xff",
+        b"\x20\x02\x00",
+        b"\x20\x02\x00\x01",
+        b"HTTP/1.1 400\r\n\r\n",
+    ],
 )
 def test_garbage_instead_of_a_connack_never_ends_the_thread(
     make_link: MakeLink, garbage: bytes

@@ -80,7 +80,8 @@ def _data(name: str, seed: int) -> LeaveOneOut:
 
 def _mix(tastes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     share: np.ndarray = 0.9 * tastes[rng.integers(len(tastes))] + 0.1 / tastes.shape[1]
-    return share / share.sum()
+    share /= share.sum()
+    return share
 
 
 if __name__ == "__main__":

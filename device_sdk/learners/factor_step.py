@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,7 +74,7 @@ class TrainerStep:
     def gradients(self, users: Floats, items: Floats, batch: FactorBatch) -> FactorGradients:
         """See :class:`FactorStep`."""
         values = {"users.weight": users, "items.weight": items}
-        entries = {
+        entries: dict[str, NDArray[Any]] = {
             "user": batch.user,
             "positive": batch.positive,
             "negative": batch.negative,

@@ -30,8 +30,8 @@ class PoolSettings:
     Raises ValueError for a negative or non-finite number.
     """
 
-    pseudo_per_positive: float = 1.0
-    pseudo_weight: float = 0.05
+    pseudo_per_positive: float = 0.5
+    pseudo_weight: float = 0.1
     negatives_per_positive: float = 0.0
     smallest_pool: int = 0
 

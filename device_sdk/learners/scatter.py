@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from device_sdk.learners.columns import draw_columns, left_out
+from device_sdk.learners.columns import deal_columns, left_out
 from device_sdk.learners.factor_step import FactorBatch, FactorStep
 from device_sdk.learners.learner import LearnerError, State
 from device_sdk.learners.pool import PoolSettings, grow_pool
@@ -64,6 +64,7 @@ class ScatterLearner:
         self._pool_settings = pool if pool is not None else PoolSettings()
         self._users: Floats = np.empty((0, 0), dtype=np.float32)
         self._pool: Rows = np.empty(0, dtype=np.int64)
+        self._deck: Rows = np.empty(0, dtype=np.int64)
         self.columns = columns
 
     @property
@@ -104,7 +105,12 @@ class ScatterLearner:
         pool = grow_pool(self._pool, seen, wanted, rng)
         triples = draw_triples(positives, pool, seen, self._pool_settings, rng)
         triples = triples.sample(training.most_triples, rng)
-        columns = draw_columns(items.shape[1], self._columns, rng)
+        columns, deck = deal_columns(
+            self._deck if items.shape[1] == self._users.shape[1] else self._deck[:0],
+            items.shape[1],
+            self._columns,
+            rng,
+        )
 
         rows, index = np.unique(
             np.concatenate([triples.positive, triples.negative]), return_inverse=True
@@ -113,26 +119,37 @@ class ScatterLearner:
             values = np.empty((0, len(columns)), dtype=np.float32)
         else:
             values = self._descend(users, items[rows], columns, triples, index, training)
-        self._users, self._pool = users, pool
+        self._users, self._pool, self._deck = users, pool, deck
         return Update(
             round_id=broadcast.round_id,
             tensors={"columns": columns, "rows": rows, "values": values},
         )
 
     def state(self) -> State:
-        """``users`` float32 [users, K] and ``pool`` int64 [pool]."""
-        return {"users": self._users.copy(), "pool": self._pool.copy()}
+        """``users`` float32 [users, K]; ``pool`` and ``deck`` (columns still to deal), int64."""
+        return {
+            "users": self._users.copy(),
+            "pool": self._pool.copy(),
+            "deck": self._deck.copy(),
+        }
 
     def restore(self, state: State) -> None:
         """Take ``state()`` back; raises LearnerError where names, dtypes or shapes do not fit."""
-        if set(state) != {"users", "pool"}:
-            raise LearnerError(f"the state holds {sorted(state)}; expected 'pool' and 'users'")
-        users, pool = state["users"], state["pool"]
+        if set(state) != {"users", "pool", "deck"}:
+            raise LearnerError(f"the state holds {sorted(state)}; expected deck, pool and users")
+        users = state["users"]
         if users.dtype != np.float32 or users.ndim != 2 or not np.isfinite(users).all():
             raise LearnerError("the state's 'users' must be finite float32 of two dimensions")
-        if pool.dtype != np.int64 or pool.ndim != 1 or len(np.unique(pool)) != len(pool):
-            raise LearnerError("the state's 'pool' must be distinct int64 rows of one dimension")
-        self._users, self._pool = users.copy(), pool.copy()
+        for name in ("pool", "deck"):
+            rows = state[name]
+            if rows.dtype != np.int64 or rows.ndim != 1 or len(np.unique(rows)) != len(rows):
+                raise LearnerError(f"the state's {name!r} must be distinct int64, one-dimensional")
+            if len(rows) and rows.min() < 0:
+                raise LearnerError(f"the state's {name!r} holds negative numbers")
+        if len(state["deck"]) and state["deck"].max() >= users.shape[1]:
+            raise LearnerError("the state's 'deck' names columns that its 'users' do not have")
+        self._users = users.copy()
+        self._pool, self._deck = state["pool"].copy(), state["deck"].copy()
 
     def _grown_users(self, count: int, width: int, spread: float) -> Floats:
         """A copy of U with a row for every user; all new where K is another than before."""

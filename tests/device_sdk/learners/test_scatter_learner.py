@@ -15,6 +15,11 @@ from tests.device_sdk.learners.reference_step import ReferenceStep, reference_lo
 
 ITEMS, K = 50, 16
 NO_POOL = PoolSettings(pseudo_per_positive=0.0)
+STATE = {
+    "users": np.zeros((1, 2), np.float32),
+    "pool": np.zeros(0, np.int64),
+    "deck": np.zeros(0, np.int64),
+}
 
 
 class Recorded(ReferenceStep):
@@ -181,9 +186,12 @@ def test_state_restores_bit_for_bit() -> None:
     "state",
     [
         {},
-        {"users": np.zeros((1, 2)), "pool": np.zeros(0, np.int64)},
-        {"users": np.full((1, 2), np.nan, np.float32), "pool": np.zeros(0, np.int64)},
-        {"users": np.zeros((1, 2), np.float32), "pool": np.array([1, 1])},
+        {**STATE, "users": np.zeros((1, 2))},
+        {**STATE, "users": np.full((1, 2), np.nan, np.float32)},
+        {**STATE, "pool": np.array([1, 1])},
+        {**STATE, "pool": np.array([-1])},
+        {**STATE, "deck": np.array([2])},
+        {**STATE, "deck": np.array([0.5])},
     ],
 )
 def test_state_that_does_not_fit_is_refused(state: dict[str, np.ndarray]) -> None:

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from device_sdk.learners.columns import draw_columns, left_out
+from device_sdk.learners.columns import deal_columns, left_out
 from device_sdk.learners.pool import PoolSettings, grow_pool
 from device_sdk.learners.triples import draw_triples, seen_by_anyone
 
@@ -81,10 +81,19 @@ def test_sample_keeps_whole_triples() -> None:
     assert triples.sample(0, rng) is triples
 
 
-@given(st.integers(1, 70), st.integers(1, 80), st.integers(0, 99))
-def test_columns_are_distinct_and_complete(total: int, count: int, seed: int) -> None:
-    columns = draw_columns(total, count, np.random.default_rng(seed))
-    assert len(columns) == min(total, count)
-    rest = left_out(total, columns)
-    assert sorted([*columns, *rest]) == list(range(total))
-    assert (np.diff(columns) > 0).all()
+@given(st.integers(1, 20), st.integers(1, 22), st.integers(0, 99))
+def test_columns_are_dealt_distinct_and_equally_often(total: int, count: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    deck = np.empty(0, dtype=np.int64)
+    times = np.zeros(total, dtype=np.int64)
+    for _ in range(12):
+        columns, deck = deal_columns(deck, total, count, rng)
+        assert len(columns) == min(total, count)
+        assert (np.diff(columns) > 0).all()
+        assert sorted([*columns, *left_out(total, columns)]) == list(range(total))
+        times[columns] += 1
+    if total % count == 0:
+        assert times.max() - times.min() <= 1
+    else:
+        # A deal that spans two decks leaves its first part out of the second.
+        assert times.min() >= 12 * min(count, total) // (2 * total)

@@ -1,0 +1,90 @@
+"""Runs inside the peer's environment: one workload with onnxruntime-training, beside torch."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+import onnx
+import torch
+from torch import Tensor, nn
+
+from benchmarks.device.timing import alternately
+from benchmarks.device.workloads import Workload, torch_step, workloads
+
+
+class _Loss(nn.Module):
+    """The loss as the forward graph's only output, in operators that its gradient builder has."""
+
+    def __init__(self, workload: Workload, model: nn.Module, names: list[str]) -> None:
+        super().__init__()
+        self.model = model
+        self._workload = workload
+        self._names = names
+
+    def forward(self, *tensors: Tensor) -> Tensor:
+        return self._workload.loss(self.model, dict(zip(self._names, tensors, strict=True)))
+
+
+def main(name: str, seconds: float) -> None:
+    """Print the ratio as JSON."""
+    from onnxruntime.training import artifacts
+    from onnxruntime.training.api import CheckpointState, Module, Optimizer
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    workload = next(w for w in workloads() if w.name == name)
+    model, batch = workload.model(), workload.batch()
+    names = list(batch)
+    wrapped = _Loss(workload, model, names)
+    buffer = io.BytesIO()
+    torch.onnx.export(
+        wrapped,
+        tuple(batch.values()),
+        buffer,
+        input_names=names,
+        output_names=["loss"],
+        training=torch.onnx.TrainingMode.TRAINING,
+        do_constant_folding=False,
+        opset_version=17,
+        dynamo=False,
+    )
+    forward = onnx.load_from_string(buffer.getvalue())
+    trained = [f"model.{n}" for n, p in model.named_parameters() if p.requires_grad]
+    with tempfile.TemporaryDirectory() as temporary:
+        kind = (
+            artifacts.OptimType.AdamW if workload.optimizer == "adam" else artifacts.OptimType.SGD
+        )
+        artifacts.generate_artifacts(
+            forward,
+            requires_grad=trained,
+            frozen_params=[],
+            optimizer=kind,
+            artifact_directory=temporary,
+        )
+        folder = Path(temporary)
+        state = CheckpointState.load_checkpoint(str(folder / "checkpoint"))
+        options = __import__("onnxruntime").SessionOptions()
+        options.intra_op_num_threads = 1
+        module = Module(
+            str(folder / "training_model.onnx"), state, device="cpu", session_options=options
+        )
+        optimizer = Optimizer(str(folder / "optimizer_model.onnx"), module)
+    module.train()
+    arrays = [tensor.numpy() for tensor in batch.values()]
+
+    def step() -> float:
+        loss = float(module(*arrays))
+        optimizer.step()
+        module.lazy_reset_grad()
+        return loss
+
+    timed = alternately([step, torch_step(workload, model, batch)], seconds=seconds)
+    print(json.dumps({"against_torch": timed.ratio(0, 1), "seconds": timed.medians[0]}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], float(sys.argv[2]))

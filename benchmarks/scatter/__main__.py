@@ -34,7 +34,7 @@ is stored under its settings, so a benchmark that was stopped continues where it
 _EXAMPLES = """\
 examples:
   python -m benchmarks.scatter --data ml-100k --seeds 3
-  python -m benchmarks.scatter --data ml-1m --rows "all at K,unequal" --seeds 1
+  python -m benchmarks.scatter --data ml-1m --rows "all at K;unequal" --seeds 1
   python -m benchmarks.scatter --split validation --data ml-100k --seeds 2   (to choose settings)
   python -m benchmarks.scatter --full-round                (time and memory of 6,040 devices)
 """
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.full_round:
         print(measure_full_round(_data_root(options.root), options.artifact, width=32))
         return 0
-    names = [name.strip() for name in options.rows.split(",")] if options.rows else None
+    names = [name.strip() for name in options.rows.split(";")] if options.rows else None
     rows = [row for row in ROWS if names is None or row.name in names]
     if names is not None and len(rows) != len(set(names)):
         known = "; ".join(row.name for row in ROWS)
@@ -135,7 +135,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--data", choices=(*DATA_SETS, "all"), default="all")
     parser.add_argument("--split", choices=("test", "validation"), default="test")
-    parser.add_argument("--rows", help="names of rows, separated by commas (default: all)")
+    parser.add_argument("--rows", help="names of rows, separated by semicolons (default: all)")
     parser.add_argument("--seeds", type=int, help="number of seeds (default: 10 and 3)")
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--root", type=Path, help="data folder (default: TESSERA_DATA)")

@@ -66,9 +66,9 @@ class Request:
 class Choice:
     """The chosen k, why, and everything that was measured on the way.
 
-    `k` is None where the device declines. `fits`: the chosen k's p90 kept the limit; `confirmed`:
-    it did so again after the search. `load_seconds` is reading the artifact and making its session,
-    which happens once and is in no other figure.
+    `k` is None where the device declines. `fits`: the chosen k fits; `confirmed`: measured again
+    after the search, it kept the deadline and, but for noise, the limit. `load_seconds` is reading
+    the artifact and making its session, which happens once and is in no other figure.
     """
 
     k: int | None
@@ -241,9 +241,14 @@ def _reason(
     why = f"k = {found.k} takes {_shown(chosen.p90_seconds or 0.0)} at p90, the limit is {limit}"
     if found.k == request.max_k:
         why += "; it is the largest k that was allowed"
-    else:
+    elif not found.out_of_time:
         why += "; larger ones are expected to miss"
-    why += ". Measured again, it still fits." if found.confirmed else ". It was not confirmed."
+    if not found.confirmed:
+        why += ". It was not confirmed."
+    elif (chosen.p90_seconds or 0.0) <= request.limit_seconds:
+        why += ". Measured again, it still fits."
+    else:
+        why += ". Measured again, it used some of the headroom and kept the deadline."
     return why + (cut if found.out_of_time else "")
 
 

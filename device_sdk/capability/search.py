@@ -15,7 +15,7 @@ _PASSES = 4
 _LADDER = 4
 _CONFIRMATIONS = 3
 # Share of the time box after which only the confirmation is left to do.
-_REFINE_UNTIL = 0.8
+_REFINE_UNTIL = 0.7
 
 
 @dataclass(frozen=True)
@@ -110,8 +110,13 @@ class _Search:
 
     def _measure_again(self, k: int) -> bool:
         """Up to three more blocks; True where at least one was taken just now."""
-        taken = [self._stopwatch.measure(k) for _ in range(_CONFIRMATIONS)]
-        return any(taken)
+        if not self._stopwatch.measure(k):
+            return False
+        for _ in range(_CONFIRMATIONS - 1):
+            # The rest of the box is for the next smaller k, should this one miss.
+            if self._stopwatch.seconds_left() > self._leave_seconds / 2.0:
+                self._stopwatch.measure(k)
+        return True
 
     def _estimate(self) -> int:
         return largest_fitting(self._stopwatch.runs, self._limit, self._max_k)
@@ -120,6 +125,6 @@ class _Search:
         return p90_estimates(self._stopwatch.runs)[k]
 
     def _largest_seen(self, at_most: int) -> int:
-        """The largest measured k up to `at_most` that fitted; 0 where none did."""
-        cost = p90_estimates(self._stopwatch.runs)
-        return max((k for k in cost if k <= at_most and cost[k] <= self._limit), default=0)
+        """The largest measured k up to `at_most` that kept the deadline; 0 where none did."""
+        seen = [k for k in self._stopwatch.runs if k <= at_most]
+        return max((k for k in seen if self._keeps(k)), default=0)

@@ -13,6 +13,7 @@ from examples.datasets.movielens import DatasetError, Split
 from examples.ranking import hit_rate, popularity_hit_rate
 
 
+@pytest.mark.slow
 def test_the_demo_tells_its_story(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -139,8 +139,8 @@ def _spread(
     """A transposed convolution with ``extra`` positions at each axis's end."""
     attributes = w.attributes()
     if all(value < stride for value, stride in zip(extra, w.stride, strict=True)):
-        extra = list(extra) if any(extra) else None
-        return g.op("ConvTranspose", x, weight, bias, **attributes, output_padding=extra)
+        room = list(extra) if any(extra) else None
+        return g.op("ConvTranspose", x, weight, bias, **attributes, output_padding=room)
     # onnxruntime refuses an output padding of a stride or more, which torch allows under a
     # larger dilation: first what the padding had cut off, then zeros that no tap reaches.
     ends = [max(p - value, 0) for p, value in zip(w.padding, extra, strict=True)]
@@ -195,7 +195,8 @@ def _taps(g: Graph, x: Tensorish, w: _Window, first_axis: int, dtype: torch.dtyp
         return [x if isinstance(x, str) else x.name]
     parts = []
     for tap in range(w.taps):
-        begins, ends = [], []
+        begins: list[int] = []
+        ends: list[int] = []
         for axis in reversed(range(w.rank)):
             tap, index = divmod(tap, w.kernel[axis])
             begin = index * w.dilation[axis]

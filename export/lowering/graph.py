@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,6 +78,7 @@ class Graph:
     def __init__(self, parent: Graph | None = None) -> None:
         self.nodes: list[onnx.NodeProto] = []
         self.producer: dict[str, onnx.NodeProto] = {}
+        self._equal: dict[Hashable, tuple[str, ...]] = {}
         self._root: Graph = parent._root if parent else self
         if parent is None:
             self._initializers: dict[str, onnx.TensorProto] = {}
@@ -102,15 +103,20 @@ class Graph:
     def multi(
         self, op_type: str, *inputs: Tensorish | None, outputs: int | Sequence[bool], **attrs: Any
     ) -> tuple[str, ...]:
-        """Add a node with several outputs; a False in ``outputs`` leaves that output out."""
+        """Add a node with several outputs; a False in ``outputs`` leaves that output out.
+
+        Equal nodes are one node: every operator in use is a function of its inputs.
+        """
         wanted = [True] * outputs if isinstance(outputs, int) else list(outputs)
+        given = {key: value for key, value in attrs.items() if value is not None}
+        sources = [_name(value) for value in inputs]
+        key = _same_node(op_type, sources, wanted, given)
+        if key is not None and key in self._equal:
+            return self._equal[key]
         names = [self.name(op_type.lower()) if want else "" for want in wanted]
-        node = helper.make_node(
-            op_type,
-            [_name(value) for value in inputs],
-            names,
-            **{key: value for key, value in attrs.items() if value is not None},
-        )
+        node = helper.make_node(op_type, sources, names, **given)
+        if key is not None:
+            self._equal[key] = tuple(names)
         self.nodes.append(node)
         for name in names:
             if name:
@@ -338,6 +344,20 @@ def _is_whole(expr: sympy.Expr) -> bool:
     return isinstance(expr, whole) and all(
         part.is_Integer or isinstance(part, sympy.Symbol) or _is_whole(part) for part in expr.args
     )
+
+
+def _same_node(
+    op_type: str, sources: list[str], wanted: list[bool], attributes: Mapping[str, Any]
+) -> Hashable | None:
+    """A key that equal nodes share; None for nodes with graphs or tensors as attributes."""
+    plain: list[tuple[str, Hashable]] = []
+    for name, value in sorted(attributes.items()):
+        if isinstance(value, (list, tuple)):
+            value = tuple(value)
+        elif not isinstance(value, (int, float, str)):
+            return None
+        plain.append((name, value))
+    return op_type, tuple(sources), tuple(wanted), tuple(plain)
 
 
 def _name(value: Tensorish | None) -> str:

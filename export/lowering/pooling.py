@@ -113,7 +113,7 @@ def _flat_indices(g: Graph, indices: Value, operator: str) -> str:
             operator=operator,
             instead="the pooling's result alone",
         )
-    return node.input[0]
+    return str(node.input[0])
 
 
 def _max_pool_gradient(g: Graph, grad: Value, x: Value, indices: Value, apart: bool) -> str:

@@ -10,7 +10,15 @@ from typing import Any
 import torch
 import torch.nn.functional as functional
 
-from export.rewrites import batch_norm, cross_entropy, dropout, embedding_bag, layer_norm, recurrent
+from export.rewrites import (
+    batch_norm,
+    cross_entropy,
+    dropout,
+    embedding_bag,
+    group_norm,
+    layer_norm,
+    recurrent,
+)
 from export.rewrites.randomness import Randomness
 
 _LOCK = threading.RLock()
@@ -27,6 +35,8 @@ def recordable(randomness: Randomness) -> Iterator[None]:
         *recurrent.replacements(),
         (functional, "batch_norm", batch_norm.batch_norm),
         (functional, "embedding_bag", embedding_bag.embedding_bag),
+        (functional, "group_norm", group_norm.group_norm),
+        (functional, "instance_norm", group_norm.instance_norm),
         (functional, "layer_norm", layer_norm.layer_norm),
         (functional, "cross_entropy", cross_entropy.cross_entropy),
         (functional, "nll_loss", cross_entropy.nll_loss),

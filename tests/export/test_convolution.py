@@ -98,7 +98,9 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], int, tuple[int, ...]]] = {
 GROUPS = {
     "one axis": [n for n, (_, _, sizes) in LAYERS.items() if len(sizes) == 1],
     "two axes": [n for n, (_, _, s) in LAYERS.items() if len(s) == 2 and "transposed" not in n],
-    "two axes, transposed": [n for n in LAYERS if n.startswith("transposed")],
+    "two axes, transposed": [
+        n for n, (_, _, s) in LAYERS.items() if len(s) == 2 and "transposed" in n
+    ],
     "three axes": [n for n, (_, _, sizes) in LAYERS.items() if len(sizes) == 3],
 }
 

@@ -48,7 +48,13 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     train.set_defaults(run=run)
-    train.add_argument("--interactions", type=Path, required=True, metavar="FILE")
+    train.add_argument(
+        "--interactions",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="CSV or TSV, one interaction a line: user, item, ...",
+    )
     size = train.add_mutually_exclusive_group()
     size.add_argument("--k", type=positive_int, help=f"latent dimension (default: {_DEFAULT_K})")
     size.add_argument(

@@ -24,7 +24,6 @@ from benchmarks.simulator import Simulation, mixed_columns, scatter_fleet
 from device_sdk import Trainer
 from device_sdk.factorisation import packaged_artifact
 from device_sdk.learners.factor_step import TrainerStep
-from device_sdk.learners.ranking import rank_items
 
 _COLUMNS = 64
 
@@ -60,8 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 f"epoch {epoch:3}: {devices} devices, HR@10 {found.hit_ratio:.3f}, "
                 f"NDCG@10 {found.ndcg:.3f}"
             )
-    best = rank_items(learners[0].users[0], method.items, split.train[0], 5)
-    listed = ", ".join(f"item {one.row} ({one.score:.2f})" for one in best)
+    best = learners[0].recommend(method.items, user=0, count=5)
+    listed = ", ".join(f"item {row} ({score:.2f})" for row, score in best)
     print(f"device 0 (k = {columns[0]}) recommends {listed}")
     return 0
 

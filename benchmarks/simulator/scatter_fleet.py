@@ -17,7 +17,7 @@ Rows = NDArray[np.int64]
 
 
 class FixedInteractions:
-    """Interactions that never change; see :class:`device_sdk.learners.scatter.Interactions`."""
+    """Interactions that never change; see :class:`device_sdk.learners.scatter.LocalPositives`."""
 
     def __init__(self, positives: Sequence[Rows]) -> None:
         self._positives = tuple(positives)

@@ -18,16 +18,17 @@ from device_sdk.learners.factor_step import FactorBatch, FactorStep
 from device_sdk.learners.learner import LearnerError, State
 from device_sdk.learners.pool import PoolSettings, grow_pool
 from device_sdk.learners.triples import Triples, draw_triples, seen_by_anyone
+from device_sdk.recommend import top_items
 from device_sdk.wire.exchange import Broadcast, Update
 from device_sdk.wire.scatter_settings import ScatterTraining
 
-__all__ = ["Interactions", "ScatterLearner"]
+__all__ = ["LocalPositives", "ScatterLearner"]
 
 Floats = NDArray[np.float32]
 Rows = NDArray[np.int64]
 
 
-class Interactions(Protocol):
+class LocalPositives(Protocol):
     """The device's own training data, asked for at the start of each round."""
 
     def positives(self) -> Sequence[Rows]:
@@ -52,7 +53,7 @@ class ScatterLearner:
 
     def __init__(
         self,
-        interactions: Interactions,
+        interactions: LocalPositives,
         step: FactorStep,
         columns: int,
         rng: np.random.Generator,
@@ -124,6 +125,22 @@ class ScatterLearner:
             round_id=broadcast.round_id,
             tensors={"columns": columns, "rows": rows, "values": values},
         )
+
+    def recommend(self, items: NDArray[Any], user: int, count: int) -> list[tuple[int, float]]:
+        """The ``count`` best items that local user ``user`` has not touched: (row, score), best
+        first (the patent, step 5).
+
+        All K columns take part, whatever number of them this device trains. ``items`` is the last
+        item matrix, float16 or float32 [items, K]. Raises LearnerError when the user has no vector
+        of that width yet, ValueError for a negative count.
+        """
+        if not 0 <= user < len(self._users) or items.shape[1] != self._users.shape[1]:
+            raise LearnerError(
+                f"user {user} has no vector of {items.shape[1]} columns: it gets one in its first "
+                "round"
+            )
+        scores = items.astype(np.float32, copy=False) @ self._users[user]
+        return top_items(scores, self._interactions.positives()[user], count)
 
     def state(self) -> State:
         """``users`` float32 [users, K]; ``pool`` and ``deck`` (columns still to deal), int64."""

@@ -7,7 +7,6 @@ from benchmarks.simulator import FixedInteractions
 from device_sdk.learners.factor_step import FactorBatch
 from device_sdk.learners.learner import LearnerError
 from device_sdk.learners.pool import PoolSettings
-from device_sdk.learners.ranking import rank_items
 from device_sdk.learners.scatter import ScatterLearner
 from device_sdk.wire.exchange import Broadcast
 from device_sdk.wire.scatter_settings import ScatterTraining
@@ -236,10 +235,16 @@ def test_no_columns_is_refused() -> None:
         learner([[1]], columns=0)
 
 
-def test_ranking_leaves_out_what_was_seen() -> None:
-    items = np.array([[1.0], [3.0], [2.0], [3.0]], dtype=np.float32)
-    found = rank_items(np.ones(1, np.float32), items, np.array([1]), 10)
-    assert [(one.row, one.score) for one in found] == [(3, 3.0), (2, 2.0), (0, 1.0)]
-    assert len(rank_items(np.ones(1, np.float32), items.astype(np.float16), np.array([1]), 2)) == 2
-    with pytest.raises(ValueError, match="does not fit"):
-        rank_items(np.ones(2, np.float32), items, np.array([1]), 2)
+def test_recommendation_takes_all_columns_and_leaves_out_what_was_seen() -> None:
+    one = learner([[1, 5, 9], [2]])
+    message = broadcast()
+    items = message.tensors["items"]
+    with pytest.raises(LearnerError, match="first round"):
+        one.recommend(items, 0, 3)
+    one.train(message)
+    found = one.recommend(items, 0, ITEMS)
+    scores = items @ one.users[0]
+    assert {row for row, _ in found} == set(range(ITEMS)) - {1, 5, 9}
+    assert [score for _, score in found] == sorted((score for _, score in found), reverse=True)
+    assert all(score == pytest.approx(scores[row], rel=1e-5) for row, score in found)
+    assert len(one.recommend(items.astype(np.float16), 1, 4)) == 4

@@ -43,11 +43,11 @@ def nll_loss(
     target = target.unsqueeze(0) if single else target
     classes = log_probability.shape[1]
     hot = _one_hot(target, classes, input)
-    counted = (target != ignore_index).to(input.dtype)
-    hot = hot * counted.unsqueeze(1)
+    if 0 <= ignore_index < classes:
+        hot = hot * (target != ignore_index).to(input.dtype).unsqueeze(1)
     if weight is not None:
         hot = hot * weight.reshape([1, classes] + [1] * (target.dim() - 1))
-    weights = counted if weight is None else hot.sum(1)
+    weights = hot
     losses = -(log_probability * hot).sum(1)
     if single and reduction == "none":
         return losses[0]

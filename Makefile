@@ -41,7 +41,7 @@ $(STAMP): pyproject.toml constraints.txt
 
 .PHONY: test
 test: lint types ## linters, type checker and every test
-	$(RUN) -m pytest --hypothesis-profile=ci --durations=15 $(ARGS)
+	$(RUN) -m pytest -n auto --dist worksteal --hypothesis-profile=ci --durations=15 $(ARGS)
 
 .PHONY: lint
 lint: $(STAMP) ## ruff: rules and format

@@ -18,7 +18,10 @@ from numpy.typing import NDArray
 
 __all__ = ["Broadcast", "Scalar", "Update"]
 
-_DTYPES = ("float32", "float16", "int64", "int32", "int16", "int8", "uint8", "uint16", "bool")
+_DTYPE_NAMES = "float32 float16 int64 int32 int16 int8 uint8 uint16 bool".split()
+# Compared as objects: a dtype's name is worked out anew each time it is asked for, and every update
+# passes here.
+_DTYPES = frozenset(np.dtype(name) for name in _DTYPE_NAMES)
 _NAME = re.compile(r"[a-z][a-z0-9_]*(\.[a-z0-9_]+)*")
 
 Scalar = bool | int | float | str
@@ -84,10 +87,10 @@ def _read_only(tensors: Mapping[str, NDArray[Any]]) -> Mapping[str, NDArray[Any]
     frozen: dict[str, NDArray[Any]] = {}
     for name, array in tensors.items():
         _require_name(name)
-        if not isinstance(array, np.ndarray) or array.dtype.name not in _DTYPES:
+        if not isinstance(array, np.ndarray) or array.dtype not in _DTYPES:
             found = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
             raise ValueError(
-                f"tensor {name!r} is {found}; expected a numpy array of one of {_DTYPES}"
+                f"tensor {name!r} is {found}; expected a numpy array of one of {', '.join(_DTYPE_NAMES)}"
             )
         view = array.view()
         # Learners of one process share a broadcast: one that wrote into it would change the others.

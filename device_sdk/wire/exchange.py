@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 __all__ = ["Broadcast", "Scalar", "Update"]
 
-_DTYPE_NAMES = "float32 float16 int64 int32 int16 int8 uint8 uint16 bool".split()
+_FLOATS, _WHOLES = ("float32", "float16"), ("int64", "int32", "int16", "int8", "uint8", "uint16")
+_DTYPE_NAMES = (*_FLOATS, *_WHOLES, "bool")
 # Compared as objects: a dtype's name is worked out anew each time it is asked for, and every update
 # passes here.
 _DTYPES = frozenset(np.dtype(name) for name in _DTYPE_NAMES)
@@ -90,7 +91,8 @@ def _read_only(tensors: Mapping[str, NDArray[Any]]) -> Mapping[str, NDArray[Any]
         if not isinstance(array, np.ndarray) or array.dtype not in _DTYPES:
             found = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
             raise ValueError(
-                f"tensor {name!r} is {found}; expected a numpy array of one of {', '.join(_DTYPE_NAMES)}"
+                f"tensor {name!r} is {found}; expected a numpy array of one of "
+                f"{', '.join(_DTYPE_NAMES)}"
             )
         view = array.view()
         # Learners of one process share a broadcast: one that wrote into it would change the others.

@@ -1,0 +1,137 @@
+"""The home folder's SQLite file: schema, durability, and one lock for the device's threads."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from device_sdk.home.errors import HomeBroken
+
+__all__ = ["SCHEMA_VERSION", "Database"]
+
+SCHEMA_VERSION = 1
+
+_SCHEMA = """
+CREATE TABLE membership (
+    one INTEGER PRIMARY KEY CHECK (one = 1),
+    url TEXT NOT NULL, prefix TEXT NOT NULL,
+    ca_file TEXT, certificate_file TEXT, key_file TEXT,
+    root_fingerprint BLOB NOT NULL, device_id BLOB NOT NULL, handle BLOB NOT NULL,
+    admission_key BLOB NOT NULL, shard INTEGER NOT NULL);
+CREATE TABLE descriptor (
+    one INTEGER PRIMARY KEY CHECK (one = 1), message BLOB NOT NULL);
+CREATE TABLE clock (
+    one INTEGER PRIMARY KEY CHECK (one = 1), largest_unix_seconds INTEGER NOT NULL);
+CREATE TABLE user (place INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE);
+CREATE TABLE interaction (
+    user INTEGER NOT NULL REFERENCES user (place), item TEXT NOT NULL,
+    PRIMARY KEY (user, item)) WITHOUT ROWID;
+CREATE TABLE mark (
+    task TEXT NOT NULL, cohort TEXT NOT NULL, generation INTEGER NOT NULL,
+    round INTEGER NOT NULL, version INTEGER NOT NULL, sha256 BLOB NOT NULL,
+    PRIMARY KEY (task, cohort)) WITHOUT ROWID;
+CREATE TABLE participation (
+    number INTEGER PRIMARY KEY, task TEXT NOT NULL, generation INTEGER NOT NULL,
+    round INTEGER NOT NULL, version INTEGER NOT NULL, outcome TEXT NOT NULL, detail TEXT NOT NULL,
+    k INTEGER, verdict TEXT, reason TEXT,
+    UNIQUE (task, generation, round));
+CREATE TABLE outbox (
+    digest BLOB PRIMARY KEY, task TEXT NOT NULL, generation INTEGER NOT NULL,
+    round INTEGER NOT NULL, body BLOB NOT NULL,
+    UNIQUE (task, generation, round)) WITHOUT ROWID;
+CREATE TABLE learner (task TEXT PRIMARY KEY, state BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE model (
+    task TEXT PRIMARY KEY, generation INTEGER NOT NULL, round INTEGER NOT NULL,
+    version INTEGER NOT NULL, catalogue_id BLOB NOT NULL, arrays BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE catalogue (id BLOB PRIMARY KEY, content BLOB NOT NULL);
+CREATE TABLE capability (
+    task TEXT PRIMARY KEY, fingerprint TEXT NOT NULL, k INTEGER NOT NULL,
+    triples INTEGER NOT NULL, misses INTEGER NOT NULL, reason TEXT NOT NULL) WITHOUT ROWID;
+"""
+
+
+class Database:
+    """One connection, used by one thread at a time.
+
+    A commit has reached the disk when :meth:`transaction` ends (WAL, ``synchronous=FULL``). The
+    file and its companions have mode 0600: they hold what users did, in plain.
+    Raises :class:`HomeBroken`.
+    """
+
+    def __init__(self, path: Path, *, read_only: bool = False) -> None:
+        self._path = path
+        self._lock = threading.RLock()
+        self._depth = 0
+        try:
+            if not read_only:
+                # SQLite gives its journal the mode of the file, but would make the file with 0644.
+                os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+            self._connection = sqlite3.connect(
+                path, isolation_level=None, check_same_thread=False, timeout=10.0
+            )
+            self._prepare(read_only)
+        except (OSError, sqlite3.Error) as error:
+            raise HomeBroken(f"{path} cannot be used: {error}") from error
+
+    def _prepare(self, read_only: bool) -> None:
+        run = self._connection.execute
+        (version,) = run("PRAGMA user_version").fetchone()
+        if version > SCHEMA_VERSION:
+            raise HomeBroken(
+                f"{self._path} has format {version}, this version of Tessera reads up to "
+                f"{SCHEMA_VERSION}; install a newer one"
+            )
+        if read_only:
+            run("PRAGMA query_only = ON")
+            if version == 0:
+                raise HomeBroken(f"{self._path} is empty")
+            return
+        run("PRAGMA journal_mode = WAL")
+        run("PRAGMA synchronous = FULL")
+        run("PRAGMA foreign_keys = ON")
+        # What was deleted (an interaction, an update that was sent) is overwritten, not only freed.
+        run("PRAGMA secure_delete = ON")
+        if version == 0:
+            with self.transaction() as sql:
+                for statement in _SCHEMA.split(";"):
+                    if statement.strip():
+                        sql.execute(statement)
+                sql.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+
+    @contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """All or nothing; transactions inside one join it."""
+        with self._lock:
+            if self._depth == 0:
+                self._connection.execute("BEGIN IMMEDIATE")
+            self._depth += 1
+            try:
+                yield self._connection
+            except BaseException:
+                self._depth -= 1
+                if self._depth == 0:
+                    self._connection.execute("ROLLBACK")
+                raise
+            self._depth -= 1
+            if self._depth == 0:
+                self._connection.execute("COMMIT")
+
+    def rows(self, query: str, *values: object) -> list[tuple[object, ...]]:
+        """All rows of a query."""
+        with self._lock:
+            return self._connection.execute(query, values).fetchall()
+
+    def row(self, query: str, *values: object) -> tuple[object, ...] | None:
+        """The first row of a query."""
+        with self._lock:
+            found: tuple[object, ...] | None = self._connection.execute(query, values).fetchone()
+            return found
+
+    def close(self) -> None:
+        """Close the file. May be called twice."""
+        with self._lock:
+            self._connection.close()

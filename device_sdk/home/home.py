@@ -1,0 +1,114 @@
+"""The home folder: lock, identity, database and artifacts."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from device_sdk.home.database import Database
+from device_sdk.home.errors import HomeBroken, HomeError, NotEnrolled
+from device_sdk.home.interaction_store import InteractionStore
+from device_sdk.home.lock import HomeLock
+from device_sdk.home.membership import MembershipStore
+from device_sdk.home.model_store import ModelStore
+from device_sdk.home.round_store import RoundStore
+from device_sdk.runtime.atomic_file import write_atomically
+from device_sdk.wire.errors import WireError
+from device_sdk.wire.keys import KeyKind, generate, read_key, signing_key, write_key
+
+__all__ = ["Home"]
+
+_DATABASE = "device.sqlite"
+_IDENTITY = "identity.key"
+_LOCK = "lock"
+_ARTIFACTS = "artifacts"
+
+
+class Home:
+    """An open home folder.
+
+    Args:
+        folder: made, mode 0700, with ``create``.
+        create: for enrolment; else a missing folder raises :class:`NotEnrolled`.
+        read_only: no lock is taken and nothing is written, so a running device is not disturbed.
+
+    Raises :class:`HomeLocked`, :class:`HomeBroken`, :class:`NotEnrolled`.
+    """
+
+    def __init__(self, folder: Path, *, create: bool = False, read_only: bool = False) -> None:
+        self.folder = folder
+        self.read_only = read_only
+        if create:
+            try:
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            except OSError as error:
+                raise HomeBroken(f"the home folder {folder} cannot be made: {error}") from error
+        elif not (folder / _DATABASE).is_file():
+            raise NotEnrolled(
+                f"{folder} is no device's home: enrol first (`tessera-device join URL CODE --home "
+                f"{folder}`, or Device.enrol)"
+            )
+        self._lock: HomeLock | None = None
+        try:
+            self._lock = None if read_only else HomeLock(folder / _LOCK)
+            self.database = Database(folder / _DATABASE, read_only=read_only)
+        except (OSError, HomeError) as error:
+            self._release()
+            if isinstance(error, HomeError):
+                raise
+            raise HomeBroken(f"the home folder {folder} cannot be used: {error}") from error
+        self.membership = MembershipStore(self.database)
+        self.interactions = InteractionStore(self.database)
+        self.rounds = RoundStore(self.database)
+        self.models = ModelStore(self.database)
+
+    def identity(self, *, create: bool = False) -> Ed25519PrivateKey:
+        """The device's key. One that is made here is on the disk when this returns.
+
+        Raises :class:`HomeBroken` where it is missing, damaged or readable by others.
+        """
+        path = self.folder / _IDENTITY
+        if create and not path.exists():
+            write_key(path, KeyKind.ED25519, generate(KeyKind.ED25519))
+        try:
+            return signing_key(read_key(path, KeyKind.ED25519))
+        except (OSError, WireError) as error:
+            raise HomeBroken(
+                f"the identity in {path} cannot be used ({error}); without it this device has to "
+                "enrol anew, with a code from `tessera-aggregator invite --replaces ID`"
+            ) from error
+
+    def artifact_folder(self, artifact_id: bytes) -> Path:
+        """Where an artifact lies, or would."""
+        return self.folder / _ARTIFACTS / artifact_id.hex()
+
+    def has_artifact(self, artifact_id: bytes) -> bool:
+        """Whether an artifact was stored whole."""
+        return self.artifact_folder(artifact_id).is_dir()
+
+    def save_artifact(self, artifact_id: bytes, files: Mapping[str, bytes]) -> Path:
+        """Store the files of an artifact that were checked against its id."""
+        final = self.artifact_folder(artifact_id)
+        if final.is_dir():
+            return final
+        partial = final.with_name(f".{final.name}.partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(mode=0o700, parents=True)
+        for name, data in files.items():
+            write_atomically(partial / name, data)
+        os.replace(partial, final)  # a crash before this leaves no artifact that looks whole
+        return final
+
+    def close(self) -> None:
+        """Close the database and release the lock. May be called twice."""
+        self.database.close()
+        self._release()
+
+    def _release(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None

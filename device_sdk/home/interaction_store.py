@@ -1,0 +1,86 @@
+"""Who did what on this device, by the outside ids of items. It never leaves the device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device_sdk.home.database import Database
+from device_sdk.wire.catalogue import MOST_ID_BYTES
+
+__all__ = ["InteractionStore"]
+
+_MOST_USER_BYTES = 256
+
+
+class InteractionStore:
+    """Distinct (user, item) pairs. Users keep their place, in the order of their first item."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def add(self, pairs: Iterable[tuple[str, str]]) -> int:
+        """Record (user, item) pairs in one commit; how many were new. Raises ValueError.
+
+        Items need not be in the catalogue: those that are not wait until it knows them.
+        """
+        checked = [
+            (_text("user", user, _MOST_USER_BYTES), _text("item", item, MOST_ID_BYTES))
+            for user, item in pairs
+        ]
+        with self._database.transaction() as sql:
+            before = sql.total_changes
+            places: dict[str, int] = dict(sql.execute("SELECT name, place FROM user"))
+            for user in dict.fromkeys(user for user, _ in checked):
+                if user not in places:
+                    places[user] = len(places)
+                    sql.execute("INSERT INTO user VALUES (?, ?)", (places[user], user))
+                    before += 1
+            sql.executemany(
+                "INSERT OR IGNORE INTO interaction VALUES (?, ?)",
+                [(places[user], item) for user, item in checked],
+            )
+            return sql.total_changes - before
+
+    def place(self, user: str) -> int | None:
+        """The place of a local user; None for one without interactions."""
+        row: tuple[Any, ...] | None = self._database.row(
+            "SELECT place FROM user WHERE name = ?", user
+        )
+        return None if row is None else int(row[0])
+
+    def counts(self) -> tuple[int, int]:
+        """Numbers of local users and of interactions."""
+        row: tuple[Any, ...] | None = self._database.row(
+            "SELECT (SELECT count(*) FROM user), (SELECT count(*) FROM interaction)"
+        )
+        return (0, 0) if row is None else (int(row[0]), int(row[1]))
+
+    def items_of(self, place: int) -> list[str]:
+        """The outside ids that a user touched."""
+        found: list[tuple[Any, ...]] = self._database.rows(
+            "SELECT item FROM interaction WHERE user = ?", place
+        )
+        return [item for (item,) in found]
+
+    def positives(self, rows: Mapping[str, int]) -> tuple[NDArray[np.int64], ...]:
+        """Per user the rising rows (by a catalogue) of the items that the catalogue knows."""
+        users, _ = self.counts()
+        found: list[list[int]] = [[] for _ in range(users)]
+        pairs: list[tuple[Any, ...]] = self._database.rows("SELECT user, item FROM interaction")
+        for user, item in pairs:
+            row = rows.get(item)
+            if row is not None:
+                found[user].append(row)
+        return tuple(np.array(sorted(each), dtype=np.int64) for each in found)
+
+
+def _text(what: str, value: str, most_bytes: int) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"{what} is {value!r}; expected a text of at least one character")
+    if len(value.encode()) > most_bytes:
+        raise ValueError(f"the {what} {value[:40]!r}... has more than {most_bytes} bytes")
+    return value

@@ -1,0 +1,99 @@
+"""What enrolment left with a device: where its fleet meets, and its credential."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from device_sdk.home.database import Database
+from device_sdk.wire.broker_url import TlsFiles
+from device_sdk.wire.descriptor import Descriptor, DescriptorSeen, read_descriptor
+from device_sdk.wire.enrolment_message import Grant
+
+__all__ = ["Membership", "MembershipStore"]
+
+
+@dataclass(frozen=True)
+class Membership:
+    """One device's place in one fleet."""
+
+    url: str = field(repr=False)  # may hold a password
+    prefix: str
+    tls: TlsFiles | None
+    root_fingerprint: bytes
+    grant: Grant
+
+
+class MembershipStore:
+    """Membership, descriptor and the largest time seen: each has one row at most."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def load(self) -> Membership | None:
+        """The membership; None before enrolment."""
+        row: tuple[Any, ...] | None = self._database.row(
+            "SELECT url, prefix, ca_file, certificate_file, key_file, root_fingerprint, "
+            "device_id, handle, admission_key, shard FROM membership"
+        )
+        if row is None:
+            return None
+        files = [None if name is None else Path(name) for name in row[2:5]]
+        tls = TlsFiles(*files) if any(files) else None
+        return Membership(row[0], row[1], tls, row[5], Grant(*row[6:10]))
+
+    def save(self, membership: Membership, descriptor: Descriptor) -> None:
+        """Store the outcome of an enrolment, once."""
+        tls = membership.tls if membership.tls is not None else TlsFiles()
+        files = [
+            None if file is None else str(file.expanduser().absolute())
+            for file in (tls.ca_file, tls.certificate_file, tls.key_file)
+        ]
+        grant = membership.grant
+        with self._database.transaction() as sql:
+            sql.execute(
+                "INSERT INTO membership VALUES (1, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (
+                    membership.url,
+                    membership.prefix,
+                    *files,
+                    membership.root_fingerprint,
+                    grant.device_id,
+                    grant.handle,
+                    grant.admission_key,
+                    grant.shard,
+                ),
+            )
+            self.save_descriptor(descriptor)
+
+    def descriptor(self, root_fingerprint: bytes) -> Descriptor | None:
+        """The newest descriptor accepted, verified again. Raises ``WireError`` if damaged."""
+        row: tuple[Any, ...] | None = self._database.row("SELECT message FROM descriptor")
+        return None if row is None else read_descriptor(row[0], root_fingerprint)
+
+    def save_descriptor(self, descriptor: Descriptor) -> None:
+        """Keep a descriptor that was accepted; its serial must not fall."""
+        with self._database.transaction() as sql:
+            sql.execute("INSERT OR REPLACE INTO descriptor VALUES (1, ?)", (descriptor.message,))
+
+    def largest_time(self) -> int:
+        """The largest Unix time ever seen, 0 before the first session."""
+        row: tuple[Any, ...] | None = self._database.row("SELECT largest_unix_seconds FROM clock")
+        return 0 if row is None else int(row[0])
+
+    def raise_time(self, unix_seconds: int) -> None:
+        """Note a time; a smaller one than the largest changes nothing."""
+        with self._database.transaction() as sql:
+            sql.execute(
+                "INSERT INTO clock VALUES (1, ?) ON CONFLICT (one) DO UPDATE SET "
+                "largest_unix_seconds = max(largest_unix_seconds, excluded.largest_unix_seconds)",
+                (unix_seconds,),
+            )
+
+
+def seen(descriptor: Descriptor | None) -> DescriptorSeen | None:
+    """What the next descriptor is compared with."""
+    if descriptor is None:
+        return None
+    return DescriptorSeen(descriptor.serial, descriptor.digest)

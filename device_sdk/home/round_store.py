@@ -1,0 +1,194 @@
+"""Rounds as a device remembers them: the newest manifest, its part in each round, the outbox."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from device_sdk.home.database import Database
+from device_sdk.wire.manifest import Manifest, Mark
+from device_sdk.wire.messages import Receipt, UpdateIdentity, Verdict
+
+__all__ = ["Outcome", "OutboxRow", "Participation", "RoundStore"]
+
+_KEPT_ROUNDS = 1000
+
+
+class Outcome(Enum):
+    """How a round ended on the device."""
+
+    TRAINED = "trained"
+    NOT_SELECTED = "not-selected"
+    TOO_LATE = "too-late"
+    DECLINED = "declined"
+    """The device cannot afford even one column in time."""
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Participation:
+    """A device's part in one round. ``verdict`` is None until the receipt came."""
+
+    task: str
+    generation: int
+    round: int
+    version: int
+    outcome: Outcome
+    detail: str = ""
+    k: int | None = None
+    verdict: Verdict | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxRow:
+    """An update without a receipt."""
+
+    digest: bytes
+    task: str
+    generation: int
+    round: int
+    body: bytes
+
+    def identity(self, device_id: bytes) -> UpdateIdentity:
+        """What the aggregator knows it by."""
+        return UpdateIdentity(device_id, self.task, self.generation, self.round)
+
+
+class RoundStore:
+    """Marks, participations and outbox. Every method is one transaction, or joins the caller's."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def mark(self, task: str, cohort: str) -> Mark | None:
+        """The newest manifest accepted for a task and cohort."""
+        row: tuple[Any, ...] | None = self._database.row(
+            "SELECT generation, round, version, sha256 FROM mark WHERE task = ? AND cohort = ?",
+            task,
+            cohort,
+        )
+        return None if row is None else Mark(*row)
+
+    def save_mark(self, manifest: Manifest, mark: Mark) -> None:
+        """Keep the mark of a manifest that was accepted."""
+        with self._database.transaction() as sql:
+            sql.execute(
+                "INSERT OR REPLACE INTO mark VALUES (?, ?, ?, ?, ?, ?)",
+                (
+                    manifest.task,
+                    manifest.cohort,
+                    mark.generation,
+                    mark.round,
+                    mark.version,
+                    mark.sha256,
+                ),
+            )
+
+    def participation(self, task: str, generation: int, round_id: int) -> Participation | None:
+        """The part taken in one round; None where none was concluded."""
+        found = self._participations(
+            "WHERE task = ? AND generation = ? AND round = ?", task, generation, round_id
+        )
+        return found[0] if found else None
+
+    def last(self, *, trained: bool = False) -> Participation | None:
+        """The part taken in the newest round, or the newest that was trained."""
+        where = "WHERE outcome = 'trained' " if trained else ""
+        found = self._participations(f"{where}ORDER BY number DESC LIMIT 1")
+        return found[0] if found else None
+
+    def last_receipted(self) -> Participation | None:
+        """The newest round whose update has its receipt."""
+        found = self._participations("WHERE verdict IS NOT NULL ORDER BY number DESC LIMIT 1")
+        return found[0] if found else None
+
+    def conclude(self, part: Participation) -> None:
+        """Record how a round ended. Raises ``sqlite3.IntegrityError`` for a second ending."""
+        with self._database.transaction() as sql:
+            sql.execute(
+                "INSERT INTO participation (task, generation, round, version, outcome, detail, k) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (
+                    part.task,
+                    part.generation,
+                    part.round,
+                    part.version,
+                    part.outcome.value,
+                    part.detail[:500],
+                    part.k,
+                ),
+            )
+            sql.execute(
+                "DELETE FROM participation WHERE number <= (SELECT max(number) FROM participation)"
+                " - ? AND (outcome <> 'trained' OR verdict IS NOT NULL)",
+                (_KEPT_ROUNDS,),
+            )
+
+    def post(self, row: OutboxRow) -> None:
+        """Put an update into the outbox, once per round."""
+        with self._database.transaction() as sql:
+            sql.execute(
+                "INSERT INTO outbox VALUES (?, ?, ?, ?, ?)",
+                (row.digest, row.task, row.generation, row.round, row.body),
+            )
+
+    def outbox(self) -> list[OutboxRow]:
+        """Updates without a receipt, oldest first."""
+        rows: list[tuple[Any, ...]] = self._database.rows(
+            "SELECT digest, task, generation, round, body FROM outbox ORDER BY generation, round"
+        )
+        return [OutboxRow(*row) for row in rows]
+
+    def outbox_size(self) -> tuple[int, int]:
+        """Number of updates without a receipt, and the bytes of their bodies."""
+        row: tuple[Any, ...] | None = self._database.row(
+            "SELECT count(*), coalesce(sum(length(body)), 0) FROM outbox"
+        )
+        return (0, 0) if row is None else (int(row[0]), int(row[1]))
+
+    def settle(self, receipt: Receipt) -> OutboxRow | None:
+        """Take an update out, for its receipt came; None for a receipt of nothing waiting here."""
+        with self._database.transaction() as sql:
+            row: tuple[Any, ...] | None = sql.execute(
+                "SELECT digest, task, generation, round, body FROM outbox WHERE digest = ?",
+                (receipt.digest,),
+            ).fetchone()
+            if row is None:
+                return None
+            found = OutboxRow(*row)
+            sql.execute("DELETE FROM outbox WHERE digest = ?", (receipt.digest,))
+            sql.execute(
+                "UPDATE participation SET verdict = ?, reason = ? "
+                "WHERE task = ? AND generation = ? AND round = ?",
+                (
+                    receipt.verdict.value,
+                    receipt.reason,
+                    found.task,
+                    found.generation,
+                    found.round,
+                ),
+            )
+            return found
+
+    def _participations(self, tail: str, *values: object) -> list[Participation]:
+        rows: list[tuple[Any, ...]] = self._database.rows(
+            "SELECT task, generation, round, version, outcome, detail, k, verdict, reason "
+            f"FROM participation {tail}",
+            *values,
+        )
+        return [
+            Participation(
+                row[0],
+                row[1],
+                row[2],
+                row[3],
+                outcome=Outcome(row[4]),
+                detail=row[5],
+                k=row[6],
+                verdict=None if row[7] is None else Verdict(row[7]),
+                reason=row[8] or "",
+            )
+            for row in rows
+        ]

@@ -29,6 +29,8 @@ from export.write import adds_by_scatter
 TOLERANCE = 1e-5
 YARDSTICK = 10.0
 STEPS = 3
+ROUNDING = 3e-7
+ROUNDING_DRAWS = 8
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,11 @@ def verify_artifact(
                     first = got
                     single = _reference(problem, inputs)
                     exact = _reference(double, inputs)
-                found += _compare(problem, double, inputs, got, single, exact, (step, count, sizes))
+                where = (step, count, sizes)
+                these = _compare(problem, double, inputs, got, single, exact, where)
+                if any(comparison.excess > 1 for comparison in these):
+                    these = _allowing_for_rounding(these, double, inputs, exact, rng)
+                found += these
             state = {name: first["new." + name.removeprefix("state.")] for name in state}
         for count, (_, _, guesser) in sessions.items():
             found += _compare_prediction(problem, double, inputs, guesser, (steps, count, sizes))
@@ -269,6 +275,45 @@ def _compare(
     if bool(np.isfinite(got["guard"])) != finite:
         found.append(Comparison("guard", where[0], where[1], where[2], float("inf"), 0.0))
     return found
+
+
+def _allowing_for_rounding(
+    found: list[Comparison],
+    double: Problem,
+    inputs: Mapping[str, np.ndarray],
+    exact: Mapping[str, np.ndarray],
+    rng: np.random.Generator,
+) -> list[Comparison]:
+    """The comparisons with a fairer yardstick: what changes of a rounding error's size do.
+
+    Where an input of a ReLU or a maximum is within rounding of its kink, float32 torch may happen
+    to fall on float64's side and the graph on the other. Float64 torch with parameters and inputs
+    moved by a few rounding errors falls on either side, and shows how much that is worth.
+    """
+    worst: dict[str, float] = {}
+    for _ in range(ROUNDING_DRAWS):
+        moved = {
+            name: array * (1 + ROUNDING * rng.standard_normal(array.shape)).astype(np.float32)
+            if array.dtype == np.float32 and not name.startswith("hyper.")
+            else array
+            for name, array in inputs.items()
+        }
+        shaken = _reference(double, moved)
+        for slot in double.slots:
+            kind, key = ("gradient of ", "gradient.") if slot.kind == "parameter" else (
+                "buffer ", "new."
+            )  # fmt: skip
+            name = key + slot.name
+            if name in exact:
+                near, far = shaken[name], exact[name]
+                for comparison in _members(slot, kind, near, near, far, (0, 0, {})):
+                    tensor = comparison.tensor
+                    worst[tensor] = max(worst.get(tensor, 0.0), comparison.error)
+        for name in exact:
+            if name == "loss" or name.startswith("output."):
+                error = _error(name, shaken[name], shaken[name], exact[name], (0, 0, {})).error
+                worst[name] = max(worst.get(name, 0.0), error)
+    return [replace(c, torch_error=max(c.torch_error, worst.get(c.tensor, 0.0))) for c in found]
 
 
 def _update(

@@ -32,10 +32,10 @@ class ScatterTraining:
     """
 
     scores: Scores = "residual"
-    user_learning_rate: float = 0.5
+    user_learning_rate: float = 0.7
     user_l2: float = 0.01
     item_l2: float = 0.001
-    user_spread: float = 0.1
+    user_spread: float = 0.01
     most_triples: int = 0
 
     def __post_init__(self) -> None:

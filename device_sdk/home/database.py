@@ -18,7 +18,7 @@ SCHEMA_VERSION = 1
 _SCHEMA = """
 CREATE TABLE membership (
     one INTEGER PRIMARY KEY CHECK (one = 1),
-    url TEXT NOT NULL, prefix TEXT NOT NULL,
+    url TEXT NOT NULL, prefix TEXT NOT NULL, task TEXT NOT NULL, cohort TEXT NOT NULL,
     ca_file TEXT, certificate_file TEXT, key_file TEXT,
     root_fingerprint BLOB NOT NULL, device_id BLOB NOT NULL, handle BLOB NOT NULL,
     admission_key BLOB NOT NULL, shard INTEGER NOT NULL);

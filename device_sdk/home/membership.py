@@ -20,6 +20,8 @@ class Membership:
 
     url: str = field(repr=False)  # may hold a password
     prefix: str
+    task: str
+    cohort: str
     tls: TlsFiles | None
     root_fingerprint: bytes
     grant: Grant
@@ -34,14 +36,17 @@ class MembershipStore:
     def load(self) -> Membership | None:
         """The membership; None before enrolment."""
         row: tuple[Any, ...] | None = self._database.row(
-            "SELECT url, prefix, ca_file, certificate_file, key_file, root_fingerprint, "
-            "device_id, handle, admission_key, shard FROM membership"
+            "SELECT url, prefix, task, cohort, ca_file, certificate_file, key_file, "
+            "root_fingerprint, device_id, handle, admission_key, shard FROM membership"
         )
         if row is None:
             return None
-        files = [None if name is None else Path(name) for name in row[2:5]]
+        files = [None if name is None else Path(name) for name in row[4:7]]
         tls = TlsFiles(*files) if any(files) else None
-        return Membership(row[0], row[1], tls, row[5], Grant(*row[6:10]))
+        url, prefix, task, cohort = row[:4]
+        root_fingerprint, device_id, handle, admission_key, shard = row[7:]
+        grant = Grant(device_id, handle, admission_key, shard)
+        return Membership(url, prefix, task, cohort, tls, root_fingerprint, grant)
 
     def save(self, membership: Membership, descriptor: Descriptor) -> None:
         """Store the outcome of an enrolment, once."""
@@ -53,10 +58,12 @@ class MembershipStore:
         grant = membership.grant
         with self._database.transaction() as sql:
             sql.execute(
-                "INSERT INTO membership VALUES (1, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                "INSERT INTO membership VALUES (1, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (
                     membership.url,
                     membership.prefix,
+                    membership.task,
+                    membership.cohort,
                     *files,
                     membership.root_fingerprint,
                     grant.device_id,

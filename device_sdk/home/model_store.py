@@ -83,6 +83,13 @@ class ModelStore:
         )
         return None if row is None else (int(row[0]), int(row[1]))
 
+    def last_catalogue(self, task: str) -> tuple[int, bytes] | None:
+        """(generation, catalogue id) of the stored model."""
+        row: tuple[Any, ...] | None = self._database.row(
+            "SELECT generation, catalogue_id FROM model WHERE task = ?", task
+        )
+        return None if row is None else (int(row[0]), bytes(row[1]))
+
     def model(self, task: str) -> StoredModel | None:
         """The task's last model."""
         row: tuple[Any, ...] | None = self._database.row(

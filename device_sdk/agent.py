@@ -1,0 +1,181 @@
+"""The background thread that takes part in rounds. It sleeps until there is something to do."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from device_sdk.home.home import Home
+from device_sdk.home.membership import Membership
+from device_sdk.home.round_store import Outcome
+from device_sdk.rounds.actions import Publish, Subscribe, Unsubscribe
+from device_sdk.rounds.job import Declined, RoundTrainer, TrainingJob
+from device_sdk.rounds.pace import Pace
+from device_sdk.rounds.participant import Participant
+from device_sdk.wire.link import Link, LinkError
+from device_sdk.wire.link_events import (
+    Connected,
+    ConnectRefused,
+    Disconnected,
+    Event,
+    Message,
+    PublishRefused,
+    Stopped,
+    SubscribeRefused,
+)
+from device_sdk.wire.link_settings import LinkSettings
+
+__all__ = ["Agent"]
+
+_log = logging.getLogger("tessera.device")
+_FIRST_PAUSE_SECONDS = 1.0
+_LONGEST_PAUSE_SECONDS = 60.0
+
+
+class Agent:
+    """Runs a :class:`Participant` on a link, and its rounds' training, in one daemon thread.
+
+    The process may end at any moment, by SIGKILL too: what matters is committed before it is sent.
+    An agent runs once; make a new one to start again.
+    """
+
+    def __init__(
+        self,
+        home: Home,
+        membership: Membership,
+        trainer: RoundTrainer,
+        *,
+        artifacts: Mapping[bytes, Path],
+        pace: Pace,
+        link_settings: LinkSettings,
+        clock: Callable[[], float],
+        rng: np.random.Generator,
+    ) -> None:
+        jitter, link_rng = rng.spawn(2)
+        self._trainer = trainer
+        self._clock = clock
+        self.participant = Participant(
+            home, membership, artifacts=artifacts, pace=pace, clock=clock, rng=jitter
+        )
+        self._link = Link(
+            membership.url,
+            rng=link_rng,
+            clock=clock,
+            tls=membership.tls,
+            client_id=membership.grant.handle.hex(),
+            settings=link_settings,
+        )
+        self._stopping = threading.Event()
+        self._pause_seconds = _FIRST_PAUSE_SECONDS
+        self._failures: Counter[str] = Counter()
+        self.problem = ""
+        """The last thing that went wrong and has not come right since; empty for none."""
+        self._thread = threading.Thread(target=self._run, name="tessera-device", daemon=True)
+
+    @property
+    def connected(self) -> bool:
+        """Whether the broker has accepted the connection."""
+        return self._link.connected
+
+    @property
+    def running(self) -> bool:
+        """Whether the thread is alive."""
+        return self._thread.is_alive()
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._link.start()
+        self._thread.start()
+
+    def stop(self, timeout_seconds: float) -> bool:
+        """Stop after the work in hand; whether the thread ended within ``timeout_seconds``."""
+        self._stopping.set()
+        # The link's last event wakes the thread; a training in progress is finished first.
+        self._link.stop(flush_seconds=min(1.0, timeout_seconds), timeout_seconds=timeout_seconds)
+        if self._thread.ident is not None:
+            self._thread.join(timeout_seconds)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        self._guarded(self.participant.start)
+        while not self._stopping.is_set():
+            self._guarded(self._turn)
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        """No failure of ours (a full disk, say) may end the thread."""
+        try:
+            work()
+        except Exception as error:
+            name = type(error).__name__
+            if self._failures[name] == 0:
+                _log.exception("the device's thread failed and goes on")
+            self._failures[name] += 1
+            self.problem = f"{name}: {error}"
+            self._stopping.wait(self._pause_seconds)
+            self._pause_seconds = min(2 * self._pause_seconds, _LONGEST_PAUSE_SECONDS)
+        else:
+            self._pause_seconds = _FIRST_PAUSE_SECONDS
+
+    def _turn(self) -> None:
+        self._act()
+        job = self.participant.take_job()
+        if job is not None:
+            self._train(job)
+            self.participant.tick()
+            return
+        wait_seconds = self.participant.next_seconds() - self._clock()
+        timeout_seconds = None if wait_seconds == math.inf else max(0.0, wait_seconds)
+        for event in self._link.events(timeout_seconds=timeout_seconds):
+            self._take(event)
+        self.participant.tick()
+
+    def _act(self) -> None:
+        for action in self.participant.actions.drain():
+            match action:
+                case Publish(topic, payload):
+                    try:
+                        self._link.publish(topic, payload)
+                    except LinkError as error:
+                        self.problem = str(error)  # sent again like anything without an answer
+                case Subscribe(topic_filter):
+                    self._link.subscribe(topic_filter)
+                case Unsubscribe(topic_filter):
+                    self._link.unsubscribe(topic_filter)
+
+    def _take(self, event: Event) -> None:
+        match event:
+            case Message(topic, payload, retained):
+                self.participant.message(topic, payload, retained=retained)
+            case Connected():
+                self.problem = ""
+                self.participant.connected(True)
+            case Disconnected(reason, detail):
+                self.problem = f"no connection to the broker ({reason}): {detail}"
+                self.participant.connected(False)
+            case ConnectRefused(_, detail):
+                self.problem = f"the broker refused the connection: {detail}"
+                self.participant.connected(False)
+            case SubscribeRefused(topic_filter, _, detail):
+                self.problem = f"the broker refused the subscription to {topic_filter}: {detail}"
+            case PublishRefused(topic, _, detail):
+                self.problem = f"the broker refused a message to {topic}: {detail}"
+            case Stopped():
+                self._stopping.set()
+
+    def _train(self, job: TrainingJob) -> None:
+        try:
+            result = self._trainer.train(job)
+        except Declined as reason:
+            self.participant.ended(job, Outcome.DECLINED, str(reason))
+        except Exception as error:
+            _log.warning("round %d ended without an update: %s", job.manifest.round, error)
+            self.problem = f"round {job.manifest.round}: {type(error).__name__}: {error}"
+            self.participant.ended(job, Outcome.FAILED, f"{type(error).__name__}: {error}")
+        else:
+            self.participant.trained(job, result)

@@ -1,0 +1,330 @@
+"""A device's part in rounds: sessions, manifests, fetching, commits, sending, receipts."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from device_sdk.home.home import Home
+from device_sdk.home.membership import Membership
+from device_sdk.home.model_store import StoredModel
+from device_sdk.home.round_store import OutboxRow, Outcome, Participation
+from device_sdk.rounds.actions import Actions
+from device_sdk.rounds.intake import ManifestIntake
+from device_sdk.rounds.job import TrainedRound, TrainingJob
+from device_sdk.rounds.open_round import OpenRound
+from device_sdk.rounds.pace import Pace
+from device_sdk.rounds.refusals import Refusals
+from device_sdk.rounds.sender import Sender
+from device_sdk.rounds.session_keeper import SessionKeeper
+from device_sdk.wire.errors import WireError
+from device_sdk.wire.header import FIRST_ENVELOPE_TYPE, MessageType
+from device_sdk.wire.manifest import Manifest
+from device_sdk.wire.messages import RecordType, UpdateIdentity, read_receipt, update_digest
+from device_sdk.wire.task_messages import BROADCAST_CODECS
+from device_sdk.wire.tensors import Codec
+from device_sdk.wire.topics import (
+    ChunkTopic,
+    DescriptorTopic,
+    DownTopic,
+    ManifestTopic,
+    PresenceTopic,
+    Topic,
+    Topics,
+    UpTopic,
+)
+
+__all__ = ["Participant"]
+
+_TIME_SAVED_EVERY_SECONDS = 3600.0
+# A manifest refused for one of these may be right after the next descriptor or session.
+_MAY_COME_RIGHT = frozenset({"unknown-epoch", "bad-signature", "bad-tag", "no-descriptor"})
+
+
+class Participant:
+    """Sans-io: messages, connections and time in; ``actions`` and training jobs out.
+
+    Args:
+        artifacts: folders of artifacts that are installed with the device, by their id.
+        clock: monotonic seconds that count the machine's sleep.
+        rng: jitter.
+
+    Whoever runs it: passes on what the link reports, carries out ``actions``, calls :meth:`tick`
+    at :meth:`next_seconds`, and trains what :meth:`take_job` gives. Nothing here raises for bad
+    input; it is counted in ``refusals``.
+    """
+
+    def __init__(
+        self,
+        home: Home,
+        membership: Membership,
+        *,
+        artifacts: Mapping[bytes, Path],
+        pace: Pace,
+        clock: Callable[[], float],
+        rng: np.random.Generator,
+    ) -> None:
+        self._home = home
+        self._membership = membership
+        self._artifacts = artifacts
+        self._pace = pace
+        self._clock = clock
+        self._rng = rng
+        self._topics = Topics(membership.prefix)
+        self.actions = Actions()
+        self.refusals = Refusals()
+        self.sessions = SessionKeeper(home, membership, self.actions, pace, clock=clock, rng=rng)
+        grant = membership.grant
+        up = self._topics.write(UpTopic(grant.shard, grant.handle))
+        self.sender = Sender(
+            home.rounds, grant.device_id, up, self.sessions, self.actions, pace, clock=clock,
+            rng=rng,
+        )  # fmt: skip
+        self._intake = ManifestIntake(membership, home.rounds, self.sessions)
+        self._connected = False
+        self._manifest: bytes | None = None
+        self._presence: bytes | None = None
+        self._round: OpenRound | None = None
+        self._job: TrainingJob | None = None
+        self._save_time_seconds = clock() + _TIME_SAVED_EVERY_SECONDS
+
+    @property
+    def working_on(self) -> Manifest | None:
+        """The manifest of the round that is being fetched or trained."""
+        return None if self._round is None else self._round.manifest
+
+    def start(self) -> None:
+        """Subscribe to what every device listens to."""
+        membership = self._membership
+        topics: tuple[Topic, ...] = (
+            DescriptorTopic(),
+            DownTopic(membership.grant.handle),
+            PresenceTopic(),
+            ManifestTopic(membership.task, membership.cohort),
+        )
+        for topic in topics:
+            self.actions.subscribe(self._topics.write(topic))
+
+    def connected(self, value: bool) -> None:
+        """The broker's connection came or went."""
+        self._connected = value
+        self.sessions.connected(value)
+        self.sender.connected(value)
+        if value and self._round is not None:
+            self._round.retry.progressed()  # the link subscribes again by itself
+
+    def message(self, topic_text: str, payload: bytes, *, retained: bool) -> None:
+        """A publication came."""
+        what = "message"
+        try:
+            topic = self._topics.parse(topic_text)
+            what = type(topic).__name__.removesuffix("Topic").lower() + " message"
+            self._dispatch(topic, payload, retained)
+        except WireError as error:
+            self.refusals.count(what, error)
+
+    def tick(self) -> None:
+        """Do what is due."""
+        if self._round is not None and self._job is None:
+            self._watch_round(self._round)
+        self.sessions.tick()
+        self.sender.tick()
+        if self._clock() >= self._save_time_seconds:
+            self._save_time_seconds = self._clock() + _TIME_SAVED_EVERY_SECONDS
+            if self.sessions.time.now() is not None:
+                self._home.membership.raise_time(self.sessions.time.largest_unix_seconds)
+
+    def next_seconds(self) -> float:
+        """The monotonic time at which :meth:`tick` has something to do; infinite for never."""
+        times = [
+            self.sessions.next_seconds(),
+            self.sender.next_seconds(),
+            self._save_time_seconds,
+        ]
+        if self._round is not None and self._job is None:
+            if self._connected:
+                times.append(self._round.retry.next_seconds)
+            deadline = self.sessions.time.clock_seconds(self._round.manifest.deadline_unix_seconds)
+            times.append(math.inf if deadline is None else deadline)
+        return min(times)
+
+    def take_job(self) -> TrainingJob | None:
+        """A round to train now, or None. :meth:`trained` or :meth:`ended` must follow."""
+        return self._job
+
+    def trained(self, job: TrainingJob, result: TrainedRound) -> None:
+        """Commit the round's outcome, update and all, in one transaction; then send it."""
+        manifest = job.manifest
+        if self._is_past(manifest.deadline_unix_seconds):
+            if result.capability is not None:
+                self._home.models.save_capability(result.capability)
+            self.ended(job, Outcome.TOO_LATE, f"training took {result.seconds:.1f} s")
+            return
+        device_id = self._membership.grant.device_id
+        identity = UpdateIdentity(device_id, manifest.task, manifest.generation, manifest.round)
+        digest = update_digest(identity, hashlib.sha256(result.body).digest())
+        row = OutboxRow(digest, manifest.task, manifest.generation, manifest.round, result.body)
+        # float16 holds what came as float16 exactly; everything else needs all of float32.
+        half = BROADCAST_CODECS[manifest.codec] is Codec.FLOAT16
+        with self._home.database.transaction():
+            self._home.models.save_learner(manifest.task, result.learner_state)
+            self._home.models.save_model(
+                StoredModel(
+                    manifest.task,
+                    manifest.generation,
+                    manifest.round,
+                    manifest.version,
+                    manifest.catalogue_id,
+                    job.broadcast.tensors,
+                ),
+                Codec.FLOAT16 if half else Codec.FLOAT32,
+            )
+            self._home.models.drop_catalogues(manifest.catalogue_id)
+            if result.capability is not None:
+                self._home.models.save_capability(result.capability)
+            self._home.rounds.conclude(_part(manifest, Outcome.TRAINED, k=result.k))
+            self._home.rounds.post(row)
+            self._home.membership.raise_time(self.sessions.time.largest_unix_seconds)
+        self._close_round()
+        self.sender.add(row)
+
+    def ended(self, job: TrainingJob, outcome: Outcome, detail: str) -> None:
+        """The round ends here without an update; ``detail`` says why."""
+        self._conclude(job.manifest, outcome, detail)
+
+    def _dispatch(self, topic: Topic, payload: bytes, retained: bool) -> None:
+        match topic:
+            case DescriptorTopic():
+                self.sessions.on_descriptor(payload)
+                self._retry_refused()
+            case PresenceTopic():
+                self._presence = payload
+                self.sessions.on_presence(payload)
+            case DownTopic():
+                if retained:
+                    raise WireError("retained", "nothing retained is accepted on this topic")
+                self._on_down(payload)
+            case ManifestTopic():
+                self._manifest = payload
+                self._try_manifest()
+            case ChunkTopic(content_id, index):
+                self._on_chunk(content_id, index, payload)
+            case _:
+                raise WireError("bad-topic", "a topic that no device listens to")
+
+    def _on_down(self, payload: bytes) -> None:
+        if len(payload) > 1 and payload[1] == MessageType.SESSION_REPLY:
+            self.sessions.on_reply(payload)
+            self.sender.session_opened()
+            self._retry_refused()
+            return
+        if len(payload) > 1 and payload[1] < FIRST_ENVELOPE_TYPE:
+            raise WireError("bad-type", "neither a session's reply nor an envelope")
+        received = self.sessions.receive(payload)
+        if received.message_type != RecordType.RECEIPT or received.fragment is not None:
+            raise WireError("bad-type", "devices take whole receipts and nothing else")
+        receipt = read_receipt(received.payload)
+        self.sessions.went_well()
+        self.sender.on_receipt(receipt)
+
+    def _retry_refused(self) -> None:
+        presence, self._presence = self._presence, None
+        if presence is not None:
+            self.message(self._topics.write(PresenceTopic()), presence, retained=True)
+        self._try_manifest()
+
+    def _try_manifest(self) -> None:
+        if self._manifest is None or not self.sessions.is_open:
+            return
+        message, self._manifest = self._manifest, None
+        try:
+            accepted = self._intake.take(message)
+        except WireError as error:
+            if error.reason in _MAY_COME_RIGHT:
+                self._manifest = message
+            if error.reason == "unknown-epoch":
+                self.sessions.reopen()
+            raise
+        self.sessions.went_well()
+        if accepted is None:
+            return
+        manifest = accepted.manifest
+        if self._round is not None:
+            if self._round.manifest == manifest:
+                return  # shown again, as after a reconnection
+            self._conclude(self._round.manifest, Outcome.TOO_LATE, "the next round opened")
+        if not accepted.selected:
+            self._conclude(manifest, Outcome.NOT_SELECTED)
+        elif self._is_past(manifest.deadline_unix_seconds):
+            self._conclude(manifest, Outcome.TOO_LATE, "the deadline was over on arrival")
+        else:
+            self._begin(manifest)
+
+    def _begin(self, manifest: Manifest) -> None:
+        self._round = OpenRound(
+            manifest,
+            self._home,
+            self.sessions,
+            self._topics,
+            self.actions,
+            self._artifacts,
+            self._pace,
+            clock=self._clock,
+            rng=self._rng,
+        )
+        self._advance(self._round)
+
+    def _on_chunk(self, content_id: bytes, index: int, payload: bytes) -> None:
+        round_ = self._round
+        if round_ is None or self._job is not None:
+            return  # on its way while we unsubscribed
+        try:
+            round_.add(content_id, index, payload)
+        except WireError as error:
+            if error.reason == "unknown-epoch":
+                self.sessions.reopen()
+            if round_.broken is not None:
+                self._conclude(round_.manifest, Outcome.FAILED, str(error))
+            raise
+        self._advance(round_)
+
+    def _advance(self, round_: OpenRound) -> None:
+        if not round_.is_complete:
+            return
+        try:
+            self._job = round_.job()
+        except WireError as error:
+            # Signed by the aggregator and unusable all the same: asking again would not help.
+            self._conclude(round_.manifest, Outcome.FAILED, str(error))
+            raise
+
+    def _watch_round(self, round_: OpenRound) -> None:
+        if self._is_past(round_.manifest.deadline_unix_seconds):
+            self._conclude(round_.manifest, Outcome.TOO_LATE, "not all chunks came in time")
+        elif self._connected and round_.retry.due():
+            round_.ask_again()
+
+    def _conclude(self, manifest: Manifest, outcome: Outcome, detail: str = "") -> None:
+        self._close_round()
+        self._home.rounds.conclude(_part(manifest, outcome, detail))
+
+    def _close_round(self) -> None:
+        if self._round is not None:
+            self._round.stop()
+        self._round = self._job = None
+
+    def _is_past(self, unix_seconds: int) -> bool:
+        now = self.sessions.time.now()
+        return now is not None and now >= unix_seconds
+
+
+def _part(
+    manifest: Manifest, outcome: Outcome, detail: str = "", k: int | None = None
+) -> Participation:
+    return Participation(
+        manifest.task, manifest.generation, manifest.round, manifest.version, outcome, detail, k
+    )

@@ -1,0 +1,144 @@
+"""Sends what is in the outbox until each update has its receipt."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from device_sdk.home.round_store import OutboxRow, RoundStore
+from device_sdk.rounds.actions import Actions
+from device_sdk.rounds.pace import Pace
+from device_sdk.rounds.session_keeper import SessionKeeper
+from device_sdk.wire.backoff import Backoff
+from device_sdk.wire.chunks import PART_BYTES, split
+from device_sdk.wire.errors import WireError
+from device_sdk.wire.messages import Receipt, RecordType, write_update
+
+__all__ = ["Sender"]
+
+
+@dataclass(slots=True)
+class _Waiting:
+    backoff: Backoff
+    next_seconds: float
+    unanswered: int = 0
+
+
+class Sender:
+    """Seals each update afresh for every send; the plaintext's bytes are always the stored ones.
+
+    ``up_topic``: where the device's messages go. ``clock``: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        store: RoundStore,
+        device_id: bytes,
+        up_topic: str,
+        sessions: SessionKeeper,
+        actions: Actions,
+        pace: Pace,
+        *,
+        clock: Callable[[], float],
+        rng: np.random.Generator,
+    ) -> None:
+        self._store = store
+        self._device_id = device_id
+        self._up = up_topic
+        self._sessions = sessions
+        self._actions = actions
+        self._pace = pace
+        self._clock = clock
+        self._rng = rng
+        self._connected = False
+        self._rows: dict[bytes, OutboxRow] = {}
+        self._waiting: dict[bytes, _Waiting] = {}
+        self.sent_bytes = 0
+        """Bytes of all envelopes with updates since the process started."""
+        for row in store.outbox():
+            self.add(row)
+
+    def add(self, row: OutboxRow) -> None:
+        """Send an update that lies in the outbox from now on."""
+        backoff = Backoff(
+            self._rng,
+            first_seconds=self._pace.answer_seconds,
+            most_seconds=self._pace.most_seconds,
+        )
+        self._rows[row.digest] = row
+        self._waiting[row.digest] = _Waiting(backoff, self._clock())
+
+    def connected(self, value: bool) -> None:
+        """The broker's connection came or went; after a new one everything is sent at once."""
+        self._connected = value
+        if value:
+            self._hurry()
+
+    def session_opened(self) -> None:
+        """There is a new session: what was not answered under the old one is sent under it."""
+        for waiting in self._waiting.values():
+            waiting.unanswered = 0
+        self._hurry()
+
+    def on_receipt(self, receipt: Receipt) -> OutboxRow | None:
+        """A receipt came: the update's row is settled and gone. None when nothing waited for it."""
+        row = self._store.settle(receipt)
+        if row is not None:
+            self._rows.pop(row.digest, None)
+            self._waiting.pop(row.digest, None)
+        return row
+
+    def tick(self) -> None:
+        """Send what is due."""
+        if not self._can_send():
+            return
+        now = self._clock()
+        for digest, waiting in self._waiting.items():
+            if now < waiting.next_seconds:
+                continue
+            if waiting.unanswered >= self._pace.unanswered_sends:
+                # The aggregator may have forgotten the session: the next send is under a new one.
+                self._sessions.reopen()
+                waiting.next_seconds = math.inf
+                continue
+            self._send(self._rows[digest])
+            waiting.unanswered += 1
+            # Never sooner than a receipt can be expected; longer waits have full jitter.
+            wait = max(self._pace.answer_seconds, waiting.backoff.next_seconds())
+            waiting.next_seconds = now + wait
+
+    def next_seconds(self) -> float:
+        """The monotonic time at which :meth:`tick` has something to do; infinite for never."""
+        if not self._can_send():
+            return math.inf
+        return min((each.next_seconds for each in self._waiting.values()), default=math.inf)
+
+    def _hurry(self) -> None:
+        for waiting in self._waiting.values():
+            waiting.backoff.reset()
+            # One that waits for a session keeps waiting for it.
+            if waiting.unanswered < self._pace.unanswered_sends:
+                waiting.next_seconds = self._clock()
+
+    def _can_send(self) -> bool:
+        return self._connected and self._sessions.is_open
+
+    def _send(self, row: OutboxRow) -> None:
+        payload = write_update(row.identity(self._device_id), row.body)
+        try:
+            if len(payload) <= PART_BYTES:
+                envelopes = [self._sessions.seal(RecordType.UPDATE, payload)]
+            else:
+                envelopes = [
+                    self._sessions.seal(RecordType.UPDATE, part, fragment)
+                    for fragment, part in split(payload, os.urandom(8))
+                ]
+        except WireError:
+            return  # the session has just run out: the keeper opens another, the update waits
+        for envelope in envelopes:
+            self.sent_bytes += len(envelope)
+            self._actions.publish(self._up, envelope)

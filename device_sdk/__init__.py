@@ -12,6 +12,7 @@ os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 
 if TYPE_CHECKING:
     from device_sdk.artifact.errors import ArtifactError
+    from device_sdk.device import Device
     from device_sdk.errors import (
         BatchError,
         CheckpointError,
@@ -21,18 +22,25 @@ if TYPE_CHECKING:
         ProviderError,
         StateError,
     )
+    from device_sdk.rounds.options import TrainingOptions
+    from device_sdk.status import DeviceStatus
     from device_sdk.trainer import Trainer
+    from device_sdk.wire.broker_url import TlsFiles
 
 __all__ = [
     "ArtifactError",
     "BatchError",
     "CheckpointError",
+    "Device",
     "DeviceError",
+    "DeviceStatus",
     "GraphRunError",
     "NonFiniteStep",
     "ProviderError",
     "StateError",
+    "TlsFiles",
     "Trainer",
+    "TrainingOptions",
 ]
 
 # Loaded on first use: `device_sdk.artifact` and `device_sdk.wire` must import without onnxruntime.
@@ -40,12 +48,16 @@ _HOMES = {
     "ArtifactError": "device_sdk.artifact.errors",
     "BatchError": "device_sdk.errors",
     "CheckpointError": "device_sdk.errors",
+    "Device": "device_sdk.device",
     "DeviceError": "device_sdk.errors",
+    "DeviceStatus": "device_sdk.status",
     "GraphRunError": "device_sdk.errors",
     "NonFiniteStep": "device_sdk.errors",
     "ProviderError": "device_sdk.errors",
     "StateError": "device_sdk.errors",
+    "TlsFiles": "device_sdk.wire.broker_url",
     "Trainer": "device_sdk.trainer",
+    "TrainingOptions": "device_sdk.rounds.options",
 }
 
 

@@ -7,6 +7,7 @@ import math
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -132,7 +133,8 @@ class Agent:
         wait_seconds = self.participant.next_seconds() - self._clock()
         timeout_seconds = None if wait_seconds == math.inf else max(0.0, wait_seconds)
         for event in self._link.events(timeout_seconds=timeout_seconds):
-            self._take(event)
+            # Each apart: one that fails must not take the others with it.
+            self._guarded(partial(self._take, event))
         self.participant.tick()
 
     def _act(self) -> None:

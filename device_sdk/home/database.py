@@ -120,6 +120,21 @@ class Database:
             if self._depth == 0:
                 self._connection.execute("COMMIT")
 
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Several queries that see one and the same state, whatever other processes commit."""
+        with self._lock:
+            if self._depth:
+                yield
+                return
+            self._connection.execute("BEGIN")
+            self._depth += 1
+            try:
+                yield
+            finally:
+                self._depth -= 1
+                self._connection.execute("COMMIT")
+
     def rows(self, query: str, *values: object) -> list[tuple[object, ...]]:
         """All rows of a query."""
         with self._lock:

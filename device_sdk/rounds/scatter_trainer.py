@@ -3,70 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from device_sdk.capability.choice import Request, WhenNoneFits, choose_k
+from device_sdk.capability.choice import Request, choose_k
 from device_sdk.capability.clock import Clock
 from device_sdk.capability.machine import describe_machine
-from device_sdk.capability.throttle import checked_slowdown, timed
+from device_sdk.capability.throttle import timed
 from device_sdk.factorisation import check_factorisation
 from device_sdk.home.home import Home
 from device_sdk.home.model_store import CapabilityRow
 from device_sdk.learners.factor_step import TrainerStep
 from device_sdk.learners.learner import LearnerError, State
-from device_sdk.learners.pool import PoolSettings
 from device_sdk.learners.scatter import ScatterLearner
 from device_sdk.rounds.job import Declined, TrainedRound, TrainingJob
+from device_sdk.rounds.options import TrainingOptions
 from device_sdk.trainer import Trainer
 from device_sdk.wire.exchange import Broadcast
 from device_sdk.wire.scatter_body import encode_scatter_update
 from device_sdk.wire.scatter_settings import ScatterTraining
 
-__all__ = ["ScatterOptions", "ScatterTrainer"]
+__all__ = ["ScatterTrainer"]
 
 Rows = NDArray[np.int64]
 
 # Measured anew when there is this much more to train on, or training was late so often in a row.
 _GROWTH = 1.5
 _MOST_MISSES = 2
-
-
-@dataclass(frozen=True, slots=True)
-class ScatterOptions:
-    """A device's own choices.
-
-    Attributes:
-        k: the number of columns to train; None measures what the device can afford.
-        slowdown: emulates a device so many times slower, by sleeping.
-        capability_seconds: the longest that a measurement of k may take.
-        when_none_fits: ``one`` trains one column even where that takes too long; ``decline`` sits
-            such rounds out.
-        pool: pseudo-items that are mixed in for privacy.
-
-    Raises ValueError, naming the option.
-    """
-
-    k: int | None = None
-    slowdown: float = 1.0
-    capability_seconds: float = 5.0
-    when_none_fits: WhenNoneFits = "one"
-    pool: PoolSettings = field(default_factory=PoolSettings)
-
-    def __post_init__(self) -> None:
-        if self.k is not None and (isinstance(self.k, bool) or self.k < 1):
-            raise ValueError(f"k is {self.k!r}; expected 1 or more columns, or None to measure")
-        checked_slowdown(self.slowdown)
-        # Checked there, for all that a measurement is asked with.
-        Request(
-            deadline_seconds=1.0,
-            time_box_seconds=self.capability_seconds,
-            when_none_fits=self.when_none_fits,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +50,7 @@ class ScatterTrainer:
     """Trains with the home's interactions and learner state; see :class:`RoundTrainer`."""
 
     def __init__(
-        self, home: Home, options: ScatterOptions, *, clock: Clock, rng: np.random.Generator
+        self, home: Home, options: TrainingOptions, *, clock: Clock, rng: np.random.Generator
     ) -> None:
         self._home = home
         self._options = options

@@ -1,0 +1,276 @@
+"""The device: one class for an app that embeds Tessera."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from device_sdk.agent import Agent
+from device_sdk.enrol import Fleet, enrol
+from device_sdk.factorisation import packaged_artifact
+from device_sdk.home.errors import HomeError, NotEnrolled
+from device_sdk.home.home import Home
+from device_sdk.recommender import Recommender
+from device_sdk.rounds.installed import installed_artifacts
+from device_sdk.rounds.lazy_trainer import LazyTrainer
+from device_sdk.rounds.monotonic import awake_clock
+from device_sdk.rounds.options import TrainingOptions
+from device_sdk.rounds.pace import Pace
+from device_sdk.status import DeviceStatus, Live, read_status
+from device_sdk.wire.broker_url import TlsFiles
+from device_sdk.wire.link_settings import LinkSettings
+
+if TYPE_CHECKING:
+    from device_sdk.capability.clock import Clock
+
+__all__ = ["Device"]
+
+Folder = str | os.PathLike[str]
+
+
+class Device:
+    """A member of a fleet: records, learns in the background, recommends.
+
+    Made by :meth:`enrol` (once) or :meth:`open` (afterwards). A context manager: leaving it stops
+    and closes. All methods may be called from any thread, and none waits for the network but
+    :meth:`enrol`. Nothing that is recorded leaves the device; a round sends one sealed update.
+    """
+
+    def __init__(
+        self,
+        home: Home,
+        *,
+        options: TrainingOptions | None = None,
+        pace: Pace | None = None,
+        link_settings: LinkSettings | None = None,
+        clock: Callable[[], float] = awake_clock,
+        work_clock: Clock | None = None,
+        rng: np.random.Generator | None = None,
+    ) -> None:
+        """For :meth:`open`, and for tests that bring their own clocks. Takes ``home`` over."""
+        membership = home.membership.load()
+        if membership is None:
+            home.close()
+            raise NotEnrolled(
+                f"the device of {home.folder} has not joined a fleet: "
+                f"`tessera-device join URL CODE --home {home.folder}`, or Device.enrol"
+            )
+        self._home = home
+        self._membership = membership
+        self._options = options if options is not None else TrainingOptions()
+        self._pace = pace if pace is not None else Pace()
+        self._link_settings = link_settings if link_settings is not None else LinkSettings()
+        self._clock = clock
+        self._work_clock = work_clock
+        self._rng = rng if rng is not None else np.random.default_rng()
+        self._recommender = Recommender(home, membership.task)
+        self._agent: Agent | None = None
+        self._lock = threading.Lock()
+        self._closed = False
+
+    @classmethod
+    def enrol(
+        cls,
+        url: str,
+        code: str,
+        home: Folder = "~/.tessera",
+        *,
+        tls: TlsFiles | None = None,
+        prefix: str = "tessera",
+        task: str = "default",
+        cohort: str = "all",
+        timeout_seconds: float = 30.0,
+        options: TrainingOptions | None = None,
+        pace: Pace | None = None,
+        link_settings: LinkSettings | None = None,
+    ) -> Device:
+        """Join a fleet with a code from ``tessera-aggregator invite``, and open the device.
+
+        Args:
+            url: ``mqtt://host``, ``mqtts://host:8883``, ``mqtts://user:password@host``.
+            code: used up by the first device that sends it.
+            home: a folder of this device's own, made if missing, readable by its owner only.
+            tls: CA file and client certificate; the system's authorities without.
+            prefix, task, cohort: as `invite` printed them; mostly these defaults.
+            timeout_seconds: how long to wait for broker and aggregator.
+            options, pace, link_settings: as in :meth:`open`.
+
+        Raises :class:`AlreadyEnrolled`, :class:`EnrolmentRefused` (the code is wrong, used or
+        expired), :class:`EnrolmentFailed` (nobody answered; the same call may be made again),
+        :class:`HomeLocked`, :class:`HomeBroken`, and ValueError for a bad URL.
+        """
+        rng = np.random.default_rng()
+        opened = Home(_folder(home), create=True)
+        try:
+            enrol(
+                opened,
+                Fleet(url, tls, prefix, task, cohort),
+                code,
+                clock=awake_clock,
+                rng=rng,
+                timeout_seconds=timeout_seconds,
+                link_settings=link_settings if link_settings is not None else LinkSettings(),
+            )
+        except BaseException:
+            opened.close()
+            raise
+        return cls(opened, options=options, pace=pace, link_settings=link_settings, rng=rng)
+
+    @classmethod
+    def open(
+        cls,
+        home: Folder = "~/.tessera",
+        *,
+        read_only: bool = False,
+        options: TrainingOptions | None = None,
+        pace: Pace | None = None,
+        link_settings: LinkSettings | None = None,
+    ) -> Device:
+        """Open an enrolled device. Touches no network.
+
+        Args:
+            home: the folder that was enrolled.
+            read_only: only ``recommend`` and ``status``; works beside a process that runs the
+                device.
+            options: a fixed k, emulated slowness, privacy: :class:`TrainingOptions`.
+            pace: waits.
+            link_settings: the connection's limits and times.
+
+        Raises :class:`NotEnrolled`, :class:`HomeLocked` (another process has it open),
+        :class:`HomeBroken`.
+        """
+        opened = Home(_folder(home), read_only=read_only)
+        try:
+            return cls(opened, options=options, pace=pace, link_settings=link_settings)
+        except BaseException:
+            opened.close()
+            raise
+
+    @property
+    def device_id(self) -> str:
+        """32 hexadecimal digits that the aggregator drew."""
+        return self._membership.grant.device_id.hex()
+
+    @property
+    def home(self) -> Path:
+        """The home folder."""
+        return self._home.folder
+
+    def record(self, item: str, user: str = "default") -> bool:
+        """Note that a local user touched an item; whether that was news. On disk on return.
+
+        ``item`` is the app's own id. One that the task's catalogue does not know is kept and takes
+        part once the catalogue does. Raises ValueError for an empty or overlong text.
+        """
+        return self.record_all([(item, user)]) == 1
+
+    def record_all(self, pairs: Iterable[tuple[str, str]]) -> int:
+        """:meth:`record` for many (item, user) pairs in one commit; how many were news."""
+        self._require_open(writing=True)
+        return self._home.interactions.add((user, item) for item, user in pairs)
+
+    def start(self) -> None:
+        """Take part in rounds from now on, in a background thread. Does nothing if it runs."""
+        self._require_open(writing=True)
+        with self._lock:
+            if self._agent is not None and self._agent.running:
+                return
+            training_rng, agent_rng = self._rng.spawn(2)
+            trainer = LazyTrainer(
+                self._home, self._options, clock=self._work_clock, rng=training_rng
+            )
+            self._agent = Agent(
+                self._home,
+                self._membership,
+                trainer,
+                artifacts=installed_artifacts(packaged_artifact()),
+                pace=self._pace,
+                link_settings=self._link_settings,
+                clock=self._clock,
+                rng=agent_rng,
+            )
+            self._agent.start()
+
+    def stop(self, timeout_seconds: float = 10.0) -> bool:
+        """Stop taking part; whether the thread ended in time. May be called at any moment.
+
+        A training in progress is finished first. What waits in the outbox is sent after the next
+        :meth:`start`, in this process or another.
+        """
+        with self._lock:
+            if self._agent is None:
+                return True
+            return self._agent.stop(timeout_seconds)
+
+    def recommend(self, count: int = 10, user: str = "default") -> list[tuple[str, float]]:
+        """The ``count`` best items that the user has not touched, as (item, score), best first.
+
+        Works offline, from the last round that this device trained, with all columns of the model
+        whatever its own k is. Raises :class:`UnknownUser`, :class:`NothingLearnt`, ValueError for a
+        negative count.
+        """
+        self._require_open(writing=False)
+        return self._recommender.recommend(count, user)
+
+    def title(self, item: str) -> str:
+        """The catalogue's title of an item that was recommended; empty where it has none."""
+        return self._recommender.title(item)
+
+    def status(self) -> DeviceStatus:
+        """A snapshot for people and for monitoring."""
+        self._require_open(writing=False)
+        return read_status(self._home, self._membership, self._options.slowdown, self._live())
+
+    def close(self) -> None:
+        """Stop, and give the home folder back. May be called twice."""
+        if self._closed:
+            return
+        if not self.stop():
+            # The thread still writes: the lock goes with the process, not before.
+            raise HomeError("the device is still training; call close() again later")
+        self._closed = True
+        self._home.close()
+
+    def __enter__(self) -> Device:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _live(self) -> Live:
+        agent = self._agent
+        if agent is None or not agent.running:
+            return Live()
+        participant = agent.participant
+        manifest = participant.working_on
+        return Live(
+            running=True,
+            connected=agent.connected,
+            session=participant.sessions.is_open,
+            working_on=None if manifest is None else manifest.round,
+            time_unix_seconds=participant.sessions.time.largest_unix_seconds,
+            sent_bytes=participant.sender.sent_bytes,
+            refused=participant.refusals.counts(),
+            problem=agent.problem,
+        )
+
+    def _require_open(self, *, writing: bool) -> None:
+        if self._closed:
+            raise HomeError("this device was closed; open it again with Device.open")
+        if writing and self._home.read_only:
+            raise HomeError("this device was opened with read_only=True; open it without")
+
+
+def _folder(home: Folder) -> Path:
+    return Path(home).expanduser().absolute()

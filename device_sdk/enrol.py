@@ -1,0 +1,240 @@
+"""Enrolment on the device: from a code to a membership, once, whatever fails on the way."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from device_sdk.home.errors import AlreadyEnrolled, EnrolmentFailed, EnrolmentRefused, NotEnrolled
+from device_sdk.home.home import Home
+from device_sdk.home.membership import Membership
+from device_sdk.wire.broker_url import TlsFiles
+from device_sdk.wire.descriptor import Descriptor, read_descriptor
+from device_sdk.wire.enrolment import EnrolmentAttempt
+from device_sdk.wire.enrolment_code import EnrolmentCode, parse_code
+from device_sdk.wire.enrolment_message import MAILBOX_BYTES
+from device_sdk.wire.errors import WireError
+from device_sdk.wire.keys import draw
+from device_sdk.wire.link import Link
+from device_sdk.wire.link_events import (
+    ConnectRefused,
+    Disconnected,
+    Event,
+    Message,
+    PublishRefused,
+    Subscribed,
+    SubscribeRefused,
+)
+from device_sdk.wire.link_settings import LinkSettings
+from device_sdk.wire.topics import (
+    DescriptorTopic,
+    EnrolAnswerTopic,
+    EnrolRequestTopic,
+    Topics,
+)
+
+__all__ = ["Fleet", "enrol"]
+
+_FINAL = {
+    "code-used": "was used by another device already: ask the operator for another code",
+    "code-expired": "has expired: ask the operator for another code",
+    "revoked": "belongs to a device that was revoked: ask the operator for another code",
+}
+# Not authorised, bad user or password, banned: in MQTT 5, and in 3.1.1.
+_HOPELESS_CODES = frozenset({4, 5, 134, 135, 138})
+_RESEND_SECONDS = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """Where a fleet meets: the broker, and the names that its operator chose."""
+
+    url: str
+    tls: TlsFiles | None = None
+    prefix: str = "tessera"
+    task: str = "default"
+    cohort: str = "all"
+
+
+def enrol(
+    home: Home,
+    fleet: Fleet,
+    code_text: str,
+    *,
+    clock: Callable[[], float],
+    rng: np.random.Generator,
+    timeout_seconds: float,
+    link_settings: LinkSettings,
+) -> Membership:
+    """Enrol the device of ``home``; returns once the membership is on the disk.
+
+    The identity is made and flushed before anything is sent, so a call that failed, or a crash, is
+    followed by another call with the same home and code. Raises :class:`AlreadyEnrolled`,
+    :class:`EnrolmentRefused` (final for this code), :class:`EnrolmentFailed` (try again), and
+    ValueError for a URL, TLS files or names that cannot be used.
+    """
+    if home.membership.load() is not None:
+        raise AlreadyEnrolled(
+            f"{home.folder} is the home of an enrolled device: open it (Device.open, "
+            "`tessera-device run`), or choose another home for another device"
+        )
+    try:
+        code = parse_code(code_text)
+    except WireError as error:
+        raise EnrolmentRefused(error.reason, f"the enrolment code is mistyped: {error}") from error
+    home.identity(create=True)
+    mailbox = draw(os.urandom, MAILBOX_BYTES)
+    link = Link(
+        fleet.url,
+        rng=rng,
+        clock=clock,
+        tls=fleet.tls,
+        client_id=mailbox.hex(),
+        settings=link_settings,
+    )
+    desk = _Conversation(home, fleet, code, mailbox, link, clock)
+    link.start()
+    try:
+        return desk.hold(clock() + timeout_seconds)
+    finally:
+        link.stop(timeout_seconds=2.0)
+
+
+class _Conversation:
+    """One enrolment over one link."""
+
+    def __init__(
+        self,
+        home: Home,
+        fleet: Fleet,
+        code: EnrolmentCode,
+        mailbox: bytes,
+        link: Link,
+        clock: Callable[[], float],
+    ) -> None:
+        self._home = home
+        self._fleet = fleet
+        self._code = code
+        self._mailbox = mailbox
+        self._link = link
+        self._clock = clock
+        topics = Topics(fleet.prefix)
+        self._descriptor_topic = topics.write(DescriptorTopic())
+        self._request_topic = topics.write(EnrolRequestTopic())
+        self._answer_topic = topics.write(EnrolAnswerTopic(mailbox))
+        self._attempt: EnrolmentAttempt | None = None
+        self._descriptor: Descriptor | None = None
+        self._can_hear = False
+        self._send_at_seconds = 0.0
+        self._trouble = ""
+
+    def hold(self, until_seconds: float) -> Membership:
+        self._link.subscribe(self._descriptor_topic)
+        self._link.subscribe(self._answer_topic)
+        while (now := self._clock()) < until_seconds:
+            # Before the answer's topic is subscribed to, the answer would be lost.
+            if self._attempt is not None and self._can_hear and now >= self._send_at_seconds:
+                self._send_at_seconds = now + _RESEND_SECONDS
+                self._link.publish(self._request_topic, self._attempt.message)
+            wait = min(until_seconds - now, max(0.05, self._send_at_seconds - now))
+            if self._attempt is None or not self._can_hear:
+                wait = until_seconds - now
+            for event in self._link.events(timeout_seconds=wait):
+                membership = self._take(event)
+                if membership is not None:
+                    return membership
+        raise EnrolmentFailed(self._why())
+
+    def _take(self, event: Event) -> Membership | None:
+        match event:
+            case Message(topic, payload) if topic == self._descriptor_topic:
+                self._on_descriptor(payload)
+            case Message(topic, payload, False) if topic == self._answer_topic:
+                return self._on_answer(payload)
+            case Subscribed(topic_filter) if topic_filter == self._answer_topic:
+                self._can_hear = True
+            case ConnectRefused(code, detail):
+                if code in _HOPELESS_CODES:
+                    raise EnrolmentFailed(
+                        f"the broker refused the connection ({detail}): check user and password"
+                    )
+                self._trouble = f"the broker refused the connection: {detail}"
+            case Disconnected(reason, detail):
+                self._can_hear = False
+                if reason == "tls":
+                    raise EnrolmentFailed(
+                        f"the TLS connection failed ({detail}): check the CA file and the URL's "
+                        "host name"
+                    )
+                self._trouble = f"the broker cannot be reached ({reason}): {detail}"
+            case SubscribeRefused(_, _, detail) | PublishRefused(_, _, detail):
+                self._trouble = f"the broker's rules forbid enrolment: {detail}"
+        return None
+
+    def _on_descriptor(self, message: bytes) -> None:
+        try:
+            descriptor = read_descriptor(message, self._code.root_fingerprint)
+        except WireError as error:
+            # Anybody may have put it there, so a right one can still come.
+            self._trouble = f"the descriptor at this broker is not usable: {error}"
+            if error.reason == "wrong-root":
+                self._trouble = (
+                    "the aggregator at this broker (and topic prefix) is another one than the "
+                    "enrolment code was made by"
+                )
+            return
+        if self._descriptor is not None and descriptor.serial <= self._descriptor.serial:
+            return
+        self._descriptor = descriptor
+        self._attempt = EnrolmentAttempt(
+            self._code, descriptor, self._home.identity(), random_bytes=self._random
+        )
+        self._send_at_seconds = self._clock()
+
+    def _random(self, count: int) -> bytes:
+        # The mailbox names the MQTT client too, and must stay the same over attempts.
+        return self._mailbox if count == MAILBOX_BYTES else os.urandom(count)
+
+    def _on_answer(self, message: bytes) -> Membership | None:
+        if self._attempt is None or self._descriptor is None:
+            return None
+        try:
+            grant = self._attempt.accept(message)
+        except WireError as error:
+            if error.reason in _FINAL:
+                raise EnrolmentRefused(
+                    error.reason, f"the enrolment code {_FINAL[error.reason]}"
+                ) from error
+            self._trouble = f"an answer came that is none: {error}"
+            return None
+        fleet = self._fleet
+        membership = Membership(
+            fleet.url,
+            fleet.prefix,
+            fleet.task,
+            fleet.cohort,
+            fleet.tls,
+            self._code.root_fingerprint,
+            grant,
+        )
+        self._home.membership.save(membership, self._descriptor)
+        saved = self._home.membership.load()
+        if saved is None:
+            raise NotEnrolled("the membership was not stored")
+        return saved
+
+    def _why(self) -> str:
+        if self._trouble:
+            return self._trouble
+        if self._attempt is None:
+            return (
+                f"no aggregator is known at this broker under the topic prefix "
+                f"{self._fleet.prefix!r}: is it serving, and is the prefix right?"
+            )
+        return (
+            "the aggregator did not answer: it may be down (`tessera-aggregator serve`), or the "
+            "code is none of its codes. The code is not lost; try again"
+        )

@@ -1,0 +1,95 @@
+"""Recommendations from the home folder alone: no broker, no aggregator, no onnxruntime."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device_sdk.home.errors import NothingLearnt, UnknownUser
+from device_sdk.home.home import Home
+from device_sdk.recommend import top_items
+from device_sdk.wire.catalogue import Catalogue, read_catalogue
+
+__all__ = ["Recommender"]
+
+
+class Recommender:
+    """Scores all items for a local user: the last item matrix at full width times their vector.
+
+    The matrix is read from the disk once per round, on the first request after it.
+    """
+
+    def __init__(self, home: Home, task: str) -> None:
+        self._home = home
+        self._task = task
+        self._lock = threading.Lock()
+        self._mark: tuple[int, int] | None = None
+        self._items: NDArray[np.float32] = np.empty((0, 0), np.float32)
+        self._users: NDArray[np.float32] = np.empty((0, 0), np.float32)
+        self._catalogue: Catalogue | None = None
+        self._catalogue_id = b""
+
+    def recommend(self, count: int, user: str) -> list[tuple[str, float]]:
+        """The ``count`` best items that ``user`` has not touched, as (outside id, score).
+
+        Raises :class:`UnknownUser`, :class:`NothingLearnt`, ValueError for a negative count.
+        """
+        with self._lock:
+            return self._ranked(count, user)
+
+    def title(self, item: str) -> str:
+        """The catalogue's title of an item; empty where there is none. After a ``recommend``."""
+        catalogue = self._catalogue
+        row = None if catalogue is None else catalogue.rows.get(item)
+        return "" if catalogue is None or row is None else catalogue.titles[row]
+
+    def _ranked(self, count: int, user: str) -> list[tuple[str, float]]:
+        place = self._home.interactions.place(user)
+        if place is None:
+            raise UnknownUser(
+                f"nothing was recorded for the local user {user!r}: record(item, user={user!r}) "
+                "comes first"
+            )
+        self._load()
+        if self._mark is None:
+            raise NothingLearnt(
+                "no round has been trained here yet: start the device and let it take part in one"
+            )
+        if place >= len(self._users):
+            raise NothingLearnt(
+                f"the local user {user!r} gets a vector in the next round that this device trains"
+            )
+        seen = [
+            row for item in self._home.interactions.items_of(place) if (row := self._row(item)) >= 0
+        ]
+        best = top_items(self._items @ self._users[place], seen, count)
+        return [(self._item(row), score) for row, score in best]
+
+    def _load(self) -> None:
+        mark = self._home.models.model_mark(self._task)
+        if mark == self._mark:
+            return
+        # One transaction: matrix and vectors of the same round.
+        with self._home.database.reading():
+            model = self._home.models.model(self._task)
+            state = self._home.models.learner(self._task)
+        if model is None or state is None:
+            return
+        self._items = model.arrays["items"].astype(np.float32, copy=False)
+        self._users = state["users"]
+        if model.catalogue_id != self._catalogue_id:
+            content = self._home.models.catalogue(model.catalogue_id)
+            self._catalogue = None if content is None else read_catalogue(content)
+            self._catalogue_id = model.catalogue_id
+        self._mark = (model.generation, model.round)
+
+    def _row(self, item: str) -> int:
+        if self._catalogue is not None:
+            return self._catalogue.rows.get(item, -1)
+        is_row = item.isascii() and item.isdigit() and int(item) < len(self._items)
+        return int(item) if is_row else -1
+
+    def _item(self, row: int) -> str:
+        return str(row) if self._catalogue is None else self._catalogue.items[row]

@@ -1,0 +1,18 @@
+"""Artifacts that came with the installation, by their id."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+
+from device_sdk.artifact import MANIFEST_FILE
+
+__all__ = ["installed_artifacts"]
+
+
+def installed_artifacts(*folders: Path) -> Mapping[bytes, Path]:
+    """Folder by artifact id, 32 bytes: SHA-256 of ``manifest.json``."""
+    return {
+        hashlib.sha256((folder / MANIFEST_FILE).read_bytes()).digest(): folder for folder in folders
+    }

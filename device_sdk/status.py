@@ -1,0 +1,114 @@
+"""What a device says about itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from device_sdk.home.home import Home
+from device_sdk.home.membership import Membership
+from device_sdk.wire.broker_url import parse_broker_url
+
+__all__ = ["DeviceStatus", "read_status"]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceStatus:
+    """A snapshot. What needs a running device (``running`` True) is empty or False otherwise.
+
+    Attributes:
+        device_id: hexadecimal.
+        broker: without user and password.
+        connected, session: whether broker and aggregator are reached now.
+        round: the newest round concluded here; ``outcome`` and ``detail`` say how.
+        trained_round, version: the newest round trained on, and the model version it started from;
+            recommendations come from it.
+        k: columns trained in that round.
+        k_reason: how k was chosen.
+        verdict, reason: of the newest receipt.
+        outbox, outbox_bytes: updates without a receipt.
+        working_on: the round being fetched or trained; None for none.
+        users, interactions: local data.
+        time_unix_seconds: the aggregator's time; without a session the largest ever seen.
+        slowdown: above 1 the device pretends to be so many times slower.
+        sent_bytes: of updates since the start, sealed.
+        refused: bad messages since the start, by reason.
+        problem: the last thing that went wrong and has not come right since.
+    """
+
+    device_id: str
+    task: str
+    broker: str
+    running: bool
+    connected: bool
+    session: bool
+    round: int | None
+    outcome: str
+    detail: str
+    trained_round: int | None
+    version: int | None
+    k: int | None
+    k_reason: str
+    verdict: str
+    reason: str
+    outbox: int
+    outbox_bytes: int
+    working_on: int | None
+    users: int
+    interactions: int
+    time_unix_seconds: int
+    slowdown: float
+    sent_bytes: int
+    refused: Mapping[str, int]
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """What only a running device knows."""
+
+    running: bool = False
+    connected: bool = False
+    session: bool = False
+    working_on: int | None = None
+    time_unix_seconds: int = 0
+    sent_bytes: int = 0
+    refused: Mapping[str, int] | None = None
+    problem: str = ""
+
+
+def read_status(home: Home, membership: Membership, slowdown: float, live: Live) -> DeviceStatus:
+    """Put together what the home folder holds and what the running device knows."""
+    rounds = home.rounds
+    last, trained, receipted = rounds.last(), rounds.last(trained=True), rounds.last_receipted()
+    capability = home.models.capability(membership.task)
+    users, interactions = home.interactions.counts()
+    outbox, outbox_bytes = rounds.outbox_size()
+    verdict = receipted.verdict if receipted is not None else None
+    return DeviceStatus(
+        device_id=membership.grant.device_id.hex(),
+        task=membership.task,
+        broker=str(parse_broker_url(membership.url)),
+        running=live.running,
+        connected=live.connected,
+        session=live.session,
+        round=None if last is None else last.round,
+        outcome="" if last is None else last.outcome.value,
+        detail="" if last is None else last.detail,
+        trained_round=None if trained is None else trained.round,
+        version=None if trained is None else trained.version,
+        k=None if trained is None else trained.k,
+        k_reason="" if capability is None else capability.reason,
+        verdict="" if verdict is None else verdict.value,
+        reason="" if receipted is None else receipted.reason,
+        outbox=outbox,
+        outbox_bytes=outbox_bytes,
+        working_on=live.working_on,
+        users=users,
+        interactions=interactions,
+        time_unix_seconds=max(live.time_unix_seconds, home.membership.largest_time()),
+        slowdown=slowdown,
+        sent_bytes=live.sent_bytes,
+        refused=dict(live.refused or {}),
+        problem=live.problem,
+    )

@@ -25,7 +25,7 @@ class DeviceStatus:
             recommendations come from it.
         k: columns trained in that round.
         k_reason: how k was chosen.
-        verdict, reason: of the newest receipt.
+        receipted_round, verdict, reason: of the newest round whose update has its receipt.
         outbox, outbox_bytes: updates without a receipt.
         working_on: the round being fetched or trained; None for none.
         users, interactions: local data.
@@ -49,6 +49,7 @@ class DeviceStatus:
     version: int | None
     k: int | None
     k_reason: str
+    receipted_round: int | None
     verdict: str
     reason: str
     outbox: int
@@ -99,6 +100,7 @@ def read_status(home: Home, membership: Membership, slowdown: float, live: Live)
         version=None if trained is None else trained.version,
         k=None if trained is None else trained.k,
         k_reason="" if capability is None else capability.reason,
+        receipted_round=None if receipted is None else receipted.round,
         verdict="" if verdict is None else verdict.value,
         reason="" if receipted is None else receipted.reason,
         outbox=outbox,

@@ -6,16 +6,20 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from device_sdk.cli import bench, train
+from device_sdk.cli import bench, join, recommend, run, status, train
 from device_sdk.cli.errors import CommandError
 from device_sdk.errors import ArtifactError, DeviceError
 
 _DESCRIPTION = """\
-Runs on the device: measures how large a model it can train in time, and trains one on its own data.
-Nothing leaves the machine."""
+Runs on the device. join, run, status and recommend belong to a fleet: the device learns with others
+and sends them sealed updates, never its data. bench and train work alone: nothing leaves the
+machine."""
 
 _EXAMPLES = """\
 examples:
+  tessera-device join mqtts://broker.example CODE --home ./device-1
+  tessera-device run --home ./device-1 --interactions views.csv
+                                  join a fleet with its operator's code, and take part in its rounds
   tessera-device bench --deadline 0.5 --items 3706 --interactions 2000
                                   the largest model that trains an epoch within half a second
   tessera-device train --interactions views.csv --recommend 10 --user anna
@@ -33,7 +37,7 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = main_parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for module in (bench, train):
+    for module in (join, run, status, recommend, bench, train):
         module.add_to(commands)
     return main_parser
 

@@ -1,0 +1,109 @@
+"""`tessera-device join`: enrol this device with a code."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from urllib.parse import quote
+
+from device_sdk.cli.arguments import positive_float
+from device_sdk.cli.errors import CommandError
+from device_sdk.cli.home_option import add_home
+from device_sdk.device import Device
+from device_sdk.wire.broker_url import TlsFiles, parse_broker_url
+
+_DESCRIPTION = """\
+Enrols this device with a fleet's aggregator, through the fleet's MQTT broker. The identity is made
+here and never leaves the home folder. A code works once; a call that failed for want of an answer
+may be made again with the same code and home."""
+
+_EXAMPLES = """\
+examples:
+  tessera-device join mqtt://127.0.0.1 ABCDEF-GHIJKL-... --home ./device-1
+  tessera-device join mqtts://broker.example:8883 CODE --home /var/lib/tessera \\
+      --ca-file ca.pem --user edge --password-file password.txt
+
+The operator makes codes with `tessera-aggregator invite`, and says there which --task, --cohort and
+--prefix to give where they are not the usual ones.
+"""
+
+
+def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the subcommand."""
+    join = commands.add_parser(
+        "join",
+        help="enrol this device with a code",
+        description=_DESCRIPTION,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    join.set_defaults(run=run)
+    join.add_argument("url", metavar="URL", help="mqtt://host[:1883] or mqtts://host[:8883]")
+    join.add_argument("code", metavar="CODE", help="enrolment code, as the operator gave it")
+    add_home(join)
+    broker = join.add_argument_group("the broker")
+    broker.add_argument(
+        "--ca-file", type=Path, metavar="PEM", help="trust this authority (default: the system's)"
+    )
+    broker.add_argument(
+        "--certificate-file", type=Path, metavar="PEM", help="client certificate, if asked for"
+    )
+    broker.add_argument("--key-file", type=Path, metavar="PEM", help="its private key")
+    broker.add_argument("--user", help="user name at the broker")
+    broker.add_argument(
+        "--password-file", type=Path, metavar="FILE", help="file with the password, one line"
+    )
+    fleet = join.add_argument_group("the fleet")
+    fleet.add_argument("--prefix", default="tessera", help="topic prefix (default: tessera)")
+    fleet.add_argument("--task", default="default", help="task (default: default)")
+    fleet.add_argument("--cohort", default="all", help="cohort (default: all)")
+    join.add_argument(
+        "--timeout",
+        type=positive_float,
+        default=30.0,
+        metavar="SECONDS",
+        help="how long to wait for an answer (default: 30)",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Enrol, and say what is next."""
+    files = (arguments.ca_file, arguments.certificate_file, arguments.key_file)
+    try:
+        tls = TlsFiles(*files) if any(files) else None
+        device = Device.enrol(
+            _with_user(arguments),
+            arguments.code,
+            arguments.home,
+            tls=tls,
+            prefix=arguments.prefix,
+            task=arguments.task,
+            cohort=arguments.cohort,
+            timeout_seconds=arguments.timeout,
+        )
+    except ValueError as error:
+        raise CommandError(str(error)) from error
+    with device:
+        print(f"joined as device {device.device_id}; home: {device.home}")
+        print(f"next: tessera-device run --home {arguments.home}")
+    return 0
+
+
+def _with_user(arguments: argparse.Namespace) -> str:
+    """The URL with user and password in it, percent-encoded."""
+    url: str = arguments.url
+    if arguments.user is None:
+        if arguments.password_file is not None:
+            raise CommandError("--password-file needs --user")
+        return url
+    if parse_broker_url(url).user is not None:
+        raise CommandError("the URL names a user already: leave --user out")
+    login = quote(arguments.user, safe="")
+    if arguments.password_file is not None:
+        try:
+            password = arguments.password_file.read_text().strip("\r\n")
+        except (OSError, UnicodeDecodeError) as error:
+            raise CommandError(f"--password-file: {error}") from error
+        login += ":" + quote(password, safe="")
+    scheme, rest = url.split("://", 1)
+    return f"{scheme}://{login}@{rest}"

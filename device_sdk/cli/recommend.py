@@ -1,0 +1,60 @@
+"""`tessera-device recommend`: the best items for a local user, offline."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from tabulate import tabulate
+
+from device_sdk.cli.arguments import positive_int
+from device_sdk.cli.home_option import add_home
+from device_sdk.device import Device
+
+_DESCRIPTION = """\
+Recommends what a local user has not touched yet, from the last round that this device trained.
+Needs no network, and works while the device runs in another process."""
+
+_EXAMPLES = """\
+examples:
+  tessera-device recommend --home ./device-1
+  tessera-device recommend --home ./device-1 --user anna -n 5 --json
+"""
+
+
+def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the subcommand."""
+    recommend = commands.add_parser(
+        "recommend",
+        help="recommend items to a local user",
+        description=_DESCRIPTION,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    recommend.set_defaults(run=run)
+    add_home(recommend)
+    recommend.add_argument("--user", default="default", help="local user (default: default)")
+    recommend.add_argument(
+        "-n", type=positive_int, default=10, metavar="N", help="how many (default: 10)"
+    )
+    recommend.add_argument("--json", action="store_true", help="print JSON instead of a table")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Rank and print."""
+    with Device.open(arguments.home, read_only=True) as device:
+        best = device.recommend(arguments.n, user=arguments.user)
+        titles = [device.title(item) for item, _ in best]
+    if arguments.json:
+        found = [
+            {"item": item, "score": score, "title": title}
+            for (item, score), title in zip(best, titles, strict=True)
+        ]
+        print(json.dumps(found, indent=2))
+        return 0
+    rows = [
+        (place, item, title, f"{score:.3f}")
+        for place, ((item, score), title) in enumerate(zip(best, titles, strict=True), 1)
+    ]
+    print(tabulate(rows, headers=("", "item", "title", "score"), disable_numparse=True))
+    return 0

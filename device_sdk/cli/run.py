@@ -1,0 +1,150 @@
+"""`tessera-device run`: take part in rounds until told to stop."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import signal
+import sys
+import threading
+from pathlib import Path
+
+from device_sdk.cli.arguments import positive_float, positive_int, slowdown
+from device_sdk.cli.errors import CommandError
+from device_sdk.cli.home_option import add_home
+from device_sdk.device import Device
+from device_sdk.interactions import InteractionsError, read_interactions
+from device_sdk.rounds.options import TrainingOptions
+from device_sdk.status import DeviceStatus
+
+_DESCRIPTION = """\
+Takes part in the fleet's rounds in the foreground, and prints a line for each. Stops on Ctrl-C and
+on SIGTERM; may be killed at any moment without harm. Only one process may run a home."""
+
+_EXAMPLES = """\
+examples:
+  tessera-device run --home ./device-1
+  tessera-device run --home ./device-1 --interactions views.csv
+                          first record a file's user,item lines as if the app had
+  tessera-device run --home ./device-1 --slowdown 8
+                          as if this machine were eight times slower
+"""
+
+_GRACE_SECONDS = 30.0
+
+
+def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the subcommand."""
+    run_parser = commands.add_parser(
+        "run",
+        help="take part in rounds",
+        description=_DESCRIPTION,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    run_parser.set_defaults(run=run)
+    add_home(run_parser)
+    run_parser.add_argument(
+        "--interactions",
+        type=Path,
+        metavar="FILE",
+        help="CSV or TSV, one interaction a line: user, item, ...; recorded before the start",
+    )
+    run_parser.add_argument(
+        "--k", type=positive_int, help="columns to train (default: measure what fits)"
+    )
+    run_parser.add_argument(
+        "--slowdown",
+        type=slowdown,
+        default=1.0,
+        metavar="X",
+        help="emulate a device X times slower by sleeping (default: 1)",
+    )
+    run_parser.add_argument(
+        "--when-none-fits",
+        choices=("one", "decline"),
+        default="one",
+        help="where even k = 1 takes too long: train 1, or sit the round out (default: one)",
+    )
+    run_parser.add_argument(
+        "--for",
+        type=positive_float,
+        dest="for_seconds",
+        metavar="SECONDS",
+        help="stop after this long (default: never)",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run until a signal comes."""
+    logging.basicConfig(format="%(message)s", stream=sys.stderr, level=logging.WARNING)
+    stop = threading.Event()
+    options = TrainingOptions(
+        k=arguments.k,
+        slowdown=arguments.slowdown,
+        when_none_fits=arguments.when_none_fits,
+    )
+    with Device.open(arguments.home, options=options) as device:
+        if arguments.interactions is not None:
+            _record(device, arguments.interactions)
+        before = [
+            (number, signal.signal(number, lambda *_: stop.set()))
+            for number in (signal.SIGINT, signal.SIGTERM)
+        ]
+        try:
+            device.start()
+            _watch(device, stop, arguments.for_seconds)
+        finally:
+            device.stop(_GRACE_SECONDS)
+            for number, handler in before:
+                signal.signal(number, handler)
+    return 0
+
+
+def _record(device: Device, path: Path) -> None:
+    try:
+        found = read_interactions(path)
+    except (InteractionsError, OSError) as error:
+        raise CommandError(f"--interactions: {error}") from error
+    pairs = zip(found.user.tolist(), found.item.tolist(), strict=True)
+    news = device.record_all((found.item_ids[item], found.user_ids[user]) for user, item in pairs)
+    print(f"recorded {news} new of {len(found)} interactions", flush=True)
+
+
+def _watch(device: Device, stop: threading.Event, for_seconds: float | None) -> None:
+    status = device.status()
+    slow = f", emulating a machine {status.slowdown:g} times slower" if status.slowdown > 1 else ""
+    print(
+        f"device {status.device_id} at {status.broker}: {status.users} users, "
+        f"{status.interactions} interactions{slow}",
+        flush=True,
+    )
+    shown = ""
+    waited_seconds = 0.0
+    while not stop.wait(0.5):
+        waited_seconds += 0.5
+        line = status_line(device.status())
+        if line != shown:
+            print(line, flush=True)
+            shown = line
+        if for_seconds is not None and waited_seconds >= for_seconds:
+            return
+
+
+def status_line(status: DeviceStatus) -> str:
+    """One line for people: what the device is at."""
+    if status.problem:
+        return status.problem
+    if not status.session:
+        return "connected; waiting for the aggregator" if status.connected else "connecting ..."
+    if status.working_on is not None:
+        return f"round {status.working_on}: training"
+    if status.round is None:
+        return "in session; waiting for a round"
+    line = f"round {status.round}: {status.outcome}"
+    if status.outcome != "trained":
+        return f"{line} ({status.detail})" if status.detail else line
+    line += f" with k = {status.k} on version {status.version}"
+    if status.receipted_round == status.round:
+        return f"{line}; {status.verdict}{f' ({status.reason})' if status.reason else ''}"
+    return f"{line}; update of {status.outbox_bytes:,} bytes on its way"

@@ -1,0 +1,89 @@
+"""`tessera-device status`: what the home folder tells, also beside a running device."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import datetime
+import json
+
+from tabulate import tabulate
+
+from device_sdk.cli.home_option import add_home
+from device_sdk.device import Device
+from device_sdk.status import DeviceStatus
+
+_DESCRIPTION = """\
+Shows a device's identity, its data, its last round and what waits to be sent. Reads the home folder
+only, so it works while the device runs in another process, and tells what was last committed."""
+
+_LIVE = ("running", "connected", "session", "working_on", "sent_bytes", "refused", "problem")
+
+
+def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the subcommand."""
+    status = commands.add_parser(
+        "status",
+        help="show a device's rounds, outbox and data",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    status.set_defaults(run=run)
+    add_home(status)
+    status.add_argument("--json", action="store_true", help="print JSON instead of a table")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Read and print."""
+    with Device.open(arguments.home, read_only=True) as device:
+        status = device.status()
+    if arguments.json:
+        # What only the running process knows would be misleading here.
+        known = {k: v for k, v in dataclasses.asdict(status).items() if k not in _LIVE}
+        del known["slowdown"]
+        print(json.dumps(known, indent=2))
+    else:
+        print(tabulate(_rows(status), tablefmt="plain"))
+    return 0
+
+
+def _rows(status: DeviceStatus) -> list[tuple[str, str]]:
+    rows = [
+        ("device", status.device_id),
+        ("broker", status.broker),
+        ("task", status.task),
+        ("local data", f"{status.users} users, {status.interactions} interactions"),
+        ("newest round", _round(status)),
+        ("last trained", _trained(status)),
+        ("last receipt", _receipt(status)),
+        ("outbox", f"{status.outbox} updates, {status.outbox_bytes:,} bytes"),
+        ("time last seen", _time(status.time_unix_seconds)),
+    ]
+    if status.k_reason:
+        rows.insert(6, ("k chosen because", status.k_reason))
+    return rows
+
+
+def _round(status: DeviceStatus) -> str:
+    if status.round is None:
+        return "none yet"
+    return f"{status.round}: {status.outcome}" + (f" ({status.detail})" if status.detail else "")
+
+
+def _trained(status: DeviceStatus) -> str:
+    if status.trained_round is None:
+        return "none yet"
+    return f"round {status.trained_round}, k = {status.k}, on version {status.version}"
+
+
+def _receipt(status: DeviceStatus) -> str:
+    if status.receipted_round is None:
+        return "none yet"
+    why = f" ({status.reason})" if status.reason else ""
+    return f"round {status.receipted_round}: {status.verdict}{why}"
+
+
+def _time(unix_seconds: int) -> str:
+    if unix_seconds == 0:
+        return "never in a session"
+    return datetime.datetime.fromtimestamp(unix_seconds, datetime.UTC).isoformat(" ") + " (UTC)"

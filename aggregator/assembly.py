@@ -1,0 +1,181 @@
+"""Puts the parts of a service together."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from aggregator.aggregation import Aggregation
+from aggregator.artifact_content import read_artifact
+from aggregator.catalogue_file import adopt_catalogue, read_catalogue_file, stored_catalogue
+from aggregator.enrolment import Enrolment
+from aggregator.errors import AggregatorError
+from aggregator.fleet_keys import FleetKeys
+from aggregator.home import Home
+from aggregator.housekeeping import Housekeeping, grow_catalogue
+from aggregator.ingest import Ingest
+from aggregator.outgoing import Outgoing
+from aggregator.publisher import PublishedTask, Publisher
+from aggregator.refusals import Refusals
+from aggregator.registry import Registry
+from aggregator.rounds import Rounds
+from aggregator.service import Parts
+from aggregator.store import Store
+from aggregator.task import Task
+from aggregator.uplink import Uplink
+from device_sdk.wire.admission import TokenBuckets
+from device_sdk.wire.chunks import Reassembler
+from device_sdk.wire.enrolment import EnrolmentDesk
+from device_sdk.wire.keys import RandomBytes
+from device_sdk.wire.link import Link
+from device_sdk.wire.link_settings import LinkSettings
+from device_sdk.wire.presence import new_presence
+from device_sdk.wire.session_table import SessionTable
+from device_sdk.wire.task_messages import TaskTerms
+from device_sdk.wire.topics import EnrolRequestTopic, Topics
+
+__all__ = ["LINK_SETTINGS", "World", "assemble"]
+
+SHARD = 0
+_BURST = 20.0
+_REFILL_PER_SECOND = 0.2
+LINK_SETTINGS = LinkSettings(
+    backoff_first_seconds=0.5,
+    backoff_most_seconds=10.0,
+    in_flight=1024,
+    send_queue_messages=16_384,
+    send_queue_bytes=64 << 20,
+    receive_maximum=2048,
+)
+
+
+@dataclass(frozen=True)
+class World:
+    """Time and chance. ``clock``: monotonic seconds; ``unix_clock``: Unix seconds."""
+
+    clock: Callable[[], float]
+    unix_clock: Callable[[], float]
+    rng: np.random.Generator
+    random_bytes: RandomBytes = os.urandom
+
+
+def assemble(
+    home: Home, store: Store, task: Task, world: World, link_settings: LinkSettings = LINK_SETTINGS
+) -> Parts:
+    """All parts, resumed from the store; the link is not started. Raises AggregatorError."""
+    _claim(store, task)
+    clock, unix_clock = world.clock, world.unix_clock
+    # One each: the link draws on its own thread.
+    link_rng, sealing_rng = world.rng.spawn(2)
+    verdict_seconds = task.store.verdict_days * 86_400.0
+    topics = Topics(task.broker.prefix)
+    keys = FleetKeys(home, store, unix_clock)
+    presence = new_presence(int(unix_clock()), world.random_bytes)
+    table = SessionTable(
+        keys.keyring,
+        presence.incarnation,
+        TokenBuckets(_BURST, _REFILL_PER_SECOND, clock),
+        clock,
+        unix_clock,
+        random_bytes=world.random_bytes,
+    )
+    desk = EnrolmentDesk(
+        keys.keyring,
+        TokenBuckets(_BURST, _REFILL_PER_SECOND, clock),
+        unix_clock,
+        random_bytes=world.random_bytes,
+    )
+    keys.watch(table.replace_keyring)
+    keys.watch(desk.replace_keyring)
+    terms = TaskTerms(task.binding.method_name, task.update_codec, task.round.train_seconds)
+    artifact = None if task.artifact is None else read_artifact(task.artifact)
+    publisher = Publisher(
+        PublishedTask(task.name, task.cohort, task.broadcast_codec, terms, artifact),
+        topics,
+        store,
+        presence,
+        keys.current,
+        world.random_bytes,
+        sealing_rng,
+    )
+    catalogue = stored_catalogue(store)
+    assert catalogue is not None, "_claim stored it"
+    registry, refusals = Registry(store.devices), Refusals()
+    aggregation = Aggregation(task.binding, store, len(catalogue), task.store.checkpoint_updates)
+    rounds = Rounds(
+        task.name,
+        task.round,
+        store,
+        registry,
+        aggregation,
+        publisher.seal_round,
+        unix_clock,
+        world.random_bytes,
+    )
+    if rounds.current is None and not aggregation.participants:
+        grow_catalogue(store, aggregation, task.catalogue)
+    enrolment = Enrolment(desk, store, registry, refusals, unix_clock, rounds.next_number)
+    reassembler = Reassembler(clock)
+    uplink = Uplink(topics, registry, table, reassembler, enrolment, keys.group_keys)
+    ingest = Ingest(
+        task.name,
+        task.binding,
+        store,
+        registry,
+        rounds,
+        aggregation,
+        refusals,
+        unix_clock,
+        verdict_seconds,
+    )
+    housekeeping = Housekeeping(
+        store,
+        aggregation,
+        table,
+        reassembler,
+        refusals,
+        task.catalogue,
+        verdict_seconds,
+        clock,
+        unix_clock,
+    )
+    link = Link(
+        task.broker.url, rng=link_rng, clock=clock, tls=task.broker.tls, settings=link_settings
+    )
+    link.subscribe(topics.up_filter(SHARD))
+    link.subscribe(topics.write(EnrolRequestTopic()))
+    return Parts(
+        task,
+        store,
+        link,
+        registry,
+        table,
+        uplink,
+        aggregation,
+        rounds,
+        ingest,
+        publisher,
+        Outgoing(link, store.publications),
+        refusals,
+        keys,
+        housekeeping,
+        clock,
+    )
+
+
+def _claim(store: Store, task: Task) -> None:
+    """The first ``serve`` decides which task the stored state belongs to."""
+    label = f"{task.name} {task.binding.method_name}"
+    stored = store.facts.task
+    if stored is not None and stored != label:
+        raise AggregatorError(
+            f"this home holds the state of task and method {stored!r}, the task file names "
+            f"{label!r}: use another --home for another task"
+        )
+    if stored is None or store.facts.catalogue is None:
+        with store.database.transaction():
+            store.facts.task = label
+            adopt_catalogue(store, read_catalogue_file(task.catalogue))

@@ -1,0 +1,35 @@
+"""What the aggregator must know of a method beside its arithmetic."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+
+from aggregator.methods.method import Method
+from device_sdk.wire.exchange import Update
+
+__all__ = ["Binding"]
+
+
+class Binding(Protocol):
+    """A method's settings, and how its messages are read. Has no state."""
+
+    @property
+    def method_name(self) -> str:
+        """The name that devices are told."""
+
+    def build(self, items: int, rng: np.random.Generator) -> Method:
+        """A method at version 0 for a catalogue of ``items`` items."""
+
+    def items_of(self, method: Method) -> int:
+        """The length of the catalogue that ``method`` is at."""
+
+    def grow(self, method: Method, items: int, rng: np.random.Generator) -> None:
+        """Lengthen the catalogue to ``items``, between rounds; the version rises by one."""
+
+    def decode(self, body: bytes, round_id: int, items: int) -> Update:
+        """The update in ``body``. Raises ``WireError``; pure and total."""
+
+    def width_of(self, update: Update) -> int:
+        """How much of the model the device trained (its k), for the operator's eyes."""

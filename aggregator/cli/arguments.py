@@ -1,0 +1,64 @@
+"""What the commands' arguments share."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+
+from aggregator.errors import AggregatorError
+from aggregator.home import Home
+from aggregator.store import Store
+from aggregator.store.devices import DeviceRow
+
+__all__ = ["add_home", "device_of", "duration_seconds", "home_of", "positive_int"]
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_DURATION = re.compile(r"([0-9]{1,6})([smhd])")
+
+
+def add_home(parser: argparse.ArgumentParser) -> None:
+    """The option ``--home``."""
+    parser.add_argument(
+        "--home",
+        type=Path,
+        default=Path("aggregator-home"),
+        metavar="DIR",
+        help="the aggregator's folder (default: aggregator-home)",
+    )
+
+
+def home_of(arguments: argparse.Namespace) -> Home:
+    """The home that was named."""
+    return Home(arguments.home)
+
+
+def positive_int(text: str) -> int:
+    """An integer of 1 or more."""
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of 1 or more")
+    return value
+
+
+def duration_seconds(text: str) -> int:
+    """Seconds of "90s", "30m", "24h" or "7d"."""
+    match = _DURATION.fullmatch(text)
+    if match is None or int(match[1]) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no duration such as 90s, 30m, 24h or 7d")
+    return int(match[1]) * _UNITS[match[2]]
+
+
+def device_of(store: Store, text: str) -> DeviceRow:
+    """The device whose id begins with ``text``. Raises AggregatorError unless it is just one."""
+    wanted = text.strip().lower()
+    found = [row for row in store.devices.all() if row.device_id.hex().startswith(wanted)]
+    if len(found) != 1 or not wanted:
+        what = "no device" if not found else f"{len(found)} devices"
+        raise AggregatorError(
+            f"{what} with an id that begins with {text!r}; see tessera-aggregator devices"
+        )
+    return found[0]

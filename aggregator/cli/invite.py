@@ -1,0 +1,66 @@
+"""``tessera-aggregator invite``: enrolment codes."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+
+from aggregator.cli.arguments import add_home, device_of, duration_seconds, home_of, positive_int
+from aggregator.errors import AggregatorError
+from aggregator.revocation import revoke
+from device_sdk.wire.enrolment_code import new_code
+
+_HELP = "print enrolment codes"
+_DESCRIPTION = """\
+Prints enrolment codes, one a line. Each lets one device join, once. Whoever holds a code can use
+it, so hand it over as you would a password; it is shown only here.
+
+--replaces ID is for a device that lost its identity: ID is revoked now, and whoever joins with the
+code takes its place from the next round on."""
+_DAY_SECONDS = 86_400
+
+
+def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Register the command."""
+    parser = commands.add_parser(
+        "invite",
+        help=_HELP,
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_home(parser)
+    parser.add_argument(
+        "--count", type=positive_int, default=1, metavar="N", help="how many (default: 1)"
+    )
+    parser.add_argument(
+        "--expires",
+        type=duration_seconds,
+        default=_DAY_SECONDS,
+        metavar="DURATION",
+        help="usable for this long: 90s, 30m, 24h, 7d (default: 24h)",
+    )
+    parser.add_argument("--replaces", metavar="ID", help="revoke this device in exchange")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the command."""
+    if arguments.replaces is not None and arguments.count != 1:
+        raise AggregatorError("--replaces goes with one code: leave out --count")
+    store = home_of(arguments).open_store()
+    now = int(time.time())
+    replaced = None
+    if arguments.replaces is not None:
+        replaced = device_of(store, arguments.replaces).device_id
+    root = store.facts.root_fingerprint
+    codes = [new_code(root, os.urandom) for _ in range(arguments.count)]
+    with store.database.transaction():
+        if replaced is not None:
+            revoke(store, replaced, now)
+        for code in codes:
+            store.tokens.add(code, now, now + arguments.expires, replaced)
+    store.database.close()
+    for code in codes:
+        print(code.to_text())
+    return 0

@@ -1,0 +1,44 @@
+"""``tessera-aggregator restored``: begin a new generation after a restore from a backup."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+
+from aggregator.cli.arguments import add_home, home_of
+from aggregator.errors import AggregatorError
+from device_sdk.wire.group_key import new_group_key
+
+_HELP = "begin a new generation, after the home came back from a backup"
+_DESCRIPTION = """\
+Run this once, before serve, after the home was restored from a backup. Devices have seen rounds
+that the backup does not know: they accept them again only in a new generation. The open round is
+given up; what was counted in it stays counted. The group key is replaced."""
+
+
+def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Register the command."""
+    parser = commands.add_parser("restored", help=_HELP, description=_DESCRIPTION)
+    add_home(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the command."""
+    store = home_of(arguments).open_store()
+    now = int(time.time())
+    if now <= store.facts.generation:
+        raise AggregatorError("this machine's clock is behind the backup's; set it first")
+    with store.database.transaction():
+        store.facts.generation = now
+        # Another epoch than any that was used after the backup was made.
+        store.secrets.add_group_key(new_group_key(now, os.urandom))
+        store.facts.rotation_due = True
+        for row in store.rounds.latest():
+            if row.closed_unix_seconds is None:
+                store.rounds.give_up(row.round, now)
+        store.checkpoints.drop_partial()
+    store.database.close()
+    print(f"generation {now} begins")
+    return 0

@@ -1,0 +1,33 @@
+"""``tessera-aggregator revoke``: send a device away."""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+from aggregator.cli.arguments import add_home, device_of, home_of
+from aggregator.revocation import revoke
+
+_HELP = "send a device away for good"
+_DESCRIPTION = """\
+Ends a device's sessions at once and refuses it from now on. The group key, which it knows, is
+replaced before the next round is published. Updates that were counted stay counted."""
+
+
+def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Register the command."""
+    parser = commands.add_parser("revoke", help=_HELP, description=_DESCRIPTION)
+    add_home(parser)
+    parser.add_argument("id", help="the device's id, or its beginning; see devices")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the command."""
+    store = home_of(arguments).open_store()
+    device = device_of(store, arguments.id)
+    with store.database.transaction():
+        done = revoke(store, device.device_id, int(time.time()))
+    store.database.close()
+    print(f"{device.device_id.hex()} {'is revoked' if done else 'was revoked before'}")
+    return 0

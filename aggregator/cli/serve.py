@@ -1,0 +1,88 @@
+"""``tessera-aggregator serve``: run rounds until told to stop."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+
+from aggregator.assembly import World, assemble
+from aggregator.cli.arguments import add_home, home_of
+from aggregator.live import LiveView, PlainView, View
+from aggregator.metrics import serve_metrics
+from aggregator.serve_lock import serve_lock
+from aggregator.service import Service
+from aggregator.task import read_task
+
+_HELP = "run rounds, until told to stop"
+_DESCRIPTION = """\
+Runs rounds with the devices that enrolled. On a terminal it shows a live view, otherwise it logs a
+line for whatever happens. Ctrl-C or SIGTERM stop it cleanly; after a crash, or kill -9, start it
+again: the round goes on where it was, and nothing is counted twice."""
+
+
+def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Register the command."""
+    parser = commands.add_parser(
+        "serve",
+        help=_HELP,
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_home(parser)
+    parser.add_argument(
+        "--task", type=Path, metavar="FILE", help="the task file (default: task.toml in the home)"
+    )
+    parser.add_argument("--plain", action="store_true", help="log lines, on a terminal too")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the command."""
+    home = home_of(arguments)
+    task = read_task(arguments.task or home.task_file)
+    live = sys.stdout.isatty() and not arguments.plain
+    view: View = LiveView() if live else PlainView(time.monotonic)
+    stopping = _stop_on_signals()
+    with ExitStack() as stack:
+        stack.enter_context(serve_lock(home))
+        world = World(time.monotonic, time.time, np.random.default_rng(), os.urandom)
+        parts = assemble(home, home.open_store(), task, world)
+        service = Service(parts, view.round_event)
+        if task.metrics_port:
+            stack.enter_context(serve_metrics(task.metrics_port, service.last_snapshot))
+        stack.enter_context(view)
+        parts.link.start()
+        try:
+            service.run(stopping.is_set, lambda: view.show(service))
+        finally:
+            service.stop()
+    logging.getLogger(__name__).info("stopped")
+    return 0
+
+
+class _Flag:
+    def __init__(self) -> None:
+        self._set = False
+
+    def is_set(self) -> bool:
+        return self._set
+
+    def set(self, number: int, frame: object) -> None:
+        if self._set:
+            raise KeyboardInterrupt  # asked twice: at once
+        self._set = True
+
+
+def _stop_on_signals() -> _Flag:
+    flag = _Flag()
+    signal.signal(signal.SIGTERM, flag.set)
+    signal.signal(signal.SIGINT, flag.set)
+    return flag

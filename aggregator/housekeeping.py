@@ -1,0 +1,106 @@
+"""What has to be done now and then, and between rounds."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from aggregator.aggregation import Aggregation
+from aggregator.catalogue_file import adopt_catalogue, read_catalogue_file, stored_catalogue
+from aggregator.errors import AggregatorError
+from aggregator.refusals import Refusals
+from aggregator.store import Store
+from device_sdk.wire.chunks import Reassembler
+from device_sdk.wire.session_table import SessionTable
+
+__all__ = ["Housekeeping"]
+
+_LOG = logging.getLogger(__name__)
+_SWEEP_SECONDS = 10.0
+_FORGET_SECONDS = 3600.0
+
+
+class Housekeeping:
+    """Sweeps memory, saves counters, forgets old verdicts, and takes in new items.
+
+    ``clock`` gives monotonic, ``unix_clock`` Unix seconds.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        aggregation: Aggregation,
+        table: SessionTable,
+        reassembler: Reassembler,
+        refusals: Refusals,
+        catalogue: Path,
+        verdict_seconds: float,
+        clock: Callable[[], float],
+        unix_clock: Callable[[], float],
+    ) -> None:
+        self._store = store
+        self._aggregation = aggregation
+        self._table = table
+        self._reassembler = reassembler
+        self._refusals = refusals
+        self._catalogue = catalogue
+        self._verdict_seconds = verdict_seconds
+        self._clock = clock
+        self._unix_clock = unix_clock
+        self._next_sweep_seconds = clock() + _SWEEP_SECONDS
+        self._next_forget_seconds = clock()
+        self._catalogue_stamp = _stamp(catalogue)
+
+    def turn(self) -> None:
+        """To be called often; does something every ten seconds, or every hour."""
+        now = self._clock()
+        if now >= self._next_sweep_seconds:
+            self._next_sweep_seconds = now + _SWEEP_SECONDS
+            self._table.sweep()
+            self._reassembler.expire()
+            with self._store.database.transaction():
+                self._refusals.save(self._store.refusals)
+        if now >= self._next_forget_seconds:
+            self._next_forget_seconds = now + _FORGET_SECONDS
+            with self._store.database.transaction():
+                self._store.rounds.forget_verdicts(self._unix_clock() - self._verdict_seconds)
+
+    def between_rounds(self) -> None:
+        """Take in items that the operator appended to the catalogue.
+
+        Not while updates wait that were made for the shorter one. A file that is not usable is
+        reported and left alone: a running fleet does not stop for a slip of the pen.
+        """
+        stamp = _stamp(self._catalogue)
+        if stamp == self._catalogue_stamp or self._aggregation.participants:
+            return
+        self._catalogue_stamp = stamp
+        try:
+            grow_catalogue(self._store, self._aggregation, self._catalogue)
+        except AggregatorError as error:
+            _LOG.error("the catalogue stays as it was: %s", error)
+
+
+def grow_catalogue(store: Store, aggregation: Aggregation, path: Path) -> None:
+    """Make the file's catalogue the current one, and lengthen the model if it has new items.
+
+    Between rounds and with an empty log. Raises AggregatorError.
+    """
+    catalogue = read_catalogue_file(path)
+    if stored_catalogue(store) == catalogue:
+        return
+    latest = store.rounds.latest()
+    with store.database.transaction():
+        adopt_catalogue(store, catalogue)
+        if len(catalogue) > aggregation.items:
+            aggregation.grow(len(catalogue), latest[0].round if latest else 0)
+            _LOG.info("the catalogue has %d items now", len(catalogue))
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    try:
+        status = path.stat()
+    except OSError:
+        return (0, 0)
+    return (status.st_mtime_ns, status.st_size)

@@ -1,0 +1,48 @@
+"""Refused input: counted by reason, logged once for each reason and device."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+
+from aggregator.store.refusal_counts import RefusalCounts
+from device_sdk.wire.errors import WireError
+
+__all__ = ["Refusals"]
+
+_LOG = logging.getLogger(__name__)
+_MOST_REMEMBERED = 10_000
+
+
+class Refusals:
+    """Counts since the start in ``counts``; :meth:`save` adds what is new to the store.
+
+    What a sender chose is never logged: a reason is one of our slugs, a device one of our ids.
+    """
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self._unsaved: Counter[str] = Counter()
+        self._logged: set[tuple[str, bytes]] = set()
+
+    def note(self, error: WireError, device_id: bytes = b"") -> None:
+        """Count ``error``. ``device_id`` is empty while nobody is known to have sent it."""
+        self.note_reason(error.reason, device_id, str(error))
+
+    def note_reason(self, reason: str, device_id: bytes = b"", detail: str = "") -> None:
+        """Count a refusal that is not an error."""
+        self.counts[reason] += 1
+        self._unsaved[reason] += 1
+        key = (reason, device_id)
+        # Bounded, since an insider could make up reasons times devices.
+        if key in self._logged or len(self._logged) >= _MOST_REMEMBERED:
+            return
+        self._logged.add(key)
+        who = device_id.hex() if device_id else "an unknown sender"
+        _LOG.warning("refused from %s: %s (said once)", who, detail or reason)
+
+    def save(self, table: RefusalCounts) -> None:
+        """Add to the store what was counted since the last time; in any transaction or none."""
+        if self._unsaved:
+            table.add(self._unsaved)
+            self._unsaved.clear()

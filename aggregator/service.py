@@ -1,0 +1,212 @@
+"""The main loop: messages in, work, receipts out. It waits for no device and no broker."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from aggregator.aggregation import Aggregation
+from aggregator.errors import AggregatorError
+from aggregator.fleet_keys import FleetKeys
+from aggregator.housekeeping import Housekeeping
+from aggregator.ingest import Ingest, Settled
+from aggregator.outgoing import Outgoing
+from aggregator.publisher import Publisher
+from aggregator.refusals import Refusals
+from aggregator.registry import Registry
+from aggregator.rounds import RoundClosed, RoundEvent, RoundOpened, Rounds
+from aggregator.snapshot import Snapshot
+from aggregator.store import Store
+from aggregator.task import Task
+from aggregator.uplink import Answer, Arrived, Refusal, Uplink
+from device_sdk.wire.link import Link
+from device_sdk.wire.link_events import (
+    Connected,
+    ConnectRefused,
+    Disconnected,
+    Event,
+    Message,
+    PublishRefused,
+    SubscribeRefused,
+)
+from device_sdk.wire.session_table import SessionTable
+
+__all__ = ["Parts", "Service"]
+
+_LOG = logging.getLogger(__name__)
+_IDLE_SECONDS = 0.25
+_BUSY_SECONDS = 0.01
+_FLUSH_SECONDS = 2.0
+_SHOWN_ROUNDS = 8
+_SNAPSHOT_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a service is made of; see :mod:`aggregator.assembly`."""
+
+    task: Task
+    store: Store
+    link: Link
+    registry: Registry
+    table: SessionTable
+    uplink: Uplink
+    aggregation: Aggregation
+    rounds: Rounds
+    ingest: Ingest
+    publisher: Publisher
+    outgoing: Outgoing
+    refusals: Refusals
+    keys: FleetKeys
+    housekeeping: Housekeeping
+    clock: Callable[[], float]
+
+
+class Service:
+    """Runs on one thread. ``on_round`` is told what happens to rounds, from that thread."""
+
+    def __init__(self, parts: Parts, on_round: Callable[[RoundEvent], None] | None = None) -> None:
+        self._parts = parts
+        self._on_round = on_round
+        self.bytes_received = 0
+        self._last: Snapshot | None = None
+        self._next_snapshot_seconds = 0.0
+
+    def run(self, stopping: Callable[[], bool], on_turn: Callable[[], None]) -> None:
+        """Work until ``stopping()``; ``on_turn`` is called a few times a second or more."""
+        while not stopping():
+            self.turn()
+            on_turn()
+            now = self._parts.clock()
+            if now >= self._next_snapshot_seconds:
+                self._next_snapshot_seconds = now + _SNAPSHOT_SECONDS
+                self._last = self.snapshot()
+
+    def turn(self) -> None:
+        """One turn of the loop: at most a quarter of a second when nothing happens."""
+        parts = self._parts
+        wait_seconds = _BUSY_SECONDS if parts.outgoing.busy else _IDLE_SECONDS
+        left = parts.rounds.seconds_left()
+        if left is not None:
+            wait_seconds = min(wait_seconds, max(0.0, left))
+        group = parts.task.store.group_updates
+        events = parts.link.events(most=group, timeout_seconds=wait_seconds)
+        if parts.store.database.changed_elsewhere():
+            self._look_again()
+        for event in events:
+            self._handle(event)
+        self._settle(parts.ingest.commit())
+        while (happened := parts.rounds.tick()) is not None:
+            self._tell(happened)
+        parts.outgoing.pump()
+        parts.housekeeping.turn()
+
+    def last_snapshot(self) -> Snapshot | None:
+        """A snapshot of the last second, for other threads; None at the very beginning."""
+        return self._last
+
+    def stop(self) -> None:
+        """Send what is decided, and close."""
+        parts = self._parts
+        self._settle(parts.ingest.commit())
+        parts.link.stop(flush_seconds=_FLUSH_SECONDS)
+        with parts.store.database.transaction():
+            parts.ingest.save_seen()
+            parts.refusals.save(parts.store.refusals)
+        parts.store.database.close()
+
+    def snapshot(self) -> Snapshot:
+        """What there is to see now."""
+        parts = self._parts
+        latest = parts.store.rounds.latest(_SHOWN_ROUNDS + 1)
+        return Snapshot(
+            task=parts.task.name,
+            connected=parts.link.connected,
+            broker=str(parts.task.broker.url),
+            devices=len(parts.registry),
+            revoked=parts.registry.revoked,
+            sessions=len(parts.table),
+            version=parts.aggregation.version,
+            current=parts.rounds.current,
+            seconds_left=parts.rounds.seconds_left(),
+            arrived=parts.rounds.arrived,
+            outstanding=parts.rounds.outstanding,
+            participants=parts.aggregation.participants,
+            quorum=parts.task.round.quorum,
+            counted=parts.ingest.counted,
+            bytes_received=self.bytes_received,
+            bytes_sent=parts.outgoing.bytes_sent,
+            widths=dict(parts.ingest.widths),
+            refusals=dict(parts.refusals.counts),
+            finished=tuple(row for row in latest if row.closed_unix_seconds is not None),
+        )
+
+    def _handle(self, event: Event) -> None:
+        parts = self._parts
+        match event:
+            case Message():
+                self._receive(event)
+            case Connected():
+                _LOG.info("connected to %s", parts.task.broker.url)
+                parts.outgoing.connection_lost()
+                parts.outgoing.announce(
+                    parts.publisher.standing(), parts.store.publications.topics()
+                )
+            case Disconnected() | ConnectRefused():
+                _LOG.warning(
+                    "no connection to %s (%s); next try in %.0f s",
+                    parts.task.broker.url,
+                    event.detail,
+                    event.retry_seconds,
+                )
+                parts.outgoing.connection_lost()
+            case SubscribeRefused():
+                raise AggregatorError(
+                    f"the broker refused the subscription to {event.topic_filter} "
+                    f"({event.detail}): give this user the rights of aggregator/acl.template"
+                )
+            case PublishRefused():
+                _LOG.error("the broker refused a message to %s: %s", event.topic, event.detail)
+
+    def _receive(self, message: Message) -> None:
+        parts = self._parts
+        self.bytes_received += len(message.payload)
+        result = parts.uplink.receive(message)
+        match result:
+            case Answer():
+                parts.outgoing.send(result.topic, result.payload)
+            case Refusal():
+                parts.refusals.note(result.error, result.device_id)
+            case Arrived():
+                settled = parts.ingest.offer(result.device_id, result.payload)
+                if settled is not None:
+                    self._settle([settled])
+
+    def _settle(self, settled: Sequence[Settled]) -> None:
+        for each in settled:
+            answer = self._parts.uplink.receipt(each.device_id, each.receipt)
+            if answer is not None:
+                self._parts.outgoing.send(answer.topic, answer.payload)
+
+    def _tell(self, event: RoundEvent) -> None:
+        parts = self._parts
+        if isinstance(event, RoundOpened):
+            parts.ingest.round_opened()
+            parts.keys.refresh()
+            parts.outgoing.announce([], parts.store.publications.topics())
+        elif isinstance(event, RoundClosed):
+            parts.housekeeping.between_rounds()
+        if self._on_round is not None:
+            self._on_round(event)
+
+    def _look_again(self) -> None:
+        """The operator changed something: revoked, rotated, released."""
+        parts = self._parts
+        for device_id in parts.registry.reload():
+            parts.table.end(device_id)
+            parts.rounds.revoked(device_id)
+            _LOG.info("revoked %s: its sessions have ended", device_id.hex())
+        parts.rounds.reload_hold()
+        if parts.keys.refresh():
+            parts.outgoing.announce(parts.publisher.standing(), [])

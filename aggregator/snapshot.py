@@ -1,0 +1,36 @@
+"""What there is to see of a running aggregator, for the live view, the log and the metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from aggregator.store.rounds import RoundRow
+
+__all__ = ["Snapshot"]
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One moment. Counters are since the start of the process."""
+
+    task: str
+    connected: bool
+    broker: str
+    devices: int
+    revoked: int
+    sessions: int
+    version: int
+    current: RoundRow | None
+    seconds_left: float | None
+    arrived: int
+    outstanding: int
+    participants: int
+    quorum: int
+    counted: int
+    bytes_received: int
+    bytes_sent: int
+    widths: Mapping[int, int] = field(default_factory=dict)
+    refusals: Mapping[str, int] = field(default_factory=dict)
+    finished: tuple[RoundRow, ...] = ()
+    """The last closed rounds, newest first."""

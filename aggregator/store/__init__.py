@@ -1,0 +1,8 @@
+"""Everything the aggregator must not lose: one SQLite file in write-ahead mode."""
+
+from __future__ import annotations
+
+from aggregator.store.database import Database
+from aggregator.store.store import Store
+
+__all__ = ["Database", "Store"]

@@ -1,0 +1,97 @@
+"""Single values that the whole store shares."""
+
+from __future__ import annotations
+
+from aggregator.errors import AggregatorError
+from aggregator.store.database import Database
+
+__all__ = ["Facts"]
+
+
+class Facts:
+    """Named values, each with a property of its own."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    @property
+    def generation(self) -> int:
+        """Unix time of ``init`` or of the last restore from a backup."""
+        return self._integer("generation")
+
+    @generation.setter
+    def generation(self, unix_seconds: int) -> None:
+        self._put("generation", unix_seconds)
+
+    @property
+    def root_fingerprint(self) -> bytes:
+        """16 bytes that stand for the root key."""
+        value = self._get("root_fingerprint")
+        if not isinstance(value, bytes):
+            raise AggregatorError("the database names no root key; run tessera-aggregator init")
+        return value
+
+    @root_fingerprint.setter
+    def root_fingerprint(self, fingerprint: bytes) -> None:
+        self._put("root_fingerprint", fingerprint)
+
+    @property
+    def seed(self) -> int:
+        """What the first model is drawn from."""
+        return self._integer("seed")
+
+    @seed.setter
+    def seed(self, seed: int) -> None:
+        self._put("seed", seed)
+
+    @property
+    def task(self) -> str | None:
+        """The task and method that the stored state belongs to; None before the first ``serve``."""
+        value = self._get("task")
+        return value if isinstance(value, str) else None
+
+    @task.setter
+    def task(self, name: str) -> None:
+        self._put("task", name)
+
+    @property
+    def catalogue(self) -> bytes | None:
+        """The catalogue's content as last used."""
+        value = self._get("catalogue")
+        return value if isinstance(value, bytes) else None
+
+    @catalogue.setter
+    def catalogue(self, content: bytes) -> None:
+        self._put("catalogue", content)
+
+    @property
+    def rotation_due(self) -> bool:
+        """Whether the group key must be another one from the next round on."""
+        return bool(self._get("rotation_due"))
+
+    @rotation_due.setter
+    def rotation_due(self, due: bool) -> None:
+        self._put("rotation_due", int(due))
+
+    @property
+    def sealed_contents(self) -> str:
+        """Which contents are published, under which epoch; empty before the first publication."""
+        value = self._get("sealed_contents")
+        return value if isinstance(value, str) else ""
+
+    @sealed_contents.setter
+    def sealed_contents(self, label: str) -> None:
+        self._put("sealed_contents", label)
+
+    def _integer(self, name: str) -> int:
+        value = self._get(name)
+        if not isinstance(value, int):
+            raise AggregatorError(f"the database lacks {name!r}; run tessera-aggregator init")
+        return value
+
+    def _get(self, name: str) -> int | str | bytes | None:
+        row = self._database.row("SELECT value FROM facts WHERE name = ?", (name,))
+        return None if row is None else row[0]
+
+    def _put(self, name: str, value: int | str | bytes) -> None:
+        self._database.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, value))

@@ -1,0 +1,108 @@
+"""Accepted updates that are not part of a version yet, and the verdict on every update."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from aggregator.store.database import Database
+
+__all__ = ["LoggedUpdate", "StoredVerdict", "UpdateLog"]
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedUpdate:
+    """An accepted update. ``seq`` gives the order of commits, which is the order of absorption."""
+
+    seq: int
+    round: int
+    device_id: bytes
+    arrived_seconds: float
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class StoredVerdict:
+    """What was decided on a body: counted (``reason`` None), or refused."""
+
+    generation: int
+    round: int
+    device_id: bytes
+    body_sha256: bytes
+    reason: str | None
+
+
+class UpdateLog:
+    """Tables ``updates`` and ``verdicts``."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def append(self, updates: Sequence[LoggedUpdate], verdicts: Sequence[StoredVerdict]) -> None:
+        """A group of updates; inside a transaction."""
+        self._database.execute_many(
+            "INSERT INTO updates (seq, round, device_id, arrived_seconds, body) "
+            "VALUES (?, ?, ?, ?, ?)",
+            [(u.seq, u.round, u.device_id, u.arrived_seconds, u.body) for u in updates],
+        )
+        self._database.execute_many(
+            "INSERT INTO verdicts VALUES (?, ?, ?, ?, ?)",
+            [(v.generation, v.round, v.device_id, v.body_sha256, v.reason) for v in verdicts],
+        )
+
+    def verdict(self, generation: int, round_number: int, device_id: bytes) -> StoredVerdict | None:
+        """The verdict on a device's update for a round."""
+        row = self._database.row(
+            "SELECT * FROM verdicts WHERE generation = ? AND round = ? AND device_id = ?",
+            (generation, round_number, device_id),
+        )
+        return None if row is None else StoredVerdict(*row)
+
+    def judged(self, generation: int, round_number: int) -> Iterator[bytes]:
+        """Devices that have a verdict in a round."""
+        query = "SELECT device_id FROM verdicts WHERE generation = ? AND round = ?"
+        for row in self._database.rows(query, (generation, round_number)):
+            yield row[0]
+
+    def after(self, seq: int) -> Iterator[LoggedUpdate]:
+        """Updates to absorb, in order of their commits; quarantined ones are left out."""
+        query = (
+            "SELECT seq, round, device_id, arrived_seconds, body FROM updates "
+            "WHERE seq > ? AND quarantined IS NULL ORDER BY seq"
+        )
+        for row in self._database.rows(query, (seq,)):
+            yield LoggedUpdate(*row)
+
+    def arrivals(self, round_number: int) -> list[float]:
+        """Arrival times of a round's updates, seconds after it opened."""
+        query = "SELECT arrived_seconds FROM updates WHERE round = ? ORDER BY seq"
+        return [row[0] for row in self._database.rows(query, (round_number,))]
+
+    def last_seq(self) -> int:
+        """The highest number in the log; 0 when it is empty."""
+        row = self._database.row("SELECT coalesce(max(seq), 0) FROM updates")
+        return 0 if row is None else int(row[0])
+
+    def quarantine(self, update: LoggedUpdate, generation: int, why: str) -> None:
+        """Leave an update out of every sum, and refuse it for good; its body stays for a look."""
+        self._database.execute(
+            "UPDATE updates SET quarantined = ? WHERE seq = ?", (why, update.seq)
+        )
+        self._database.execute(
+            "UPDATE verdicts SET reason = 'quarantined' "
+            "WHERE generation = ? AND round = ? AND device_id = ?",
+            (generation, update.round, update.device_id),
+        )
+
+    def quarantined(self) -> list[tuple[int, bytes, str]]:
+        """(round, device id, why) of updates in quarantine."""
+        query = "SELECT round, device_id, quarantined FROM updates WHERE quarantined NOT NULL"
+        return [(row[0], row[1], row[2]) for row in self._database.rows(query)]
+
+    def drop_quarantined(self) -> int:
+        """Delete the bodies in quarantine; their number."""
+        return self._database.execute("DELETE FROM updates WHERE quarantined NOT NULL")
+
+    def clear(self) -> None:
+        """Forget the log: its updates are part of a version."""
+        self._database.execute("DELETE FROM updates")

@@ -1,0 +1,176 @@
+"""The task file: one TOML file that says what a fleet learns, and how."""
+
+from __future__ import annotations
+
+import importlib.util
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+from aggregator.bindings import BINDINGS, Binding
+from aggregator.errors import TaskError
+from aggregator.round_settings import RoundSettings
+from aggregator.toml_table import TomlTable
+from device_sdk.wire.broker_url import BrokerUrl, TlsFiles, parse_broker_url
+from device_sdk.wire.names import require_name
+from device_sdk.wire.task_messages import BROADCAST_CODECS, UPDATE_CODECS
+from device_sdk.wire.topics import Topics
+
+__all__ = ["BrokerSettings", "StoreSettings", "Task", "read_task"]
+
+SHIPPED_PREFIX = "shipped:"
+_HIGHEST_PORT = 65_535
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerSettings:
+    """Where the broker is. ``password_file`` keeps the password out of the task file."""
+
+    url: BrokerUrl
+    prefix: str
+    tls: TlsFiles | None
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSettings:
+    """How the log is written: ``group_updates`` a commit at most, a checkpoint now and then."""
+
+    group_updates: int
+    checkpoint_updates: int
+    verdict_days: int
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A whole task file."""
+
+    name: str
+    cohort: str
+    artifact: Path | None
+    """The artifact's folder; None when devices are told of none (32 zero bytes)."""
+    catalogue: Path
+    broadcast_codec: str
+    update_codec: str
+    metrics_port: int
+    """On the loopback interface; 0 for none."""
+    broker: BrokerSettings
+    round: RoundSettings
+    store: StoreSettings
+    binding: Binding
+
+
+def read_task(path: Path) -> Task:
+    """Read and check a task file; paths in it are relative to its folder.
+
+    Raises TaskError, which names the file and the key.
+    """
+    try:
+        with path.open("rb") as file:
+            values = tomllib.load(file)
+    except OSError as error:
+        raise TaskError(f"{path} cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise TaskError(f"{path} is not TOML: {error}") from None
+    try:
+        return _task(TomlTable(values), path.parent)
+    except TaskError as error:
+        raise TaskError(f"{path}: {error}") from None
+
+
+def _task(root: TomlTable, folder: Path) -> Task:
+    table = root.table("task")
+    method = table.choice("method", sorted(BINDINGS), "scatter")
+    metrics = root.table("metrics")
+    task = Task(
+        name=_name(table, "name", "default"),
+        cohort=_name(table, "cohort", "all"),
+        artifact=_artifact(table, folder),
+        catalogue=_existing(table, "catalogue", table.text("catalogue"), folder),
+        broadcast_codec=table.choice("broadcast_codec", sorted(BROADCAST_CODECS), "float16"),
+        update_codec=table.choice("update_codec", sorted(UPDATE_CODECS), "int8"),
+        metrics_port=metrics.integer("port", 0, least=0, most=_HIGHEST_PORT),
+        broker=_broker(root.table("broker"), folder),
+        round=RoundSettings.read(root.table("round")),
+        store=_store(root.table("store")),
+        binding=BINDINGS[method](root.table(method)),
+    )
+    table.finish()
+    metrics.finish()
+    root.finish()
+    return task
+
+
+def _name(table: TomlTable, key: str, default: str) -> str:
+    value = table.text(key, default)
+    try:
+        require_name(key, value)
+    except ValueError as error:
+        raise table.error(key, f"is no name: {error}") from None
+    return value
+
+
+def _artifact(table: TomlTable, folder: Path) -> Path | None:
+    value = table.optional_text("artifact")
+    if value is None:
+        return None
+    if not value.startswith(SHIPPED_PREFIX):
+        return _existing(table, "artifact", value, folder)
+    # Found without importing device_sdk, which the server may lack the dependencies for.
+    spec = importlib.util.find_spec("device_sdk")
+    for place in (spec.submodule_search_locations or []) if spec is not None else []:
+        path = Path(place) / "artifacts" / value.removeprefix(SHIPPED_PREFIX)
+        if path.is_dir():
+            return path
+    raise table.error("artifact", f"is {value!r}, which is not shipped; shipped is 'shipped:mf'")
+
+
+def _existing(table: TomlTable, key: str, value: str, folder: Path) -> Path:
+    path = folder / value
+    if not path.exists():
+        raise table.error(key, f"names {path}, which does not exist")
+    return path
+
+
+def _broker(table: TomlTable, folder: Path) -> BrokerSettings:
+    try:
+        url = parse_broker_url(table.text("url", "mqtt://127.0.0.1:1883"))
+    except ValueError as error:
+        raise table.error("url", f"is not usable: {error}") from None
+    prefix = table.text("prefix", "tessera")
+    try:
+        Topics(prefix)
+    except ValueError as error:
+        raise table.error("prefix", f"is not usable: {error}") from None
+    user = table.optional_text("user")
+    password_file = table.optional_text("password_file")
+    if user is not None:
+        url = BrokerUrl(url.host, url.port, url.tls, user, url.password)
+    if password_file is not None:
+        if url.user is None:
+            raise table.error("password_file", "is given without broker.user")
+        password = _existing(table, "password_file", password_file, folder).read_text().strip()
+        url = BrokerUrl(url.host, url.port, url.tls, url.user, password)
+    files = {
+        key: _existing(table, key, value, folder)
+        for key in ("ca_file", "certificate_file", "key_file")
+        if (value := table.optional_text(key)) is not None
+    }
+    if files and not url.tls:
+        raise table.error(next(iter(files)), "is given, but broker.url starts with mqtt://")
+    if "key_file" in files and "certificate_file" not in files:
+        raise table.error("key_file", "is given without broker.certificate_file")
+    table.finish()
+    tls = None
+    if files:
+        tls = TlsFiles(files.get("ca_file"), files.get("certificate_file"), files.get("key_file"))
+    return BrokerSettings(url, prefix, tls)
+
+
+def _store(table: TomlTable) -> StoreSettings:
+    settings = StoreSettings(
+        group_updates=table.integer("group_updates", 128, least=1, most=65_536),
+        checkpoint_updates=table.integer("checkpoint_updates", 20_000, least=1),
+        verdict_days=table.integer("verdict_days", 30, least=1, most=3650),
+    )
+    table.finish()
+    return settings

@@ -1,0 +1,115 @@
+"""What devices send: topics, sessions and envelopes, up to the plaintext of an update."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from aggregator.enrolment import Enrolment
+from aggregator.registry import Registry, credential
+from device_sdk.wire.chunks import Reassembler
+from device_sdk.wire.errors import WireError
+from device_sdk.wire.group_key import GroupKey
+from device_sdk.wire.header import MessageType
+from device_sdk.wire.link_events import Message
+from device_sdk.wire.messages import Receipt, RecordType, write_receipt
+from device_sdk.wire.session_table import SessionTable
+from device_sdk.wire.topics import (
+    DownTopic,
+    EnrolAnswerTopic,
+    EnrolRequestTopic,
+    Topics,
+    UpTopic,
+)
+
+__all__ = ["Answer", "Arrived", "Refusal", "Uplink"]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Something to send."""
+
+    topic: str
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """The plaintext of an update, and whose session it came in."""
+
+    device_id: bytes
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A message that was refused; ``device_id`` is empty while the sender is not proven."""
+
+    error: WireError
+    device_id: bytes
+
+
+class Uplink:
+    """Opens what comes from the broker. ``group_keys``: what a session's reply tells."""
+
+    def __init__(
+        self,
+        topics: Topics,
+        registry: Registry,
+        table: SessionTable,
+        reassembler: Reassembler,
+        enrolment: Enrolment,
+        group_keys: Callable[[], tuple[GroupKey, ...]],
+    ) -> None:
+        self._topics = topics
+        self._registry = registry
+        self._table = table
+        self._reassembler = reassembler
+        self._enrolment = enrolment
+        self._group_keys = group_keys
+
+    def receive(self, message: Message) -> Answer | Arrived | Refusal | None:
+        """Handle one message; None when there is nothing to do yet (a part of an update)."""
+        device_id = b""
+        try:
+            if message.retained:
+                raise WireError("retained", "nobody may leave retained messages for us")
+            topic = self._topics.parse(message.topic)
+            if isinstance(topic, EnrolRequestTopic):
+                return self._enrol(message.payload)
+            if not isinstance(topic, UpTopic):
+                raise WireError("wrong-topic", "a message on a topic that is ours to write to")
+            device = self._registry.by_handle(topic.handle)
+            if topic.shard != device.shard:
+                raise WireError("wrong-topic", "the device belongs to another shard")
+            if message.payload[1:2] == bytes((MessageType.SESSION_OPEN,)):
+                known, keys = credential(device), self._group_keys()
+                reply = self._table.accept_open(known, message.payload, keys)
+                return Answer(self._topics.write(DownTopic(topic.handle)), reply)
+            received = self._table.receive(message.payload, device.device_id)
+            device_id = device.device_id  # proven by the envelope's tag
+            if received.message_type != RecordType.UPDATE:
+                raise WireError("bad-type", "devices send updates, nothing else")
+            payload: bytes | None = received.payload
+            if received.fragment is not None:
+                payload = self._reassembler.add(
+                    device_id, received.message_type, received.fragment, received.payload
+                )
+            return None if payload is None else Arrived(device_id, payload)
+        except WireError as error:
+            return Refusal(error, device_id)
+
+    def receipt(self, device_id: bytes, receipt: Receipt) -> Answer | None:
+        """A sealed receipt; None when the device is gone or has no session."""
+        device = self._registry.by_id(device_id)
+        if device is None:
+            return None
+        try:
+            sealed = self._table.seal(device_id, RecordType.RECEIPT, write_receipt(receipt))
+        except WireError:
+            return None
+        return Answer(self._topics.write(DownTopic(device.handle)), sealed)
+
+    def _enrol(self, payload: bytes) -> Answer:
+        answer = self._enrolment.answer(payload)
+        return Answer(self._topics.write(EnrolAnswerTopic(answer.mailbox)), answer.message)

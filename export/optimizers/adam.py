@@ -56,8 +56,10 @@ class Adam:
         # In double: 1 - 0.999^t at t = 1 has only four exact digits in float32.
         count = (step + 1).to(torch.float64)
         dtype = parameters[0].dtype
-        size = (hyper["lr"].to(torch.float64) / (1 - torch.pow(beta1, count))).to(dtype)
-        scale = torch.rsqrt(1 - torch.pow(beta2, count)).to(dtype)
+        # lr * m^ / (sqrt(v^) + eps) with both bias corrections taken out of the tensors' way.
+        root = torch.sqrt(1 - torch.pow(beta2, count))
+        size = (hyper["lr"].to(torch.float64) * root / (1 - torch.pow(beta1, count))).to(dtype)
+        eps = (self.eps * root).to(dtype)
         shrink = 1 - hyper["lr"] * self.weight_decay
         moved, first, second = [], [], []
         for p, g, m, v in zip(parameters, gradients, state["m"], state["v"], strict=True):
@@ -65,7 +67,7 @@ class Adam:
             v = v * beta2 + (g * g) * (1 - beta2)
             if self.weight_decay:
                 p = p * shrink
-            moved.append(p - (m * size) / (torch.sqrt(v) * scale + self.eps))
+            moved.append(p - (m * size) / (torch.sqrt(v) + eps))
             first.append(m)
             second.append(v)
         return Update(moved, {"m": first, "v": second})

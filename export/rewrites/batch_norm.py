@@ -19,10 +19,11 @@ class _Normalise(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
     ) -> tuple[Tensor, Tensor, Tensor]:
-        axes = [0, *range(2, x.dim())]
-        mean = x.mean(axes, keepdim=True)
+        # Without axes behind the channels, [c] lines up with [b, c] as it is.
+        axes, keep = [0, *range(2, x.dim())], x.dim() > 2
+        mean = x.mean(axes, keepdim=keep)
         centred = x - mean
-        variance = (centred * centred).mean(axes, keepdim=True)
+        variance = (centred * centred).mean(axes, keepdim=keep)
         inverse = torch.rsqrt(variance + eps)
         shape = mean.shape
         scale = inverse if weight is None else inverse * weight.reshape(shape)
@@ -37,12 +38,13 @@ class _Normalise(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *unused: Any) -> tuple[Tensor | None, ...]:
         centred, inverse, scale = ctx.saved_tensors
-        axes = [0, *range(2, grad.dim())]
+        axes, keep = [0, *range(2, grad.dim())], grad.dim() > 2
         count = grad.numel() // grad.shape[1]
-        total = grad.sum(axes, keepdim=True)
-        product = (grad * centred).sum(axes, keepdim=True)
-        slope = product * (inverse * inverse / count)
-        grad_x = (grad - (total / count) - centred * slope) * scale
+        total = grad.sum(axes, keepdim=keep)
+        product = (grad * centred).sum(axes, keepdim=keep)
+        share = 1 / count
+        slope = product * (inverse * inverse * share)
+        grad_x = (grad - (total * share) - centred * slope) * scale
         grad_weight = (product * inverse).reshape(-1) if ctx.affine[0] else None
         grad_bias = total.reshape(-1) if ctx.affine[1] else None
         return grad_x, grad_weight, grad_bias, None
@@ -76,8 +78,8 @@ def batch_norm(
     y, mean, variance = _Normalise.apply(input, weight, bias, eps)  # type: ignore[no-untyped-call]
     if running_mean is not None and running_var is not None:
         count = input.numel() // input.shape[1]
-        unbiased = variance * (count / (count - 1))
+        share = momentum * (count / (count - 1))
         running_mean.copy_(running_mean * (1 - momentum) + mean * momentum)
-        running_var.copy_(running_var * (1 - momentum) + unbiased * momentum)
+        running_var.copy_(running_var * (1 - momentum) + variance * share)
     result: Tensor = y
     return result

@@ -2,10 +2,30 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from export.errors import ExportError
+
+
+class _Mean(torch.autograd.Function):
+    """Mean over all counted samples of -log softmax(logits)[class], with its short gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, hot: Tensor) -> Tensor:
+        log_probability = torch.log_softmax(logits, 1)
+        count = hot.sum()
+        ctx.save_for_backward(log_probability, hot, count)
+        return -((log_probability * hot).sum() / count)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        log_probability, hot, count = ctx.saved_tensors
+        # A sample whose label is no class has a row of zeros in ``hot``: no gradient.
+        total = hot.sum(1, keepdim=True)
+        return (torch.exp(log_probability) * total - hot) * (grad / count), None
 
 
 def _reduced(losses: Tensor, weights: Tensor, reduction: str) -> Tensor:
@@ -65,6 +85,20 @@ def cross_entropy(
     label_smoothing: float = 0.0,
 ) -> Tensor:
     """``torch.nn.functional.cross_entropy`` with class numbers or class probabilities."""
+    plain_mean = (
+        reduction == "mean"
+        and weight is None
+        and label_smoothing == 0
+        and input.dim() > 1
+        and not 0 <= ignore_index < input.shape[1]
+        and not target.is_floating_point()
+        and size_average is None
+        and reduce is None
+    )
+    if plain_mean:
+        hot = _one_hot(target, input.shape[1], input)
+        loss: Tensor = _Mean.apply(input, hot)  # type: ignore[no-untyped-call]
+        return loss
     axis = 0 if input.dim() == 1 else 1
     log_probability = torch.log_softmax(input, axis)
     if not target.is_floating_point():

@@ -25,7 +25,7 @@ class Recommender:
         self._home = home
         self._task = task
         self._lock = threading.Lock()
-        self._mark: tuple[int, int] | None = None
+        self._mark: tuple[int, int, int] | None = None
         self._items: NDArray[np.float32] = np.empty((0, 0), np.float32)
         self._users: NDArray[np.float32] = np.empty((0, 0), np.float32)
         self._catalogue: Catalogue | None = None
@@ -48,9 +48,9 @@ class Recommender:
     def _ranked(self, count: int, user: str) -> list[tuple[str, float]]:
         place = self._home.interactions.place(user)
         if place is None:
+            some = ", ".join(self._home.interactions.some_users(5)) or "nobody yet"
             raise UnknownUser(
-                f"nothing was recorded for the local user {user!r}: record(item, user={user!r}) "
-                "comes first"
+                f"nothing was recorded for the local user {user!r}; recorded here: {some}"
             )
         self._load()
         if self._mark is None:
@@ -83,7 +83,7 @@ class Recommender:
             content = self._home.models.catalogue(model.catalogue_id)
             self._catalogue = None if content is None else read_catalogue(content)
             self._catalogue_id = model.catalogue_id
-        self._mark = (model.generation, model.round)
+        self._mark = (model.generation, model.round, model.version)
 
     def _row(self, item: str) -> int:
         if self._catalogue is not None:

@@ -21,8 +21,8 @@ class DeviceStatus:
         broker: without user and password.
         connected, session: whether broker and aggregator are reached now.
         round: the newest round concluded here; ``outcome`` and ``detail`` say how.
-        trained_round, version: the newest round trained on, and the model version it started from;
-            recommendations come from it.
+        trained_round: the newest round trained in.
+        version: of the model that is here, from which recommendations come.
         k: columns trained in that round.
         k_reason: how k was chosen.
         receipted_round, verdict, reason: of the newest round whose update has its receipt.
@@ -82,6 +82,7 @@ def read_status(home: Home, membership: Membership, slowdown: float, live: Live)
     """Put together what the home folder holds and what the running device knows."""
     rounds = home.rounds
     last, trained, receipted = rounds.last(), rounds.last(trained=True), rounds.last_receipted()
+    model = home.models.model_mark(membership.task)
     capability = home.models.capability(membership.task)
     users, interactions = home.interactions.counts()
     outbox, outbox_bytes = rounds.outbox_size()
@@ -97,7 +98,7 @@ def read_status(home: Home, membership: Membership, slowdown: float, live: Live)
         outcome="" if last is None else last.outcome.value,
         detail="" if last is None else last.detail,
         trained_round=None if trained is None else trained.round,
-        version=None if trained is None else trained.version,
+        version=None if model is None else model[2],
         k=None if trained is None else trained.k,
         k_reason="" if capability is None else capability.reason,
         receipted_round=None if receipted is None else receipted.round,

@@ -142,6 +142,8 @@ def status_line(status: DeviceStatus) -> str:
     if status.round is None:
         return "in session; waiting for a round"
     line = f"round {status.round}: {status.outcome}"
+    if status.outcome == "read":
+        return f"the task rests at version {status.version}, which is here now"
     if status.outcome != "trained":
         return f"{line} ({status.detail})" if status.detail else line
     line += f" with k = {status.k} on version {status.version}"

@@ -55,12 +55,13 @@ def _rows(status: DeviceStatus) -> list[tuple[str, str]]:
         ("local data", f"{status.users} users, {status.interactions} interactions"),
         ("newest round", _round(status)),
         ("last trained", _trained(status)),
+        ("model here", "none yet" if status.version is None else f"version {status.version}"),
         ("last receipt", _receipt(status)),
         ("outbox", f"{status.outbox} updates, {status.outbox_bytes:,} bytes"),
         ("time last seen", _time(status.time_unix_seconds)),
     ]
     if status.k_reason:
-        rows.insert(6, ("k chosen because", status.k_reason))
+        rows.insert(7, ("k chosen because", status.k_reason))
     return rows
 
 
@@ -73,7 +74,7 @@ def _round(status: DeviceStatus) -> str:
 def _trained(status: DeviceStatus) -> str:
     if status.trained_round is None:
         return "none yet"
-    return f"round {status.trained_round}, k = {status.k}, on version {status.version}"
+    return f"round {status.trained_round}, k = {status.k}"
 
 
 def _receipt(status: DeviceStatus) -> str:

@@ -52,6 +52,13 @@ class InteractionStore:
         )
         return None if row is None else int(row[0])
 
+    def some_users(self, most: int) -> list[str]:
+        """Names of the first local users, at most ``most``."""
+        found: list[tuple[Any, ...]] = self._database.rows(
+            "SELECT name FROM user ORDER BY place LIMIT ?", most
+        )
+        return [name for (name,) in found]
+
     def counts(self) -> tuple[int, int]:
         """Numbers of local users and of interactions."""
         row: tuple[Any, ...] | None = self._database.row(

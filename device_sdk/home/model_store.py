@@ -69,19 +69,12 @@ class ModelStore:
                 ),
             )
 
-    def newest_task(self) -> str | None:
-        """The task whose model came last."""
+    def model_mark(self, task: str) -> tuple[int, int, int] | None:
+        """(generation, round, version) of the stored model, without reading its arrays."""
         row: tuple[Any, ...] | None = self._database.row(
-            "SELECT task FROM model ORDER BY generation DESC, round DESC LIMIT 1"
+            "SELECT generation, round, version FROM model WHERE task = ?", task
         )
-        return None if row is None else str(row[0])
-
-    def model_mark(self, task: str) -> tuple[int, int] | None:
-        """(generation, round) of the stored model, without reading its arrays."""
-        row: tuple[Any, ...] | None = self._database.row(
-            "SELECT generation, round FROM model WHERE task = ?", task
-        )
-        return None if row is None else (int(row[0]), int(row[1]))
+        return None if row is None else (int(row[0]), int(row[1]), int(row[2]))
 
     def last_catalogue(self, task: str) -> tuple[int, bytes] | None:
         """(generation, catalogue id) of the stored model."""

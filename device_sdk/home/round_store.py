@@ -19,6 +19,8 @@ class Outcome(Enum):
     """How a round ended on the device."""
 
     TRAINED = "trained"
+    READ = "read"
+    """The task rests: nobody trains, and the model was stored to recommend from."""
     NOT_SELECTED = "not-selected"
     TOO_LATE = "too-late"
     DECLINED = "declined"

@@ -168,22 +168,9 @@ class Participant:
         identity = UpdateIdentity(device_id, manifest.task, manifest.generation, manifest.round)
         digest = update_digest(identity, hashlib.sha256(result.body).digest())
         row = OutboxRow(digest, manifest.task, manifest.generation, manifest.round, result.body)
-        # float16 holds what came as float16 exactly; everything else needs all of float32.
-        half = BROADCAST_CODECS[manifest.codec] is Codec.FLOAT16
         with self._home.database.transaction():
             self._home.models.save_learner(manifest.task, result.learner_state)
-            self._home.models.save_model(
-                StoredModel(
-                    manifest.task,
-                    manifest.generation,
-                    manifest.round,
-                    manifest.version,
-                    manifest.catalogue_id,
-                    job.broadcast.tensors,
-                ),
-                Codec.FLOAT16 if half else Codec.FLOAT32,
-            )
-            self._home.models.drop_catalogues(manifest.catalogue_id)
+            self._save_model(job)
             if result.capability is not None:
                 self._home.models.save_capability(result.capability)
             self._home.rounds.conclude(_part(manifest, Outcome.TRAINED, k=result.k))
@@ -257,12 +244,18 @@ class Participant:
             if self._round.manifest == manifest:
                 return  # shown again, as after a reconnection
             self._conclude(self._round.manifest, Outcome.TOO_LATE, "the next round opened")
-        if not accepted.selected:
+        if not accepted.selected and not self._is_wanted_to_read(manifest):
             self._conclude(manifest, Outcome.NOT_SELECTED)
         elif self._is_past(manifest.deadline_unix_seconds):
             self._conclude(manifest, Outcome.TOO_LATE, "the deadline was over on arrival")
         else:
             self._begin(manifest)
+
+    def _is_wanted_to_read(self, manifest: Manifest) -> bool:
+        # Nobody is selected: the task rests, and this version is there to be used. Whoever has
+        # vectors of its users takes it, or would recommend from the version before for ever.
+        mark = self._home.models.model_mark(manifest.task)
+        return manifest.threshold == 0 and mark is not None
 
     def _begin(self, manifest: Manifest) -> None:
         self._round = OpenRound(
@@ -296,11 +289,32 @@ class Participant:
         if not round_.is_complete:
             return
         try:
-            self._job = round_.job()
+            job = round_.job()
         except WireError as error:
             # Signed by the aggregator and unusable all the same: asking again would not help.
             self._conclude(round_.manifest, Outcome.FAILED, str(error))
             raise
+        if round_.manifest.threshold == 0:
+            with self._home.database.transaction():
+                self._save_model(job)
+                self._conclude(job.manifest, Outcome.READ)
+        else:
+            self._job = job
+
+    def _save_model(self, job: TrainingJob) -> None:
+        manifest = job.manifest
+        model = StoredModel(
+            manifest.task,
+            manifest.generation,
+            manifest.round,
+            manifest.version,
+            manifest.catalogue_id,
+            job.broadcast.tensors,
+        )
+        # float16 holds what came as float16 exactly; everything else needs all of float32.
+        half = BROADCAST_CODECS[manifest.codec] is Codec.FLOAT16
+        self._home.models.save_model(model, Codec.FLOAT16 if half else Codec.FLOAT32)
+        self._home.models.drop_catalogues(manifest.catalogue_id)
 
     def _watch_round(self, round_: OpenRound) -> None:
         if self._is_past(round_.manifest.deadline_unix_seconds):

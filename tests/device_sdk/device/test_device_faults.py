@@ -16,7 +16,6 @@ from device_sdk.wire.catalogue import Catalogue
 from device_sdk.wire.link import Link
 from device_sdk.wire.messages import Verdict
 from device_sdk.wire.topics import ManifestTopic, PresenceTopic
-from tests.brokers.links import QUICK
 from tests.brokers.mosquitto import Mosquitto
 from tests.brokers.proxy import Proxy
 from tests.device_sdk.device.conftest import MakeDevice
@@ -259,3 +258,19 @@ def test_an_expired_descriptor_ends_in_no_session(
     device.stop()
     # The largest time seen is on the disk: time does not fall with a restart.
     assert device.status().time_unix_seconds >= time.time() + 7000
+
+
+def test_a_task_that_rests_leaves_its_last_version_with_the_device(
+    make_device: MakeDevice, aggregator: SmallAggregator
+) -> None:
+    device = started(make_device, aggregator)
+    aggregator.open_round()
+    await_receipt(aggregator, device, 1)
+    assert device.status().version == 0
+    before = device.recommend(5, user="anna")
+    aggregator.close_round()
+    aggregator.open_round(threshold=0)
+    aggregator.await_(lambda: device.status().outcome == "read")
+    status = device.status()
+    assert (status.version, status.trained_round, status.round) == (1, 1, 2)
+    assert device.recommend(5, user="anna") != before and len(aggregator.seen.bodies) == 1

@@ -6,6 +6,7 @@ so a method runs the same in a unit test, in the simulator and behind a broker.
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Mapping
@@ -82,6 +83,11 @@ def _require_name(name: object) -> None:
             f"{name!r} is no name for a tensor or setting; expected lower-case words such as "
             "'items' or 'items.weight'"
         )
+
+
+@functools.lru_cache(maxsize=64)
+def _is_allowed(dtype: np.dtype[Any]) -> bool:
+    return dtype.name in _DTYPES  # numpy makes the name anew each time
 
 
 def _read_only(tensors: Mapping[str, NDArray[Any]]) -> Mapping[str, NDArray[Any]]:

@@ -64,7 +64,7 @@ class SessionKeeper:
         self._opening: SessionOpening | None = None
         self._sends = 0
         self._connected = False
-        self._next_seconds = 0.0  # monotonic time of the next open or repetition
+        self._next_seconds = clock()  # of the next open or repetition
         self._wanted = True
         self._answers = self._new_backoff(pace.answer_seconds)
         self._reopens = self._new_backoff(pace.reopen_seconds)

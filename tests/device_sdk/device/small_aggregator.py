@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import threading
 import time
@@ -90,17 +91,17 @@ def small_catalogue(items: int = ITEMS) -> Catalogue:
 class SmallAggregator:
     """Enrols, opens sessions, publishes rounds, takes updates. Start it with ``with``."""
 
-    def __init__(self, url: str, *, artifact_files: dict[str, bytes] | None = None) -> None:
+    def __init__(self, url: str, *, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
         self.knobs, self.seen = Knobs(), Seen()
         self.topics = Topics()
         self._url = url
         self._root = Ed25519PrivateKey.generate()
-        self.generation = int(time.time())
+        self.generation = int(clock())
         self.round = 0
         self.offset_seconds = 0
         self.catalogue = small_catalogue()
-        self.artifact = b"" if artifact_files is None else pack_artifact(artifact_files)
-        self.artifact_id = bytes(32)
+        self.artifact, self.artifact_id = b"", bytes(32)
         self.group_keys: tuple[GroupKey, ...] = (new_group_key(1),)
         self._tokens: dict[bytes, Token] = {}
         self._handles: dict[bytes, tuple[RegisteredDevice, bytes]] = {}
@@ -134,12 +135,17 @@ class SmallAggregator:
         self._link.stop(flush_seconds=1)
         self._thread.join(5)
 
+    def use_artifact(self, files: dict[str, bytes]) -> None:
+        """Publish an artifact of the aggregator's own from the next round on."""
+        self.artifact = pack_artifact(files)
+        self.artifact_id = hashlib.sha256(files["manifest.json"]).digest()
+
     def unix_seconds(self) -> float:
-        return time.time() + self.offset_seconds
+        return self._clock() + self.offset_seconds
 
     def code(self) -> str:
         code = new_code(fingerprint(self._root.public_key().public_bytes_raw()))
-        self._tokens[code.token_id] = Token(code.token_id, code.secret, int(time.time()) + 600)
+        self._tokens[code.token_id] = Token(code.token_id, code.secret, int(self._clock()) + 600)
         return code.to_text()
 
     def rotate_descriptor(self, *, publish: bool = True, lifetime_seconds: int = 3600) -> None:
@@ -166,7 +172,7 @@ class SmallAggregator:
         with self._lock:
             self.presence = new_presence(int(self.unix_seconds()))
             self._sessions = SessionTable(
-                self._keyring, self.presence.incarnation, _wide(), time.monotonic,
+                self._keyring, self.presence.incarnation, _wide(), self._clock,
                 self.unix_seconds,
             )  # fmt: skip
 

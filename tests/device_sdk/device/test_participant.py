@@ -1,0 +1,253 @@
+"""A participant over hours and days, in memory: waits, bounds, and any bytes at all."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from device_sdk.factorisation import packaged_artifact
+from device_sdk.home.round_store import OutboxRow, Outcome, Participation
+from device_sdk.rounds.actions import Publish
+from device_sdk.wire.broadcast import Publication
+from device_sdk.wire.group_key import new_group_key
+from device_sdk.wire.messages import RecordType
+from device_sdk.wire.topics import (
+    ChunkTopic,
+    DescriptorTopic,
+    DownTopic,
+    ManifestTopic,
+    PresenceTopic,
+)
+from tests.device_sdk.device.in_memory import Bench
+
+OPEN, UPDATE = 5, int(RecordType.UPDATE)
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path / "home")
+
+
+def test_rounds_over_three_days_renew_the_session_once_a_day(bench: Bench) -> None:
+    for _ in range(72):
+        bench.aggregator.open_round(deadline_seconds=3000)
+        bench.run(3600)
+    assert len(bench.sent(UPDATE)) == 72
+    assert len({identity.round for identity, _ in bench.aggregator.seen.bodies}) == 72
+    assert 3 <= len(bench.sent(OPEN)) <= 4
+    assert bench.participant.refusals.counts() == {}
+
+
+def test_an_aggregator_that_is_away_for_hours_is_not_pestered(bench: Bench) -> None:
+    bench.run(1)
+    bench.aggregator.knobs.receipts = bench.aggregator.knobs.answers_opens = False
+    bench.aggregator.open_round(deadline_seconds=60)
+    bench.run(6 * 3600)
+    # Three sends, then opens with growing waits: about one in five minutes each.
+    assert len(bench.sent(UPDATE)) == 3
+    assert 20 <= len(bench.sent(OPEN)) <= 120
+    bench.aggregator.knobs.receipts = bench.aggregator.knobs.answers_opens = True
+    bench.run(700)
+    assert bench.home.rounds.outbox() == []
+    bodies = {body for _, body in bench.aggregator.seen.bodies}
+    assert len(bodies) == 1
+
+
+def test_a_broker_that_is_away_for_hours_costs_nothing_and_the_outbox_is_sent_at_once(
+    bench: Bench,
+) -> None:
+    bench.run(1)
+    bench.aggregator.knobs.receipts = False
+    bench.aggregator.open_round()
+    bench.run(1)
+    bench.set_connected(False)
+    published = len(bench.published)
+    bench.run(12 * 3600)
+    assert len(bench.published) == published
+    bench.aggregator.knobs.receipts = True
+    bench.set_connected(True)
+    bench.run(1)
+    assert bench.home.rounds.outbox() == [] and len(bench.sent(OPEN)) == 1
+
+
+def test_forged_epochs_cost_few_sessions(bench: Bench) -> None:
+    bench.run(1)
+    topic = bench.aggregator.topics.write(ManifestTopic("default", "all"))
+    for epoch in range(100, 460):
+        forged = Publication(new_group_key(epoch), "default", "all").seal_manifest(
+            b"x", bench.aggregator._root
+        )
+        bench.broker.publish(topic, forged)
+        bench.run(10)
+    # An hour of forgeries every ten seconds: waits between opens grow to ten minutes.
+    assert len(bench.sent(OPEN)) <= 40
+    bench.aggregator.open_round()
+    bench.run(1)
+    assert bench.home.rounds.outbox() == [] and len(bench.sent(UPDATE)) == 1
+
+
+def test_presences_of_many_restarts_reopen_after_a_random_wait(tmp_path: Path) -> None:
+    waits = []
+    for seed in range(8):
+        bench = Bench(tmp_path / str(seed), seed=seed)
+        bench.run(60)
+        bench.aggregator.forget_sessions()
+        bench.aggregator.publish_standing()
+        began = bench.now_seconds
+        bench.run(60)
+        assert len(bench.sent(OPEN)) == 2
+        waits.append(bench.sent(OPEN)[-1] - began)
+        bench.home.close()
+    assert min(waits) > 0 and max(waits) <= bench.pace.reopen_seconds
+    assert max(waits) - min(waits) > 2
+
+
+def test_a_large_update_goes_in_parts(bench: Bench) -> None:
+    bench.run(1)
+    sender = bench.participant.sender
+    part = Participation("default", 1, 1, 0, Outcome.TRAINED)
+    big = OutboxRow(os.urandom(32), "default", 1, 1, os.urandom(300_000))
+    with bench.home.database.transaction():
+        bench.home.rounds.conclude(part)
+        bench.home.rounds.post(big)
+    sender.add(big)
+    sender.tick()
+    drained = list(bench.participant.actions.drain())
+    envelopes = [action.payload for action in drained if isinstance(action, Publish)]
+    assert len(envelopes) == 4 and all(len(each) <= 96 * 1024 for each in envelopes)
+    assert len({each[20:28] for each in envelopes}) == 1  # one message id
+
+
+def test_a_round_that_was_interrupted_is_trained_after_the_restart(bench: Bench) -> None:
+    bench.aggregator.knobs.tamper_chunk = lambda index, message: b""
+    bench.aggregator.open_round(deadline_seconds=600)
+    bench.run(20)
+    assert bench.participant.working_on is not None
+    bench.restart()
+    bench.aggregator.mend_chunks()
+    bench.run(20)
+    assert [identity.round for identity, _ in bench.aggregator.seen.bodies] == [1]
+
+
+def test_a_round_whose_chunks_never_come_ends_at_its_deadline(bench: Bench) -> None:
+    bench.aggregator.knobs.tamper_chunk = lambda index, message: b""
+    bench.aggregator.open_round(deadline_seconds=600)
+    bench.run(599)
+    assert bench.participant.working_on is not None
+    bench.run(2)
+    last = bench.home.rounds.last()
+    assert last is not None and last.outcome is Outcome.TOO_LATE
+    bench.aggregator.knobs.tamper_chunk = lambda index, message: message
+    bench.aggregator.open_round()
+    bench.run(1)
+    assert len(bench.sent(UPDATE)) == 1
+
+
+def test_the_next_round_replaces_one_that_is_still_fetched(bench: Bench) -> None:
+    bench.aggregator.knobs.tamper_chunk = lambda index, message: b""
+    bench.aggregator.open_round()
+    bench.run(5)
+    bench.aggregator.knobs.tamper_chunk = lambda index, message: message
+    bench.aggregator.open_round()
+    bench.run(5)
+    assert [identity.round for identity, _ in bench.aggregator.seen.bodies] == [2]
+    assert len(bench.broker.filters) == 4  # nothing of the fetches is left
+
+
+def test_a_failed_training_ends_its_round_only(bench: Bench) -> None:
+    bench.refuse_training = True
+    bench.aggregator.open_round()
+    bench.run(1)
+    last = bench.home.rounds.last()
+    assert last is not None and (last.outcome, last.detail) == (
+        Outcome.FAILED,
+        "as the test wants",
+    )
+    assert bench.home.models.learner("default") is None
+    bench.refuse_training = False
+    bench.aggregator.open_round()
+    bench.run(1)
+    assert [identity.round for identity, _ in bench.aggregator.seen.bodies] == [2]
+
+
+def test_an_artifact_of_the_task_is_fetched_checked_and_kept(bench: Bench) -> None:
+    files = {path.name: path.read_bytes() for path in packaged_artifact().iterdir()}
+    bench.participant._artifacts = {}  # as a device that has no artifact of this kind installed
+    bench.aggregator.use_artifact(files)
+    bench.aggregator.open_round()
+    bench.run(1)
+    assert len(bench.sent(UPDATE)) == 1
+    folder = bench.home.artifact_folder(bench.aggregator.artifact_id)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == files
+    head = bench.aggregator.topics.write(ChunkTopic(bench.aggregator.artifact_id, 0))
+    assert head not in bench.broker.filters
+
+    del bench.broker.retained[head]
+    bench.aggregator.open_round()
+    bench.run(1)
+    assert len(bench.sent(UPDATE)) == 2  # nothing was fetched again
+
+
+def test_time_never_falls(bench: Bench) -> None:
+    bench.run(1)
+    first = bench.home.membership.largest_time()
+    bench.aggregator.offset_seconds = -5000
+    bench.restart()
+    bench.run(1)
+    assert bench.participant.sessions.is_open
+    assert bench.home.membership.largest_time() >= first
+    bench.run(2 * 3600)
+    assert bench.home.membership.largest_time() >= first + 3600
+
+
+@pytest.fixture(scope="module")
+def fuzzed(tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    bench = Bench(tmp_path_factory.mktemp("fuzz") / "home")
+    bench.run(1)
+    return bench
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_any_bytes_on_any_topic_are_counted_and_change_nothing(
+    fuzzed: Bench, data: st.DataObject
+) -> None:
+    bench = fuzzed
+    topics = bench.aggregator.topics
+    handle = bench.participant._membership.grant.handle
+    topic = data.draw(
+        st.sampled_from(
+            [
+                topics.write(DescriptorTopic()),
+                topics.write(PresenceTopic()),
+                topics.write(ManifestTopic("default", "all")),
+                topics.write(DownTopic(handle)),
+                topics.write(ChunkTopic(bytes(32), 0)),
+                "tessera/nonsense",
+            ]
+        )
+    )
+    kind = data.draw(st.sampled_from([0, 1, 2, 6, 7, 8, 16, 17, 200]))
+    payload = data.draw(st.one_of(st.binary(max_size=300), st.binary(min_size=20, max_size=300)))
+    if data.draw(st.booleans()):
+        payload = bytes((1, kind)) + payload
+    before = sum(bench.participant.refusals.counts().values())
+    bench.participant.message(topic, payload, retained=data.draw(st.booleans()))
+    assert list(bench.participant.actions.drain()) == []
+    if "/chunk/" not in topic:
+        assert sum(bench.participant.refusals.counts().values()) > before
+    assert bench.participant.sessions.is_open and bench.home.rounds.last() is None
+
+
+def test_values_are_those_of_the_broadcast(bench: Bench) -> None:
+    bench.aggregator.open_round()
+    bench.run(1)
+    model = bench.home.models.model("default")
+    assert model is not None
+    sent = bench.aggregator.method.items.astype(np.float16).astype(np.float32)
+    np.testing.assert_array_equal(model.arrays["items"], sent)

@@ -8,6 +8,7 @@ from aggregator.errors import AggregatorError
 from aggregator.home import Home
 from aggregator.key_folder import read_serving_keys
 from aggregator.store import Store
+from device_sdk.wire.errors import WireError
 from device_sdk.wire.group_key import GroupKey
 from device_sdk.wire.keyring import Keyring, ServingKeys
 
@@ -59,6 +60,6 @@ class FleetKeys:
             raise AggregatorError("there is no descriptor in force; run tessera-aggregator init")
         try:
             keys[-1].descriptor.require_unexpired(int(self._unix_clock()))
-        except Exception as error:
+        except WireError as error:
             raise AggregatorError(f"{error}; run tessera-aggregator rotate keys") from None
         return keys

@@ -134,13 +134,11 @@ class Ingest:
             if staged.sha256 == update.body_sha256:
                 return None  # its receipt is about to be sent
             return self._conflict(update)
-        known = self._store.log.verdict(identity.generation, identity.round, identity.device_id)
-        if known is not None:
-            return self._repeat(update, known)
-        if not self._rounds.is_selected(identity.device_id):
-            device = self._registry.by_id(identity.device_id)
-            joined_later = device is not None and device.first_round > row.round
-            return self._refuse(update, "joined-later" if joined_later else "not-selected")
+        if not self._rounds.awaits(identity.device_id):
+            # Rare: it was heard of before, or it has no part in this round.
+            refused = self._judge_unexpected(update, row)
+            if refused is not None:
+                return refused
         reason = None
         decoded = None
         try:
@@ -151,6 +149,17 @@ class Ingest:
             self._refusals.note(error, identity.device_id)
         self._stage(update, row, decoded if reason is None else None, reason)
         return None
+
+    def _judge_unexpected(self, update: Update, row: RoundRow) -> Settled | None:
+        identity = update.identity
+        known = self._store.log.verdict(identity.generation, identity.round, identity.device_id)
+        if known is not None:
+            return self._repeat(update, known)
+        if self._rounds.is_selected(identity.device_id):
+            return None
+        device = self._registry.by_id(identity.device_id)
+        joined_later = device is not None and device.first_round > row.round
+        return self._refuse(update, "joined-later" if joined_later else "not-selected")
 
     def _stage(
         self, update: Update, row: RoundRow, decoded: exchange.Update | None, reason: str | None

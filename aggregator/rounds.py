@@ -140,6 +140,10 @@ class Rounds:
             return None
         return self.current.deadline_unix_seconds - self._unix_clock()
 
+    def awaits(self, device_id: bytes) -> bool:
+        """Whether a device was selected for the current round and has no verdict in it yet."""
+        return device_id in self._missing
+
     def is_selected(self, device_id: bytes) -> bool:
         """Whether a device of the registry was selected for the current round."""
         row = self.current

@@ -22,42 +22,71 @@ if TYPE_CHECKING:
         ProviderError,
         StateError,
     )
+    from device_sdk.home.errors import (
+        AlreadyEnrolled,
+        EnrolmentFailed,
+        EnrolmentRefused,
+        HomeBroken,
+        HomeError,
+        HomeLocked,
+        NotEnrolled,
+        NothingLearnt,
+        UnknownUser,
+    )
     from device_sdk.rounds.options import TrainingOptions
     from device_sdk.status import DeviceStatus
     from device_sdk.trainer import Trainer
     from device_sdk.wire.broker_url import TlsFiles
 
 __all__ = [
+    "AlreadyEnrolled",
     "ArtifactError",
     "BatchError",
     "CheckpointError",
     "Device",
     "DeviceError",
     "DeviceStatus",
+    "EnrolmentFailed",
+    "EnrolmentRefused",
     "GraphRunError",
+    "HomeBroken",
+    "HomeError",
+    "HomeLocked",
     "NonFiniteStep",
+    "NotEnrolled",
+    "NothingLearnt",
     "ProviderError",
     "StateError",
     "TlsFiles",
     "Trainer",
     "TrainingOptions",
+    "UnknownUser",
 ]
 
 # Loaded on first use: `device_sdk.artifact` and `device_sdk.wire` must import without onnxruntime.
 _HOMES = {
+    "AlreadyEnrolled": "device_sdk.home.errors",
     "ArtifactError": "device_sdk.artifact.errors",
     "BatchError": "device_sdk.errors",
     "CheckpointError": "device_sdk.errors",
     "Device": "device_sdk.device",
     "DeviceError": "device_sdk.errors",
     "DeviceStatus": "device_sdk.status",
+    "EnrolmentFailed": "device_sdk.home.errors",
+    "EnrolmentRefused": "device_sdk.home.errors",
     "GraphRunError": "device_sdk.errors",
+    "HomeBroken": "device_sdk.home.errors",
+    "HomeError": "device_sdk.home.errors",
+    "HomeLocked": "device_sdk.home.errors",
     "NonFiniteStep": "device_sdk.errors",
+    "NotEnrolled": "device_sdk.home.errors",
+    "NothingLearnt": "device_sdk.home.errors",
     "ProviderError": "device_sdk.errors",
     "StateError": "device_sdk.errors",
     "TlsFiles": "device_sdk.wire.broker_url",
     "Trainer": "device_sdk.trainer",
     "TrainingOptions": "device_sdk.rounds.options",
+    "UnknownUser": "device_sdk.home.errors",
 }
 
 

@@ -1,0 +1,37 @@
+"""An app that learns with a fleet, in twenty lines.
+
+    python -m examples.embed URL CODE ITEM [ITEM ...]
+
+URL and CODE are what the fleet's operator gives (`tessera-aggregator invite`); `make demo` prints
+both for its own broker. ITEMs are ids of the task's catalogue that the user likes.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from device_sdk import AlreadyEnrolled, Device
+
+HOME = "tessera-home"
+
+
+def main(url: str, code: str, *items: str) -> None:
+    """Join, record, learn one round, recommend."""
+    try:
+        device = Device.enrol(url, code, home=HOME)  # the first time
+    except AlreadyEnrolled:
+        device = Device.open(HOME)  # afterwards
+    with device:
+        device.record_all((item, "default") for item in items)  # stays on this device
+        device.start()  # takes part in rounds in the background
+        while device.status().version is None:
+            time.sleep(1)  # the app does its own things meanwhile
+        for item, score in device.recommend(5):
+            print(f"{score:6.3f}  {item}  {device.title(item)}")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 4:
+        sys.exit(__doc__)
+    main(*sys.argv[1:])

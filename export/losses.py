@@ -64,7 +64,7 @@ def binary_cross_entropy(
     logits and target (0 to 1) of one shape; weight of that shape.
     """
     target = target.to(logits.dtype)
-    losses = torch.relu(logits) - logits * target + functional.softplus(-logits.abs())
+    losses = functional.softplus(logits) - logits * target
     return _reduce(losses, weight, reduction)
 
 

@@ -14,7 +14,8 @@ from export.optimizers.base import StateSpec, Tensors, Update, require
 class Adam:
     """Adam (Kingma and Ba 2015, algorithm 1) with decoupled weight decay (AdamW).
 
-    Equal to ``torch.optim.AdamW``, and to ``torch.optim.Adam`` where ``weight_decay`` is 0.
+    Equal to ``torch.optim.AdamW``, and to ``torch.optim.Adam`` where ``weight_decay`` is 0. The
+    state holds m / (1 - beta1) and v / (1 - beta2), which takes two passes fewer over each tensor.
     """
 
     lr: float = 1e-3
@@ -42,7 +43,7 @@ class Adam:
         return {"lr": self.lr}
 
     def state(self) -> tuple[StateSpec, ...]:
-        return (StateSpec("m"), StateSpec("v"))
+        return (StateSpec("m", guarded=False), StateSpec("v"))
 
     def update(
         self,
@@ -56,15 +57,16 @@ class Adam:
         # In double: 1 - 0.999^t at t = 1 has only four exact digits in float32.
         count = (step + 1).to(torch.float64)
         dtype = parameters[0].dtype
-        # lr * m^ / (sqrt(v^) + eps) with both bias corrections taken out of the tensors' way.
-        root = torch.sqrt(1 - torch.pow(beta2, count))
-        size = (hyper["lr"].to(torch.float64) * root / (1 - torch.pow(beta1, count))).to(dtype)
+        # lr * m^ / (sqrt(v^) + eps), with both bias corrections and the state's scales in scalars.
+        root = torch.sqrt((1 - torch.pow(beta2, count)) / (1 - beta2))
+        rate = hyper["lr"].to(torch.float64) * (1 - beta1) / (1 - torch.pow(beta1, count))
+        size = (rate * root).to(dtype)
         eps = (self.eps * root).to(dtype)
         shrink = 1 - hyper["lr"] * self.weight_decay
         moved, first, second = [], [], []
         for p, g, m, v in zip(parameters, gradients, state["m"], state["v"], strict=True):
-            m = m * beta1 + g * (1 - beta1)
-            v = v * beta2 + (g * g) * (1 - beta2)
+            m = m * beta1 + g
+            v = v * beta2 + g * g
             if self.weight_decay:
                 p = p * shrink
             moved.append(p - (m * size) / (torch.sqrt(v) + eps))

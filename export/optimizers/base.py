@@ -17,13 +17,15 @@ class StateSpec:
 
     With ``per_parameter`` there is one tensor for each parameter state tensor, of its shape behind
     the ``lead`` axes (a history of q gradients has lead (q,)); without, one tensor of shape
-    ``lead``. All start at zero.
+    ``lead``. All start at zero. ``guarded=False`` leaves it out of the check for NaN and infinity;
+    right only where a non-finite value in it always makes the new parameters non-finite too.
     """
 
     name: str
     per_parameter: bool = True
     lead: tuple[int, ...] = ()
     dtype: torch.dtype = torch.float32
+    guarded: bool = True
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ class Sgd:
         return {"lr": self.lr}
 
     def state(self) -> tuple[StateSpec, ...]:
-        return (StateSpec("momentum"),) if self.momentum else ()
+        return (StateSpec("momentum", guarded=False),) if self.momentum else ()
 
     def update(
         self,

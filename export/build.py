@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from export.optimizers import Optimizer
 from export.rewrites.patch import recordable
 from export.step import LossFunction, PredictFunction, Problem, optimizer_slots, predict, train_step
 from export.trace import Spec, record
-from export.verify import Report, verify_artifact
+from export.verify import Report, open_session, verify_artifact
 from export.write import write_artifact
 
 BATCH_DTYPES = (torch.float32, torch.int64, torch.int32, torch.uint8, torch.bool)
@@ -77,16 +78,47 @@ def export_train_step(
     tensor and its error where verification fails; nothing is written then.
     """
     problem = _problem(model, loss, example_batch, optimizer, dynamic, predict, directory, name)
-    training = model.training
-    try:
+    with torch.inference_mode(False):
         graphs = lower(problem)
         report = None
         if verify:
-            report = verify_artifact(problem, graphs.train, graphs.infer, graphs.gradients)
+            with _left_as_it_was(model):
+                report = verify_artifact(problem, graphs.train, graphs.infer, graphs.gradients)
+        else:
+            for graph in (graphs.train, graphs.infer):
+                open_session(graph, threads=1)
         manifest = write_artifact(problem, graphs.train, graphs.infer, Path(directory))
-    finally:
-        model.train(training)
     return Exported(Path(directory), manifest, report)
+
+
+@contextmanager
+def _left_as_it_was(model: nn.Module) -> Iterator[None]:
+    """Takes back what recording a step leaves in the model: modes, and attributes it sets."""
+    before = [(module, dict(module.__dict__)) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for module, attributes in before:
+            module.__dict__.clear()
+            module.__dict__.update(attributes)
+
+
+def _check_model(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        if type(module).__name__ == "OptimizedModule" or isinstance(module, torch.jit.ScriptModule):
+            raise ExportError(
+                "a compiled or scripted module cannot be recorded",
+                module=f"{name or 'the model itself'} ({type(module).__name__})",
+                instead="the module as it was before torch.compile or torch.jit",
+            )
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if nn.parameter.is_lazy(tensor):
+            raise ExportError(
+                f"{name!r} has no shape yet (a lazy module)",
+                instead="one call of the model on an example before the export",
+            )
+        if tensor.device.type != "cpu":
+            raise ExportError(f"{name!r} is on {tensor.device}", instead="model.cpu()")
 
 
 def _problem(
@@ -109,6 +141,7 @@ def _problem(
                 f"batch entry {key!r} is {tensor.dtype}",
                 instead="float32 for numbers, int64 for indices and labels, bool for masks",
             )
+    _check_model(model)
     trained = {n: p.detach() for n, p in model.named_parameters() if p.requires_grad}
     kept = {n: p.detach() for n, p in model.named_parameters() if not p.requires_grad}
     if not trained:
@@ -130,15 +163,28 @@ def _problem(
 def lower(problem: Problem) -> Graphs:
     """Trace and lower the train step and the prediction; every model passes onnx.checker."""
     specs = input_specs(problem)
-    step = record(
-        lambda inputs: train_step(problem, inputs, recordable), specs, problem.axes, problem.model
-    )
-    guess = record(
-        lambda inputs: predict(problem, inputs, recordable),
-        {k: v for k, v in specs.items() if k.split(".")[0] in ("state", "batch")},
-        problem.axes,
-        problem.model,
-    )
+    with _left_as_it_was(problem.model):
+        step = record(
+            lambda inputs: train_step(problem, inputs, recordable),
+            specs,
+            problem.axes,
+            problem.model,
+        )
+    try:
+        with _left_as_it_was(problem.model):
+            guess = record(
+                lambda inputs: predict(problem, inputs, recordable),
+                {k: v for k, v in specs.items() if k.split(".")[0] in ("state", "batch")},
+                problem.axes,
+                problem.model,
+            )
+    except ExportError as error:
+        raise ExportError(
+            f"the prediction, without gradients and in evaluation mode: {error.what}",
+            operator=error.operator,
+            module=error.module,
+            instead=error.instead or "predict=lambda model, batch: {'name': model(batch['x'])}",
+        ) from error
     kept = [name for name in step.outputs if not name.startswith("gradient.")]
     gradients = [name for name in step.outputs if name.startswith("gradient.")]
     graphs = Graphs(
@@ -147,7 +193,13 @@ def lower(problem: Problem) -> Graphs:
         gradients=to_onnx(step, gradients, name=problem.name),
     )
     for model in (graphs.train, graphs.infer):
-        onnx.checker.check_model(model, full_check=True)
+        try:
+            onnx.checker.check_model(model, full_check=True)
+        except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+            raise ExportError(
+                f"an operator is used on a type that ONNX does not define it for ({error})",
+                instead="float32 or int64 at that place (x.float(), x.long())",
+            ) from error
     return graphs
 
 

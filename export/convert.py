@@ -16,6 +16,7 @@ import export.lowering  # noqa: F401  (fills the registry)
 from export.errors import ExportError
 from export.lowering import hints, registry
 from export.lowering.graph import NUMPY_DTYPE, ONNX_DTYPE, Graph, Value
+from export.mutation import live_nodes
 from export.trace import Trace
 
 
@@ -80,7 +81,7 @@ class _Lowering:
         self._index = {node: i for i, node in enumerate(nodes)}
         final = nodes[-1].args[0]
         ends = dict(zip(self._trace.outputs, final, strict=True))
-        live = _live({ends[name] for name in outputs})
+        live = live_nodes({ends[name] for name in outputs})
         names = iter(self._trace.inputs)
         for node in nodes:
             if node.op == "placeholder":
@@ -94,7 +95,6 @@ class _Lowering:
                 self._values[node] = node.meta["val"]
             else:
                 self._values[node] = self._node(node)
-        _refuse_writes_to_views(nodes, live)
         return {name: self._values[node] for name, node in ends.items() if name in outputs}
 
     def _attribute(self, node: fx.Node) -> Value:
@@ -133,21 +133,22 @@ class _Lowering:
                 module=self._path(node),
                 instead=hints.instead_of(str(target)),
             )
+        out = node.meta["val"]
+        self._check_dtypes(node, out)
         args = fx.map_arg(node.args, lambda n: self._values[n])
         kwargs = fx.map_arg(dict(node.kwargs), lambda n: self._values[n])
-        out = node.meta["val"]
         try:
             result = function(self._graph, out, *args, **kwargs)
         except ExportError as error:
             if error.module:
                 raise
             raise ExportError(
-                str(error.args[0]).split(";")[0],
+                error.what,
                 operator=error.operator or str(target),
                 module=self._path(node),
                 instead=error.instead,
             ) from error
-        except (TypeError, KeyError, ValueError) as error:
+        except (TypeError, KeyError, ValueError, OverflowError, IndexError) as error:
             raise ExportError(
                 f"this use of the operator is not supported ({error})",
                 operator=str(target),
@@ -160,6 +161,16 @@ class _Lowering:
                 for name, part in zip(result, out, strict=False)
             )
         return _value(result, out)
+
+    def _check_dtypes(self, node: fx.Node, out: Any) -> None:
+        for part in out if isinstance(out, (tuple, list)) else (out,):
+            if isinstance(part, torch.Tensor) and part.dtype not in ONNX_DTYPE:
+                raise ExportError(
+                    f"dtype {part.dtype} is not supported",
+                    operator=str(node.target),
+                    module=self._path(node),
+                    instead="float32 or int64: no autocast, no .half(), no complex numbers",
+                )
 
     def _path(self, node: fx.Node) -> str:
         """The module that recorded the node; for a gradient, the module of what it is of."""
@@ -183,17 +194,6 @@ def _value(name: str, fake: Any) -> Value:
     return Value(name, fake.dtype, tuple(fake.shape))
 
 
-def _live(ends: set[fx.Node]) -> set[fx.Node]:
-    live: set[fx.Node] = set()
-    queue = list(ends)
-    while queue:
-        node = queue.pop()
-        if node not in live:
-            live.add(node)
-            queue.extend(node.all_input_nodes)
-    return live
-
-
 def _functional(target: Any) -> Any:
     """The out-of-place overload of an in-place operator; any other operator unchanged."""
     schema = getattr(target, "_schema", None)
@@ -204,42 +204,3 @@ def _functional(target: Any) -> Any:
         return target
     packet = getattr(torch.ops.aten, name[:-1], None)
     return getattr(packet, target._overloadname, target)
-
-
-_VIEWS = {
-    "view", "reshape", "_unsafe_view", "expand", "permute", "transpose", "t", "unsqueeze",
-    "squeeze", "select", "slice", "split", "split_with_sizes", "unbind", "alias", "detach",
-    "as_strided", "diagonal", "unfold", "narrow",
-}  # fmt: skip
-
-
-def _refuse_writes_to_views(nodes: Sequence[fx.Node], live: set[fx.Node]) -> None:
-    """An in-place write shows in every view of the same memory; the recorded graph has no memory.
-
-    A write is right as a plain function only where no other view of it is read afterwards.
-    """
-    group: dict[fx.Node, int] = {}
-    members: dict[int, list[fx.Node]] = {}
-    order = {node: i for i, node in enumerate(nodes)}
-    for node in nodes:
-        packet = getattr(getattr(node.target, "overloadpacket", None), "__name__", "")
-        source = node.args[0] if node.args and isinstance(node.args[0], fx.Node) else None
-        shares = packet in _VIEWS or node.target is operator.getitem
-        writes = packet.endswith("_") and not packet.startswith("__")
-        root = group[source] if source is not None and (shares or writes) else len(group)
-        group[node] = root
-        members.setdefault(root, []).append(node)
-    for node in nodes:
-        packet = getattr(getattr(node.target, "overloadpacket", None), "__name__", "")
-        if not packet.endswith("_") or packet.startswith("__") or node.op != "call_function":
-            continue
-        for other in members[group[node]]:
-            if other is node or order[other] > order[node]:
-                continue
-            late = [u for u in other.users if order[u] > order[node] and (u in live)]
-            if late:
-                raise ExportError(
-                    "an in-place write to memory that is read again through another view",
-                    operator=str(node.target),
-                    instead="the out-of-place form (x = x + y, torch.where, torch.cat)",
-                )

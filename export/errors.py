@@ -13,6 +13,7 @@ class ExportError(Exception):
     def __init__(
         self, what: str, *, operator: str = "", module: str = "", instead: str = ""
     ) -> None:
+        self.what = what
         self.operator = operator
         self.module = module
         self.instead = instead

@@ -13,6 +13,9 @@ from export.errors import ExportError
 PACK_LIMIT = 65_536
 """Parameters of at most this many elements share one vector (see docs/architecture.md)."""
 
+# Names of state tensors that hold several values; a parameter of such a name needs another.
+_RESERVED = ("packed", "buffers", "step")
+
 
 @dataclass(frozen=True)
 class Member:
@@ -97,7 +100,8 @@ def _slots(
         named = any(isinstance(size, str) for size in shape)
         if named or tensor.numel() > PACK_LIMIT:
             member = Member(name, shape, 0)
-            alone.append(Slot(name, kind, dtype, shape, (member,), packed=False))
+            own = f"{name}.alone" if name in _RESERVED else name
+            alone.append(Slot(own, kind, dtype, shape, (member,), packed=False))
         elif tensor.numel() > 0:
             members.append(Member(name, shape, offset))
             offset += tensor.numel()

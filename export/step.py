@@ -20,6 +20,7 @@ from export.rewrites.randomness import Randomness
 
 Batch = dict[str, Tensor]
 Outputs = dict[str, Tensor]
+Result = Tensor | tuple[Tensor, Outputs] | Outputs
 LossFunction = Callable[[nn.Module, Batch], Tensor | tuple[Tensor, Outputs]]
 PredictFunction = Callable[[nn.Module, Batch], Outputs]
 Rewrites = Callable[[Randomness], AbstractContextManager[None]]
@@ -51,8 +52,11 @@ class _Loss(nn.Module):
         self.model = model
         self._function = function
 
-    def forward(self, batch: Batch) -> Tensor | tuple[Tensor, Outputs] | Outputs:
-        return self._function(self.model, batch)
+    def forward(self, batch: Batch) -> tuple[Result, dict[str, Tensor]]:
+        result = self._function(self.model, batch)
+        # Read here, while the model holds this step's tensors: one that the model set anew
+        # (self.count = self.count + 1) is not the tensor that went in.
+        return result, dict(self.model.named_buffers(remove_duplicate=False))
 
 
 def _call(
@@ -60,18 +64,15 @@ def _call(
     function: LossFunction | PredictFunction,
     tensors: Mapping[str, Tensor],
     batch: Batch,
-) -> Tensor | tuple[Tensor, Outputs] | Outputs:
+) -> tuple[Result, dict[str, Tensor]]:
+    """What the function returns, and the model's buffers as it left them."""
     named = {f"model.{name}": tensor for name, tensor in tensors.items()}
     module = _Loss(problem.model, function)
-    result: Tensor | tuple[Tensor, Outputs] | Outputs = torch.func.functional_call(
-        module, named, (batch,)
-    )
+    result: tuple[Result, dict[str, Tensor]] = torch.func.functional_call(module, named, (batch,))
     return result
 
 
-def _split_loss(
-    result: Tensor | tuple[Tensor, Outputs] | Outputs,
-) -> tuple[Tensor, Outputs]:
+def _split_loss(result: Result) -> tuple[Tensor, Outputs]:
     loss, outputs = result if isinstance(result, tuple) else (result, {})
     if not isinstance(loss, Tensor) or loss.dim() != 0 or not loss.is_floating_point():
         shape = list(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
@@ -117,7 +118,7 @@ def train_step(
     step = inputs["state.step"]
     problem.model.train()
     with rewrites(Randomness(inputs["seed"], step)), torch.enable_grad():
-        result = _call(problem, problem.loss, {**leaves, **buffers}, _batch(problem, inputs))
+        result, left = _call(problem, problem.loss, {**leaves, **buffers}, _batch(problem, inputs))
         loss, outputs = _split_loss(result)
         if not loss.requires_grad:
             raise ExportError("the loss does not depend on any parameter")
@@ -126,8 +127,22 @@ def train_step(
         name: torch.zeros_like(leaf) if gradient is None else gradient
         for (name, leaf), gradient in zip(leaves.items(), found, strict=True)
     }
+    buffers = {name: _left(name, value, left.get(name)) for name, value in buffers.items()}
     with torch.no_grad():
         return _finish(problem, inputs, loss, outputs, gradients, buffers)
+
+
+def _left(name: str, before: Tensor, after: Tensor | None) -> Tensor:
+    """A buffer after the step, of the shape and dtype that it had before."""
+    if after is None or after is before:
+        return before
+    if after.shape != before.shape or after.dtype != before.dtype:
+        raise ExportError(
+            f"the model sets its buffer {name!r} to {list(after.shape)} of {after.dtype}, but it "
+            f"was {list(before.shape)} of {before.dtype}",
+            instead="a buffer that keeps its shape and dtype",
+        )
+    return after.detach()
 
 
 def apply_optimizer(
@@ -169,8 +184,8 @@ def _finish(
         guard = guard + total
     new["step"] = inputs["state.step"] + 1
     return {
-        "loss": loss.detach(),
-        "guard": guard,
+        "loss": loss.detach().to(slots[0].dtype),
+        "guard": guard.to(slots[0].dtype),
         **{f"new.{name}": value for name, value in new.items()},
         **{f"output.{name}": value.detach() for name, value in outputs.items()},
         **{f"gradient.{slot.name}": g for slot, g in zip(slots, packed, strict=True)},
@@ -190,11 +205,12 @@ def predict(
     try:
         with rewrites(Randomness(zero, zero)), torch.no_grad():
             if problem.predict is not None:
-                outputs = _call(problem, problem.predict, tensors, batch)
+                outputs, _ = _call(problem, problem.predict, tensors, batch)
                 if not isinstance(outputs, dict):
                     raise ExportError("predict returned no dict of tensors")
             else:
-                loss, outputs = _split_loss(_call(problem, problem.loss, tensors, batch))
+                result, _ = _call(problem, problem.loss, tensors, batch)
+                loss, outputs = _split_loss(result)
                 outputs = outputs or {"loss": loss}
     finally:
         problem.model.train()

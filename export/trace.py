@@ -13,7 +13,7 @@ import sympy
 import torch
 from torch import Tensor, fx, nn
 from torch._dispatch.python import enable_python_dispatcher
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode, is_fake
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
@@ -25,6 +25,7 @@ from export.axes import Axes, Shape
 from export.errors import ExportError
 from export.lowering.decompositions import decompositions
 from export.lowering.graph import expression
+from export.mutation import shared_write, without_writes, written_inputs
 
 NamedFunction = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
 
@@ -141,13 +142,85 @@ def record(
             graph = make_fx(flat, decomposition_table=decompositions(), tracing_mode="real")(
                 *fakes.values()
             )
+            _refuse_kept_tensors(graph, model, paths)
+            graph, paths = _without_shared_writes(graph, paths, fakes)
     except ExportError as error:
         if paths.current and not error.module:
-            raise ExportError(str(error.args[0]), module=paths.current) from error
+            raise ExportError(
+                error.what, operator=error.operator, module=paths.current, instead=error.instead
+            ) from error
         raise
     except Exception as error:
         raise _explained(error, paths, symbols) from error
     return Trace(graph, dict(inputs), names, symbols, paths, env)
+
+
+def _refuse_kept_tensors(graph: fx.GraphModule, model: nn.Module, paths: ModulePaths) -> None:
+    """Refuse parameters and buffers that came in as constants, by a way other than the model.
+
+    Each step gives the model new values; a list of its parameters made before would keep the old.
+    """
+    held = {
+        tensor.untyped_storage().data_ptr(): name
+        for source in (model.named_parameters(), model.named_buffers())
+        for name, tensor in source
+        if tensor.numel() > 0
+    }
+    for index, node in enumerate(graph.graph.nodes):
+        if node.op != "get_attr":
+            continue
+        tensor = getattr(graph, str(node.target))
+        if isinstance(tensor, Tensor) and tensor.numel() > 0 and not is_fake(tensor):
+            name = held.get(tensor.untyped_storage().data_ptr())
+            if name is not None:
+                raise ExportError(
+                    f"{name!r} is used as a constant: it was reached by another way than through "
+                    "the model that the loss is given",
+                    module=paths.at(index),
+                    instead="model.parameters() or the attribute's own name inside the loss, not "
+                    "a list, an alias or a closure from before",
+                )
+
+
+def _without_shared_writes(
+    graph: fx.GraphModule, paths: ModulePaths, fakes: Mapping[str, Tensor]
+) -> tuple[fx.GraphModule, ModulePaths]:
+    """Record the graph once more, as plain functions, where it writes into memory that is shared.
+
+    ``y[:, 0] = x`` and the like; most graphs have none and stay as they are.
+    """
+    first = shared_write(graph.graph)
+    if first is None:
+        return graph, paths
+    old = {node: paths.at(index) for index, node in enumerate(graph.graph.nodes)}
+    new = ModulePaths()
+
+    def entered(node: fx.Node) -> None:
+        mode = get_proxy_mode()
+        new.stack[:] = [old[node]]
+        new.mark(len(mode.tracer.graph.nodes) if mode is not None else 0)
+
+    plain = make_fx(
+        without_writes(graph, entered), decomposition_table=decompositions(), tracing_mode="real"
+    )(*fakes.values())
+    for name in written_inputs(plain.graph, list(fakes)):
+        if name.startswith("state."):
+            raise ExportError(
+                "the model writes into its own parameters, which only the optimizer may change",
+                operator=str(first.target),
+                module=old[first],
+                instead="a function of the parameter where it is used (w.clamp(...)), or a "
+                "penalty in the loss",
+            )
+    write = shared_write(plain.graph)
+    if write is not None:
+        raise ExportError(
+            "an in-place write to memory that is read again through another view",
+            operator=str(write.target),
+            module=new.at(list(plain.graph.nodes).index(write)),
+            instead="the out-of-place form (x = x + y, torch.where, torch.cat)",
+        )
+    return plain, new
 
 
 def _explained(
@@ -165,13 +238,21 @@ def _explained(
             instead="torch.where and masks in place of if and boolean indexing; numbers that the "
             "step needs as batch inputs",
         )
+    if "is not implemented" in first and "derivative" in first:
+        return ExportError(
+            f"torch has no gradient there: {first}",
+            operator=first.split("for ")[-1].split(" ")[0].replace("::", "."),
+            module=paths.current,
+            instead="x.detach() as its input, where no gradient is wanted",
+        )
     named = [axis for symbol, axis in symbols.items() if re.search(rf"\b{symbol}\b", first)]
     for symbol, axis in symbols.items():
         first = re.sub(rf"\b{symbol}\b", axis, first)
     return ExportError(
         f"tracing failed: {kind}: {first}",
         module=paths.current,
-        instead=f"sizes taken from tensors (x.shape[0]) where {named[0]!r} is dynamic"
+        instead=f"sizes taken from tensors (x.shape[0]) where {named[0]!r} is dynamic, and "
+        f"embeddings of torch.arange(n) in place of a fixed table's slice (table[:n])"
         if named
         else "",
     )
@@ -185,9 +266,10 @@ def _check_guards(env: ShapeEnv, symbols: Mapping[sympy.Symbol, str]) -> None:
     for symbol, value in env.replacements.items():
         if symbol in symbols and value not in symbols:
             raise ExportError(
-                f"axis {symbols[symbol]!r} is named as dynamic, but the model or loss fixes it "
-                f"to {value}",
-                instead="sizes taken from tensors (x.shape[0]) instead of numbers, or no such axis",
+                f"axis {symbols[symbol]!r} is named as dynamic, but the model or loss fixes its "
+                "size",
+                instead="sizes taken from tensors (x.shape[0]) instead of numbers, gather for "
+                "take_along_dim, or no such axis",
             )
         if symbol in symbols and value in symbols and symbols[symbol] != symbols[value]:
             raise ExportError(

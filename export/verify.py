@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
@@ -20,6 +21,7 @@ import onnxruntime as ort
 import torch
 from torch import Tensor
 
+from export.double import in_double
 from export.errors import ExportError
 from export.layout import Slot
 from export.rewrites.patch import seeded
@@ -56,9 +58,14 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Report:
-    """What verification measured."""
+    """What verification measured.
+
+    ``unmoved`` names the parameters whose gradient was zero in every batch (never used, behind a
+    dead ReLU, a row that no index of the example batch picks): nothing is known of theirs.
+    """
 
     comparisons: tuple[Comparison, ...]
+    unmoved: tuple[str, ...] = ()
 
     @property
     def worst(self) -> Comparison:
@@ -82,9 +89,11 @@ def verify_artifact(
     double = _in_double(problem)
     threads = (1,) if adds_by_scatter(train) else (1, 2)
     sessions = {
-        t: (_session(train, t), _session(gradients, t), _session(infer, t)) for t in threads
+        t: (open_session(train, t), open_session(gradients, t), open_session(infer, t))
+        for t in threads
     }
     found: list[Comparison] = []
+    moved: set[str] = set()
     for sizes in _size_sets(problem):
         state = _initial_state(problem, sizes, rng)
         for step in range(steps):
@@ -95,6 +104,9 @@ def verify_artifact(
                     first = got
                     single = _reference(problem, inputs)
                     exact = _reference(double, inputs)
+                    _check_finite(single, sizes)
+                    _check_finite(exact, sizes)
+                    moved |= _moved(double, exact)
                 where = (step, count, sizes)
                 these = _compare(problem, double, inputs, got, single, exact, where)
                 if any(comparison.excess > 1 for comparison in these):
@@ -103,7 +115,8 @@ def verify_artifact(
             state = {name: first["new." + name.removeprefix("state.")] for name in state}
         for count, (_, _, guesser) in sessions.items():
             found += _compare_prediction(problem, double, inputs, guesser, (steps, count, sizes))
-    report = Report(tuple(found))
+    members = (member.name for slot in problem.parameter_slots for member in slot.members)
+    report = Report(tuple(found), tuple(name for name in members if name not in moved))
     worst = report.worst
     if worst.excess > 1:
         raise ExportError(
@@ -114,6 +127,32 @@ def verify_artifact(
             instead="please report this model; verify=False would hide a wrong graph",
         )
     return report
+
+
+def _check_finite(exact: Mapping[str, np.ndarray], sizes: Mapping[str, int]) -> None:
+    for name, value in exact.items():
+        if (name == "loss" or name.startswith("gradient.")) and not np.isfinite(value).all():
+            raise ExportError(
+                f"torch itself computes a {name.split('.')[0]} that is not finite on rows of the "
+                f"example batch (sizes {dict(sizes)}), so that nothing can be compared",
+                instead="an example batch of ordinary values; a loss that is defined for every "
+                "batch (no softmax over a row that is masked throughout, no root or logarithm "
+                "of 0)",
+            )
+
+
+def _moved(problem: Problem, exact: Mapping[str, np.ndarray]) -> set[str]:
+    """The parameters with a gradient other than zero."""
+    return {
+        member.name
+        for slot in problem.parameter_slots
+        for member in slot.members
+        if np.any(
+            exact[f"gradient.{slot.name}"][member.offset : member.offset + member.elements]
+            if slot.packed
+            else exact[f"gradient.{slot.name}"]
+        )
+    }
 
 
 def _in_double(problem: Problem) -> Problem:
@@ -201,14 +240,21 @@ def _scalars(problem: Problem, rng: np.random.Generator) -> dict[str, np.ndarray
     return {**hyper, "seed": np.array(rng.integers(2**31), dtype=np.int64)}
 
 
-def _session(model: onnx.ModelProto, threads: int) -> ort.InferenceSession:
+def open_session(model: onnx.ModelProto, threads: int) -> ort.InferenceSession:
+    """A session on the CPU; ExportError where onnxruntime cannot run the graph."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
-    return ort.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
+    try:
+        return ort.InferenceSession(
+            model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+        )
+    except Exception as error:  # onnxruntime's own exceptions have no common base
+        raise ExportError(
+            f"onnxruntime cannot run this graph ({error})",
+            instead="float32 or int64 in place of rarer types (x.float(), x.long())",
+        ) from error
 
 
 def _run(session: ort.InferenceSession, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -218,15 +264,19 @@ def _run(session: ort.InferenceSession, inputs: Mapping[str, np.ndarray]) -> dic
 
 
 def _tensors(problem: Problem, inputs: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
-    wide = problem.slots and any(slot.dtype == torch.float64 for slot in problem.slots)
     tensors = {name: torch.from_numpy(np.array(array)) for name, array in inputs.items()}
-    if not wide:
+    if problem.parameter_slots[0].dtype != torch.float64:
         return tensors
     return {n: t.double() if t.dtype == torch.float32 else t for n, t in tensors.items()}
 
 
+def _arithmetic(problem: Problem) -> AbstractContextManager[None]:
+    return in_double() if problem.parameter_slots[0].dtype == torch.float64 else nullcontext()
+
+
 def _reference(problem: Problem, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    results = train_step(problem, _tensors(problem, inputs), seeded)
+    with _arithmetic(problem):
+        results = train_step(problem, _tensors(problem, inputs), seeded)
     return {name: value.detach().numpy() for name, value in results.items()}
 
 
@@ -322,7 +372,7 @@ def _update(
     tensors = _tensors(problem, inputs)
     dtype = problem.parameter_slots[0].dtype
     given = [torch.from_numpy(np.array(g)).to(dtype) for g in gradients]
-    with torch.no_grad():
+    with torch.no_grad(), _arithmetic(problem):
         new = apply_optimizer(problem, tensors, given)
     return {name: value.numpy() for name, value in new.items()}
 
@@ -379,7 +429,8 @@ def _compare_prediction(
 ) -> list[Comparison]:
     got = _run(session, inputs)
     single = predict(problem, _tensors(problem, inputs), seeded)
-    exact = predict(double, _tensors(double, inputs), seeded)
+    with _arithmetic(double):
+        exact = predict(double, _tensors(double, inputs), seeded)
     return [
         _error(f"prediction {key}", got[key], single[key].numpy(), exact[key].numpy(), where)
         for key in got

@@ -3,7 +3,9 @@
 from export.lowering import (
     convolution,
     creation,
+    diagonals,
     elementwise,
+    functions,
     indexing,
     linear,
     pooling,
@@ -15,7 +17,9 @@ from export.lowering import (
 __all__ = [
     "convolution",
     "creation",
+    "diagonals",
     "elementwise",
+    "functions",
     "indexing",
     "linear",
     "pooling",

@@ -65,7 +65,6 @@ _MORE = (
     aten.logaddexp,
     aten._prelu_kernel,
     aten._prelu_kernel_backward,
-    aten.unfold,
     aten.glu,
     aten.glu_backward,
     aten.reflection_pad1d,
@@ -79,9 +78,19 @@ _MORE = (
 )
 
 
+def _weight_norm_backward(
+    grad: torch.Tensor, v: torch.Tensor, g: torch.Tensor, norms: torch.Tensor, dim: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Gradients of v and g in w = v g / |v| (Salimans and Kingma 2016, equation 3)."""
+    axes = [axis for axis in range(v.dim()) if axis != dim % v.dim()]
+    along = (grad * v).sum(axes, keepdim=True) / norms
+    return (g / norms) * (grad - v * (along / norms)), along
+
+
 @cache
 def decompositions() -> dict[Any, Callable[..., Any]]:
     """Operator to decomposition; what has a lowering of its own is kept whole."""
     table: dict[Any, Callable[..., Any]] = dict(core_aten_decompositions().items())
     table.update(get_decompositions([op for op in _MORE if op is not None]))
+    table[aten._weight_norm_interface_backward.default] = _weight_norm_backward
     return {op: function for op, function in table.items() if registry.find(op) is None}

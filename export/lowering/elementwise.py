@@ -50,8 +50,14 @@ def _cast_name(g: Graph, name: str, have: torch.dtype, want: torch.dtype) -> str
     return name if have == want else g.cast(name, want)
 
 
+# torch's arithmetic on truth values, for which ONNX's operators are not defined.
+_OF_TRUTHS = {"Add": "Or", "Mul": "And", "Max": "Or", "Min": "And"}
+
+
 def _binary(op_type: str) -> Any:
     def lower(g: Graph, out: Any, a: Operand, b: Operand, *, alpha: Number = 1) -> str:
+        if out.dtype == torch.bool:
+            return g.op(_OF_TRUTHS[op_type], *operands(g, tuple(out.shape), [a, b], torch.bool))
         if alpha != 1:
             b = (
                 Value(_scaled(g, b, alpha, out.dtype), out.dtype, b.shape)
@@ -269,14 +275,20 @@ def expm1(g: Graph, out: Any, a: Value) -> str:
     return g.op("Mul", product, g.scalar(2, out.dtype))
 
 
-# Above threshold (20) torch's softplus is x itself: 2e-9 off the exact value, below float32's
-# resolution there, so the exact forms serve for both.
+# Above the usual threshold (20) torch's softplus is x itself: 2e-9 off the exact value, below
+# float32's resolution there, so the exact forms serve for both. Lower thresholds show.
+_THRESHOLD = 20
+
+
 @lowers(aten.softplus.default)
 def softplus(g: Graph, out: Any, a: Value, beta: Scalar = 1, threshold: Scalar = 20) -> str:
-    if beta == 1:
-        return g.op("Softplus", a)
-    scaled = g.op("Softplus", g.op("Mul", a, g.scalar(beta, out.dtype)))
-    return g.op("Div", scaled, g.scalar(beta, out.dtype))
+    scaled = a.name if beta == 1 else g.op("Mul", a, g.scalar(beta, out.dtype))
+    result = g.op("Softplus", scaled)
+    if beta != 1:
+        result = g.op("Div", result, g.scalar(beta, out.dtype))
+    if threshold >= _THRESHOLD:
+        return result
+    return g.op("Where", g.op("Greater", scaled, g.scalar(threshold, out.dtype)), a, result)
 
 
 @lowers(aten.softplus_backward.default)
@@ -284,7 +296,11 @@ def softplus_backward(
     g: Graph, out: Any, grad: Value, a: Value, beta: Scalar, threshold: Scalar
 ) -> str:
     x = a.name if beta == 1 else g.op("Mul", a, g.scalar(beta, out.dtype))
-    slope = Value(g.op("Sigmoid", x), out.dtype, tuple(out.shape))
+    curve = g.op("Sigmoid", x)
+    if threshold < _THRESHOLD:
+        above = g.op("Greater", x, g.scalar(threshold, out.dtype))
+        curve = g.op("Where", above, g.scalar(1, out.dtype), curve)
+    slope = Value(curve, out.dtype, tuple(out.shape))
     left, right = operands(g, tuple(out.shape), [grad, slope], out.dtype)
     return g.op("Mul", left, right)
 
@@ -300,7 +316,7 @@ def pow_scalar(g: Graph, out: Any, a: Value, exponent: Scalar) -> str:
     exact: dict[float, Any] = {
         0.0: lambda: g.full(out.shape, 1, out.dtype),
         0.5: lambda: g.op("Sqrt", x),
-        1.0: lambda: g.op("Identity", x),
+        1.0: lambda: x,
         2.0: lambda: g.op("Mul", x, x),
         3.0: lambda: g.op("Mul", g.op("Mul", x, x), x),
         -0.5: lambda: g.op("Reciprocal", g.op("Sqrt", x)),

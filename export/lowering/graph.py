@@ -23,7 +23,6 @@ Dim = int | torch.SymInt
 ONNX_DTYPE: dict[torch.dtype, int] = {
     torch.float32: TensorProto.FLOAT,
     torch.float64: TensorProto.DOUBLE,
-    torch.float16: TensorProto.FLOAT16,
     torch.int64: TensorProto.INT64,
     torch.int32: TensorProto.INT32,
     torch.int16: TensorProto.INT16,

@@ -78,6 +78,27 @@ def scatter_add(g: Graph, out: Any, a: Value, dim: int, index: Value, source: Va
     return g.op("ScatterElements", a, index, source, axis=dim, reduction="add")
 
 
+@lowers(aten.scatter_reduce.two)
+def scatter_reduce(
+    g: Graph,
+    out: Any,
+    a: Value,
+    dim: int,
+    index: Value,
+    source: Value,
+    reduce: str,
+    *,
+    include_self: bool = True,
+) -> str:
+    if reduce != "sum" or not include_self:
+        raise ExportError(
+            f"scatter_reduce with {reduce!r} and include_self={include_self}",
+            operator="aten.scatter_reduce",
+            instead="'sum' with include_self=True, and a division for a mean",
+        )
+    return scatter_add(g, out, a, dim, index, source)
+
+
 @lowers(aten.scatter.src)
 def scatter_src(g: Graph, out: Any, a: Value, dim: int, index: Value, source: Value) -> str:
     return g.op("ScatterElements", a, index, g.cast(source, out.dtype), axis=dim)

@@ -75,7 +75,9 @@ def baddbmm(
 
 @lowers(aten.mv.default)
 def mv(g: Graph, out: Any, a: Value, b: Value) -> str:
-    return g.op("MatMul", a, b)
+    # As a column: onnxruntime 1.31 joins a Transpose into a MatMul with a vector and gets it wrong.
+    column = Value(g.op("Unsqueeze", b, g.ints([1])), b.dtype, (*b.shape, 1))
+    return g.op("Squeeze", gemm(g, a, column), g.ints([1]))
 
 
 @lowers(aten.dot.default)

@@ -92,6 +92,13 @@ def prod_dim(
     return reduce(g, "ReduceProd", a, dim, keepdim, out.dtype)
 
 
+@lowers(torch.ops.prims.prod.default)
+def prod_dims(
+    g: Graph, out: Any, a: Value, dims: Any, *, output_dtype: torch.dtype | None = None
+) -> str:
+    return reduce(g, "ReduceProd", a, dims, False, out.dtype)
+
+
 @lowers(torch.ops.prims.var.default)
 def variance(
     g: Graph, out: Any, a: Value, dims: Any, correction: float | None = 1, **like: Any
@@ -121,8 +128,15 @@ def all_true(g: Graph, out: Any, a: Value, dims: Any = None, keepdim: bool = Fal
     return _truth(g, "ReduceMin", a, dims, keepdim)
 
 
+def _narrow(value: Value) -> bool:
+    """Whether the type is one that ONNX or onnxruntime cannot order."""
+    return value.dtype in (torch.bool, torch.uint8)
+
+
 def _arg(op_type: str) -> Any:
     def lower(g: Graph, out: Any, a: Value, dim: int | None = None, keepdim: bool = False) -> str:
+        if _narrow(a):
+            a = Value(g.cast(a, torch.int32), torch.int32, a.shape)
         if dim is None:
             flat = g.op("Reshape", a, g.ints([-1]))
             result = g.op(op_type, flat, axis=0, keepdims=0)
@@ -138,7 +152,8 @@ lowers(aten.argmin.default)(_arg("ArgMin"))
 
 def _extreme(arg: str, largest: bool) -> Any:
     def lower(g: Graph, out: Any, a: Value, dim: int, keepdim: bool = False) -> tuple[str, str]:
-        index = g.op(arg, a, axis=dim, keepdims=1)
+        known = Value(g.cast(a, torch.int32), torch.int32, a.shape) if _narrow(a) else a
+        index = g.op(arg, known, axis=dim, keepdims=1)
         value = g.op("GatherElements", a, index, axis=dim)
         if keepdim:
             return value, index
@@ -163,6 +178,20 @@ def topk(
 def sort(g: Graph, out: Any, a: Value, dim: int = -1, descending: bool = False) -> tuple[str, ...]:
     size = g.dim(a.shape[dim])
     return g.multi("TopK", a, size, outputs=2, axis=dim, largest=int(descending), sorted=1)
+
+
+@lowers(aten.sort.stable)
+def sort_stable(
+    g: Graph,
+    out: Any,
+    a: Value,
+    *,
+    stable: bool | None = None,
+    dim: int = -1,
+    descending: bool = False,
+) -> tuple[str, ...]:
+    # TopK gives equal values in the order of their indices, either way round.
+    return sort(g, out, a, dim, descending)
 
 
 @lowers(aten.cumsum.default)

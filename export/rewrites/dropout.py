@@ -10,12 +10,17 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from export.errors import ExportError
 from export.rewrites.randomness import Randomness
 
 
-def replacements(randomness: Randomness) -> list[tuple[Any, str, Callable[..., Any]]]:
-    """What to patch so that dropout draws from ``randomness``."""
+def replacements(
+    randomness: Randomness, *, own_attention: bool = False
+) -> list[tuple[Any, str, Callable[..., Any]]]:
+    """What to patch so that dropout draws from ``randomness``.
+
+    With ``own_attention``, attention without dropout stays torch's own.
+    """
+    torch_attention = functional.scaled_dot_product_attention
 
     def masked(x: Tensor, p: float, shape: list[int]) -> Tensor:
         if not 0 <= p <= 1:
@@ -52,24 +57,38 @@ def replacements(randomness: Randomness) -> list[tuple[Any, str, Callable[..., A
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Tensor:
-        if enable_gqa:
-            raise ExportError(
-                "grouped-query attention",
-                operator="scaled_dot_product_attention",
-                instead="key and value repeated for each query head",
+        if own_attention and dropout_p == 0:
+            return torch_attention(
+                query,
+                key,
+                value,
+                attn_mask,
+                is_causal=is_causal,
+                scale=scale,
+                enable_gqa=enable_gqa,
             )
+        if enable_gqa:
+            groups = query.shape[-3] // key.shape[-3]
+            key = key.repeat_interleave(groups, -3)
+            value = value.repeat_interleave(groups, -3)
         factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
         scores = (query * factor) @ key.transpose(-2, -1)
         if is_causal:
             rows, columns = query.shape[-2], key.shape[-2]
             later = torch.ones(rows, columns, dtype=torch.bool).triu(1)
             scores = scores.masked_fill(later, float("-inf"))
-        if attn_mask is not None:
+        if attn_mask is None:
+            weights = torch.softmax(scores, dim=-1)
+        else:
+            # As in torch, a query that may look at nothing gets zeros instead of 0 / 0.
             if attn_mask.dtype == torch.bool:
+                blind = ~attn_mask.any(-1, keepdim=True)
                 scores = scores.masked_fill(~attn_mask, float("-inf"))
             else:
+                blind = (attn_mask == float("-inf")).all(-1, keepdim=True)
                 scores = scores + attn_mask
-        weights = torch.softmax(scores, dim=-1)
+            weights = torch.softmax(scores.masked_fill(blind, 0.0), dim=-1)
+            weights = weights.masked_fill(blind, 0.0)
         return dropout(weights, dropout_p, dropout_p > 0) @ value
 
     return [

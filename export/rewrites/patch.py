@@ -12,6 +12,8 @@ import torch.nn.functional as functional
 
 from export.rewrites import (
     batch_norm,
+    batch_norm_layer,
+    checkpoint,
     cross_entropy,
     dropout,
     embedding_bag,
@@ -33,7 +35,9 @@ def recordable(randomness: Randomness) -> Iterator[None]:
     replacements: list[tuple[Any, str, Callable[..., Any]]] = [
         *dropout.replacements(randomness),
         *recurrent.replacements(),
+        *checkpoint.replacements(),
         (functional, "batch_norm", batch_norm.batch_norm),
+        (torch.nn.modules.batchnorm._BatchNorm, "forward", batch_norm_layer.forward),
         (functional, "embedding_bag", embedding_bag.embedding_bag),
         (functional, "group_norm", group_norm.group_norm),
         (functional, "instance_norm", group_norm.instance_norm),
@@ -48,7 +52,8 @@ def recordable(randomness: Randomness) -> Iterator[None]:
 @contextmanager
 def seeded(randomness: Randomness) -> Iterator[None]:
     """Inside, dropout draws the masks that the exported graph draws; all else is torch's own."""
-    replacements = [*dropout.replacements(randomness), *recurrent.seeded_replacements()]
+    own = dropout.replacements(randomness, own_attention=True)
+    replacements = [*own, *recurrent.seeded_replacements(), *checkpoint.replacements()]
     with _LOCK, _patched(replacements), _plain_attention():
         yield
 

@@ -51,16 +51,16 @@ REFUSED = {
     "svd": (lambda x: torch.linalg.svd(x).S, "svd.*in module: 1.0 "),
     "inverse": (lambda x: x @ torch.linalg.inv(x.T @ x), "linalg.*in module: 1.0 "),
     "fft": (lambda x: torch.fft.rfft(x).real, "in module: 1.0 "),
-    "write to a view": (lambda x: _write_to_view(x), "in-place"),
+    "half precision": (lambda x: (x.half() * 2).float(), r"float16.*module: 1\.0 .*autocast"),
+    "complex": (lambda x: torch.complex(x, x).abs(), r"complex.*module: 1\.0 .*two tensors"),
+    "no gradient": (lambda x: x * (x // 0.3), "floor_divide.*detach"),
+    "table shorter than the axis": (
+        lambda x: x + torch.ones(16, 4)[: x.shape[0]],
+        r"module: 1\.0 .*torch\.arange",
+    ),
     "batch fixed": (lambda x: x.reshape(6, 4) * 2, r"size 4\*batch.*module: 1\.0 .*x\.shape"),
     "branch on batch": (lambda x: x * 2 if x.shape[0] > 100 else x, "only where"),
 }
-
-
-def _write_to_view(x: torch.Tensor) -> torch.Tensor:
-    y = x * 1
-    y[:, 0].add_(1)
-    return y * 2
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -136,3 +136,55 @@ def test_the_users_model_is_left_as_it_was(tmp_path: Path) -> None:
         assert torch.equal(value, before[name]), name
     assert all(parameter.grad is None for parameter in model.parameters())
     assert nn.functional.dropout.__module__ == "torch.nn.functional"
+
+
+def test_writing_into_a_parameter_is_refused(tmp_path: Path) -> None:
+    class Clipped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.linear.weight.data.clamp_(-0.1, 0.1)
+            result: torch.Tensor = self.linear(x)
+            return result
+
+    with pytest.raises(ExportError, match=r"writes into its own parameters.*clamp_.*Clipped"):
+        _export(lambda x: x, tmp_path, model=nn.Sequential(Clipped()))
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (lambda: nn.Sequential(nn.LazyLinear(3)), "lazy module"),
+        (lambda: torch.compile(nn.Linear(4, 3)), "compiled.*before torch.compile"),
+        (lambda: torch.jit.script(nn.Linear(4, 3)), "scripted"),
+        (lambda: nn.Linear(4, 3, device="meta"), "is on meta"),
+    ],
+)
+def test_modules_that_cannot_be_read(model: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=message):
+        _export(lambda x: x, tmp_path, model=model())
+
+
+def test_a_batch_on_which_torch_itself_fails_is_named_as_the_cause(tmp_path: Path) -> None:
+    def loss(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        hidden = model(batch["x"]).masked_fill(batch["x"][:, :1] < 9, float("-inf"))
+        return hidden.softmax(-1).mean()
+
+    with pytest.raises(ExportError, match="torch itself computes a loss that is not finite"):
+        _export(lambda x: x, tmp_path, loss=loss)
+
+
+def test_a_buffer_that_changes_its_shape_is_refused(tmp_path: Path) -> None:
+    class Growing(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(4, 4)
+            self.register_buffer("seen", torch.zeros(1))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.seen = torch.cat([self.seen, torch.zeros(1)])
+            return super().forward(x)
+
+    with pytest.raises(ExportError, match=r"'seen' to \[2\]"):
+        _export(lambda x: x, tmp_path, model=Growing())

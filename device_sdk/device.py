@@ -89,6 +89,7 @@ class Device:
         options: TrainingOptions | None = None,
         pace: Pace | None = None,
         link_settings: LinkSettings | None = None,
+        work_clock: Clock | None = None,
     ) -> Device:
         """Join a fleet with a code from ``tessera-aggregator invite``, and open the device.
 
@@ -99,7 +100,7 @@ class Device:
             tls: CA file and client certificate; the system's authorities without.
             prefix, task, cohort: as `invite` printed them; mostly these defaults.
             timeout_seconds: how long to wait for broker and aggregator.
-            options, pace, link_settings: as in :meth:`open`.
+            options, pace, link_settings, work_clock: as in :meth:`open`.
 
         Raises :class:`AlreadyEnrolled`, :class:`EnrolmentRefused` (the code is wrong, used or
         expired), :class:`EnrolmentFailed` (nobody answered; the same call may be made again),
@@ -120,7 +121,14 @@ class Device:
         except BaseException:
             opened.close()
             raise
-        return cls(opened, options=options, pace=pace, link_settings=link_settings, rng=rng)
+        return cls(
+            opened,
+            options=options,
+            pace=pace,
+            link_settings=link_settings,
+            work_clock=work_clock,
+            rng=rng,
+        )
 
     @classmethod
     def open(
@@ -131,6 +139,7 @@ class Device:
         options: TrainingOptions | None = None,
         pace: Pace | None = None,
         link_settings: LinkSettings | None = None,
+        work_clock: Clock | None = None,
     ) -> Device:
         """Open an enrolled device. Touches no network.
 
@@ -141,13 +150,20 @@ class Device:
             options: a fixed k, emulated slowness, privacy: :class:`TrainingOptions`.
             pace: waits.
             link_settings: the connection's limits and times.
+            work_clock: times the training; the machine's own when None.
 
         Raises :class:`NotEnrolled`, :class:`HomeLocked` (another process has it open),
         :class:`HomeBroken`.
         """
         opened = Home(_folder(home), read_only=read_only)
         try:
-            return cls(opened, options=options, pace=pace, link_settings=link_settings)
+            return cls(
+                opened,
+                options=options,
+                pace=pace,
+                link_settings=link_settings,
+                work_clock=work_clock,
+            )
         except BaseException:
             opened.close()
             raise
@@ -227,11 +243,14 @@ class Device:
         self._require_open(writing=False)
         return read_status(self._home, self._membership, self._options.slowdown, self._live())
 
-    def close(self) -> None:
-        """Stop, and give the home folder back. May be called twice."""
+    def close(self, timeout_seconds: float = 30.0) -> None:
+        """Stop, and give the home folder back. May be called twice.
+
+        Raises :class:`HomeError` where a training in progress does not end in time.
+        """
         if self._closed:
             return
-        if not self.stop():
+        if not self.stop(timeout_seconds):
             # The thread still writes: the lock goes with the process, not before.
             raise HomeError("the device is still training; call close() again later")
         self._closed = True
@@ -262,7 +281,7 @@ class Device:
             time_unix_seconds=participant.sessions.time.largest_unix_seconds,
             sent_bytes=participant.sender.sent_bytes,
             refused=participant.refusals.counts(),
-            problem=agent.problem,
+            problem=agent.problem or participant.sessions.problem,
         )
 
     def _require_open(self, *, writing: bool) -> None:

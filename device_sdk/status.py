@@ -24,7 +24,9 @@ class DeviceStatus:
         trained_round: the newest round trained in.
         version: of the model that is here, from which recommendations come.
         k: columns trained in that round.
-        k_reason: how k was chosen.
+        train_seconds: how long that training took, emulated slowness included.
+        k_reason: how k was chosen; empty for a given k.
+        step_p90_seconds: a round's training at the measured k, 90th percentile of the measurement.
         receipted_round, verdict, reason: of the newest round whose update has its receipt.
         outbox, outbox_bytes: updates without a receipt.
         working_on: the round being fetched or trained; None for none.
@@ -48,7 +50,9 @@ class DeviceStatus:
     trained_round: int | None
     version: int | None
     k: int | None
+    train_seconds: float | None
     k_reason: str
+    step_p90_seconds: float | None
     receipted_round: int | None
     verdict: str
     reason: str
@@ -100,7 +104,9 @@ def read_status(home: Home, membership: Membership, slowdown: float, live: Live)
         trained_round=None if trained is None else trained.round,
         version=None if model is None else model[2],
         k=None if trained is None else trained.k,
+        train_seconds=None if trained is None else trained.train_seconds,
         k_reason="" if capability is None else capability.reason,
+        step_p90_seconds=None if capability is None else capability.step_p90_seconds,
         receipted_round=None if receipted is None else receipted.round,
         verdict="" if verdict is None else verdict.value,
         reason="" if receipted is None else receipted.reason,

@@ -37,7 +37,7 @@ CREATE TABLE mark (
 CREATE TABLE participation (
     number INTEGER PRIMARY KEY, task TEXT NOT NULL, generation INTEGER NOT NULL,
     round INTEGER NOT NULL, version INTEGER NOT NULL, outcome TEXT NOT NULL, detail TEXT NOT NULL,
-    k INTEGER, verdict TEXT, reason TEXT,
+    k INTEGER, train_seconds REAL, verdict TEXT, reason TEXT,
     UNIQUE (task, generation, round));
 CREATE TABLE outbox (
     digest BLOB PRIMARY KEY, task TEXT NOT NULL, generation INTEGER NOT NULL,
@@ -50,7 +50,8 @@ CREATE TABLE model (
 CREATE TABLE catalogue (id BLOB PRIMARY KEY, content BLOB NOT NULL);
 CREATE TABLE capability (
     task TEXT PRIMARY KEY, fingerprint TEXT NOT NULL, k INTEGER NOT NULL,
-    triples INTEGER NOT NULL, misses INTEGER NOT NULL, reason TEXT NOT NULL) WITHOUT ROWID;
+    triples INTEGER NOT NULL, misses INTEGER NOT NULL, reason TEXT NOT NULL,
+    step_p90_seconds REAL) WITHOUT ROWID;
 """
 
 

@@ -37,7 +37,7 @@ class CapabilityRow:
     """The k that was measured for a task; ``fingerprint`` says under which conditions.
 
     ``triples``: how many the device had then. ``misses``: rounds since in which training took too
-    long, one after another.
+    long, one after another. ``step_p90_seconds``: a round's training at that k, 90th percentile.
     """
 
     task: str
@@ -46,6 +46,7 @@ class CapabilityRow:
     triples: int
     misses: int
     reason: str
+    step_p90_seconds: float | None
 
 
 class ModelStore:
@@ -138,7 +139,8 @@ class ModelStore:
     def capability(self, task: str) -> CapabilityRow | None:
         """What was measured for a task."""
         row: tuple[Any, ...] | None = self._database.row(
-            "SELECT task, fingerprint, k, triples, misses, reason FROM capability WHERE task = ?",
+            "SELECT task, fingerprint, k, triples, misses, reason, step_p90_seconds "
+            "FROM capability WHERE task = ?",
             task,
         )
         return None if row is None else CapabilityRow(*row)
@@ -147,6 +149,14 @@ class ModelStore:
         """Replace what was measured for a task."""
         with self._database.transaction() as sql:
             sql.execute(
-                "INSERT OR REPLACE INTO capability VALUES (?, ?, ?, ?, ?, ?)",
-                (row.task, row.fingerprint, row.k, row.triples, row.misses, row.reason),
+                "INSERT OR REPLACE INTO capability VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (
+                    row.task,
+                    row.fingerprint,
+                    row.k,
+                    row.triples,
+                    row.misses,
+                    row.reason,
+                    row.step_p90_seconds,
+                ),
             )

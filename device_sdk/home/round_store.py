@@ -30,7 +30,11 @@ class Outcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Participation:
-    """A device's part in one round. ``verdict`` is None until the receipt came."""
+    """A device's part in one round.
+
+    ``k`` and ``train_seconds`` (emulated slowness included) are None for a round that was not
+    trained, ``verdict`` until the receipt came.
+    """
 
     task: str
     generation: int
@@ -39,6 +43,7 @@ class Participation:
     outcome: Outcome
     detail: str = ""
     k: int | None = None
+    train_seconds: float | None = None
     verdict: Verdict | None = None
     reason: str = ""
 
@@ -110,8 +115,8 @@ class RoundStore:
         """Record how a round ended. Raises ``sqlite3.IntegrityError`` for a second ending."""
         with self._database.transaction() as sql:
             sql.execute(
-                "INSERT INTO participation (task, generation, round, version, outcome, detail, k) "
-                "VALUES (?, ?, ?, ?, ?, ?, ?)",
+                "INSERT INTO participation (task, generation, round, version, outcome, detail, k, "
+                "train_seconds) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
                 (
                     part.task,
                     part.generation,
@@ -120,6 +125,7 @@ class RoundStore:
                     part.outcome.value,
                     part.detail[:500],
                     part.k,
+                    part.train_seconds,
                 ),
             )
             sql.execute(
@@ -176,7 +182,8 @@ class RoundStore:
 
     def _participations(self, tail: str, *values: object) -> list[Participation]:
         rows: list[tuple[Any, ...]] = self._database.rows(
-            "SELECT task, generation, round, version, outcome, detail, k, verdict, reason "
+            "SELECT task, generation, round, version, outcome, detail, k, "
+            "train_seconds, verdict, reason "
             f"FROM participation {tail}",
             *values,
         )
@@ -189,8 +196,9 @@ class RoundStore:
                 outcome=Outcome(row[4]),
                 detail=row[5],
                 k=row[6],
-                verdict=None if row[7] is None else Verdict(row[7]),
-                reason=row[8] or "",
+                train_seconds=row[7],
+                verdict=None if row[8] is None else Verdict(row[8]),
+                reason=row[9] or "",
             )
             for row in rows
         ]

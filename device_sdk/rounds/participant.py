@@ -173,7 +173,9 @@ class Participant:
             self._save_model(job)
             if result.capability is not None:
                 self._home.models.save_capability(result.capability)
-            self._home.rounds.conclude(_part(manifest, Outcome.TRAINED, k=result.k))
+            self._home.rounds.conclude(
+                _part(manifest, Outcome.TRAINED, k=result.k, train_seconds=result.seconds)
+            )
             self._home.rounds.post(row)
             self._home.membership.raise_time(self.sessions.time.largest_unix_seconds)
         self._close_round()
@@ -337,8 +339,19 @@ class Participant:
 
 
 def _part(
-    manifest: Manifest, outcome: Outcome, detail: str = "", k: int | None = None
+    manifest: Manifest,
+    outcome: Outcome,
+    detail: str = "",
+    k: int | None = None,
+    train_seconds: float | None = None,
 ) -> Participation:
     return Participation(
-        manifest.task, manifest.generation, manifest.round, manifest.version, outcome, detail, k
+        manifest.task,
+        manifest.generation,
+        manifest.round,
+        manifest.version,
+        outcome,
+        detail,
+        k,
+        train_seconds,
     )

@@ -145,7 +145,9 @@ class ScatterTrainer:
         )
         if choice.k is None:
             raise Declined(choice.reason)
-        return CapabilityRow(task, fingerprint, choice.k, triples, 0, choice.reason)
+        measured = choice.at(choice.k)
+        p90 = None if measured is None else measured.p90_seconds
+        return CapabilityRow(task, fingerprint, choice.k, triples, 0, choice.reason, p90)
 
 
 class _EpochWorkload:

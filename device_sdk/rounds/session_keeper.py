@@ -69,6 +69,7 @@ class SessionKeeper:
         self._answers = self._new_backoff(pace.answer_seconds)
         self._reopens = self._new_backoff(pace.reopen_seconds)
         self.time = TrustedTime(clock, self._store.largest_time())
+        self._unanswered = 0
         self.opened = 0
         """Sessions opened since the process started."""
 
@@ -81,6 +82,18 @@ class SessionKeeper:
     def descriptor(self) -> Descriptor | None:
         """The newest descriptor accepted."""
         return self._descriptor
+
+    @property
+    def problem(self) -> str:
+        """What keeps a session from being opened, for people; empty for nothing."""
+        if self._descriptor is None:
+            return "no aggregator is known at this broker under this topic prefix"
+        if self._unanswered > _SENDS_AN_ATTEMPT:
+            return (
+                "the aggregator does not answer: it may be down, or this device was revoked "
+                "(then it has to enrol anew, in another home)"
+            )
+        return ""
 
     def group_key(self, epoch: int) -> GroupKey:
         """The group key of an epoch. Raises ``WireError("unknown-epoch")``."""
@@ -133,6 +146,7 @@ class SessionKeeper:
         self._opening = None
         self._wanted = False
         self._answers.reset()
+        self._unanswered = 0
         self._sessions.install(opened.session)
         self._group_keys = opened.group_keys
         self.time.set(opened.time_unix_seconds)
@@ -171,6 +185,7 @@ class SessionKeeper:
             self._opening = SessionOpening(self._credential, self._descriptor, self._clock)
             self._sends = 0
         self._sends += 1
+        self._unanswered += 1
         self._actions.publish(self._up, self._opening.message)
         # At least half the wait: an aggregator that is merely slow should not be asked twice.
         wait = max(self._pace.answer_seconds / 2, self._answers.next_seconds())

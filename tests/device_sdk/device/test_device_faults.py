@@ -237,6 +237,8 @@ def test_k_is_measured_once_and_said_why(
     await_receipt(aggregator, device, 1)
     status = device.status()
     assert status.k == 8 and "k = 8" in status.k_reason and status.slowdown == 2.0
+    assert status.step_p90_seconds is not None and 0 < status.step_p90_seconds < 5.0
+    assert status.train_seconds is not None and 0 < status.train_seconds < 5.0
     began = time.monotonic()
     aggregator.open_round(train_seconds=5.0)
     await_receipt(aggregator, device, 2)
@@ -267,10 +269,22 @@ def test_a_task_that_rests_leaves_its_last_version_with_the_device(
     aggregator.open_round()
     await_receipt(aggregator, device, 1)
     assert device.status().version == 0
-    before = device.recommend(5, user="anna")
+    before = device.recommend(40, user="anna")
     aggregator.close_round()
     aggregator.open_round(threshold=0)
     aggregator.await_(lambda: device.status().outcome == "read")
     status = device.status()
     assert (status.version, status.trained_round, status.round) == (1, 1, 2)
-    assert device.recommend(5, user="anna") != before and len(aggregator.seen.bodies) == 1
+    assert device.recommend(40, user="anna") != before and len(aggregator.seen.bodies) == 1
+
+
+def test_an_aggregator_that_never_answers_shows_in_the_status(
+    make_device: MakeDevice, aggregator: SmallAggregator
+) -> None:
+    device = make_device()
+    aggregator.knobs.answers_opens = False
+    device.start()
+    aggregator.await_(lambda: "revoked" in device.status().problem)
+    aggregator.knobs.answers_opens = True
+    aggregator.await_(lambda: device.status().session)
+    assert device.status().problem == ""

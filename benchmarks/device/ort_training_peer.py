@@ -31,7 +31,11 @@ class _Loss(nn.Module):
 
 def _with_statistics(model: onnx.ModelProto) -> onnx.ModelProto:
     """Its gradient builder reads results that torch's exporter leaves out: it is given them."""
-    more = {"MaxPool": ["indices"], "LayerNormalization": ["mean", "inverse"]}
+    more = {
+        "MaxPool": ["indices"],
+        "LayerNormalization": ["mean", "inverse"],
+        "SoftmaxCrossEntropyLoss": ["log_probability"],
+    }
     for index, node in enumerate(model.graph.node):
         for extra in more.get(node.op_type, [])[len(node.output) - 1 :]:
             node.output.append(f"{node.op_type}_{index}_{extra}")

@@ -10,12 +10,11 @@ import pytest
 
 from device_sdk.device import Device
 from device_sdk.rounds.options import TrainingOptions
-from device_sdk.rounds.pace import Pace
 from tests.brokers.links import QUICK
 from tests.brokers.mosquitto import Mosquitto
+from tests.device_sdk.device.brisk import BRISK
 from tests.device_sdk.device.small_aggregator import SmallAggregator
 
-BRISK = Pace(answer_seconds=0.5, fetch_seconds=0.5, reopen_seconds=0.2, most_seconds=1.0)
 MakeDevice = Callable[..., Device]
 
 

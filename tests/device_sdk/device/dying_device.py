@@ -20,7 +20,7 @@ from device_sdk.rounds.participant import Participant
 from device_sdk.rounds.sender import Sender
 from device_sdk.wire.link import Link
 from tests.brokers.links import QUICK
-from tests.device_sdk.device.conftest import BRISK
+from tests.device_sdk.device.brisk import BRISK
 
 
 def die(*ignored: object) -> None:

@@ -18,7 +18,7 @@ from device_sdk.home.errors import EnrolmentRefused
 from device_sdk.rounds.options import TrainingOptions
 from tests.brokers.links import QUICK
 from tests.brokers.mosquitto import Mosquitto
-from tests.device_sdk.device.conftest import BRISK
+from tests.device_sdk.device.brisk import BRISK
 
 _TASK = """
 [task]

@@ -1,0 +1,215 @@
+"""The home folder's stores, alone."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from device_sdk.home.database import SCHEMA_VERSION, Database
+from device_sdk.home.errors import HomeBroken, HomeLocked
+from device_sdk.home.home import Home
+from device_sdk.home.model_store import CapabilityRow, StoredModel
+from device_sdk.home.round_store import OutboxRow, Outcome, Participation
+from device_sdk.rounds.pace import Pace
+from device_sdk.rounds.trusted_time import TrustedTime
+from device_sdk.wire.messages import Receipt, Verdict
+from device_sdk.wire.tensors import Codec
+
+NAMES = st.text(min_size=1, max_size=12).filter(lambda text: "\x00" not in text and _is_utf8(text))
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Home]:
+    opened = Home(tmp_path / "home", create=True)
+    yield opened
+    opened.close()
+
+
+@settings(max_examples=60, deadline=None)
+@given(pairs=st.lists(st.tuples(NAMES, NAMES), max_size=30), cut=st.integers(0, 30))
+def test_interactions_are_a_set_and_users_keep_their_place(
+    tmp_path_factory: pytest.TempPathFactory, pairs: list[tuple[str, str]], cut: int
+) -> None:
+    home = Home(tmp_path_factory.mktemp("store") / "home", create=True)
+    try:
+        store = home.interactions
+        news = store.add(pairs[:cut])
+        first = {user: store.place(user) for user, _ in pairs[:cut]}
+        news += store.add(pairs[cut:])
+        assert news == len(set(pairs))
+        assert store.add(pairs) == 0
+        users = list(dict.fromkeys(user for user, _ in pairs))
+        assert store.counts() == (len(users), len(set(pairs)))
+        assert [store.place(user) for user in users] == list(range(len(users)))
+        assert all(store.place(user) == place for user, place in first.items())
+        known = sorted({item for _, item in pairs})[::2]
+        rows = {item: 10 * n for n, item in enumerate(known)}
+        positives = store.positives(rows)
+        for place, user in enumerate(users):
+            wanted = sorted(rows[item] for who, item in set(pairs) if who == user and item in rows)
+            assert positives[place].tolist() == wanted
+            assert set(store.items_of(place)) == {item for who, item in pairs if who == user}
+    finally:
+        home.close()
+
+
+@pytest.mark.parametrize("pair", [("", "a"), ("a", ""), ("a", "b" * 257), ("ä" * 129, "b")])
+def test_texts_that_cannot_be_kept_are_refused_whole(home: Home, pair: tuple[str, str]) -> None:
+    with pytest.raises(ValueError, match=r"expected a text|more than 256 bytes"):
+        home.interactions.add([("good", "one"), pair])
+    assert home.interactions.counts() == (0, 0)
+
+
+def test_a_transaction_is_all_or_nothing(home: Home) -> None:
+    home.interactions.add([("anna", "one")])
+    row = OutboxRow(bytes(32), "t", 1, 1, b"body")
+    with pytest.raises(ZeroDivisionError), home.database.transaction():
+        home.interactions.add([("anna", "two")])
+        home.rounds.post(row)
+        raise ZeroDivisionError
+    assert home.rounds.outbox() == [] and home.interactions.counts() == (1, 1)
+    home.rounds.post(row)
+    with pytest.raises(sqlite3.IntegrityError):
+        home.rounds.post(OutboxRow(os.urandom(32), "t", 1, 1, b"another body"))
+    assert home.rounds.outbox() == [row]
+
+
+def test_a_round_ends_once_and_its_receipt_settles_it(home: Home) -> None:
+    part = Participation("t", 1, 1, 0, Outcome.TRAINED, k=4, train_seconds=0.5)
+    home.rounds.conclude(part)
+    with pytest.raises(sqlite3.IntegrityError):
+        home.rounds.conclude(Participation("t", 1, 1, 0, Outcome.FAILED))
+    row = OutboxRow(os.urandom(32), "t", 1, 1, b"body")
+    home.rounds.post(row)
+    assert home.rounds.last() == part and home.rounds.last_receipted() is None
+    assert home.rounds.settle(Receipt(os.urandom(32), Verdict.COUNTED)) is None
+    receipt = Receipt(row.digest, Verdict.REFUSED, "joined-later")
+    assert home.rounds.settle(receipt) == row
+    assert home.rounds.settle(receipt) is None
+    settled = home.rounds.last_receipted()
+    assert settled is not None
+    assert (settled.verdict, settled.reason) == (Verdict.REFUSED, "joined-later")
+
+
+def test_old_rounds_are_forgotten_but_not_those_without_a_receipt(home: Home) -> None:
+    with home.database.transaction():
+        home.rounds.conclude(Participation("t", 1, 0, 0, Outcome.TRAINED))
+        for number in range(1, 1100):
+            home.rounds.conclude(Participation("t", 1, number, 0, Outcome.NOT_SELECTED))
+    (count,) = home.database.row("SELECT count(*) FROM participation") or (None,)
+    assert count == 1001
+    assert home.rounds.participation("t", 1, 0) is not None
+
+
+@pytest.mark.parametrize("codec", [Codec.FLOAT16, Codec.FLOAT32])
+def test_models_and_learners_come_back_bit_for_bit(home: Home, codec: Codec) -> None:
+    rng = np.random.default_rng(0)
+    items = rng.standard_normal((50, 8)).astype(np.float16).astype(np.float32)
+    home.models.save_model(StoredModel("t", 1, 2, 3, bytes(32), {"items": items}), codec)
+    state = {"users": rng.standard_normal((3, 8), dtype=np.float32), "pool": np.arange(4)}
+    home.models.save_learner("t", state)
+    model, learner = home.models.model("t"), home.models.learner("t")
+    assert model is not None and learner is not None
+    np.testing.assert_array_equal(model.arrays["items"], items)
+    assert all((learner[name] == state[name]).all() for name in state)
+    assert home.models.model_mark("t") == (1, 2, 3)
+    assert home.models.model("other") is None and home.models.learner("other") is None
+    row = CapabilityRow("t", "f", 8, 10, 0, "because", 0.25)
+    home.models.save_capability(row)
+    assert home.models.capability("t") == row
+
+
+def test_catalogues_that_no_model_uses_are_dropped(home: Home) -> None:
+    kept, dropped = b"kept", b"dropped"
+    home.models.save_catalogue(kept)
+    home.models.save_catalogue(dropped)
+    home.models.drop_catalogues(hashlib.sha256(kept).digest())
+    assert home.models.catalogue(hashlib.sha256(kept).digest()) == kept
+    assert home.models.catalogue(hashlib.sha256(dropped).digest()) is None
+
+
+def test_what_was_deleted_is_not_left_in_the_file(home: Home) -> None:
+    secret = b"a-body-that-nobody-should-find" * 20
+    row = OutboxRow(os.urandom(32), "t", 1, 1, secret)
+    home.rounds.post(row)
+    home.rounds.settle(Receipt(row.digest, Verdict.COUNTED))
+    home.close()
+    for path in home.folder.iterdir():
+        assert secret[:60] not in path.read_bytes(), path
+
+
+def test_the_largest_time_never_falls(home: Home) -> None:
+    for value, expected in ((100, 100), (50, 100), (200, 200)):
+        home.membership.raise_time(value)
+        assert home.membership.largest_time() == expected
+
+
+def test_a_newer_format_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "device.sqlite"
+    Database(path).close()
+    with sqlite3.connect(path) as connection:
+        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
+    connection.close()
+    with pytest.raises(HomeBroken, match="install a newer one"):
+        Database(path)
+
+
+def test_a_reader_writes_nothing(home: Home) -> None:
+    reader = Home(home.folder, read_only=True)
+    with pytest.raises(sqlite3.OperationalError, match="readonly"):
+        reader.interactions.add([("anna", "one")])
+    home.interactions.add([("anna", "one")])
+    assert reader.interactions.counts() == (1, 1)
+    reader.close()
+
+
+def test_two_homes_of_one_process_are_kept_apart_too(home: Home) -> None:
+    with pytest.raises(HomeLocked, match=f"process {os.getpid()}"):
+        Home(home.folder)
+
+
+@given(
+    steps=st.lists(
+        st.tuples(st.floats(0, 1e6), st.one_of(st.none(), st.integers(0, 2**40))), max_size=20
+    ),
+    largest=st.integers(0, 2**40),
+)
+def test_trusted_time_never_falls(steps: list[tuple[float, int | None]], largest: int) -> None:
+    now = 0.0
+    trusted = TrustedTime(lambda: now, largest)
+    assert trusted.now() is None
+    before = float(largest)
+    for passed, reply in steps:
+        now += passed
+        if reply is not None:
+            trusted.set(reply)
+            assert (trusted.now() or 0.0) >= reply
+        told = trusted.now()
+        if told is not None:
+            assert told >= before
+            before = told
+        assert trusted.largest_unix_seconds >= largest
+
+
+@pytest.mark.parametrize(
+    "values", [{"answer_seconds": 0.0}, {"most_seconds": 1.0}, {"unanswered_sends": -1}]
+)
+def test_a_pace_that_makes_no_sense_is_refused(values: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=next(iter(values))):
+        Pace(**values)  # type: ignore[arg-type]

@@ -17,7 +17,7 @@ from export.convert import to_onnx
 from export.errors import ExportError
 from export.layout import lay_out
 from export.optimizers import Optimizer
-from export.rewrites.patch import recordable
+from export.rewrites.patch import one_at_a_time, recordable
 from export.step import LossFunction, PredictFunction, Problem, optimizer_slots, predict, train_step
 from export.trace import Spec, record
 from export.verify import Report, open_session, verify_artifact
@@ -78,7 +78,7 @@ def export_train_step(
     tensor and its error where verification fails; nothing is written then.
     """
     problem = _problem(model, loss, example_batch, optimizer, dynamic, predict, directory, name)
-    with torch.inference_mode(False):
+    with one_at_a_time(), torch.inference_mode(False):
         graphs = lower(problem)
         report = None
         if verify:

@@ -178,7 +178,11 @@ def _finish(
     for slot in problem.slots:
         if slot.kind == "buffer":
             new[slot.name] = slot.pack(buffers)
-    sums = [value.sum() for value in new.values() if value.is_floating_point()]
+    kinds = optimizer_slots(problem)
+    implied = {
+        name for spec in problem.optimizer.state() if not spec.guarded for name in kinds[spec.name]
+    }
+    sums = [v.sum() for name, v in new.items() if v.is_floating_point() and name not in implied]
     guard = sums[0]
     for total in sums[1:]:
         guard = guard + total

@@ -65,9 +65,19 @@ def _binary(op_type: str) -> Any:
                 else _times(b, alpha)
             )
         left, right = operands(g, tuple(out.shape), [a, b], out.dtype)
+        if op_type in ("Mul", "Div") and _is_one(g, right) and _full_shape(a, tuple(out.shape)):
+            return left
+        if op_type == "Mul" and _is_one(g, left) and _full_shape(b, tuple(out.shape)):
+            return right
         return g.op(op_type, left, right)
 
     return lower
+
+
+def _is_one(g: Graph, name: str) -> bool:
+    """Whether a value is the number 1: the gradient of the loss by itself, for one."""
+    array = g.array(name)
+    return array is not None and array.ndim == 0 and bool(array == 1)
 
 
 def _times(value: Scalar, factor: Number) -> Scalar:

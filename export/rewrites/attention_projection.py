@@ -6,10 +6,12 @@ padded tensors and two sums. A split's gradient is one concatenation.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch.nn.functional as functional
 from torch import Tensor
 
-_torchs_own = functional._in_projection_packed
+_torchs_own: Callable[..., list[Tensor]] = vars(functional)["_in_projection_packed"]
 
 
 def in_projection_packed(
@@ -19,4 +21,4 @@ def in_projection_packed(
     if q is k and k is v:
         parts = functional.linear(q, w, b).split(q.shape[-1], dim=-1)
         return [part.contiguous() for part in parts]
-    return list(_torchs_own(q, k, v, w, b))
+    return _torchs_own(q, k, v, w, b)

@@ -72,6 +72,11 @@ def replacements(
             key = key.repeat_interleave(groups, -3)
             value = value.repeat_interleave(groups, -3)
         factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+        # One batch axis for both products: each of theirs would be folded and unfolded apart.
+        lead = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2])
+        query, key, value = (
+            t.expand(*lead, *t.shape[-2:]).reshape(-1, *t.shape[-2:]) for t in (query, key, value)
+        )
         scores = (query * factor) @ key.transpose(-2, -1)
         if is_causal:
             rows, columns = query.shape[-2], key.shape[-2]
@@ -81,6 +86,7 @@ def replacements(
             weights = torch.softmax(scores, dim=-1)
         else:
             # As in torch, a query that may look at nothing gets zeros instead of 0 / 0.
+            scores = scores.reshape(*lead, *scores.shape[-2:])
             if attn_mask.dtype == torch.bool:
                 blind = ~attn_mask.any(-1, keepdim=True)
                 scores = scores.masked_fill(~attn_mask, float("-inf"))
@@ -88,8 +94,9 @@ def replacements(
                 blind = (attn_mask == float("-inf")).all(-1, keepdim=True)
                 scores = scores + attn_mask
             weights = torch.softmax(scores.masked_fill(blind, 0.0), dim=-1)
-            weights = weights.masked_fill(blind, 0.0)
-        return dropout(weights, dropout_p, dropout_p > 0) @ value
+            weights = weights.masked_fill(blind, 0.0).reshape(-1, *weights.shape[-2:])
+        result = dropout(weights, dropout_p, dropout_p > 0) @ value
+        return result.reshape(*lead, *result.shape[-2:])
 
     return [
         (functional, "dropout", dropout),

@@ -11,8 +11,10 @@ import torch
 import torch.nn.functional as functional
 
 from export.rewrites import (
+    attention_projection,
     batch_norm,
     batch_norm_layer,
+    binary_cross_entropy,
     checkpoint,
     cross_entropy,
     dropout,
@@ -24,6 +26,13 @@ from export.rewrites import (
 from export.rewrites.randomness import Randomness
 
 _LOCK = threading.RLock()
+
+
+@contextmanager
+def one_at_a_time() -> Iterator[None]:
+    """Holds other threads' exports back: recording patches torch, and torch's tracer is global."""
+    with _LOCK:
+        yield
 
 
 @contextmanager
@@ -42,6 +51,12 @@ def recordable(randomness: Randomness) -> Iterator[None]:
         (functional, "group_norm", group_norm.group_norm),
         (functional, "instance_norm", group_norm.instance_norm),
         (functional, "layer_norm", layer_norm.layer_norm),
+        (functional, "_in_projection_packed", attention_projection.in_projection_packed),
+        (
+            functional,
+            "binary_cross_entropy_with_logits",
+            binary_cross_entropy.binary_cross_entropy_with_logits,
+        ),
         (functional, "cross_entropy", cross_entropy.cross_entropy),
         (functional, "nll_loss", cross_entropy.nll_loss),
     ]

@@ -14,6 +14,7 @@ from torch import nn
 import export
 from device_sdk import Trainer
 from device_sdk.artifact import load_artifact
+from device_sdk.errors import NonFiniteStep
 from export.cli import main
 from export.models.mf import example_batch, export_mf
 
@@ -136,6 +137,34 @@ def test_adams_tiny_epsilon_survives(tmp_path: Path) -> None:
     assert np.isfinite(after).all()
     np.testing.assert_array_equal(after[1:], before[1:])
     np.testing.assert_allclose(np.abs(after[0] - before[0]), 0.1, rtol=1e-3)
+
+
+@pytest.mark.parametrize("optimizer", [export.Sgd(0.1, momentum=0.9), export.Adam(0.1)])
+def test_whatever_is_not_finite_is_caught(optimizer: export.Optimizer, tmp_path: Path) -> None:
+    """Also where only the optimizer's state would remember it, as with a squared gradient."""
+    torch.manual_seed(0)
+    export.train_step(
+        nn.Linear(3, 1),
+        lambda m, b: (m(b["x"]) * b["scale"]).mean(),
+        {"x": torch.randn(4, 3), "scale": torch.tensor(1.0)},
+        optimizer=optimizer,
+        dynamic={"x": {0: "batch"}},
+        directory=tmp_path / "linear",
+    )
+    trainer = Trainer(tmp_path / "linear")
+    x = np.ones((4, 3), dtype=np.float32)
+    trainer.step({"x": x, "scale": np.ones((), np.float32)})
+    before = trainer.state
+    for scale in (np.nan, np.inf, -np.inf, 3e38, 1e25):
+        batch = {"x": x * np.float32(3), "scale": np.asarray(scale, dtype=np.float32)}
+        if isinstance(optimizer, export.Sgd) and scale == 1e25:
+            continue  # large, but every number of the new state is finite
+        with pytest.raises(NonFiniteStep):
+            trainer.step(batch)
+        for name, value in trainer.state.items():
+            np.testing.assert_array_equal(value, before[name], err_msg=f"{name} at {scale}")
+    trainer.step({"x": x, "scale": np.ones((), np.float32)})
+    assert all(np.isfinite(value).all() for value in trainer.state.values())
 
 
 def test_parity_with_torchs_own_optimizers_over_a_run(tmp_path: Path) -> None:

@@ -238,7 +238,6 @@ class Participant:
             if error.reason == "unknown-epoch":
                 self.sessions.reopen()
             raise
-        self.sessions.went_well()
         if accepted is None:
             return
         manifest = accepted.manifest
@@ -246,6 +245,8 @@ class Participant:
             if self._round.manifest == manifest:
                 return  # shown again, as after a reconnection
             self._conclude(self._round.manifest, Outcome.TOO_LATE, "the next round opened")
+        # Only for news: a broker that repeats a manifest must not shorten the waits.
+        self.sessions.went_well()
         if not accepted.selected and not self._is_wanted_to_read(manifest):
             self._conclude(manifest, Outcome.NOT_SELECTED)
         elif self._is_past(manifest.deadline_unix_seconds):

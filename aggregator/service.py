@@ -20,6 +20,7 @@ from aggregator.snapshot import Snapshot
 from aggregator.store import Store
 from aggregator.task import Task
 from aggregator.uplink import Answer, Arrived, Refusal, Uplink
+from device_sdk.wire.errors import WireError
 from device_sdk.wire.link import Link
 from device_sdk.wire.link_events import (
     Connected,
@@ -179,9 +180,12 @@ class Service:
             case Refusal():
                 parts.refusals.note(result.error, result.device_id)
             case Arrived():
-                settled = parts.ingest.offer(result.device_id, result.payload)
-                if settled is not None:
-                    self._settle([settled])
+                try:
+                    settled = parts.ingest.offer(result.device_id, result.payload)
+                except WireError as error:
+                    parts.refusals.note(error, result.device_id)
+                else:
+                    self._settle([] if settled is None else [settled])
 
     def _settle(self, settled: Sequence[Settled]) -> None:
         for each in settled:

@@ -35,8 +35,8 @@ from device_sdk.wire.messages import Receipt, UpdateIdentity, Verdict, update_di
 from device_sdk.wire.scatter_body import encode_scatter_update
 from tests.aggregator.homes import ITEMS, WIDTH, make_home
 
-DEVICES = [bytes([index]) * 16 for index in range(4)]
-QUORUM = 2
+DEVICES = [bytes([index]) * 16 for index in range(8)]
+QUORUM = 3
 DEADLINE_SECONDS = 100.0
 ROUND = f"""quorum = {QUORUM}
 deadline_seconds = {DEADLINE_SECONDS}
@@ -107,7 +107,7 @@ class Oracle:
 
 
 class RoundMachine(RuleBasedStateMachine):
-    """Four devices, a clock that rules move, and a process that dies."""
+    """Eight devices, a clock that rules move, and a process that dies."""
 
     template: Path
     started: int
@@ -199,6 +199,15 @@ class RoundMachine(RuleBasedStateMachine):
         else:
             assert settled is None
             self.pending.append((number, device, body))
+
+    @rule(
+        devices=st.lists(st.sampled_from(DEVICES), min_size=1, max_size=3, unique=True),
+        body=st.sampled_from(BODIES),
+    )
+    def several_arrive(self, devices: list[bytes], body: bytes) -> None:
+        for device in devices:
+            self.send(device, body, 0)
+        self.commit()
 
     @staticmethod
     def expect(
@@ -308,5 +317,5 @@ def test_rounds_agree_with_the_oracle(tmp_path: Path) -> None:
     store.database.close()
     RoundMachine.template = home.folder
     run_state_machine_as_test(
-        RoundMachine, settings=settings(max_examples=25, stateful_step_count=25)
+        RoundMachine, settings=settings(max_examples=30, stateful_step_count=25)
     )

@@ -181,3 +181,4 @@ class Agent:
             self.participant.ended(job, Outcome.FAILED, f"{type(error).__name__}: {error}")
         else:
             self.participant.trained(job, result)
+            self.problem = ""  # network, disk and training all did their part

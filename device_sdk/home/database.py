@@ -112,14 +112,15 @@ class Database:
             self._depth += 1
             try:
                 yield self._connection
+                if self._depth == 1:
+                    self._connection.execute("COMMIT")
             except BaseException:
-                self._depth -= 1
-                if self._depth == 0:
+                # After a full disk SQLite has rolled back by itself.
+                if self._depth == 1 and self._connection.in_transaction:
                     self._connection.execute("ROLLBACK")
                 raise
-            self._depth -= 1
-            if self._depth == 0:
-                self._connection.execute("COMMIT")
+            finally:
+                self._depth -= 1
 
     @contextmanager
     def reading(self) -> Iterator[None]:

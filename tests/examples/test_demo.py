@@ -1,57 +1,150 @@
-"""The demo, on synthetic data and without a network."""
+"""The whole demo: real broker, aggregator and device processes, in small."""
 
 from __future__ import annotations
 
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
+from rich.console import Console
 
-from device_sdk.interactions import Interactions
 from examples import demo
-from examples.datasets.movielens import DatasetError, Split
-from examples.ranking import hit_rate, popularity_hit_rate
+from examples.datasets.movielens import DatasetError, draw_synthetic
+from examples.fleet.broker import mosquitto_path, running_broker
+from examples.fleet.errors import FleetError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def small_ml_100k(root: Path) -> Path:
+    """Drawn at random, in MovieLens' format, so that nothing is downloaded."""
+    drawn = draw_synthetic(np.random.default_rng(3), users=40, items=160, per_user=12)
+    folder = root / "ml-100k"
+    folder.mkdir(parents=True)
+    times = drawn.timestamp
+    assert times is not None
+    rows = zip(drawn.user.tolist(), drawn.item.tolist(), times.tolist(), strict=True)
+    data = "".join(f"{user + 1}\t{item + 1}\t5\t{when}\n" for user, item, when in rows)
+    (folder / "u.data").write_text(data)
+    (folder / "u.item").write_text("".join(f"{n}|Film {n}|\n" for n in range(1, 161)))
+    return root
 
 
 @pytest.mark.slow
-def test_the_demo_tells_its_story(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("broker", ["auto", "amqtt"])
+def test_a_small_fleet_learns_and_is_reported(
+    broker: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def offline(folder: Path, **_: object) -> None:
+    def offline(folder: Path, console: Console) -> None:
         raise DatasetError("no network in this test")
 
-    monkeypatch.setattr(demo, "download_ml_100k", offline)
-    command = ["--data", str(tmp_path / "none"), "--out", str(tmp_path / "out")]
-    assert demo.main([*command, "--epochs", "3", "--deadline", "100", "--users", "1"]) == 0
+    monkeypatch.setattr(demo, "download_with_bar", offline)
+    out = tmp_path / "out"
+    command = ["--data", str(tmp_path / "none"), "--output", str(out), "--broker", broker]
+    assert demo.main([*command, "--devices", "8", "--processes", "2", "--rounds", "4"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert "SYNTHETIC DATA" in printed
     assert "no network in this test" in printed
-    assert "Training with k = 64" in printed
-    assert "8 times slower, emulated" in printed
-    assert "recommended" in printed
+    assert "4 of 4 rounds, 32 updates counted" in printed
+    assert "refused by the aggregator: 0" in printed
+    assert printed.count("recommended") == 3
     assert "Synthetic item" in printed
-    assert (tmp_path / "out" / "trained.checkpoint").is_file()
-    assert (tmp_path / "out" / "artifact" / "manifest.json").is_file()
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    if broker == "amqtt":
+        assert "amqtt, in the demo's own process" in printed
+    report = (out / "report.html").read_text(encoding="utf-8")
+    assert "SYNTHETIC DATA" in report
+    homes = sorted(path.name for path in (out / "fleet" / "homes").iterdir())
+    assert homes == [f"device-{n:02}" for n in range(1, 9)]
+    # Held-out items were never recorded: each user has all but the latest.
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
+    assert psutil.Process().children(recursive=True) == []
+    assert demo.main([*command]) == 1
+    assert "holds an earlier run" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+def test_ctrl_c_stops_every_child_and_shows_what_is_known(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "examples.demo", "--output", str(out)]
+    command += ["--data", str(small_ml_100k(tmp_path / "data"))]
+    command += ["--devices", "4", "--processes", "1", "--rounds", "100000"]
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", "COLUMNS": "200"}
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        until = time.monotonic() + 90
+        journal = out / "fleet" / "devices-1.jsonl"
+        while not journal.exists() or '"round":3' not in journal.read_text(encoding="utf-8"):
+            assert time.monotonic() < until
+            assert process.poll() is None
+            time.sleep(0.1)
+        children = psutil.Process(process.pid).children(recursive=True)
+        assert len(children) >= 2
+        process.send_signal(signal.SIGINT)
+        printed = " ".join(process.communicate(timeout=30)[0].split())
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert "every child process has ended" in printed
+    assert "HR@10" in printed
+    assert "recommended" in printed
+    assert "SYNTHETIC" not in printed
+    assert not any(child.is_running() for child in children)
+    report = (out / "report.html").read_text(encoding="utf-8")
+    assert "The run ended early: it was interrupted." in report
+
+
+def test_too_few_devices_for_the_processes_are_refused(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        demo.main(["--devices", "8"])
+    assert stopped.value.code == 2
+    assert "take at least 16" in capsys.readouterr().err
 
 
 def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         demo.main(["--help"])
     assert stopped.value.code == 0
-    assert "MovieLens" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "MovieLens" in printed
+    assert "--local" in printed
 
 
-def test_hit_rates_on_paper() -> None:
-    # Two users, four items. User 0 saw item 0, user 1 items 0 and 1; both are tested on item 2.
-    names = ("a", "b", "c", "d")
-    train = Interactions(np.array([0, 1, 1]), np.array([0, 0, 1]), ("u", "v"), names)
-    split = Split(train, np.array([2, 2]))
-    users = np.eye(2, dtype=np.float32)
-    items = np.array([[9, 9], [3, 9], [2, 5], [1, 1]], np.float32)
-    # User 0: unseen in order 1, 2, 3. User 1: 2, 3. Seen items do not count.
-    assert hit_rate(split, users, items, 1) == 0.5
-    assert hit_rate(split, users, items, 2) == 1.0
-    # By popularity items 2 and 3 tie for both users: a tie is no hit.
-    assert popularity_hit_rate(split, 1) == 0.0
-    assert popularity_hit_rate(split, 3) == 1.0
+def answers(url: str) -> bool:
+    host, port = url.removeprefix("mqtt://").split(":")
+    try:
+        socket.create_connection((host, int(port)), 1.0).close()
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("executable", [mosquitto_path(), None], ids=["mosquitto", "amqtt"])
+def test_a_broker_comes_and_goes(tmp_path: Path, executable: str | None) -> None:
+    with running_broker(tmp_path, executable) as broker:
+        assert broker.alive()
+        assert answers(broker.url)
+    assert not broker.alive()
+    assert not answers(broker.url)
+
+
+def test_a_broker_that_does_not_start_says_why(tmp_path: Path) -> None:
+    broken = tmp_path / "mosquitto"
+    broken.write_text("#!/bin/sh\necho no such luck >&2\nexit 1\n")
+    broken.chmod(0o700)
+    with pytest.raises(FleetError, match="no such luck"), running_broker(tmp_path, str(broken)):
+        pass

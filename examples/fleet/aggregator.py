@@ -1,0 +1,159 @@
+"""The demo's aggregator: `tessera-aggregator` as an operator would run it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from aggregator.home import Home
+from aggregator.store import Store
+from aggregator.store.rounds import RoundRow
+from device_sdk.wire.catalogue import Catalogue
+from device_sdk.wire.scatter_settings import ScatterTraining
+from examples.fleet.child import REPOSITORY, Child
+from examples.fleet.errors import FleetError
+
+__all__ = ["TRAINING", "FleetSettings", "RunningAggregator", "make_aggregator", "serving"]
+
+# Chosen on a validation item, for 48 devices of about 20 users: docs/methods/scatter.md.
+TRAINING = ScatterTraining(user_learning_rate=1.0, user_l2=0.01, item_l2=0.001, user_spread=0.01)
+_SERVER_RATE = 0.05
+_DECAY = 0.98
+_SPREAD = 0.01
+_COMMAND_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class FleetSettings:
+    """``train_seconds``: what a round's training may take on a device; ``columns``: K."""
+
+    devices: int
+    rounds: int
+    columns: int
+    train_seconds: float
+    deadline_seconds: float = 120.0
+    pause_seconds: float = 0.2
+
+
+@dataclass(frozen=True)
+class RunningAggregator:
+    """The process, and a look into its database (rounds and counters, as `status` prints them)."""
+
+    child: Child
+    store: Store
+
+    def rounds(self, most: int = 1000) -> list[RoundRow]:
+        """The newest rounds, newest first, without the last one that only publishes."""
+        return [row for row in self.store.rounds.latest(most) if row.threshold > 0]
+
+    def arrived(self, row: RoundRow) -> int:
+        """Updates committed so far in an open round, counted in a closed one."""
+        if row.participants is not None:
+            return row.participants
+        return sum(1 for _ in self.store.log.judged(row.generation, row.round))
+
+    def refusals(self) -> dict[str, int]:
+        """What was refused, by reason; written when the process stops and now and then."""
+        return dict(self.store.refusals.all())
+
+
+def make_aggregator(
+    home: Path, broker_url: str, catalogue: Catalogue, settings: FleetSettings
+) -> list[str]:
+    """`init`, the task file, and `invite`: one enrolment code for each device.
+
+    Raises FleetError with what a command said.
+    """
+    _command("init", "--home", str(home))
+    lines = [
+        # One line each, whatever a title holds.
+        f"{item}\t{' '.join(title.split())}"
+        for item, title in zip(catalogue.items, catalogue.titles, strict=True)
+    ]
+    (home / "items.tsv").write_text("\n".join([*lines, ""]), encoding="utf-8")
+    (home / "task.toml").write_text(_task_file(broker_url, settings), encoding="utf-8")
+    printed = _command(
+        "invite", "--home", str(home), "--count", str(settings.devices), "--expires", "1h"
+    )
+    return printed.split()
+
+
+@contextmanager
+def serving(home: Path, folder: Path) -> Iterator[RunningAggregator]:
+    """`tessera-aggregator serve` until the block ends; its log goes to ``folder``."""
+    child = Child.start(
+        "aggregator", [*_program(), "serve", "--home", str(home), "--plain"], folder
+    )
+    store = Home(home).open_store()
+    try:
+        yield RunningAggregator(child, store)
+    finally:
+        child.stop()
+        store.database.close()
+
+
+def _task_file(broker_url: str, settings: FleetSettings) -> str:
+    return f"""\
+# Written by the demo. docs/aggregator.md explains every key.
+[task]
+artifact = "shipped:mf"
+catalogue = "items.tsv"
+broadcast_codec = "float16"
+update_codec = "int8"
+
+[broker]
+url = "{broker_url}"
+
+[round]
+quorum = {max(1, settings.devices // 2)}
+wait_for_devices = {settings.devices}
+deadline_seconds = {settings.deadline_seconds}
+adaptive_deadline = true
+pause_seconds = {settings.pause_seconds}
+most_rounds = {settings.rounds}
+train_seconds = {settings.train_seconds:.6f}
+
+[scatter]
+columns = {settings.columns}
+aggregator = "coverage"
+spread = {_SPREAD}
+
+[scatter.optimizer]
+name = "adam"
+learning_rate = {_SERVER_RATE}
+decay = {_DECAY}
+
+[scatter.training]
+scores = "{TRAINING.scores}"
+user_learning_rate = {TRAINING.user_learning_rate}
+user_l2 = {TRAINING.user_l2}
+item_l2 = {TRAINING.item_l2}
+user_spread = {TRAINING.user_spread}
+"""
+
+
+def _program() -> Sequence[str]:
+    """The installed command, else (as in a bare checkout) the module behind it."""
+    installed = Path(sys.executable).with_name("tessera-aggregator")
+    return [str(installed)] if installed.exists() else [sys.executable, "-m", "aggregator.cli"]
+
+
+def _command(*arguments: str) -> str:
+    done = subprocess.run(
+        [*_program(), *arguments],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=_COMMAND_SECONDS,
+        check=False,
+        # An interrupt is the driver's to handle, here too.
+        start_new_session=sys.platform != "win32",
+    )
+    if done.returncode != 0:
+        said = (done.stderr or done.stdout).strip()
+        raise FleetError(f"tessera-aggregator {arguments[0]} failed: {said}")
+    return done.stdout

@@ -1,0 +1,62 @@
+"""How long one round's training takes on this machine, by k, before anything is throttled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device_sdk import Trainer
+from device_sdk.capability.clock import Clock
+from device_sdk.factorisation import packaged_artifact
+from device_sdk.learners.factor_step import TrainerStep
+from device_sdk.learners.scatter import ScatterLearner
+from device_sdk.wire.exchange import Broadcast
+from device_sdk.wire.scatter_settings import ScatterTraining
+
+__all__ = ["round_p90_seconds"]
+
+Rows = NDArray[np.int64]
+_WARM_UPS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class _Positives:
+    rows: Sequence[Rows]
+
+    def positives(self) -> Sequence[Rows]:
+        return self.rows
+
+
+def round_p90_seconds(
+    positives: Sequence[Rows],
+    items: int,
+    width: int,
+    training: ScatterTraining,
+    clock: Clock,
+    rng: np.random.Generator,
+    *,
+    ks: Sequence[int] = (1, 8, 16, 24, 32, 48, 64),
+    runs: int = 20,
+) -> dict[int, float]:
+    """By k the 90th percentile of ``runs`` rounds of a device that holds ``positives``.
+
+    The rounds of the different k alternate, so that a machine that gets slower in the meantime
+    slows all of them.
+    """
+    step = TrainerStep(Trainer(packaged_artifact(), threads=1, providers="cpu"))
+    matrix = rng.normal(0.0, 0.01, (items, width)).astype(np.float32)
+    broadcast = Broadcast(1, 0, {"items": matrix}, training.as_scalars())
+    learners = {
+        k: ScatterLearner(_Positives(positives), step, k, rng) for k in ks if 1 <= k <= width
+    }
+    times: dict[int, list[float]] = {k: [] for k in learners}
+    for run in range(_WARM_UPS + runs):
+        for k, learner in learners.items():
+            start = clock.now()
+            learner.train(broadcast)
+            if run >= _WARM_UPS:
+                times[k].append(clock.now() - start)
+    return {k: float(np.quantile(taken, 0.9)) for k, taken in times.items()}

@@ -1,0 +1,280 @@
+"""The report: one HTML file without any reference to the outside."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+
+import numpy as np
+
+from device_sdk.runtime.atomic_file import write_atomically
+from examples.fleet.charts import Bar, Line, Strip, bar_chart, line_chart, strip_chart
+from examples.fleet.journal import UserShown
+from examples.fleet.plan import CLASSES, HEADROOM
+from examples.fleet.progress import k_range, milliseconds, span
+from examples.fleet.results import FleetResults
+
+__all__ = ["report_html", "write_report"]
+
+_STYLE = Path(__file__).with_name("report.css")
+FLEET = "fleet"
+
+
+def write_report(path: Path, results: FleetResults) -> None:
+    """Write the report, whole or not at all."""
+    write_atomically(path, report_html(results).encode())
+
+
+def report_html(results: FleetResults) -> str:
+    """The whole page."""
+    run = results.run
+    title = f"Tessera: {run.devices} devices learn together"
+    body = [
+        f"<h1>{title}</h1>",
+        f'<p class="soft">{escape(_about(results))}</p>',
+        *_warnings(results),
+        _tiles(results),
+        _quality(results),
+        _bytes(results),
+        _capability(results),
+        _users(results),
+        _method(results),
+    ]
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{title}</title><style>{_STYLE.read_text(encoding='utf-8')}</style></head>"
+        f"<body><main>{''.join(body)}</main></body></html>\n"
+    )
+
+
+def _about(results: FleetResults) -> str:
+    run = results.run
+    return (
+        f"{run.data_name}: {run.users:,} users, {run.items:,} items, {run.interactions:,} training "
+        f"interactions, on {run.devices} devices in {run.processes} processes. Broker: "
+        f"{run.broker}. {results.closed_rounds} of {run.rounds} rounds in {span(results.seconds)}."
+    )
+
+
+def _warnings(results: FleetResults) -> list[str]:
+    found = []
+    if results.run.synthetic:
+        found.append(
+            "SYNTHETIC DATA, drawn at random. The parts work together; nothing here says anything "
+            f"about recommending films. {results.run.data_origin}"
+        )
+    if results.stopped_early:
+        found.append(f"The run ended early: {results.stopped_early} What was known is below.")
+    return [f'<section class="warn">{escape(text)}</section>' for text in found]
+
+
+def _tiles(results: FleetResults) -> str:
+    last = results.last_round()
+    quality = None if last is None else results.quality.at(last)
+    mean_bytes = results.bytes_per_update()
+    tiles = [
+        ("-" if quality is None else f"{quality.hit_ratio:.3f}", f"HR@10 after round {last}"),
+        ("-" if quality is None else f"{quality.ndcg:.3f}", "NDCG@10"),
+        (
+            "-" if mean_bytes is None else f"{mean_bytes / 1024:.1f} KiB",
+            "mean sealed update"
+            + (
+                "" if mean_bytes is None else f", 1/{results.dense_bytes / mean_bytes:.1f} of dense"
+            ),
+        ),
+        (f"{results.updates_counted:,}", "updates counted, each once"),
+        (span(results.seconds), f"in all; {_mean(results.round_seconds):.2f} s a round"),
+    ]
+    inner = "".join(
+        f'<div class="tile"><b>{escape(value)}</b><span>{escape(name)}</span></div>'
+        for value, name in tiles
+    )
+    return f'<div class="tiles">{inner}</div>'
+
+
+def _quality(results: FleetResults) -> str:
+    rounds = results.curve_rounds()
+    last = results.last_round()
+    if last is None:
+        return _section("Quality by round", "<p>No round was evaluated.</p>")
+    names: list[tuple[str, str | None]] = [("whole fleet", None)]
+    names += [(each.name, each.name) for each in CLASSES]
+    hits, gains, rows = [], [], []
+    for name, capacity in names:
+        style = capacity or FLEET
+        seen = [
+            (r, found) for r in rounds if (found := results.quality.at(r, capacity)) is not None
+        ]
+        hits.append(Line(name, style, [(r, found.hit_ratio) for r, found in seen]))
+        gains.append(Line(name, style, [(r, found.ndcg) for r, found in seen]))
+        found = results.quality.at(last, capacity)
+        if found is not None:
+            rows.append(
+                [name, f"{found.users}", f"{found.hit_ratio:.3f}", f"{found.ndcg:.3f}",
+                 f"{found.full_hit_ratio:.3f}"]
+            )  # fmt: skip
+    # Standard error of a share, in points: the user sampling alone.
+    error = 100.0 * float(np.sqrt(0.25 / results.run.users))
+    charts = (
+        "<div><h3>HR@10</h3>"
+        + line_chart(
+            "HR@10 by round",
+            hits,
+            x_label="round",
+            levels=[("most popular items", results.run.popular_hit_ratio)],
+        )
+        + "</div><div><h3>NDCG@10</h3>"
+        + line_chart("NDCG@10 by round", gains, x_label="round")
+        + "</div>"
+    )
+    table = _table(
+        ["after round " + str(last), "users", "HR@10", "NDCG@10", "HR@10, all items"], rows
+    )
+    return _section(
+        "Quality by round, and by capacity class",
+        f'<div class="pair">{charts}</div>{table}'
+        '<p class="soft">Is a user\'s held-out latest item among the first ten of itself and 99 '
+        f"others ({escape(results.run.negatives)})? Devices evaluate their own users; held-out "
+        "items are in no training data. The last round is reported, not the best one. With "
+        f"{results.run.users:,} users HR@10 is known to {error:.1f} points or so, a class's to "
+        "twice that: small differences between classes say little.</p>",
+    )
+
+
+def _bytes(results: FleetResults) -> str:
+    bars = [Bar("dense float32", "dense", results.dense_bytes, _kib(results.dense_bytes))]
+    for name, capacity in [("whole fleet", None), *((each.name, each.name) for each in CLASSES)]:
+        mean = results.bytes_per_update(capacity)
+        if mean is not None:
+            text = f"{_kib(mean)}, 1/{results.dense_bytes / mean:.1f} of dense"
+            bars.append(Bar(name, capacity or FLEET, mean, text))
+    return _section(
+        "Bytes per update",
+        bar_chart("Mean bytes per update", bars)
+        + '<p class="soft">As sent: int8 values of the touched rows and trained columns, item ids, '
+        "padding, encryption, and anything sent twice. Dense float32 is the whole item matrix "
+        f"({results.run.items:,} x {results.run.columns}). A device here serves about "
+        f"{results.run.users // max(1, results.run.devices)} users, who touch nearly every item "
+        "between them; a device of one user sends a fraction of this.</p>",
+    )
+
+
+def _capability(results: FleetResults) -> str:
+    run = results.run
+    limit = run.throttles.train_seconds * (1.0 - HEADROOM)
+    strips = [Strip(each.name, each.name, results.ks(each.name)) for each in CLASSES]
+    times = [
+        Line(
+            f"{each.name}, {run.throttles.slowdown[each.name]:.2f} x slower",
+            each.name,
+            [
+                (k, 1e3 * run.throttles.slowdown[each.name] * seconds)
+                for k, seconds in sorted(run.round_p90_seconds.items())
+            ],
+        )
+        for each in CLASSES
+    ]
+    rows = [
+        [
+            each.name,
+            f"{run.throttles.slowdown[each.name]:.2f} x",
+            str(len(results.ks(each.name))),
+            k_range(results.ks(each.name)),
+            milliseconds(results.p90_seconds(each.name)),
+            milliseconds(results.train_seconds(each.name)),
+        ]
+        for each in CLASSES
+    ]
+    reasons = "".join(
+        f"<li>{escape(f'{found.capacity} ({found.device})')}: {escape(found.reason)}</li>"
+        for each in CLASSES
+        if (found := next((m for m in results.measured.values() if m.capacity == each.name), None))
+    )
+    return _section(
+        "What each device chose to afford",
+        '<div class="pair"><div><h3>k of every device</h3>'
+        + strip_chart("k by class", strips, x_label=f"columns k of {run.columns}", most=run.columns)
+        + "</div><div><h3>Time of a round's training</h3>"
+        + line_chart(
+            "p90 of a round's training by k",
+            times,
+            x_label="columns k",
+            y_digits=1,
+            y_unit=" ms",
+            levels=[(f"limit {limit * 1e3:.1f} ms", limit * 1e3)],
+        )
+        + "</div></div>"
+        + _table(
+            ["class", "slowed down", "timed", "k chosen", "p90 when timed", "mean in rounds"], rows
+        )
+        + (f"<h3>In a device's own words</h3><ul>{reasons}</ul>" if reasons else "")
+        + '<p class="soft">The slowness is emulated: after each piece of work a device sleeps in '
+        "proportion. The factors were set on this machine, from the times in the picture, so that "
+        f"the classes afford about {', '.join(str(each.about_k) for each in CLASSES)} columns. "
+        "Each device then timed its own training, one at a time, by its own thread's processor "
+        f"time, and took the largest k within {limit * 1e3:.1f} ms. Much of a round's time does "
+        "not depend on k, so a little noise moves k a good deal.</p>",
+    )
+
+
+def _users(results: FleetResults) -> str:
+    if not results.shown:
+        return ""
+    cards = "".join(_user(shown) for shown in results.shown.values())
+    return _section(
+        "Recommended",
+        f'<div class="pair">{cards}</div><p class="soft">Made on the device that holds the user, '
+        "from its own vectors and the last item matrix it got. Seen films are left out.</p>",
+    )
+
+
+def _user(shown: UserShown) -> str:
+    best = "".join(
+        f'<li class="hit">{escape(title)} (watched next)</li>'
+        if title == shown.watched_next
+        else f"<li>{escape(title)}</li>"
+        for title in shown.recommended
+    )
+    watched = escape("; ".join(shown.watched))
+    return (
+        f"<div><h3>{escape(shown.user)}, on {escape(shown.device)} (k = {shown.k})</h3>"
+        f'<p class="soft">lately watched: {watched}</p><ol>{best}</ol></div>'
+    )
+
+
+def _method(results: FleetResults) -> str:
+    refused = ", ".join(f"{why} {n}" for why, n in results.refused_by_aggregator.items()) or "none"
+    troubles = "".join(
+        f"<li>{escape(each.device)}: {escape(each.text)}</li>" for each in results.troubles[:10]
+    )
+    return _section(
+        "How this came about",
+        "<p>Every device has a folder, a key and an enrolment of its own, and connects to the "
+        "broker by itself. The broker sees sealed messages only. Interactions, user vectors and "
+        "the figures above never passed through it: devices wrote the figures to files that the "
+        "demo read.</p>"
+        f"<p>Refused by the aggregator: {escape(refused)}.</p>"
+        + (f"<p>Troubles that devices told:</p><ul>{troubles}</ul>" if troubles else ""),
+    )
+
+
+def _section(title: str, inner: str) -> str:
+    return f"<section><h2>{escape(title)}</h2>{inner}</section>"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    header = "".join(f"<th>{escape(cell)}</th>" for cell in head)
+    lines = "".join(
+        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
+    )
+    return f'<div class="wide"><table><tr>{header}</tr>{lines}</table></div>'
+
+
+def _kib(count: float) -> str:
+    return f"{count / 1024:.1f} KiB"
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values)) if len(values) else 0.0

@@ -1,0 +1,118 @@
+"""What the demo prints at its end, or when it was stopped: as much as is known."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.panel import Panel
+from rich.table import Table
+
+from examples.fleet.plan import CLASSES
+from examples.fleet.progress import k_range, milliseconds, span
+from examples.fleet.results import FleetResults
+
+__all__ = ["print_summary", "print_synthetic_warning"]
+
+_SHOWN_ROUNDS = 10
+
+
+def print_synthetic_warning(console: Console, origin: str) -> None:
+    """Loud: nobody should take these figures for something about films."""
+    console.print(
+        Panel(
+            f"{origin}\n\nEverything below is learnt from SYNTHETIC DATA, drawn at random. It "
+            "shows that the parts work together, and says nothing about recommending films.",
+            title="SYNTHETIC DATA",
+            style="bold yellow",
+        )
+    )
+
+
+def print_summary(console: Console, results: FleetResults) -> None:
+    """Quality by round and class, bytes, k and step times, three users' recommendations."""
+    _print_rounds(console, results)
+    _print_classes(console, results)
+    _print_users(console, results)
+    run = results.run
+    console.print(
+        f"{results.closed_rounds} of {run.rounds} rounds, {results.updates_counted:,} updates "
+        f"counted, in {span(results.seconds)}; refused by the aggregator: "
+        f"{sum(results.refused_by_aggregator.values())}.",
+        highlight=False,
+    )
+    for trouble in results.troubles[:5]:
+        console.print(f"{trouble.device}: {trouble.text}", style="yellow", markup=False)
+    if run.synthetic:
+        console.print("All of this is about SYNTHETIC DATA.", style="bold yellow")
+
+
+def _print_rounds(console: Console, results: FleetResults) -> None:
+    rounds = results.curve_rounds()
+    if not rounds:
+        console.print("No round was evaluated by (nearly) all devices.")
+        return
+    step = max(1, len(rounds) // _SHOWN_ROUNDS)
+    table = Table(
+        "round", "HR@10", "NDCG@10", *(f"HR@10 {each.name}" for each in CLASSES),
+        title="Quality on the devices' own users, held-out item among 99 others",
+        title_justify="left",
+    )  # fmt: skip
+    for round_id in sorted({*rounds[::step], rounds[-1]}):
+        whole = results.quality.at(round_id)
+        classes = [results.quality.at(round_id, each.name) for each in CLASSES]
+        if whole is not None:
+            table.add_row(
+                str(round_id),
+                f"{whole.hit_ratio:.3f}",
+                f"{whole.ndcg:.3f}",
+                *("-" if each is None else f"{each.hit_ratio:.3f}" for each in classes),
+            )
+    console.print(table)
+    console.print(
+        f"A list of the most popular items reaches HR@10 {results.run.popular_hit_ratio:.3f}.\n",
+        highlight=False,
+    )
+
+
+def _print_classes(console: Console, results: FleetResults) -> None:
+    run = results.run
+    table = Table(
+        "class", "slowed down", "k chosen", "p90 when timed", "mean in rounds",
+        "bytes an update", "dense float32", "NDCG@10",
+        title=f"Capacity classes, given {milliseconds(run.throttles.train_seconds)} for a round",
+        title_justify="left",
+    )  # fmt: skip
+    last = results.last_round()
+    for each in CLASSES:
+        mean = results.bytes_per_update(each.name)
+        quality = None if last is None else results.quality.at(last, each.name)
+        table.add_row(
+            each.name,
+            f"{run.throttles.slowdown[each.name]:.2f} x",
+            k_range(results.ks(each.name)),
+            milliseconds(results.p90_seconds(each.name)),
+            milliseconds(results.train_seconds(each.name)),
+            "-" if mean is None else f"{mean:,.0f}",
+            "-"
+            if mean is None
+            else f"{results.dense_bytes:,} ({results.dense_bytes / mean:.1f} x)",
+            "-" if quality is None else f"{quality.ndcg:.3f}",
+        )
+    console.print(table)
+    console.print("Slowness is emulated by sleeping; the factors were set on this machine.\n")
+
+
+def _print_users(console: Console, results: FleetResults) -> None:
+    for shown in results.shown.values():
+        table = Table(
+            "lately watched",
+            "recommended",
+            title=f"{shown.user}, on {shown.device} (k = {shown.k})",
+            title_justify="left",
+        )
+        for place in range(max(len(shown.watched), len(shown.recommended))):
+            title = shown.recommended[place] if place < len(shown.recommended) else ""
+            hit = "  <- watched next" if title and title == shown.watched_next else ""
+            table.add_row(
+                shown.watched[place] if place < len(shown.watched) else "", f"{title}{hit}"
+            )
+        console.print(table)

@@ -1,0 +1,56 @@
+"""Who holds whose data, and how slow each class pretends to be."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from examples.fleet.plan import CLASSES, HEADROOM, deal_users, plan_devices, throttles
+
+
+@given(st.lists(st.integers(1, 500), min_size=4, max_size=80), st.integers(1, 4))
+def test_every_user_is_on_one_device_and_loads_are_even(counts: list[int], devices: int) -> None:
+    dealt = deal_users(counts, devices)
+    assert sorted(user for users in dealt for user in users) == list(range(len(counts)))
+    loads = [sum(counts[user] for user in users) for users in dealt]
+    # Whoever is heaviest was lightest before its last user came.
+    assert max(loads) - min(loads) <= max(counts)
+
+
+def test_more_devices_than_users_are_refused() -> None:
+    with pytest.raises(ValueError, match="3 devices for 2 users"):
+        deal_users([5, 5], 3)
+
+
+def test_every_process_holds_every_class() -> None:
+    plan = plan_devices([10] * 943, 48, 4)
+    assert len({device.name for device in plan}) == 48
+    assert sum(len(device.users) for device in plan) == 943
+    for process in range(4):
+        held = [device.capacity for device in plan if device.process == process]
+        assert {held.count(each.name) for each in CLASSES} == {3}
+
+
+def test_a_class_affords_its_columns_and_not_the_next_classs() -> None:
+    def cost(k: float) -> float:
+        return 2e-3 + 3e-5 * k
+
+    found = throttles({k: cost(k) for k in (1, 8, 16, 24, 32, 48, 64)}, 64)
+    limit = found.train_seconds * (1 - HEADROOM)
+    assert found.slowdown["desktop"] == 1.0
+    for each, stronger in pairwise(CLASSES):
+        slowdown = found.slowdown[each.name]
+        assert slowdown * cost(each.about_k) < limit < slowdown * cost(stronger.about_k)
+        assert slowdown > found.slowdown[stronger.name]
+
+
+def test_a_machine_too_noisy_to_tell_keeps_the_classes_in_order() -> None:
+    rng = np.random.default_rng(0)
+    found = throttles({k: 3e-3 + 1e-3 * rng.random() - 1e-5 * k for k in (1, 8, 32, 64)}, 64)
+    factors = [found.slowdown[each.name] for each in CLASSES]
+    assert all(factor >= 1.0 for factor in factors)
+    assert factors == sorted(factors, reverse=True)

@@ -53,12 +53,12 @@ def run(arguments: argparse.Namespace) -> int:
     stopping = _stop_on_signals()
     with ExitStack() as stack:
         stack.enter_context(serve_lock(home))
+        stack.enter_context(view)
         world = World(time.monotonic, time.time, np.random.default_rng(), os.urandom)
         parts = assemble(home, home.open_store(), task, world)
         service = Service(parts, view.round_event)
         if task.metrics_port:
             stack.enter_context(serve_metrics(task.metrics_port, service.last_snapshot))
-        stack.enter_context(view)
         parts.link.start()
         try:
             service.run(stopping.is_set, lambda: view.show(service))

@@ -125,6 +125,13 @@ class ServeProcess:
                 stderr=log,
             )
 
+    def await_connections(self, count: int) -> None:
+        """Wait until the processes started so far have connected ``count`` times to the broker."""
+        until = time.monotonic() + 15
+        while self.log.read_text().count("connected to") < count:
+            assert time.monotonic() < until, self.log.read_text()
+            time.sleep(0.02)
+
     def kill(self) -> None:
         self._end(signal.SIGKILL)
 

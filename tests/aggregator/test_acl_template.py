@@ -1,0 +1,61 @@
+"""The ACL that ships lets the protocol through, and nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from device_sdk.wire.link_events import Message, Subscribed
+from device_sdk.wire.messages import Verdict
+from device_sdk.wire.topics import DownTopic, UpTopic
+from tests.aggregator.client import ScriptedDevice
+from tests.aggregator.homes import invite, make_home, serving
+from tests.brokers.fixtures import MakeMosquitto
+from tests.brokers.links import MakeLink, await_event
+from tests.brokers.mosquitto import password_file
+
+TEMPLATE = Path(__file__).parents[2] / "aggregator" / "acl.template"
+
+
+def test_devices_reach_their_own_topics_only(
+    make_mosquitto: MakeMosquitto, make_link: MakeLink, tmp_path: Path
+) -> None:
+    users = {"tessera-aggregator": "server", "fleet": "devices"}
+    passwords = password_file(tmp_path / "passwords", users)
+    broker = make_mosquitto(
+        "allow_anonymous false", f"password_file {passwords}", f"acl_file {TEMPLATE}"
+    )
+    address = broker.url.removeprefix("mqtt://")
+    home = make_home(tmp_path, f"mqtt://tessera-aggregator:server@{address}", "quorum = 2")
+    fleet_url = f"mqtt://fleet:devices@{address}"
+    with serving(home) as served:
+        first, second = invite(home, 2)
+        with ScriptedDevice(fleet_url, first) as anna, ScriptedDevice(fleet_url, second) as bert:
+            anna.enrol().join()
+            bert.enrol().join()
+            manifest = anna.await_round(1)
+            assert anna.send_and_wait(manifest, anna.body()).verdict is Verdict.COUNTED
+            anna.fetch_catalogue(manifest)
+            stranger = make_link(fleet_url)
+            stranger.subscribe(anna.topics.write(DownTopic(bert.require_grant().handle)))
+            await_event(stranger, Subscribed)
+            before = served.service.bytes_received
+            # Another device's uplink: the broker drops it, so the aggregator never sees it.
+            topic = anna.topics.write(UpTopic(0, bert.require_grant().handle))
+            anna.require_link().publish(topic, b"\x01\x05 not mine")
+            assert bert.take_part(1).verdict is Verdict.COUNTED
+            seen = served.service.bytes_received - before
+            # 16 bytes of clear header more than a multiple of the padding: bert's envelope only.
+            assert seen < 400
+            # The receipt went to bert alone, although somebody else subscribed to it too.
+            assert not [e for e in stranger.events(timeout_seconds=0.3) if isinstance(e, Message)]
+
+
+@pytest.mark.parametrize("line", ["topic", "pattern"])
+def test_the_template_names_every_kind_of_topic(line: str) -> None:
+    text = TEMPLATE.read_text()
+    for part in ("up/", "down/", "all/", "enrol/request", "enrol/answer/"):
+        assert any(
+            row.startswith(line) and f"tessera/{part}" in row for row in text.splitlines()
+        ), (line, part)

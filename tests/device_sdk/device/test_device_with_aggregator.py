@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -28,7 +28,7 @@ catalogue = "items.tsv"
 url = "{url}"
 [round]
 deadline_seconds = 8.0
-wait_for_devices = 2
+wait_for_devices = {wait}
 quorum = 1
 most_rounds = {rounds}
 pause_seconds = 0.1
@@ -41,10 +41,10 @@ columns = 16
 class Operator:
     """Runs the aggregator's commands on one home."""
 
-    def __init__(self, folder: Path, url: str, rounds: int) -> None:
+    def __init__(self, folder: Path, url: str, rounds: int, wait: int = 2) -> None:
         self._home = folder / "fleet"
         self._command("init")
-        (self._home / "task.toml").write_text(_TASK.format(url=url, rounds=rounds))
+        (self._home / "task.toml").write_text(_TASK.format(url=url, rounds=rounds, wait=wait))
         items = "".join(f"film-{n}\tFilm {n}\n" for n in range(60))
         (self._home / "items.tsv").write_text(items)
 
@@ -89,11 +89,15 @@ def enrolled(url: str, code: str, home: Path, first: int) -> Device:
     return device
 
 
-def await_status(device: Device, version: int, seconds: float = 20.0) -> None:
+def await_(true: Callable[[], bool], seconds: float = 20.0) -> None:
     until = time.monotonic() + seconds
-    while device.status().version != version:
-        assert time.monotonic() < until, device.status()
+    while not true():
+        assert time.monotonic() < until
         time.sleep(0.02)
+
+
+def await_status(device: Device, version: int) -> None:
+    await_(lambda: device.status().version == version)
 
 
 def test_two_devices_and_an_aggregator_that_is_killed_finish_their_rounds(
@@ -120,6 +124,26 @@ def test_two_devices_and_an_aggregator_that_is_killed_finish_their_rounds(
         assert status.verdict == "counted", status
         assert len(device.recommend(60, user="anna")) == 52
         device.close()
+
+
+def test_a_revoked_device_gets_no_further_and_says_so(mosquitto: Mosquitto, tmp_path: Path) -> None:
+    operator = Operator(tmp_path, mosquitto.url, rounds=0, wait=1)
+    first, second = operator.codes(2)
+    with (
+        operator.serving(),
+        enrolled(mosquitto.url, first, tmp_path / "first", 0) as stays,
+        enrolled(mosquitto.url, second, tmp_path / "second", 10) as goes,
+    ):
+        stays.start()
+        goes.start()
+        await_(lambda: goes.status().verdict == "counted")
+        operator.revoke(goes.device_id)
+        await_(lambda: "revoked" in goes.status().problem)
+        last = goes.status().trained_round
+        here = stays.status().trained_round
+        await_(lambda: (stays.status().trained_round or 0) >= (here or 0) + 2)
+        assert goes.status().trained_round == last
+        assert len(goes.recommend(3, user="anna")) == 3  # what was learnt stays
 
 
 def test_the_embed_example_joins_learns_and_recommends(

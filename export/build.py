@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from device_sdk.artifact import Manifest
 from export.axes import parse_axes
+from export.comparison import Report
 from export.convert import to_onnx
 from export.errors import ExportError
 from export.layout import lay_out
@@ -20,7 +21,7 @@ from export.optimizers import Optimizer
 from export.rewrites.patch import one_at_a_time, recordable
 from export.step import LossFunction, PredictFunction, Problem, optimizer_slots, predict, train_step
 from export.trace import Spec, record
-from export.verify import Report, open_session, verify_artifact
+from export.verify import open_session, verify_artifact
 from export.write import write_artifact
 
 BATCH_DTYPES = (torch.float32, torch.int64, torch.int32, torch.uint8, torch.bool)

@@ -11,7 +11,7 @@ import copy
 import os
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
@@ -21,55 +21,17 @@ import onnxruntime as ort
 import torch
 from torch import Tensor
 
+from export.comparison import Comparison, Report, Where, compare, compare_members
 from export.double import in_double
 from export.errors import ExportError
-from export.layout import Slot
+from export.random_batches import draw_batch, draw_scalars, initial_state, size_sets
 from export.rewrites.patch import seeded
-from export.step import Problem, apply_optimizer, optimizer_slots, predict, train_step
+from export.step import Problem, apply_optimizer, predict, train_step
 from export.write import adds_by_scatter
 
-TOLERANCE = 1e-5
-YARDSTICK = 10.0
 STEPS = 3
 ROUNDING = 3e-7
 ROUNDING_DRAWS = 8
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """One tensor at one step: relative L2 errors against float64 torch."""
-
-    tensor: str
-    step: int
-    threads: int
-    sizes: Mapping[str, int]
-    error: float
-    torch_error: float
-
-    @property
-    def allowed(self) -> float:
-        return max(TOLERANCE, YARDSTICK * self.torch_error)
-
-    @property
-    def excess(self) -> float:
-        """Error over what is allowed; above 1 is a failure."""
-        return self.error / self.allowed if np.isfinite(self.error) else float("inf")
-
-
-@dataclass(frozen=True)
-class Report:
-    """What verification measured.
-
-    ``unmoved`` names the parameters whose gradient was zero in every batch (never used, behind a
-    dead ReLU, a row that no index of the example batch picks): nothing is known of theirs.
-    """
-
-    comparisons: tuple[Comparison, ...]
-    unmoved: tuple[str, ...] = ()
-
-    @property
-    def worst(self) -> Comparison:
-        return max(self.comparisons, key=lambda c: c.excess)
 
 
 def verify_artifact(
@@ -94,10 +56,10 @@ def verify_artifact(
     }
     found: list[Comparison] = []
     moved: set[str] = set()
-    for sizes in _size_sets(problem):
-        state = _initial_state(problem, sizes, rng)
+    for sizes in size_sets(problem):
+        state = initial_state(problem, sizes, rng)
         for step in range(steps):
-            inputs = {**state, **_batch(problem, sizes, rng), **_scalars(problem, rng)}
+            inputs = {**state, **draw_batch(problem, sizes, rng), **draw_scalars(problem, rng)}
             for count, (trainer, differ, _) in sessions.items():
                 got = {**_run(trainer, inputs), **_run(differ, inputs)}
                 if count == threads[0]:
@@ -163,83 +125,6 @@ def _in_double(problem: Problem) -> Problem:
     return replace(problem, model=copy.deepcopy(problem.model).double(), slots=slots)
 
 
-def _size_sets(problem: Problem) -> list[dict[str, int]]:
-    """The example's sizes, and others: smaller batches, larger parameters (indices stay valid)."""
-    example = dict(problem.axes.example)
-    of_state = {s for slot in problem.slots for s in slot.shape if isinstance(s, str)}
-    other = {
-        axis: size + 3 if axis in of_state or size < 4 else size // 2 + 1
-        for axis, size in example.items()
-    }
-    return [example, other] if example else [{}]
-
-
-def _initial_state(
-    problem: Problem, sizes: Mapping[str, int], rng: np.random.Generator
-) -> dict[str, np.ndarray]:
-    tensors = {
-        name: tensor.detach()
-        for source in (problem.model.named_parameters(), problem.model.named_buffers())
-        for name, tensor in source
-    }
-    state: dict[str, np.ndarray] = {}
-    for slot in problem.slots:
-        values = {
-            m.name: torch.from_numpy(
-                _resized(tensors[m.name].numpy(), problem.axes.concrete(m.shape, sizes), rng)
-            )
-            for m in slot.members
-        }
-        state[f"state.{slot.name}"] = np.array(slot.pack(values).numpy())
-    shapes = {slot.name: slot.shape for slot in problem.parameter_slots}
-    names = optimizer_slots(problem)
-    for spec in problem.optimizer.state():
-        for held, slot_name in zip(names[spec.name], shapes, strict=False):
-            behind = shapes[slot_name] if spec.per_parameter else ()
-            shape = problem.axes.concrete((*spec.lead, *behind), sizes)
-            state[f"state.{held}"] = np.zeros(shape, dtype=str(spec.dtype).removeprefix("torch."))
-    state["state.step"] = np.zeros((), dtype=np.int64)
-    return state
-
-
-def _resized(array: np.ndarray, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
-    """Slices of ``array`` drawn anew along each axis whose length changes."""
-    for axis, size in enumerate(shape):
-        if array.shape[axis] != size:
-            array = array.take(_rows(array.shape[axis], size, rng), axis=axis)
-    return np.array(array)
-
-
-def _batch(
-    problem: Problem, sizes: Mapping[str, int], rng: np.random.Generator
-) -> dict[str, np.ndarray]:
-    """Rows of the example batch drawn anew, the same rows in every entry of one axis."""
-    rows = {axis: _rows(problem.axes.example[axis], size, rng) for axis, size in sizes.items()}
-    batch: dict[str, np.ndarray] = {}
-    for name, tensor in problem.batch.items():
-        array = tensor.detach().cpu().numpy()
-        for dim, axis in problem.axes.of.get(name, {}).items():
-            array = array.take(rows[axis], axis=dim)
-        batch[f"batch.{name}"] = np.array(array)
-    return batch
-
-
-def _rows(available: int, wanted: int, rng: np.random.Generator) -> np.ndarray:
-    """Row numbers in random order, each as rarely as possible: a batch of one row many times has
-    no variance, and its gradients are rounding."""
-    repeats = -(-wanted // available)
-    shuffled = [rng.permutation(available) for _ in range(repeats)]
-    return np.concatenate(shuffled)[:wanted]
-
-
-def _scalars(problem: Problem, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    hyper = {
-        f"hyper.{name}": np.array(value, dtype=np.float32)
-        for name, value in problem.optimizer.hyper().items()
-    }
-    return {**hyper, "seed": np.array(rng.integers(2**31), dtype=np.int64)}
-
-
 def open_session(model: onnx.ModelProto, threads: int) -> ort.InferenceSession:
     """A session on the CPU; ExportError where onnxruntime cannot run the graph."""
     options = ort.SessionOptions()
@@ -280,9 +165,6 @@ def _reference(problem: Problem, inputs: Mapping[str, np.ndarray]) -> dict[str, 
     return {name: value.detach().numpy() for name, value in results.items()}
 
 
-Where = tuple[int, int, Mapping[str, int]]
-
-
 def _compare(
     problem: Problem,
     double: Problem,
@@ -298,7 +180,9 @@ def _compare(
     floor = 1e-7 * total**0.5
     for slot in problem.parameter_slots:
         key = f"gradient.{slot.name}"
-        found += _members(slot, "gradient of ", got[key], single[key], exact[key], where, floor)
+        found += compare_members(
+            slot, "gradient of ", got[key], single[key], exact[key], where, floor
+        )
     # The optimizer on its own: from the graph's gradients, since a rounding error in a gradient
     # near zero may turn an adaptive step around.
     given = [got[f"gradient.{slot.name}"] for slot in problem.parameter_slots]
@@ -309,18 +193,18 @@ def _compare(
         before = inputs[f"state.{name}"]
         moved = got[f"new.{name}"] - before
         if name in slots:
-            found += _members(
+            found += compare_members(
                 slots[name], "update of ", moved, update32[name] - before, expected - before, where
             )
         else:
-            found.append(_error(name, moved, update32[name] - before, expected - before, where))
+            found.append(compare(name, moved, update32[name] - before, expected - before, where))
     for slot in problem.slots:
         if slot.kind == "buffer":
             key = f"new.{slot.name}"
-            found += _members(slot, "buffer ", got[key], single[key], exact[key], where)
+            found += compare_members(slot, "buffer ", got[key], single[key], exact[key], where)
     for key in got:
         if key == "loss" or key.startswith("output."):
-            found.append(_error(key, got[key], single[key], exact[key], where))
+            found.append(compare(key, got[key], single[key], exact[key], where))
     finite = all(np.isfinite(got[k]).all() for k in got if k.startswith("new."))
     if bool(np.isfinite(got["guard"])) != finite:
         found.append(Comparison("guard", where[0], where[1], where[2], float("inf"), 0.0))
@@ -356,12 +240,12 @@ def _allowing_for_rounding(
             name = key + slot.name
             if name in exact:
                 near, far = shaken[name], exact[name]
-                for comparison in _members(slot, kind, near, near, far, (0, 0, {})):
+                for comparison in compare_members(slot, kind, near, near, far, (0, 0, {})):
                     tensor = comparison.tensor
                     worst[tensor] = max(worst.get(tensor, 0.0), comparison.error)
         for name in exact:
             if name == "loss" or name.startswith("output."):
-                error = _error(name, shaken[name], shaken[name], exact[name], (0, 0, {})).error
+                error = compare(name, shaken[name], shaken[name], exact[name], (0, 0, {})).error
                 worst[name] = max(worst.get(name, 0.0), error)
     return [replace(c, torch_error=max(c.torch_error, worst.get(c.tensor, 0.0))) for c in found]
 
@@ -377,49 +261,6 @@ def _update(
     return {name: value.numpy() for name, value in new.items()}
 
 
-def _members(
-    slot: Slot,
-    prefix: str,
-    got: np.ndarray,
-    single: np.ndarray,
-    exact: np.ndarray,
-    where: Where,
-    floor: float = 0.0,
-) -> list[Comparison]:
-    if not slot.packed:
-        return [_error(prefix + slot.members[0].name, got, single, exact, where, floor)]
-    found = []
-    for member in slot.members:
-        part = slice(member.offset, member.offset + member.elements)
-        found.append(
-            _error(prefix + member.name, got[part], single[part], exact[part], where, floor)
-        )
-    return found
-
-
-def _error(
-    name: str,
-    got: np.ndarray,
-    single: np.ndarray,
-    exact: np.ndarray,
-    where: Where,
-    floor: float = 0.0,
-) -> Comparison:
-    step, threads, sizes = where
-    if got.shape != exact.shape:
-        return Comparison(f"{name} (shape)", step, threads, sizes, float("inf"), 0.0)
-    reference = exact.astype(np.float64)
-    scale = max(float(np.linalg.norm(reference)), floor, 1e-30)
-
-    def distance(value: np.ndarray) -> float:
-        both = np.isfinite(value.astype(np.float64)) | np.isfinite(reference)
-        with np.errstate(invalid="ignore"):
-            gap = np.where(both, value.astype(np.float64) - reference, 0.0)
-        return float(np.linalg.norm(gap)) / scale
-
-    return Comparison(name, step, threads, dict(sizes), distance(got), distance(single))
-
-
 def _compare_prediction(
     problem: Problem,
     double: Problem,
@@ -432,6 +273,6 @@ def _compare_prediction(
     with _arithmetic(double):
         exact = predict(double, _tensors(double, inputs), seeded)
     return [
-        _error(f"prediction {key}", got[key], single[key].numpy(), exact[key].numpy(), where)
+        compare(f"prediction {key}", got[key], single[key].numpy(), exact[key].numpy(), where)
         for key in got
     ]

@@ -1,7 +1,9 @@
 """From an aten graph to ONNX nodes: a closed table with one small function an operator."""
 
 from export.lowering import (
+    comparisons,
     convolution,
+    copies,
     creation,
     diagonals,
     elementwise,
@@ -12,10 +14,13 @@ from export.lowering import (
     recurrent,
     reductions,
     shapes,
+    unary,
 )
 
 __all__ = [
+    "comparisons",
     "convolution",
+    "copies",
     "creation",
     "diagonals",
     "elementwise",
@@ -26,4 +31,5 @@ __all__ = [
     "recurrent",
     "reductions",
     "shapes",
+    "unary",
 ]

@@ -11,9 +11,9 @@ import onnx
 import sympy
 import torch
 from onnx import TensorProto, helper, numpy_helper
-from torch.utils._sympy import functions as torch_sympy
 
-from export.errors import ExportError
+import export.lowering.sizes as size_nodes
+from export.lowering.nodes import live_nodes, rename, same_node, used_names
 
 OPSET = 20
 IR_VERSION = 9
@@ -109,7 +109,7 @@ class Graph:
         wanted = [True] * outputs if isinstance(outputs, int) else list(outputs)
         given = {key: value for key, value in attrs.items() if value is not None}
         sources = [_name(value) for value in inputs]
-        key = _same_node(op_type, sources, wanted, given)
+        key = same_node(op_type, sources, wanted, given)
         if key is not None and key in self._equal:
             return self._equal[key]
         names = [self.name(op_type.lower()) if want else "" for want in wanted]
@@ -144,9 +144,9 @@ class Graph:
             expr = value.node.expr
             if not expr.is_number:
                 computed = (
-                    self._expression(expr)
+                    self.size(expr)
                     if isinstance(value, torch.SymInt)
-                    else self._fraction(expr)
+                    else size_nodes.fraction(self, expr)
                 )
                 return self.cast(self.op("Squeeze", computed, self.ints([0])), dtype)
             value = int(expr) if expr.is_Integer else float(expr)
@@ -171,9 +171,13 @@ class Graph:
         """Where a symbolic size is read from at run time."""
         self._root._symbols.setdefault(symbol, (input_name, axis))
 
+    def place_of(self, symbol: sympy.Symbol) -> tuple[str, int] | None:
+        """The input and the axis of it that a symbolic size is read from."""
+        return self._root._symbols.get(symbol)
+
     def dim(self, size: Dim) -> str:
         """A size as an int64 tensor of shape [1]."""
-        return self._expression(expression(size))
+        return self.size(expression(size))
 
     def shape(self, sizes: Sequence[Dim]) -> str:
         """A shape as an int64 tensor of shape [rank]; a constant where every size is fixed."""
@@ -181,7 +185,7 @@ class Graph:
         if all(part.is_Integer for part in key):
             return self.ints(int(part) for part in key)
         if key not in self._shapes:
-            self._shapes[key] = self.op("Concat", *[self._expression(part) for part in key], axis=0)
+            self._shapes[key] = self.op("Concat", *[self.size(part) for part in key], axis=0)
         return self._shapes[key]
 
     def target(self, sizes: Sequence[Dim]) -> str:
@@ -213,60 +217,13 @@ class Graph:
         fill = helper.make_tensor("value", ONNX_DTYPE[dtype], [1], [0])
         return self.op("ConstantOfShape", self.shape(sizes), value=fill)
 
-    def _expression(self, expr: sympy.Expr) -> str:
+    def size(self, expr: sympy.Expr) -> str:
+        """A size expression as an int64 tensor of shape [1], computed once."""
         if expr.is_Integer:
             return self.ints([int(expr)])
         if expr not in self._dims:
-            self._dims[expr] = self._emit(expr)
+            self._dims[expr] = size_nodes.whole(self, expr)
         return self._dims[expr]
-
-    def _emit(self, expr: sympy.Expr) -> str:
-        if isinstance(expr, sympy.Symbol):
-            where = self._root._symbols.get(expr)
-            if where is None:
-                raise ExportError(
-                    f"a size ({expr}) depends on data, not on a named axis",
-                    instead="fixed sizes, or a mask instead of a selection",
-                )
-            return self.op("Shape", where[0], start=where[1], end=where[1] + 1)
-        parts = [self._expression(part) for part in expr.args]
-        for kind, op_type in _ARITHMETIC:
-            if isinstance(expr, kind):
-                result = parts[0]
-                for part in parts[1:]:
-                    result = self.op(op_type, result, part)
-                return result
-        if isinstance(expr, sympy.Pow) and expr.exp.is_Integer and int(expr.exp) > 0:
-            result = parts[0]
-            for _ in range(int(expr.exp) - 1):
-                result = self.op("Mul", result, parts[0])
-            return result
-        raise ExportError(
-            f"a size is computed as {expr}, which has no exact integer form in the graph",
-            instead="sizes that are sums, products or whole quotients of the named axes",
-        )
-
-    def _fraction(self, expr: sympy.Expr) -> str:
-        """A size expression with real quotients, as a float64 tensor of shape [1]."""
-        if expr.is_number:
-            return self.constant(np.asarray([float(expr)], dtype=np.float64))
-        if isinstance(expr, sympy.Symbol) or _is_whole(expr):
-            return self.op("Cast", self._expression(expr), to=TensorProto.DOUBLE)
-        parts = [self._fraction(part) for part in expr.args]
-        for kind, op_type in _REAL_ARITHMETIC:
-            if isinstance(expr, kind):
-                result = parts[0]
-                for part in parts[1:]:
-                    result = self.op(op_type, result, part)
-                return result
-        if isinstance(expr, torch_sympy.ToFloat):
-            return parts[0]
-        if type(expr).__name__ == "OpaqueUnaryFn_sqrt":
-            return self.op("Sqrt", parts[0])
-        raise ExportError(
-            f"a number is computed from sizes as {expr}, which has no form in the graph",
-            instead="sums, products, quotients, powers and roots of the named axes",
-        )
 
     # --- results ----------------------------------------------------------------------------
 
@@ -279,7 +236,7 @@ class Graph:
             else:
                 self.nodes.append(helper.make_node("Identity", [value], [output]))
         for node in self.nodes:
-            _rename(node, new_name)
+            rename(node, new_name)
 
     def child(self) -> Graph:
         """The body of a Scan, Loop or If: shares names and constants with this graph."""
@@ -303,8 +260,8 @@ class Graph:
         metadata: Mapping[str, str],
     ) -> onnx.ModelProto:
         """The finished model: only what the outputs need, in default-domain operators."""
-        nodes = _live(self.nodes, [output.name for output in outputs])
-        used = _used(nodes) | {output.name for output in outputs}
+        nodes = live_nodes(self.nodes, [output.name for output in outputs])
+        used = used_names(nodes) | {output.name for output in outputs}
         constants = [t for n, t in self._root._initializers.items() if n in used]
         graph = helper.make_graph(nodes, name, list(inputs), list(outputs), constants)
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)])
@@ -312,51 +269,6 @@ class Graph:
         model.producer_name = "tessera"
         helper.set_model_props(model, dict(metadata))
         return model
-
-
-_ARITHMETIC: tuple[tuple[Any, str], ...] = (
-    (sympy.Add, "Add"),
-    (sympy.Mul, "Mul"),
-    (torch_sympy.FloorDiv, "Div"),
-    (torch_sympy.CleanDiv, "Div"),
-    (torch_sympy.PythonMod, "Mod"),
-    (torch_sympy.Mod, "Mod"),
-    (sympy.Max, "Max"),
-    (torch_sympy.Max, "Max"),
-    (sympy.Min, "Min"),
-    (torch_sympy.Min, "Min"),
-)
-
-
-_REAL_ARITHMETIC: tuple[tuple[Any, str], ...] = (
-    (sympy.Add, "Add"),
-    (sympy.Mul, "Mul"),
-    (sympy.Pow, "Pow"),
-    (torch_sympy.IntTrueDiv, "Div"),
-    (torch_sympy.FloatTrueDiv, "Div"),
-    (torch_sympy.FloatPow, "Pow"),
-)
-
-
-def _is_whole(expr: sympy.Expr) -> bool:
-    whole = tuple(kind for kind, _ in _ARITHMETIC)
-    return isinstance(expr, whole) and all(
-        part.is_Integer or isinstance(part, sympy.Symbol) or _is_whole(part) for part in expr.args
-    )
-
-
-def _same_node(
-    op_type: str, sources: list[str], wanted: list[bool], attributes: Mapping[str, Any]
-) -> Hashable | None:
-    """A key that equal nodes share; None for nodes with graphs or tensors as attributes."""
-    plain: list[tuple[str, Hashable]] = []
-    for name, value in sorted(attributes.items()):
-        if isinstance(value, (list, tuple)):
-            value = tuple(value)
-        elif not isinstance(value, (int, float, str)):
-            return None
-        plain.append((name, value))
-    return op_type, tuple(sources), tuple(wanted), tuple(plain)
 
 
 def _name(value: Tensorish | None) -> str:
@@ -367,36 +279,3 @@ def _name(value: Tensorish | None) -> str:
 
 def _equal(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
     return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
-
-
-def _rename(node: onnx.NodeProto, names: Mapping[str, str]) -> None:
-    for field in (node.input, node.output):
-        for index, name in enumerate(field):
-            if name in names:
-                field[index] = names[name]
-    for attribute in node.attribute:
-        if attribute.type == onnx.AttributeProto.GRAPH:
-            for inner in attribute.g.node:
-                _rename(inner, names)
-
-
-def _used(nodes: Iterable[onnx.NodeProto]) -> set[str]:
-    names: set[str] = set()
-    for node in nodes:
-        names.update(node.input)
-        for attribute in node.attribute:
-            if attribute.type == onnx.AttributeProto.GRAPH:
-                names |= _used(attribute.g.node)
-                names.update(output.name for output in attribute.g.output)
-    return names
-
-
-def _live(nodes: Sequence[onnx.NodeProto], outputs: Iterable[str]) -> list[onnx.NodeProto]:
-    needed = set(outputs)
-    kept: list[onnx.NodeProto] = []
-    for node in reversed(nodes):
-        if needed.intersection(name for name in node.output if name):
-            kept.append(node)
-            needed |= _used([node])
-    kept.reverse()
-    return kept

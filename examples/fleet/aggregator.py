@@ -13,17 +13,12 @@ from aggregator.home import Home
 from aggregator.store import Store
 from aggregator.store.rounds import RoundRow
 from device_sdk.wire.catalogue import Catalogue
-from device_sdk.wire.scatter_settings import ScatterTraining
 from examples.fleet.child import REPOSITORY, Child
 from examples.fleet.errors import FleetError
+from examples.fleet.training import DECAY, SERVER_RATE, SPREAD, TRAINING
 
-__all__ = ["TRAINING", "FleetSettings", "RunningAggregator", "make_aggregator", "serving"]
+__all__ = ["FleetSettings", "RunningAggregator", "make_aggregator", "serving"]
 
-# Chosen on a validation item, for 48 devices of about 20 users: docs/methods/scatter.md.
-TRAINING = ScatterTraining(user_learning_rate=1.0, user_l2=0.01, item_l2=0.001, user_spread=0.01)
-_SERVER_RATE = 0.05
-_DECAY = 0.98
-_SPREAD = 0.01
 _COMMAND_SECONDS = 60.0
 
 
@@ -120,12 +115,12 @@ train_seconds = {settings.train_seconds:.6f}
 [scatter]
 columns = {settings.columns}
 aggregator = "coverage"
-spread = {_SPREAD}
+spread = {SPREAD}
 
 [scatter.optimizer]
 name = "adam"
-learning_rate = {_SERVER_RATE}
-decay = {_DECAY}
+learning_rate = {SERVER_RATE}
+decay = {DECAY}
 
 [scatter.training]
 scores = "{TRAINING.scores}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,17 @@ from typing import Any
 import numpy as np
 
 from benchmarks.recommendation.split import LeaveOneOut
+from device_sdk.runtime.atomic_file import write_atomically
 
-__all__ = ["AssignedDevice", "AssignedUser", "Assignment", "read_assignment"]
+__all__ = [
+    "AssignedDevice",
+    "AssignedUser",
+    "Assignment",
+    "ClassVerdict",
+    "read_assignment",
+    "read_verdicts",
+    "write_verdicts",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +37,13 @@ class AssignedUser:
 
 @dataclass(frozen=True, slots=True)
 class AssignedDevice:
-    """``home``: the device's own folder. ``slowdown``: what it emulates."""
+    """``home``: the device's own folder. ``times``: it picks its k itself, for its class."""
 
     name: str
     capacity: str
     home: str
     code: str
-    slowdown: float
+    times: bool
     users: tuple[AssignedUser, ...]
 
     def split(self, items: int) -> LeaveOneOut:
@@ -47,12 +57,27 @@ class AssignedDevice:
 
 
 @dataclass(frozen=True, slots=True)
+class ClassVerdict:
+    """What all devices of a class train, and the slowness that they emulate."""
+
+    k: int
+    slowdown: float
+
+
+@dataclass(frozen=True, slots=True)
 class Assignment:
-    """``turn``: lock file of the fleet; who holds it may time its work. ``shown``: users' names."""
+    """``columns``: K. ``train_seconds``: what a round's training is given.
+
+    ``verdict``: file in which the demo will write what each class takes (``ClassVerdict``).
+    ``turn``: lock file of the fleet; who holds it may time its work. ``shown``: users' names.
+    """
 
     broker_url: str
     rounds: int
+    columns: int
+    train_seconds: float
     journal: str
+    verdict: str
     turn: str
     item_ids: tuple[str, ...]
     titles: tuple[str, ...]
@@ -63,6 +88,20 @@ class Assignment:
         """Readable by its owner only: it holds codes and what users did."""
         with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
             json.dump(asdict(self), file)
+
+
+def write_verdicts(path: Path, verdicts: Mapping[str, ClassVerdict]) -> None:
+    """By class; appears whole."""
+    values = {capacity: asdict(verdict) for capacity, verdict in verdicts.items()}
+    write_atomically(path, json.dumps(values).encode())
+
+
+def read_verdicts(path: Path) -> dict[str, ClassVerdict] | None:
+    """None while they are not written."""
+    if not path.exists():
+        return None
+    values = json.loads(path.read_text(encoding="utf-8"))
+    return {capacity: ClassVerdict(**verdict) for capacity, verdict in values.items()}
 
 
 def read_assignment(path: Path) -> Assignment:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from device_sdk import Trainer
 from device_sdk.capability.clock import Clock
+from device_sdk.capability.throttle import timed
 from device_sdk.factorisation import packaged_artifact
 from device_sdk.learners.factor_step import TrainerStep
 from device_sdk.learners.scatter import ScatterLearner
 from device_sdk.wire.exchange import Broadcast
 from device_sdk.wire.scatter_settings import ScatterTraining
 
-__all__ = ["round_p90_seconds"]
+__all__ = ["round_seconds"]
 
 Rows = NDArray[np.int64]
 _WARM_UPS = 3
@@ -30,7 +32,7 @@ class _Positives:
         return self.rows
 
 
-def round_p90_seconds(
+def round_seconds(
     positives: Sequence[Rows],
     items: int,
     width: int,
@@ -40,8 +42,13 @@ def round_p90_seconds(
     *,
     ks: Sequence[int] = (1, 8, 16, 24, 32, 48, 64),
     runs: int = 20,
+    slowdown: float = 1.0,
+    quantile: float = 0.9,
 ) -> dict[int, float]:
-    """By k the 90th percentile of ``runs`` rounds of a device that holds ``positives``.
+    """By k a quantile of ``runs`` rounds' seconds, of a device that holds ``positives``.
+
+    With a ``slowdown`` there are pauses between the runs, as on a device that emulates it. They are
+    not in the result, but what they do to caches and clock rate is.
 
     The rounds of the different k alternate, so that a machine that gets slower in the meantime
     slows all of them.
@@ -55,8 +62,7 @@ def round_p90_seconds(
     times: dict[int, list[float]] = {k: [] for k in learners}
     for run in range(_WARM_UPS + runs):
         for k, learner in learners.items():
-            start = clock.now()
-            learner.train(broadcast)
+            taken = timed(partial(learner.train, broadcast), clock, slowdown, float("inf"))
             if run >= _WARM_UPS:
-                times[k].append(clock.now() - start)
-    return {k: float(np.quantile(taken, 0.9)) for k, taken in times.items()}
+                times[k].append(taken / slowdown)
+    return {k: float(np.quantile(taken, quantile)) for k, taken in times.items()}

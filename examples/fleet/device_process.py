@@ -23,7 +23,7 @@ import time
 from device_sdk.errors import DeviceError
 from device_sdk.home.errors import HomeLocked
 from device_sdk.home.lock import HomeLock
-from examples.fleet.assignment import Assignment, read_assignment
+from examples.fleet.assignment import Assignment, read_assignment, read_verdicts
 from examples.fleet.held_device import HeldDevice
 from examples.fleet.journal import Enrolled, JournalWriter, Trouble
 
@@ -42,10 +42,13 @@ def main(argv: list[str]) -> int:
     devices = [HeldDevice(each, assignment) for each in assignment.devices]
     try:
         enrolled = [device for device in devices if _enrol(device, journal, stopping)]
-        running = [device for device in enrolled if _start(device, assignment, journal, stopping)]
+        for device in enrolled:
+            if device.assigned.times:
+                _measure(device, assignment, journal, stopping)
+        running = _start(enrolled, Path(assignment.verdict), stopping)
         _take_part(running, journal, stopping)
         _report(running, assignment, journal)
-        return 0 if running else 1
+        return 0 if running or stopping.is_set() else 1
     finally:
         for device in devices:
             device.close()
@@ -64,22 +67,29 @@ def _enrol(device: HeldDevice, journal: JournalWriter, stopping: threading.Event
     return True
 
 
-def _start(
+def _measure(
     device: HeldDevice, assignment: Assignment, journal: JournalWriter, stopping: threading.Event
-) -> bool:
-    name = device.assigned.name
+) -> None:
     with _turn(Path(assignment.turn), stopping):
         if stopping.is_set():
-            return False
+            return
         measured = device.measure(stopping.is_set)
     if measured is not None:
         journal.write(measured)
-    elif stopping.is_set():
-        return False
-    else:
-        journal.write(Trouble(name, "took part in no round in time; it measures its k later"))
-    device.start()
-    return True
+    elif not stopping.is_set():
+        journal.write(Trouble(device.assigned.name, "took part in no round in time to be timed"))
+
+
+def _start(
+    devices: list[HeldDevice], verdict_file: Path, stopping: threading.Event
+) -> list[HeldDevice]:
+    """Start all once it is known what each class takes; none when told to stop before."""
+    while (verdicts := read_verdicts(verdict_file)) is None:
+        if stopping.wait(_POLL_SECONDS):
+            return []
+    for device in devices:
+        device.start(verdicts[device.assigned.capacity])
+    return devices
 
 
 def _take_part(

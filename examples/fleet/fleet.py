@@ -13,22 +13,28 @@ import numpy as np
 
 from device_sdk.wire.catalogue import Catalogue
 from examples.fleet.aggregator import (
-    TRAINING,
     FleetSettings,
     RunningAggregator,
     make_aggregator,
     serving,
 )
-from examples.fleet.assignment import AssignedDevice, AssignedUser, Assignment
+from examples.fleet.assignment import (
+    AssignedDevice,
+    AssignedUser,
+    Assignment,
+    ClassVerdict,
+    write_verdicts,
+)
 from examples.fleet.broker import running_broker
-from examples.fleet.calibration import round_p90_seconds
+from examples.fleet.calibration import round_seconds
 from examples.fleet.child import Child
 from examples.fleet.data import FleetData
 from examples.fleet.errors import FleetError
 from examples.fleet.journal import JournalReader
-from examples.fleet.plan import CLASSES, PlannedDevice, plan_devices, throttles
+from examples.fleet.plan import CLASSES, PlannedDevice, budget_seconds, plan_devices
 from examples.fleet.progress import ClassLine, Progress, Show, Stage, TimeLeft
 from examples.fleet.results import FleetResults, Run
+from examples.fleet.training import TRAINING
 from examples.fleet.work_clock import WorkClock
 
 __all__ = ["FleetOptions", "Fleet"]
@@ -61,13 +67,14 @@ class Fleet:
         self._folder = folder
         self._rng = np.random.default_rng(options.seed)
         counts = [len(rows) for rows in data.split.train]
+        self._verdict_file = folder / "classes.json"
         self.plan = plan_devices(counts, options.devices, options.processes)
         self._calibrate(counts)
 
     def _calibrate(self, counts: Sequence[int]) -> None:
         data, options = self._data, self._options
         first = self.plan[0]
-        p90 = round_p90_seconds(
+        p90 = round_seconds(
             [data.split.train[user] for user in first.users],
             data.split.items,
             options.columns,
@@ -84,12 +91,11 @@ class Fleet:
                 len(counts),
                 data.split.items,
                 data.interactions,
-                "",
                 options.devices,
                 options.processes,
                 options.rounds,
                 options.columns,
-                throttles(p90, options.columns),
+                budget_seconds(p90, options.columns),
                 p90,
                 data.popularity_hit_ratio(),
             )
@@ -105,7 +111,7 @@ class Fleet:
         time_left = TimeLeft(
             (
                 Stage(ENROL, options.devices, 0.1),
-                Stage(MEASURE, options.devices, 0.7),
+                Stage(MEASURE, self._timing, 3.0),
                 Stage(ROUNDS, options.rounds, 1.2),
             ),
             time.monotonic,
@@ -115,6 +121,7 @@ class Fleet:
         try:
             with ExitStack() as stack:
                 broker = stack.enter_context(running_broker(self._folder, options.mosquitto))
+                results.broker = broker.name
                 broker_name(broker.name)
                 codes = self._make_aggregator(broker.url)
                 aggregator = stack.enter_context(serving(self._folder / "aggregator", self._folder))
@@ -126,6 +133,10 @@ class Fleet:
             self._read(journals)
             results.seconds = time.monotonic() - began
 
+    @property
+    def _timing(self) -> int:
+        return sum(1 for device in self.plan if device.times)
+
     def _make_aggregator(self, url: str) -> list[str]:
         data, options = self._data, self._options
         return make_aggregator(
@@ -136,7 +147,7 @@ class Fleet:
                 options.devices,
                 options.rounds,
                 options.columns,
-                self.results.run.throttles.train_seconds,
+                self.results.run.train_seconds,
             ),
         )
 
@@ -152,7 +163,10 @@ class Fleet:
             Assignment(
                 url,
                 self._options.rounds,
+                self._options.columns,
+                self.results.run.train_seconds,
                 str(journal),
+                str(self._verdict_file),
                 str(self._folder / "turn.lock"),
                 self._data.item_ids,
                 self._data.titles,
@@ -184,8 +198,7 @@ class Fleet:
             for row in device.users
         )
         home = self._folder / "homes" / device.name
-        slowdown = self.results.run.throttles.slowdown[device.capacity]
-        return AssignedDevice(device.name, device.capacity, str(home), code, slowdown, users)
+        return AssignedDevice(device.name, device.capacity, str(home), code, device.times, users)
 
     def _shown_users(self) -> tuple[str, ...]:
         """Users of different classes, each with enough of a history to recognise their taste."""
@@ -256,6 +269,16 @@ class Fleet:
         time_left.update(ENROL, len(results.enrolled))
         if len(results.enrolled) == options.devices:
             time_left.update(MEASURE, len(results.measured))
+        if len(results.measured) == self._timing and not self._verdict_file.exists():
+            write_verdicts(
+                self._verdict_file,
+                {
+                    each.name: ClassVerdict(
+                        results.class_k(each.name) or 1, results.slowdown(each.name) or 1.0
+                    )
+                    for each in CLASSES
+                },
+            )
         if results.closed_rounds:
             time_left.update(ROUNDS, results.closed_rounds)
 
@@ -269,7 +292,7 @@ class Fleet:
             quality = None if last is None else results.quality.at(last, each.name)
             classes[each.name] = ClassLine(
                 sum(1 for device in self.plan if device.capacity == each.name),
-                results.run.throttles.slowdown[each.name],
+                results.slowdown(each.name),
                 results.ks(each.name),
                 None if quality is None else quality.hit_ratio,
                 None if quality is None else quality.ndcg,

@@ -7,27 +7,37 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
+
 from device_sdk import Device, TrainingOptions
 from device_sdk.errors import DeviceError
 from device_sdk.home.home import Home
 from device_sdk.home.round_store import Outcome
-from examples.fleet.assignment import AssignedDevice, Assignment
+from examples.fleet.assignment import AssignedDevice, Assignment, ClassVerdict
+from examples.fleet.calibration import round_seconds
 from examples.fleet.evaluate import device_quality
 from examples.fleet.journal import Finished, Measured, RoundQuality, UserShown
+from examples.fleet.plan import class_named, slowdown
+from examples.fleet.training import TRAINING
 from examples.fleet.work_clock import WorkClock
 
 __all__ = ["HeldDevice"]
 
 _ENROL_SECONDS = 60.0
 # Emulated seconds for one measurement of k: room for hundreds of runs of a few milliseconds.
-_CAPABILITY_SECONDS = 1.5
+_CAPABILITY_SECONDS = 2.5
+_THROTTLE_KS = (4, 24, 44, 64)
+_THROTTLE_RUNS = 20
+_LIKE_SLOWDOWN = 2.0
+# The SDK takes a p90 of averages, which a busy machine's outliers move less than one of runs.
+_THROTTLE_QUANTILE = 0.7
 _MEASURE_SECONDS = 30.0
 _POLL_SECONDS = 0.02
 _SHOWN = 8
 
 
 class HeldDevice:
-    """Enrols once; measures its k in its first round, alone; trains with that k from then on."""
+    """Enrols once; may time itself in the first round; then trains with its class's k."""
 
     def __init__(self, assigned: AssignedDevice, assignment: Assignment) -> None:
         self.assigned = assigned
@@ -37,6 +47,7 @@ class HeldDevice:
         self._device: Device | None = None
         self._reader: Home | None = None
         self._k: int | None = None
+        self._slowdown = 1.0
         self._first_round = 1
         self._evaluated = 0
 
@@ -57,8 +68,10 @@ class HeldDevice:
         """Take part in one round with a k found by timing; None where none came of it.
 
         The fleet's devices do this one at a time: dozens at once on the same cores would time each
-        other.
+        other. The slowness to emulate is set just before, from what its training takes now, since
+        a busy computer's speed changes by more than what sets the classes apart.
         """
+        self._slowdown = self._throttle()
         device = self._open(None)
         device.start()
         until = time.monotonic() + _MEASURE_SECONDS
@@ -71,17 +84,19 @@ class HeldDevice:
         self.close()
         if status.trained_round is None or status.k is None:
             return None
-        self._k, self._first_round = status.k, status.trained_round + 1
+        self._first_round = status.trained_round + 1
         return Measured(
             self.assigned.name,
             self.assigned.capacity,
+            self._slowdown,
             status.k,
             status.step_p90_seconds,
             status.k_reason,
         )
 
-    def start(self) -> None:
-        """Take part in every round from now on."""
+    def start(self, verdict: ClassVerdict) -> None:
+        """Take part in every round from now on, with what the device's class takes."""
+        self._k, self._slowdown = verdict.k, verdict.slowdown
         self._device = self._open(self._k)
         self._reader = Home(self._home, read_only=True)
         self._device.start()
@@ -164,9 +179,26 @@ class HeldDevice:
                 self._device.close()
             self._device = None
 
+    def _throttle(self) -> float:
+        assignment = self._assignment
+        now_seconds = round_seconds(
+            self._split.train,
+            len(assignment.item_ids),
+            assignment.columns,
+            TRAINING,
+            WorkClock(),
+            np.random.default_rng(),
+            ks=_THROTTLE_KS,
+            runs=_THROTTLE_RUNS,
+            slowdown=_LIKE_SLOWDOWN,
+            quantile=_THROTTLE_QUANTILE,
+        )
+        about_k = class_named(self.assigned.capacity).about_k
+        return slowdown(now_seconds, about_k, assignment.columns, assignment.train_seconds)
+
     def _open(self, k: int | None) -> Device:
         options = TrainingOptions(
-            k=k, slowdown=self.assigned.slowdown, capability_seconds=_CAPABILITY_SECONDS
+            k=k, slowdown=self._slowdown, capability_seconds=_CAPABILITY_SECONDS
         )
         self._device = Device.open(self._home, options=options, work_clock=WorkClock())
         return self._device

@@ -30,10 +30,14 @@ class Enrolled:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A device timed its own training and picked ``k``, at which a round takes ``p90_seconds``."""
+    """A device, made ``slowdown`` times slower, timed its own training and picked ``k``.
+
+    ``p90_seconds``: what a round took at that k, emulated slowness included.
+    """
 
     device: str
     capacity: str
+    slowdown: float
     k: int
     p90_seconds: float | None
     reason: str

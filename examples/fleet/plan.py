@@ -9,11 +9,26 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["CLASSES", "CapacityClass", "PlannedDevice", "Throttles", "deal_users", "plan_devices",
-           "throttles"]  # fmt: skip
+__all__ = [
+    "CLASSES",
+    "HEADROOM",
+    "TIMED_PER_CLASS",
+    "CapacityClass",
+    "PlannedDevice",
+    "budget_seconds",
+    "class_named",
+    "deal_users",
+    "plan_devices",
+    "slowdown",
+]
+
+TIMED_PER_CLASS = 3
+"""So many devices of each class time themselves; the class takes the median of their ks."""
 
 HEADROOM = 0.2
 """A device's k has to fit into this much less than the time it is given (the SDK's default)."""
+# The strongest class has time for so many times the columns that there are.
+_ROOM = 1.6
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,22 +47,23 @@ CLASSES = (
 )
 
 
+def class_named(name: str) -> CapacityClass:
+    """The class of that name. Raises StopIteration for another."""
+    return next(each for each in CLASSES if each.name == name)
+
+
 @dataclass(frozen=True, slots=True)
 class PlannedDevice:
-    """``users`` are rows of the data; ``process`` counts from 0."""
+    """``users`` are rows of the data; ``process`` counts from 0.
+
+    ``times``: it times itself and picks a k, for its class.
+    """
 
     name: str
     capacity: str
     process: int
     users: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Throttles:
-    """The time that a round's training may take, and by class the emulated slowness."""
-
-    train_seconds: float
-    slowdown: Mapping[str, float]
+    times: bool
 
 
 def deal_users(interactions: Sequence[int], devices: int) -> list[tuple[int, ...]]:
@@ -77,30 +93,37 @@ def plan_devices(
             CLASSES[number % len(CLASSES)].name,
             number // len(CLASSES) % processes,
             users,
+            number < TIMED_PER_CLASS * len(CLASSES),
         )
         for number, users in enumerate(deal_users(interactions, devices))
     )
 
 
-def throttles(p90_seconds: Mapping[int, float], widest: int) -> Throttles:
-    """Slowness with which each class affords about its k.
+def budget_seconds(p90_seconds: Mapping[int, float], widest: int) -> float:
+    """What a round's training is given, from what it takes on this machine, by k.
 
-    ``p90_seconds``: what a round's training took here, by k. A line through them evens out noise.
-    The strongest class runs at this machine's speed.
+    Half as much again as the strongest class needs: a machine that is slower later on still
+    trains all columns.
     """
-    ks = np.array(sorted(p90_seconds), np.float64)
-    times: NDArray[np.float64] = np.array([p90_seconds[int(k)] for k in ks])
+    return 1.5 * _cost(p90_seconds, _ROOM * widest) / (1.0 - HEADROOM)
+
+
+def slowdown(
+    now_seconds: Mapping[int, float], about_k: int, widest: int, train_seconds: float
+) -> float:
+    """How many times slower a device has to be to afford about ``about_k`` columns in time.
+
+    ``now_seconds``: what its round takes at the moment, by k.
+    """
+    wanted = _cost(now_seconds, _ROOM * about_k if about_k >= widest else 1.1 * about_k)
+    return max(1.0, train_seconds * (1.0 - HEADROOM) / wanted)
+
+
+def _cost(seconds: Mapping[int, float], k: float) -> float:
+    """By a line through the times, which evens out noise."""
+    ks = np.array(sorted(seconds), np.float64)
+    times: NDArray[np.float64] = np.array([seconds[int(k)] for k in ks])
     slope, at_zero = np.polyfit(ks, times, 1)
     # A machine too noisy to show that more columns cost more still gets classes in their order.
     slope = max(float(slope), 1e-3 * float(times.mean()))
-    at_zero = max(float(at_zero), 0.0)
-
-    def cost(k: float) -> float:
-        return at_zero + slope * k
-
-    limit = 1.25 * cost(widest)
-    slowdown = {
-        each.name: 1.0 if each.about_k >= widest else limit / cost(1.15 * each.about_k + 1.0)
-        for each in CLASSES
-    }
-    return Throttles(limit / (1.0 - HEADROOM), slowdown)
+    return max(float(at_zero), 0.0) + slope * k

@@ -78,7 +78,7 @@ class ClassLine:
     """One capacity class in the live view."""
 
     devices: int
-    slowdown: float
+    slowdown: float | None = None
     ks: tuple[int, ...] = ()
     hit_ratio: float | None = None
     ndcg: float | None = None
@@ -143,12 +143,12 @@ def _drawn(progress: Progress, width: int) -> RenderableType:
     bar = ProgressBar(total=1.0, completed=progress.share, width=min(_MOST_BAR, width - 10))
     line = Table.grid(padding=(0, 1))
     line.add_row(bar, f"{progress.share:.0%}")
-    table = Table("class", "devices", "slowed down", "k chosen", "HR@10", "NDCG@10", box=None)
+    table = Table("class", "devices", "slowed down", "k picked", "HR@10", "NDCG@10", box=None)
     for name, each in progress.classes.items():
         table.add_row(
             name,
             str(each.devices),
-            f"{each.slowdown:.2f} x",
+            factor(each.slowdown),
             k_range(each.ks),
             "-" if each.hit_ratio is None else f"{each.hit_ratio:.3f}",
             "-" if each.ndcg is None else f"{each.ndcg:.3f}",
@@ -173,3 +173,8 @@ def span(seconds: float) -> str:
 def milliseconds(seconds: float | None) -> str:
     """As in "4.2 ms"; "-" for None."""
     return "-" if seconds is None else f"{seconds * 1e3:.1f} ms"
+
+
+def factor(times: float | None) -> str:
+    """As in "2.50 x"; "-" for None."""
+    return "-" if times is None else f"{times:.2f} x"

@@ -11,8 +11,8 @@ import numpy as np
 from device_sdk.runtime.atomic_file import write_atomically
 from examples.fleet.charts import Bar, Line, Strip, bar_chart, line_chart, strip_chart
 from examples.fleet.journal import UserShown
-from examples.fleet.plan import CLASSES, HEADROOM
-from examples.fleet.progress import k_range, milliseconds, span
+from examples.fleet.plan import CLASSES, HEADROOM, TIMED_PER_CLASS
+from examples.fleet.progress import factor, k_range, milliseconds, span
 from examples.fleet.results import FleetResults
 
 __all__ = ["report_html", "write_report"]
@@ -54,7 +54,8 @@ def _about(results: FleetResults) -> str:
     return (
         f"{run.data_name}: {run.users:,} users, {run.items:,} items, {run.interactions:,} training "
         f"interactions, on {run.devices} devices in {run.processes} processes. Broker: "
-        f"{run.broker}. {results.closed_rounds} of {run.rounds} rounds in {span(results.seconds)}."
+        f"{results.broker or 'none yet'}. {results.closed_rounds} of {run.rounds} rounds in "
+        f"{span(results.seconds)}."
     )
 
 
@@ -163,25 +164,23 @@ def _bytes(results: FleetResults) -> str:
 
 def _capability(results: FleetResults) -> str:
     run = results.run
-    limit = run.throttles.train_seconds * (1.0 - HEADROOM)
+    limit = run.train_seconds * (1.0 - HEADROOM)
     strips = [Strip(each.name, each.name, results.ks(each.name)) for each in CLASSES]
     times = [
         Line(
-            f"{each.name}, {run.throttles.slowdown[each.name]:.2f} x slower",
+            f"{each.name}, {factor(slower)}",
             each.name,
-            [
-                (k, 1e3 * run.throttles.slowdown[each.name] * seconds)
-                for k, seconds in sorted(run.round_p90_seconds.items())
-            ],
+            [(k, 1e3 * slower * seconds) for k, seconds in sorted(run.round_p90_seconds.items())],
         )
         for each in CLASSES
+        if (slower := results.slowdown(each.name)) is not None
     ]
     rows = [
         [
             each.name,
-            f"{run.throttles.slowdown[each.name]:.2f} x",
-            str(len(results.ks(each.name))),
+            factor(results.slowdown(each.name)),
             k_range(results.ks(each.name)),
+            str(results.class_k(each.name) or "-"),
             milliseconds(results.p90_seconds(each.name)),
             milliseconds(results.train_seconds(each.name)),
         ]
@@ -193,8 +192,8 @@ def _capability(results: FleetResults) -> str:
         if (found := next((m for m in results.measured.values() if m.capacity == each.name), None))
     )
     return _section(
-        "What each device chose to afford",
-        '<div class="pair"><div><h3>k of every device</h3>'
+        "What the devices chose to afford",
+        '<div class="pair"><div><h3>k that devices picked</h3>'
         + strip_chart("k by class", strips, x_label=f"columns k of {run.columns}", most=run.columns)
         + "</div><div><h3>Time of a round's training</h3>"
         + line_chart(
@@ -207,15 +206,17 @@ def _capability(results: FleetResults) -> str:
         )
         + "</div></div>"
         + _table(
-            ["class", "slowed down", "timed", "k chosen", "p90 when timed", "mean in rounds"], rows
+            ["class", "slowed down", "picked k", "trains k", "p90 when timed", "mean in rounds"],
+            rows,
         )
         + (f"<h3>In a device's own words</h3><ul>{reasons}</ul>" if reasons else "")
         + '<p class="soft">The slowness is emulated: after each piece of work a device sleeps in '
-        "proportion. The factors were set on this machine, from the times in the picture, so that "
+        "proportion. Each device's factor was set just before it timed itself, so that "
         f"the classes afford about {', '.join(str(each.about_k) for each in CLASSES)} columns. "
-        "Each device then timed its own training, one at a time, by its own thread's processor "
-        f"time, and took the largest k within {limit * 1e3:.1f} ms. Much of a round's time does "
-        "not depend on k, so a little noise moves k a good deal.</p>",
+        f"{TIMED_PER_CLASS} devices of each class then timed their own training, one at a time, by "
+        "their own thread's processor time, and picked the largest k within "
+        f"{limit * 1e3:.1f} ms; the class trains the median. Much of a round's time does not "
+        "depend on k, so a little noise moves k a good deal.</p>",
     )
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from statistics import fmean, median
+from statistics import fmean, median, median_low
 
 from examples.fleet.evaluate import QualityTable
 from examples.fleet.journal import Finished, Measured, RoundQuality, Trouble, UserShown
 from examples.fleet.journal import Record as JournalRecord
-from examples.fleet.plan import Throttles
 
 __all__ = ["FleetResults", "Run"]
 
@@ -18,8 +17,9 @@ __all__ = ["FleetResults", "Run"]
 class Run:
     """What was decided before the start.
 
-    ``round_p90_seconds``: by k, a round's training on this machine, before throttling.
-    ``popular_hit_ratio``: HR@10 of the most popular items, as a baseline.
+    ``train_seconds``: what a round's training is given. ``round_p90_seconds``: by k, a round's
+    training on this machine, before throttling. ``popular_hit_ratio``: HR@10 of the most popular
+    items, as a baseline.
     """
 
     data_name: str
@@ -29,12 +29,11 @@ class Run:
     users: int
     items: int
     interactions: int
-    broker: str
     devices: int
     processes: int
     rounds: int
     columns: int
-    throttles: Throttles
+    train_seconds: float
     round_p90_seconds: Mapping[int, float]
     popular_hit_ratio: float
 
@@ -44,6 +43,7 @@ class FleetResults:
     """Filled from the journals while the fleet runs."""
 
     run: Run
+    broker: str = ""
     quality: QualityTable = field(default_factory=QualityTable)
     enrolled: set[str] = field(default_factory=set)
     measured: dict[str, Measured] = field(default_factory=dict)
@@ -90,6 +90,16 @@ class FleetResults:
     def ks(self, capacity: str) -> tuple[int, ...]:
         """k of every measured device of a class."""
         return tuple(each.k for each in self.measured.values() if each.capacity == capacity)
+
+    def class_k(self, capacity: str) -> int | None:
+        """What a class trains: the median of what its timed devices picked."""
+        found = self.ks(capacity)
+        return median_low(found) if found else None
+
+    def slowdown(self, capacity: str) -> float | None:
+        """Median over a class of what was emulated."""
+        factors = [each.slowdown for each in self.measured.values() if each.capacity == capacity]
+        return median(factors) if factors else None
 
     def p90_seconds(self, capacity: str) -> float | None:
         """Median over a class of the time that a round takes at the chosen k, at its p90."""

@@ -6,8 +6,8 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.table import Table
 
-from examples.fleet.plan import CLASSES
-from examples.fleet.progress import k_range, milliseconds, span
+from examples.fleet.plan import CLASSES, TIMED_PER_CLASS
+from examples.fleet.progress import factor, k_range, milliseconds, span
 from examples.fleet.results import FleetResults
 
 __all__ = ["print_summary", "print_synthetic_warning"]
@@ -76,9 +76,9 @@ def _print_rounds(console: Console, results: FleetResults) -> None:
 def _print_classes(console: Console, results: FleetResults) -> None:
     run = results.run
     table = Table(
-        "class", "slowed down", "k chosen", "p90 when timed", "mean in rounds",
+        "class", "slowed down", "picked k", "trains k", "p90 when timed", "mean in rounds",
         "bytes an update", "dense float32", "NDCG@10",
-        title=f"Capacity classes, given {milliseconds(run.throttles.train_seconds)} for a round",
+        title=f"Capacity classes, given {milliseconds(run.train_seconds)} for a round",
         title_justify="left",
     )  # fmt: skip
     last = results.last_round()
@@ -87,8 +87,9 @@ def _print_classes(console: Console, results: FleetResults) -> None:
         quality = None if last is None else results.quality.at(last, each.name)
         table.add_row(
             each.name,
-            f"{run.throttles.slowdown[each.name]:.2f} x",
+            factor(results.slowdown(each.name)),
             k_range(results.ks(each.name)),
+            str(results.class_k(each.name) or "-"),
             milliseconds(results.p90_seconds(each.name)),
             milliseconds(results.train_seconds(each.name)),
             "-" if mean is None else f"{mean:,.0f}",
@@ -98,7 +99,11 @@ def _print_classes(console: Console, results: FleetResults) -> None:
             "-" if quality is None else f"{quality.ndcg:.3f}",
         )
     console.print(table)
-    console.print("Slowness is emulated by sleeping; the factors were set on this machine.\n")
+    console.print(
+        f"Slowness is emulated by sleeping. {TIMED_PER_CLASS} devices of a class timed themselves, "
+        "alone; the class trains the median of the ks that they picked.\n",
+        highlight=False,
+    )
 
 
 def _print_users(console: Console, results: FleetResults) -> None:

@@ -19,7 +19,7 @@ from examples.fleet.journal import (
 
 RECORDS: tuple[Record, ...] = (
     Enrolled("device-01"),
-    Measured("device-01", "phone", 16, 0.004, "k = 16 takes 4 ms"),
+    Measured("device-01", "phone", 1.5, 16, 0.004, "k = 16 takes 4 ms"),
     RoundQuality("device-01", "phone", 3, 16, 20, 7, 3.25, 2),
     Finished("device-01", "phone", 16, 44, 90_000, None, 0, {"bad-tag": 1}),
     UserShown("device-01", "user 7", 16, ("Heat (1995)",), ("Misérables, Les (1995)",), "Fargo"),
@@ -52,9 +52,19 @@ def test_a_line_that_is_being_written_comes_later(tmp_path: Path) -> None:
 
 def test_an_assignment_is_read_back_and_private(tmp_path: Path) -> None:
     user = AssignedUser("user 7", (0, 2), 1, (3,))
-    device = AssignedDevice("device-01", "phone", "/home", "CODE", 1.5, (user,))
+    device = AssignedDevice("device-01", "phone", "/home", "CODE", (user,))
     assignment = Assignment(
-        "mqtt://127.0.0.1", 3, "j", "t", ("a", "b", "c", "d"), ("A", "B", "C", "D"), (), (device,)
+        "mqtt://127.0.0.1",
+        3,
+        64,
+        0.01,
+        "j",
+        "v",
+        "t",
+        ("a", "b", "c", "d"),
+        ("A", "B", "C", "D"),
+        (),
+        (device,),
     )
     path = tmp_path / "assignment.json"
     assignment.write(path)

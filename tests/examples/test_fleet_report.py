@@ -15,7 +15,7 @@ from rich.console import Console
 
 from examples.fleet.charts import Line, Strip, line_chart, strip_chart
 from examples.fleet.journal import Finished, Measured, RoundQuality, Trouble, UserShown
-from examples.fleet.plan import CLASSES, Throttles
+from examples.fleet.plan import CLASSES
 from examples.fleet.report import report_html, write_report
 from examples.fleet.results import FleetResults, Run
 from examples.fleet.summary import print_summary
@@ -49,11 +49,9 @@ class Page(HTMLParser):
 
 
 def results(*, synthetic: bool = False) -> FleetResults:
-    throttled = Throttles(0.01, {each.name: 2.0 - n / 3 for n, each in enumerate(CLASSES)})
     run = Run(
         "MovieLens 100K", "read from data", synthetic, "the published 99 a user", 943, 1682, 99_057,
-        "Mosquitto, as a child process", 8, 2, 12, 64, throttled,
-        {1: 0.002, 32: 0.003, 64: 0.004}, 0.4,
+        8, 2, 12, 64, 0.01, {1: 0.002, 32: 0.003, 64: 0.004}, 0.4,
     )  # fmt: skip
     return FleetResults(run)
 
@@ -63,7 +61,16 @@ def filled() -> FleetResults:
     for number in range(8):
         capacity = CLASSES[number % 4]
         name = f"device-{number}"
-        found.take(Measured(name, capacity.name, capacity.about_k, 0.005, "k fits <in time>"))
+        found.take(
+            Measured(
+                name,
+                capacity.name,
+                2.0 - number % 4 / 3,
+                capacity.about_k,
+                0.005,
+                "k fits <in time>",
+            )
+        )
         for round_id in range(1, 13):
             found.take(
                 RoundQuality(

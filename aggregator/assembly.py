@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -60,6 +61,7 @@ class World:
     unix_clock: Callable[[], float]
     rng: np.random.Generator
     random_bytes: RandomBytes = os.urandom
+    sleep: Callable[[float], None] = time.sleep
 
 
 def assemble(
@@ -163,6 +165,7 @@ def assemble(
         keys,
         housekeeping,
         clock,
+        world.sleep,
     )
 
 

@@ -38,6 +38,7 @@ __all__ = ["Parts", "Service"]
 _LOG = logging.getLogger(__name__)
 _IDLE_SECONDS = 0.25
 _BUSY_SECONDS = 0.01
+_GATHER_SECONDS = 0.004
 _FLUSH_SECONDS = 2.0
 _SHOWN_ROUNDS = 8
 _SNAPSHOT_SECONDS = 1.0
@@ -62,6 +63,7 @@ class Parts:
     keys: FleetKeys
     housekeeping: Housekeeping
     clock: Callable[[], float]
+    sleep: Callable[[float], None]
 
 
 class Service:
@@ -97,6 +99,12 @@ class Service:
             self._look_again()
         for event in events:
             self._handle(event)
+        if 0 < len(parts.ingest) < group:
+            # A few more to share the commit: each costs a flush of the disk, however small it is.
+            # Asleep, since the link's thread reads faster when nobody takes one by one.
+            parts.sleep(_GATHER_SECONDS)
+            for event in parts.link.events(most=group, timeout_seconds=0.0):
+                self._handle(event)
         self._settle(parts.ingest.commit())
         while (happened := parts.rounds.tick()) is not None:
             self._tell(happened)

@@ -1,0 +1,76 @@
+"""`make bench-aggregator`: updates and session opens a second, and memory, on this machine.
+
+Updates are 100 rows x 16 columns of 3,706 x 64 in int8. Every commit is on disk before its receipts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+# One BLAS thread: before numpy is imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from tabulate import tabulate
+
+from benchmarks.aggregator.broker import MOSQUITTO
+from benchmarks.aggregator.ingest_rate import measure_ingest
+from benchmarks.aggregator.session_opens import measure_opens
+from benchmarks.aggregator.through_broker import measure_through_broker
+
+RESULTS = Path(__file__).parents[1] / "results" / "aggregator.json"
+
+
+def main() -> int:
+    """Print the table; write the figures to benchmarks/results/aggregator.json."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.aggregator", description=__doc__)
+    parser.add_argument("--updates", type=int, default=100_000, help="function level (100000)")
+    parser.add_argument("--opens", type=int, default=3000, help="session opens (3000)")
+    parser.add_argument("--devices", type=int, default=500, help="connected at once (500)")
+    parser.add_argument("--rounds", type=int, default=12, help="through the broker (12)")
+    arguments = parser.parse_args()
+    logging.disable(logging.WARNING)
+    rows: list[tuple[str, str, str]] = []
+    result: dict[str, object] = {"load_average": os.getloadavg()[0]}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        ingest = measure_ingest(arguments.updates, folder / "ingest")
+        rate = ingest.updates / ingest.seconds
+        grown = ingest.resident_mb_late - ingest.resident_mb_early
+        rows.append(("updates a second, function level", f"{rate:,.0f}", "at least 5,000"))
+        rows.append(
+            (
+                f"memory from 1,000 to {ingest.updates:,} updates, MB",
+                f"{ingest.resident_mb_early:.0f} to {ingest.resident_mb_late:.0f}",
+                "flat",
+            )
+        )
+        opens = measure_opens(arguments.opens, folder / "opens")
+        rows.append(("session opens a second, one core", f"{opens:,.0f}", "at least 1,500"))
+        result |= {"updates_a_second": rate, "grown_mb": grown, "opens_a_second": opens}
+        if MOSQUITTO is None:
+            rows.append(("through Mosquitto", "not installed", "at least 1,500"))
+        else:
+            broker_folder = folder / "broker"
+            broker_folder.mkdir()
+            through = measure_through_broker(arguments.devices, arguments.rounds, broker_folder)
+            rate = through.updates / through.seconds
+            label = f"updates a second through Mosquitto, {through.devices} devices, receipts"
+            rows.append((label, f"{rate:,.0f}", "at least 1,500"))
+            micros = through.cpu_seconds / through.updates * 1e6
+            rows.append(("  the aggregator's CPU an update, us", f"{micros:.0f}", ""))
+            result |= {"through_broker_a_second": rate, "cpu_micros_an_update": micros}
+    print(tabulate(rows, headers=("", "measured", "target"), disable_numparse=True))
+    print(f"\nload average at the start: {result['load_average']:.1f}")
+    RESULTS.parent.mkdir(exist_ok=True)
+    RESULTS.write_text(json.dumps(result, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,100 @@
+"""Function level: unseal, decode, check, durable commit, absorb. No broker."""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from aggregator.assembly import World, assemble
+from aggregator.registry import credential
+from aggregator.service import Parts
+from aggregator.task import read_task
+from aggregator.uplink import Arrived
+from benchmarks.aggregator.fleet import BenchDevice, enrol_directly, make_bench_home, scatter_body
+from device_sdk.wire.device_session import SessionOpening
+from device_sdk.wire.link_events import Message
+from device_sdk.wire.messages import RecordType, UpdateIdentity, Verdict, write_update
+from device_sdk.wire.topics import Topics, UpTopic
+
+__all__ = ["IngestFigures", "measure_ingest"]
+
+_SESSIONS = 500
+_GROUP = 256
+
+
+@dataclass(frozen=True)
+class IngestFigures:
+    """``seconds`` of the aggregator's work alone; sealing by the devices is not in it."""
+
+    updates: int
+    seconds: float
+    resident_mb_early: float
+    resident_mb_late: float
+
+
+def measure_ingest(updates: int, folder: Path) -> IngestFigures:
+    """Ingest ``updates`` of 100 rows x 16, each from a device of its own for its round.
+
+    Sessions belong to 500 devices; a device sends one update a round, so rounds follow each other.
+    """
+    home = make_bench_home(folder, "mqtt://127.0.0.1:1", "quorum = 1\ndeadline_seconds = 86400.0")
+    store = home.open_store()
+    rng = np.random.default_rng(2)
+    devices = enrol_directly(store, updates, rng)
+    world = World(time.monotonic, time.time, rng)
+    parts = assemble(home, store, read_task(home.task_file), world)
+    assert parts.rounds.tick() is not None
+    bodies = [scatter_body(rng) for _ in range(64)]
+    busy_seconds = 0.0
+    early_mb = 0.0
+    done = 0
+    for start in range(0, updates, _SESSIONS):
+        batch = devices[start : start + _SESSIONS]
+        messages = list(_messages(parts, batch, bodies))
+        began = time.perf_counter()
+        done += _ingest(parts, messages)
+        busy_seconds += time.perf_counter() - began
+        for device in batch:
+            parts.table.end(device.credential.device_id)
+        if not early_mb and done >= 1000:
+            early_mb = _resident_mb()
+    assert done == updates == parts.aggregation.participants
+    late_mb = _resident_mb()
+    store.database.close()
+    return IngestFigures(updates, busy_seconds, early_mb, late_mb)
+
+
+def _ingest(parts: Parts, messages: list[Message]) -> int:
+    counted = 0
+    for start in range(0, len(messages), _GROUP):
+        for message in messages[start : start + _GROUP]:
+            arrived = parts.uplink.receive(message)
+            assert isinstance(arrived, Arrived)
+            assert parts.ingest.offer(arrived.device_id, arrived.payload) is None
+        counted += sum(s.receipt.verdict is Verdict.COUNTED for s in parts.ingest.commit())
+    return counted
+
+
+def _messages(parts: Parts, batch: list[BenchDevice], bodies: list[bytes]) -> Iterator[Message]:
+    row = parts.rounds.current
+    assert row is not None
+    topics = Topics()
+    for index, device in enumerate(batch):
+        opening = SessionOpening(device.credential, parts.keys.current().descriptor, time.monotonic)
+        known = credential(parts.registry.by_handle(device.handle))
+        reply = parts.table.accept_open(known, opening.message, parts.keys.group_keys())
+        session = opening.accept(reply, 0).session
+        identity = UpdateIdentity(device.credential.device_id, "default", row.generation, row.round)
+        payload = write_update(identity, bodies[index % len(bodies)])
+        topic = topics.write(UpTopic(0, device.handle))
+        yield Message(topic, session.seal(RecordType.UPDATE, payload), False)
+
+
+def _resident_mb() -> float:
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * resource.getpagesize() / 1e6

@@ -1,0 +1,143 @@
+"""Many connected devices on one selector, each with one update in flight."""
+
+from __future__ import annotations
+
+import selectors
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from benchmarks.aggregator.fleet import BenchDevice
+from benchmarks.aggregator.mqtt_client import MiniClient
+from device_sdk.wire.broadcast import derive_broadcast_keys, open_manifest, read_manifest_label
+from device_sdk.wire.descriptor import Descriptor
+from device_sdk.wire.device_session import DeviceSessions, SessionOpening
+from device_sdk.wire.group_key import GroupKey, find_group_key
+from device_sdk.wire.header import MessageType
+from device_sdk.wire.manifest import Manifest, read_manifest
+from device_sdk.wire.messages import (
+    RecordType,
+    UpdateIdentity,
+    Verdict,
+    read_receipt,
+    write_update,
+)
+from device_sdk.wire.signature import public_key
+from device_sdk.wire.topics import DownTopic, ManifestTopic, Topics, UpTopic
+
+__all__ = ["Load"]
+
+_PATIENCE_SECONDS = 60.0
+
+
+@dataclass
+class _Connected:
+    device: BenchDevice
+    client: MiniClient
+    up_topic: str
+    body: bytes
+    sessions: DeviceSessions = field(default_factory=DeviceSessions)
+    opening: SessionOpening | None = None
+
+
+class Load:
+    """Connects ``devices``; :meth:`open_sessions` and :meth:`run` drive them."""
+
+    def __init__(
+        self,
+        port: int,
+        devices: Sequence[BenchDevice],
+        bodies: Sequence[bytes],
+        descriptor: Descriptor,
+    ) -> None:
+        self._descriptor = descriptor
+        self._topics = Topics()
+        self._selector = selectors.DefaultSelector()
+        self._group_keys: tuple[GroupKey, ...] = ()
+        self._manifest: Manifest | None = None
+        self._sealed_manifest = b""
+        self._fleet: list[_Connected] = []
+        self._counted = 0
+        for index, device in enumerate(devices):
+            client = MiniClient(port, device.handle.hex())
+            client.subscribe(self._topics.write(DownTopic(device.handle)))
+            if index == 0:
+                client.subscribe(self._topics.write(ManifestTopic("default", "all")))
+            topic = self._topics.write(UpTopic(0, device.handle))
+            one = _Connected(device, client, topic, bodies[index % len(bodies)])
+            self._selector.register(client.socket, selectors.EVENT_READ, one)
+            self._fleet.append(one)
+
+    def open_sessions(self) -> None:
+        """One session each."""
+        for one in self._fleet:
+            one.opening = SessionOpening(one.device.credential, self._descriptor, time.monotonic)
+            one.client.publish(one.up_topic, one.opening.message)
+            self._turn(0.0)
+        until = time.monotonic() + _PATIENCE_SECONDS
+        while any(one.opening is not None for one in self._fleet):
+            self._turn(0.1)
+            if time.monotonic() > until:
+                raise TimeoutError("sessions were not opened in time")
+
+    def run(self, updates: int) -> float:
+        """Send ``updates`` and wait for their receipts; the seconds it took."""
+        began = time.perf_counter()
+        until = time.monotonic() + _PATIENCE_SECONDS
+        done_for = 0
+        target = self._counted + updates
+        while self._counted < target:
+            manifest = self._manifest
+            if manifest is not None and manifest.round > done_for:
+                done_for = manifest.round
+                for one in self._fleet:
+                    self._send(one, manifest)
+            self._turn(0.05)
+            if time.monotonic() > until:
+                raise TimeoutError(f"{self._counted} of {target} receipts came in time")
+        return time.perf_counter() - began
+
+    def close(self) -> None:
+        """Disconnect."""
+        for one in self._fleet:
+            self._selector.unregister(one.client.socket)
+            one.client.socket.close()
+
+    def _send(self, one: _Connected, manifest: Manifest) -> None:
+        device_id = one.device.credential.device_id
+        identity = UpdateIdentity(device_id, "default", manifest.generation, manifest.round)
+        sealed = one.sessions.seal(RecordType.UPDATE, write_update(identity, one.body))
+        one.client.publish(one.up_topic, sealed)
+
+    def _turn(self, timeout_seconds: float) -> None:
+        for key, _ in self._selector.select(timeout_seconds):
+            one: _Connected = key.data
+            for topic, payload in one.client.received():
+                if "/manifest/" in topic:
+                    self._sealed_manifest = payload
+                    self._read_manifest()
+                else:
+                    self._take(one, payload)
+
+    def _take(self, one: _Connected, payload: bytes) -> None:
+        if payload[1] == MessageType.SESSION_REPLY:
+            if one.opening is not None:
+                opened = one.opening.accept(payload, 0)
+                one.sessions.install(opened.session)
+                one.opening = None
+                self._group_keys = opened.group_keys
+                self._read_manifest()
+            return
+        receipt = read_receipt(one.sessions.receive(payload).payload)
+        if receipt.verdict is not Verdict.COUNTED:
+            raise RuntimeError(f"an update was not counted: {receipt}")
+        self._counted += 1
+
+    def _read_manifest(self) -> None:
+        if not self._group_keys or not self._sealed_manifest:
+            return
+        label = read_manifest_label(self._sealed_manifest)
+        key = find_group_key(self._group_keys, label.epoch)
+        keys = derive_broadcast_keys(key, label.broadcast_id, "default", "all")
+        signing = public_key(self._descriptor.signing)
+        self._manifest = read_manifest(open_manifest(self._sealed_manifest, keys, signing))

@@ -1,0 +1,94 @@
+"""Just enough of MQTT 3.1.1 for hundreds of connections on one selector. For load, not for use."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+__all__ = ["MiniClient"]
+
+_PUBLISH, _PUBACK = 0x30, 0x40
+
+
+class MiniClient:
+    """One connection. ``received`` yields (topic, payload) of publications, and answers them."""
+
+    def __init__(self, port: int, client_id: str) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", port))
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._buffer = b""
+        self._next_id = 0
+        body = _text("MQTT") + bytes((4, 2)) + (600).to_bytes(2, "big") + _text(client_id)
+        self.socket.sendall(_packet(0x10, body))
+        self._await(0x20)
+        self.socket.setblocking(False)
+
+    def subscribe(self, topic: str) -> None:
+        """Subscribe at QoS 1 and wait for the answer."""
+        self.socket.setblocking(True)
+        self.socket.sendall(_packet(0x82, self._id() + _text(topic) + b"\x01"))
+        self._await(0x90)
+        self.socket.setblocking(False)
+
+    def publish(self, topic: str, payload: bytes) -> None:
+        """Send at QoS 1; the acknowledgement is read and forgotten."""
+        self.socket.sendall(_packet(_PUBLISH | 2, _text(topic) + self._id() + payload))
+
+    def received(self) -> Iterator[tuple[str, bytes]]:
+        """What has come; call when the socket is readable."""
+        try:
+            data = self.socket.recv(262_144)
+        except BlockingIOError:
+            return
+        if not data:
+            raise ConnectionError("the broker closed the connection")
+        self._buffer += data
+        while (packet := self._take()) is not None:
+            kind, body = packet
+            if kind & 0xF0 != _PUBLISH:
+                continue
+            end = 2 + int.from_bytes(body[:2], "big")
+            topic = body[2:end].decode()
+            if kind & 6:
+                self.socket.sendall(_packet(_PUBACK, body[end : end + 2]))
+                end += 2
+            yield topic, body[end:]
+
+    def _take(self) -> tuple[int, bytes] | None:
+        length, shift, at = 0, 0, 1
+        while True:
+            if at >= len(self._buffer):
+                return None
+            byte = self._buffer[at]
+            length |= (byte & 127) << shift
+            at, shift = at + 1, shift + 7
+            if byte < 128:
+                break
+        if len(self._buffer) < at + length:
+            return None
+        kind, body = self._buffer[0], self._buffer[at : at + length]
+        self._buffer = self._buffer[at + length :]
+        return kind, body
+
+    def _await(self, kind: int) -> None:
+        while (packet := self._take()) is None:
+            self._buffer += self.socket.recv(4096)
+        if packet[0] != kind:
+            raise ConnectionError(f"packet {packet[0]:#x} instead of {kind:#x}")
+
+    def _id(self) -> bytes:
+        self._next_id = self._next_id % 65_535 + 1
+        return self._next_id.to_bytes(2, "big")
+
+
+def _text(text: str) -> bytes:
+    return len(text).to_bytes(2, "big") + text.encode()
+
+
+def _packet(kind: int, body: bytes) -> bytes:
+    length, out = len(body), bytearray((kind,))
+    while True:
+        out.append(length & 127 | (128 if length > 127 else 0))
+        length >>= 7
+        if not length:
+            return bytes(out) + body

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,22 +10,20 @@ import numpy as np
 
 from device_sdk.home.home import Home
 from device_sdk.home.membership import Membership
-from device_sdk.home.model_store import StoredModel
-from device_sdk.home.round_store import OutboxRow, Outcome, Participation
+from device_sdk.home.round_store import Outcome
 from device_sdk.rounds.actions import Actions
 from device_sdk.rounds.intake import ManifestIntake
 from device_sdk.rounds.job import TrainedRound, TrainingJob
 from device_sdk.rounds.open_round import OpenRound
 from device_sdk.rounds.pace import Pace
 from device_sdk.rounds.refusals import Refusals
+from device_sdk.rounds.round_commit import commit_round, participation, save_model
 from device_sdk.rounds.sender import Sender
 from device_sdk.rounds.session_keeper import SessionKeeper
 from device_sdk.wire.errors import WireError
 from device_sdk.wire.header import FIRST_ENVELOPE_TYPE, MessageType
 from device_sdk.wire.manifest import Manifest
-from device_sdk.wire.messages import RecordType, UpdateIdentity, read_receipt, update_digest
-from device_sdk.wire.task_messages import BROADCAST_CODECS
-from device_sdk.wire.tensors import Codec
+from device_sdk.wire.messages import RecordType, read_receipt
 from device_sdk.wire.topics import (
     ChunkTopic,
     DescriptorTopic,
@@ -164,20 +161,13 @@ class Participant:
                 self._home.models.save_capability(result.capability)
             self.ended(job, Outcome.TOO_LATE, f"training took {result.seconds:.1f} s")
             return
-        device_id = self._membership.grant.device_id
-        identity = UpdateIdentity(device_id, manifest.task, manifest.generation, manifest.round)
-        digest = update_digest(identity, hashlib.sha256(result.body).digest())
-        row = OutboxRow(digest, manifest.task, manifest.generation, manifest.round, result.body)
-        with self._home.database.transaction():
-            self._home.models.save_learner(manifest.task, result.learner_state)
-            self._save_model(job)
-            if result.capability is not None:
-                self._home.models.save_capability(result.capability)
-            self._home.rounds.conclude(
-                _part(manifest, Outcome.TRAINED, k=result.k, train_seconds=result.seconds)
-            )
-            self._home.rounds.post(row)
-            self._home.membership.raise_time(self.sessions.time.largest_unix_seconds)
+        row = commit_round(
+            self._home,
+            self._membership.grant.device_id,
+            job,
+            result,
+            self.sessions.time.largest_unix_seconds,
+        )
         self._close_round()
         self.sender.add(row)
 
@@ -299,25 +289,10 @@ class Participant:
             raise
         if round_.manifest.threshold == 0:
             with self._home.database.transaction():
-                self._save_model(job)
+                save_model(self._home, job)
                 self._conclude(job.manifest, Outcome.READ)
         else:
             self._job = job
-
-    def _save_model(self, job: TrainingJob) -> None:
-        manifest = job.manifest
-        model = StoredModel(
-            manifest.task,
-            manifest.generation,
-            manifest.round,
-            manifest.version,
-            manifest.catalogue_id,
-            job.broadcast.tensors,
-        )
-        # float16 holds what came as float16 exactly; everything else needs all of float32.
-        half = BROADCAST_CODECS[manifest.codec] is Codec.FLOAT16
-        self._home.models.save_model(model, Codec.FLOAT16 if half else Codec.FLOAT32)
-        self._home.models.drop_catalogues(manifest.catalogue_id)
 
     def _watch_round(self, round_: OpenRound) -> None:
         if self._is_past(round_.manifest.deadline_unix_seconds):
@@ -327,7 +302,7 @@ class Participant:
 
     def _conclude(self, manifest: Manifest, outcome: Outcome, detail: str = "") -> None:
         self._close_round()
-        self._home.rounds.conclude(_part(manifest, outcome, detail))
+        self._home.rounds.conclude(participation(manifest, outcome, detail))
 
     def _close_round(self) -> None:
         if self._round is not None:
@@ -337,22 +312,3 @@ class Participant:
     def _is_past(self, unix_seconds: int) -> bool:
         now = self.sessions.time.now()
         return now is not None and now >= unix_seconds
-
-
-def _part(
-    manifest: Manifest,
-    outcome: Outcome,
-    detail: str = "",
-    k: int | None = None,
-    train_seconds: float | None = None,
-) -> Participation:
-    return Participation(
-        manifest.task,
-        manifest.generation,
-        manifest.round,
-        manifest.version,
-        outcome,
-        detail,
-        k,
-        train_seconds,
-    )

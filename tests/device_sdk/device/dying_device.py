@@ -1,7 +1,7 @@
 """A device's process that ends itself by SIGKILL at a given point: ``dying_device.py HOME POINT``.
 
 Points: ``before-commit``, ``after-commit``, ``after-send``, ``before-settle``, ``after-settle``,
-or ``never``.
+``never``, or ``idle``: as never, with an ordinary link.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from device_sdk.rounds.options import TrainingOptions
 from device_sdk.rounds.participant import Participant
 from device_sdk.rounds.sender import Sender
 from device_sdk.wire.link import Link
+from device_sdk.wire.link_settings import LinkSettings
 from tests.brokers.links import QUICK
 from tests.device_sdk.device.brisk import BRISK
 
@@ -69,7 +70,8 @@ def main() -> None:
         case "after-settle":
             after(Participant, "_on_down", lambda *values: values[1][1] >= 16 and die())
     options = TrainingOptions(k=4)
-    with Device.open(home, options=options, pace=BRISK, link_settings=QUICK) as device:
+    link_settings = LinkSettings() if point == "idle" else QUICK
+    with Device.open(home, options=options, pace=BRISK, link_settings=link_settings) as device:
         device.start()
         print("started", flush=True)
         sys.stdin.read()

@@ -252,6 +252,10 @@ class SmallAggregator:
     def down(self, handle: bytes, payload: bytes, *, retain: bool = False) -> None:
         self._link.publish(self.topics.write(DownTopic(handle)), payload, retain=retain)
 
+    def rounds_seen(self) -> list[int]:
+        """Rounds of the updates that came, each once: a busy machine may send one twice."""
+        return list(dict.fromkeys(identity.round for identity, _ in self.seen.bodies))
+
     def await_(self, true: Callable[[], bool], timeout_seconds: float = 10.0) -> None:
         until = time.monotonic() + timeout_seconds
         while not true():

@@ -199,6 +199,7 @@ class Ingest:
         if closed is not None and closed < self._unix_clock() - self._verdict_seconds:
             return self._settled(update, Verdict.FORGOTTEN)
         self._rounds.came_late(row)
+        self._refusals.note_reason("late", identity.device_id)
         return self._settled(update, Verdict.LATE)
 
     def _repeat(self, update: Update, known: StoredVerdict) -> Settled:

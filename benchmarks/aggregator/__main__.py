@@ -1,6 +1,6 @@
 """`make bench-aggregator`: updates and session opens a second, and memory, on this machine.
 
-Updates are 100 rows x 16 columns of 3,706 x 64 in int8. Every commit is on disk before its receipts.
+Updates are 100 rows x 16 columns of 3,706 x 64 in int8. Commits are on disk before receipts leave.
 """
 
 from __future__ import annotations

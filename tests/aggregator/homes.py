@@ -10,12 +10,13 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
 from aggregator.assembly import World, assemble
+from aggregator.bindings import Binding
 from aggregator.cli import main
 from aggregator.home import Home
 from aggregator.key_folder import initialise
@@ -70,8 +71,11 @@ class Serving:
 
 
 @contextmanager
-def serving(home: Home) -> Iterator[Serving]:
-    """Serve a home in this process until the block ends; errors of the service come out here."""
+def serving(home: Home, binding: Binding | None = None) -> Iterator[Serving]:
+    """Serve a home in this process until the block ends; errors of the service come out here.
+
+    ``binding`` takes the place of the task file's.
+    """
     stopping = threading.Event()
     ready = threading.Event()
     holder: list[Serving] = []
@@ -80,6 +84,8 @@ def serving(home: Home) -> Iterator[Serving]:
     def work() -> None:
         try:
             task = read_task(home.task_file)
+            if binding is not None:
+                task = replace(task, binding=binding)
             world = World(time.monotonic, time.time, np.random.default_rng(3), os.urandom)
             parts = assemble(home, home.open_store(), task, world)
             mine = Serving(parts, Service(parts))

@@ -18,10 +18,12 @@ from device_sdk.learners.scatter import ScatterLearner
 from device_sdk.wire.exchange import Broadcast
 from device_sdk.wire.scatter_settings import ScatterTraining
 
-__all__ = ["round_seconds"]
+__all__ = ["LIKE_SLOWDOWN", "round_seconds"]
 
 Rows = NDArray[np.int64]
 _WARM_UPS = 3
+LIKE_SLOWDOWN = 2.0
+"""About what the demo's devices emulate."""
 
 
 @dataclass(frozen=True, slots=True)

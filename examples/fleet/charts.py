@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+from typing import Literal
 
 __all__ = ["Bar", "Line", "Strip", "bar_chart", "line_chart", "strip_chart"]
 
@@ -48,8 +49,8 @@ def line_chart(
     *,
     x_label: str,
     y_digits: int = 2,
-    y_unit: str = "",
     levels: Sequence[tuple[str, float]] = (),
+    level_names: Literal["left", "right"] = "right",
 ) -> str:
     """Lines over a common x, the first on top; ``levels`` are dashed lines with a name each."""
     xs = [x for line in lines for x, _ in line.points]
@@ -71,14 +72,17 @@ def line_chart(
     for tick in y_ticks:
         y = at_y(tick)
         parts.append(f'<path class="grid" d="M{_LEFT} {y:.1f}H{_WIDTH - _RIGHT}"/>')
-        parts.append(_text(_LEFT - 6, y + 4, f"{tick:.{y_digits}f}{y_unit}", "end"))
+        parts.append(_text(_LEFT - 6, y + 4, f"{tick:.{y_digits}f}", "end"))
     for tick in x_ticks:
         parts.append(_text(at_x(tick), _HEIGHT - _BOTTOM + 16, f"{tick:g}", "middle"))
     parts.append(_text((_LEFT + _WIDTH) / 2, _HEIGHT - 4, x_label, "middle"))
     for name, level in levels:
         y = at_y(level)
         parts.append(f'<path class="level" d="M{_LEFT} {y:.1f}H{_WIDTH - _RIGHT}"/>')
-        parts.append(_text(_WIDTH - _RIGHT, y - 4, name, "end"))
+        if level_names == "right":
+            parts.append(_text(_WIDTH - _RIGHT, y - 4, name, "end"))
+        else:
+            parts.append(_text(_LEFT + 4, y - 4, name, "start"))
     for line in reversed(lines):
         path = "L".join(f"{at_x(x):.1f} {at_y(y):.1f}" for x, y in line.points)
         parts.append(f'<path class="line {line.style}" d="M{path}"/>')

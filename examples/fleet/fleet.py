@@ -26,7 +26,7 @@ from examples.fleet.assignment import (
     write_verdicts,
 )
 from examples.fleet.broker import running_broker
-from examples.fleet.calibration import round_seconds
+from examples.fleet.calibration import LIKE_SLOWDOWN, round_seconds
 from examples.fleet.child import Child
 from examples.fleet.data import FleetData
 from examples.fleet.errors import FleetError
@@ -81,6 +81,7 @@ class Fleet:
             TRAINING,
             WorkClock(),
             self._rng,
+            slowdown=LIKE_SLOWDOWN,
         )
         self.results = FleetResults(
             Run(

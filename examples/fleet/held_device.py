@@ -14,7 +14,7 @@ from device_sdk.errors import DeviceError
 from device_sdk.home.home import Home
 from device_sdk.home.round_store import Outcome
 from examples.fleet.assignment import AssignedDevice, Assignment, ClassVerdict
-from examples.fleet.calibration import round_seconds
+from examples.fleet.calibration import LIKE_SLOWDOWN, round_seconds
 from examples.fleet.evaluate import device_quality
 from examples.fleet.journal import Finished, Measured, RoundQuality, UserShown
 from examples.fleet.plan import class_named, slowdown
@@ -27,10 +27,9 @@ _ENROL_SECONDS = 60.0
 # Emulated seconds for one measurement of k: room for hundreds of runs of a few milliseconds.
 _CAPABILITY_SECONDS = 2.5
 _THROTTLE_KS = (4, 24, 44, 64)
-_THROTTLE_RUNS = 20
-_LIKE_SLOWDOWN = 2.0
+_THROTTLE_RUNS = 40
 # The SDK takes a p90 of averages, which a busy machine's outliers move less than one of runs.
-_THROTTLE_QUANTILE = 0.7
+_THROTTLE_QUANTILE = 0.8
 _MEASURE_SECONDS = 30.0
 _POLL_SECONDS = 0.02
 _SHOWN = 8
@@ -190,7 +189,7 @@ class HeldDevice:
             np.random.default_rng(),
             ks=_THROTTLE_KS,
             runs=_THROTTLE_RUNS,
-            slowdown=_LIKE_SLOWDOWN,
+            slowdown=LIKE_SLOWDOWN,
             quantile=_THROTTLE_QUANTILE,
         )
         about_k = class_named(self.assigned.capacity).about_k

@@ -195,14 +195,14 @@ def _capability(results: FleetResults) -> str:
         "What the devices chose to afford",
         '<div class="pair"><div><h3>k that devices picked</h3>'
         + strip_chart("k by class", strips, x_label=f"columns k of {run.columns}", most=run.columns)
-        + "</div><div><h3>Time of a round's training</h3>"
+        + "</div><div><h3>A round's training by k, in ms</h3>"
         + line_chart(
             "p90 of a round's training by k",
             times,
             x_label="columns k",
             y_digits=1,
-            y_unit=" ms",
             levels=[(f"limit {limit * 1e3:.1f} ms", limit * 1e3)],
+            level_names="left",
         )
         + "</div></div>"
         + _table(

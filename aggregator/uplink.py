@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from aggregator.enrolment import Enrolment
 from aggregator.registry import Registry, credential
@@ -23,6 +24,8 @@ from device_sdk.wire.topics import (
 )
 
 __all__ = ["Answer", "Arrived", "Refusal", "Uplink"]
+
+_MOST_TOPICS = 8192
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,8 @@ class Uplink:
         group_keys: Callable[[], tuple[GroupKey, ...]],
     ) -> None:
         self._topics = topics
+        # The same topics come again and again; parsing one costs as much as a decryption.
+        self._parse = lru_cache(maxsize=_MOST_TOPICS)(topics.parse)
         self._registry = registry
         self._table = table
         self._reassembler = reassembler
@@ -74,7 +79,7 @@ class Uplink:
         try:
             if message.retained:
                 raise WireError("retained", "nobody may leave retained messages for us")
-            topic = self._topics.parse(message.topic)
+            topic = self._parse(message.topic)
             if isinstance(topic, EnrolRequestTopic):
                 return self._enrol(message.payload)
             if not isinstance(topic, UpTopic):

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Protocol
 
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.logging import RichHandler
 from rich.panel import Panel
@@ -152,7 +152,9 @@ def describe(event: RoundEvent) -> str:
 
 def render(seen: Snapshot) -> Panel:
     """The picture of one moment."""
-    parts = [_state(seen), _round(seen), _rounds(seen)]
+    parts: list[RenderableType] = [_state(seen), _round(seen)]
+    if seen.finished:
+        parts.append(_rounds(seen))
     if seen.refusals:
         refused = ", ".join(f"{why} {count}" for why, count in sorted(seen.refusals.items()))
         parts.append(Text(f"refused  {refused}", style="yellow"))

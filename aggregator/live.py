@@ -16,10 +16,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from aggregator.cli.words import size, span
 from aggregator.rounds import RoundClosed, RoundEvent, RoundHeld, RoundOpened
 from aggregator.service import Service
 from aggregator.snapshot import Snapshot
+from aggregator.words import size, span
 
 __all__ = ["LiveView", "PlainView", "View", "describe", "render"]
 

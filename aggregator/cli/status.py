@@ -9,9 +9,9 @@ import time
 from tabulate import tabulate
 
 from aggregator.cli.arguments import add_home, home_of, positive_int
-from aggregator.cli.words import ago, span
 from aggregator.store import Store
 from aggregator.store.rounds import RoundRow
+from aggregator.words import ago, span
 
 _HELP = "show rounds, version and refusals"
 _DESCRIPTION = """\

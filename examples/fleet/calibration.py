@@ -45,9 +45,8 @@ def round_seconds(
     ks: Sequence[int] = (1, 8, 16, 24, 32, 48, 64),
     runs: int = 20,
     slowdown: float = 1.0,
-    quantile: float = 0.9,
 ) -> dict[int, float]:
-    """By k a quantile of ``runs`` rounds' seconds, of a device that holds ``positives``.
+    """By k the p90 of ``runs`` rounds' seconds, of a device that holds ``positives``.
 
     With a ``slowdown`` there are pauses between the runs, as on a device that emulates it. They are
     not in the result, but what they do to caches and clock rate is.
@@ -67,4 +66,4 @@ def round_seconds(
             taken = timed(partial(learner.train, broadcast), clock, slowdown, float("inf"))
             if run >= _WARM_UPS:
                 times[k].append(taken / slowdown)
-    return {k: float(np.quantile(taken, quantile)) for k, taken in times.items()}
+    return {k: float(np.quantile(taken, 0.9)) for k, taken in times.items()}

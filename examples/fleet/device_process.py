@@ -42,9 +42,8 @@ def main(argv: list[str]) -> int:
     devices = [HeldDevice(each, assignment) for each in assignment.devices]
     try:
         enrolled = [device for device in devices if _enrol(device, journal, stopping)]
-        for device in enrolled:
-            if device.assigned.times:
-                _measure(device, assignment, journal, stopping)
+        timed = [device for device in enrolled if device.assigned.times]
+        _measure(timed, assignment, journal, stopping)
         running = _start(enrolled, Path(assignment.verdict), stopping)
         _take_part(running, journal, stopping)
         _report(running, assignment, journal)
@@ -68,16 +67,27 @@ def _enrol(device: HeldDevice, journal: JournalWriter, stopping: threading.Event
 
 
 def _measure(
-    device: HeldDevice, assignment: Assignment, journal: JournalWriter, stopping: threading.Event
+    devices: list[HeldDevice],
+    assignment: Assignment,
+    journal: JournalWriter,
+    stopping: threading.Event,
 ) -> None:
+    """One device of each class after the other, while no other process times anything.
+
+    All are slowed down by the same look at the machine's speed: a busy machine's changes within
+    seconds by more than what sets the classes apart, but then it changes for all of these.
+    """
     with _turn(Path(assignment.turn), stopping):
-        if stopping.is_set():
-            return
-        measured = device.measure(stopping.is_set)
-    if measured is not None:
-        journal.write(measured)
-    elif not stopping.is_set():
-        journal.write(Trouble(device.assigned.name, "took part in no round in time to be timed"))
+        now_seconds = None if stopping.is_set() or not devices else devices[0].present_seconds()
+        for device in devices:
+            if now_seconds is None or stopping.is_set():
+                return
+            measured = device.measure(now_seconds, stopping.is_set)
+            if measured is not None:
+                journal.write(measured)
+            elif not stopping.is_set():
+                name = device.assigned.name
+                journal.write(Trouble(name, "took part in no round in time to be timed"))
 
 
 def _start(

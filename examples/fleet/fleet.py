@@ -112,7 +112,7 @@ class Fleet:
         time_left = TimeLeft(
             (
                 Stage(ENROL, options.devices, 0.1),
-                Stage(MEASURE, self._timing, 3.0),
+                Stage(MEASURE, self._timing, 2.5),
                 Stage(ROUNDS, options.rounds, 1.2),
             ),
             time.monotonic,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -27,9 +27,7 @@ _ENROL_SECONDS = 60.0
 # Emulated seconds for one measurement of k: room for hundreds of runs of a few milliseconds.
 _CAPABILITY_SECONDS = 2.5
 _THROTTLE_KS = (4, 24, 44, 64)
-_THROTTLE_RUNS = 40
-# The SDK takes a p90 of averages, which a busy machine's outliers move less than one of runs.
-_THROTTLE_QUANTILE = 0.8
+_THROTTLE_RUNS = 60
 _MEASURE_SECONDS = 30.0
 _POLL_SECONDS = 0.02
 _SHOWN = 8
@@ -63,14 +61,33 @@ class HeldDevice:
                 (ids[row], user.name) for user in self.assigned.users for row in user.train
             )
 
-    def measure(self, stopping: Callable[[], bool]) -> Measured | None:
+    def present_seconds(self) -> dict[int, float]:
+        """By k, what a round of its training takes on this machine now, as devices time it."""
+        return round_seconds(
+            self._split.train,
+            len(self._assignment.item_ids),
+            self._assignment.columns,
+            TRAINING,
+            WorkClock(),
+            np.random.default_rng(),
+            ks=_THROTTLE_KS,
+            runs=_THROTTLE_RUNS,
+            slowdown=LIKE_SLOWDOWN,
+        )
+
+    def measure(
+        self, now_seconds: Mapping[int, float], stopping: Callable[[], bool]
+    ) -> Measured | None:
         """Take part in one round with a k found by timing; None where none came of it.
 
         The fleet's devices do this one at a time: dozens at once on the same cores would time each
-        other. The slowness to emulate is set just before, from what its training takes now, since
-        a busy computer's speed changes by more than what sets the classes apart.
+        other. ``now_seconds``, by k, is what a round's training takes at present: it says how slow
+        a device of this class has to be.
         """
-        self._slowdown = self._throttle()
+        assignment, about_k = self._assignment, class_named(self.assigned.capacity).about_k
+        self._slowdown = slowdown(
+            now_seconds, about_k, assignment.columns, assignment.train_seconds
+        )
         device = self._open(None)
         device.start()
         until = time.monotonic() + _MEASURE_SECONDS
@@ -177,23 +194,6 @@ class HeldDevice:
             with contextlib.suppress(DeviceError):
                 self._device.close()
             self._device = None
-
-    def _throttle(self) -> float:
-        assignment = self._assignment
-        now_seconds = round_seconds(
-            self._split.train,
-            len(assignment.item_ids),
-            assignment.columns,
-            TRAINING,
-            WorkClock(),
-            np.random.default_rng(),
-            ks=_THROTTLE_KS,
-            runs=_THROTTLE_RUNS,
-            slowdown=LIKE_SLOWDOWN,
-            quantile=_THROTTLE_QUANTILE,
-        )
-        about_k = class_named(self.assigned.capacity).about_k
-        return slowdown(now_seconds, about_k, assignment.columns, assignment.train_seconds)
 
     def _open(self, k: int | None) -> Device:
         options = TrainingOptions(

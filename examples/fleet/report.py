@@ -211,7 +211,7 @@ def _capability(results: FleetResults) -> str:
         )
         + (f"<h3>In a device's own words</h3><ul>{reasons}</ul>" if reasons else "")
         + '<p class="soft">The slowness is emulated: after each piece of work a device sleeps in '
-        "proportion. Each device's factor was set just before it timed itself, so that "
+        "proportion. The factors were set just before devices timed themselves, so that "
         f"the classes afford about {', '.join(str(each.about_k) for each in CLASSES)} columns. "
         f"{TIMED_PER_CLASS} devices of each class then timed their own training, one at a time, by "
         "their own thread's processor time, and picked the largest k within "

@@ -10,8 +10,17 @@ import pytest
 @pytest.mark.parametrize(
     ("module", "program", "commands"),
     [
-        ("device_sdk.cli", "tessera-device", ("bench", "train")),
-        ("export.cli", "tessera-export", ("mf", "build", "inspect")),
+        (
+            "device_sdk.cli",
+            "tessera-device",
+            ("bench", "train", "join", "run", "status", "recommend"),
+        ),
+        ("export.cli", "tessera-export", ("mf", "build", "inspect", "operators")),
+        (
+            "aggregator.cli",
+            "tessera-aggregator",
+            ("init", "invite", "serve", "status", "devices", "revoke", "rotate"),
+        ),
     ],
 )
 def test_help_names_every_command_with_examples(

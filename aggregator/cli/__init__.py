@@ -15,7 +15,7 @@ The server of a fleet: enrols devices, runs rounds, keeps the model. Everything 
 the home, which only its owner can read. The commands may be used while serve runs."""
 
 _EXAMPLES = """\
-a fleet in five steps:
+examples: a fleet in five steps
   tessera-aggregator init --home fleet       make keys, database and fleet/task.toml
   nano fleet/task.toml                       say which broker, which catalogue, which rounds
   tessera-aggregator invite --home fleet --count 3 --expires 24h

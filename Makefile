@@ -58,7 +58,7 @@ format: $(STAMP) ## let ruff mend what it can
 	$(RUN) -m ruff format .
 
 .PHONY: demo
-demo: $(STAMP) ## the story on this machine, from artifact to recommendations
+demo: $(STAMP) ## a fleet over MQTT on MovieLens 100K, with a report (ARGS=--local: one machine, no fleet)
 	$(RUN) -m examples.demo $(ARGS)
 
 .PHONY: artifact

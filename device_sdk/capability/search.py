@@ -76,17 +76,25 @@ class _Search:
 
     def confirm(self) -> Found:
         """Measure the estimate again; step down while it misses, further each time."""
-        candidate, step = self._estimate(), 1
+        candidate, step = self._not_past_one(self._estimate()), 1
         while candidate >= 1:
             if not self._measure_again(candidate):
                 return Found(self._largest_seen(candidate), False, True)
             if self._keeps(candidate):
                 return Found(candidate, True, self._out_of_time)
-            candidate = min(candidate - step, self._estimate())
+            if candidate == 1:
+                break
+            candidate = self._not_past_one(min(candidate - step, self._estimate()))
             step *= 2
         return Found(0, False, self._out_of_time)
 
+    def _not_past_one(self, candidate: int) -> int:
+        """The candidate; 1 instead of less where it was seen to fit, whatever the fit line says."""
+        return 1 if candidate < 1 and self._stopwatch.p90(1) <= self._limit else candidate
+
     def _keeps(self, k: int) -> bool:
+        if k == 1 and self._stopwatch.p90(1) <= self._limit:
+            return True
         estimate = p90_estimates(self._stopwatch.runs)[k]
         return estimate <= self._tolerated and self._stopwatch.p90(k) <= self._deadline
 

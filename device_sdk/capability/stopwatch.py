@@ -14,6 +14,7 @@ from device_sdk.capability.workload import Workload
 # A first impression runs this share of the work, so that a step longer than the whole time box is
 # noticed before it is started: a running step cannot be interrupted.
 _FIRST_SHARE = 1.0 / 64.0
+_SHARE_STEP = 8.0
 # What a start at a k not seen yet may cost above what smaller ks let expect.
 _COLD_ALLOWANCE = 1.5
 _FEWEST_RUNS = 3
@@ -100,12 +101,24 @@ class Stopwatch:
         return self._stop_at - self._clock.now()
 
     def first_impression(self) -> float:
-        """An estimate, in seconds, of one run at k = 1, from a small share of it; errs upwards."""
-        self._workload.prepare(1, _FIRST_SHARE)
-        self._run()
-        if self.seconds_left() <= 0.0:
-            return float("inf")
-        return self._run() / _FIRST_SHARE
+        """An estimate, in seconds, of one run at k = 1, from a share of it; errs upwards.
+
+        A small share's time is mostly what a run costs whatever its size, so while the estimate
+        fills the time box, larger shares are tried as far as they surely fit.
+        """
+        share = _FIRST_SHARE
+        while True:
+            self._workload.prepare(1, share)
+            self._run()
+            if self.seconds_left() <= 0.0:
+                return float("inf")
+            seconds = self._run()
+            larger = min(1.0, _SHARE_STEP * share)
+            enough = 2.0 * seconds / share <= self.seconds_left()
+            too_long = 2.0 * seconds * (larger / share) > self.seconds_left() / 4.0
+            if share == 1.0 or enough or too_long:
+                return seconds / share
+            share = larger
 
     def measure(self, k: int) -> bool:
         """Add a block of steady runs at `k`; False where the time left has no room for one."""

@@ -26,7 +26,10 @@ class FakeClock:
 
 
 class FakeWorkload:
-    """Each run takes `cost(k)` seconds times noise; the first runs at a k take longer."""
+    """Each run takes `cost(k)` seconds times noise; the first runs at a k take longer.
+
+    `overhead` seconds of a run do not shrink with the share that is run.
+    """
 
     def __init__(
         self,
@@ -36,6 +39,7 @@ class FakeWorkload:
         noise: float = 0.0,
         spikes: float = 0.0,
         cold: float = 1.0,
+        overhead: float = 0.0,
         seed: int = 0,
     ) -> None:
         self._clock = clock
@@ -43,6 +47,7 @@ class FakeWorkload:
         self._noise = noise
         self._spikes = spikes
         self._cold = cold
+        self._overhead = overhead
         self._rng = np.random.default_rng(seed)
         self.k = 0
         self.share = 0.0
@@ -55,7 +60,7 @@ class FakeWorkload:
         self.k, self.share, self.fresh = k, share, True
 
     def run(self) -> None:
-        seconds = self._cost(self.k) * self.share
+        seconds = self._overhead + self._cost(self.k) * self.share
         if self._noise:
             seconds *= float(np.exp(self._noise * self._rng.standard_normal()))
         if self._spikes and self._rng.random() < self._spikes:

@@ -158,3 +158,28 @@ def test_impossible_blocks_are_refused() -> None:
         BlockSize(min_runs=0)
     with pytest.raises(ValueError, match="max_seconds"):
         BlockSize(min_seconds=2.0, max_seconds=1.0)
+
+
+def test_what_a_run_costs_whatever_its_size_is_not_taken_for_its_work() -> None:
+    clock = FakeClock()
+    work = FakeWorkload(clock, affine(5e-4, 1e-5), overhead=0.002)
+    choice = choose_k(work, Request(0.01, time_box_seconds=0.2), machine=MACHINE, clock=clock)
+    assert choice.k == 64
+    assert choice.fits
+
+
+@settings(max_examples=60)
+@given(
+    seed=st.integers(0, 10**6),
+    fixed=st.floats(1e-3, 1e-2),
+    per_k=st.floats(1e-5, 2e-3),
+    room=st.floats(0.9, 1.6),
+)
+def test_none_fits_is_said_only_where_one_column_was_seen_to_miss(
+    seed: int, fixed: float, per_k: float, room: float
+) -> None:
+    request = Request((fixed + per_k) * room / 0.8, time_box_seconds=5.0)
+    choice, _ = choose(affine(fixed, per_k), request, noise=0.25, spikes=0.05, seed=seed)
+    one = choice.at(1)
+    if not choice.fits and one is not None and one.p90_seconds is not None:
+        assert one.p90_seconds > request.limit_seconds, choice.reason

@@ -71,6 +71,23 @@ class _Network(nn.Module):
     adam=False,
     batch=4,
 )
+@example(
+    seed=603,
+    rows=2,
+    width=6,
+    classes=5,
+    layers=[
+        ("relu", 0.548609262983785),
+        ("residual", 0.3),
+        ("dropout", 0.7915554749159798),
+        ("group_norm", 0.570999850940057),
+        ("tanh", 0.6938259479716538),
+        ("softmax", 0.15525743593765504),
+    ],
+    loss="mse",
+    adam=True,
+    batch=5,
+)
 @given(
     seed=st.integers(0, 2**20),
     rows=st.integers(2, 9),

@@ -61,7 +61,7 @@ def _row(workload: Workload) -> dict[str, object]:
     arrays = {name: tensor.numpy() for name, tensor in batch.items()}
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "artifact"
-        exported(replace(workload), model, batch, folder)
+        exported(workload, model, batch, folder)
         on_cpu = Trainer(folder, providers="cpu")
         on_gpu = Trainer(folder, providers="cuda")
         before = on_cpu.parameters

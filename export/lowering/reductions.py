@@ -31,7 +31,7 @@ def reduce(
     """One ONNX reduction over ``dims`` (all of them where None or empty)."""
     name = g.cast(value, dtype)
     if value.rank == 0:
-        return g.op("Abs", name) if op_type == "ReduceL1" else name
+        return name
     axes = g.ints(_axes(value, dims))
     return g.op(op_type, name, axes, keepdims=int(keepdim))
 
@@ -150,7 +150,7 @@ lowers(aten.argmax.default)(_arg("ArgMax"))
 lowers(aten.argmin.default)(_arg("ArgMin"))
 
 
-def _extreme(arg: str, largest: bool) -> Any:
+def _extreme(arg: str) -> Any:
     def lower(g: Graph, out: Any, a: Value, dim: int, keepdim: bool = False) -> tuple[str, str]:
         known = Value(g.cast(a, torch.int32), torch.int32, a.shape) if _narrow(a) else a
         index = g.op(arg, known, axis=dim, keepdims=1)
@@ -163,8 +163,8 @@ def _extreme(arg: str, largest: bool) -> Any:
     return lower
 
 
-lowers(aten.max.dim)(_extreme("ArgMax", True))
-lowers(aten.min.dim)(_extreme("ArgMin", False))
+lowers(aten.max.dim)(_extreme("ArgMax"))
+lowers(aten.min.dim)(_extreme("ArgMin"))
 
 
 @lowers(aten.topk.default)

@@ -78,7 +78,7 @@ def t(g: Graph, out: Any, a: Value) -> str:
     return transpose_order(g, a, list(range(a.rank))[::-1])
 
 
-def _bound(g: Graph, value: Dim | None, size: Dim, default: Dim) -> str:
+def _bound(g: Graph, value: Dim | None, default: Dim) -> str:
     """A slice's end as int64 [1], negative ones counted from the end as in Python."""
     if value is None:
         value = default
@@ -95,8 +95,8 @@ def slice_axis(
     return g.op(
         "Slice",
         a,
-        _bound(g, start, 0, 0),
-        _bound(g, end, 0, INT64_MAX),
+        _bound(g, start, 0),
+        _bound(g, end, INT64_MAX),
         g.ints([dim]),
         g.dim(step),
     )

@@ -10,16 +10,22 @@ from export import losses
 from export.build import Exported
 from export.build import export_train_step as train_step
 from export.errors import ExportError
-from export.optimizers import Adam, Optimizer, Sgd, StateSpec, Update
+from export.gradient_rules import ConflictProjection, Direction, GradientRule, WeightPenalty
+from export.optimizers import Adam, Optimizer, Segmented, Sgd, StateSpec, Update
 
 __all__ = [
     "Adam",
+    "ConflictProjection",
+    "Direction",
     "ExportError",
     "Exported",
+    "GradientRule",
     "Optimizer",
+    "Segmented",
     "Sgd",
     "StateSpec",
     "Update",
+    "WeightPenalty",
     "losses",
     "train_step",
 ]

@@ -16,10 +16,19 @@ from export.axes import parse_axes
 from export.comparison import Report
 from export.convert import to_onnx
 from export.errors import ExportError
+from export.gradient_rules import GradientRule
 from export.layout import lay_out
 from export.optimizers import Optimizer
 from export.rewrites.patch import one_at_a_time, recordable
-from export.step import LossFunction, PredictFunction, Problem, optimizer_slots, predict, train_step
+from export.step import (
+    LossesFunction,
+    LossFunction,
+    PredictFunction,
+    Problem,
+    optimizer_slots,
+    predict,
+    train_step,
+)
 from export.trace import Spec, record
 from export.verify import open_session, verify_artifact
 from export.write import write_artifact
@@ -52,13 +61,14 @@ class Graphs:
 
 def export_train_step(
     model: nn.Module,
-    loss: LossFunction,
+    loss: LossFunction | LossesFunction,
     example_batch: Mapping[str, Tensor],
     *,
     optimizer: Optimizer,
     dynamic: Mapping[str, Mapping[int, str]],
     directory: str | Path,
     predict: PredictFunction | None = None,
+    gradient: GradientRule | None = None,
     verify: bool = True,
     name: str | None = None,
 ) -> Exported:
@@ -72,13 +82,17 @@ def export_train_step(
         and of parameters (by torch's names); equal names are equal sizes.
     predict: ``predict(model, batch) -> dict`` in evaluation mode, for ``Trainer.predict``;
         by default the outputs that ``loss`` returns, else the loss itself.
+    gradient: makes the step's gradient out of those of several losses, which ``loss`` then returns
+        as a dict of scalars: ``export.ConflictProjection()``, or any ``export.GradientRule``.
     verify: train a few steps beside torch (two batch sizes, one and two threads), compare each
         gradient, update and output with float64 torch, and refuse where they differ.
 
     Raises ExportError naming the operator, the module's path and what to use instead, or the worst
     tensor and its error where verification fails; nothing is written then.
     """
-    problem = _problem(model, loss, example_batch, optimizer, dynamic, predict, directory, name)
+    problem = _problem(
+        model, loss, example_batch, optimizer, dynamic, predict, gradient, directory, name
+    )
     with one_at_a_time(), torch.inference_mode(False):
         graphs = lower(problem)
         report = None
@@ -124,11 +138,12 @@ def _check_model(model: nn.Module) -> None:
 
 def _problem(
     model: nn.Module,
-    loss: LossFunction,
+    loss: LossFunction | LossesFunction,
     batch: Mapping[str, Tensor],
     optimizer: Optimizer,
     dynamic: Mapping[str, Mapping[int, str]],
     predict: PredictFunction | None,
+    gradient: GradientRule | None,
     directory: str | Path,
     name: str | None,
 ) -> Problem:
@@ -158,6 +173,7 @@ def _problem(
         axes=axes,
         slots=lay_out(trained, buffers, axes),
         batch=dict(batch),
+        gradient=gradient,
     )
 
 

@@ -14,14 +14,17 @@ from torch import Tensor, nn
 
 from export.axes import Axes
 from export.errors import ExportError
+from export.gradient_rules import Direction, GradientRule
 from export.layout import Slot
 from export.optimizers import Optimizer
 from export.rewrites.randomness import Randomness
 
 Batch = dict[str, Tensor]
 Outputs = dict[str, Tensor]
-Result = Tensor | tuple[Tensor, Outputs] | Outputs
+Losses = dict[str, Tensor]
+Result = Tensor | Losses | tuple[Tensor | Losses, Outputs] | Outputs
 LossFunction = Callable[[nn.Module, Batch], Tensor | tuple[Tensor, Outputs]]
+LossesFunction = Callable[[nn.Module, Batch], Losses | tuple[Losses, Outputs]]
 PredictFunction = Callable[[nn.Module, Batch], Outputs]
 Rewrites = Callable[[Randomness], AbstractContextManager[None]]
 
@@ -32,12 +35,13 @@ class Problem:
 
     name: str
     model: nn.Module
-    loss: LossFunction
+    loss: LossFunction | LossesFunction
     predict: PredictFunction | None
     optimizer: Optimizer
     axes: Axes
     slots: tuple[Slot, ...]
     batch: Mapping[str, Tensor]
+    gradient: GradientRule | None = None
 
     @property
     def parameter_slots(self) -> list[Slot]:
@@ -47,7 +51,9 @@ class Problem:
 class _Loss(nn.Module):
     """Gives functional_call a module whose forward is the user's loss."""
 
-    def __init__(self, model: nn.Module, function: LossFunction | PredictFunction) -> None:
+    def __init__(
+        self, model: nn.Module, function: LossFunction | LossesFunction | PredictFunction
+    ) -> None:
         super().__init__()
         self.model = model
         self._function = function
@@ -61,7 +67,7 @@ class _Loss(nn.Module):
 
 def _call(
     problem: Problem,
-    function: LossFunction | PredictFunction,
+    function: LossFunction | LossesFunction | PredictFunction,
     tensors: Mapping[str, Tensor],
     batch: Batch,
 ) -> tuple[Result, dict[str, Tensor]]:
@@ -72,16 +78,25 @@ def _call(
     return result
 
 
-def _split_loss(result: Result) -> tuple[Tensor, Outputs]:
-    loss, outputs = result if isinstance(result, tuple) else (result, {})
-    if not isinstance(loss, Tensor) or loss.dim() != 0 or not loss.is_floating_point():
-        shape = list(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
+def _split_loss(problem: Problem, result: Result) -> tuple[Losses, Outputs]:
+    found, outputs = result if isinstance(result, tuple) else (result, {})
+    several = isinstance(found, dict) and bool(found)
+    losses: Losses = found if several else {"loss": found}  # type: ignore[assignment, dict-item]
+    if several and problem.gradient is None:
         raise ExportError(
-            f"the loss is {shape}, not a scalar", instead="a mean or a sum over the batch"
+            f"the loss function returned several losses ({', '.join(losses)})",
+            instead="one scalar, or gradient= with a rule that makes one step of their gradients",
         )
+    for name, loss in losses.items():
+        if not isinstance(loss, Tensor) or loss.dim() != 0 or not loss.is_floating_point():
+            shape = list(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
+            which = "the loss" if loss is found else f"the loss {name!r}"
+            raise ExportError(
+                f"{which} is {shape}, not a scalar", instead="a mean or a sum over the batch"
+            )
     if not isinstance(outputs, dict) or not all(isinstance(v, Tensor) for v in outputs.values()):
         raise ExportError("the loss's second result is not a dict of tensors")
-    return loss, outputs
+    return losses, outputs
 
 
 def _batch(problem: Problem, inputs: Mapping[str, Tensor]) -> Batch:
@@ -119,17 +134,56 @@ def train_step(
     problem.model.train()
     with rewrites(Randomness(inputs["seed"], step)), torch.enable_grad():
         result, left = _call(problem, problem.loss, {**leaves, **buffers}, _batch(problem, inputs))
-        loss, outputs = _split_loss(result)
-        if not loss.requires_grad:
-            raise ExportError("the loss does not depend on any parameter")
-        found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
-    gradients = {
-        name: torch.zeros_like(leaf) if gradient is None else gradient
-        for (name, leaf), gradient in zip(leaves.items(), found, strict=True)
-    }
+        losses, outputs = _split_loss(problem, result)
+        gradients = _differentiate(problem, losses, leaves)
     buffers = {name: _left(name, value, left.get(name)) for name, value in buffers.items()}
     with torch.no_grad():
-        return _finish(problem, inputs, loss, outputs, gradients, buffers)
+        direction = _direction(problem, inputs, losses, gradients)
+        return _finish(problem, inputs, direction, outputs, buffers)
+
+
+def _differentiate(
+    problem: Problem, losses: Losses, leaves: Mapping[str, Tensor]
+) -> dict[str, list[Tensor]]:
+    """The packed gradients of each loss."""
+    gradients: dict[str, list[Tensor]] = {}
+    for name, loss in losses.items():
+        if not loss.requires_grad:
+            which = "the loss" if len(losses) == 1 else f"the loss {name!r}"
+            raise ExportError(f"{which} does not depend on any parameter")
+        found = torch.autograd.grad(
+            loss, list(leaves.values()), allow_unused=True, retain_graph=len(losses) > 1
+        )
+        named = {
+            leaf_name: torch.zeros_like(leaf) if gradient is None else gradient
+            for (leaf_name, leaf), gradient in zip(leaves.items(), found, strict=True)
+        }
+        gradients[name] = [slot.pack(named) for slot in problem.parameter_slots]
+    return gradients
+
+
+def _direction(
+    problem: Problem,
+    inputs: Mapping[str, Tensor],
+    losses: Losses,
+    gradients: Mapping[str, list[Tensor]],
+) -> Direction:
+    if problem.gradient is None:
+        return Direction(losses["loss"].detach(), gradients["loss"])
+    parameters = [inputs[f"state.{slot.name}"] for slot in problem.parameter_slots]
+    direction = problem.gradient.combine(
+        {name: loss.detach() for name, loss in losses.items()},
+        gradients,
+        parameters,
+        _batch(problem, inputs),
+    )
+    given = [tuple(gradient.shape) for gradient in direction.gradients]
+    if given != [tuple(parameter.shape) for parameter in parameters]:
+        raise ExportError(
+            f"the gradient rule returned gradients of shapes {given}",
+            instead="one for each of the parameters that it is given, of its shape",
+        )
+    return direction
 
 
 def _left(name: str, before: Tensor, after: Tensor | None) -> Tensor:
@@ -167,13 +221,16 @@ def apply_optimizer(
 def _finish(
     problem: Problem,
     inputs: Mapping[str, Tensor],
-    loss: Tensor,
+    direction: Direction,
     outputs: Outputs,
-    gradients: Mapping[str, Tensor],
     buffers: Mapping[str, Tensor],
 ) -> dict[str, Tensor]:
     slots = problem.parameter_slots
-    packed = [slot.pack(gradients) for slot in slots]
+    packed = direction.gradients
+    twice = sorted(set(outputs) & set(direction.outputs))
+    if twice:
+        raise ExportError(f"the loss and the gradient rule both give an output {twice[0]!r}")
+    outputs = {**outputs, **direction.outputs}
     new = apply_optimizer(problem, inputs, packed)
     for slot in problem.slots:
         if slot.kind == "buffer":
@@ -188,7 +245,7 @@ def _finish(
         guard = guard + total
     new["step"] = inputs["state.step"] + 1
     return {
-        "loss": loss.detach().to(slots[0].dtype),
+        "loss": direction.loss.to(slots[0].dtype),
         "guard": guard.to(slots[0].dtype),
         **{f"new.{name}": value for name, value in new.items()},
         **{f"output.{name}": value.detach() for name, value in outputs.items()},
@@ -214,8 +271,8 @@ def predict(
                     raise ExportError("predict returned no dict of tensors")
             else:
                 result, _ = _call(problem, problem.loss, tensors, batch)
-                loss, outputs = _split_loss(result)
-                outputs = outputs or {"loss": loss}
+                losses, outputs = _split_loss(problem, result)
+                outputs = outputs or losses
     finally:
         problem.model.train()
     return {f"output.{name}": value for name, value in outputs.items()}

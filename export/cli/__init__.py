@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from device_sdk.artifact import ArtifactError
-from export.cli import build, inspect, mf, operators
+from export.cli import build, click, image, inspect, mf, operators
 from export.errors import ExportError
 
 _DESCRIPTION = """\
@@ -17,6 +17,10 @@ for a whole training step, which stock onnxruntime runs on a device without torc
 _EXAMPLES = """\
 examples:
   tessera-export mf -o artifacts/mf              the factorisation model that ships with the SDK
+  tessera-export image resnet -o artifacts/resnet --mutual
+                                                 a small image network that learns from others
+  tessera-export click cnn -o artifacts/cnn --attention
+                                                 a click model with the distillation loss
   tessera-export build mymodels:lenet -o artifacts/lenet
                                                  your own: mymodels.py defines lenet()
   tessera-export inspect artifacts/lenet         what an artifact takes, holds and gives
@@ -33,7 +37,7 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = main_parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for module in (mf, build, inspect, operators):
+    for module in (mf, image, click, build, inspect, operators):
         module.add_to(commands)
     return main_parser
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from export.cli.report import print_written
 from export.models.mf import export_mf
 
 
@@ -22,13 +23,5 @@ def add_to(commands: Any) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    exported = export_mf(arguments.output, verify=not arguments.no_verify)
-    print(f"wrote {exported.directory} (artifact {exported.id[:16]})")
-    if exported.report is not None:
-        worst = exported.report.worst
-        print(
-            f"verified: {len(exported.report.comparisons)} comparisons with torch; the worst, "
-            f"{worst.tensor}, is off by {worst.error:.1e} (float32 torch itself: "
-            f"{worst.torch_error:.1e})"
-        )
+    print_written(export_mf(arguments.output, verify=not arguments.no_verify))
     return 0

@@ -1,31 +1,33 @@
-"""LeNet-5 for 1 x 28 x 28 images."""
+"""LeNet-5 for small images."""
 
 from __future__ import annotations
 
 from torch import Tensor, nn
 
+from export.models.image_shape import ImageShape
+
 
 class LeNet(nn.Module):
-    """[b, 1, 28, 28] float32 to [b, classes] logits.
+    """[b, channels, size, size] float32 to [b, classes] logits.
 
     LeCun et al. 1998, Gradient-based learning applied to document recognition, section II.B,
-    with ReLU and max pooling as is usual today.
+    with ReLU and max pooling as is usual today. 61,706 parameters for 1 x 28 x 28 and 10 classes.
     """
 
-    def __init__(self, classes: int = 10) -> None:
+    def __init__(self, classes: int = 10, *, channels: int = 1, size: int = 28) -> None:
         super().__init__()
-        if classes < 2:
-            raise ValueError(f"classes is {classes}; expected at least 2")
+        shape = ImageShape(channels, size, classes)
         self.features = nn.Sequential(
-            nn.Conv2d(1, 6, 5, padding=2),
+            nn.Conv2d(shape.channels, 6, 5, padding=2),
             nn.ReLU(),
             nn.MaxPool2d(2),
             nn.Conv2d(6, 16, 5),
             nn.ReLU(),
             nn.MaxPool2d(2),
         )
+        side = (size // 2 - 4) // 2
         self.classifier = nn.Sequential(
-            nn.Linear(16 * 5 * 5, 120),
+            nn.Linear(16 * side * side, 120),
             nn.ReLU(),
             nn.Linear(120, 84),
             nn.ReLU(),

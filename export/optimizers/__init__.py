@@ -2,6 +2,7 @@
 
 from export.optimizers.adam import Adam
 from export.optimizers.base import Optimizer, StateSpec, Update
+from export.optimizers.segmented import Segmented
 from export.optimizers.sgd import Sgd
 
-__all__ = ["Adam", "Optimizer", "Sgd", "StateSpec", "Update"]
+__all__ = ["Adam", "Optimizer", "Segmented", "Sgd", "StateSpec", "Update"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,19 +16,61 @@ from device_sdk import Trainer
 TEXT = (Path(__file__).parents[2] / "docs" / "export.md").read_text(encoding="utf-8")
 
 
-def test_the_optimizer_of_ones_own_steps_along_the_mean_of_its_window(tmp_path: Path) -> None:
-    found = re.search(r"<!-- run: optimizer -->\n```python\n(.*?)```", TEXT, re.DOTALL)
+def _program(name: str) -> dict[str, Any]:
+    found = re.search(rf"<!-- run: {name} -->\n```python\n(.*?)```", TEXT, re.DOTALL)
     assert found
-    module: dict[str, object] = {"__name__": __name__}
+    module: dict[str, Any] = {"__name__": __name__}
     exec(compile(found.group(1), "docs/export.md", "exec"), module)
-    make = module["Averaged"]
+    return module
+
+
+def test_the_rule_of_ones_own_balances_two_tasks(tmp_path: Path) -> None:
+    _program("gradient")["artifact"](tmp_path / "two")
+    trainer = Trainer(tmp_path / "two")
+    rng = np.random.default_rng(0)
+    batch = {
+        "x": rng.standard_normal((6, 4)).astype(np.float32),
+        "clicked": rng.integers(0, 2, 6).astype(np.float32),
+        "minutes": rng.random(6).astype(np.float32),
+    }
+    # Without the second task its row of the weights stays.
+    before = trainer.parameters["weight"]
+    trainer.step({**batch, "balance": np.float32(0)})
+    moved = trainer.parameters["weight"] - before
+    assert np.all(np.abs(moved[0]) > 1e-3)
+    np.testing.assert_array_equal(moved[1], 0)
+    first = trainer.step({**batch, "balance": np.float32(1)})
+    for _ in range(30):
+        last = trainer.step({**batch, "balance": np.float32(1)})
+    assert last < first
+
+
+def test_the_distilled_classifier_gives_the_sums_to_send(tmp_path: Path) -> None:
+    _program("distillation")["artifact"](tmp_path / "taught")
+    trainer = Trainer(tmp_path / "taught")
+    weights = {"weight_ce": 1, "weight_teacher": 0.5, "weight_kl": 0.1, "l2": 0}
+    trainer.step(
+        {
+            "x": np.ones((3, 4), np.float32),
+            "label": np.array([0, 2, 2]),
+            "teacher": np.full((3, 3), 1 / 3, np.float32),
+            "has_teacher": np.ones(3, np.float32),
+            **{name: np.array(value, np.float32) for name, value in weights.items()},
+        }
+    )
+    assert trainer.outputs["label_counts"].tolist() == [1, 0, 2]
+    np.testing.assert_allclose(trainer.outputs["label_sums"].sum(1), [1, 0, 2], rtol=1e-5)
+
+
+def test_the_optimizer_of_ones_own_steps_along_the_mean_of_its_window(tmp_path: Path) -> None:
+    make = _program("optimizer")["Averaged"]
     model = nn.Linear(1, 1, bias=False)
     nn.init.ones_(model.weight)
     export.train_step(
         model,
         lambda m, b: (m(b["x"])).mean(),
         {"x": torch.ones(4, 1) * torch.arange(1.0, 5.0).unsqueeze(1)},
-        optimizer=make(),  # type: ignore[operator]
+        optimizer=make(),
         dynamic={"x": {0: "batch"}},
         directory=tmp_path / "averaged",
     )

@@ -1,0 +1,61 @@
+"""`tessera-export image`: a small image network, for plain or mutual learning."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from export.cli.optimizer_option import add_optimizer, chosen_optimizer
+from export.cli.report import print_written
+from export.errors import ExportError
+from export.models.images import IMAGE_MODELS, export_image
+from export.models.mutual import export_mutual
+
+_EXAMPLES = """\
+examples:
+  tessera-export image lenet -o artifacts/lenet               28 x 28 grey images, 10 classes
+  tessera-export image resnet -o artifacts/resnet --channels 3 --size 64 --classes 7
+  tessera-export image vgg -o artifacts/vgg --mutual          devices teach each other
+"""
+
+
+def add_to(commands: Any) -> None:
+    """Add the subcommand."""
+    parser = commands.add_parser(
+        "image",
+        help="export a small image network",
+        description="Export a small image network: lenet, or a resnet, vgg or alexnet in small. "
+        "With --mutual its train step is that of mutual learning, where devices with different "
+        "networks teach each other through what they predict.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("network", choices=IMAGE_MODELS)
+    parser.add_argument("-o", "--output", required=True, metavar="DIR", help="folder to write")
+    parser.add_argument("--channels", type=int, default=1, help="1 for grey (default), 3 for RGB")
+    parser.add_argument("--size", type=int, default=28, help="pixels a side (default: 28)")
+    parser.add_argument("--classes", type=int, default=10, help="default: 10")
+    parser.add_argument("--seed", type=int, default=0, help="of the initial weights (default: 0)")
+    parser.add_argument("--mutual", action="store_true", help="the mutual-learning train step")
+    add_optimizer(parser)
+    parser.add_argument("--no-verify", action="store_true", help="skip the comparison with torch")
+    parser.set_defaults(run=_run)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    write = export_mutual if arguments.mutual else export_image
+    try:
+        exported = write(
+            arguments.output,
+            arguments.network,
+            channels=arguments.channels,
+            size=arguments.size,
+            classes=arguments.classes,
+            seed=arguments.seed,
+            optimizer=chosen_optimizer(arguments),
+            verify=not arguments.no_verify,
+        )
+    except ValueError as error:
+        raise ExportError(str(error)) from error
+    print_written(exported)
+    return 0

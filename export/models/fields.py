@@ -1,0 +1,133 @@
+"""Fields of tabular data, and their embeddings in one table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+SCALE = 0.1
+"""Standard deviation of initial embeddings."""
+
+
+@dataclass(frozen=True)
+class Fields:
+    """What one sample holds.
+
+    categorical: (name, number of values) each; multi_valued: (name, size of the vocabulary) each;
+    numeric: names. ``history`` names the categorical field whose earlier values a sample may bring
+    along (the movies a user saw before), for models that read them.
+
+    As batch entries: ``categories`` int64 [b, len(categorical)], each column counting from 0; each
+    multi-valued field by its name, float32 [b, vocabulary] of 0 and 1; ``numbers`` float32
+    [b, len(numeric)], scaled to about -1 to 1; ``history`` int64 [b, any length], -1 where there
+    is none. ValueError for no field at all, a name used twice, or a size below 1.
+    """
+
+    categorical: tuple[tuple[str, int], ...] = ()
+    multi_valued: tuple[tuple[str, int], ...] = ()
+    numeric: tuple[str, ...] = ()
+    history: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.categorical:
+            raise ValueError("there is no categorical field; expected at least one, (name, values)")
+        reserved = ["categories", "numbers", "history", "label", "teacher", "has_teacher"]
+        twice = {n for n in (*self.names, *reserved) if (*self.names, *reserved).count(n) > 1}
+        if twice:
+            raise ValueError(f"the field name {sorted(twice)[0]!r} is taken twice or reserved")
+        for name, size in (*self.categorical, *self.multi_valued):
+            if size < 1:
+                raise ValueError(f"field {name!r} has {size} values; expected at least 1")
+        if self.history is not None and self.history not in dict(self.categorical):
+            raise ValueError(
+                f"history is of {self.history!r}, which is no categorical field; expected one of "
+                f"{', '.join(dict(self.categorical))}"
+            )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All r fields, in the order of the embedded map: categorical, multi-valued, numeric."""
+        return (*dict(self.categorical), *dict(self.multi_valued), *self.numeric)
+
+    @property
+    def offsets(self) -> dict[str, int]:
+        """First row of each categorical field in the common table."""
+        start, found = 0, {}
+        for name, size in self.categorical:
+            found[name] = start
+            start += size
+        return found
+
+
+class FieldEmbedding(nn.Module):
+    """A batch to its embedded fields [b, r, dim].
+
+    AFD (papers/afd), section 2.4 (1): a categorical field is its value's vector, a multi-valued one
+    the sum of its values' vectors, a numeric one its value times a vector. All categorical fields
+    share one table, and the history reads its rows, so that a step gathers once.
+
+    ``extra`` numbers more a value come along, [b, r, dim + extra]: first-order weights, say.
+    """
+
+    def __init__(self, fields: Fields, dim: int, *, extra: int = 0) -> None:
+        super().__init__()
+        if dim < 1 or extra < 0:
+            raise ValueError(f"dim is {dim} and extra {extra}; expected at least 1 and 0")
+        self.fields = fields
+        self.dim = dim
+        width = dim + extra
+        self.table = nn.Embedding(sum(size for _, size in fields.categorical), width)
+        self.multi_valued = nn.ParameterDict(
+            {name: nn.Parameter(torch.empty(size, width)) for name, size in fields.multi_valued}
+        )
+        self.numeric = nn.Parameter(torch.empty(len(fields.numeric), width))
+        for parameter in self.parameters():
+            nn.init.normal_(parameter, std=SCALE)
+        self.register_buffer("offsets", torch.tensor(list(fields.offsets.values())))
+
+    def forward(self, batch: dict[str, Tensor]) -> Tensor:
+        """[b, r, dim + extra]."""
+        embedded, _ = self._all(batch, None)
+        return embedded
+
+    def with_history(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """Fields [b, r, dim + extra], history [b, length, dim + extra], and its mask [b, length].
+
+        The mask is 1.0 where there is a value; vectors elsewhere mean nothing.
+        """
+        if self.fields.history is None:
+            raise ValueError("these fields have no history; set Fields(history=...)")
+        history = batch["history"]
+        rows = history.clamp(min=0) + self.fields.offsets[self.fields.history]
+        embedded, earlier = self._all(batch, rows)
+        return embedded, earlier, (history >= 0).to(embedded.dtype)
+
+    def _all(self, batch: dict[str, Tensor], rows: Tensor | None) -> tuple[Tensor, Tensor]:
+        ids = batch["categories"] + self.offsets  # type: ignore[operator]
+        count = ids.shape[1]
+        gathered = self.table(ids if rows is None else torch.cat([ids, rows], 1))
+        parts = [gathered[:, :count]]
+        if self.fields.multi_valued:
+            sums = [batch[name] @ table for name, table in self.multi_valued.items()]
+            parts.append(torch.stack(sums, 1))
+        if self.fields.numeric:
+            parts.append(batch["numbers"].unsqueeze(-1) * self.numeric)
+        embedded = torch.cat(parts, 1) if len(parts) > 1 else parts[0]
+        return embedded, gathered[:, count:]
+
+
+def example_fields(fields: Fields, *, batch: int, history: int, seed: int = 0) -> dict[str, Tensor]:
+    """Random entries, to trace and verify with; ``history`` is its length, 0 for none."""
+    g = torch.Generator().manual_seed(seed)
+    columns = [torch.randint(size, (batch,), generator=g) for _, size in fields.categorical]
+    entries = {"categories": torch.stack(columns, 1)}
+    for name, size in fields.multi_valued:
+        entries[name] = (torch.rand(batch, size, generator=g) < 0.3).float()
+    if fields.numeric:
+        entries["numbers"] = torch.rand(batch, len(fields.numeric), generator=g) * 2 - 1
+    if history and fields.history is not None:
+        sizes = dict(fields.categorical)
+        entries["history"] = torch.randint(-1, sizes[fields.history], (batch, history), generator=g)
+    return entries

@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from device_sdk import Trainer
+from export.models.attention_meta import AttentionMeta, base_layout, export_attention, meta_loss
+from export.models.gru_classifier import (
+    DYNAMIC,
+    GruClassifier,
+    classification,
+    example_windows,
+)
+
+pytestmark = pytest.mark.slow
+
+FEATURES, HIDDEN, CLASSES, SKETCH = 3, 4, 5, 8
+LAYOUT = base_layout(GruClassifier(FEATURES, HIDDEN, CLASSES))
+GROUPS, SIZE = len(LAYOUT.groups), LAYOUT.size
+
+
+@pytest.fixture(scope="module")
+def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("meta") / "artifact"
+    exported = export_attention(
+        folder,
+        GruClassifier(FEATURES, HIDDEN, CLASSES),
+        classification,
+        example_windows(FEATURES, hours=6),
+        DYNAMIC,
+        sketch=SKETCH,
+        width=4,
+        key_scale=1.0,
+    )
+    assert exported.report is not None
+    return folder
+
+
+def inputs(
+    n: int, batch: int = 4, *, first: float = 1.0, second: float = 1.0, seed: int = 0
+) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+
+    def draw(*shape: int) -> np.ndarray:
+        return (0.3 * rng.standard_normal(shape)).astype(np.float32)
+
+    return {
+        "x": draw(batch, 6, FEATURES),
+        "y": rng.integers(0, CLASSES, batch),
+        "neighbours": draw(n, SIZE),
+        "shared": draw(SIZE),
+        "own": draw(SIZE),
+        "drift": draw(SIZE),
+        "sketches": draw(n, GROUPS, SKETCH),
+        "query": draw(GROUPS, SKETCH),
+        "first": np.asarray(first, np.float32),
+        "second": np.asarray(second, np.float32),
+    }
+
+
+def test_the_mixture_is_the_formula_of_the_documentation(artifact: Path) -> None:
+    trainer = Trainer(artifact)
+    given = inputs(5)
+    found = trainer.predict(given)
+    queries, keys, bias = (trainer.parameters[name] for name in ("queries", "keys", "bias"))
+    for group, (start, end) in enumerate(LAYOUT.spans):
+        q = queries[group] @ given["query"][group]
+        k = given["sketches"][:, group] @ keys[group].T
+        a = np.exp(k @ q / 2)
+        a /= a.sum()
+        np.testing.assert_allclose(found["first"][group], a, rtol=1e-4)
+        u = a @ given["neighbours"][:, start:end]
+        towards = q @ keys[group] @ (a @ given["sketches"][:, group]) / 2 + bias[group, 0]
+        share = 1 / (1 + np.exp(bias[group, 1] - towards))
+        np.testing.assert_allclose(found["second"][group], [share, 1 - share], rtol=1e-4)
+        mixed = share * u + (1 - share) * given["shared"][start:end]
+        np.testing.assert_allclose(
+            found["mixed"][start:end], mixed + given["drift"][start:end], rtol=1e-3, atol=1e-5
+        )
+
+
+@pytest.mark.parametrize("n", [1, 2, 9])
+def test_one_graph_serves_any_number_of_neighbours(artifact: Path, n: int) -> None:
+    trainer = Trainer(artifact)
+    assert trainer.predict(inputs(n))["first"].shape == (GROUPS, n)
+    before = trainer.parameters["keys"]
+    trainer.step(inputs(n))
+    assert np.abs(trainer.parameters["keys"] - before).max() > 0 or n == 1
+
+
+@pytest.mark.parametrize("n", [1, 4])
+def test_the_meta_gradient_is_that_of_the_base_loss_at_the_mixture(artifact: Path, n: int) -> None:
+    trainer = Trainer(artifact)
+    given = inputs(n, seed=3)
+    loss = trainer.step(given)
+    mixed = trainer.predict(given)["mixed"]
+    torch_meta = AttentionMeta(LAYOUT, sketch=SKETCH, width=4, key_scale=1.0)
+    batch = {name: torch.from_numpy(np.asarray(array)) for name, array in given.items()}
+    expected = meta_loss(GruClassifier(FEATURES, HIDDEN, CLASSES), classification)(
+        torch_meta, batch
+    )
+    assert isinstance(expected, Tensor)
+    assert loss == pytest.approx(float(expected.detach()), rel=1e-4)
+    expected.backward()
+    moved = np.abs(mixed - Trainer(artifact).predict(given)["mixed"]).max()
+    assert (moved > 0) == any(
+        p.grad is not None and p.grad.abs().max() > 0 for p in torch_meta.parameters()
+    )
+
+
+def test_layers_can_be_left_out(artifact: Path) -> None:
+    trainer = Trainer(artifact)
+    alone = trainer.predict(inputs(3, second=0.0))
+    np.testing.assert_allclose(alone["second"], [[1, 0]] * GROUPS)
+    given = inputs(3, first=0.0)
+    mixed = trainer.predict(given)
+    for group, (start, end) in enumerate(LAYOUT.spans):
+        share = mixed["second"][group]
+        expected = share[0] * given["own"] + share[1] * given["shared"] + given["drift"]
+        np.testing.assert_allclose(
+            mixed["mixed"][start:end], expected[start:end], rtol=1e-3, atol=1e-5
+        )
+
+
+def test_attention_is_uniform_while_its_keys_are_zero() -> None:
+    meta = AttentionMeta(LAYOUT, sketch=SKETCH, width=4)
+    batch = {n: torch.from_numpy(np.asarray(a)) for n, a in inputs(4).items()}
+    first, second = meta.weights(batch)
+    torch.testing.assert_close(first, torch.full((GROUPS, 4), 0.25))
+    torch.testing.assert_close(second, torch.full((GROUPS, 2), 0.5))
+
+
+def test_networks_that_cannot_be_mixed_are_refused(tmp_path: Path) -> None:
+    normed = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+    with pytest.raises(ValueError, match="buffers"):
+        base_layout(normed)
+    frozen = nn.Linear(3, 3)
+    frozen.bias.requires_grad_(False)
+    with pytest.raises(ValueError, match="frozen"):
+        base_layout(frozen)
+    with pytest.raises(ValueError, match="own inputs"):
+        export_attention(
+            tmp_path / "a", nn.Linear(3, 3), classification, {"query": torch.zeros(3)}, {}
+        )
+    with pytest.raises(ValueError, match="at least 1"):
+        AttentionMeta(LAYOUT, width=0)
+    with pytest.raises(TypeError, match="AttentionMeta"):
+        meta_loss(frozen, classification)(frozen, {})

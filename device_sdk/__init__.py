@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         NothingLearnt,
         UnknownUser,
     )
+    from device_sdk.local_data import LocalData
     from device_sdk.rounds.options import TrainingOptions
     from device_sdk.status import DeviceStatus
     from device_sdk.trainer import Trainer
@@ -52,6 +53,7 @@ __all__ = [
     "HomeBroken",
     "HomeError",
     "HomeLocked",
+    "LocalData",
     "NonFiniteStep",
     "NotEnrolled",
     "NothingLearnt",
@@ -78,6 +80,7 @@ _HOMES = {
     "HomeBroken": "device_sdk.home.errors",
     "HomeError": "device_sdk.home.errors",
     "HomeLocked": "device_sdk.home.errors",
+    "LocalData": "device_sdk.local_data",
     "NonFiniteStep": "device_sdk.errors",
     "NotEnrolled": "device_sdk.home.errors",
     "NothingLearnt": "device_sdk.home.errors",

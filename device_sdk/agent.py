@@ -6,17 +6,26 @@ import logging
 import math
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from device_sdk.home.home import Home
 from device_sdk.home.membership import Membership
 from device_sdk.home.round_store import Outcome
 from device_sdk.rounds.actions import Publish, Subscribe, Unsubscribe
-from device_sdk.rounds.job import Declined, RoundTrainer, TrainingJob
+from device_sdk.rounds.artifact_wishes import ArtifactWishes
+from device_sdk.rounds.job import (
+    AdoptingTrainer,
+    Declined,
+    FetchingTrainer,
+    RoundTrainer,
+    TrainingJob,
+)
 from device_sdk.rounds.pace import Pace
 from device_sdk.rounds.participant import Participant
 from device_sdk.wire.link import Link, LinkError
@@ -33,6 +42,8 @@ from device_sdk.wire.link_events import (
 from device_sdk.wire.link_settings import LinkSettings
 
 __all__ = ["Agent"]
+
+T = TypeVar("T")
 
 _log = logging.getLogger("tessera.device")
 _FIRST_PAUSE_SECONDS = 1.0
@@ -53,6 +64,7 @@ class Agent:
         trainer: RoundTrainer,
         *,
         artifacts: Mapping[bytes, Path],
+        wishes: ArtifactWishes | None = None,
         pace: Pace,
         link_settings: LinkSettings,
         clock: Callable[[], float],
@@ -62,7 +74,7 @@ class Agent:
         self._trainer = trainer
         self._clock = clock
         self.participant = Participant(
-            home, membership, artifacts=artifacts, pace=pace, clock=clock, rng=jitter
+            home, membership, artifacts=artifacts, wishes=wishes, pace=pace, clock=clock, rng=jitter
         )
         self._link = Link(
             membership.url,
@@ -125,9 +137,19 @@ class Agent:
 
     def _turn(self) -> None:
         self._act()
+        question = self.participant.take_question()
+        if question is not None:
+            self._attempt(question, lambda: self.participant.wanted(self._wants(question)))
+            return
         job = self.participant.take_job()
+        if job is not None and job.manifest.threshold == 0:
+            self._attempt(job, lambda: self.participant.read(job, self._adopted(job)))
+            return
         if job is not None:
-            self._train(job)
+            result = self._attempt(job, lambda: self._trainer.train(job))
+            if result is not None:
+                self.participant.trained(job, result)
+                self.problem = ""  # network, disk and training all did their part
             self.participant.tick()
             return
         wait_seconds = self.participant.next_seconds() - self._clock()
@@ -170,15 +192,20 @@ class Agent:
             case Stopped():
                 self._stopping.set()
 
-    def _train(self, job: TrainingJob) -> None:
+    def _wants(self, job: TrainingJob) -> Sequence[str]:
+        return self._trainer.wants(job) if isinstance(self._trainer, FetchingTrainer) else ()
+
+    def _adopted(self, job: TrainingJob) -> Mapping[str, NDArray[Any]] | None:
+        return self._trainer.adopt(job) if isinstance(self._trainer, AdoptingTrainer) else None
+
+    def _attempt(self, job: TrainingJob, work: Callable[[], T]) -> T | None:
+        """What ``work`` gives; None where it failed, which ends the round without an update."""
         try:
-            result = self._trainer.train(job)
+            return work()
         except Declined as reason:
             self.participant.ended(job, Outcome.DECLINED, str(reason))
         except Exception as error:
             _log.warning("round %d ended without an update: %s", job.manifest.round, error)
             self.problem = f"round {job.manifest.round}: {type(error).__name__}: {error}"
             self.participant.ended(job, Outcome.FAILED, f"{type(error).__name__}: {error}")
-        else:
-            self.participant.trained(job, result)
-            self.problem = ""  # network, disk and training all did their part
+        return None

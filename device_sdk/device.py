@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from device_sdk.agent import Agent
 from device_sdk.enrol import Fleet, enrol
 from device_sdk.factorisation import packaged_artifact
+from device_sdk.forecaster import Forecaster
 from device_sdk.home.errors import HomeError, NotEnrolled
 from device_sdk.home.home import Home
+from device_sdk.local_data import DataSource, LocalData
 from device_sdk.recommender import Recommender
+from device_sdk.rounds.artifact_wishes import ArtifactWishes
 from device_sdk.rounds.installed import installed_artifacts
 from device_sdk.rounds.lazy_trainer import LazyTrainer
 from device_sdk.rounds.monotonic import awake_clock
@@ -35,7 +39,7 @@ Folder = str | os.PathLike[str]
 
 
 class Device:
-    """A member of a fleet: records, learns in the background, recommends.
+    """A member of a fleet: records, learns in the background, recommends or predicts.
 
     Made by :meth:`enrol` (once) or :meth:`open` (afterwards). A context manager: leaving it stops
     and closes. All methods may be called from any thread, and none waits for the network but
@@ -52,6 +56,7 @@ class Device:
         clock: Callable[[], float] = awake_clock,
         work_clock: Clock | None = None,
         rng: np.random.Generator | None = None,
+        data: LocalData | DataSource | None = None,
     ) -> None:
         """For :meth:`open`, and for tests that bring their own clocks. Takes ``home`` over."""
         membership = home.membership.load()
@@ -70,6 +75,11 @@ class Device:
         self._work_clock = work_clock
         self._rng = rng if rng is not None else np.random.default_rng()
         self._recommender = Recommender(home, membership.task)
+        self._installed = installed_artifacts(packaged_artifact())
+        self._forecaster = Forecaster(home, membership.task, self._installed)
+        self._source: DataSource | None = None
+        if data is not None:
+            self.provide(data)
         self._agent: Agent | None = None
         self._lock = threading.Lock()
         self._closed = False
@@ -90,6 +100,7 @@ class Device:
         pace: Pace | None = None,
         link_settings: LinkSettings | None = None,
         work_clock: Clock | None = None,
+        data: LocalData | DataSource | None = None,
     ) -> Device:
         """Join a fleet with a code from ``tessera-aggregator invite``, and open the device.
 
@@ -100,7 +111,7 @@ class Device:
             tls: CA file and client certificate; the system's authorities without.
             prefix, task, cohort: as `invite` printed them; mostly these defaults.
             timeout_seconds: how long to wait for broker and aggregator.
-            options, pace, link_settings, work_clock: as in :meth:`open`.
+            options, pace, link_settings, work_clock, data: as in :meth:`open`.
 
         Raises :class:`AlreadyEnrolled`, :class:`EnrolmentRefused` (the code is wrong, used or
         expired), :class:`EnrolmentFailed` (nobody answered; the same call may be made again),
@@ -128,6 +139,7 @@ class Device:
             link_settings=link_settings,
             work_clock=work_clock,
             rng=rng,
+            data=data,
         )
 
     @classmethod
@@ -140,17 +152,19 @@ class Device:
         pace: Pace | None = None,
         link_settings: LinkSettings | None = None,
         work_clock: Clock | None = None,
+        data: LocalData | DataSource | None = None,
     ) -> Device:
         """Open an enrolled device. Touches no network.
 
         Args:
             home: the folder that was enrolled.
-            read_only: only ``recommend`` and ``status``; works beside a process that runs the
-                device.
+            read_only: only ``recommend``, ``predict`` and ``status``; works beside a process that
+                runs the device.
             options: a fixed k, emulated slowness, privacy: :class:`TrainingOptions`.
             pace: waits.
             link_settings: the connection's limits and times.
             work_clock: times the training; the machine's own when None.
+            data: see :meth:`provide`.
 
         Raises :class:`NotEnrolled`, :class:`HomeLocked` (another process has it open),
         :class:`HomeBroken`.
@@ -163,6 +177,7 @@ class Device:
                 pace=pace,
                 link_settings=link_settings,
                 work_clock=work_clock,
+                data=data,
             )
         except BaseException:
             opened.close()
@@ -191,6 +206,15 @@ class Device:
         self._require_open(writing=True)
         return self._home.interactions.add((user, item) for item, user in pairs)
 
+    def provide(self, data: LocalData | DataSource) -> None:
+        """Give the samples that tasks on arrays train on; they stay on this device.
+
+        ``data``: the samples, or a function that gives them, called on the device's thread at the
+        start of each round. May be called at any moment, and again with other data. Not kept in the
+        home folder: an app gives its data each time it opens the device.
+        """
+        self._source = data if callable(data) else lambda: data
+
     def start(self) -> None:
         """Take part in rounds from now on, in a background thread. Does nothing if it runs."""
         self._require_open(writing=True)
@@ -199,13 +223,19 @@ class Device:
                 return
             training_rng, agent_rng = self._rng.spawn(2)
             trainer = LazyTrainer(
-                self._home, self._options, clock=self._work_clock, rng=training_rng
+                self._home,
+                self._options,
+                source=lambda: self._source,
+                sender=self.device_id,
+                clock=self._work_clock,
+                rng=training_rng,
             )
             self._agent = Agent(
                 self._home,
                 self._membership,
                 trainer,
-                artifacts=installed_artifacts(packaged_artifact()),
+                artifacts=self._installed,
+                wishes=ArtifactWishes(self._options.artifact, self._options.most_artifact_bytes),
                 pace=self._pace,
                 link_settings=self._link_settings,
                 clock=self._clock,
@@ -233,6 +263,26 @@ class Device:
         """
         self._require_open(writing=False)
         return self._recommender.recommend(count, user)
+
+    def predict(self, batch: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """What the task's model, as this device last trained it, says of a batch.
+
+        ``batch`` holds the artifact's inputs by name, a row for each sample; the answer its outputs
+        by name. Works offline, and while a round is trained. Raises :class:`NothingLearnt` before
+        the first round, and for tasks that recommend; BatchError for a batch that does not fit.
+        """
+        self._require_open(writing=False)
+        return self._forecaster.predict(batch)
+
+    def learner_state(self) -> dict[str, NDArray[Any]]:
+        """What the task's learner keeps from round to round, by its own names; copies.
+
+        Such as whom the device listened to
+        (:func:`device_sdk.learners.attention_mixer.scores_of`). Holds private data: for this
+        device's owner alone. Empty before the first round.
+        """
+        self._require_open(writing=False)
+        return self._home.models.learner(self._membership.task) or {}
 
     def title(self, item: str) -> str:
         """The catalogue's title of an item that was recommended; empty where it has none."""

@@ -23,10 +23,12 @@ class DeviceStatus:
         round: the newest round concluded here; ``outcome`` and ``detail`` say how.
         trained_round: the newest round trained in.
         version: of the model that is here, from which recommendations come.
-        k: columns trained in that round.
+        k: columns trained in that round; with models on arrays the place of the trained one among
+            those that the task offers, 1 for the smallest.
+        artifact: name of the model trained in that round; empty where there is nothing to choose.
         train_seconds: how long that training took, emulated slowness included.
-        k_reason: how k was chosen; empty for a given k.
-        step_p90_seconds: a round's training at the measured k, 90th percentile of the measurement.
+        k_reason: how k, or the model, was chosen; empty where it was given.
+        step_p90_seconds: a round's training as measured then, 90th percentile.
         receipted_round, verdict, reason: of the newest round whose update has its receipt.
         outbox, outbox_bytes: updates without a receipt.
         working_on: the round being fetched or trained; None for none.
@@ -50,6 +52,7 @@ class DeviceStatus:
     trained_round: int | None
     version: int | None
     k: int | None
+    artifact: str
     train_seconds: float | None
     k_reason: str
     step_p90_seconds: float | None
@@ -104,6 +107,7 @@ def read_status(home: Home, membership: Membership, slowdown: float, live: Live)
         trained_round=None if trained is None else trained.round,
         version=None if model is None else model[2],
         k=None if trained is None else trained.k,
+        artifact="" if trained is None else trained.artifact,
         train_seconds=None if trained is None else trained.train_seconds,
         k_reason="" if capability is None else capability.reason,
         step_p90_seconds=None if capability is None else capability.step_p90_seconds,

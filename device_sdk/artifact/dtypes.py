@@ -34,5 +34,3 @@ ONNX_ELEMENT_TYPES: Final[dict[int, str]] = {
     11: "float64",
 }
 """onnx.TensorProto.DataType -> manifest name."""
-
-FLOATING: Final[frozenset[str]] = frozenset({"float16", "float32", "float64"})

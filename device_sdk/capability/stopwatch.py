@@ -15,6 +15,14 @@ from device_sdk.capability.workload import Workload
 # noticed before it is started: a running step cannot be interrupted.
 _FIRST_SHARE = 1.0 / 64.0
 _SHARE_STEP = 8.0
+# A larger share is tried if, in proportion, it takes an eighth of the time left at most: for less
+# than this step it would teach little.
+_LEAST_STEP = 1.5
+# Tries of a share, the first included, as long as they end within this share of the time box.
+_TRIES = 5
+_TRIES_SHARE = 1.0 / 3.0
+# A clock may say that a run took no time.
+_INSTANT = 1e-9
 # What a start at a k not seen yet may cost above what smaller ks let expect.
 _COLD_ALLOWANCE = 1.5
 _FEWEST_RUNS = 3
@@ -103,22 +111,36 @@ class Stopwatch:
     def first_impression(self) -> float:
         """An estimate, in seconds, of one run at k = 1, from a share of it; errs upwards.
 
-        A small share's time is mostly what a run costs whatever its size, so while the estimate
-        fills the time box, larger shares are tried as far as they surely fit.
+        A small share's time is mostly what a run costs whatever its size, and a moment without the
+        processor is scaled up with it. So while the estimate fills the time box, the share is tried
+        again, the quickest try counts, and then larger shares are tried as far as they surely fit.
         """
+        try_until = self._stop_at - (1.0 - _TRIES_SHARE) * self.seconds_left()
         share = _FIRST_SHARE
         while True:
             self._workload.prepare(1, share)
             self._run()
             if self.seconds_left() <= 0.0:
                 return float("inf")
-            seconds = self._run()
-            larger = min(1.0, _SHARE_STEP * share)
-            enough = 2.0 * seconds / share <= self.seconds_left()
-            too_long = 2.0 * seconds * (larger / share) > self.seconds_left() / 4.0
-            if share == 1.0 or enough or too_long:
+            seconds = self._quickest(share, try_until)
+            step = min(_SHARE_STEP, self.seconds_left() / (8.0 * max(seconds, _INSTANT)))
+            if share == 1.0 or self._two_fit(seconds / share) or step < _LEAST_STEP:
                 return seconds / share
-            share = larger
+            share = min(1.0, step * share)
+
+    def _quickest(self, share: float, try_until: float) -> float:
+        """Seconds of the quickest of a few steady runs of the share; of one where that will do."""
+        seconds = self._run()
+        for _ in range(_TRIES - 1):
+            over = self._clock.now() + seconds > try_until
+            if over or self._two_fit(seconds / share):
+                break
+            seconds = min(seconds, self._run())
+        return seconds
+
+    def _two_fit(self, estimate: float) -> bool:
+        """Whether two runs, a cold and a steady one, fit the time left."""
+        return 2.0 * estimate <= self.seconds_left()
 
     def measure(self, k: int) -> bool:
         """Add a block of steady runs at `k`; False where the time left has no room for one."""

@@ -61,7 +61,8 @@ def _rows(status: DeviceStatus) -> list[tuple[str, str]]:
         ("time last seen", _time(status.time_unix_seconds)),
     ]
     if status.k_reason:
-        rows.insert(7, ("k chosen because", status.k_reason))
+        what = "model" if status.artifact else "k"
+        rows.insert(7, (f"{what} chosen because", status.k_reason))
     return rows
 
 
@@ -74,7 +75,8 @@ def _round(status: DeviceStatus) -> str:
 def _trained(status: DeviceStatus) -> str:
     if status.trained_round is None:
         return "none yet"
-    return f"round {status.trained_round}, k = {status.k}"
+    what = f"model {status.artifact}" if status.artifact else f"k = {status.k}"
+    return f"round {status.trained_round}, {what}"
 
 
 def _receipt(status: DeviceStatus) -> str:

@@ -13,7 +13,7 @@ from device_sdk.home.errors import HomeBroken
 
 __all__ = ["SCHEMA_VERSION", "Database"]
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 _SCHEMA = """
 CREATE TABLE membership (
@@ -37,22 +37,34 @@ CREATE TABLE mark (
 CREATE TABLE participation (
     number INTEGER PRIMARY KEY, task TEXT NOT NULL, generation INTEGER NOT NULL,
     round INTEGER NOT NULL, version INTEGER NOT NULL, outcome TEXT NOT NULL, detail TEXT NOT NULL,
-    k INTEGER, train_seconds REAL, verdict TEXT, reason TEXT,
+    k INTEGER, train_seconds REAL, verdict TEXT, reason TEXT, artifact TEXT,
     UNIQUE (task, generation, round));
 CREATE TABLE outbox (
     digest BLOB PRIMARY KEY, task TEXT NOT NULL, generation INTEGER NOT NULL,
     round INTEGER NOT NULL, body BLOB NOT NULL,
     UNIQUE (task, generation, round)) WITHOUT ROWID;
-CREATE TABLE learner (task TEXT PRIMARY KEY, state BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE learner (
+    task TEXT PRIMARY KEY, state BLOB NOT NULL, artifact BLOB) WITHOUT ROWID;
 CREATE TABLE model (
     task TEXT PRIMARY KEY, generation INTEGER NOT NULL, round INTEGER NOT NULL,
-    version INTEGER NOT NULL, catalogue_id BLOB NOT NULL, arrays BLOB NOT NULL) WITHOUT ROWID;
+    version INTEGER NOT NULL, catalogue_id BLOB NOT NULL, arrays BLOB NOT NULL,
+    artifact BLOB) WITHOUT ROWID;
 CREATE TABLE catalogue (id BLOB PRIMARY KEY, content BLOB NOT NULL);
+CREATE TABLE attachment (id BLOB PRIMARY KEY, content BLOB NOT NULL);
 CREATE TABLE capability (
     task TEXT PRIMARY KEY, fingerprint TEXT NOT NULL, k INTEGER NOT NULL,
     triples INTEGER NOT NULL, misses INTEGER NOT NULL, reason TEXT NOT NULL,
     step_p90_seconds REAL) WITHOUT ROWID;
 """
+# By the version that a file has, what makes it one of the next version.
+_STEPS = {
+    1: """
+ALTER TABLE participation ADD COLUMN artifact TEXT;
+ALTER TABLE learner ADD COLUMN artifact BLOB;
+ALTER TABLE model ADD COLUMN artifact BLOB;
+CREATE TABLE attachment (id BLOB PRIMARY KEY, content BLOB NOT NULL);
+""",
+}
 
 
 class Database:
@@ -90,18 +102,25 @@ class Database:
             run("PRAGMA query_only = ON")
             if version == 0:
                 raise HomeBroken(f"{self._path} is empty")
+            if version < SCHEMA_VERSION:
+                raise HomeBroken(
+                    f"{self._path} has the older format {version}: open it once without read_only"
+                )
             return
         run("PRAGMA journal_mode = WAL")
         run("PRAGMA synchronous = FULL")
         run("PRAGMA foreign_keys = ON")
         # What was deleted (an interaction, an update that was sent) is overwritten, not only freed.
         run("PRAGMA secure_delete = ON")
-        if version == 0:
+        while version < SCHEMA_VERSION:
+            script, version = (
+                (_SCHEMA, SCHEMA_VERSION) if version == 0 else (_STEPS[version], version + 1)
+            )
             with self.transaction() as sql:
-                for statement in _SCHEMA.split(";"):
+                for statement in script.split(";"):
                     if statement.strip():
                         sql.execute(statement)
-                sql.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+                sql.execute(f"PRAGMA user_version = {version}")
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:

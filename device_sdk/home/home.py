@@ -9,6 +9,7 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from device_sdk.home.attachment_store import AttachmentStore
 from device_sdk.home.database import Database
 from device_sdk.home.errors import HomeBroken, HomeError, NotEnrolled
 from device_sdk.home.interaction_store import InteractionStore
@@ -65,6 +66,7 @@ class Home:
         self.interactions = InteractionStore(self.database)
         self.rounds = RoundStore(self.database)
         self.models = ModelStore(self.database)
+        self.attachments = AttachmentStore(self.database)
 
     def identity(self, *, create: bool = False) -> Ed25519PrivateKey:
         """The device's key. One that is made here is on the disk when this returns.
@@ -85,10 +87,6 @@ class Home:
     def artifact_folder(self, artifact_id: bytes) -> Path:
         """Where an artifact lies, or would."""
         return self.folder / _ARTIFACTS / artifact_id.hex()
-
-    def has_artifact(self, artifact_id: bytes) -> bool:
-        """Whether an artifact was stored whole."""
-        return self.artifact_folder(artifact_id).is_dir()
 
     def save_artifact(self, artifact_id: bytes, files: Mapping[str, bytes]) -> Path:
         """Store the files of an artifact that were checked against its id."""

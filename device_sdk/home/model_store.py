@@ -16,13 +16,17 @@ from device_sdk.wire.tensors import Codec, TensorLimits, decode_tensors, encode_
 __all__ = ["CapabilityRow", "ModelStore", "StoredModel"]
 
 # Our own file, not a stranger's message: as large as the device's memory holds.
-_LIMITS = TensorLimits(most_bytes=2**40)
+_LIMITS = TensorLimits(most_arrays=65_535, most_bytes=2**40)
 State = Mapping[str, NDArray[Any]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredModel:
-    """The arrays of the last broadcast that this device trained on."""
+    """What this device predicts with.
+
+    ``artifact_id`` None: the arrays of the last broadcast that it trained on. Otherwise parameters
+    and buffers of this artifact, as they were after the device's last training.
+    """
 
     task: str
     generation: int
@@ -30,6 +34,7 @@ class StoredModel:
     version: int
     catalogue_id: bytes
     arrays: Mapping[str, NDArray[Any]]
+    artifact_id: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +64,15 @@ class ModelStore:
         """Replace the task's model. ``codec`` must hold the arrays exactly."""
         with self._database.transaction() as sql:
             sql.execute(
-                "INSERT OR REPLACE INTO model VALUES (?, ?, ?, ?, ?, ?)",
+                "INSERT OR REPLACE INTO model VALUES (?, ?, ?, ?, ?, ?, ?)",
                 (
                     model.task,
                     model.generation,
                     model.round,
                     model.version,
                     model.catalogue_id,
-                    encode_tensors(model.arrays, codec),
+                    encode_tensors(_escaped(model.arrays, model.artifact_id), codec),
+                    model.artifact_id,
                 ),
             )
 
@@ -87,30 +93,40 @@ class ModelStore:
     def model(self, task: str) -> StoredModel | None:
         """The task's last model."""
         row: tuple[Any, ...] | None = self._database.row(
-            "SELECT task, generation, round, version, catalogue_id, arrays FROM model "
+            "SELECT task, generation, round, version, catalogue_id, arrays, artifact FROM model "
             "WHERE task = ?",
             task,
         )
         if row is None:
             return None
-        task, generation, round_id, version, catalogue_id, arrays = row
-        decoded = decode_tensors(arrays, limits=_LIMITS)
-        return StoredModel(task, generation, round_id, version, catalogue_id, decoded)
+        task, generation, round_id, version, catalogue_id, arrays, artifact_id = row
+        decoded = _unescaped(decode_tensors(arrays, limits=_LIMITS), artifact_id)
+        return StoredModel(task, generation, round_id, version, catalogue_id, decoded, artifact_id)
 
-    def save_learner(self, task: str, state: State) -> None:
-        """Replace the learner's private state, users' vectors included."""
+    def save_learner(self, task: str, state: State, artifact_id: bytes | None = None) -> None:
+        """Replace the learner's private state, users' vectors included.
+
+        ``artifact_id``: the artifact that the state belongs to, where it belongs to one.
+        """
         with self._database.transaction() as sql:
             sql.execute(
-                "INSERT OR REPLACE INTO learner VALUES (?, ?)",
-                (task, encode_tensors(state, Codec.FLOAT32)),
+                "INSERT OR REPLACE INTO learner VALUES (?, ?, ?)",
+                (task, encode_tensors(_escaped(state, artifact_id), Codec.FLOAT32), artifact_id),
             )
+
+    def learner_artifact(self, task: str) -> bytes | None:
+        """The artifact that the stored learner's state belongs to."""
+        row: tuple[Any, ...] | None = self._database.row(
+            "SELECT artifact FROM learner WHERE task = ?", task
+        )
+        return None if row is None else row[0]
 
     def learner(self, task: str) -> dict[str, NDArray[Any]] | None:
         """The learner's private state; None before its first round."""
         row: tuple[Any, ...] | None = self._database.row(
-            "SELECT state FROM learner WHERE task = ?", task
+            "SELECT state, artifact FROM learner WHERE task = ?", task
         )
-        return None if row is None else decode_tensors(row[0], limits=_LIMITS)
+        return None if row is None else _unescaped(decode_tensors(row[0], limits=_LIMITS), row[1])
 
     def save_catalogue(self, content: bytes) -> None:
         """Keep a catalogue under its id, which is the SHA-256 of its bytes."""
@@ -160,3 +176,18 @@ class ModelStore:
                     row.step_p90_seconds,
                 ),
             )
+
+
+def _escaped(arrays: State, artifact_id: bytes | None) -> State:
+    """Names as they can be stored: torch's may hold capitals, which no message may."""
+    if artifact_id is None:
+        return arrays
+    return {f"x{name.encode().hex()}": array for name, array in arrays.items()}
+
+
+def _unescaped(
+    arrays: dict[str, NDArray[Any]], artifact_id: bytes | None
+) -> dict[str, NDArray[Any]]:
+    if artifact_id is None:
+        return arrays
+    return {bytes.fromhex(name[1:]).decode(): array for name, array in arrays.items()}

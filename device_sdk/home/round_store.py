@@ -46,6 +46,8 @@ class Participation:
     train_seconds: float | None = None
     verdict: Verdict | None = None
     reason: str = ""
+    artifact: str = ""
+    """Name of the artifact that was trained, where the task offers several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +108,16 @@ class RoundStore:
         found = self._participations(f"{where}ORDER BY number DESC LIMIT 1")
         return found[0] if found else None
 
+    def receipted(self, task: str, generation: int, most: int) -> list[Participation]:
+        """The newest rounds of a task whose updates have their receipts, newest first."""
+        return self._participations(
+            "WHERE verdict IS NOT NULL AND task = ? AND generation = ? "
+            "ORDER BY number DESC LIMIT ?",
+            task,
+            generation,
+            most,
+        )
+
     def last_receipted(self) -> Participation | None:
         """The newest round whose update has its receipt."""
         found = self._participations("WHERE verdict IS NOT NULL ORDER BY number DESC LIMIT 1")
@@ -116,7 +128,7 @@ class RoundStore:
         with self._database.transaction() as sql:
             sql.execute(
                 "INSERT INTO participation (task, generation, round, version, outcome, detail, k, "
-                "train_seconds) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                "train_seconds, artifact) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (
                     part.task,
                     part.generation,
@@ -126,6 +138,7 @@ class RoundStore:
                     part.detail[:500],
                     part.k,
                     part.train_seconds,
+                    part.artifact or None,
                 ),
             )
             sql.execute(
@@ -183,7 +196,7 @@ class RoundStore:
     def _participations(self, tail: str, *values: object) -> list[Participation]:
         rows: list[tuple[Any, ...]] = self._database.rows(
             "SELECT task, generation, round, version, outcome, detail, k, "
-            "train_seconds, verdict, reason "
+            "train_seconds, verdict, reason, artifact "
             f"FROM participation {tail}",
             *values,
         )
@@ -199,6 +212,7 @@ class RoundStore:
                 train_seconds=row[7],
                 verdict=None if row[8] is None else Verdict(row[8]),
                 reason=row[9] or "",
+                artifact=row[10] or "",
             )
             for row in rows
         ]

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from device_sdk.learners.learner import Learner, LearnerError
+from device_sdk.learners.learner import FetchingLearner, Learner, LearnerError
 
-__all__ = ["Learner", "LearnerError"]
+__all__ = ["FetchingLearner", "Learner", "LearnerError"]

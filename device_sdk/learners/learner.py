@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 from numpy.typing import NDArray
 
 from device_sdk.wire.exchange import Broadcast, Update
 
-__all__ = ["Learner", "LearnerError", "State"]
+__all__ = [
+    "AdoptingLearner",
+    "FetchingLearner",
+    "Learner",
+    "LearnerError",
+    "ReceiptLearner",
+    "State",
+]
 
 State = Mapping[str, NDArray[Any]]
 
@@ -37,3 +44,37 @@ class Learner(Protocol):
 
     def restore(self, state: State) -> None:
         """Take a ``state()`` back; raises LearnerError if it does not fit."""
+
+
+@runtime_checkable
+class FetchingLearner(Protocol):
+    """A learner that needs some of a broadcast's attachments."""
+
+    def wants(self, broadcast: Broadcast) -> Sequence[str]:
+        """Names out of ``broadcast.offered`` that ``train`` must find in ``attachments``.
+
+        Changes nothing. Raises LearnerError as ``train`` does.
+        """
+
+
+@runtime_checkable
+class ReceiptLearner(Protocol):
+    """A learner that must know whether its last updates were counted."""
+
+    def receipt(self, round_id: int, *, counted: bool) -> None:
+        """The aggregator's verdict on this learner's update for ``round_id``.
+
+        Called before the next ``train``, once or more often; what is unknown or old is ignored.
+        Without a verdict an update is taken for not counted.
+        """
+
+
+@runtime_checkable
+class AdoptingLearner(Protocol):
+    """A learner that can take over what all made, without training."""
+
+    def adopt(self, broadcast: Broadcast) -> None:
+        """Make the trainer's model the broadcast's. Raises LearnerError as ``train`` does.
+
+        Called with the task's last broadcast, when its rounds are over.
+        """

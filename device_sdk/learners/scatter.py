@@ -8,16 +8,19 @@ device's own users never leave it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from device_sdk.learners.columns import deal_columns, left_out
+from device_sdk.learners.columns import deal_columns
 from device_sdk.learners.factor_step import FactorBatch, FactorStep
 from device_sdk.learners.learner import LearnerError, State
-from device_sdk.learners.pool import PoolSettings, grow_pool
-from device_sdk.learners.triples import Triples, draw_triples, seen_by_anyone
+from device_sdk.learners.local_triples import LocalTriples
+from device_sdk.learners.pool import PoolSettings
+from device_sdk.learners.touched import touched_rows
+from device_sdk.learners.triples import Triples
 from device_sdk.recommend import top_items
 from device_sdk.wire.exchange import Broadcast, Update
 from device_sdk.wire.scatter_settings import ScatterTraining
@@ -62,7 +65,7 @@ class ScatterLearner:
         self._interactions = interactions
         self._step = step
         self._rng = rng
-        self._pool_settings = pool if pool is not None else PoolSettings()
+        self._triples = LocalTriples(pool if pool is not None else PoolSettings())
         self._users: Floats = np.empty((0, 0), dtype=np.float32)
         self._pool: Rows = np.empty(0, dtype=np.int64)
         self._deck: Rows = np.empty(0, dtype=np.int64)
@@ -97,15 +100,11 @@ class ScatterLearner:
         items = _items(broadcast)
         training = _training(broadcast)
         positives = self._interactions.positives()
-        _require_in_catalogue(positives, len(items))
         rng = self._rng
 
         users = self._grown_users(len(positives), items.shape[1], training.user_spread)
-        seen = seen_by_anyone(positives, len(items))
-        wanted = self._pool_settings.pool_size(sum(len(rows) for rows in positives))
-        pool = grow_pool(self._pool, seen, wanted, rng)
-        triples = draw_triples(positives, pool, seen, self._pool_settings, rng)
-        triples = triples.sample(training.most_triples, rng)
+        pool, source = self._triples.of(positives, len(items), self._pool, rng)
+        triples = source.draw(training.most_triples, rng)
         columns, deck = deal_columns(
             self._deck if items.shape[1] == self._users.shape[1] else self._deck[:0],
             items.shape[1],
@@ -113,13 +112,17 @@ class ScatterLearner:
             rng,
         )
 
-        rows, index = np.unique(
-            np.concatenate([triples.positive, triples.negative]), return_inverse=True
-        )
+        rows, positive, negative = touched_rows(triples.positive, triples.negative, len(items))
         if len(rows) == 0:
             values = np.empty((0, len(columns)), dtype=np.float32)
         else:
-            values = self._descend(users, items[rows], columns, triples, index, training)
+            values = self._descend(
+                users,
+                items[rows],
+                columns,
+                replace(triples, positive=positive, negative=negative),
+                training,
+            )
         self._users, self._pool, self._deck = users, pool, deck
         return Update(
             round_id=broadcast.round_id,
@@ -183,30 +186,30 @@ class ScatterLearner:
         rows: NDArray[Any],
         columns: Rows,
         triples: Triples,
-        index: NDArray[np.intp],
         training: ScatterTraining,
     ) -> Floats:
         """Move ``users`` in place by one step; return the items' gradients, [rows, k_i].
 
-        ``index`` maps first the positives, then the negatives of ``triples`` to ``rows``.
+        The items of ``triples`` are places in ``rows``.
         """
         items = np.ascontiguousarray(rows, dtype=np.float32)
         if not np.isfinite(items).all():
             raise LearnerError("the broadcast's 'items' hold values that are not finite")
-        positive, negative = index[: len(triples)], index[len(triples) :]
         offset = np.zeros(len(triples), dtype=np.float32)
         if training.scores == "residual" and len(columns) < users.shape[1]:
             # Constant over the step, so that the drawn columns fit what the others leave over.
-            rest = left_out(users.shape[1], columns)
-            scores = users[:, rest] @ items[:, rest].T
-            offset = scores[triples.user, positive] - scores[triples.user, negative]
+            rest = users.copy()
+            rest[:, columns] = 0
+            scores = (rest @ items.T).reshape(-1)
+            first = triples.user * len(items)
+            offset = scores.take(first + triples.positive) - scores.take(first + triples.negative)
         gradients = self._step.gradients(
-            np.ascontiguousarray(users[:, columns]),
-            np.ascontiguousarray(items[:, columns]),
+            users.take(columns, axis=1),
+            items.take(columns, axis=1),
             FactorBatch(
                 user=triples.user,
-                positive=positive.astype(np.int64, copy=False),
-                negative=negative.astype(np.int64, copy=False),
+                positive=triples.positive,
+                negative=triples.negative,
                 weight=triples.weight,
                 offset=offset,
                 user_l2=training.user_l2,
@@ -236,12 +239,3 @@ def _training(broadcast: Broadcast) -> ScatterTraining:
         return ScatterTraining.from_scalars(broadcast.settings)
     except ValueError as error:
         raise LearnerError(str(error)) from error
-
-
-def _require_in_catalogue(positives: Sequence[Rows], catalogue: int) -> None:
-    for rows in positives:
-        if len(rows) and (rows.min() < 0 or rows.max() >= catalogue):
-            raise LearnerError(
-                f"the local data names item row {int(rows.max())}, but the broadcast has "
-                f"{catalogue} items; the catalogue on the device is not the broadcast's"
-            )

@@ -9,10 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_sdk.learners.pool import PoolSettings
+from device_sdk.learners.unliked import Unliked
 
-__all__ = ["Triples", "draw_triples", "seen_by_anyone"]
+__all__ = ["TripleSource", "Triples", "seen_by_anyone"]
 
 Rows = NDArray[np.int64]
+
+_MOST_SHARING_WEIGHT = 0.2
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,13 +33,6 @@ class Triples:
     def __len__(self) -> int:
         return len(self.user)
 
-    def sample(self, count: int, rng: np.random.Generator) -> Triples:
-        """At most ``count`` of these triples, drawn without replacement; 0 keeps all."""
-        if count == 0 or len(self) <= count:
-            return self
-        kept = np.sort(rng.choice(len(self), size=count, replace=False))
-        return Triples(self.user[kept], self.positive[kept], self.negative[kept], self.weight[kept])
-
 
 def seen_by_anyone(positives: Sequence[Rows], catalogue: int) -> NDArray[np.bool_]:
     """bool [catalogue]: true where any local user has interacted with the item."""
@@ -46,60 +42,89 @@ def seen_by_anyone(positives: Sequence[Rows], catalogue: int) -> NDArray[np.bool
     return seen
 
 
-def draw_triples(
-    positives: Sequence[Rows],
-    pool: Rows,
-    seen: NDArray[np.bool_],
-    settings: PoolSettings,
-    rng: np.random.Generator,
-) -> Triples:
-    """One epoch: a triple per interaction of each local user, and one per pseudo-item.
+class TripleSource:
+    """The triples of a device, whose negatives are drawn anew for each epoch.
 
-    A negative is any item of the device's pool (or of the whole catalogue) that is outside this
+    There is a triple for each interaction of each local user, and one for each pseudo-item. A
+    negative is any item of the device's pool (or of the whole catalogue) that is outside this
     user's own *training* items. Nothing else is left out: a user's future items, those of a test
     set included, are drawn as negatives like any other.
+
+    A pseudo-item's triple takes the negative of one of its user's true triples: each is still drawn
+    uniformly, but the update names fewer rows. Only true triples then have a negative to
+    themselves. That tells them apart, and so do weights as different as the default's; where
+    ``pseudo_weight`` is above 0.2, so that sizes may hide what is true, nothing is shared.
 
     Args:
         positives: per local user, the distinct item rows of its interactions.
         pool: the device's fixed pool, from ``grow_pool``.
         seen: from ``seen_by_anyone``.
         settings: sizes and weights of the pool's parts.
-        rng: source of the draws.
     """
-    candidates = _negative_candidates(pool, seen, settings)
-    parts: list[tuple[Rows, Rows, Rows, NDArray[np.float32]]] = []
-    taken = 0
-    for user, rows in enumerate(positives):
-        if len(rows) == 0:
-            continue
-        own = np.zeros(len(seen), dtype=np.bool_)
-        own[rows] = True
-        pseudo = pool[taken : taken + settings.pseudo_items(len(rows))]
-        taken += len(pseudo)
-        pseudo = pseudo[~own[pseudo]]
-        unliked = candidates[~own[candidates]]
-        if len(unliked) == 0:
-            continue
-        liked = np.concatenate([rows, pseudo])
-        weight = np.ones(len(liked), dtype=np.float32)
-        weight[len(rows) :] = settings.pseudo_weight
-        negative = unliked[rng.integers(0, len(unliked), size=len(liked))]
-        parts.append((np.full(len(liked), user, dtype=np.int64), liked, negative, weight))
-    if not parts:
+
+    def __init__(
+        self,
+        positives: Sequence[Rows],
+        pool: Rows,
+        seen: NDArray[np.bool_],
+        settings: PoolSettings,
+    ) -> None:
+        self._unliked = Unliked(positives, len(seen), _negative_candidates(pool, seen, settings))
         none = np.empty(0, dtype=np.int64)
-        return Triples(none, none, none, np.empty(0, dtype=np.float32))
-    user_parts, positive_parts, negative_parts, weight_parts = zip(*parts, strict=True)
-    return Triples(
-        np.concatenate(user_parts),
-        np.concatenate(positive_parts),
-        np.concatenate(negative_parts),
-        np.concatenate(weight_parts),
-    )
+        users, liked, is_pseudo = [none], [none], [none.astype(np.bool_)]
+        taken = 0
+        for user, rows in enumerate(positives):
+            if len(rows) == 0:
+                continue
+            pseudo = pool[taken : taken + settings.pseudo_items(len(rows))]
+            taken += len(pseudo)
+            # One that the user came to like since is its own by now.
+            pseudo = pseudo[~np.isin(pseudo, rows)]
+            if self._unliked.counts[user] == 0:
+                continue
+            users.append(np.full(len(rows) + len(pseudo), user, dtype=np.int64))
+            liked += [rows, pseudo]
+            is_pseudo += [np.zeros(len(rows), np.bool_), np.ones(len(pseudo), np.bool_)]
+        self._user = np.concatenate(users)
+        self._positive = np.concatenate(liked)
+        self._borrows = np.concatenate(is_pseudo)
+        self._weight = np.where(self._borrows, settings.pseudo_weight, 1).astype(np.float32)
+        # Who borrows a negative: the pseudo-items, or nobody.
+        self._borrows &= settings.pseudo_weight <= _MOST_SHARING_WEIGHT
+        self._lender = _lenders(self._user, self._borrows, len(positives))
+
+    def draw(self, most: int, rng: np.random.Generator) -> Triples:
+        """One epoch's triples: all, or ``most`` of them without replacement where it is not 0."""
+        user, positive, weight = self._user, self._positive, self._weight
+        lender = self._lender
+        if 0 < most < len(user):
+            kept = np.sort(rng.choice(len(user), size=most, replace=False))
+            user, positive, weight = user[kept], positive[kept], weight[kept]
+            lender = _lenders(user, self._borrows[kept], len(self._unliked.counts))
+        own = np.flatnonzero(lender == np.arange(len(lender)))
+        negative = np.empty(len(user), dtype=np.int64)
+        negative[own] = self._unliked.draw(user[own], rng)
+        return Triples(user, positive, negative[lender], weight)
 
 
-def _negative_candidates(pool: Rows, seen: NDArray[np.bool_], settings: PoolSettings) -> Rows:
+def _lenders(user: Rows, borrows: NDArray[np.bool_], users: int) -> Rows:
+    """For each triple, the place of the one whose negative it takes, int64 [triples].
+
+    ``user`` is increasing, and each user's borrowing triples stand behind its others. A user's n-th
+    one takes the n-th other's, round and round; without any it has its own.
+    """
+    places = np.arange(len(user))
+    lending = np.bincount(user[~borrows], minlength=users)[user]
+    first = np.searchsorted(user, user)
+    borrowed = first + (places - first - lending) % np.maximum(lending, 1)
+    return np.where(borrows & (lending > 0), borrowed, places)
+
+
+def _negative_candidates(
+    pool: Rows, seen: NDArray[np.bool_], settings: PoolSettings
+) -> Rows | None:
     if settings.negatives_per_positive == 0:
-        return np.arange(len(seen), dtype=np.int64)
+        return None
     # Rows that other local users liked are uploaded anyway: using them reveals nothing more.
     shown = seen.copy()
     shown[pool] = True

@@ -15,6 +15,7 @@ from device_sdk.wire.broadcast import derive_broadcast_keys, open_manifest, read
 from device_sdk.wire.chunk_set import ChunkSet
 from device_sdk.wire.content import HEAD_INDEX, ContentKind, read_content_head
 from device_sdk.wire.errors import WireError
+from device_sdk.wire.group_key import GroupKey
 from device_sdk.wire.manifest import Manifest
 from device_sdk.wire.topics import ChunkTopic, Topics
 
@@ -94,9 +95,10 @@ class BroadcastFetch:
 
 
 class ContentFetch:
-    """An artifact or a catalogue: first the signed head alone, then the chunks that it names.
+    """An artifact, catalogue or attachment: first the signed head alone, then the chunks it names.
 
-    In this order nothing has to be kept that no signature vouches for.
+    In this order nothing has to be kept that no signature vouches for. ``cohort`` and
+    ``cohort_key``: for what only some of the task's devices may read.
     """
 
     def __init__(
@@ -107,10 +109,16 @@ class ContentFetch:
         sessions: SessionKeeper,
         topics: Topics,
         actions: Actions,
+        *,
+        cohort: str = "",
+        cohort_key: bytes | None = None,
     ) -> None:
         self.content_id = content_id
         self.kind = kind
-        self._task, self._cohort = manifest.task, manifest.cohort
+        self.cohort = cohort
+        self._task = manifest.task
+        self._sealed_for = manifest.cohort if cohort_key is None else cohort
+        self._cohort_key = cohort_key
         self._sessions = sessions
         self._actions = actions
         self._head = topics.write(ChunkTopic(content_id, HEAD_INDEX))
@@ -145,8 +153,11 @@ class ContentFetch:
         if message == self._head_message:
             return False
         label = read_manifest_label(message)
-        key = self._sessions.group_key(label.epoch)
-        keys = derive_broadcast_keys(key, label.broadcast_id, self._task, self._cohort)
+        if self._cohort_key is None:
+            key = self._sessions.group_key(label.epoch)
+        else:
+            key = GroupKey(label.epoch, self._cohort_key)
+        keys = derive_broadcast_keys(key, label.broadcast_id, self._task, self._sealed_for)
         head = read_content_head(open_manifest(message, keys, self._sessions.signing()))
         if (head.kind, head.content_id) != (self.kind, self.content_id):
             raise WireError("wrong-content", "the head of another content")

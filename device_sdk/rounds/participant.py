@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from device_sdk.home.home import Home
 from device_sdk.home.membership import Membership
 from device_sdk.home.round_store import Outcome
 from device_sdk.rounds.actions import Actions
+from device_sdk.rounds.artifact_wishes import ArtifactWishes
 from device_sdk.rounds.intake import ManifestIntake
-from device_sdk.rounds.job import TrainedRound, TrainingJob
+from device_sdk.rounds.job import Declined, TrainedRound, TrainingJob
 from device_sdk.rounds.open_round import OpenRound
 from device_sdk.rounds.pace import Pace
 from device_sdk.rounds.refusals import Refusals
-from device_sdk.rounds.round_commit import commit_round, participation, save_model
+from device_sdk.rounds.round_commit import commit_round, participation, read_model
 from device_sdk.rounds.sender import Sender
 from device_sdk.rounds.session_keeper import SessionKeeper
 from device_sdk.wire.errors import WireError
@@ -47,12 +50,13 @@ class Participant:
 
     Args:
         artifacts: folders of artifacts that are installed with the device, by their id.
+        wishes: which of a task's artifacts to take.
         clock: monotonic seconds that count the machine's sleep.
         rng: jitter.
 
     Whoever runs it: passes on what the link reports, carries out ``actions``, calls :meth:`tick`
-    at :meth:`next_seconds`, and trains what :meth:`take_job` gives. Nothing here raises for bad
-    input; it is counted in ``refusals``.
+    at :meth:`next_seconds`, answers :meth:`take_question`, and trains what :meth:`take_job` gives.
+    Nothing here raises for bad input; it is counted in ``refusals``.
     """
 
     def __init__(
@@ -61,6 +65,7 @@ class Participant:
         membership: Membership,
         *,
         artifacts: Mapping[bytes, Path],
+        wishes: ArtifactWishes | None = None,
         pace: Pace,
         clock: Callable[[], float],
         rng: np.random.Generator,
@@ -68,6 +73,7 @@ class Participant:
         self._home = home
         self._membership = membership
         self._artifacts = artifacts
+        self._wishes = wishes if wishes is not None else ArtifactWishes()
         self._pace = pace
         self._clock = clock
         self._rng = rng
@@ -87,6 +93,7 @@ class Participant:
         self._presence: bytes | None = None
         self._round: OpenRound | None = None
         self._job: TrainingJob | None = None
+        self._question: TrainingJob | None = None
         self._save_time_seconds = clock() + _TIME_SAVED_EVERY_SECONDS
 
     @property
@@ -149,8 +156,26 @@ class Participant:
             times.append(math.inf if deadline is None else deadline)
         return min(times)
 
+    def take_question(self) -> TrainingJob | None:
+        """A round that offers attachments, or None. :meth:`wanted` or :meth:`ended` must follow."""
+        return self._question
+
+    def wanted(self, names: Sequence[str]) -> None:
+        """The learner's answer: the attachments to fetch before the round in question is trained.
+
+        Raises LearnerError for a name that is not offered.
+        """
+        if self._round is not None and self._question is not None:
+            self._round.ask_for(names)
+            self._question = None
+            self._advance(self._round)
+
     def take_job(self) -> TrainingJob | None:
-        """A round to train now, or None. :meth:`trained` or :meth:`ended` must follow."""
+        """A round to train now, or None. :meth:`trained` or :meth:`ended` must follow.
+
+        One that selects nobody (threshold 0) is not to be trained, but to be read: the task rests,
+        and the device's own model may take over its last version. :meth:`read` must follow.
+        """
         return self._job
 
     def trained(self, job: TrainingJob, result: TrainedRound) -> None:
@@ -170,6 +195,12 @@ class Participant:
         )
         self._close_round()
         self.sender.add(row)
+
+    def read(self, job: TrainingJob, adopted: Mapping[str, NDArray[Any]] | None = None) -> None:
+        """The task rests, and its last version was read; see :func:`read_model`."""
+        with self._home.database.transaction():
+            read_model(self._home, job, adopted)
+            self._conclude(job.manifest, Outcome.READ)
 
     def ended(self, job: TrainingJob, outcome: Outcome, detail: str) -> None:
         """The round ends here without an update; ``detail`` says why."""
@@ -251,18 +282,24 @@ class Participant:
         return manifest.threshold == 0 and mark is not None
 
     def _begin(self, manifest: Manifest) -> None:
-        self._round = OpenRound(
-            manifest,
-            self._home,
-            self.sessions,
-            self._topics,
-            self.actions,
-            self._artifacts,
-            self._pace,
-            clock=self._clock,
-            rng=self._rng,
-        )
-        self._advance(self._round)
+        try:
+            self._round = OpenRound(
+                manifest,
+                self._home,
+                self._membership,
+                self.sessions,
+                self._topics,
+                self.actions,
+                self._artifacts,
+                self._wishes,
+                self._pace,
+                clock=self._clock,
+                rng=self._rng,
+            )
+        except WireError as error:
+            if error.reason == "truncated":
+                self._conclude(manifest, Outcome.FAILED, str(error))
+            raise
 
     def _on_chunk(self, content_id: bytes, index: int, payload: bytes) -> None:
         round_ = self._round
@@ -270,6 +307,9 @@ class Participant:
             return  # on its way while we unsubscribed
         try:
             round_.add(content_id, index, payload)
+        except Declined as reason:
+            self._conclude(round_.manifest, Outcome.DECLINED, str(reason))
+            return
         except WireError as error:
             if error.reason == "unknown-epoch":
                 self.sessions.reopen()
@@ -287,12 +327,15 @@ class Participant:
             # Signed by the aggregator and unusable all the same: asking again would not help.
             self._conclude(round_.manifest, Outcome.FAILED, str(error))
             raise
-        if round_.manifest.threshold == 0:
-            with self._home.database.transaction():
-                save_model(self._home, job)
-                self._conclude(job.manifest, Outcome.READ)
+        if round_.manifest.threshold == 0 and not self._has_own_model(job):
+            self.read(job)
+        elif round_.asks:
+            self._question = job
         else:
             self._job = job
+
+    def _has_own_model(self, job: TrainingJob) -> bool:
+        return self._home.models.learner_artifact(job.manifest.task) is not None
 
     def _watch_round(self, round_: OpenRound) -> None:
         if self._is_past(round_.manifest.deadline_unix_seconds):
@@ -307,7 +350,7 @@ class Participant:
     def _close_round(self) -> None:
         if self._round is not None:
             self._round.stop()
-        self._round = self._job = None
+        self._round = self._job = self._question = None
 
     def _is_past(self, unix_seconds: int) -> bool:
         now = self.sessions.time.now()

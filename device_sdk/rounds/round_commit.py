@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from numpy.typing import NDArray
 
 from device_sdk.home.home import Home
 from device_sdk.home.model_store import StoredModel
@@ -13,7 +18,7 @@ from device_sdk.wire.messages import UpdateIdentity, update_digest
 from device_sdk.wire.task_messages import BROADCAST_CODECS
 from device_sdk.wire.tensors import Codec
 
-__all__ = ["commit_round", "participation", "save_model"]
+__all__ = ["commit_round", "participation", "read_model", "save_model"]
 
 
 def commit_round(
@@ -32,34 +37,67 @@ def commit_round(
     digest = update_digest(identity, hashlib.sha256(result.body).digest())
     row = OutboxRow(digest, manifest.task, manifest.generation, manifest.round, result.body)
     with home.database.transaction():
-        home.models.save_learner(manifest.task, result.learner_state)
-        save_model(home, job)
+        artifact_id = None if result.artifact is None else result.artifact.artifact_id
+        home.models.save_learner(manifest.task, result.learner_state, artifact_id)
+        save_model(home, job, result)
         if result.capability is not None:
             home.models.save_capability(result.capability)
+        name = "" if result.artifact is None else result.artifact.name
         home.rounds.conclude(
-            participation(manifest, Outcome.TRAINED, k=result.k, train_seconds=result.seconds)
+            participation(
+                manifest,
+                Outcome.TRAINED,
+                k=result.k,
+                train_seconds=result.seconds,
+                artifact=name,
+            )
         )
         home.rounds.post(row)
         home.membership.raise_time(largest_unix_seconds)
     return row
 
 
-def save_model(home: Home, job: TrainingJob) -> None:
-    """Keep the broadcast's arrays to recommend from, and drop catalogues of before."""
+def save_model(home: Home, job: TrainingJob, result: TrainedRound | None = None) -> None:
+    """Keep what to predict with (the training's model, else the broadcast's arrays), and drop
+    catalogues of before."""
     manifest = job.manifest
+    trained = result is not None and result.model is not None
     model = StoredModel(
         manifest.task,
         manifest.generation,
         manifest.round,
         manifest.version,
         manifest.catalogue_id,
-        job.broadcast.tensors,
+        result.model if result is not None and result.model is not None else job.broadcast.tensors,
+        result.artifact.artifact_id if result is not None and result.artifact is not None else None,
     )
     # float16 holds what came as float16 exactly; everything else needs all of float32.
-    half = BROADCAST_CODECS[manifest.codec] is Codec.FLOAT16
+    half = BROADCAST_CODECS[manifest.codec] is Codec.FLOAT16 and not trained
     with home.database.transaction():
         home.models.save_model(model, Codec.FLOAT16 if half else Codec.FLOAT32)
         home.models.drop_catalogues(manifest.catalogue_id)
+
+
+def read_model(
+    home: Home, job: TrainingJob, adopted: Mapping[str, NDArray[Any]] | None = None
+) -> None:
+    """The task rests: keep its last version, unless the device has a model of its own.
+
+    ``adopted``: that version as a model of the device's artifact.
+    """
+    manifest = job.manifest
+    stored = home.models.model(manifest.task)
+    if stored is None or stored.artifact_id is None:
+        save_model(home, job)
+    elif adopted is not None:
+        model = replace(
+            stored,
+            generation=manifest.generation,
+            round=manifest.round,
+            version=manifest.version,
+            arrays=adopted,
+        )
+        home.models.save_model(model, Codec.FLOAT32)
 
 
 def participation(
@@ -68,6 +106,7 @@ def participation(
     detail: str = "",
     k: int | None = None,
     train_seconds: float | None = None,
+    artifact: str = "",
 ) -> Participation:
     """How a round ended here, without a verdict yet."""
     return Participation(
@@ -79,4 +118,5 @@ def participation(
         detail,
         k,
         train_seconds,
+        artifact=artifact,
     )

@@ -36,11 +36,19 @@ _GROWTH = 1.5
 _MOST_MISSES = 2
 
 
-@dataclass(frozen=True, slots=True)
+_NEW: State = {
+    "users": np.empty((0, 0), dtype=np.float32),
+    "pool": np.empty(0, dtype=np.int64),
+    "deck": np.empty(0, dtype=np.int64),
+}
+"""The state of a learner that has not trained yet."""
+
+
+@dataclass(slots=True)
 class _Positives:
     """A snapshot: what the app records while a round is trained belongs to the next one."""
 
-    rows: Sequence[Rows]
+    rows: Sequence[Rows] = ()
 
     def positives(self) -> Sequence[Rows]:
         return self.rows
@@ -56,29 +64,28 @@ class ScatterTrainer:
         self._options = options
         self._clock = clock
         self._rng = rng
+        self._local = _Positives()
+        # Kept from round to round: it prepares its triples only where the data has changed.
+        self._learner: ScatterLearner | None = None
         self._trainer: Trainer | None = None
         self._loaded: Path | None = None
 
     def train(self, job: TrainingJob) -> TrainedRound:
         """One round. Raises LearnerError, ArtifactError, ValueError, or :class:`Declined`."""
         items = _items(job)
-        trainer = self._load(job.artifact)
-        local = _Positives(self._positives(job, len(items)))
+        trainer, learner = self._load(job.artifact)
+        self._local.rows = self._positives(job, len(items))
         state = self._state(job.manifest.task, len(items))
-
-        def learner(columns: int) -> ScatterLearner:
-            made = ScatterLearner(local, TrainerStep(trainer), columns, self._rng, options.pool)
-            if state is not None:
-                made.restore(state)
-            return made
+        learner.restore(state)
 
         options = self._options
-        capability = self._capability(job, trainer, learner(1), local)
+        capability = self._capability(job, trainer, learner)
+        learner.restore(state)
         wanted = options.k if capability is None else capability.k
-        chosen = learner(min(wanted or 1, items.shape[1]))
+        learner.columns = min(wanted or 1, items.shape[1])
         trained: list[Any] = []
         seconds = timed(
-            lambda: trained.append(chosen.train(job.broadcast)),
+            lambda: trained.append(learner.train(job.broadcast)),
             self._clock,
             options.slowdown,
             float("inf"),
@@ -87,14 +94,17 @@ class ScatterTrainer:
         if capability is not None:
             late = seconds > job.terms.train_seconds
             capability = replace(capability, misses=capability.misses + 1 if late else 0)
-        return TrainedRound(chosen.columns, body, chosen.state(), capability, seconds)
+        return TrainedRound(learner.columns, body, learner.state(), capability, seconds)
 
-    def _load(self, artifact: Path) -> Trainer:
-        if self._trainer is None or self._loaded != artifact:
+    def _load(self, artifact: Path) -> tuple[Trainer, ScatterLearner]:
+        if self._trainer is None or self._learner is None or self._loaded != artifact:
             trainer = Trainer(artifact, threads=1)
             check_factorisation(trainer.artifact)
+            self._learner = ScatterLearner(
+                self._local, TrainerStep(trainer), 1, self._rng, self._options.pool
+            )
             self._trainer, self._loaded = trainer, artifact
-        return self._trainer
+        return self._trainer, self._learner
 
     def _positives(self, job: TrainingJob, items: int) -> tuple[Rows, ...]:
         if job.catalogue is not None:
@@ -102,26 +112,28 @@ class ScatterTrainer:
         # Without a catalogue an item's outside id is its row.
         return self._home.interactions.positives({str(row): row for row in range(items)})
 
-    def _state(self, task: str, items: int) -> State | None:
+    def _state(self, task: str, items: int) -> State:
         state = self._home.models.learner(task)
         if state is None:
-            return None
+            return _NEW
         # After an aggregator's restore from a backup the catalogue may have lost its newest rows.
         pool = state["pool"]
         return {**state, "pool": pool[pool < items]}
 
     def _capability(
-        self, job: TrainingJob, trainer: Trainer, learner: ScatterLearner, local: _Positives
+        self, job: TrainingJob, trainer: Trainer, learner: ScatterLearner
     ) -> CapabilityRow | None:
         """The measured k, from the store where conditions are as they were; None for a given k."""
         options = self._options
         if options.k is not None:
             return None
         task, width = job.manifest.task, int(job.broadcast.tensors["items"].shape[1])
-        triples = max(1, sum(len(rows) for rows in local.rows))
+        triples = max(1, sum(len(rows) for rows in self._local.rows))
+        # Only what the work depends on: rates decay from round to round.
+        settings = ScatterTraining.from_scalars(job.broadcast.settings)
         fingerprint = (
             f"{job.manifest.artifact_id.hex()} K={width} {job.terms.train_seconds}s "
-            f"x{options.slowdown} {sorted(job.broadcast.settings.items())}"
+            f"x{options.slowdown} {settings.scores} {settings.most_triples}"
         )
         known = self._home.models.capability(task)
         if (
@@ -151,7 +163,7 @@ class ScatterTrainer:
 
 
 class _EpochWorkload:
-    """The very work of a round, residual scores and all, on a learner that is thrown away."""
+    """The very work of a round, residual scores and all. Leaves the learner in another state."""
 
     def __init__(self, learner: ScatterLearner, broadcast: Broadcast, triples: int) -> None:
         self._learner = learner

@@ -27,6 +27,7 @@ from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
 from device_sdk.wire.broker_url import BrokerUrl
+from device_sdk.wire.buffered_client import BufferedClient
 from device_sdk.wire.link_events import Message, ServerLimits
 from device_sdk.wire.link_settings import LinkSettings
 from device_sdk.wire.mqtt_version import MqttVersion
@@ -140,9 +141,9 @@ class Connection:
 
     def flush(self) -> None:
         """Write what the socket takes without waiting."""
-        if self.end is None and self._client.want_write():
+        if self.end is None and self._client.has_to_write:
             try:
-                self._client.loop_write()
+                self._client.write()
             except Exception as error:
                 self._finish(End("protocol", f"{type(error).__name__}: {error}"))
 
@@ -150,15 +151,14 @@ class Connection:
         """Say goodbye if the broker still listens, and close the socket."""
         if self.limits is not None and self.end is None and end.reason == "stopped":
             try:
-                self._client.disconnect()
-                self._client.loop_write()
+                self._client.say_goodbye()
             except Exception as error:
                 end = End("stopped", f"without goodbye: {type(error).__name__}")
         self._finish(end)
 
-    def _make_client(self, tls: ssl.SSLContext | None, client_id: str) -> Client:
+    def _make_client(self, tls: ssl.SSLContext | None, client_id: str) -> BufferedClient:
         five = self._version is MqttVersion.V5
-        client = Client(
+        client = BufferedClient(
             CallbackAPIVersion.VERSION2,
             client_id=client_id,
             clean_session=None if five else True,
@@ -183,11 +183,13 @@ class Connection:
 
     def _step(self, timeout_seconds: float, wake: socket.socket, read: bool) -> None:
         sock = self._socket
-        # Bytes that TLS has already decrypted do not show in select.
-        buffered = read and isinstance(sock, ssl.SSLSocket) and sock.pending() > 0
+        # Bytes that were read ahead, or that TLS has already decrypted, do not show in select.
+        buffered = read and (
+            self._client.has_read_ahead or (isinstance(sock, ssl.SSLSocket) and sock.pending() > 0)
+        )
         poll = select.poll()
         interest = (select.POLLIN if read else 0) | (
-            select.POLLOUT if self._client.want_write() else 0
+            select.POLLOUT if self._client.has_to_write else 0
         )
         poll.register(wake, select.POLLIN)
         poll.register(sock, interest)
@@ -198,7 +200,10 @@ class Connection:
         if state & ~select.POLLOUT or buffered:
             if state & select.POLLIN or buffered:
                 self.last_received_seconds = self._clock()
-                self._client.loop_read()
+                if self.limits is None:
+                    self._client.loop_read()  # the CONNACK alone: it is told before what follows
+                else:
+                    self._client.read()
             elif state & (select.POLLERR | select.POLLHUP | select.POLLNVAL):
                 self._finish(End("closed", "the connection was closed"))
         if self.end is None and read:

@@ -1,4 +1,4 @@
-"""Contents: artifacts and catalogues, sealed like broadcasts, found by their content id.
+"""Contents: artifacts, catalogues, attachments; sealed like broadcasts, found by their content id.
 
 A content is published as a *head* and chunks, all retained, on the chunk topics of its content id:
 the head at index 0, chunk i at index i + 1. The head is a message of the manifest's type whose
@@ -25,7 +25,6 @@ __all__ = [
     "HEAD_INDEX",
     "ContentHead",
     "ContentKind",
-    "chunk_topic_index",
     "read_content_head",
     "seal_content",
 ]
@@ -40,6 +39,7 @@ class ContentKind(Enum):
 
     ARTIFACT = "artifact"
     CATALOGUE = "catalogue"
+    ATTACHMENT = "attachment"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +75,6 @@ class ContentHead:
                 "length": self.length,
             }
         )
-
-
-def chunk_topic_index(chunk: int) -> int:
-    """The topic index of chunk ``chunk``: the head has the first one."""
-    return chunk + 1
 
 
 def seal_content(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
@@ -58,8 +59,7 @@ class Fragment:
             raise ValueError(f"a fragmented message of {self.length} bytes does not exist")
 
 
-@dataclass(frozen=True)
-class Header:
+class Header(NamedTuple):
     """What stands in clear before the ciphertext. Nothing in it is proven before the tag is."""
 
     message_type: int

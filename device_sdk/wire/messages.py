@@ -59,9 +59,10 @@ class UpdateIdentity:
         if not 1 <= len(self.device_id) <= _MOST_DEVICE_ID_BYTES:
             raise ValueError(f"a device id of {len(self.device_id)} bytes; expected 1 to 32")
         require_name("task", self.task)
-        for name, value in (("generation", self.generation), ("round", self.round)):
-            if not 0 <= value <= _LIMIT:
-                raise ValueError(f"{name} is {value}; expected 0 to 2^63 - 1")
+        if not 0 <= self.generation <= _LIMIT:
+            raise ValueError(f"generation is {self.generation}; expected 0 to 2^63 - 1")
+        if not 0 <= self.round <= _LIMIT:
+            raise ValueError(f"round is {self.round}; expected 0 to 2^63 - 1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +126,9 @@ class Verdict(Enum):
     """Another body was committed for the same identity."""
 
 
+_REFUSED = Verdict.REFUSED
+
+
 @dataclass(frozen=True, slots=True)
 class Receipt:
     """The aggregator's final word on an update. ``reason``: a slug if refused, else empty."""
@@ -136,7 +140,7 @@ class Receipt:
     def __post_init__(self) -> None:
         if len(self.digest) != DIGEST_BYTES:
             raise ValueError(f"a digest has {DIGEST_BYTES} bytes, {len(self.digest)} given")
-        if self.verdict is not Verdict.REFUSED:
+        if self.verdict is not _REFUSED:
             if self.reason:
                 raise ValueError(f"{self.verdict.value} goes without a reason")
             return

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 from device_sdk.wire.exchange import Scalar
+from device_sdk.wire.training_settings import (
+    from_scalars,
+    require_choice,
+    require_number,
+    require_whole,
+    to_scalars,
+)
 
 __all__ = ["ScatterTraining", "Scores"]
 
@@ -39,41 +45,18 @@ class ScatterTraining:
     most_triples: int = 0
 
     def __post_init__(self) -> None:
-        if self.scores not in get_args(Scores):
-            raise ValueError(
-                f"scores is {self.scores!r}; expected one of {', '.join(get_args(Scores))}"
-            )
-        _require_number("user_learning_rate", self.user_learning_rate, above=0.0, most=1e3)
-        _require_number("user_l2", self.user_l2, least=0.0, most=1e3)
-        _require_number("item_l2", self.item_l2, least=0.0, most=1e3)
-        _require_number("user_spread", self.user_spread, above=0.0, most=10.0)
-        whole = isinstance(self.most_triples, int) and not isinstance(self.most_triples, bool)
-        if not whole or self.most_triples < 0:
-            raise ValueError(
-                f"most_triples is {self.most_triples!r}; expected an integer: 0 (all) or more"
-            )
+        require_choice("scores", self.scores, get_args(Scores))
+        require_number("user_learning_rate", self.user_learning_rate, 0, 1e3, above=True)
+        require_number("user_l2", self.user_l2, 0, 1e3)
+        require_number("item_l2", self.item_l2, 0, 1e3)
+        require_number("user_spread", self.user_spread, 0, 10, above=True)
+        require_whole("most_triples", self.most_triples, 0)
 
     def as_scalars(self) -> dict[str, Scalar]:
         """The settings as a broadcast carries them."""
-        return dict(asdict(self))
+        return to_scalars(self)
 
     @classmethod
     def from_scalars(cls, values: Mapping[str, Scalar]) -> ScatterTraining:
         """Read a broadcast's settings; names of other parts are ignored, missing ones refused."""
-        names = [field.name for field in fields(cls)]
-        missing = [name for name in names if name not in values]
-        if missing:
-            raise ValueError(f"the broadcast lacks the training settings {', '.join(missing)}")
-        return cls(**{name: values[name] for name in names})  # type: ignore[arg-type]
-
-
-def _require_number(
-    name: str, value: float, *, most: float, above: float | None = None, least: float | None = None
-) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise ValueError(f"{name} is {value!r}; expected a finite number")
-    if (above is not None and value <= above) or (least is not None and value < least):
-        bound = f"above {above}" if above is not None else f"at least {least}"
-        raise ValueError(f"{name} is {value}; expected {bound}")
-    if value > most:
-        raise ValueError(f"{name} is {value}; expected at most {most}")
+        return from_scalars(cls, values)

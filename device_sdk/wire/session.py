@@ -10,6 +10,7 @@ import hashlib
 import hmac
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
@@ -78,8 +79,7 @@ def derive_session_keys(
     return SessionKeys(expand(Direction.UP), expand(Direction.DOWN))
 
 
-@dataclass(frozen=True)
-class Received:
+class Received(NamedTuple):
     """The content of an envelope that was opened."""
 
     message_type: int

@@ -18,7 +18,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_sdk.wire.errors import WireError
-from device_sdk.wire.quantise import LARGEST_VALUE, check_values, dequantise, quantise
+from device_sdk.wire.nibbles import pack_rows, row_bytes, unpack_rows
+from device_sdk.wire.quantise import (
+    EIGHT_BITS,
+    FOUR_BITS,
+    LARGEST_VALUE,
+    check_values,
+    dequantise,
+    quantise,
+)
 
 __all__ = ["Codec", "TensorLimits", "decode_tensors", "encode_tensors"]
 
@@ -26,6 +34,9 @@ _NAME = re.compile(rb"[a-z][a-z0-9_]*(\.[a-z0-9_]+)*")
 _MOST_RANK = 8
 _INT8_ROWS = 32
 _HALF = 33
+_INT4_ROWS = 34
+_ROWS = {_INT8_ROWS: EIGHT_BITS, _INT4_ROWS: FOUR_BITS}
+"""Forms of codes with a scale a row, and the largest code of each."""
 # Forms below 32 are stored as they are, and decoded to the same dtype.
 _PLAIN = {
     1: "<f4",
@@ -50,6 +61,11 @@ class Codec(IntEnum):
     INT8 = 3
     """A scale for each row along the last axis, stochastic rounding; decoded to float32.
     Arrays of rank 0 stay float32."""
+    INT4 = 4
+    """As ``INT8``, with codes of -7 to 7, two to a byte."""
+
+
+_ROWS_OF = {Codec.INT8: _INT8_ROWS, Codec.INT4: _INT4_ROWS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +80,7 @@ class TensorLimits:
 def encode_tensors(
     tensors: Mapping[str, NDArray[Any]], codec: Codec, rng: np.random.Generator | None = None
 ) -> bytes:
-    """The bytes of ``tensors``; ``rng`` is needed for ``INT8`` only.
+    """The bytes of ``tensors``; ``rng`` is needed for ``INT8`` and ``INT4`` only.
 
     Raises ValueError for bad names or dtypes, values that are not finite or exceed 1e12, and
     float32 values above 65,504 with ``FLOAT16``.
@@ -144,8 +160,8 @@ def _encode_array(
         check_values(array)
     if array.dtype == np.float32 and codec is Codec.FLOAT16:
         form = _HALF
-    elif array.dtype == np.float32 and codec is Codec.INT8 and array.ndim > 0:
-        form = _INT8_ROWS
+    elif array.dtype == np.float32 and array.ndim > 0:
+        form = _ROWS_OF.get(codec, form)
     head = struct.pack(f"<BB{array.ndim}I", form, array.ndim, *array.shape)
     if form == _HALF:
         with np.errstate(over="ignore"):
@@ -153,11 +169,14 @@ def _encode_array(
         if not np.isfinite(halves).all():
             raise ValueError("a value exceeds 65,504, float16's largest; use FLOAT32 or INT8")
         return [head, halves.tobytes()]
-    if form == _INT8_ROWS:
+    if form in _ROWS:
         if rng is None:
-            raise ValueError("INT8 rounds stochastically: pass a numpy.random.Generator as rng")
-        scales, codes = quantise(array.reshape(_rows(array.shape)), rng)
-        return [head, scales.astype("<u2").tobytes(), codes.tobytes()]
+            raise ValueError(
+                f"{codec.name} rounds stochastically: pass a numpy.random.Generator as rng"
+            )
+        scales, codes = quantise(array.reshape(_rows(array.shape)), rng, _ROWS[form])
+        packed = pack_rows(codes) if form == _INT4_ROWS else codes.tobytes()
+        return [head, scales.astype("<u2").tobytes(), packed]
     return [head, array.astype(_PLAIN[form]).tobytes()]
 
 
@@ -167,9 +186,9 @@ def _rows(shape: tuple[int, ...]) -> tuple[int, int]:
 
 def _decode_array(reader: _Reader) -> NDArray[Any]:
     form, rank = reader.take(2)
-    if form not in _PLAIN and form not in (_HALF, _INT8_ROWS):
+    if form not in _PLAIN and form not in _ROWS and form != _HALF:
         raise WireError("bad-format", f"form {form} of an array is unknown")
-    if rank > _MOST_RANK or (form == _INT8_ROWS and rank == 0):
+    if rank > _MOST_RANK or (form in _ROWS and rank == 0):
         raise WireError("bad-shape", f"rank {rank}; expected at most {_MOST_RANK}")
     shape = struct.unpack(f"<{rank}I", reader.take(4 * rank))
     if 0 in shape and math.prod(max(1, size) for size in shape) >= 2**31:
@@ -178,12 +197,15 @@ def _decode_array(reader: _Reader) -> NDArray[Any]:
     elements = math.prod(shape)
     dtype = np.dtype(_PLAIN.get(form, "<f4"))
     reader.spend(elements * dtype.itemsize)
-    if form == _INT8_ROWS:
+    if form in _ROWS:
         rows, columns = _rows(shape)
         reader.spend(rows)  # an empty last axis must not make the scales free
         scales = np.frombuffer(reader.take(2 * rows), dtype="<u2")
-        codes = np.frombuffer(reader.take(elements), dtype=np.int8).reshape(rows, columns)
-        return dequantise(scales, codes).reshape(shape)
+        if form == _INT4_ROWS:
+            codes = unpack_rows(reader.take(rows * row_bytes(columns)), rows, columns)
+        else:
+            codes = np.frombuffer(reader.take(elements), dtype=np.int8).reshape(rows, columns)
+        return dequantise(scales, codes, _ROWS[form]).reshape(shape)
     stored = np.dtype("<f2") if form == _HALF else dtype
     raw = reader.take(elements * stored.itemsize)
     if stored.kind == "b" and elements and np.frombuffer(raw, dtype=np.uint8).max() > 1:

@@ -110,6 +110,7 @@ class Topics:
                 "'site-1/tessera': levels of letters, digits, '.', '_' and '-'"
             )
         self.prefix = prefix
+        self._up = re.compile(rf"{re.escape(prefix)}/up/(0|[1-9][0-9]{{0,4}})/([0-9a-f]{{32}})")
 
     def write(self, topic: Topic) -> str:
         """The topic's text. Raises ValueError for ids, names or numbers that do not fit."""
@@ -126,12 +127,15 @@ class Topics:
 
     def parse(self, text: str) -> Topic:
         """What ``text`` is. Raises ``WireError("bad-topic")``: each topic has one spelling."""
+        # What devices send comes first: an aggregator parses one for each message.
+        up = self._up.fullmatch(text)
+        if up is not None:
+            shard, handle = up.groups()
+            if (number := int(shard)) < MOST_SHARDS:
+                return UpTopic(number, bytes.fromhex(handle))
         head = f"{self.prefix}/"
         if text.startswith(head):
             match text[len(head) :].split("/"):
-                case ["up", shard, handle] if _is_number(shard, MOST_SHARDS - 1):
-                    if _HANDLE.fullmatch(handle):
-                        return UpTopic(int(shard), bytes.fromhex(handle))
                 case ["down", handle] if _HANDLE.fullmatch(handle):
                     return DownTopic(bytes.fromhex(handle))
                 case ["all", "descriptor"]:

@@ -3,8 +3,8 @@
     python tests/vectors/generate_codecs.py [--check]
 
 ``--check`` writes nothing and fails when the file would change. The encoder's stochastic rounding
-draws from numpy's PCG64; the vectors of INT8 use values that are whole multiples of their scale, so
-that they come out the same with any generator.
+draws from numpy's PCG64; the vectors of INT8 and INT4 use values that are whole multiples of their
+scale, so that they come out the same with any generator.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from device_sdk.wire.chunks import PART_BYTES, split
+from device_sdk.wire.exchange import Update
 from device_sdk.wire.manifest import CHUNK_BYTES, Manifest, selected, write_manifest
 from device_sdk.wire.messages import (
     Receipt,
@@ -31,6 +33,7 @@ from device_sdk.wire.messages import (
 )
 from device_sdk.wire.padding import padded_length
 from device_sdk.wire.sparse import SparseRows, ValueFormat, encode_sparse
+from device_sdk.wire.tensor_body import encode_update
 from device_sdk.wire.tensors import Codec, encode_tensors
 from device_sdk.wire.topics import (
     ChunkTopic,
@@ -45,6 +48,7 @@ from device_sdk.wire.topics import (
 )
 from device_sdk.wire.varints import encode_ids
 
+_WIDE = (Codec.FLOAT32, Codec.FLOAT16, Codec.INT8)
 FILE = Path(__file__).with_name("codecs.json")
 Section: TypeAlias = dict[str, Any]
 
@@ -55,11 +59,17 @@ SPARSE = SparseRows(
     values=np.array([[127, -1, 0], [0, 0, 0], [-63.5, 0.5, 31.5]], dtype=np.float32),
     width=12,
 )
-TENSORS = {
+TENSORS: dict[str, NDArray[Any]] = {
     "count": np.array([1, 2], dtype=np.int64),
     "items": np.array([[127, -2], [0, 0]], dtype=np.float32),
     "seen": np.array([True, False]),
 }
+NARROW: dict[str, NDArray[Any]] = {
+    "count": np.array([1, 2], dtype=np.int64),
+    "items": np.array([[7, -7, 1], [0, 0, 0], [-3.5, 0.5, 1]], dtype=np.float32),
+}
+"""Whole multiples of their scales in four bits, as ``TENSORS`` is in eight."""
+METADATA = {"loss": 0.5, "samples": 40}
 MANIFEST = Manifest(
     root_fingerprint=bytes(range(16)),
     task="films",
@@ -106,11 +116,19 @@ def build() -> Section:
             },
         },
         "tensors": {
-            "arrays": {
-                name: {"dtype": array.dtype.name, "values": array.tolist()}
-                for name, array in TENSORS.items()
+            "arrays": _described(TENSORS),
+            "encodings": {each.name: encode_tensors(TENSORS, each, rng).hex() for each in _WIDE},
+        },
+        "tensors_int4": {
+            "arrays": _described(NARROW),
+            "encodings": {"INT4": encode_tensors(NARROW, Codec.INT4, rng).hex()},
+        },
+        "named_update": {
+            "metadata": METADATA,
+            "encodings": {
+                each.name: encode_update(Update(4, TENSORS, METADATA), each, rng).hex()
+                for each in _WIDE
             },
-            "encodings": {each.name: encode_tensors(TENSORS, each, rng).hex() for each in Codec},
         },
         "update": {
             "type": int(RecordType.UPDATE),
@@ -164,6 +182,13 @@ def build() -> Section:
                 EnrolAnswerTopic(handle),
             )
         },
+    }
+
+
+def _described(arrays: dict[str, NDArray[Any]]) -> Section:
+    return {
+        name: {"dtype": array.dtype.name, "values": array.tolist()}
+        for name, array in arrays.items()
     }
 
 

@@ -28,6 +28,7 @@ from device_sdk.wire.broadcast import (
     open_chunk,
     open_manifest,
 )
+from device_sdk.wire.cohort_key import unwrap_cohort_key, wrap_cohort_key
 from device_sdk.wire.descriptor import Descriptor, make_descriptor
 from device_sdk.wire.device_session import DeviceCredential, SessionOpening
 from device_sdk.wire.enrolment import EnrolmentAttempt, EnrolmentDesk, Token
@@ -133,6 +134,7 @@ def build(recorded: dict[str, str]) -> Section:
         "enrolment": enrolment,
         "session": session,
         "broadcast": _broadcast(group_keys[1], signing),
+        "cohort": _cohort(),
         "hpke_sealed": sealed,
     }
 
@@ -262,6 +264,21 @@ def _broadcast(group_key: GroupKey, signing: Ed25519PrivateKey) -> Section:
             {"payload": payload.hex(), "message": chunk.hex(), "sha256": digest.hex()}
             for payload, chunk, digest in zip(payloads, chunks, digests, strict=True)
         ],
+    }
+
+
+def _cohort() -> Section:
+    key, members, broadcast_id = b"\xc0" * 32, [b"\xa1" * 32, b"\xa2" * 32], b"\xbc" * 32
+    wrapped = wrap_cohort_key(key, members, "movies", "near", broadcast_id)
+    for member in members:
+        assert unwrap_cohort_key(wrapped, member, "movies", "near", broadcast_id) == key
+    return {
+        "task": "movies",
+        "cohort": "near",
+        "broadcast_id": broadcast_id.hex(),
+        "cohort_key": key.hex(),
+        "admission_keys": [member.hex() for member in members],
+        "wrapped": [entry.hex() for entry in wrapped],
     }
 
 

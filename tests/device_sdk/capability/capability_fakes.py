@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 import numpy as np
 
@@ -28,7 +28,8 @@ class FakeClock:
 class FakeWorkload:
     """Each run takes `cost(k)` seconds times noise; the first runs at a k take longer.
 
-    `overhead` seconds of a run do not shrink with the share that is run.
+    `overhead` seconds of a run do not shrink with the share that is run. `held_up` seconds are
+    added to each run whose number, from 0, is in `held_up_runs`: other programs ran.
     """
 
     def __init__(
@@ -40,6 +41,8 @@ class FakeWorkload:
         spikes: float = 0.0,
         cold: float = 1.0,
         overhead: float = 0.0,
+        held_up: float = 0.0,
+        held_up_runs: Container[int] = (),
         seed: int = 0,
     ) -> None:
         self._clock = clock
@@ -48,6 +51,8 @@ class FakeWorkload:
         self._spikes = spikes
         self._cold = cold
         self._overhead = overhead
+        self._held_up = held_up
+        self._held_up_runs = held_up_runs
         self._rng = np.random.default_rng(seed)
         self.k = 0
         self.share = 0.0
@@ -67,6 +72,8 @@ class FakeWorkload:
             seconds *= 1.0 + 3.0 * self._rng.random()
         if self.fresh:
             seconds *= self._cold
+        if self.runs in self._held_up_runs:
+            seconds += self._held_up
         self.fresh = False
         self.runs += 1
         self._clock.seconds += seconds

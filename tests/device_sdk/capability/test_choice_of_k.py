@@ -168,6 +168,29 @@ def test_what_a_run_costs_whatever_its_size_is_not_taken_for_its_work() -> None:
     assert choice.fits
 
 
+@pytest.mark.parametrize("held_up_runs", [{1}, {0, 1}, {1, 2}, {0, 1, 2, 3}])
+def test_a_moment_without_the_processor_is_not_taken_for_a_slow_device(
+    held_up_runs: set[int],
+) -> None:
+    clock = FakeClock()
+    # Held up for 0.1 s while it runs a 64th: scaled up, 6.5 s, more than the box.
+    work = FakeWorkload(
+        clock, affine(2e-3, 1e-4), overhead=1e-3, held_up=0.1, held_up_runs=held_up_runs
+    )
+    choice = choose_k(
+        work, Request(5.0, max_k=8, time_box_seconds=5.0), machine=MACHINE, clock=clock
+    )
+    assert (choice.k, choice.fits) == (8, True), choice.reason
+
+
+def test_fixed_costs_that_fill_a_share_are_not_scaled_up_with_it() -> None:
+    clock = FakeClock()
+    # A 64th takes 20 ms, and so does the whole: eight times a 64th might not have fitted.
+    work = FakeWorkload(clock, affine(1e-4, 1e-5), overhead=0.02)
+    choice = choose_k(work, Request(1.0, time_box_seconds=1.0), machine=MACHINE, clock=clock)
+    assert (choice.k, choice.fits) == (64, True), choice.reason
+
+
 @settings(max_examples=60)
 @given(
     seed=st.integers(0, 10**6),

@@ -68,6 +68,9 @@ class Bench:
         self.pace = pace if pace is not None else Pace()
         self.connected = True
         self.rows = 2
+        self.wanted: list[str] = []
+        self.questions: list[TrainingJob] = []
+        self.jobs: list[TrainingJob] = []
         self.refuse_training = False
         self.published: list[tuple[float, int]] = []
         self._rng = np.random.default_rng(seed)
@@ -126,6 +129,11 @@ class Bench:
             busy = True
             topic, payload, retained = self.broker.to_device.popleft()
             self.participant.message(topic, payload, retained=retained)
+        question = self.participant.take_question()
+        if question is not None:
+            busy = True
+            self.questions.append(question)
+            self.participant.wanted(self.wanted)
         job = self.participant.take_job()
         if job is not None:
             busy = True
@@ -133,6 +141,7 @@ class Bench:
         return busy
 
     def _train(self, job: TrainingJob) -> None:
+        self.jobs.append(job)
         if self.refuse_training:
             self.participant.ended(job, Outcome.FAILED, "as the test wants")
             return

@@ -19,12 +19,14 @@ from device_sdk.wire.artifact_bundle import pack_artifact
 from device_sdk.wire.broadcast import Publication
 from device_sdk.wire.catalogue import Catalogue, catalogue_id
 from device_sdk.wire.chunk_set import seal_chunks
+from device_sdk.wire.cohort_key import wrap_cohort_key
 from device_sdk.wire.content import ContentKind, seal_content
 from device_sdk.wire.descriptor import make_descriptor
 from device_sdk.wire.enrolment import EnrolmentDesk, Token
 from device_sdk.wire.enrolment_code import new_code
 from device_sdk.wire.enrolment_message import read_token_id
 from device_sdk.wire.errors import WireError
+from device_sdk.wire.exchange import Attachment
 from device_sdk.wire.exchange import Update as MethodUpdate
 from device_sdk.wire.group_key import GroupKey, new_group_key
 from device_sdk.wire.keyring import Keyring, serving_keys
@@ -44,7 +46,12 @@ from device_sdk.wire.messages import (
 from device_sdk.wire.presence import new_presence, sign_presence
 from device_sdk.wire.scatter_body import decode_scatter_update
 from device_sdk.wire.session_table import RegisteredDevice, SessionTable
-from device_sdk.wire.task_messages import TaskTerms, write_broadcast
+from device_sdk.wire.task_messages import (
+    OfferedAttachment,
+    TaskTerms,
+    write_attachment,
+    write_broadcast,
+)
 from device_sdk.wire.topics import (
     ChunkTopic,
     DescriptorTopic,
@@ -102,6 +109,10 @@ class SmallAggregator:
         self.offset_seconds = 0
         self.catalogue = small_catalogue()
         self.artifact, self.artifact_id = b"", bytes(32)
+        self.attachments: dict[str, Attachment] = {}
+        self.members: dict[str, list[bytes]] = {}
+        """By cohort, the admission keys of its members."""
+        self.cohort_key = b"\xc0" * 32
         self.group_keys: tuple[GroupKey, ...] = (new_group_key(1),)
         self._tokens: dict[bytes, Token] = {}
         self._handles: dict[bytes, tuple[RegisteredDevice, bytes]] = {}
@@ -203,9 +214,23 @@ class SmallAggregator:
                 self._publish_content(
                     ContentKind.ARTIFACT, self.artifact_id, self.artifact, signing
                 )
-            terms = TaskTerms(method, "int8", train_seconds)
-            plaintext = write_broadcast(broadcast, terms, "float16")
             publication = Publication(key, "default", "all")
+            terms = TaskTerms(
+                method,
+                "int8",
+                train_seconds,
+                attachments=tuple(
+                    self._publish_attachment(name, each, signing)
+                    for name, each in sorted(self.attachments.items())
+                ),
+                cohort_keys={
+                    cohort: wrap_cohort_key(
+                        self.cohort_key, keys, "default", cohort, publication.broadcast_id
+                    )
+                    for cohort, keys in self.members.items()
+                },
+            )
+            plaintext = write_broadcast(broadcast, terms, "float16")
             messages, digests = seal_chunks(publication, plaintext)
             now = int(self.unix_seconds())
             manifest = Manifest(
@@ -269,6 +294,21 @@ class SmallAggregator:
         messages = seal_content(publication, signing, kind, content_id, content)
         for index, message in enumerate(messages):
             self._retain(ChunkTopic(content_id, index), message)
+
+    def _publish_attachment(
+        self, name: str, attachment: Attachment, signing: Ed25519PrivateKey
+    ) -> OfferedAttachment:
+        content = write_attachment(attachment.tensors, "float16")
+        content_id = hashlib.sha256(attachment.cohort.encode() + content).digest()
+        key, cohort = self.group_keys[-1], "all"
+        if attachment.cohort:
+            key, cohort = GroupKey(key.epoch, self.cohort_key), attachment.cohort
+        publication = Publication(key, "default", cohort)
+        kind = ContentKind.ATTACHMENT
+        messages = seal_content(publication, signing, kind, content_id, content)
+        for index, message in enumerate(messages):
+            self._retain(ChunkTopic(content_id, index), message)
+        return OfferedAttachment(name, content_id, len(content), attachment.cohort)
 
     def _retain(self, topic: Topic, message: bytes) -> None:
         self._link.publish(self.topics.write(topic), message, retain=True)

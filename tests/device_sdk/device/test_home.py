@@ -7,13 +7,15 @@ import os
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
-from device_sdk.home.database import SCHEMA_VERSION, Database
+from device_sdk.home.database import _SCHEMA, SCHEMA_VERSION, Database
 from device_sdk.home.errors import HomeBroken, HomeLocked
 from device_sdk.home.home import Home
 from device_sdk.home.model_store import CapabilityRow, StoredModel
@@ -21,7 +23,7 @@ from device_sdk.home.round_store import OutboxRow, Outcome, Participation
 from device_sdk.rounds.pace import Pace
 from device_sdk.rounds.trusted_time import TrustedTime
 from device_sdk.wire.messages import Receipt, Verdict
-from device_sdk.wire.tensors import Codec
+from device_sdk.wire.tensors import Codec, encode_tensors
 
 NAMES = st.text(min_size=1, max_size=12).filter(lambda text: "\x00" not in text and _is_utf8(text))
 
@@ -213,3 +215,63 @@ def test_trusted_time_never_falls(steps: list[tuple[float, int | None]], largest
 def test_a_pace_that_makes_no_sense_is_refused(values: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=next(iter(values))):
         Pace(**values)  # type: ignore[arg-type]
+
+
+def test_a_home_of_the_first_format_is_brought_up_to_date(tmp_path: Path) -> None:
+    """The tables as the first version made them, with a row in each that changed."""
+    folder = tmp_path / "home"
+    folder.mkdir(mode=0o700)
+    old = sqlite3.connect(folder / "device.sqlite")
+    for statement in _SCHEMA.split(";"):
+        for gone in (", artifact TEXT", ", artifact BLOB", ",\n    artifact BLOB"):
+            statement = statement.replace(gone, "")
+        if statement.strip() and "CREATE TABLE attachment" not in statement:
+            old.execute(statement)
+    state = encode_tensors({"users": np.ones((1, 2), np.float32)}, Codec.FLOAT32)
+    items = encode_tensors({"items": np.ones((3, 2), np.float32)}, Codec.FLOAT32)
+    old.execute("INSERT INTO learner VALUES ('t', ?)", (state,))
+    old.execute("INSERT INTO model VALUES ('t', 1, 2, 3, ?, ?)", (bytes(32), items))
+    old.execute(
+        "INSERT INTO participation (task, generation, round, version, outcome, detail, k) "
+        "VALUES ('t', 1, 2, 3, 'trained', '', 5)"
+    )
+    old.execute("PRAGMA user_version = 1")
+    old.commit()
+    old.close()
+    with pytest.raises(HomeBroken, match="older format 1: open it once without read_only"):
+        Home(folder, read_only=True)
+    home = Home(folder)
+    assert home.models.learner("t") is not None and home.models.learner_artifact("t") is None
+    model = home.models.model("t")
+    assert model is not None and model.artifact_id is None and "items" in model.arrays
+    last = home.rounds.last(trained=True)
+    assert last is not None and (last.k, last.artifact) == (5, "")
+    home.attachments.save(b"a" * 32, b"content")
+    home.close()
+    Home(folder, read_only=True).close()
+
+
+def test_a_models_names_are_kept_whatever_they_are(home: Home) -> None:
+    arrays: dict[str, NDArray[Any]] = {
+        "Linear.Weight": np.ones(2, np.float32),
+        "0": np.arange(3),
+    }
+    home.models.save_learner("t", arrays, b"a" * 32)
+    assert home.models.learner_artifact("t") == b"a" * 32
+    found = home.models.learner("t")
+    assert found is not None and set(found) == set(arrays)
+    np.testing.assert_array_equal(found["0"], arrays["0"])
+    model = StoredModel("t", 1, 2, 3, bytes(32), arrays, b"a" * 32)
+    home.models.save_model(model, Codec.FLOAT32)
+    again = home.models.model("t")
+    assert again is not None and again.artifact_id == b"a" * 32 and set(again.arrays) == set(arrays)
+
+
+def test_attachments_are_kept_while_they_are_offered(home: Home) -> None:
+    ids = [bytes([n]) * 32 for n in range(3)]
+    for content_id in ids:
+        home.attachments.save(content_id, content_id[:4])
+    home.attachments.keep_only(ids[1:])
+    assert home.attachments.ids() == set(ids[1:])
+    assert home.attachments.content(ids[0]) is None
+    assert home.attachments.content(ids[1]) == ids[1][:4]

@@ -230,6 +230,31 @@ def test_new_users_and_items_join_between_rounds() -> None:
     assert not np.array_equal(one.users[0], before[0])
 
 
+def test_what_was_prepared_follows_the_data() -> None:
+    # One array, changed in place: the next round must train what it holds then.
+    liked = np.array([1, 5, 9], dtype=np.int64)
+    one = ScatterLearner(
+        FixedInteractions([liked]), ReferenceStep(), 4, np.random.default_rng(2), PoolSettings()
+    )
+    one.train(broadcast())
+    liked[2] = 30
+    shown = [set(one.train(broadcast(round_id=r)).tensors["rows"]) for r in range(2, 8)]
+    pool = one.state()["pool"]
+    assert set.intersection(*shown) == {1, 5, 30} | set(pool.tolist())
+
+
+@pytest.mark.parametrize("columns", [1, 4, 99])
+def test_a_seed_makes_rounds_repeatable_bit_for_bit(columns: int) -> None:
+    positives = [[1, 5, 9, 13], [2, 3], [], list(range(20, 40))]
+    twins = [learner(positives, columns, pool=PoolSettings()) for _ in range(2)]
+    for round_id in range(1, 5):
+        training = ScatterTraining(most_triples=0 if round_id < 3 else 9)
+        first, second = (one.train(broadcast(training, round_id=round_id)) for one in twins)
+        for name in ("columns", "rows", "values"):
+            assert first.tensors[name].tobytes() == second.tensors[name].tobytes()
+    assert twins[0].users.tobytes() == twins[1].users.tobytes()
+
+
 def test_no_columns_is_refused() -> None:
     with pytest.raises(ValueError, match="at least 1"):
         learner([[1]], columns=0)

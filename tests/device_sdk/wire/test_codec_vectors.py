@@ -11,6 +11,7 @@ import numpy as np
 from device_sdk.wire.manifest import read_manifest
 from device_sdk.wire.messages import Verdict, read_receipt, read_update, update_digest
 from device_sdk.wire.sparse import decode_sparse
+from device_sdk.wire.tensor_body import decode_update
 from device_sdk.wire.tensors import decode_tensors
 from device_sdk.wire.topics import Topics
 from device_sdk.wire.varints import decode_ids
@@ -35,11 +36,17 @@ def test_arrays_decode_to_the_values_written_beside_them() -> None:
         assert read.columns.tolist() == sparse["columns"]
         assert read.rows.tolist() == sparse["rows"]
         assert read.values.tolist() == sparse["values"]
-    for encoding in FILE["tensors"]["encodings"].values():
-        arrays = decode_tensors(bytes.fromhex(encoding))
+    for section in (FILE["tensors"], FILE["tensors_int4"]):
+        for encoding in section["encodings"].values():
+            arrays = decode_tensors(bytes.fromhex(encoding))
+            for name, expected in section["arrays"].items():
+                assert arrays[name].dtype == np.dtype(expected["dtype"])
+                assert arrays[name].tolist() == expected["values"]
+    for encoding in FILE["named_update"]["encodings"].values():
+        update = decode_update(bytes.fromhex(encoding), 4)
+        assert dict(update.metadata) == FILE["named_update"]["metadata"]
         for name, expected in FILE["tensors"]["arrays"].items():
-            assert arrays[name].dtype == np.dtype(expected["dtype"])
-            assert arrays[name].tolist() == expected["values"]
+            assert update.tensors[name].tolist() == expected["values"]
 
 
 def test_messages_decode_to_what_is_written_beside_them() -> None:

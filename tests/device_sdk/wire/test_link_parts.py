@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,8 @@ from device_sdk.wire.link import Link
 from device_sdk.wire.link_events import Message, Subscribed
 from device_sdk.wire.link_settings import LinkSettings
 from device_sdk.wire.mqtt_version import MqttVersion, VersionChoice
+from device_sdk.wire.subscriptions import Subscriptions
+from device_sdk.wire.wake_up import WakeUp
 
 
 @pytest.mark.parametrize(
@@ -162,3 +165,54 @@ def test_take_waits_for_the_first_event() -> None:
     assert queue.take(5, 5) == [Subscribed("t", 1)]
     assert queue.take(5, 0.01) == []
     timer.join()
+
+
+def test_subscriptions_tell_a_connection_all_and_later_only_changes() -> None:
+    subscriptions = Subscriptions()
+    subscriptions.add("a", 1)
+    subscriptions.add("b", 0)
+    assert subscriptions.remove("b") and not subscriptions.remove("b")
+    assert subscriptions.take_changes() == []
+    assert subscriptions.connected() == [("a", 1)]
+    subscriptions.add("c", 1)
+    subscriptions.remove("a")
+    assert subscriptions.take_changes() == [("c", 1), ("a", None)]
+    assert subscriptions.take_changes() == []
+    subscriptions.disconnected()
+    subscriptions.remove("c")
+    assert subscriptions.take_changes() == [] and subscriptions.connected() == []
+
+
+def test_one_byte_wakes_until_the_thread_looks_anew() -> None:
+    waker = WakeUp()
+    for _ in range(3):
+        waker.wake()
+    assert waker.socket.recv(10) == b"w"
+    waker.wake()
+    with pytest.raises(BlockingIOError):
+        waker.socket.recv(10)
+    waker.wake(again=True)
+    assert waker.socket.recv(10) == b"w"
+    waker.rearm()
+    waker.wake()
+    assert waker.socket.recv(10) == b"w"
+    waker.close()
+    waker.wake(again=True)
+
+
+def test_sleep_ends_when_woken_for_its_reason_only() -> None:
+    waker = WakeUp()
+    asked: list[bool] = []
+
+    def until() -> bool:
+        asked.append(len(asked) == 2)
+        return asked[-1]
+
+    waker.wake()
+    timer = threading.Timer(0.05, waker.wake, kwargs={"again": True})
+    timer.start()
+    waker.sleep(30, time.monotonic, until)
+    assert asked == [False, False, True]
+    waker.sleep(0.01, time.monotonic, lambda: False)
+    timer.join()
+    waker.close()

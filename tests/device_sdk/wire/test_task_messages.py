@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,6 +24,7 @@ from device_sdk.wire.broadcast import (
 )
 from device_sdk.wire.catalogue import Catalogue, catalogue_id, read_catalogue
 from device_sdk.wire.chunk_set import ChunkSet, seal_chunks
+from device_sdk.wire.cohort_key import WRAPPED_BYTES
 from device_sdk.wire.content import ContentKind, read_content_head, seal_content
 from device_sdk.wire.errors import WireError
 from device_sdk.wire.exchange import Broadcast, Update
@@ -30,14 +33,31 @@ from device_sdk.wire.manifest import CHUNK_BYTES, Manifest, read_manifest
 from device_sdk.wire.scatter_body import decode_scatter_update, encode_scatter_update
 from device_sdk.wire.task_messages import (
     BROADCAST_CODECS,
+    OfferedArtifact,
+    OfferedAttachment,
     TaskTerms,
+    read_attachment,
     read_broadcast,
+    write_attachment,
     write_broadcast,
 )
 from tests.device_sdk.wire.parties import SeededBytes, key_from
 
 MF = Path(__file__).parents[3] / "device_sdk" / "artifacts" / "mf"
-TERMS = TaskTerms("scatter", "int8", 12.5)
+TERMS = TaskTerms(
+    "scatter",
+    "int8",
+    12.5,
+    (
+        OfferedArtifact(b"\xa1" * 32, "small net", 900),
+        OfferedArtifact(b"\xa2" * 32, "net", 5000, OfferedArtifact(b"\xa3" * 32, "meta", 7)),
+    ),
+    (
+        OfferedAttachment("public.ab", b"\xc1" * 32, 77),
+        OfferedAttachment("vector.ab", b"\xc2" * 32, 78, "near"),
+    ),
+    {"near": (b"\x11" * WRAPPED_BYTES, b"\x22" * WRAPPED_BYTES)},
+)
 KEY = new_group_key(3, SeededBytes("group"))
 
 
@@ -61,7 +81,7 @@ def test_broadcasts_come_back(codec: str) -> None:
     terms, got = read_broadcast(plaintext, manifest(codec))
     assert terms == TERMS
     assert (got.round_id, got.version, dict(got.settings)) == (4, 2, dict(sent.settings))
-    step = {"float32": 0.0, "float16": 2e-3, "int8": 0.05}[codec]
+    step = {"float32": 0.0, "float16": 2e-3, "int8": 0.05, "int4": 0.5}[codec]
     np.testing.assert_allclose(got.tensors["items"], sent.tensors["items"], atol=step)
 
 
@@ -87,6 +107,50 @@ def test_damaged_broadcasts_are_refused_or_read(data: st.DataObject) -> None:
 def test_bad_terms_name_the_field(fields: tuple[str, str, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         TaskTerms(*fields)
+
+
+ARTIFACT = OfferedArtifact(bytes(32), "net", 9)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"artifacts": (ARTIFACT, ARTIFACT)}, "twice"),
+        ({"attachments": TERMS.attachments[::-1]}, "rising name"),
+        ({"cohort_keys": {}}, "cohort without a key"),
+        ({"cohort_keys": {"near": (b"short",)}}, "56 bytes"),
+        ({"cohort_keys": {**TERMS.cohort_keys, "Far": ()}}, "no name"),
+    ],
+)
+def test_bad_offers_are_refused(changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        replace(TERMS, **changed)
+
+
+def test_offers_state_ids_sizes_and_names() -> None:
+    for bad in ((b"", "net", 9), (bytes(32), "", 9), (bytes(32), "net", 0)):
+        with pytest.raises(ValueError):
+            OfferedArtifact(*bad)
+    paired = OfferedArtifact(bytes(32), "net", 9, ARTIFACT)
+    assert paired.total_size == 18
+    with pytest.raises(ValueError, match="companion"):
+        replace(ARTIFACT, companion=paired)
+    for attachment in (("Public", bytes(32), 9), ("a", b"", 9), ("a", bytes(32), 0)):
+        with pytest.raises(ValueError):
+            OfferedAttachment(*attachment)
+
+
+@pytest.mark.parametrize("codec", sorted(BROADCAST_CODECS))
+def test_attachments_come_back(codec: str) -> None:
+    tensors = {"x": np.arange(6, dtype=np.float32).reshape(2, 3), "y": np.array([1, 2])}
+    content = write_attachment(tensors, codec, np.random.default_rng(1))
+    got = read_attachment(content, "near")
+    assert got.cohort == "near"
+    step = 5 / 7 * 1.01 if codec == "int4" else 0.05
+    np.testing.assert_allclose(got.tensors["x"], tensors["x"], atol=step)
+    np.testing.assert_array_equal(got.tensors["y"], tensors["y"])
+    with pytest.raises(WireError, match="bad-length"):
+        read_attachment(content + b"\x00", "")
 
 
 @pytest.mark.parametrize("size", [1, CHUNK_BYTES, CHUNK_BYTES + 1, 3 * CHUNK_BYTES])

@@ -44,8 +44,41 @@ def test_round_trip(tensors: dict[str, NDArray[Any]], codec: Codec) -> None:
         elif codec is Codec.FLOAT16:
             np.testing.assert_array_equal(read[name], array.astype(np.float16))
         elif array.size:
-            step = np.abs(array).max(axis=-1, keepdims=True) / 127 * 1.01 if array.ndim else 0
+            most = 127 if codec is Codec.INT8 else 7
+            step = np.abs(array).max(axis=-1, keepdims=True) / most * 1.01 if array.ndim else 0
             assert (np.abs(read[name] - array) <= step + 1e-28).all()
+
+
+@given(
+    hnp.arrays(np.int8, hnp.array_shapes(min_dims=2, max_dims=2), elements=st.integers(-7, 7)),
+    st.integers(-40, 30),
+)
+def test_four_bits_of_each_code_travel(codes: NDArray[np.int8], exponent: int) -> None:
+    codes[:, 0] = 7  # so that the scale of each row is a power of two, and nothing is rounded
+    array = codes * np.float32(2.0**exponent)
+    data = encode_tensors({"a": array}, Codec.INT4, np.random.default_rng(0))
+    rows, columns = codes.shape
+    assert len(data) == 2 + 2 + 2 + 8 + rows * (2 + (columns + 1) // 2)
+    np.testing.assert_array_equal(decode_tensors(data)["a"], array)
+
+
+@pytest.mark.parametrize("codec", [Codec.INT8, Codec.INT4])
+def test_rounding_is_right_on_average(codec: Codec) -> None:
+    row = np.random.default_rng(1).standard_normal(64).astype(np.float32)
+    rows = np.tile(row, (4000, 1))
+    read = decode_tensors(encode_tensors({"a": rows}, codec, np.random.default_rng(2)))["a"]
+    step = np.abs(row).max() / (127 if codec is Codec.INT8 else 7)
+    # A rounding error is at most a step, with a deviation of half a step at most.
+    assert np.abs(read.mean(axis=0) - row).max() < 5 * 0.5 * step / np.sqrt(len(rows))
+    assert len(np.unique(read[:, 1])) == 2
+
+
+def test_four_bits_are_a_quarter_of_float16() -> None:
+    items = {"items": np.random.default_rng(1).standard_normal((3706, 64)).astype(np.float32)}
+    rng = np.random.default_rng(2)
+    sizes = {codec: len(encode_tensors(items, codec, rng)) for codec in Codec}
+    assert sizes[Codec.INT4] == 18 + 3706 * (2 + 32)
+    assert sizes[Codec.INT4] < 0.27 * sizes[Codec.FLOAT16]
 
 
 @given(TENSORS, st.sampled_from(Codec), st.data())
@@ -101,6 +134,19 @@ def one(form: int, shape: tuple[int, ...], payload: bytes) -> bytes:
         (one(33, (1,), b"\x01\xfc"), "bad-values"),
         (one(9, (2,), b"\x01\x02"), "bad-values"),
         (one(32, (1, 1), b"\x80\x3f\x80"), "bad-values"),
+        (one(34, (), b""), "bad-shape"),
+        (one(34, (1, 3), b"\x80\x3f\x11"), "truncated"),
+        (one(34, (1, 3), b"\x80\x3f\x11\x01\x00"), "bad-length"),
+        (one(34, (1, 2), b"\x80\x3f\x18"), "bad-values"),  # code -8 in the lower half
+        (one(34, (1, 2), b"\x80\x3f\x81"), "bad-values"),  # and in the upper
+        (one(34, (2, 1), b"\x80\x3f\x80\x3f\x11\x01"), "bad-values"),  # behind the first row
+        (one(34, (1, 1), b"\x80\x3f\x81"), "bad-values"),
+        (one(34, (1, 2), b"\x00\x00\x10"), "bad-values"),  # a code beside scale 0
+        (one(34, (1, 2), b"\x00\x80\x00"), "bad-values"),  # minus zero
+        (one(34, (1, 2), b"\x80\xbf\x11"), "bad-values"),
+        (one(34, (1, 2), b"\xc0\x7f\x11"), "bad-values"),
+        (one(34, (1, 2), b"\x80\x53\x11"), "bad-values"),  # a scale of 1.1e12
+        (one(34, (2**31, 0), b""), "bad-shape"),
         (b"\x01\x00\x01A" + b"\x07\x00\x00", "bad-name"),
         (b"\x01\x00\x00" + b"\x07\x00\x00", "bad-name"),
         (b"\x02\x00" + b"\x01b\x07\x00\x00" + b"\x01a\x07\x00\x00", "bad-name"),
@@ -123,7 +169,8 @@ def test_caller_is_told_which_array_does_not_fit() -> None:
             encode_tensors({"a": array}, Codec.FLOAT32)
     with pytest.raises(ValueError, match="float16"):
         encode_tensors({"a": np.array([1e6], dtype=np.float32)}, Codec.FLOAT16)
-    with pytest.raises(ValueError, match="Generator"):
-        encode_tensors({"a": np.array([1.0], dtype=np.float32)}, Codec.INT8)
+    for codec in (Codec.INT8, Codec.INT4):
+        with pytest.raises(ValueError, match=f"{codec.name}.*Generator"):
+            encode_tensors({"a": np.array([1.0], dtype=np.float32)}, codec)
     with pytest.raises(ValueError, match="name"):
         encode_tensors({"A": np.zeros(1, dtype=np.int8)}, Codec.FLOAT32)

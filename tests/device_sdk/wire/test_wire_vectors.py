@@ -59,7 +59,7 @@ def test_the_script_gives_the_recorded_file() -> None:
 def test_a_lost_recording_is_replaced_by_one_that_says_the_same() -> None:
     fresh: Any = generate_sealing.build({})
     assert fresh["hpke_sealed"]["session_open"] != VECTORS["hpke_sealed"]["session_open"]
-    for section in ("cbor", "keys", "descriptor", "presence", "broadcast"):
+    for section in ("cbor", "keys", "descriptor", "presence", "broadcast", "cohort"):
         assert fresh[section] == VECTORS[section]
 
 
@@ -166,6 +166,18 @@ def test_session() -> None:
         )
         payload = bytes.fromhex(envelope["payload"])
         assert padded == payload + b"\x80" + bytes(127 - len(payload))
+
+
+def test_cohort() -> None:
+    found = VECTORS["cohort"]
+    info = b"tessera/1 cohort" + b"\x06\x00movies" + b"\x04\x00near" + raw("cohort", "broadcast_id")
+    wrapped = []
+    for member in found["admission_keys"]:
+        derived = hkdf(bytes.fromhex(member), bytes(32), info, 40)
+        key, label = derived[:32], derived[32:]
+        sealed = ChaCha20Poly1305(key).encrypt(bytes(12), raw("cohort", "cohort_key"), label)
+        wrapped.append((label + sealed).hex())
+    assert found["wrapped"] == sorted(wrapped)
 
 
 def test_broadcast() -> None:

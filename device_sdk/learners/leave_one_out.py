@@ -1,0 +1,92 @@
+"""A device's teachers by label: the mean knowledge of the other devices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device_sdk.learners.learner import LearnerError
+from device_sdk.wire.exchange import Broadcast
+from device_sdk.wire.label_knowledge import Share
+from device_sdk.wire.teacher_logits_settings import TeacherLogitsTraining
+
+__all__ = ["LabelTeachers", "leave_one_out", "summed_round"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LabelTeachers:
+    """What to learn from, besides the labels.
+
+    Attributes:
+        table: float32 [classes, classes], row t = T of label t; uniform where there is none.
+        taught: float32 [classes], 1 where label t has a teacher, else 0: its samples train as in
+            round 1.
+    """
+
+    table: NDArray[np.float32]
+    taught: NDArray[np.float32]
+
+
+def summed_round(broadcast: Broadcast) -> int:
+    """The round whose updates are in the broadcast's sums; 0 for none.
+
+    Raises LearnerError where the broadcast does not say so.
+    """
+    number = int(_tensor(broadcast, "round", np.int64, ()))
+    if not 0 <= number < max(1, broadcast.round_id):
+        raise LearnerError(
+            f"the broadcast of round {broadcast.round_id} holds sums of round {number}"
+        )
+    return number
+
+
+def leave_one_out(
+    broadcast: Broadcast, own: Share | None, training: TeacherLogitsTraining
+) -> LabelTeachers:
+    """Teachers out of the sums over all devices, less this device's own share.
+
+    AFD (papers/afd), table 3 and equation 6. ``own`` is the device's share of these very sums, None
+    where it has none. A label that no other device has is without a teacher. The mean is over the
+    other devices that have the label (or over their samples, as ``weights`` says); with
+    ``normalise`` off the sum is divided by the number of all devices in the round.
+
+    Raises LearnerError where the broadcast's arrays are missing or do not fit.
+    """
+    classes = training.classes
+    sums = _tensor(broadcast, "sums", np.float32, (classes, classes)).astype(np.float64)
+    weights = _tensor(broadcast, "weights", np.int64, (classes,)).copy()
+    devices = _tensor(broadcast, "devices", np.int64, (classes,)).copy()
+    participants = int(_tensor(broadcast, "participants", np.int64, ()))
+    if not np.isfinite(sums).all() or min(int(weights.min()), int(devices.min())) < 0:
+        raise LearnerError("the broadcast's sums are not finite or its counts are negative")
+    if own is not None:
+        if own.sums.shape != sums.shape:
+            raise LearnerError(
+                f"this device knows {len(own.weights)} classes, the task has {classes}"
+            )
+        sums -= own.sums
+        weights -= own.weights
+        devices -= own.has
+    taught = (devices > 0) & (weights > 0)
+    table = np.full((classes, classes), 1 / classes)
+    divisors = weights[taught] if training.normalise else np.full(int(taught.sum()), participants)
+    # Float32 sums less a share may end a rounding below zero: the clip takes that too.
+    table[taught] = np.maximum(
+        sums[taught] / np.maximum(divisors, 1)[:, None], training.least_teacher
+    )
+    if training.normalise:
+        table /= table.sum(axis=1, keepdims=True)
+    return LabelTeachers(table.astype(np.float32), taught.astype(np.float32))
+
+
+def _tensor(broadcast: Broadcast, name: str, dtype: type, shape: tuple[int, ...]) -> NDArray[Any]:
+    array = broadcast.tensors.get(name)
+    if array is None or array.dtype != dtype or array.shape != shape:
+        found = "missing" if array is None else f"{array.dtype} {array.shape}"
+        raise LearnerError(
+            f"the broadcast's {name!r} is {found}; expected {np.dtype(dtype)} {shape}"
+        )
+    return array

@@ -1,0 +1,56 @@
+"""Wakes a thread that waits for sockets."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable
+
+
+class WakeUp:
+    """A pair of sockets: any thread writes a byte, the waiting one sees it beside its own socket.
+
+    One byte is enough until the waiting thread has said, by :meth:`rearm`, that it looks at
+    everything anew.
+    """
+
+    def __init__(self) -> None:
+        self.socket, self._write = socket.socketpair()
+        """To wait for, and to read from, on the waiting thread only."""
+        self.socket.setblocking(False)
+        self._write.setblocking(False)
+        self._lock = threading.Lock()
+        self._awake = False
+
+    def wake(self, *, again: bool = False) -> None:
+        """Wake the thread, from any thread; ``again``: though nobody has said ``rearm``."""
+        with self._lock:
+            if self._awake and not again:
+                return
+            self._awake = True
+        try:
+            self._write.send(b"w")
+        except (BlockingIOError, OSError):
+            return  # the buffer is full of wake-ups, or the sockets are closed
+
+    def rearm(self) -> None:
+        """Call before looking for work: what comes after it wakes the thread again."""
+        with self._lock:
+            self._awake = False
+
+    def sleep(self, seconds: float, clock: Callable[[], float], until: Callable[[], bool]) -> None:
+        """Sleep on the waiting thread; ``until`` ends it early, asked after each wake-up."""
+        end_seconds = clock() + seconds
+        while not until() and (left := end_seconds - clock()) > 0:
+            self.socket.settimeout(left)
+            try:
+                self.socket.recv(4096)
+            except TimeoutError:
+                break
+            finally:
+                self.socket.setblocking(False)
+
+    def close(self) -> None:
+        """Close both sockets. May be called twice."""
+        self.socket.close()
+        self._write.close()

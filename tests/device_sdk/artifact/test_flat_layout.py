@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from device_sdk.artifact.flat_layout import FlatEntry, FlatLayout, flat_layout
+
+GRU = ("gru.weight_ih_l0", "gru.weight_hh_l0", "gru.bias_ih_l0", "gru.bias_hh_l0")
+
+
+def gru(hidden: int, features: int = 3) -> dict[str, tuple[int, ...]]:
+    return {
+        "head.weight": (5, hidden),
+        "head.bias": (5,),
+        "gru.weight_ih_l0": (3 * hidden, features),
+        "gru.weight_hh_l0": (3 * hidden, hidden),
+        "gru.bias_ih_l0": (3 * hidden,),
+        "gru.bias_hh_l0": (3 * hidden,),
+    }
+
+
+shapes = st.dictionaries(
+    st.sampled_from(["a.weight", "a.bias", "b.c.weight", "b.c.bias", "b.d", "z"]),
+    st.lists(st.integers(1, 4), max_size=3).map(tuple),
+    min_size=1,
+)
+
+
+@given(shapes, st.integers(0, 2**31))
+def test_vectors_and_parameters_are_the_same_numbers(
+    sizes: dict[str, tuple[int, ...]], seed: int
+) -> None:
+    layout = flat_layout(sizes)
+    rng = np.random.default_rng(seed)
+    parameters = {n: np.asarray(rng.standard_normal(s), np.float32) for n, s in sizes.items()}
+    vector = layout.flatten(parameters)
+    assert vector.shape == (layout.size,)
+    back = layout.unflatten(vector)
+    assert set(back) == set(parameters)
+    for name, array in parameters.items():
+        np.testing.assert_array_equal(back[name], array)
+
+
+@given(shapes)
+def test_groups_lie_together_whatever_the_order_of_the_names(
+    sizes: dict[str, tuple[int, ...]],
+) -> None:
+    layout = flat_layout(sizes)
+    assert layout == flat_layout(dict(reversed(sizes.items())))
+    starts = [start for start, _ in layout.spans]
+    ends = [end for _, end in layout.spans]
+    assert starts[0] == 0
+    assert starts[1:] == ends[:-1]
+    assert ends[-1] == layout.size
+
+
+def test_a_narrow_gru_lies_in_the_first_rows_of_each_gate() -> None:
+    narrow, wide = flat_layout(gru(2)), flat_layout(gru(4))
+    assert {entry.name: entry.gates for entry in wide.entries if entry.gates > 1} == dict.fromkeys(
+        GRU, 3
+    )
+    numbers = {n: np.arange(np.prod(s), dtype=np.float32).reshape(s) for n, s in gru(4).items()}
+    inner = narrow.unflatten(wide.flatten(numbers)[narrow.places_in(wide)])
+    for gate in range(3):
+        rows, outer = slice(2 * gate, 2 * gate + 2), slice(4 * gate, 4 * gate + 2)
+        np.testing.assert_array_equal(
+            inner["gru.weight_hh_l0"][rows], numbers["gru.weight_hh_l0"][outer, :2]
+        )
+        np.testing.assert_array_equal(
+            inner["gru.weight_ih_l0"][rows], numbers["gru.weight_ih_l0"][outer]
+        )
+        np.testing.assert_array_equal(
+            inner["gru.bias_ih_l0"][rows], numbers["gru.bias_ih_l0"][outer]
+        )
+    np.testing.assert_array_equal(inner["head.weight"], numbers["head.weight"][:, :2])
+
+
+def test_a_layout_lies_in_itself_at_every_place() -> None:
+    layout = flat_layout(gru(3))
+    np.testing.assert_array_equal(layout.places_in(layout), np.arange(layout.size))
+
+
+def test_what_does_not_nest_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match="does not lie within"):
+        flat_layout(gru(4)).places_in(flat_layout(gru(2)))
+    with pytest.raises(ValueError, match="same parameters"):
+        flat_layout({"a": (1,)}).places_in(flat_layout({"b": (1,)}))
+
+
+def test_wrong_parts_are_refused() -> None:
+    layout = flat_layout({"a.weight": (2, 2)})
+    with pytest.raises(ValueError, match="expected \\(2, 2\\)"):
+        layout.flatten({"a.weight": np.zeros(4, np.float32)})
+    with pytest.raises(ValueError, match="holds 4 numbers"):
+        layout.unflatten(np.zeros(5, np.float32))
+    with pytest.raises(ValueError, match="positive"):
+        FlatEntry("a", (0,))
+    with pytest.raises(ValueError, match="does not divide"):
+        FlatEntry("a", (4,), gates=3)
+    with pytest.raises(ValueError, match="needs parameters"):
+        FlatLayout(())
+    with pytest.raises(ValueError, match="flat_layout"):
+        FlatLayout((FlatEntry("b", (1,)), FlatEntry("a", (1,))))

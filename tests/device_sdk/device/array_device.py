@@ -1,0 +1,34 @@
+"""A device's process that trains on arrays until it is killed: ``array_device.py HOME PLACE``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from device_sdk.device import Device
+from device_sdk.local_data import LocalData
+from tests.brokers.links import QUICK
+from tests.device_sdk.device.brisk import BRISK
+from tests.device_sdk.handmade import FEATURES, TARGETS
+
+
+def local_data(place: int) -> LocalData:
+    """The samples of device ``place``."""
+    rng = np.random.default_rng(place)
+    x = rng.standard_normal((10 + place, FEATURES), dtype=np.float32)
+    true = np.random.default_rng(99).standard_normal((FEATURES, TARGETS), dtype=np.float32)
+    return LocalData({"x": x, "y": x @ true + np.float32(0.1 * place)})
+
+
+def main() -> None:
+    home, place = Path(sys.argv[1]), int(sys.argv[2])
+    with Device.open(home, pace=BRISK, link_settings=QUICK, data=local_data(place)) as device:
+        device.start()
+        print("started", flush=True)
+        sys.stdin.read()  # until whoever started this process ends it
+
+
+if __name__ == "__main__":
+    main()

@@ -14,6 +14,7 @@ from aggregator.store import Store
 from aggregator.store.checkpoints import Checkpoint
 from aggregator.store.rounds import RoundRow
 from aggregator.store.update_log import LoggedUpdate
+from device_sdk.artifact import Artifact
 from device_sdk.wire.exchange import Broadcast, Update
 
 __all__ = ["Aggregation"]
@@ -29,9 +30,17 @@ class Aggregation:
     the log, and the next round begins with them: counted is counted.
     """
 
-    def __init__(self, binding: Binding, store: Store, items: int, checkpoint_updates: int) -> None:
+    def __init__(
+        self,
+        binding: Binding,
+        store: Store,
+        items: int,
+        checkpoint_updates: int,
+        artifacts: Sequence[Artifact] = (),
+    ) -> None:
         self._binding = binding
         self._store = store
+        self._artifacts = tuple(artifacts)
         self._checkpoint_updates = checkpoint_updates
         self._method = self._new_method(items)
         self.items = items
@@ -43,7 +52,12 @@ class Aggregation:
         self._last_seq = 0
 
     def _new_method(self, items: int) -> Method:
-        return self._binding.build(items, np.random.default_rng([self._store.facts.seed, 0]))
+        rng = np.random.default_rng([self._store.facts.seed, 0])
+        try:
+            return self._binding.build(items, rng, self._artifacts)
+        except ValueError as error:
+            name = self._binding.method_name
+            raise AggregatorError(f"the task's artifacts do not suit {name}: {error}") from None
 
     def state(self) -> State:
         """The method's state (copies)."""
@@ -67,6 +81,10 @@ class Aggregation:
         self._last_seq, self.participants, self._since_checkpoint = 0, 0, 0
         if not self._absorb_log(row):
             self.resume(row)
+
+    def decode(self, body: bytes, round_id: int, device_id: bytes) -> Update:
+        """The update of a device, who is named by the session it came in. Raises ``WireError``."""
+        return self._binding.decode(body, round_id, self.items, device_id.hex())
 
     def check(self, update: Update) -> None:
         """See :meth:`aggregator.methods.method.Method.check`."""
@@ -160,7 +178,7 @@ class Aggregation:
         """Whether all of the log behind ``_last_seq`` could be absorbed."""
         for logged in self._store.log.after(self._last_seq):
             try:
-                self._method.absorb(self._binding.decode(logged.body, logged.round, self.items))
+                self._method.absorb(self.decode(logged.body, logged.round, logged.device_id))
             except Exception as error:
                 self._quarantine(row, logged, error)
                 return False

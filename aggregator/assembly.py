@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from aggregator.aggregation import Aggregation
-from aggregator.artifact_content import read_artifact
+from aggregator.artifact_content import read_artifacts
 from aggregator.catalogue_file import adopt_catalogue, read_catalogue_file, stored_catalogue
 from aggregator.enrolment import Enrolment
 from aggregator.errors import AggregatorError
@@ -92,21 +92,32 @@ def assemble(
     )
     keys.watch(table.replace_keyring)
     keys.watch(desk.replace_keyring)
-    terms = TaskTerms(task.binding.method_name, task.update_codec, task.round.train_seconds)
-    artifact = None if task.artifact is None else read_artifact(task.artifact)
+    artifacts = read_artifacts(task.artifacts, task.companions)
+    terms = TaskTerms(
+        task.binding.method_name,
+        task.update_codec,
+        task.round.train_seconds,
+        tuple(each.offer() for each in artifacts),
+    )
+    registry, refusals = Registry(store.devices), Refusals()
     publisher = Publisher(
-        PublishedTask(task.name, task.cohort, task.broadcast_codec, terms, artifact),
+        PublishedTask(task.name, task.cohort, task.broadcast_codec, terms, artifacts),
         topics,
         store,
         presence,
         keys.current,
+        registry.admission_key,
         world.random_bytes,
         sealing_rng,
     )
     catalogue = stored_catalogue(store)
-    assert catalogue is not None, "_claim stored it"
-    registry, refusals = Registry(store.devices), Refusals()
-    aggregation = Aggregation(task.binding, store, len(catalogue), task.store.checkpoint_updates)
+    aggregation = Aggregation(
+        task.binding,
+        store,
+        0 if catalogue is None else len(catalogue),
+        task.store.checkpoint_updates,
+        tuple(each.artifact for each in artifacts),
+    )
     rounds = Rounds(
         task.name,
         task.round,
@@ -117,7 +128,7 @@ def assemble(
         unix_clock,
         world.random_bytes,
     )
-    if rounds.current is None and not aggregation.participants:
+    if task.catalogue is not None and rounds.current is None and not aggregation.participants:
         grow_catalogue(store, aggregation, task.catalogue)
     enrolment = Enrolment(desk, store, registry, refusals, unix_clock, rounds.next_number)
     reassembler = Reassembler(clock)
@@ -178,7 +189,9 @@ def _claim(store: Store, task: Task) -> None:
             f"this home holds the state of task and method {stored!r}, the task file names "
             f"{label!r}: use another --home for another task"
         )
-    if stored is None or store.facts.catalogue is None:
+    missing = task.catalogue is not None and store.facts.catalogue is None
+    if stored is None or missing:
         with store.database.transaction():
             store.facts.task = label
-            adopt_catalogue(store, read_catalogue_file(task.catalogue))
+            if task.catalogue is not None:
+                adopt_catalogue(store, read_catalogue_file(task.catalogue))

@@ -34,7 +34,7 @@ class Housekeeping:
         table: SessionTable,
         reassembler: Reassembler,
         refusals: Refusals,
-        catalogue: Path,
+        catalogue: Path | None,
         verdict_seconds: float,
         clock: Callable[[], float],
         unix_clock: Callable[[], float],
@@ -72,6 +72,8 @@ class Housekeeping:
         Not while updates wait that were made for the shorter one. A file that is not usable is
         reported and left alone: a running fleet does not stop for a slip of the pen.
         """
+        if self._catalogue is None:
+            return
         stamp = _stamp(self._catalogue)
         if stamp == self._catalogue_stamp or self._aggregation.participants:
             return
@@ -98,7 +100,9 @@ def grow_catalogue(store: Store, aggregation: Aggregation, path: Path) -> None:
             _LOG.info("the catalogue has %d items now", len(catalogue))
 
 
-def _stamp(path: Path) -> tuple[int, int]:
+def _stamp(path: Path | None) -> tuple[int, int]:
+    if path is None:
+        return (0, 0)
     try:
         status = path.stat()
     except OSError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from aggregator.aggregation import Aggregation
 from aggregator.bindings import Binding
@@ -26,17 +26,17 @@ from device_sdk.wire.messages import (
 
 __all__ = ["Ingest", "Settled"]
 
+_COUNTED = Verdict.COUNTED  # named for every update: an enum looks its members up each time
 
-@dataclass(frozen=True, slots=True)
-class Settled:
+
+class Settled(NamedTuple):
     """A verdict, to be sent to the device."""
 
     device_id: bytes
     receipt: Receipt
 
 
-@dataclass(frozen=True, slots=True)
-class _Staged:
+class _Staged(NamedTuple):
     identity: UpdateIdentity
     sha256: bytes
     verdict: StoredVerdict
@@ -78,7 +78,7 @@ class Ingest:
         """Updates counted since the start."""
         self.widths: dict[int, int] = {}
         """Updates of the current round by the width that the device trained."""
-        self._seen: list[tuple[int, int, bytes]] = []
+        self._seen: list[tuple[int, int | None, bytes]] = []
 
     def __len__(self) -> int:
         return len(self._staged)
@@ -142,7 +142,7 @@ class Ingest:
         reason = None
         decoded = None
         try:
-            decoded = self._binding.decode(update.body, identity.round, self._aggregation.items)
+            decoded = self._aggregation.decode(update.body, identity.round, identity.device_id)
             self._aggregation.check(decoded)
         except WireError as error:
             reason = error.reason
@@ -234,7 +234,8 @@ class Ingest:
             return Settled(device_id, Receipt(digest, Verdict.REFUSED, reason or "refused"))
         self._rounds.heard_of(device_id, staged.logged.arrived_seconds)
         width = self._binding.width_of(staged.update)
-        self.widths[width] = self.widths.get(width, 0) + 1
+        if width:
+            self.widths[width] = self.widths.get(width, 0) + 1
         self.counted += 1
-        self._seen.append((int(self._unix_clock()), width, device_id))
-        return Settled(device_id, Receipt(digest, Verdict.COUNTED))
+        self._seen.append((int(self._unix_clock()), width or None, device_id))
+        return Settled(device_id, Receipt(digest, _COUNTED))

@@ -198,7 +198,7 @@ def _round(seen: Snapshot) -> Group | Text:
         f"{span(left)} left",
     )
     widths = ", ".join(f"k={width}: {count}" for width, count in sorted(seen.widths.items()))
-    return Group(bars, Text(f"by k     {widths or 'nobody yet'}"))
+    return Group(bars, Text(f"by k     {widths}")) if widths else Group(bars)
 
 
 def _rounds(seen: Snapshot) -> Table:

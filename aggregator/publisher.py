@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from aggregator.artifact_content import ArtifactContent
+from aggregator.attachments import Attachments
 from aggregator.errors import AggregatorError
 from aggregator.store import Store
 from aggregator.store.rounds import RoundRow
 from device_sdk.wire.broadcast import Publication
-from device_sdk.wire.catalogue import catalogue_id
+from device_sdk.wire.catalogue import NO_CATALOGUE, catalogue_id
 from device_sdk.wire.chunk_set import seal_chunks
 from device_sdk.wire.content import ContentKind, seal_content
 from device_sdk.wire.exchange import Broadcast
@@ -30,32 +32,25 @@ from device_sdk.wire.topics import (
     Topics,
 )
 
-__all__ = ["ArtifactContent", "PublishedTask", "Publisher"]
-
-
-@dataclass(frozen=True)
-class ArtifactContent:
-    """An artifact as it travels."""
-
-    artifact_id: bytes
-    content: bytes
+__all__ = ["PublishedTask", "Publisher"]
 
 
 @dataclass(frozen=True)
 class PublishedTask:
-    """What publications repeat of the task."""
+    """What publications repeat of the task. ``artifacts``: smallest first."""
 
     name: str
     cohort: str
     codec: str
     terms: TaskTerms
-    artifact: ArtifactContent | None
+    artifacts: tuple[ArtifactContent, ...] = ()
 
 
 class Publisher:
     """Seals publications and stores them, so that they can be sent again after any crash.
 
-    ``keys`` gives the serving keys of the descriptor in force.
+    ``keys`` gives the serving keys of the descriptor in force; ``admission_key`` a device's key by
+    its id in hexadecimal, None for one that is revoked or unknown.
     """
 
     def __init__(
@@ -65,6 +60,7 @@ class Publisher:
         store: Store,
         presence: Presence,
         keys: Callable[[], ServingKeys],
+        admission_key: Callable[[str], bytes | None],
         random_bytes: RandomBytes,
         rng: np.random.Generator,
     ) -> None:
@@ -75,6 +71,9 @@ class Publisher:
         self._keys = keys
         self._random_bytes = random_bytes
         self._rng = rng
+        self._attachments = Attachments(
+            task.name, task.cohort, task.codec, topics, store, admission_key, random_bytes, rng
+        )
 
     def standing(self) -> list[tuple[str, bytes]]:
         """Topics and messages of descriptor and presence."""
@@ -94,18 +93,22 @@ class Publisher:
         """
         key = self._current_key()
         signing = self._keys().signing
-        artifact = self._task.artifact
+        artifacts = self._task.artifacts
         catalogue = self._store.facts.catalogue
-        if catalogue is None:
-            raise AggregatorError("a round was opened without a catalogue")
         self._seal_contents(key, signing, catalogue)
+        publication = self._publication(key)
+        if row.threshold == 0:
+            broadcast = replace(broadcast, attachments={}, cohorts={})  # nobody trains any more
         try:
-            plaintext = write_broadcast(broadcast, self._task.terms, self._task.codec, self._rng)
+            offer = self._attachments.seal(broadcast, publication.broadcast_id, key, signing)
+            terms = replace(
+                self._task.terms, attachments=offer.attachments, cohort_keys=offer.cohort_keys
+            )
+            plaintext = write_broadcast(broadcast, terms, self._task.codec, self._rng)
         except ValueError as error:
             raise AggregatorError(
                 f"the model cannot be sent: {error}; see task.broadcast_codec"
             ) from None
-        publication = self._publication(key)
         chunks, digests = seal_chunks(publication, plaintext)
         manifest = Manifest(
             root_fingerprint=self._store.facts.root_fingerprint,
@@ -114,8 +117,8 @@ class Publisher:
             generation=row.generation,
             round=row.round,
             version=broadcast.version,
-            artifact_id=bytes(32) if artifact is None else artifact.artifact_id,
-            catalogue_id=catalogue_id(catalogue),
+            artifact_id=artifacts[0].artifact_id if artifacts else bytes(32),
+            catalogue_id=NO_CATALOGUE if catalogue is None else catalogue_id(catalogue),
             broadcast_id=publication.broadcast_id,
             key_epoch=key.epoch,
             sampling_seed=row.seed,
@@ -144,11 +147,18 @@ class Publisher:
             self._store.facts.rotation_due = False
         return key
 
-    def _seal_contents(self, key: GroupKey, signing: Ed25519PrivateKey, catalogue: bytes) -> None:
-        contents = [(ContentKind.CATALOGUE, catalogue_id(catalogue), catalogue)]
-        if self._task.artifact is not None:
-            artifact = self._task.artifact
-            contents.append((ContentKind.ARTIFACT, artifact.artifact_id, artifact.content))
+    def _seal_contents(
+        self, key: GroupKey, signing: Ed25519PrivateKey, catalogue: bytes | None
+    ) -> None:
+        contents = []
+        if catalogue is not None:
+            contents.append((ContentKind.CATALOGUE, catalogue_id(catalogue), catalogue))
+        for artifact in self._task.artifacts:
+            for each in (artifact, artifact.companion):
+                if each is not None:
+                    contents.append((ContentKind.ARTIFACT, each.artifact_id, each.content))
+        # One meta-network may go with several artifacts.
+        contents = list({each[1]: each for each in contents}.values())
         # Heads are signed: by another key after a rotation.
         signer = signing.public_key().public_bytes_raw().hex()
         ids = ",".join(content_id.hex() for _, content_id, _ in contents)

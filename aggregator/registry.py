@@ -59,6 +59,11 @@ class Registry:
         """The device of an id, unless it was revoked."""
         return self._by_id.get(device_id)
 
+    def admission_key(self, sender: str) -> bytes | None:
+        """A device's admission key, by its id in hexadecimal; None if revoked or unknown."""
+        row = self._by_id.get(bytes.fromhex(sender))
+        return None if row is None else row.admission_key
+
     def is_selected(
         self, device_id: bytes, seed: bytes, threshold: int, task: str, number: int
     ) -> bool:

@@ -96,6 +96,7 @@ class Rounds:
         self._late: dict[int, array[float]] = {}
         self._earliest_close_unix = 0.0
         self._earliest_open_unix = 0.0
+        self._told_waiting = -1
         self.current: RoundRow | None = None
         self._resume()
 
@@ -188,10 +189,19 @@ class Rounds:
         _LOG.info("round %d goes on with %d updates", row.round, self._aggregation.participants)
 
     def _may_open(self, now: float) -> bool:
-        return (
-            now >= self._earliest_open_unix
-            and len(self._registry) >= self._settings.wait_for_devices
-        )
+        if now < self._earliest_open_unix:
+            return False
+        enrolled, wanted = len(self._registry), self._settings.wait_for_devices
+        if enrolled < wanted and enrolled != self._told_waiting:
+            # Else a fleet that shrank below it would stand still without a word.
+            _LOG.info(
+                "no round opens before %d devices are enrolled (round.wait_for_devices); "
+                "there are %d",
+                wanted,
+                enrolled,
+            )
+        self._told_waiting = enrolled
+        return enrolled >= wanted
 
     def _may_go_on(self, number: int) -> bool:
         return not self._settings.most_rounds or number <= self._settings.most_rounds

@@ -206,7 +206,8 @@ class Service:
         if isinstance(event, RoundOpened):
             parts.ingest.round_opened()
             parts.keys.refresh()
-            parts.outgoing.announce([], parts.store.publications.topics())
+            # Only what is new: artifacts need not be sent again for each round.
+            parts.outgoing.announce([], parts.store.publications.take_replaced())
         elif isinstance(event, RoundClosed):
             parts.housekeeping.between_rounds()
         if self._on_round is not None:

@@ -46,9 +46,12 @@ class Task:
 
     name: str
     cohort: str
-    artifact: Path | None
-    """The artifact's folder; None when devices are told of none (32 zero bytes)."""
-    catalogue: Path
+    artifacts: tuple[Path, ...]
+    """The artifacts' folders, smallest first; none when devices are told of none."""
+    companions: tuple[Path, ...]
+    """Artifacts that go with them, one for each or none at all (attention's meta-networks)."""
+    catalogue: Path | None
+    """None for methods on local arrays."""
     broadcast_codec: str
     update_codec: str
     metrics_port: int
@@ -81,18 +84,23 @@ def _task(root: TomlTable, folder: Path) -> Task:
     table = root.table("task")
     method = table.choice("method", sorted(BINDINGS), "scatter")
     metrics = root.table("metrics")
+    name, cohort = _name(table, "name", "default"), _name(table, "cohort", "all")
+    artifacts, companions = _artifacts(table, folder)
+    binding = BINDINGS[method](root.table(method))
+    _require_artifacts(table, artifacts, companions, binding)
     task = Task(
-        name=_name(table, "name", "default"),
-        cohort=_name(table, "cohort", "all"),
-        artifact=_artifact(table, folder),
-        catalogue=_existing(table, "catalogue", table.text("catalogue"), folder),
+        name=name,
+        cohort=cohort,
+        artifacts=artifacts,
+        companions=companions,
+        catalogue=_catalogue(table, folder, binding),
         broadcast_codec=table.choice("broadcast_codec", sorted(BROADCAST_CODECS), "float16"),
         update_codec=table.choice("update_codec", sorted(UPDATE_CODECS), "int8"),
         metrics_port=metrics.integer("port", 0, least=0, most=_HIGHEST_PORT),
         broker=_broker(root.table("broker"), folder),
         round=RoundSettings.read(root.table("round")),
         store=_store(root.table("store")),
-        binding=BINDINGS[method](root.table(method)),
+        binding=binding,
     )
     table.finish()
     metrics.finish()
@@ -109,19 +117,53 @@ def _name(table: TomlTable, key: str, default: str) -> str:
     return value
 
 
-def _artifact(table: TomlTable, folder: Path) -> Path | None:
-    value = table.optional_text("artifact")
-    if value is None:
-        return None
+def _catalogue(table: TomlTable, folder: Path, binding: Binding) -> Path | None:
+    if binding.needs_catalogue:
+        return _existing(table, "catalogue", table.text("catalogue"), folder)
+    if table.optional_text("catalogue") is not None:
+        raise table.error("catalogue", f"is given, but {binding.method_name} has no items")
+    return None
+
+
+def _artifacts(table: TomlTable, folder: Path) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
+    single, several = table.optional_text("artifact"), table.texts("artifacts")
+    if single is not None and several:
+        raise table.error("artifact", "and task.artifacts are given: keep one of them")
+    named = [single] if single is not None else several
+    key = "artifact" if single is not None else "artifacts"
+    return (
+        tuple(_artifact(table, key, value, folder) for value in named),
+        tuple(_artifact(table, "companions", each, folder) for each in table.texts("companions")),
+    )
+
+
+def _require_artifacts(
+    table: TomlTable, artifacts: tuple[Path, ...], companions: tuple[Path, ...], binding: Binding
+) -> None:
+    allowed = binding.artifacts
+    if len(artifacts) not in allowed:
+        least, most = allowed[0], allowed[-1]
+        expected = f"{least}" if least == most else f"{least} to {most}"
+        raise table.error(
+            "artifacts",
+            f"lists {len(artifacts)} artifacts; {binding.method_name} takes {expected}",
+        )
+    if companions and len(companions) != len(artifacts):
+        raise table.error(
+            "companions", f"lists {len(companions)}; expected one for each artifact, or none"
+        )
+
+
+def _artifact(table: TomlTable, key: str, value: str, folder: Path) -> Path:
     if not value.startswith(SHIPPED_PREFIX):
-        return _existing(table, "artifact", value, folder)
+        return _existing(table, key, value, folder)
     # Found without importing device_sdk, which the server may lack the dependencies for.
     spec = importlib.util.find_spec("device_sdk")
     for place in (spec.submodule_search_locations or []) if spec is not None else []:
         path = Path(place) / "artifacts" / value.removeprefix(SHIPPED_PREFIX)
         if path.is_dir():
             return path
-    raise table.error("artifact", f"is {value!r}, which is not shipped; shipped is 'shipped:mf'")
+    raise table.error(key, f"is {value!r}, which is not shipped; shipped is 'shipped:mf'")
 
 
 def _existing(table: TomlTable, key: str, value: str, folder: Path) -> Path:

@@ -14,7 +14,9 @@ TASK_TEMPLATE = """\
 # method = "scatter"
 artifact = "shipped:mf"        # a folder made by tessera-export, or shipped:mf
 catalogue = "items.tsv"        # one item a line: id, or id<TAB>title. Append only
-# broadcast_codec = "float16"  # or float32, int8
+# Methods on the devices' own arrays (fedavg, teacher_logits, mutual, attention) have no catalogue;
+# 'artifacts' lists their models' folders, smallest first. Their settings: docs/aggregator.md.
+# broadcast_codec = "float16"  # or float32, int8, int4
 # update_codec = "int8"        # or float16, float32
 
 [broker]
@@ -37,13 +39,17 @@ url = "mqtt://127.0.0.1:1883"  # mqtts://host:8883 for TLS
 # resume_grace_seconds = 30.0  # after a restart a round stays open at least this long
 # pause_seconds = 0.0          # between rounds
 # most_rounds = 0              # stop after this many; 0: never
-# train_seconds = 150.0        # devices pick a k whose training fits into this (default: half)
+# train_seconds = 150.0        # devices pick a k, or a model, that fits this (default: half)
 
 [scatter]
 # columns = 64                 # K, the full width of the model
 # aggregator = "coverage"      # or mean
 # spread = 0.1                 # standard deviation of a new item's vector
 # clip_norm = 0.0              # larger updates are scaled down to this norm; 0: no limit
+# clip_multiple = 0.0          # likewise, as a multiple of the running median of norms
+# row_multiple = 0.0           # likewise, of each row: docs/methods/robust.md
+# robust = "none"              # or trimmed, median: a round's updates are held in memory
+# trim_share = 0.1             # what trimmed leaves out at either end
 
 [scatter.optimizer]
 # name = "adam"                # or plain

@@ -19,6 +19,9 @@ class TomlTable:
         self._path = path
         self._known: set[str] = set()
 
+    def __contains__(self, key: str) -> bool:
+        return key in self._values
+
     def table(self, key: str) -> TomlTable:
         """A table below this one, empty when the file has none."""
         value = self._take(key, {})
@@ -38,6 +41,20 @@ class TomlTable:
     def optional_text(self, key: str) -> str | None:
         """A text, or None when the key is absent."""
         return self.text(key) if key in self._values else self._take(key, None)
+
+    def plain_text(self, key: str, default: str) -> str:
+        """A text, which may be empty."""
+        value = self._take(key, default)
+        if not isinstance(value, str):
+            raise self.error(key, "must be a text")
+        return value
+
+    def texts(self, key: str) -> list[str]:
+        """A list of texts that are not empty; empty when the key is absent."""
+        value = self._take(key, [])
+        if not isinstance(value, list) or not all(isinstance(each, str) and each for each in value):
+            raise self.error(key, "must be a list of texts")
+        return value
 
     def choice(self, key: str, choices: Sequence[str], default: str) -> str:
         """One of ``choices``."""
@@ -97,4 +114,4 @@ class TomlTable:
         return self._values.get(key, default)
 
     def _name(self, key: str) -> str:
-        return f"{self._path}.{key}" if self._path else key
+        return ".".join(part for part in (self._path, key) if part)

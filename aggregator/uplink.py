@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from aggregator.enrolment import Enrolment
 from aggregator.registry import Registry, credential
@@ -26,18 +27,18 @@ from device_sdk.wire.topics import (
 __all__ = ["Answer", "Arrived", "Refusal", "Uplink"]
 
 _MOST_TOPICS = 8192
+# Compared with every message: an enum's member is looked up anew each time it is named.
+_SESSION_OPEN, _UPDATE = bytes((MessageType.SESSION_OPEN,)), int(RecordType.UPDATE)
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """Something to send."""
 
     topic: str
     payload: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Arrived:
+class Arrived(NamedTuple):
     """The plaintext of an update, and whose session it came in."""
 
     device_id: bytes
@@ -87,13 +88,13 @@ class Uplink:
             device = self._registry.by_handle(topic.handle)
             if topic.shard != device.shard:
                 raise WireError("wrong-topic", "the device belongs to another shard")
-            if message.payload[1:2] == bytes((MessageType.SESSION_OPEN,)):
+            if message.payload[1:2] == _SESSION_OPEN:
                 known, keys = credential(device), self._group_keys()
                 reply = self._table.accept_open(known, message.payload, keys)
                 return Answer(self._topics.write(DownTopic(topic.handle)), reply)
             received = self._table.receive(message.payload, device.device_id)
             device_id = device.device_id  # proven by the envelope's tag
-            if received.message_type != RecordType.UPDATE:
+            if received.message_type != _UPDATE:
                 raise WireError("bad-type", "devices send updates, nothing else")
             payload: bytes | None = received.payload
             if received.fragment is not None:

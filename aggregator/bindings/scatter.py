@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Any, TypeVar, cast
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
 
 import numpy as np
 
+from aggregator.bindings.settings_table import read_settings
 from aggregator.methods.method import Method
 from aggregator.methods.scatter import ScatterMethod, ScatterSettings, initial_items
 from aggregator.methods.server_optimizer import OptimizerSettings
 from aggregator.toml_table import TomlTable
+from device_sdk.artifact import Artifact
 from device_sdk.wire.exchange import Update
 from device_sdk.wire.scatter_body import decode_scatter_update
 from device_sdk.wire.scatter_settings import ScatterTraining
 from device_sdk.wire.sparse import MAX_WIDTH
 
 __all__ = ["ScatterBinding"]
-
-Settings = TypeVar("Settings", OptimizerSettings, ScatterTraining)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,8 @@ class ScatterBinding:
     spread: float
     settings: ScatterSettings
     method_name: str = "scatter"
+    needs_catalogue: bool = True
+    artifacts: range = range(2)
 
     @classmethod
     def read(cls, table: TomlTable) -> ScatterBinding:
@@ -39,18 +42,23 @@ class ScatterBinding:
         try:
             settings = ScatterSettings(
                 aggregator=cast(Any, table.text("aggregator", "coverage")),
-                optimizer=_like(OptimizerSettings(), optimizer),
+                optimizer=read_settings(OptimizerSettings, optimizer),
                 clip_norm=table.number("clip_norm", 0.0, least=0.0),
-                training=_like(ScatterTraining(), training),
+                clip_multiple=table.number("clip_multiple", 0.0, least=0.0),
+                row_multiple=table.number("row_multiple", 0.0, least=0.0),
+                robust=cast(Any, table.text("robust", "none")),
+                trim_share=table.number("trim_share", 0.1, least=0.0),
+                training=read_settings(ScatterTraining, training),
             )
         except ValueError as error:
             # The classes of the method name the setting; its table is one of these.
             raise table.error("", f"holds a setting out of range: {error}") from None
-        for each in (table, optimizer, training):
-            each.finish()
+        table.finish()
         return cls(columns, spread, settings)
 
-    def build(self, items: int, rng: np.random.Generator) -> Method:
+    def build(
+        self, items: int, rng: np.random.Generator, artifacts: Sequence[Artifact] = ()
+    ) -> Method:
         """See :class:`~aggregator.bindings.binding.Binding`."""
         return ScatterMethod(initial_items(items, self.columns, self.spread, rng), self.settings)
 
@@ -63,8 +71,8 @@ class ScatterBinding:
         new = items - self.items_of(method)
         _scatter(method).grow(initial_items(new, self.columns, self.spread, rng))
 
-    def decode(self, body: bytes, round_id: int, items: int) -> Update:
-        """See :class:`~aggregator.bindings.binding.Binding`."""
+    def decode(self, body: bytes, round_id: int, items: int, sender: str = "") -> Update:
+        """See :class:`~aggregator.bindings.binding.Binding`; the method need not know who."""
         return decode_scatter_update(body, round_id, items, self.columns)
 
     def width_of(self, update: Update) -> int:
@@ -76,17 +84,3 @@ def _scatter(method: Method) -> ScatterMethod:
     if not isinstance(method, ScatterMethod):
         raise TypeError(f"expected a ScatterMethod, found {type(method).__name__}")
     return method
-
-
-def _like(defaults: Settings, table: TomlTable) -> Settings:
-    """``defaults`` with the table's values in the place of those it names."""
-    values: dict[str, Any] = {}
-    for field in fields(defaults):
-        default = getattr(defaults, field.name)
-        if isinstance(default, str):
-            values[field.name] = table.text(field.name, default)
-        elif isinstance(default, int):
-            values[field.name] = table.integer(field.name, default, least=0)
-        else:
-            values[field.name] = table.number(field.name, default)
-    return type(defaults)(**values)

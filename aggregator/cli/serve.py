@@ -15,6 +15,7 @@ import numpy as np
 
 from aggregator.assembly import World, assemble
 from aggregator.cli.arguments import add_home, home_of
+from aggregator.collector import ease_collector
 from aggregator.live import LiveView, PlainView, View
 from aggregator.metrics import serve_metrics
 from aggregator.serve_lock import serve_lock
@@ -57,6 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
         world = World(time.monotonic, time.time, np.random.default_rng(), os.urandom)
         parts = assemble(home, home.open_store(), task, world)
         service = Service(parts, view.round_event)
+        ease_collector()
         if task.metrics_port:
             stack.enter_context(serve_metrics(task.metrics_port, service.last_snapshot))
         parts.link.start()

@@ -13,17 +13,26 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.methods.clipping import clip_factor
 from aggregator.methods.method import Refused, RoundSummary, State, StateError
+from aggregator.methods.robust import Robust, RobustRule, require_multiple
+from aggregator.methods.robust_held import MOST_HELD_BYTES, HeldRows, require_same_rule
+from aggregator.methods.robust_limits import UpdateLimits
+from aggregator.methods.saved_state import part, require_array
 from aggregator.methods.server_optimizer import OptimizerSettings, ServerOptimizer
 from device_sdk.wire.exchange import Broadcast, Update
 from device_sdk.wire.scatter_settings import ScatterTraining
 
 __all__ = ["ScatterMethod", "ScatterSettings", "initial_items"]
 
+_TENSORS = frozenset(("columns", "rows", "values"))
+
 Floats = NDArray[np.float32]
 # Far above any gradient of a model that trains, far below what could overflow a sum of them.
 _LARGEST_VALUE = 1e12
+# float32 holds it, and no value above 1e11 hides in a smaller sum, however it was rounded.
+_SMALL_SQUARES = 1e20
+# A dtype compares with another at once, with a scalar type only after making one of it.
+_INT64, _FLOAT32 = np.dtype(np.int64), np.dtype(np.float32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +45,11 @@ class ScatterSettings:
         optimizer: of the server, on the averaged gradient. Its ``decay`` holds for the devices'
             user_learning_rate as well, so that both sides of the product settle together.
         clip_norm: an update with a larger Euclidean norm is scaled down to it; 0 for no limit.
+        clip_multiple: likewise for more than so many times the running median of norms.
+        row_multiple: likewise for each row of an update, against the running median of rows.
+        robust, trim_share: how a cell's values become one; see
+            :class:`~aggregator.methods.robust.RobustRule`. All but ``none`` keep a round's updates
+            in memory until it closes.
         training: what the broadcast tells the devices.
 
     Raises ValueError, naming the setting, for a value outside its range.
@@ -44,6 +58,10 @@ class ScatterSettings:
     aggregator: Literal["mean", "coverage"] = "coverage"
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     clip_norm: float = 0.0
+    clip_multiple: float = 0.0
+    row_multiple: float = 0.0
+    robust: Robust = "none"
+    trim_share: float = 0.1
     training: ScatterTraining = field(default_factory=ScatterTraining)
 
     def __post_init__(self) -> None:
@@ -51,6 +69,9 @@ class ScatterSettings:
             raise ValueError(f"aggregator is {self.aggregator!r}; expected 'mean' or 'coverage'")
         if not math.isfinite(self.clip_norm) or self.clip_norm < 0:
             raise ValueError(f"clip_norm is {self.clip_norm}; expected 0 (no limit) or above")
+        for name in ("clip_multiple", "row_multiple"):
+            require_multiple(name, getattr(self, name))
+        RobustRule(self.robust, self.trim_share)
 
 
 def initial_items(items: int, columns: int, spread: float, rng: np.random.Generator) -> Floats:
@@ -65,7 +86,8 @@ class ScatterMethod:
         items: V to start from, float32 [items, K]; see :func:`initial_items`.
         settings: of the task.
 
-    Memory is that of a few matrices like V, however many updates are absorbed.
+    Memory is that of a few matrices like V, however many updates are absorbed; with ``robust`` the
+    round's updates come on top.
     Raises ValueError when ``items`` is no finite, non-empty float32 matrix.
     """
 
@@ -79,6 +101,10 @@ class ScatterMethod:
         self._settings = settings if settings is not None else ScatterSettings()
         self._items = items.copy()
         self._optimizer = ServerOptimizer(self._settings.optimizer, self._shape)
+        self._rule = RobustRule(self._settings.robust, self._settings.trim_share)
+        self._limits = UpdateLimits(
+            self._settings.clip_norm, self._settings.clip_multiple, self._settings.row_multiple
+        )
         self._version = 0
         self._round_id = 0
         self._clear()
@@ -109,58 +135,71 @@ class ScatterMethod:
         )
 
     def check(self, update: Update) -> None:
-        """Refuses with reason ``bad-round``, ``bad-tensors``, ``bad-columns``, ``bad-rows`` or
-        ``bad-values``."""
+        """Refuses with reason ``bad-round``, ``bad-tensors``, ``bad-columns``, ``bad-rows``,
+        ``bad-values`` or, where updates are held, ``round-full``."""
         if update.round_id != self._round_id or self._round_id == 0:
             raise Refused(
                 "bad-round", f"the update is for round {update.round_id}, not {self._round_id}"
             )
-        if set(update.tensors) != {"columns", "rows", "values"}:
+        tensors = update.tensors
+        if tensors.keys() != _TENSORS:
             raise Refused("bad-tensors", "expected exactly the tensors columns, rows and values")
-        items, width = self._shape
-        columns, rows = update.tensors["columns"], update.tensors["rows"]
+        items, width = self._items.shape
+        columns, rows, values = tensors["columns"], tensors["rows"], tensors["values"]
         _check_indices("bad-columns", columns, width)
         if len(columns) == 0:
             raise Refused("bad-columns", "an update must train at least one column")
         _check_indices("bad-rows", rows, items)
-        values = update.tensors["values"]
-        if values.dtype != np.float32 or values.shape != (len(rows), len(columns)):
+        if values.dtype != _FLOAT32 or values.shape != (len(rows), len(columns)):
             raise Refused(
                 "bad-values",
                 f"values are {values.dtype} {values.shape}; expected float32 "
                 f"{(len(rows), len(columns))}",
             )
-        # NaN fails the comparison too.
-        if values.size and not float(np.abs(values).max()) <= _LARGEST_VALUE:
+        if self._held.nbytes > MOST_HELD_BYTES:
+            raise Refused("round-full", "this round holds as many updates as memory is set aside")
+        # A small sum of squares, a fifth of the cost, settles the common case. NaN fails both.
+        flat = values.reshape(-1)
+        if float(flat.dot(flat)) <= _SMALL_SQUARES:
+            return
+        if not float(np.abs(values).max()) <= _LARGEST_VALUE:
             raise Refused("bad-values", "a value is not finite or is absurdly large")
 
     def absorb(self, update: Update) -> None:
         """Adds the scattered gradient; ``update`` must have passed ``check``."""
         columns, rows = update.tensors["columns"], update.tensors["rows"]
-        values = update.tensors["values"]
-        factor = clip_factor(values, self._settings.clip_norm)
+        values, factor = self._limits.apply(update.tensors["values"])
         if factor < 1:
             values = values * np.float32(factor)
             self._clipped += 1
-        if len(columns) == self._shape[1]:
+        if self._rule.holds:
+            self._held.add(rows, columns, values)
+        elif len(columns) == (width := self._items.shape[1]):
             self._sum[rows] += values
         else:
-            # One flat index is several times faster here than a pair of broadcast ones.
-            flat = (rows[:, None] * self._shape[1] + columns).reshape(-1)
-            self._sum.reshape(-1)[flat] += values.reshape(-1)
+            # One flat index is several times faster here than a pair of broadcast ones, and
+            # add.at of one dtype adds in place.
+            flat = (rows * width)[:, None] + columns
+            np.add.at(
+                self._sum.reshape(-1), flat.reshape(-1), values.astype(np.float64).reshape(-1)
+            )
         self._drawn[columns] += 1
         self._participants += 1
 
     def close_round(self) -> RoundSummary:
-        """Metrics: ``clipped`` updates, ``gradient_norm``, ``columns_mean`` drawn a device."""
+        """Metrics: ``clipped`` updates, ``gradient_norm``, ``columns_mean`` drawn a device, and
+        ``bounded_rows`` with ``row_multiple``."""
         participants = self._participants
         metrics: dict[str, float] = {"clipped": float(self._clipped)}
+        if self._settings.row_multiple:
+            metrics["bounded_rows"] = float(self._limits.bounded_rows)
         if participants:
             if self._settings.aggregator == "coverage":
                 divisor = np.maximum(self._drawn, 1).astype(np.float64)
             else:
                 divisor = np.full(self._shape[1], float(participants))
-            gradient = (self._sum / divisor).astype(np.float32)
+            total = self._held.sums(self._shape, self._rule) if self._rule.holds else self._sum
+            gradient = (total / divisor).astype(np.float32)
             moved = self._optimizer.step(self._items, gradient)
             if not np.isfinite(moved).all():
                 raise ArithmeticError(
@@ -168,6 +207,7 @@ class ScatterMethod:
                     "or set clip_norm"
                 )
             self._items = moved
+            self._limits.settle()
             self._version += 1
             metrics["gradient_norm"] = float(np.linalg.norm(gradient))
             metrics["columns_mean"] = float(self._drawn.sum()) / participants
@@ -195,7 +235,8 @@ class ScatterMethod:
         self._clear()
 
     def state(self) -> State:
-        """``items``, ``sum``, ``drawn``, ``counters`` and the optimizer's, as ``optimizer.*``."""
+        """``items``, ``sum``, ``drawn``, ``counters``, and with their prefixes ``optimizer.*``,
+        ``limits.*`` and the open round's ``held.*``."""
         counters = [self._version, self._round_id, self._participants, self._clipped]
         return {
             "items": self._items.copy(),
@@ -203,28 +244,32 @@ class ScatterMethod:
             "drawn": self._drawn.copy(),
             "counters": np.asarray(counters, dtype=np.int64),
             **{f"optimizer.{name}": array for name, array in self._optimizer.state().items()},
+            **{f"limits.{name}": array for name, array in self._limits.state().items()},
+            **{f"held.{name}": array for name, array in self._held.state().items()},
         }
 
     def restore(self, state: State) -> None:
         """See :class:`~aggregator.methods.method.Method`. The catalogue's length is the state's."""
-        own = {name: array for name, array in state.items() if not name.startswith("optimizer.")}
-        rest = {
-            name.removeprefix("optimizer."): array
-            for name, array in state.items()
-            if name.startswith("optimizer.")
-        }
+        parts = ("optimizer.", "limits.", "held.")
+        own = {name: array for name, array in state.items() if not name.startswith(parts)}
         if set(own) != {"items", "sum", "drawn", "counters"}:
             raise StateError(f"the state holds {sorted(own)}; expected counters, drawn, items, sum")
         items, width = own["items"], self._shape[1]
         if items.ndim != 2 or items.shape[1] != width:
             raise StateError(f"the state's items are {items.shape}; this task has K = {width}")
         shape = (items.shape[0], width)
-        _require(own["items"], "items", np.float32, shape)
-        _require(own["sum"], "sum", np.float64, shape)
-        _require(own["drawn"], "drawn", np.int64, (width,))
-        _require(own["counters"], "counters", np.int64, (4,))
-        optimizer = ServerOptimizer.from_state(self._settings.optimizer, shape, rest)
+        require_array(own["items"], "items", np.float32, shape)
+        require_array(own["sum"], "sum", np.float64, shape)
+        require_array(own["drawn"], "drawn", np.int64, (width,))
+        require_array(own["counters"], "counters", np.int64, (4,))
+        optimizer = ServerOptimizer.from_state(
+            self._settings.optimizer, shape, part("optimizer.", state)
+        )
+        limits = self._limits.continued(part("limits.", state))
+        held = HeldRows.from_state(shape, part("held.", state))
+        require_same_rule(len(held), int(own["counters"][2]), self._rule)
         self._items, self._optimizer = items.copy(), optimizer
+        self._limits, self._held = limits, held
         self._sum, self._drawn = own["sum"].copy(), own["drawn"].copy()
         self._version, self._round_id, self._participants, self._clipped = (
             int(count) for count in own["counters"]
@@ -238,24 +283,20 @@ class ScatterMethod:
         # float64: sums of a hundred thousand float32 updates keep their small ones.
         self._sum = np.zeros(self._shape, dtype=np.float64)
         self._drawn = np.zeros(self._shape[1], dtype=np.int64)
+        self._held = HeldRows()
+        self._limits.begin()
         self._participants = 0
         self._clipped = 0
 
 
 def _check_indices(reason: str, indices: NDArray[Any], bound: int) -> None:
-    if indices.dtype != np.int64 or indices.ndim != 1:
+    if indices.dtype != _INT64 or indices.ndim != 1:
         raise Refused(
             reason, f"expected int64 of one dimension, found {indices.dtype} {indices.shape}"
         )
-    if len(indices) == 0:
+    count = len(indices)
+    if count == 0:
         return
-    if indices[0] < 0 or indices[-1] >= bound or not bool((indices[1:] > indices[:-1]).all()):
+    rises = np.count_nonzero(indices[1:] > indices[:-1])  # half the cost of all()
+    if rises < count - 1 or indices.item(0) < 0 or indices.item(-1) >= bound:
         raise Refused(reason, f"expected increasing numbers from 0 to {bound - 1}")
-
-
-def _require(array: NDArray[Any], name: str, dtype: type, shape: tuple[int, ...]) -> None:
-    if array.dtype != dtype or array.shape != shape:
-        raise StateError(
-            f"the state's {name!r} is {array.dtype} {array.shape}; expected "
-            f"{np.dtype(dtype)} {shape}"
-        )

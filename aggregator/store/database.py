@@ -77,13 +77,10 @@ class Database:
         self._connection.execute("BEGIN IMMEDIATE")
         try:
             yield
-        except BaseException:
-            self._connection.execute("ROLLBACK")
-            raise
-        try:
             self._connection.execute("COMMIT")
         except BaseException:
-            # A commit that failed (a full disk) leaves the transaction open.
+            # A full disk may have rolled back already, or have left the transaction open: rolling
+            # back what is not there would hide the error that says what is wrong.
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
             raise

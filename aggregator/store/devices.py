@@ -73,7 +73,7 @@ class Devices:
         )
         return changed > 0
 
-    def note_counted(self, seen: Iterable[tuple[int, int, bytes]]) -> None:
+    def note_counted(self, seen: Iterable[tuple[int, int | None, bytes]]) -> None:
         """(Unix seconds, width, device id) of devices whose updates were counted."""
         self._database.execute_many(
             "UPDATE devices SET last_counted_unix = ?, last_width = ? WHERE device_id = ?", seen

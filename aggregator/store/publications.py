@@ -3,30 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 from aggregator.store.database import Database
 
-__all__ = ["Part", "Publications"]
-
-Part = Literal["contents", "round"]
+__all__ = ["Publications"]
 
 
 class Publications:
-    """Table ``publications``: messages by topic, and topics that must be cleared."""
+    """Table ``publications``: messages by topic, and topics that must be cleared.
+
+    A part is ``round``, ``contents`` (artifacts and catalogue) or ``attachment.`` and an id: what
+    is replaced together. Parts are sent in the order of their names, the round last.
+    """
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self._replaced: set[str] = set()
 
-    def replace(self, part: Part, messages: Sequence[tuple[str, bytes]]) -> None:
+    def take_replaced(self) -> list[str]:
+        """Topics of the parts replaced since the last call, in order of sending."""
+        replaced, self._replaced = sorted(self._replaced), set()
+        return [topic for part in replaced for topic in self.topics(part)]
+
+    def replace(self, part: str, messages: Sequence[tuple[str, bytes]]) -> None:
         """The messages of a part, in order of sending; what it had before is to be cleared."""
+        self._replaced.add(part)
         self._database.execute("UPDATE publications SET message = NULL WHERE part = ?", (part,))
         self._database.execute_many(
             "INSERT OR REPLACE INTO publications VALUES (?, ?, ?, ?)",
             [(topic, part, place, message) for place, (topic, message) in enumerate(messages)],
         )
 
-    def topics(self, part: Part | None = None) -> list[str]:
+    def topics(self, part: str | None = None) -> list[str]:
         """Topics in order of sending: contents first, since a round's manifest names them."""
         query = "SELECT topic FROM publications WHERE message NOT NULL AND part = coalesce(?, part)"
         rows = self._database.rows(f"{query} ORDER BY part, place", (part,))

@@ -78,7 +78,7 @@ CREATE TABLE checkpoints (
 ) STRICT;
 CREATE TABLE publications (
     topic TEXT PRIMARY KEY,
-    part TEXT NOT NULL,                  -- 'contents' or 'round'
+    part TEXT NOT NULL,                  -- 'attachment.ID', 'contents' or 'round'
     place INTEGER NOT NULL,              -- the order of sending
     message BLOB                         -- NULL: to be cleared from the broker
 ) STRICT;

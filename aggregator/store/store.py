@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from aggregator.store.attachments import AttachmentBooks
 from aggregator.store.checkpoints import Checkpoints
 from aggregator.store.database import Database
 from aggregator.store.devices import Devices
@@ -29,4 +30,5 @@ class Store:
         self.log = UpdateLog(database)
         self.checkpoints = Checkpoints(database)
         self.publications = Publications(database)
+        self.attachments = AttachmentBooks(database)
         self.refusals = RefusalCounts(database)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from aggregator.store.database import Database
 
 __all__ = ["LoggedUpdate", "StoredVerdict", "UpdateLog"]
 
 
-@dataclass(frozen=True, slots=True)
-class LoggedUpdate:
-    """An accepted update. ``seq`` gives the order of commits, which is the order of absorption."""
+class LoggedUpdate(NamedTuple):
+    """An accepted update. ``seq`` gives the order of commits, which is the order of absorption.
+
+    A tuple, as SQLite takes it: a fleet's updates are too many to be written out twice.
+    """
 
     seq: int
     round: int
@@ -21,8 +23,7 @@ class LoggedUpdate:
     body: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class StoredVerdict:
+class StoredVerdict(NamedTuple):
     """What was decided on a body: counted (``reason`` None), or refused."""
 
     generation: int
@@ -43,11 +44,12 @@ class UpdateLog:
         self._database.execute_many(
             "INSERT INTO updates (seq, round, device_id, arrived_seconds, body) "
             "VALUES (?, ?, ?, ?, ?)",
-            [(u.seq, u.round, u.device_id, u.arrived_seconds, u.body) for u in updates],
+            updates,
         )
         self._database.execute_many(
-            "INSERT INTO verdicts VALUES (?, ?, ?, ?, ?)",
-            [(v.generation, v.round, v.device_id, v.body_sha256, v.reason) for v in verdicts],
+            "INSERT INTO verdicts (generation, round, device_id, body_sha256, reason) "
+            "VALUES (?, ?, ?, ?, ?)",
+            verdicts,
         )
 
     def verdict(self, generation: int, round_number: int, device_id: bytes) -> StoredVerdict | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from aggregator.methods.method import Method
 from aggregator.methods.scatter import ScatterMethod, ScatterSettings, initial_items
 from aggregator.round_settings import RoundSettings
 from aggregator.toml_table import TomlTable
+from device_sdk.artifact import Artifact
 from device_sdk.wire.exchange import Update
 from device_sdk.wire.messages import Verdict
 from device_sdk.wire.scatter_body import decode_scatter_update
@@ -76,7 +78,9 @@ class DefectiveMethod(ScatterMethod):
 class DefectiveBinding(ScatterBinding):
     """Builds that method."""
 
-    def build(self, items: int, rng: np.random.Generator) -> Method:
+    def build(
+        self, items: int, rng: np.random.Generator, artifacts: Sequence[Artifact] = ()
+    ) -> Method:
         return DefectiveMethod(initial_items(items, WIDTH, 0.1, rng))
 
 

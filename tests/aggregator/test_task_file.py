@@ -6,11 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from aggregator.bindings.array_binding import ArrayBinding
 from aggregator.errors import TaskError
+from aggregator.methods.fedavg import FedAvgSettings
 from aggregator.task import read_task
 from aggregator.task_template import TASK_TEMPLATE
 
 GOOD = '[task]\ncatalogue = "items.tsv"\n'
+FEDAVG = '[task]\nmethod = "fedavg"\nartifacts = ["shipped:mf"]\n'
 
 
 def write(folder: Path, text: str) -> Path:
@@ -29,7 +32,20 @@ def test_the_template_is_valid_and_states_the_defaults(tmp_path: Path) -> None:
     optional = ("user", "password_file", "ca_file", "certificate_file", "key_file")
     spelt_out = "\n".join(line for line in uncommented if not line.startswith(optional))
     assert read_task(write(tmp_path, spelt_out)) == as_written
-    assert as_written.artifact is not None and as_written.artifact.name == "mf"
+    assert [path.name for path in as_written.artifacts] == ["mf"]
+
+
+def test_a_task_on_arrays_has_no_catalogue_and_its_methods_own_settings(tmp_path: Path) -> None:
+    text = FEDAVG + '[fedavg.training]\nepochs = 3\npersonal = "head"\n'
+    task = read_task(write(tmp_path, text))
+    assert (task.catalogue, len(task.artifacts), task.companions) == (None, 1, ())
+    assert isinstance(task.binding, ArrayBinding)
+    settings = task.binding.settings
+    assert isinstance(settings, FedAvgSettings)
+    assert (settings.training.epochs, settings.training.personal_names) == (3, ("head",))
+    assert (settings.optimizer.name, settings.optimizer.learning_rate) == ("plain", 1.0)
+    single = read_task(write(tmp_path, FEDAVG.replace('s = ["shipped:mf"]', ' = "shipped:mf"')))
+    assert single.artifacts == task.artifacts
 
 
 def test_user_and_password_come_from_files(tmp_path: Path) -> None:
@@ -44,7 +60,17 @@ def test_user_and_password_come_from_files(tmp_path: Path) -> None:
     [
         ("[task]\n", "task.catalogue is missing"),
         ('[task]\ncatalogue = "none.tsv"\n', "task.catalogue names .* does not exist"),
-        (GOOD + 'method = "magic"\n', "task.method is 'magic'; expected one of scatter"),
+        (GOOD + 'method = "magic"\n', "task.method is 'magic'; expected one of .*scatter"),
+        (GOOD + 'artifacts = "shipped:mf"\n', "task.artifacts must be a list of texts"),
+        (GOOD + 'artifact = "a"\nartifacts = ["b"]\n', "task.artifact and task.artifacts"),
+        (GOOD + 'artifacts = ["shipped:mf", "shipped:mf"]\n', "lists 2 artifacts; scatter takes 0"),
+        (GOOD + 'companions = ["shipped:mf"]\n', "task.companions lists 1; expected one for each"),
+        (FEDAVG.replace("s = [", "s = [] # ["), "task.artifacts lists 0 .*; fedavg takes 1"),
+        (FEDAVG + "[fedavg]\nclip_norm = -1\n", "fedavg holds a setting out of range: clip_norm"),
+        (FEDAVG + "[fedavg.training]\nepochs = 0.5\n", "fedavg.training.epochs is 0.5"),
+        (FEDAVG + '[fedavg.training]\nweighting = "x"\n', "fedavg.training.weighting is 'x'"),
+        (FEDAVG + "[fedavg.optimizer]\nmomentum = 1\n", "fedavg.optimizer.momentum is unknown"),
+        (FEDAVG.replace("[task]", '[task]\ncatalogue = "items.tsv"'), "fedavg has no items"),
         (GOOD + 'name = "Films!"\n', "task.name is no name"),
         (GOOD + 'artifact = "shipped:nothing"\n', "task.artifact is 'shipped:nothing'"),
         (GOOD + 'update_codec = "int4"\n', "task.update_codec .* float16, float32, int8"),

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from tests.brokers.mosquitto import free_port, wait_for_port
 
-_PROGRAM = """
+AMQTT_PROGRAM = """
 import asyncio, sys
 from amqtt.broker import Broker
 
@@ -30,7 +30,7 @@ def running_amqtt() -> Iterator[str]:
     """Yields the broker's URL."""
     port = free_port()
     process = subprocess.Popen(
-        [sys.executable, "-c", _PROGRAM, str(port)],
+        [sys.executable, "-c", AMQTT_PROGRAM, str(port)],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )

@@ -39,13 +39,20 @@ class Mosquitto:
     """
 
     def __init__(
-        self, folder: Path, lines: Sequence[str] = ("allow_anonymous true",), port: int = 0
+        self,
+        folder: Path,
+        lines: Sequence[str] = ("allow_anonymous true",),
+        port: int = 0,
+        *,
+        persistence: bool = False,
     ) -> None:
         assert EXECUTABLE is not None
         self.port = port or free_port()
         self._config = folder / f"mosquitto-{self.port}.conf"
         # As root it would change to another user, who cannot read the test's folder.
-        head = [f"listener {self.port} 127.0.0.1", "persistence false", "user root"]
+        head = [f"listener {self.port} 127.0.0.1", "user root"]
+        if not persistence:
+            head.append("persistence false")
         self._config.write_text("\n".join([*head, *lines, ""]))
         self._log = folder / f"mosquitto-{self.port}.log"
         self._process: subprocess.Popen[bytes] | None = None

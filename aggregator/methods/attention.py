@@ -1,0 +1,377 @@
+"""The aggregator's half of attention-based aggregation: it keeps, clusters and hands on models.
+
+Method: FedAMN (papers/fedamn), section 3.1 and algorithm 1; FedAMP (Huang et al. 2021) and, without
+any mixing, FedAvg are settings of it. docs/methods/attention.md has the formulas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aggregator.methods.clustering import ClusterSettings, assign_clusters
+from aggregator.methods.device_models import DeviceModels, HeardModel
+from aggregator.methods.method import Refused, RoundSummary, State, StateError
+from aggregator.methods.mixtures import AggregatorMixer, MixtureSettings
+from aggregator.methods.saved_state import part, require_array
+from device_sdk.artifact.flat_layout import FlatLayout
+from device_sdk.wire.attention_settings import AttentionTraining, layouts_to_text
+from device_sdk.wire.exchange import Attachment, Broadcast, Update
+from device_sdk.wire.sketch import sketches
+
+__all__ = ["AttentionMethod", "AttentionSettings"]
+
+Floats = NDArray[np.float32]
+_LARGEST_VALUE = 6e4
+_MOST_SAMPLES = 1 << 40
+_METADATA = {"samples", "width", "mixture", "loss"}
+_INCOMING = "incoming."
+_TINY = np.float32(1e-12)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSettings:
+    """Settings of an attention task.
+
+    Attributes:
+        training: what the broadcast tells the devices.
+        clusters: how devices are grouped.
+        mixture: how the aggregator mixes for devices that do not.
+        keep_rounds: a device's last model takes part for so many rounds after it came.
+        half: vectors and mixtures are handed on as float16.
+        rate_decay: the devices' learning rate falls by this factor a round; personal models are
+            used as they are after the last steps, which should be quiet ones.
+
+    Raises ValueError, naming the setting, for a value outside its range.
+    """
+
+    training: AttentionTraining = field(default_factory=AttentionTraining)
+    clusters: ClusterSettings = field(default_factory=ClusterSettings)
+    mixture: MixtureSettings = field(default_factory=MixtureSettings)
+    keep_rounds: int = 10
+    half: bool = True
+    rate_decay: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.keep_rounds, int) or self.keep_rounds < 1:
+            raise ValueError(f"keep_rounds is {self.keep_rounds!r}; expected an integer, 1 or more")
+        if not 0 < self.rate_decay <= 1:
+            raise ValueError(f"rate_decay is {self.rate_decay}; expected above 0, at most 1")
+        if self.mixture.rule == "fedamp" and not self.training.aggregator_mixes:
+            raise ValueError("the rule 'fedamp' needs training with aggregator_mixes=True")
+
+
+class AttentionMethod:
+    """Keeps each device's last model; see :class:`~aggregator.methods.method.Method` for the calls.
+
+    Args:
+        initial: the global model to start from, float32 [p] of the widest layout.
+        layouts: the models' layouts, the narrowest first; each lies within the next.
+        settings: of the task.
+
+    Memory is that of one vector for each device heard of in the last ``keep_rounds`` rounds: whom
+    a device will listen to is not known when another's update arrives. Raises ValueError where the
+    layouts do not nest, ``initial`` does not fit, or not even one neighbour fits the byte cap.
+    """
+
+    def __init__(
+        self,
+        initial: Floats,
+        layouts: Sequence[FlatLayout],
+        settings: AttentionSettings | None = None,
+    ) -> None:
+        if not layouts:
+            raise ValueError("a task needs at least one layout")
+        self._layouts = tuple(layouts)
+        self._settings = settings if settings is not None else AttentionSettings()
+        for inner, outer in zip(self._layouts[:-1], self._layouts[1:], strict=True):
+            inner.places_in(outer)
+        self._places = tuple(one.places_in(self._widest) for one in self._layouts)
+        if initial.dtype != np.float32 or initial.shape != (self._widest.size,):
+            raise ValueError(
+                f"initial is {initial.dtype} {initial.shape}; expected float32 "
+                f"[{self._widest.size}], the widest model's parameters"
+            )
+        if not np.isfinite(initial).all():
+            raise ValueError("initial holds values that are not finite")
+        self._global = initial.copy()
+        self._models = DeviceModels.of([], self._widest.size)
+        self._incoming: dict[str, HeardModel] = {}
+        self._clusters = np.empty(0, dtype=np.int64)
+        self._losses = np.zeros(2)
+        self._version = 0
+        self._round_id = 0
+        if self._most_members(0) < 2:
+            raise ValueError(
+                f"most_bytes is {self._settings.clusters.most_bytes}, too little for the global "
+                f"model and one neighbour's ({self._vector_bytes * 2} and more)"
+            )
+
+    @property
+    def version(self) -> int:
+        """The number of rounds that changed something."""
+        return self._version
+
+    @property
+    def shared(self) -> Floats:
+        """w_g, float32 [p] of the widest layout: a copy."""
+        return self._global.copy()
+
+    @property
+    def clusters(self) -> dict[str, int]:
+        """Each known device's cluster."""
+        return dict(zip(self._models.senders, self._clusters.tolist(), strict=True))
+
+    def open_round(self, round_id: int) -> Broadcast:
+        """The broadcast holds ``global`` [p], and for the n known devices ``senders`` uint8
+        [n, 16], ``sketches`` [n, g, d], ``widths`` uint8 [n], ``clusters`` int32 [n] and ``scales``
+        [clusters, g].
+
+        After the warm-up each device's vector is attached for its cluster's cohort, and a mixture
+        for each device that does not mix by itself, for that device alone.
+        """
+        if round_id <= self._round_id:
+            raise ValueError(f"round {round_id} does not follow round {self._round_id}")
+        self._round_id = round_id
+        self._clear()
+        told, models = self._settings.training, self._models
+        # Never quite 0, which no device would take.
+        rate = max(1e-9, told.learning_rate * self._settings.rate_decay ** (round_id - 1))
+        told = replace(told, learning_rate=rate)
+        sketched, scales = self._sketches()
+        attachments: dict[str, Attachment] = {}
+        cohorts: dict[str, tuple[str, ...]] = {}
+        if told.mix and round_id > told.warm_up_rounds:
+            attachments, cohorts = self._attachments(sketched)
+        return Broadcast(
+            round_id=round_id,
+            version=self._version,
+            tensors={
+                "global": self._global.copy(),
+                "senders": models.sender_bytes,
+                "sketches": sketched,
+                "widths": models.widths.astype(np.uint8),
+                "clusters": self._clusters.astype(np.int32),
+                "scales": scales,
+            },
+            settings={**told.as_scalars(), "layouts": layouts_to_text(self._layouts)},
+            attachments=attachments,
+            cohorts=cohorts,
+        )
+
+    def check(self, update: Update) -> None:
+        """Refuses with reason ``bad-round``, ``no-sender``, ``repeated``, ``bad-tensors``,
+        ``bad-metadata`` or ``bad-values``."""
+        if update.round_id != self._round_id or self._round_id == 0:
+            raise Refused(
+                "bad-round", f"the update is for round {update.round_id}, not {self._round_id}"
+            )
+        if not update.sender:
+            raise Refused("no-sender", "attention must know whose model it is")
+        if update.sender in self._incoming:
+            raise Refused("repeated", "this device's model of the round is here already")
+        if set(update.tensors) != {"vector"}:
+            raise Refused("bad-tensors", "expected exactly the tensor vector")
+        width = _check_metadata(update, len(self._layouts))
+        vector, size = update.tensors["vector"], self._layouts[width].size
+        if vector.dtype != np.float32 or vector.shape != (size,):
+            raise Refused(
+                "bad-values",
+                f"vector is {vector.dtype} {vector.shape}; expected float32 [{size}]",
+            )
+        # NaN fails the comparison too.
+        if not float(np.abs(vector).max()) <= _LARGEST_VALUE:
+            raise Refused("bad-values", "a value is not finite or is absurdly large")
+
+    def absorb(self, update: Update) -> None:
+        """Keeps the model; ``update`` must have passed ``check``."""
+        width = int(update.metadata["width"])
+        whole = np.zeros(self._widest.size, dtype=np.float32)
+        whole[self._places[width]] = update.tensors["vector"]
+        self._incoming[update.sender] = HeardModel(
+            update.sender,
+            whole,
+            width=width,
+            samples=int(update.metadata["samples"]),
+            round_id=self._round_id,
+            asks=bool(update.metadata["mixture"]),
+        )
+        self._losses += (float(update.metadata["loss"]), 1)
+
+    def close_round(self) -> RoundSummary:
+        """Metrics: mean ``loss``, ``known`` devices, ``clusters``, the ``largest``, and how many
+        known devices ``moved`` to another."""
+        came = DeviceModels.of(list(self._incoming.values()), self._widest.size)
+        metrics: dict[str, float] = {}
+        if len(came):
+            self._global = self._average(came)
+            before = self.clusters
+            self._models = self._models.updated(came).younger_than(
+                self._round_id - self._settings.keep_rounds
+            )
+            previous = [before.get(name, -1) for name in self._models.senders]
+            self._clusters = self._cluster(np.asarray(previous, dtype=np.int64))
+            sizes = np.bincount(self._clusters)
+            moved = sum(
+                old not in (-1, new) for old, new in zip(previous, self._clusters, strict=True)
+            )
+            metrics = {
+                "loss": float(self._losses[0] / self._losses[1]),
+                "known": float(len(self._models)),
+                "clusters": float(len(sizes)),
+                "largest": float(sizes.max()),
+                "moved": float(moved),
+            }
+            self._version += 1
+        self._clear()
+        return RoundSummary(self._round_id, self._version, len(came), metrics)
+
+    def state(self) -> State:
+        """``global``, ``clusters``, ``losses``, ``counters``, the known models as ``models.*`` and
+        those of the open round as ``incoming.*``."""
+        incoming = DeviceModels.of(list(self._incoming.values()), self._widest.size)
+        return {
+            "global": self._global.copy(),
+            "clusters": self._clusters.copy(),
+            "losses": self._losses.copy().view(np.int64),
+            "counters": np.asarray([self._version, self._round_id], dtype=np.int64),
+            **{f"models.{name}": array for name, array in self._models.state().items()},
+            **{_INCOMING + name: array for name, array in incoming.state().items()},
+        }
+
+    def restore(self, state: State) -> None:
+        """See :class:`~aggregator.methods.method.Method`."""
+        own = {name: array for name, array in state.items() if "." not in name}
+        if set(own) != {"global", "clusters", "losses", "counters"}:
+            raise StateError(
+                f"the state holds {sorted(own)}; expected clusters, counters, global, losses"
+            )
+        size = self._widest.size
+        models = DeviceModels.from_state(part("models.", state), size, len(self._layouts))
+        incoming = DeviceModels.from_state(part(_INCOMING, state), size, len(self._layouts))
+        require_array(own["global"], "global", np.float32, (size,))
+        require_array(own["clusters"], "clusters", np.int64, (len(models),))
+        require_array(own["losses"], "losses", np.int64, (2,))
+        require_array(own["counters"], "counters", np.int64, (2,))
+        if len(models) and own["clusters"].min() < 0:
+            raise StateError("the state's 'clusters' are negative")
+        self._global, self._clusters = own["global"].copy(), own["clusters"].copy()
+        self._losses = own["losses"].copy().view(np.float64)
+        self._models = models
+        self._incoming = {model.sender: model for model in incoming.each()}
+        self._version, self._round_id = (int(count) for count in own["counters"])
+
+    # -- inside ------------------------------------------------------------------------------------
+
+    @property
+    def _widest(self) -> FlatLayout:
+        return self._layouts[-1]
+
+    @property
+    def _vector_bytes(self) -> int:
+        return self._widest.size * (2 if self._settings.half else 4)
+
+    def _clear(self) -> None:
+        self._incoming.clear()
+        self._losses = np.zeros(2)
+
+    def _average(self, came: DeviceModels) -> Floats:
+        """FedAvg over the devices whose models have the number; what none has stays."""
+        total = np.zeros(self._widest.size, dtype=np.float64)
+        weight = np.zeros(self._widest.size, dtype=np.float64)
+        for vector, width, samples in zip(came.vectors, came.widths, came.samples, strict=True):
+            places = self._places[width]
+            total[places] += float(samples) * vector[places]
+            weight[places] += float(samples)
+        known = weight > 0
+        return np.where(known, total / np.where(known, weight, 1.0), self._global).astype(
+            np.float32
+        )
+
+    def _raw_sketches(self) -> Floats:
+        """P (w_j - w_g), float32 [n, g, d], over the block that all widths have."""
+        common = self._places[0]
+        gaps = self._models.vectors[:, common] - self._global[common]
+        told = self._settings.training
+        return sketches(gaps, self._layouts[0], told.sketch_seed, told.sketch_rows)
+
+    def _sketches(self) -> tuple[Floats, Floats]:
+        """The sketches in units of their cluster's RMS length, and that length [clusters, g]."""
+        raw = self._raw_sketches()
+        count = int(self._clusters.max()) + 1 if len(self._clusters) else 0
+        scales = np.ones((count, len(self._widest.groups)), dtype=np.float32)
+        for cluster in range(count):
+            squared = (raw[self._clusters == cluster] ** 2).sum(axis=2)
+            scales[cluster] = np.sqrt(squared.mean(axis=0))
+        scaled = raw / np.maximum(scales, _TINY)[self._clusters][:, :, None]
+        return scaled.astype(np.float32), scales
+
+    def _most_members(self, known: int) -> int:
+        """How many devices may be in a cluster under the byte cap; all without one."""
+        cap = self._settings.clusters.most_bytes
+        if cap == 0:
+            return max(known, 2)
+        told = self._settings.training
+        about_each = 16 + 1 + 4 + 2 * told.sketch_rows * len(self._widest.groups)
+        left = cap - self._vector_bytes - known * about_each
+        return max(1, 1 + left // self._vector_bytes)
+
+    def _cluster(self, previous: NDArray[np.int64]) -> NDArray[np.int64]:
+        raw = self._raw_sketches().astype(np.float64)
+        # Each group counts the same, however many parameters it has.
+        lengths = np.sqrt((raw**2).sum(axis=2).mean(axis=0))
+        points = (raw / np.maximum(lengths, 1e-12)[None, :, None]).reshape(len(raw), -1)
+        most = self._most_members(len(raw))
+        return assign_clusters(points, previous, most, self._settings.clusters)
+
+    def _attachments(
+        self, sketched: Floats
+    ) -> tuple[dict[str, Attachment], dict[str, tuple[str, ...]]]:
+        models, told = self._models, self._settings.training
+        mixer = AggregatorMixer(
+            models, self._layouts, self._global, sketched, self._settings.mixture
+        )
+        attachments: dict[str, Attachment] = {}
+        cohorts: dict[str, tuple[str, ...]] = {}
+        for cluster in range(int(self._clusters.max()) + 1 if len(models) else 0):
+            rows = np.flatnonzero(self._clusters == cluster)
+            cohorts[f"cluster.{cluster}"] = tuple(models.senders[row] for row in rows)
+            fetchers = [r for r in rows if not (told.aggregator_mixes or models.asks[r])]
+            for row in rows if fetchers and told.layers != "second" else ():
+                vector = models.vectors[row][self._places[models.widths[row]]]
+                attachments[f"vector.{models.senders[row]}"] = Attachment(
+                    {"vector": self._packed(vector)}, f"cluster.{cluster}"
+                )
+            for row in sorted(set(rows) - set(fetchers)):
+                name = models.senders[row]
+                cohorts[f"device.{name}"] = (name,)
+                attachments[f"mixture.{name}"] = Attachment(
+                    {"mixture": self._packed(mixer.mixture(int(row), rows))},
+                    f"device.{name}",
+                )
+        return attachments, cohorts
+
+    def _packed(self, vector: Floats) -> NDArray[Any]:
+        return vector.astype(np.float16 if self._settings.half else np.float32)
+
+
+def _check_metadata(update: Update, widths: int) -> int:
+    """The update's width; raises Refused."""
+    found = update.metadata
+    if set(found) != _METADATA:
+        raise Refused("bad-metadata", f"expected exactly {', '.join(sorted(_METADATA))}")
+    for name, most in (("samples", _MOST_SAMPLES), ("width", widths - 1)):
+        value = found[name]
+        least = 1 if name == "samples" else 0
+        if type(value) is not int or not least <= value <= most:
+            raise Refused("bad-metadata", f"{name} must be an integer from {least} to {most}")
+    if not isinstance(found["mixture"], bool):
+        raise Refused("bad-metadata", "mixture must be true or false")
+    loss = found["loss"]
+    if isinstance(loss, bool) or not isinstance(loss, (int, float)) or not abs(loss) <= 1e12:
+        raise Refused("bad-metadata", "loss must be a finite number")
+    return int(found["width"])

@@ -1,0 +1,301 @@
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from aggregator.methods.attention import AttentionMethod, AttentionSettings
+from aggregator.methods.clustering import ClusterSettings
+from aggregator.methods.method import Refused, StateError
+from aggregator.methods.mixtures import MixtureSettings, amp_weights, sketch_weights
+from device_sdk.artifact.flat_layout import flat_layout
+from device_sdk.wire.attention_settings import AttentionTraining
+from device_sdk.wire.exchange import Update
+
+NARROW = flat_layout({"a.weight": (2, 3), "a.bias": (2,), "b.weight": (4, 2)})
+WIDE = flat_layout({"a.weight": (5, 3), "a.bias": (5,), "b.weight": (4, 5)})
+TOLD = AttentionTraining(warm_up_rounds=1, sketch_rows=8)
+SETTINGS = AttentionSettings(training=TOLD, half=False)
+
+
+def name(index: int) -> str:
+    return f"{index + 1:032x}"
+
+
+def vector(seed: int, size: int = NARROW.size) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(size).astype(np.float32)
+
+
+def method(settings: AttentionSettings = SETTINGS, **changes: object) -> AttentionMethod:
+    chosen = replace(settings, **changes)  # type: ignore[arg-type]
+    return AttentionMethod(np.zeros(NARROW.size, np.float32), [NARROW], chosen)
+
+
+def update(round_id: int, index: int, values: np.ndarray, **told: object) -> Update:
+    metadata = {"samples": 10, "width": 0, "mixture": False, "loss": 1.5, **told}
+    return Update(round_id, {"vector": values}, metadata, sender=name(index))  # type: ignore[arg-type]
+
+
+def run_round(one: AttentionMethod, round_id: int, *updates: Update) -> None:
+    one.open_round(round_id)
+    for each in updates:
+        one.check(each)
+        one.absorb(each)
+    one.close_round()
+
+
+def test_the_global_model_is_the_mean_weighted_by_samples() -> None:
+    one = method()
+    run_round(one, 1, update(1, 0, vector(0), samples=30), update(1, 1, vector(1), samples=10))
+    np.testing.assert_allclose(one.shared, 0.75 * vector(0) + 0.25 * vector(1), rtol=1e-6)
+
+
+def test_widths_overlap_on_the_common_block() -> None:
+    start = vector(9, WIDE.size)
+    one = AttentionMethod(start, [NARROW, WIDE], SETTINGS)
+    narrow, wide = vector(0), vector(1, WIDE.size)
+    run_round(one, 1, update(1, 0, narrow), update(1, 1, wide, width=1))
+    places = NARROW.places_in(WIDE)
+    expected = wide.copy()
+    expected[places] = (narrow + wide[places]) / 2
+    np.testing.assert_allclose(one.shared, expected, rtol=1e-6)
+    run_round(one, 2, update(2, 0, narrow))
+    kept = np.setdiff1d(np.arange(WIDE.size), places)
+    np.testing.assert_allclose(one.shared[kept], wide[kept], rtol=1e-6)
+    np.testing.assert_allclose(one.shared[places], narrow, rtol=1e-6)
+
+
+def test_vectors_go_to_their_cluster_alone() -> None:
+    sketches = 4 * (16 + 1 + 4 + 2 * TOLD.sketch_rows * 2)
+    cap = ClusterSettings(most_bytes=4 * NARROW.size * 2 + sketches)
+    one = method(clusters=cap)
+    far = np.float32(10)
+    near = [vector(i) * np.float32(0.01) for i in range(4)]
+    run_round(one, 1, *(update(1, i, near[i] + (far if i % 2 else -far)) for i in range(4)))
+    opened = one.open_round(2)
+    clusters = one.clusters
+    assert clusters[name(0)] == clusters[name(2)] != clusters[name(1)] == clusters[name(3)]
+    for index in range(4):
+        attachment = opened.attachments[f"vector.{name(index)}"]
+        assert name(index) in opened.cohorts[attachment.cohort]
+        assert name((index + 1) % 4) not in opened.cohorts[attachment.cohort]
+        np.testing.assert_array_equal(
+            attachment.tensors["vector"], near[index] + (far if index % 2 else -far)
+        )
+
+
+def test_nothing_is_attached_before_the_warm_up_ends() -> None:
+    one = method(training=replace(TOLD, warm_up_rounds=2))
+    run_round(one, 1, update(1, 0, vector(0)), update(1, 1, vector(1)))
+    assert not one.open_round(2).attachments
+    one.close_round()
+    assert len(one.open_round(3).attachments) == 2
+
+
+def test_the_learning_rate_falls() -> None:
+    one = method(rate_decay=0.5)
+    rates = [one.open_round(round_id).settings["learning_rate"] for round_id in (1, 2, 4, 5000)]
+    np.testing.assert_allclose(rates, [0.1, 0.05, 0.0125, 1e-9])
+    with pytest.raises(ValueError, match="rate_decay"):
+        AttentionSettings(rate_decay=0.0)
+
+
+def test_sketches_come_in_units_of_their_cluster() -> None:
+    one = method()
+    run_round(one, 1, *(update(1, i, vector(i)) for i in range(5)))
+    opened = one.open_round(2)
+    squared = (opened.tensors["sketches"] ** 2).sum(axis=2).mean(axis=0)
+    np.testing.assert_allclose(squared, 1.0, rtol=1e-5)
+    assert opened.tensors["scales"].shape == (1, 2)
+
+
+def test_models_that_are_too_old_take_part_no_more() -> None:
+    one = method(keep_rounds=2)
+    run_round(one, 1, update(1, 0, vector(0)), update(1, 1, vector(1)))
+    run_round(one, 2, update(2, 1, vector(2)))
+    assert set(one.clusters) == {name(0), name(1)}
+    run_round(one, 3, update(3, 1, vector(3)))
+    assert set(one.clusters) == {name(1)}
+
+
+def test_a_mixture_is_made_for_whoever_asks_and_for_nobody_else() -> None:
+    one = method()
+    updates = [update(1, i, vector(i), mixture=i == 0) for i in range(4)]
+    run_round(one, 1, *updates)
+    opened = one.open_round(2)
+    mixture = opened.attachments[f"mixture.{name(0)}"]
+    assert opened.cohorts[mixture.cohort] == (name(0),)
+    assert f"mixture.{name(1)}" not in opened.attachments
+    sketched = opened.tensors["sketches"]
+    first, second = sketch_weights(sketched[0], sketched[1:], SETTINGS.mixture.sharpness)
+    expected = np.empty(NARROW.size)
+    for group, (start, end) in enumerate(NARROW.spans):
+        peers = sum(first[group, j] * vector(j + 1)[start:end] for j in range(3))
+        expected[start:end] = second[group, 0] * peers + second[group, 1] * one.shared[start:end]
+    np.testing.assert_allclose(mixture.tensors["mixture"], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_mixture_over_widths_keeps_what_the_neighbour_lacks() -> None:
+    told = replace(TOLD, aggregator_mixes=True)
+    settings = AttentionSettings(
+        training=told, mixture=MixtureSettings(rule="fedamp", amp_rate=10.0), half=False
+    )
+    one = AttentionMethod(np.zeros(WIDE.size, np.float32), [NARROW, WIDE], settings)
+    narrow, wide = vector(0), vector(1, WIDE.size)
+    run_round(one, 1, update(1, 0, narrow), update(1, 1, wide, width=1))
+    opened = one.open_round(2)
+    places = NARROW.places_in(WIDE)
+    expected = wide.copy()
+    expected[places] = narrow
+    found = opened.attachments[f"mixture.{name(1)}"].tensors["mixture"]
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    found = opened.attachments[f"mixture.{name(0)}"].tensors["mixture"]
+    np.testing.assert_allclose(found, wide[places], rtol=1e-5)
+
+
+def test_sketch_weights_prefer_the_alike() -> None:
+    query = np.zeros((1, 8))
+    query[0, 0] = 1.0
+    peers = np.stack([query, -query, np.zeros_like(query)])
+    first, second = sketch_weights(query, peers, 4.0)
+    assert first[0].argmax() == 0
+    assert first[0].argmin() == 1
+    assert second[0, 0] > 0.9
+
+
+def test_amp_weights_fall_with_distance_and_never_exceed_one() -> None:
+    settings = MixtureSettings(rule="fedamp", amp_rate=0.3, amp_sigma=1.0)
+    weights = amp_weights(np.array([0.0, 1.0, 4.0]), settings, 1.0)
+    np.testing.assert_allclose(weights, 0.3 * np.exp([-0.0, -1.0, -4.0]))
+    assert amp_weights(np.zeros(9), settings, 1.0).sum() == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("reason", "changed"),
+    [
+        ("bad-round", {"round_id": 2}),
+        ("no-sender", {"sender": ""}),
+        ("bad-tensors", {"tensors": {}}),
+        ("bad-tensors", {"tensors": {"vector": vector(0), "more": vector(0)}}),
+        ("bad-values", {"tensors": {"vector": vector(0)[:-1]}}),
+        ("bad-values", {"tensors": {"vector": vector(0).astype(np.float16)}}),
+        ("bad-values", {"tensors": {"vector": np.full(NARROW.size, np.nan, np.float32)}}),
+        ("bad-values", {"tensors": {"vector": np.full(NARROW.size, 1e9, np.float32)}}),
+        ("bad-metadata", {"metadata": {}}),
+    ],
+)
+def test_bad_updates_are_refused(reason: str, changed: dict[str, object]) -> None:
+    one = method()
+    one.open_round(1)
+    with pytest.raises(Refused) as caught:
+        one.check(replace(update(1, 0, vector(0)), **changed))  # type: ignore[arg-type]
+    assert caught.value.reason == reason
+
+
+@pytest.mark.parametrize(
+    "told",
+    [{"samples": 0}, {"samples": 1.0}, {"samples": True}, {"width": 1}, {"mixture": 1},
+     {"loss": "low"}, {"loss": 1e13}, {"more": 1}],
+)  # fmt: skip
+def test_bad_metadata_is_refused(told: dict[str, object]) -> None:
+    one = method()
+    one.open_round(1)
+    with pytest.raises(Refused, match=r"must|exactly"):
+        one.check(update(1, 0, vector(0), **told))
+
+
+def test_a_device_counts_once_a_round() -> None:
+    one = method()
+    one.open_round(1)
+    one.absorb(update(1, 0, vector(0)))
+    with pytest.raises(Refused) as caught:
+        one.check(update(1, 0, vector(1)))
+    assert caught.value.reason == "repeated"
+
+
+arrays = hnp.arrays(
+    st.sampled_from([np.float32, np.float16, np.int64]), hnp.array_shapes(max_dims=3, max_side=20)
+)
+scalars = st.one_of(st.integers(), st.booleans(), st.floats(allow_nan=False, allow_infinity=False))
+
+
+@given(
+    st.dictionaries(st.sampled_from(["vector", "v"]), arrays, max_size=2),
+    st.dictionaries(
+        st.sampled_from(["samples", "width", "mixture", "loss", "x"]), scalars, max_size=5
+    ),
+)
+def test_check_raises_refused_or_nothing(
+    tensors: dict[str, np.ndarray], metadata: dict[str, object]
+) -> None:
+    one = method()
+    one.open_round(1)
+    before = one.state()
+    with contextlib.suppress(Refused):
+        one.check(Update(1, tensors, metadata, sender=name(0)))  # type: ignore[arg-type]
+    for key, array in one.state().items():
+        np.testing.assert_array_equal(array, before[key])
+
+
+def test_a_restored_method_goes_on_bit_for_bit() -> None:
+    one, other = method(), method()
+    run_round(one, 1, *(update(1, i, vector(i)) for i in range(3)))
+    one.open_round(2)
+    one.absorb(update(2, 1, vector(7)))
+    other.restore(one.state())
+    for each in (one, other):
+        late = update(2, 3, vector(8), samples=4)
+        each.check(late)
+        each.absorb(late)
+        each.close_round()
+    for key, array in one.state().items():
+        np.testing.assert_array_equal(array, other.state()[key])
+    one_open, other_open = one.open_round(3), other.open_round(3)
+    assert set(one_open.attachments) == set(other_open.attachments)
+    np.testing.assert_array_equal(one_open.tensors["sketches"], other_open.tensors["sketches"])
+
+
+@pytest.mark.parametrize("key", ["global", "models.vectors", "incoming.widths", "counters"])
+def test_a_state_that_does_not_fit_changes_nothing(key: str) -> None:
+    one = method()
+    run_round(one, 1, update(1, 0, vector(0)))
+    good = dict(one.state())
+    bad = {**good, key: np.zeros((3, 3), np.float32)}
+    with pytest.raises(StateError):
+        one.restore(bad)
+    with pytest.raises(StateError):
+        one.restore({k: v for k, v in good.items() if k != key})
+    for name_, array in one.state().items():
+        np.testing.assert_array_equal(array, good[name_])
+
+
+def test_a_given_up_round_is_forgotten() -> None:
+    one = method()
+    one.open_round(1)
+    one.absorb(update(1, 0, vector(0)))
+    one.open_round(2)
+    summary = one.close_round()
+    assert (summary.version, summary.participants) == (0, 0)
+    np.testing.assert_array_equal(one.shared, 0)
+
+
+def test_tasks_that_cannot_work_are_refused() -> None:
+    with pytest.raises(ValueError, match="most_bytes"):
+        method(clusters=ClusterSettings(most_bytes=NARROW.size * 4))
+    with pytest.raises(ValueError, match="lie within"):
+        AttentionMethod(vector(0), [WIDE, NARROW], SETTINGS)
+    with pytest.raises(ValueError, match="widest"):
+        AttentionMethod(vector(0), [NARROW, WIDE], SETTINGS)
+    with pytest.raises(ValueError, match="aggregator_mixes"):
+        AttentionSettings(mixture=MixtureSettings(rule="fedamp"))
+    with pytest.raises(ValueError, match="keep_rounds"):
+        AttentionSettings(keep_rounds=0)
+    with pytest.raises(ValueError, match="does not follow"):
+        one = method()
+        one.open_round(1)
+        one.open_round(1)

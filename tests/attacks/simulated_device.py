@@ -1,0 +1,128 @@
+"""A device on a simulated broker: the product's participant and home, and no thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from device_sdk.home.home import Home
+from device_sdk.home.round_store import Participation
+from device_sdk.rounds.actions import Publish, Subscribe, Unsubscribe
+from device_sdk.rounds.job import TrainedRound, TrainingJob
+from device_sdk.rounds.pace import Pace
+from device_sdk.rounds.participant import Participant
+from tests.attacks.simulated_broker import Parcel, SimulatedBroker
+from tests.faults.known import WIDTH, known_body
+
+__all__ = ["SimulatedDevice"]
+
+
+class SimulatedDevice:
+    """Device ``place``; what it sends in a round is ``body(place, generation, round)``."""
+
+    def __init__(
+        self,
+        folder: Path,
+        place: int,
+        broker: SimulatedBroker,
+        clock: Callable[[], float],
+        pace: Pace,
+        body: Callable[[int, int, int], bytes] = known_body,
+    ) -> None:
+        self.folder = folder
+        self.place = place
+        self.name = f"device-{place}"
+        self.body = body
+        self.jobs = 0
+        """Rounds trained, those whose result was never committed included."""
+        self._broker = broker
+        self._clock = clock
+        self._pace = pace
+        self._lives = 0
+        self.connected = False
+        self.start()
+
+    def start(self) -> None:
+        """The process starts, and connects."""
+        self.home = Home(self.folder)
+        membership = self.home.membership.load()
+        assert membership is not None
+        self.grant = membership.grant
+        self._lives += 1
+        self.participant = Participant(
+            self.home,
+            membership,
+            artifacts={bytes(32): self.folder},
+            pace=self._pace,
+            clock=self._clock,
+            rng=np.random.default_rng([self.place, self._lives]),
+        )
+        self._filters: set[str] = set()
+        self.alive = True
+        self.participant.start()
+        self.set_connected(True)
+
+    def kill(self) -> None:
+        """The process dies; what it had committed is all that stays."""
+        self.home.close()
+        self._broker.forget(self.name)
+        self.alive = self.connected = False
+
+    def set_connected(self, value: bool) -> None:
+        """The broker's connection comes or goes."""
+        self.connected = value
+        self._broker.forget(self.name)
+        if value:
+            for each in self._filters:
+                self._broker.subscribe(self.name, each)
+        self.participant.connected(value)
+
+    def deliver(self, parcel: Parcel) -> None:
+        """A publication comes."""
+        if self.alive and self.connected:
+            self.participant.message(parcel.topic, parcel.payload, retained=parcel.retained)
+
+    def turn(self) -> bool:
+        """Do what is due; whether there was anything."""
+        if not self.alive:
+            return False
+        self.participant.tick()
+        busy = False
+        for action in self.participant.actions.drain():
+            busy = True
+            match action:
+                case Publish(topic, payload):
+                    if self.connected:
+                        self._broker.publish(topic, payload)
+                case Subscribe(topic_filter):
+                    self._filters.add(topic_filter)
+                    if self.connected:
+                        self._broker.subscribe(self.name, topic_filter)
+                case Unsubscribe(topic_filter):
+                    self._filters.discard(topic_filter)
+                    self._broker.unsubscribe(self.name, topic_filter)
+        job = self.participant.take_job()
+        if job is not None:
+            busy = True
+            self.jobs += 1
+            self.participant.trained(job, self._train(job))
+        return busy
+
+    def next_seconds(self) -> float:
+        """When :meth:`turn` has something to do."""
+        return self.participant.next_seconds() if self.alive else float("inf")
+
+    def part(self, number: int) -> Participation | None:
+        """How a round of the newest generation ended here."""
+        found = [
+            part
+            for part in self.home.rounds._participations("ORDER BY number DESC")
+            if part.round == number
+        ]
+        return found[0] if found else None
+
+    def _train(self, job: TrainingJob) -> TrainedRound:
+        body = self.body(self.place, job.manifest.generation, job.manifest.round)
+        return TrainedRound(3, body, {"users": np.zeros((1, WIDTH), np.float32)}, None, 0.01)

@@ -1,0 +1,98 @@
+"""Somebody is away for long, and comes back: everything goes on without help."""
+
+from __future__ import annotations
+
+from device_sdk.rounds.pace import Pace
+from tests.attacks.conftest import MakeStage
+from tests.attacks.stage import ROUND_SECONDS, Stage
+
+_DAY = 86_400.0
+_ROUND = "quorum = 2\nwait_for_devices = 3\ndeadline_seconds = 60\npause_seconds = 5"
+_SLOW = "quorum = 2\nwait_for_devices = 3\ndeadline_seconds = 14400\npause_seconds = 14400"
+
+
+def _next_versions(stage: Stage, count: int, seconds: float = 1200.0) -> None:
+    version = stage.parts.aggregation.version
+    stage.run_until(lambda: stage.parts.aggregation.version >= version + count, seconds)
+
+
+def _broker_away(stage: Stage, seconds: float) -> None:
+    stage.link.disconnect()
+    for device in stage.devices:
+        device.set_connected(False)
+    stage.broker.restart()
+    stage.run(seconds)
+    stage.link.connect()
+    for device in stage.devices:
+        device.set_connected(True)
+
+
+def test_the_broker_away_for_the_length_of_three_rounds(make_stage: MakeStage) -> None:
+    stage = make_stage(round_lines=_ROUND)
+    _next_versions(stage, 2)
+    counted = stage.parts.ingest.counted
+    _broker_away(stage, 3 * ROUND_SECONDS)
+    assert stage.parts.ingest.counted == counted
+    before = stage.now_seconds
+    _next_versions(stage, 2)
+    assert stage.now_seconds - before < 3 * ROUND_SECONDS
+
+
+def test_the_aggregator_away_for_a_day(make_stage: MakeStage) -> None:
+    stage = make_stage(round_lines=_ROUND)
+    _next_versions(stage, 2)
+    stage.kill_aggregator()
+    stage.run(_DAY)
+    stage.start_aggregator()
+    _next_versions(stage, 3)
+    assert [stage.parts.store.rounds.latest()[0].expected] == [3]
+
+
+def test_the_aggregator_asks_little_of_the_network_while_it_is_away(
+    make_stage: MakeStage,
+) -> None:
+    stage = make_stage(round_lines=_ROUND)
+    _next_versions(stage, 1)
+    stage.kill_aggregator()
+    seen = len(stage.broker.seen)
+    stage.run(_DAY)
+    messages = len(stage.broker.seen) - seen
+    # An update with growing waits of up to ten minutes, an open in the same way: full jitter.
+    assert messages / 3 < 2 * _DAY / 300
+
+
+def test_a_device_back_after_a_week(make_stage: MakeStage) -> None:
+    stage = make_stage(round_lines=_SLOW, pace=Pace(most_seconds=3600.0))
+    stage.idle_seconds = 1800.0
+    _next_versions(stage, 1, 2 * _DAY)
+    device = stage.devices[0]
+    device.set_connected(False)
+    waiting = device.home.rounds.outbox_size()
+    # Others go on: 28 rounds or so.
+    stage.run(7 * _DAY)
+    assert stage.parts.aggregation.version >= 10
+    device.set_connected(True)
+    number = stage.parts.store.rounds.latest()[0].round
+    stage.run_until(
+        lambda: any(stage.verdict(0, n) == "counted" for n in range(number, number + 3)), _DAY
+    )
+    assert waiting[0] <= 1 and device.home.rounds.outbox_size()[0] == 0
+
+
+def test_a_device_switched_off_for_a_week_with_an_update_in_its_outbox(
+    make_stage: MakeStage,
+) -> None:
+    stage = make_stage(round_lines=_SLOW, pace=Pace(most_seconds=3600.0))
+    stage.idle_seconds = 1800.0
+    stage.drop = lambda parcel: parcel.topic == stage.up_topic(0) and parcel.payload[1] == 16
+    stage.run_until(lambda: stage.devices[0].home.rounds.outbox_size()[0] == 1, _DAY)
+    stage.devices[0].kill()
+    stage.run(7 * _DAY)
+    stage.drop = lambda parcel: False
+    stage.devices[0].start()
+    stage.run_until(lambda: stage.verdict(0, 1) is not None, _DAY)
+    assert stage.verdict(0, 1) == "late"
+    number = stage.parts.store.rounds.latest()[0].round
+    stage.run_until(
+        lambda: any(stage.verdict(0, n) == "counted" for n in range(number, number + 3)), _DAY
+    )

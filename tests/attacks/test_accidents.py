@@ -1,0 +1,411 @@
+"""What goes wrong by itself: copies, backups, lost receipts, full disks, wrong clocks."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from aggregator.methods.method import Method
+from aggregator.rounds import RoundOpened
+from aggregator.store import Database
+from device_sdk.artifact import Artifact
+from device_sdk.rounds.pace import Pace
+from device_sdk.wire.exchange import Update
+from device_sdk.wire.messages import RecordType, UpdateIdentity, write_update
+from device_sdk.wire.topics import DownTopic
+from tests.attacks.conftest import MakeStage
+from tests.attacks.simulated_broker import Parcel
+from tests.attacks.simulated_device import SimulatedDevice
+from tests.attacks.stage import Stage
+from tests.faults.known import KnownBinding, KnownSums, known_body
+
+_BRISK = Pace(answer_seconds=5.0, fetch_seconds=5.0, reopen_seconds=2.0, most_seconds=60.0)
+
+
+def _is_receipt(stage: Stage, place: int) -> Callable[[Parcel], bool]:
+    topic = stage.topics.write(DownTopic(stage.devices[place].grant.handle))
+    return lambda parcel: parcel.topic == topic and parcel.payload[1] == RecordType.RECEIPT
+
+
+def _next_round(stage: Stage) -> int:
+    return stage.parts.store.rounds.latest()[0].round + 1
+
+
+def _next_version(stage: Stage) -> None:
+    version = stage.parts.aggregation.version
+    stage.run_until(lambda: stage.parts.aggregation.version > version)
+
+
+def _other_body(place: int, generation: int, number: int) -> bytes:
+    return known_body(place, generation, number + 1000)
+
+
+def test_a_receipt_lost_and_the_round_closed_is_still_counted(make_stage: MakeStage) -> None:
+    stage = make_stage(pace=_BRISK)
+    stage.drop = _is_receipt(stage, 0)
+    _next_version(stage)
+    _next_version(stage)
+    assert stage.verdict(0, 1) is None
+    stage.drop = lambda parcel: False
+    stage.run_until(lambda: stage.verdict(0, 1) == "counted")
+
+
+def test_a_broker_that_drops_only_receipts(make_stage: MakeStage) -> None:
+    stage = make_stage(pace=_BRISK)
+    stage.drop = lambda parcel: "/down/" in parcel.topic and parcel.payload[1] == RecordType.RECEIPT
+    stage.run(100.0)
+    opened = [device.participant.sessions.opened for device in stage.devices]
+    assert max(opened) < 200  # it may make devices try again, not make them hammer
+    sums = stage.parts.ingest.counted
+    assert sums == 3 * stage.parts.aggregation.version or stage.parts.rounds.current is not None
+    stage.drop = lambda parcel: False
+    stage.run_until(lambda: all(d.home.rounds.outbox_size()[0] <= 1 for d in stage.devices))
+    assert stage.verdict(0, 1) == stage.verdict(1, 1) == stage.verdict(2, 1) == "counted"
+
+
+def test_two_bodies_for_one_round_are_a_conflict(stage: Stage) -> None:
+    device = stage.devices[0]
+    row = stage.parts.store.rounds.latest()[0]
+    stage.run_until(lambda: stage.verdict(0, row.round) == "counted")
+    identity = UpdateIdentity(device.grant.device_id, "default", row.generation, row.round)
+    payload = write_update(identity, _other_body(0, row.generation, row.round))
+    counted = stage.parts.ingest.counted
+    sealed = device.participant.sessions.seal(RecordType.UPDATE, payload)
+    stage.broker.publish(stage.up_topic(0), sealed)
+    stage.settle()
+    assert stage.refusals("conflict") == 1
+    assert stage.parts.ingest.counted == counted
+
+
+def test_an_unselected_device_is_refused(make_stage: MakeStage) -> None:
+    lines = (
+        "quorum = 1\nwait_for_devices = 3\nshare = 0.3\ndeadline_seconds = 60\npause_seconds = 5"
+    )
+    stage = make_stage(round_lines=lines)
+
+    def unselected() -> bool:
+        row = stage.parts.rounds.current
+        return row is not None and not stage.parts.rounds.is_selected(
+            stage.devices[0].grant.device_id
+        )
+
+    stage.run(5.0)
+    stage.run_until(unselected)
+    row, device = stage.parts.rounds.current, stage.devices[0]
+    assert row is not None
+    identity = UpdateIdentity(device.grant.device_id, "default", row.generation, row.round)
+    payload = write_update(identity, known_body(0, row.generation, row.round))
+    counted = stage.parts.ingest.counted
+    device.set_connected(True)
+    stage.run_until(lambda: device.participant.sessions.is_open)
+    if stage.parts.rounds.current != row:
+        pytest.skip("the round ended meanwhile")
+    sealed = device.participant.sessions.seal(RecordType.UPDATE, payload)
+    stage.broker.publish(stage.up_topic(0), sealed)
+    stage.settle()
+    assert stage.refusals("not-selected") == 1
+    assert stage.parts.ingest.counted in (counted, counted + 1)  # of another device
+
+
+def test_a_cloned_device_home_is_counted_once_a_round(make_stage: MakeStage) -> None:
+    stage = make_stage(judged=False)
+    _next_version(stage)
+    original = stage.devices[0]
+    original.kill()
+    clone_folder = original.folder.with_name("clone")
+    shutil.copytree(original.folder, clone_folder)
+    original.start()
+    clone = SimulatedDevice(clone_folder, 0, stage.broker, stage.clock, _BRISK, _other_body)
+    clone.name = "device-3"
+    clone.set_connected(True)
+    stage.devices.append(clone)
+    for _ in range(4):
+        _next_version(stage)
+    stage.run(120.0)
+    told = [
+        (original.part(number), clone.part(number)) for number in range(2, 6)
+    ]  # each of the two trained each round, or came too late
+    verdicts = [
+        sorted(part.verdict.value for part in pair if part is not None and part.verdict is not None)
+        for pair in told
+    ]
+    assert all(each.count("counted") <= 1 for each in verdicts)
+    assert any("conflict" in each for each in verdicts), verdicts
+    assert stage.refusals("conflict") >= 1
+    stage.kill_aggregator()
+    database = sqlite3.connect(stage.fleet.aggregator.database)
+    total, different = database.execute(
+        "SELECT count(*), count(DISTINCT device_id || round) FROM audit"
+    ).fetchone()
+    database.close()
+    assert total == different
+
+
+def test_a_restored_device_home_counts_nothing_twice(make_stage: MakeStage) -> None:
+    stage = make_stage(judged=False)
+    _next_version(stage)
+    device = stage.devices[0]
+    device.kill()
+    backup = device.folder.with_name("backup")
+    shutil.copytree(device.folder, backup)
+    device.start()
+    _next_version(stage)
+    _next_version(stage)
+    counted = {n for n in range(1, 4) if stage.verdict(0, n) == "counted"}
+    assert counted == {1, 2, 3}
+    device.kill()
+    shutil.rmtree(device.folder)
+    shutil.copytree(backup, device.folder)
+    device.body = _other_body  # its local state is another one, and so is what it would send
+    device.start()
+    for _ in range(3):
+        _next_version(stage)
+    items = stage.parts.aggregation.state()["items"]
+    rounds = [row for row in stage.store.rounds.latest(50) if row.next_version is not None]
+    assert items[:, 1].sum() == len(rounds)  # one of this device for each version
+
+
+def test_an_aggregator_restored_from_a_backup_begins_a_new_generation(
+    make_stage: MakeStage,
+) -> None:
+    stage = make_stage(judged=False)
+    _next_version(stage)
+    stage.kill_aggregator()
+    home = stage.fleet.aggregator.folder
+    backup = home.with_name("aggregator-backup")
+    shutil.copytree(home, backup)
+    stage.start_aggregator()
+    for _ in range(3):
+        _next_version(stage)
+    generation = stage.store.facts.generation
+    stage.kill_aggregator()
+    shutil.rmtree(home)
+    shutil.copytree(backup, home)
+    time.sleep(1.1)  # a generation is a time in whole seconds
+    assert stage.command("restored") == 0
+    stage.start_aggregator()
+    assert stage.store.facts.generation > generation
+    assert stage.parts.aggregation.version == 1
+    _next_version(stage)
+    _next_version(stage)
+    for place in range(3):
+        latest = stage.devices[place].home.rounds.last(trained=True)
+        assert latest is not None and latest.generation == stage.store.facts.generation
+        assert latest.verdict is not None and latest.verdict.value == "counted"
+
+
+def test_an_aggregator_restored_without_saying_so_is_noticed_by_devices(
+    make_stage: MakeStage,
+) -> None:
+    stage = make_stage(judged=False)
+    _next_version(stage)
+    stage.kill_aggregator()
+    home = stage.fleet.aggregator.folder
+    backup = home.with_name("aggregator-backup")
+    shutil.copytree(home, backup)
+    stage.start_aggregator()
+    for _ in range(3):
+        _next_version(stage)
+    stage.kill_aggregator()
+    shutil.rmtree(home)
+    shutil.copytree(backup, home)
+    jobs = [device.jobs for device in stage.devices]
+    stage.start_aggregator()
+    stage.run(100.0)
+    # Lower numbers of the same generation: no device takes part, rather than train on the past.
+    assert [device.jobs for device in stage.devices] == jobs
+    assert stage.devices[0].participant.refusals.counts()["stale-manifest"] >= 1
+
+
+def test_a_failed_quorum_goes_on_with_the_same_version(make_stage: MakeStage) -> None:
+    stage = make_stage()
+    stage.devices[2].kill()
+    stage.run(1.0)
+    stage.run_until(lambda: _next_round(stage) >= 4)
+    rows = sorted(stage.parts.store.rounds.latest(10), key=lambda row: row.round)
+    assert [row.version for row in rows[:2]] == [0, 0]
+    assert rows[0].next_version is None
+    assert stage.verdict(0, 1) == stage.verdict(1, 1) == "counted"
+    # Round 2 began with the two of round 1 and got two more: a quorum of three.
+    assert rows[1].next_version == 1 and rows[1].participants == 4
+
+
+class _Brittle(KnownSums):
+    """Takes an update in its check, and fails to absorb it."""
+
+    def absorb(self, update: Update) -> None:
+        """Fails for the device at place 1 in round 2."""
+        if update.round_id == 2 and 2 in update.tensors["columns"]:
+            raise ArithmeticError("as the test wants")
+        super().absorb(update)
+
+
+class _BrittleBinding(KnownBinding):
+    def build(
+        self, items: int, rng: np.random.Generator, artifacts: Sequence[Artifact] = ()
+    ) -> Method:
+        """See :class:`~aggregator.bindings.binding.Binding`."""
+        return _Brittle(np.zeros((items, self.columns), np.float32), self.settings)
+
+
+def test_absorb_failing_after_the_commit_quarantines_and_holds(make_stage: MakeStage) -> None:
+    stage = make_stage(
+        judged=False,
+        binding=_BrittleBinding(),
+        round_lines="quorum = 2\nwait_for_devices = 3\ndeadline_seconds = 60\npause_seconds = 5",
+    )
+    stage.run_until(lambda: stage.verdict(1, 2) is not None)
+    part = stage.devices[1].part(2)
+    assert part is not None and (stage.verdict(1, 2), part.reason) == ("refused", "quarantined")
+    stage.run(300.0)
+    held = stage.parts.store.rounds.latest()[0]
+    assert held.round == 2 and held.held is not None and "quarantine" in held.held
+    # A restart remembers it, and the operator lets it go.
+    stage.kill_aggregator()
+    stage.start_aggregator()
+    stage.run(100.0)
+    assert stage.parts.store.rounds.latest()[0].held is not None
+    assert stage.command("release") == 0
+    stage.run_until(lambda: stage.parts.aggregation.version == 2)
+    items = stage.parts.aggregation.state()["items"]
+    assert [items[2, 1 + place] for place in range(3)] == [1, 0, 1]
+
+
+class _Killed(BaseException):
+    pass
+
+
+class _DyingDatabase(Database):
+    """Ends the process at the n-th commit, before or after it."""
+
+    left, when = 0, ""
+
+    def transaction(self):  # type: ignore[no-untyped-def]
+        """See :class:`Database`."""
+        outer = super().transaction()
+
+        class _Transaction:
+            def __enter__(self) -> None:
+                outer.__enter__()
+
+            def __exit__(inner, *error: object) -> bool | None:
+                if error[0] is None and _DyingDatabase.left == 1 and self.when == "before":
+                    _DyingDatabase.left = 0
+                    killed = _Killed()
+                    outer.__exit__(_Killed, killed, None)
+                    raise killed
+                result = outer.__exit__(*error)
+                if error[0] is None and _DyingDatabase.left:
+                    _DyingDatabase.left -= 1
+                    if not _DyingDatabase.left:
+                        raise _Killed
+                return result
+
+        return _Transaction()
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_death_before_and_after_every_commit_of_three_rounds(
+    make_stage: MakeStage, when: str
+) -> None:
+    stage = make_stage(database=_DyingDatabase, pace=_BRISK)
+    _DyingDatabase.when = when
+    deaths = 0
+    for commits in range(1, 40):
+        _DyingDatabase.left = 1 + commits % 4
+        try:
+            stage.run(8.0)
+        except _Killed:
+            deaths += 1
+            stage.kill_aggregator()
+            stage.start_aggregator()
+    _DyingDatabase.left = 0
+    assert deaths >= 10
+    _next_version(stage)
+
+
+def test_a_full_disk_ends_the_aggregator_and_loses_nothing(make_stage: MakeStage) -> None:
+    stage = make_stage(pace=_BRISK)
+    _next_version(stage)
+    pages = next(stage.store.database.rows("PRAGMA page_count"))[0]
+    next(stage.store.database.rows(f"PRAGMA max_page_count = {pages}"))
+    with pytest.raises(sqlite3.OperationalError, match="full"):
+        for _ in range(200):
+            stage.run(5.0)
+    stage.kill_aggregator()
+    stage.start_aggregator()  # there is room again
+    _next_version(stage)
+
+
+@pytest.mark.parametrize("years", [-56, 10])
+def test_a_device_s_calendar_clock_is_not_asked(
+    make_stage: MakeStage, monkeypatch: pytest.MonkeyPatch, years: int
+) -> None:
+    stage = make_stage()
+    wrong = 0.0 if years < 0 else time.time() + years * 365.25 * 86_400
+    monkeypatch.setattr(time, "time", lambda: wrong)
+    monkeypatch.setattr(time, "time_ns", lambda: int(wrong * 1e9))
+    _next_version(stage)
+    _next_version(stage)
+    assert [stage.verdict(place, 2) for place in range(3)] == ["counted"] * 3
+
+
+@pytest.mark.parametrize("jump_seconds", [3600.0, 86_400.0, -30.0])
+def test_the_aggregator_s_clock_jumping_across_a_deadline(
+    make_stage: MakeStage, jump_seconds: float
+) -> None:
+    stage = make_stage(pace=_BRISK)
+    stage.drop = lambda parcel: (
+        parcel.topic == stage.up_topic(2) and parcel.payload[1] == RecordType.UPDATE
+    )
+    number = 1
+    stage.run_until(lambda: stage.verdict(0, number) == "counted")
+    stage.offset_seconds += jump_seconds
+    stage.run(10.0)
+    stage.drop = lambda parcel: False
+    # Rounds go on, what was counted stays counted, and what came too late is told so.
+    _next_version(stage)
+    _next_version(stage)
+    stage.run_until(lambda: stage.verdict(2, number) is not None)
+    assert stage.verdict(2, number) == ("late" if jump_seconds > 0 else "counted")
+    assert stage.verdict(0, number) == "counted"
+
+
+def test_a_device_whose_disk_is_full_for_a_while(make_stage: MakeStage) -> None:
+    stage = make_stage(pace=_BRISK)
+    _next_version(stage)
+    device = stage.devices[0]
+    (pages,) = device.home.database.row("PRAGMA page_count") or (0,)
+    device.home.database.row(f"PRAGMA max_page_count = {pages}")
+    failures = 0
+    big = known_body(0, 0, 1) + bytes(60_000)
+    device.body = lambda place, generation, number: big
+    for _ in range(20):
+        try:
+            stage.run(5.0)
+        except sqlite3.OperationalError:
+            failures += 1
+    assert failures
+    device.body = known_body
+    device.home.database.row("PRAGMA max_page_count = 1073741823")
+    _next_version(stage)
+    number = _next_round(stage) - 1
+    stage.run_until(lambda: stage.verdict(0, number) is not None or _next_round(stage) > number + 2)
+    assert any(stage.verdict(0, n) == "counted" for n in range(2, _next_round(stage)))
+
+
+def test_rounds_that_open_are_told_to_whoever_listens(
+    make_stage: MakeStage, tmp_path: Path
+) -> None:
+    # What the other tests stand on: the stage runs the service's own loop.
+    seen: list[object] = []
+    stage = make_stage()
+    stage.service._on_round = seen.append
+    _next_version(stage)
+    assert isinstance(seen[0], RoundOpened)

@@ -1,0 +1,251 @@
+"""What a broker, or an enrolled device that knows the group key, can do with broadcasts."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+
+from device_sdk.wire.broadcast import Publication, derive_broadcast_keys, open_manifest
+from device_sdk.wire.chunk_set import seal_chunks
+from device_sdk.wire.group_key import GroupKey
+from device_sdk.wire.manifest import Manifest, read_manifest, write_manifest
+from device_sdk.wire.signature import public_key
+from device_sdk.wire.topics import ChunkTopic, DescriptorTopic, ManifestTopic, PresenceTopic
+from tests.attacks.conftest import MakeStage
+from tests.attacks.simulated_broker import Parcel
+from tests.attacks.stage import Stage
+
+
+def _manifest_topic(stage: Stage) -> str:
+    return stage.topics.write(ManifestTopic("default", "all"))
+
+
+def _manifests(stage: Stage) -> list[bytes]:
+    return [m for at, m in stage.broker.seen if at == _manifest_topic(stage)]
+
+
+def _open(stage: Stage, message: bytes, key: GroupKey) -> Manifest:
+    keys = derive_broadcast_keys(key, message[10:42], "default", "all")
+    signing = public_key(stage.parts.keys.current().descriptor.signing)
+    return read_manifest(open_manifest(message, keys, signing))
+
+
+def _refused(stage: Stage, place: int = 0) -> dict[str, int]:
+    return dict(stage.devices[place].participant.refusals.counts())
+
+
+def _next_version(stage: Stage) -> None:
+    version = stage.parts.aggregation.version
+    stage.run_until(lambda: stage.parts.aggregation.version > version)
+
+
+def test_a_rolled_back_manifest_is_refused(stage: Stage) -> None:
+    _next_version(stage)
+    jobs = [device.jobs for device in stage.devices]
+    for _ in range(5):
+        stage.broker.publish(_manifest_topic(stage), _manifests(stage)[0], retain=True)
+        stage.settle()
+    assert _refused(stage)["stale-manifest"] == 5
+    assert [device.jobs for device in stage.devices] == jobs
+    _next_version(stage)
+
+
+def test_a_rolled_back_manifest_is_refused_after_a_restart_too(stage: Stage) -> None:
+    _next_version(stage)
+    old, device = _manifests(stage)[0], stage.devices[0]
+    device.kill()
+    stage.broker.retained[_manifest_topic(stage)] = old
+    device.start()
+    jobs = device.jobs
+    stage.settle()
+    assert _refused(stage)["stale-manifest"] >= 1
+    assert device.jobs == jobs
+
+
+def test_a_withheld_manifest_costs_its_round_and_no_more(stage: Stage) -> None:
+    topic = _manifest_topic(stage)
+    stage.drop = lambda parcel: parcel.topic == topic and parcel.to == "device-0"
+    stage.run(300.0)
+    missed = stage.parts.store.rounds.latest()[0].round
+    stage.drop = lambda parcel: False
+    stage.run_until(lambda: stage.verdict(0, missed + 1) == "counted")
+
+
+def test_chunks_of_another_broadcast_are_refused(stage: Stage) -> None:
+    old = [(at, m) for at, m in stage.broker.seen if "/chunk/" in at and m[:2] == b"\x01\x08"]
+    mixed = 0
+
+    def swap(parcel: Parcel) -> bool:
+        nonlocal mixed
+        at, payload = parcel.topic, parcel.payload
+        if "/chunk/" in at and payload[:2] == b"\x01\x08" and parcel.to == "device-0":
+            mixed += 1
+            stage.devices[0].participant.message(at, old[0][1], retained=True)
+            return True
+        return False
+
+    jobs = stage.devices[0].jobs
+    stage.drop = swap
+    stage.run(30.0)
+    assert mixed > 0 and _refused(stage)["wrong-chunk"] >= 1
+    assert stage.devices[0].jobs == jobs
+    stage.drop = lambda parcel: False
+    stage.run_until(lambda: stage.devices[0].jobs > jobs)
+
+
+def test_a_descriptor_of_a_lower_serial_is_refused(stage: Stage) -> None:
+    topic = stage.topics.write(DescriptorTopic())
+    old = stage.broker.retained[topic]
+    assert stage.command("rotate", "keys") == 0
+    _next_version(stage)
+    new = stage.devices[0].participant.sessions.descriptor
+    assert new is not None and new.serial == 2
+    stage.broker.publish(topic, old, retain=True)
+    stage.settle()
+    assert _refused(stage)["serial-fell"] == 1
+    stage.devices[0].kill()
+    stage.devices[0].start()
+    stage.settle()
+    kept = stage.devices[0].participant.sessions.descriptor
+    assert kept is not None and kept.serial == 2
+
+
+def test_a_descriptor_or_presence_of_another_root_is_refused(stage: Stage) -> None:
+    forged = bytearray(stage.broker.retained[stage.topics.write(DescriptorTopic())])
+    forged[2:34] = Ed25519PrivateKey.generate().public_key().public_bytes_raw()
+    stage.broker.publish(stage.topics.write(DescriptorTopic()), bytes(forged), retain=True)
+    presence = bytearray(stage.broker.retained[stage.topics.write(PresenceTopic())])
+    presence[-1] ^= 1
+    stage.broker.publish(stage.topics.write(PresenceTopic()), bytes(presence), retain=True)
+    stage.settle()
+    assert _refused(stage)["wrong-root"] == 1
+    assert _refused(stage)["bad-signature"] == 1
+    _next_version(stage)
+
+
+def test_an_old_presence_shown_again_causes_no_loop_of_opens(stage: Stage) -> None:
+    topic = stage.topics.write(PresenceTopic())
+    old = stage.broker.retained[topic]
+    stage.kill_aggregator()
+    stage.now_seconds += 10.0
+    stage.start_aggregator()
+    _next_version(stage)
+    stage.run(30.0)
+    opened = [device.participant.sessions.opened for device in stage.devices]
+    for _ in range(10):
+        stage.broker.publish(topic, old, retain=True)
+        stage.run(5.0)
+    assert [device.participant.sessions.opened for device in stage.devices] == opened
+
+
+def _forge(stage: Stage, key: GroupKey, signing: Ed25519PrivateKey) -> list[tuple[str, bytes]]:
+    """A whole broadcast for the next round by somebody who knows the group key."""
+    real = _open(stage, _manifests(stage)[-1], key)
+    publication = Publication(key, "default", "all")
+    chunks, digests = seal_chunks(publication, os.urandom(2000))
+    manifest = replace(
+        real,
+        round=real.round + 1,
+        version=real.version + 1,
+        broadcast_id=publication.broadcast_id,
+        key_epoch=key.epoch,
+        length=2000,
+        chunks=digests,
+    )
+    sealed = publication.seal_manifest(write_manifest(manifest), signing)
+    named = [
+        (stage.topics.write(ChunkTopic(publication.broadcast_id, index)), chunk)
+        for index, chunk in enumerate(chunks)
+    ]
+    return [*named, (_manifest_topic(stage), sealed)]
+
+
+def test_a_broadcast_forged_by_a_device_with_the_group_key_is_refused(stage: Stage) -> None:
+    jobs = stage.devices[0].jobs
+    (key,) = stage.parts.keys.group_keys()
+    for topic, message in _forge(stage, key, Ed25519PrivateKey.generate()):
+        stage.broker.publish(topic, message, retain=True)
+    stage.settle()
+    assert _refused(stage)["bad-signature"] >= 1
+    assert stage.devices[0].jobs == jobs
+    _next_version(stage)
+
+
+def test_a_chunk_forged_by_a_device_with_the_group_key_is_refused(stage: Stage) -> None:
+    (key,) = stage.parts.keys.group_keys()
+    done = 0
+
+    def forge(parcel: Parcel) -> bool:
+        nonlocal done
+        at, payload = parcel.topic, parcel.payload
+        if "/chunk/" not in at or payload[:2] != b"\x01\x08" or parcel.to != "device-0":
+            return False
+        done += 1
+        keys = derive_broadcast_keys(key, payload[6:38], "default", "all")
+        head = payload[:38]
+        nonce = int.from_bytes(payload[2:6], "little").to_bytes(12, "little")
+        forged = head + ChaCha20Poly1305(keys.chunks).encrypt(nonce, os.urandom(500), head)
+        stage.devices[0].participant.message(at, forged, retained=True)
+        return True
+
+    stage.drop = forge
+    jobs = stage.devices[0].jobs
+    stage.run(20.0)
+    assert done and _refused(stage)["wrong-chunk"] >= 1
+    assert stage.devices[0].jobs == jobs
+
+
+def test_a_broadcast_of_an_old_epoch_is_refused(stage: Stage) -> None:
+    old_manifest = _manifests(stage)[-1]
+    (old_key,) = stage.parts.keys.group_keys()
+    assert stage.command("rotate", "group") == 0
+    _next_version(stage)
+    _next_version(stage)
+    epochs = [key.epoch for key in stage.parts.keys.group_keys()]
+    assert epochs[-1] == old_key.epoch + 1 and old_key.epoch not in epochs
+    jobs = stage.devices[0].jobs
+    stage.broker.publish(_manifest_topic(stage), old_manifest, retain=True)
+    # One made anew under the old key, signed by the aggregator's own key even.
+    signing = stage.parts.keys.current().signing
+    publication = Publication(old_key, "default", "all")
+    real = _open(stage, _manifests(stage)[-2], stage.parts.keys.group_keys()[-1])
+    newer = replace(
+        real, round=real.round + 1, key_epoch=old_key.epoch, broadcast_id=publication.broadcast_id
+    )
+    forged = publication.seal_manifest(write_manifest(newer), signing)
+    stage.broker.publish(_manifest_topic(stage), forged, retain=True)
+    stage.settle()
+    # A device may still know the old key from the session that it opened then: what it was told
+    # after the rotation is all that counts once it opened a new one.
+    device = stage.devices[0]
+    refused = _refused(stage)
+    assert refused.get("unknown-epoch", 0) + refused.get("stale-manifest", 0) >= 1
+    assert device.jobs == jobs
+
+
+def test_revocation_in_the_middle_of_a_round(make_stage: MakeStage) -> None:
+    stage = make_stage(round_lines="quorum = 2\ndeadline_seconds = 60\npause_seconds = 5")
+    _next_version(stage)
+    stage.run(1.0)
+    stage.drop = lambda parcel: parcel.topic == stage.up_topic(1)
+    number = stage.parts.store.rounds.latest()[0].round + 1
+    stage.run_until(lambda: stage.verdict(0, number) == "counted")
+    revoked = stage.devices[0].grant.device_id
+    assert stage.command("revoke", revoked.hex()) == 0
+    stage.settle()
+    assert not stage.parts.table.has_session(revoked)
+    stage.broker.publish(stage.up_topic(0), stage.sent_up(0)[-1])
+    stage.settle()
+    assert stage.refusals("revoked") >= 1
+    stage.drop = lambda parcel: False
+    jobs = stage.devices[0].jobs
+    old_epoch = stage.parts.keys.group_keys()[-1].epoch
+    _next_version(stage)  # what it sent before is part of it
+    _next_version(stage)
+    assert stage.parts.keys.group_keys()[-1].epoch == old_epoch + 1
+    assert stage.devices[0].jobs == jobs
+    assert _refused(stage)["unknown-epoch"] >= 1
+    assert stage.parts.rounds.current is None or stage.parts.rounds.current.expected == 2

@@ -1,0 +1,92 @@
+"""What needs a real broker: clients that throw each other out, and retained messages that stay."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+
+from device_sdk.wire.link import Link
+from device_sdk.wire.link_events import Message
+from device_sdk.wire.topics import DownTopic, Topics, UpTopic
+from tests.aggregator.homes import serving
+from tests.brokers.links import QUICK
+from tests.brokers.mosquitto import Mosquitto
+from tests.faults.device_process import make_agent
+from tests.faults.fleet_home import FleetHome, make_fleet
+from tests.faults.known import KnownBinding
+from tests.faults.oracle import judge, outbox_rows
+
+_ROUND = "quorum = 1\nwait_for_devices = 1\ndeadline_seconds = 60\npause_seconds = 0.2"
+
+
+def _await_counted(fleet: FleetHome, agent: object, least: int) -> None:
+    until = time.monotonic() + 20
+    home = agent.participant._home  # type: ignore[attr-defined]
+    while True:
+        parts = home.rounds._participations("WHERE verdict = 'counted'")
+        if len(parts) >= least:
+            return
+        assert time.monotonic() < until, "no update was counted"
+        time.sleep(0.05)
+
+
+def test_a_client_id_taken_over_delays_and_reveals_nothing(
+    mosquitto: Mosquitto, tmp_path: Path
+) -> None:
+    fleet = make_fleet(tmp_path, mosquitto.url, 1, _ROUND, seed=1)
+    topics = Topics()
+    with serving(fleet.aggregator, KnownBinding()) as served:
+        agent = make_agent(fleet.devices[0], 0)
+        membership = agent.participant._membership
+        agent.start()
+        _await_counted(fleet, agent, 1)
+        thief = Link(
+            mosquitto.url,
+            rng=np.random.default_rng(1),
+            clock=time.monotonic,
+            client_id=membership.grant.handle.hex(),
+            settings=QUICK,
+        )
+        down = topics.write(DownTopic(membership.grant.handle))
+        up = topics.write(UpTopic(0, membership.grant.handle))
+        thief.subscribe(down)
+        thief.subscribe(up)
+        thief.start()
+        heard: list[bytes] = []
+        until = time.monotonic() + 3
+        while time.monotonic() < until:
+            for event in thief.events(timeout_seconds=0.05):
+                if isinstance(event, Message):
+                    heard.append(event.payload)
+            for payload in heard[-5:]:
+                thief.publish(up, payload)  # says again what it heard, under the stolen name
+        thief.stop()
+        counted = served.parts.ingest.counted
+        _await_counted(fleet, agent, counted + 2)
+        assert all(payload[1] in (5, 6, 16, 17) for payload in heard)
+        agent.stop(5)
+        agent.participant._home.close()
+    judge(fleet)
+
+
+def test_retained_uplinks_left_at_a_real_broker(mosquitto: Mosquitto, tmp_path: Path) -> None:
+    fleet = make_fleet(tmp_path, mosquitto.url, 1, _ROUND, seed=1)
+    topics = Topics()
+    agent = make_agent(fleet.devices[0], 0)
+    up = topics.write(UpTopic(0, agent.participant._membership.grant.handle))
+    vandal = Link(mosquitto.url, rng=np.random.default_rng(1), clock=time.monotonic, settings=QUICK)
+    vandal.start()
+    sent = vandal.publish(up, b"\x01\x10" + os.urandom(200), retain=True)
+    assert sent.wait(5) is not None
+    vandal.stop()
+    with serving(fleet.aggregator, KnownBinding()) as served:
+        agent.start()
+        _await_counted(fleet, agent, 2)
+        assert served.parts.refusals.counts["retained"] >= 1
+        agent.stop(5)
+        agent.participant._home.close()
+    judge(fleet)
+    assert outbox_rows(fleet, 0) == [] or len(outbox_rows(fleet, 0)) == 1

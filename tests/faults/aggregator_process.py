@@ -1,0 +1,82 @@
+"""The aggregator of a run, in a process of its own: the product's service, a tampered clock."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sqlite3
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from aggregator.assembly import LINK_SETTINGS, World, assemble
+from aggregator.home import Home
+from aggregator.ingest import Ingest
+from aggregator.refusals import Refusals
+from aggregator.serve_lock import serve_lock
+from aggregator.service import Service
+from aggregator.task import read_task
+from tests.faults.counters import Counters
+from tests.faults.crash_points import arm
+from tests.faults.hooks import after, before
+from tests.faults.known import KnownBinding
+
+__all__ = ["serve"]
+
+_LINK = replace(
+    LINK_SETTINGS,
+    keepalive_seconds=1,
+    stall_seconds=1.0,
+    connect_timeout_seconds=1.0,
+    version_probe_seconds=0.3,
+    backoff_first_seconds=0.05,
+    backoff_most_seconds=0.3,
+)
+
+
+def serve(folder: str, counters: str, log: str, brisk: bool, point: str, calls: int) -> None:
+    """Serve the home ``folder`` until killed; at ``point``, if any, it kills itself.
+
+    ``brisk``: with waits of a second instead of the product's own. Ends with code 1 when the disk
+    is full, as the command does.
+    """
+    logging.raiseExceptions = False  # the log's disk is full now and then, too
+    logging.basicConfig(filename=log, level=logging.INFO, force=True)
+    shared = Counters(Path(counters))
+    if point:
+        arm(point, calls)
+    _count(shared)
+
+    def unix_clock() -> float:
+        return time.time() + shared.read("clock_offset_millis") / 1000
+
+    home = Home(Path(folder))
+    task = replace(read_task(home.task_file), binding=KnownBinding())
+    world = World(time.monotonic, unix_clock, np.random.default_rng())
+    try:
+        with serve_lock(home):
+            parts = assemble(
+                home, home.open_store(), task, world, _LINK if brisk else LINK_SETTINGS
+            )
+            service = Service(parts)
+            parts.link.start()
+            service.run(lambda: False, lambda: None)
+    except sqlite3.Error as error:
+        logging.error("ended by the disk: %s", error)
+        os._exit(1)
+    except Exception:
+        logging.exception("ended by a defect")
+        os._exit(2)
+
+
+def _count(shared: Counters) -> None:
+    def refused(refusals: Refusals, error: Any, *rest: Any) -> None:
+        if error.reason in ("replayed", "too-old"):
+            shared.add("replays")
+
+    before(Ingest, "offer", lambda *values, **named: shared.add("arrivals"))
+    before(Refusals, "note", refused)
+    after(Ingest, "_repeat", lambda *values, **named: shared.add("repeats"))

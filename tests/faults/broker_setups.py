@@ -1,0 +1,84 @@
+"""The brokers that runs are made with; each can be killed, paused and started again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Protocol
+
+from tests.brokers.amqtt_broker import AMQTT_PROGRAM
+from tests.brokers.mosquitto import Mosquitto, free_port, wait_for_port
+
+__all__ = ["BROKERS", "Broker", "make_broker"]
+
+BROKERS = ("mosquitto", "mosquitto-persistent", "amqtt")
+
+
+class Broker(Protocol):
+    """A broker on a port that stays the same."""
+
+    port: int
+
+    @property
+    def pid(self) -> int:
+        """Of its process."""
+
+    def start(self) -> None:
+        """Start it and wait for its port."""
+
+    def kill(self) -> None:
+        """kill -9."""
+
+    def alive(self) -> bool:
+        """Whether its process runs: garbage ends some brokers."""
+
+
+class _Mosquitto(Mosquitto):
+    def alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+
+class _Amqtt:
+    def __init__(self) -> None:
+        self.port = free_port()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", AMQTT_PROGRAM, str(self.port)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=os.environ | {"PYTHONPATH": ""},
+        )
+        wait_for_port(self.port, 30.0)
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.send_signal(signal.SIGKILL)
+            self._process.wait(10)
+            self._process = None
+
+    def alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+
+def make_broker(name: str, folder: Path) -> Broker:
+    """One of ``BROKERS``, not started yet. Raises ValueError for another name."""
+    quiet = ["allow_anonymous true", "log_type error", "max_queued_messages 10000"]
+    match name:
+        case "mosquitto":
+            return _Mosquitto(folder, quiet)
+        case "mosquitto-persistent":
+            lines = [*quiet, "persistence true", f"persistence_location {folder}/"]
+            return _Mosquitto(folder, [*lines, "autosave_interval 2"], persistence=True)
+        case "amqtt":
+            return _Amqtt()
+    raise ValueError(f"{name!r} is no broker known here; expected one of {', '.join(BROKERS)}")

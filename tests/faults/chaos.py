@@ -1,0 +1,310 @@
+"""One run: a fleet, a broker, and a seeded list of everything that can happen to them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from tests.faults.aggregator_process import serve
+from tests.faults.broker_setups import Broker, make_broker
+from tests.faults.counters import Counters
+from tests.faults.crash_points import AGGREGATOR_POINTS, DEVICE_POINTS
+from tests.faults.device_process import live
+from tests.faults.fault_proxy import FaultProxy
+from tests.faults.fleet_home import FleetHome, make_fleet
+from tests.faults.oracle import Judgement, Mismatch, judge, outbox_rows
+from tests.faults.processes import Victim
+from tests.faults.wire_faults import FaultRates
+
+__all__ = ["RunResult", "RunSettings", "run", "sweep"]
+
+_PATIENCE_SECONDS = 60.0
+_POINT_SECONDS = 15.0
+# Event, weight. What the wire does to packets comes on top.
+_EVENTS = {
+    "aggregator killed": 3.0,
+    "aggregator paused": 2.0,
+    "aggregator's disk full": 1.0,
+    "aggregator's clock jumped": 3.0,
+    "broker killed": 2.0,
+    "broker paused": 2.0,
+    "devices killed": 3.0,
+    "devices paused": 2.0,
+    "devices' disk full": 1.0,
+}
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """``seconds`` of faults; setting up and coming to rest takes some more, at most a minute.
+
+    ``hosts``: processes that share the devices; ``pause_seconds``: mean time between two events.
+    """
+
+    seed: int
+    broker: str
+    seconds: float
+    devices: int = 16
+    hosts: int = 2
+    pause_seconds: float = 0.7
+    deadline_seconds: float = 2.0
+    rates: FaultRates = field(default_factory=FaultRates)
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """``faults`` by kind. The counts are of the whole run."""
+
+    faults: Counter[str]
+    judgement: Judgement
+    sends: int
+    arrivals: int
+    suppressed: int
+    seconds: float
+
+
+def run(settings: RunSettings, folder: Path) -> RunResult:
+    """Make the fleet in ``folder``, torment it, let it come to rest, and judge it.
+
+    Raises :class:`Mismatch` when the promise was broken or the fleet does not come to rest.
+    """
+    return _play(settings, folder, lambda scene: scene.torment())
+
+
+def sweep(settings: RunSettings, folder: Path) -> RunResult:
+    """Kill the aggregator, then a process of devices, at each named point, and nothing else.
+
+    Raises :class:`Mismatch`, also when a point is never passed.
+    """
+    return _play(settings, folder, lambda scene: scene.sweep())
+
+
+def _play(settings: RunSettings, folder: Path, act: Callable[[_Scene], None]) -> RunResult:
+    began = time.monotonic()
+    broker = make_broker(settings.broker, folder)
+    broker.start()
+    proxy = FaultProxy(broker.port, settings.seed, settings.rates)
+    scene = _Scene(settings, folder, broker, proxy)
+    try:
+        act(scene)
+        scene.rest()
+    finally:
+        scene.end()
+    judgement = judge(scene.fleet)
+    faults = Counter(scene.faults)
+    faults.update({fault.value: count for fault, count in proxy.counts.items()})
+    counters = scene.counters
+    return RunResult(
+        faults,
+        judgement,
+        counters.read("sends"),
+        counters.read("arrivals"),
+        counters.read("repeats") + counters.read("replays"),
+        time.monotonic() - began,
+    )
+
+
+class _Scene:
+    def __init__(
+        self, settings: RunSettings, folder: Path, broker: Broker, proxy: FaultProxy
+    ) -> None:
+        self._settings = settings
+        self._broker = broker
+        self._proxy = proxy
+        self._rng = np.random.default_rng([settings.seed, 1])
+        self.faults: Counter[str] = Counter()
+        self.counters = Counters(folder / "counters")
+        rounds = (
+            f"quorum = {max(1, settings.devices // 2)}\nwait_for_devices = {settings.devices}\n"
+            f"deadline_seconds = {settings.deadline_seconds}\nresume_grace_seconds = 0.5"
+        )
+        self.fleet: FleetHome = make_fleet(
+            folder, proxy.url, settings.devices, rounds, settings.seed
+        )
+        log = str(folder / "aggregator.log")
+        home = str(self.fleet.aggregator.folder)
+        self._aggregator = Victim(serve, (home, str(folder / "counters"), log, True))
+        places = np.array_split(np.arange(settings.devices), settings.hosts)
+        self._hosts = [
+            Victim(
+                live,
+                (
+                    [str(self.fleet.devices[place]) for place in group],
+                    [int(place) for place in group],
+                    str(folder / "counters"),
+                    str(folder / f"devices-{number}.log"),
+                    True,
+                ),
+            )
+            for number, group in enumerate(places)
+        ]
+        self._resume_at: list[tuple[float, Victim | int]] = []
+
+    def torment(self) -> None:
+        """Faults, for as long as the settings say."""
+        self._aggregator.start()
+        for host in self._hosts:
+            host.start()
+        until = time.monotonic() + self._settings.seconds
+        self._proxy.rage()
+        names, weights = list(_EVENTS), np.array(list(_EVENTS.values()))
+        next_event = time.monotonic() + 1.5
+        while (now := time.monotonic()) < until:
+            self._look_after(now)
+            if now >= next_event:
+                name = names[int(self._rng.choice(len(names), p=weights / weights.sum()))]
+                self._cause(name, now)
+                next_event = now + float(self._rng.exponential(self._settings.pause_seconds))
+            time.sleep(0.02)
+
+    def sweep(self) -> None:
+        """One death at each point."""
+        for host in self._hosts:
+            host.start()
+        for point in AGGREGATOR_POINTS:
+            self._die_at(self._aggregator, point)
+        self._aggregator.start()
+        for point in DEVICE_POINTS:
+            self._hosts[0].kill()
+            self._die_at(self._hosts[0], point)
+        self._hosts[0].start()
+
+    def rest(self) -> None:
+        """No more faults and no more rounds: everything in the outboxes must come to its end."""
+        self._look_after(float("inf"))
+        self._aggregator.kill()
+        self._proxy.calm()
+        if not self._broker.alive():
+            self._broker.start()
+        self._let_rounds_end()
+        self._aggregator.start()
+        for host in self._hosts:
+            # Limits of the disk and armed points go with the process.
+            host.kill()
+            host.start()
+        until = time.monotonic() + _PATIENCE_SECONDS
+        while not self._is_at_rest():
+            if time.monotonic() > until:
+                raise Mismatch(f"no rest within {_PATIENCE_SECONDS} s: {self._outboxes()}")
+            code = self._aggregator.ended()
+            if code is not None:
+                raise Mismatch(f"the aggregator ended by itself with {code}")
+            time.sleep(0.2)
+
+    def end(self) -> None:
+        """End every process."""
+        self._look_after(float("inf"), restart=False)
+        for victim in (self._aggregator, *self._hosts):
+            with contextlib.suppress(AssertionError):
+                victim.kill()
+        self._broker.kill()
+        self._proxy.stop()
+
+    def _cause(self, name: str, now: float) -> None:
+        rng = self._rng
+        self.faults[name] += 1
+        host = self._hosts[int(rng.integers(len(self._hosts)))]
+        pause = now + float(rng.uniform(0.1, 2.5))
+        match name:
+            case "aggregator killed":
+                self._aggregator.kill()
+            case "aggregator paused":
+                self._pause(self._aggregator, pause)
+            case "aggregator's disk full":
+                self._aggregator.fill_disk()
+                self._resume_at.append((pause, self._aggregator))
+            case "aggregator's clock jumped":
+                # Back by less than a round: devices hold on to the largest time they were told.
+                jump = rng.integers(1000, 30_000) if rng.random() < 0.5 else -rng.integers(1000)
+                self.counters.add("clock_offset_millis", int(jump))
+            case "broker killed":
+                self._broker.kill()
+                self._broker.start()
+            case "broker paused":
+                os.kill(self._broker.pid, signal.SIGSTOP)
+                self._resume_at.append((pause, self._broker.pid))
+            case "devices killed":
+                host.kill()
+            case "devices paused":
+                self._pause(host, pause)
+            case "devices' disk full":
+                host.fill_disk()
+                self._resume_at.append((pause, host))
+
+    def _die_at(self, victim: Victim, point: str) -> None:
+        victim.start(point, 1 + int(self._rng.integers(3)))
+        until = time.monotonic() + _POINT_SECONDS
+        while victim.ended() is None:
+            if time.monotonic() > until:
+                raise Mismatch(f"no process passed the point {point!r}")
+            time.sleep(0.01)
+        if victim.ended() != -signal.SIGKILL:
+            raise Mismatch(f"ended with {victim.ended()} on the way to {point!r}: see its log")
+        self.faults[f"killed {point}"] += 1
+
+    def _pause(self, victim: Victim, until: float) -> None:
+        victim.pause()
+        self._resume_at.append((until, victim))
+
+    def _look_after(self, now: float, *, restart: bool = True) -> None:
+        """End pauses that are over, and start again what died."""
+        for entry in [entry for entry in self._resume_at if entry[0] <= now]:
+            self._resume_at.remove(entry)
+            if isinstance(entry[1], Victim):
+                entry[1].go_on()
+                entry[1].free_disk()
+            else:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(entry[1], signal.SIGCONT)
+        if not restart:
+            return
+        if not self._broker.alive():
+            self.faults["broker ended by itself"] += 1
+            self._broker.start()
+        for victim in (self._aggregator, *self._hosts):
+            code = victim.ended()
+            if code is None:
+                continue
+            if code == 2:
+                raise Mismatch("a process ended by a defect: see its log")
+            if victim.point and code == -signal.SIGKILL:
+                who = "aggregator" if victim is self._aggregator else "devices"
+                self.faults[f"{who} killed {victim.point}"] += 1
+            self._start(victim)
+
+    def _start(self, victim: Victim) -> None:
+        """With a crash point more often than not."""
+        rng = self._rng
+        if rng.random() < 0.25:
+            victim.start()
+            return
+        points = list(AGGREGATOR_POINTS if victim is self._aggregator else DEVICE_POINTS)
+        calls = 1 + int(rng.geometric(0.2 if victim is self._aggregator else 0.05))
+        victim.start(points[int(rng.integers(len(points)))], calls)
+
+    def _let_rounds_end(self) -> None:
+        store = self.fleet.aggregator.open_store()
+        latest = store.rounds.latest()
+        store.database.close()
+        path = self.fleet.aggregator.task_file
+        last = latest[0].round if latest else 1
+        text = re.sub(r"\[round\]\n", f"[round]\nmost_rounds = {last + 1}\n", path.read_text())
+        path.write_text(text)
+
+    def _is_at_rest(self) -> bool:
+        store = self.fleet.aggregator.open_store()
+        latest = store.rounds.latest()
+        store.database.close()
+        return bool(latest) and latest[0].threshold == 0 and not any(self._outboxes())
+
+    def _outboxes(self) -> list[int]:
+        return [len(outbox_rows(self.fleet, place)) for place in range(self._settings.devices)]

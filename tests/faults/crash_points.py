@@ -1,0 +1,92 @@
+"""Named points at which a process of a run kills itself, wrapped around the product's methods."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+from aggregator.aggregation import Aggregation
+from aggregator.ingest import Ingest
+from aggregator.outgoing import Outgoing
+from aggregator.publisher import Publisher
+from aggregator.rounds import Rounds
+from aggregator.store.publications import Publications
+from aggregator.store.update_log import UpdateLog
+from aggregator.uplink import Uplink
+from device_sdk.home.membership import MembershipStore
+from device_sdk.home.round_store import RoundStore
+from device_sdk.rounds.open_round import OpenRound
+from device_sdk.rounds.participant import Participant
+from device_sdk.rounds.sender import Sender
+from device_sdk.wire.link import Link
+from tests.faults.hooks import after, before
+
+__all__ = ["AGGREGATOR_POINTS", "DEVICE_POINTS", "arm"]
+
+# owner, method, before or after it, and whether a call with these arguments counts
+_Point = tuple[type, str, str, Callable[..., bool]]
+
+
+def _always(*values: Any, **named: Any) -> bool:
+    return True
+
+
+def _retained(*values: Any, **named: Any) -> bool:
+    return bool(named.get("retain"))
+
+
+def _update(link: object, topic: str, payload: bytes, **named: Any) -> bool:
+    return "/up/" in topic and payload[1] == 16
+
+
+AGGREGATOR_POINTS: dict[str, _Point] = {
+    "in the update's transaction": (UpdateLog, "append", "after", _always),
+    "between commit and absorb": (Aggregation, "absorb", "before", _always),
+    "between absorb and receipt": (Aggregation, "absorb", "after", _always),
+    "after a receipt": (Outgoing, "send", "after", _always),
+    "after a session's reply": (Uplink, "receive", "after", _always),
+    "after a verdict was settled": (Ingest, "commit", "after", _always),
+    "around a partial checkpoint": (Aggregation, "_checkpoint", "before", _always),
+    "after a partial checkpoint": (Aggregation, "_checkpoint", "after", _always),
+    "before a round's close": (Rounds, "_close", "before", _always),
+    "in the close's transaction": (Aggregation, "commit_version", "after", _always),
+    "between close and opening": (Rounds, "_close", "after", _always),
+    "in the opening's transaction": (Publisher, "seal_round", "after", _always),
+    "between opening and publication": (Rounds, "_open", "after", _always),
+    "before a published chunk": (Link, "publish", "before", _retained),
+    "after a published chunk": (Link, "publish", "after", _retained),
+    "while clearing old chunks": (Publications, "cleared", "before", _always),
+}
+DEVICE_POINTS: dict[str, _Point] = {
+    "in the device's transaction": (RoundStore, "post", "after", _always),
+    "between commit and send": (Participant, "_close_round", "after", _always),
+    "before a send": (Sender, "_send", "before", _always),
+    "after a send": (Link, "publish", "after", _update),
+    "before a receipt is settled": (RoundStore, "settle", "before", _always),
+    "after a receipt was settled": (RoundStore, "settle", "after", _always),
+    "before a manifest's mark": (RoundStore, "save_mark", "before", _always),
+    "after a manifest's mark": (RoundStore, "save_mark", "after", _always),
+    "after a session's time": (MembershipStore, "raise_time", "after", _always),
+    "while fetching": (OpenRound, "add", "after", _always),
+}
+
+
+def arm(point: str, calls: int) -> None:
+    """Make this process kill itself, by SIGKILL, at the ``calls``-th passage of a point."""
+    owner, name, when, counts = (AGGREGATOR_POINTS | DEVICE_POINTS)[point]
+    left = calls
+
+    def act(*values: Any, **named: Any) -> None:
+        nonlocal left
+        if not counts(*values, **named):
+            return
+        left -= 1
+        if left <= 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    if when == "before":
+        before(owner, name, act)
+    else:
+        after(owner, name, lambda result, *values, **named: act(*values, **named))

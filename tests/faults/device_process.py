@@ -1,0 +1,98 @@
+"""Many devices of a run in one process: the product's agents, each with its home and its link."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from device_sdk.agent import Agent
+from device_sdk.home.home import Home
+from device_sdk.home.round_store import RoundStore
+from device_sdk.rounds.job import TrainedRound, TrainingJob
+from device_sdk.rounds.pace import Pace
+from device_sdk.rounds.sender import Sender
+from device_sdk.wire.link_settings import LinkSettings
+from tests.faults.counters import Counters
+from tests.faults.crash_points import arm
+from tests.faults.hooks import after
+from tests.faults.known import WIDTH, known_body
+
+__all__ = ["live", "make_agent"]
+
+_PACE = Pace(answer_seconds=0.5, fetch_seconds=0.5, reopen_seconds=0.2, most_seconds=2.0)
+_LINK = LinkSettings(
+    keepalive_seconds=1,
+    stall_seconds=1.0,
+    connect_timeout_seconds=1.0,
+    version_probe_seconds=0.3,
+    backoff_first_seconds=0.05,
+    backoff_most_seconds=0.5,
+)
+
+
+@dataclass
+class KnownTrainer:
+    """Trains by looking up what device ``place`` has to contribute; takes a moment for it."""
+
+    place: int
+    rng: np.random.Generator
+    users: np.ndarray = field(default_factory=lambda: np.zeros((1, WIDTH), np.float32))  # type: ignore[type-arg]
+
+    def train(self, job: TrainingJob) -> TrainedRound:
+        """See :class:`~device_sdk.rounds.job.RoundTrainer`."""
+        seconds = float(self.rng.exponential(0.03))
+        time.sleep(seconds)
+        body = known_body(self.place, job.manifest.generation, job.manifest.round)
+        return TrainedRound(3, body, {"users": self.users}, None, seconds)
+
+
+def live(
+    folders: list[str],
+    places: list[int],
+    counters: str,
+    log: str,
+    brisk: bool,
+    point: str,
+    calls: int,
+) -> None:
+    """Run the devices of these homes until killed; at ``point``, if any, all die at once.
+
+    ``brisk``: with waits of a second instead of the product's own.
+    """
+    logging.raiseExceptions = False  # the log's disk is full now and then, too
+    logging.basicConfig(filename=log, level=logging.WARNING, force=True)
+    shared = Counters(Path(counters))
+    if point:
+        arm(point, calls)
+    after(RoundStore, "post", lambda *values, **named: shared.add("commits"))
+    after(Sender, "_send", lambda *values, **named: shared.add("sends"))
+    agents = [
+        make_agent(Path(folder), place, brisk)
+        for folder, place in zip(folders, places, strict=True)
+    ]
+    for agent in agents:
+        agent.start()
+    threading.Event().wait()
+
+
+def make_agent(folder: Path, place: int, brisk: bool = True) -> Agent:
+    """The agent of device ``place``, which brings known updates; not started yet."""
+    home = Home(folder)
+    membership = home.membership.load()
+    assert membership is not None
+    rng = np.random.default_rng()
+    return Agent(
+        home,
+        membership,
+        KnownTrainer(place, rng.spawn(1)[0]),
+        artifacts={bytes(32): folder},
+        pace=_PACE if brisk else Pace(),
+        link_settings=_LINK if brisk else LinkSettings(),
+        clock=time.monotonic,
+        rng=rng,
+    )

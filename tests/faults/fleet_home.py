@@ -1,0 +1,104 @@
+"""The homes of a run, on both sides, written as enrolment would leave them."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from aggregator.home import Home as AggregatorHome
+from aggregator.key_folder import initialise
+from aggregator.store.devices import DeviceRow
+from device_sdk.home.home import Home as DeviceHome
+from device_sdk.home.membership import Membership
+from device_sdk.wire.descriptor import read_descriptor
+from device_sdk.wire.enrolment_message import Grant
+from tests.faults.known import ITEMS, MOST_DEVICES, WIDTH
+
+__all__ = ["FleetHome", "make_fleet"]
+
+# A copy of every update that was ever committed, in the order of commits: the product's own log is
+# cleared at each version. A trigger, so that copy and original are in one transaction.
+_AUDIT = """
+CREATE TABLE audit (n INTEGER PRIMARY KEY, round INTEGER, device_id BLOB, body BLOB);
+CREATE TRIGGER copy_update AFTER INSERT ON updates BEGIN
+    INSERT INTO audit (round, device_id, body) VALUES (NEW.round, NEW.device_id, NEW.body);
+END;
+"""
+
+
+@dataclass(frozen=True)
+class FleetHome:
+    """Where everything lies. ``device_ids`` by place."""
+
+    aggregator: AggregatorHome
+    devices: tuple[Path, ...]
+    device_ids: tuple[bytes, ...]
+    items: int
+
+
+def make_fleet(
+    folder: Path,
+    url: str,
+    devices: int,
+    round_lines: str,
+    seed: int,
+    items: int = ITEMS,
+    *,
+    shared_columns: bool = False,
+) -> FleetHome:
+    """An aggregator with a task of known updates, and ``devices`` enrolled devices.
+
+    ``items``: rows of the model; known updates use the first ``ITEMS``. The oracle can tell
+    devices apart by their columns; with ``shared_columns`` there may be more of them than that.
+
+    Raises ValueError for more devices than the method has columns for.
+    """
+    if devices < 1 or (devices > MOST_DEVICES and not shared_columns):
+        raise ValueError(f"{devices} devices; expected 1 to {MOST_DEVICES}")
+    rng = np.random.default_rng(seed)
+    home = AggregatorHome(folder / "aggregator")
+    initialise(home, int(time.time()), rng.bytes)
+    (home.folder / "items.tsv").write_text("".join(f"item-{row}\n" for row in range(items)))
+    home.task_file.write_text(
+        '[task]\ncatalogue = "items.tsv"\nbroadcast_codec = "float32"\nupdate_codec = "float32"\n'
+        f'[broker]\nurl = "{url}"\n[round]\n{round_lines}\n'
+        "[store]\ngroup_updates = 16\ncheckpoint_updates = 7\n"
+        f"[scatter]\ncolumns = {WIDTH}\n"
+    )
+    store = home.open_store()
+    fingerprint = store.facts.root_fingerprint
+    descriptor = read_descriptor(store.secrets.descriptors()[-1].message, fingerprint)
+    paths, ids = [], []
+    with store.database.transaction():
+        for place in range(devices):
+            path = folder / f"device-{place}"
+            mine = DeviceHome(path, create=True)
+            identity = mine.identity(create=True).public_key().public_bytes_raw()
+            grant = Grant(rng.bytes(16), rng.bytes(16), rng.bytes(32), 0)
+            mine.membership.save(
+                Membership(url, "tessera", "default", "all", None, fingerprint, grant), descriptor
+            )
+            mine.close()
+            store.devices.add(
+                DeviceRow(
+                    grant.device_id,
+                    identity,
+                    grant.handle,
+                    grant.admission_key,
+                    0,
+                    rng.bytes(8),
+                    int(time.time()),
+                    1,
+                )
+            )
+            paths.append(path)
+            ids.append(grant.device_id)
+    store.database.close()
+    audit = sqlite3.connect(home.database)
+    audit.executescript(_AUDIT)
+    audit.close()
+    return FleetHome(home, tuple(paths), tuple(ids), items)

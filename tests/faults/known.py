@@ -1,0 +1,99 @@
+"""Updates whose contents anybody can work out, and a method whose sums are exact."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aggregator.bindings.scatter import ScatterBinding
+from aggregator.methods.method import Method, RoundSummary
+from aggregator.methods.scatter import ScatterMethod, ScatterSettings
+from device_sdk.artifact import Artifact
+from device_sdk.wire.exchange import Update
+from device_sdk.wire.scatter_body import decode_scatter_update, encode_scatter_update
+
+__all__ = [
+    "ITEMS",
+    "MOST_DEVICES",
+    "WIDTH",
+    "KnownBinding",
+    "known_body",
+    "known_check_value",
+    "known_long_body",
+]
+
+ITEMS, WIDTH = 64, 66
+MOST_DEVICES = WIDTH - 2
+_CHECK_COLUMN, _NOISE_COLUMN = 0, WIDTH - 1
+
+
+def known_check_value(place: int, generation: int, round_number: int) -> int:
+    """What one device adds to the check column in one round: a whole number within +-1,000."""
+    name = f"{place} {generation} {round_number}".encode()
+    return int.from_bytes(hashlib.sha256(name).digest()[:4], "little") % 2001 - 1000
+
+
+def known_body(place: int, generation: int, round_number: int) -> bytes:
+    """The update of device ``place`` for a round, in float32.
+
+    Row ``round % ITEMS`` gets: in the first column the check value, in the device's own column 1,
+    so that the sums show how often each device was counted; in the last column a fraction, whose
+    sum depends on the order of addition.
+    """
+    if not 0 <= place < MOST_DEVICES:
+        raise ValueError(f"device {place}; the method has room for {MOST_DEVICES}")
+    check = known_check_value(place, generation, round_number)
+    noise = np.random.default_rng([place, generation, round_number]).standard_normal()
+    tensors: dict[str, NDArray[Any]] = {
+        "columns": np.array([_CHECK_COLUMN, 1 + place, _NOISE_COLUMN]),
+        "rows": np.array([round_number % ITEMS]),
+        "values": np.array([[check, 1.0, noise]], dtype=np.float32),
+    }
+    return encode_scatter_update(Update(round_number, tensors), WIDTH, "float32")
+
+
+def known_long_body(place: int, generation: int, round_number: int, items: int) -> bytes:
+    """The same contents among zeros for all of ``items`` rows: too long for one envelope from 400
+    rows on."""
+    short = decode_scatter_update(
+        known_body(place, generation, round_number), round_number, ITEMS, WIDTH
+    ).tensors
+    values = np.zeros((items, WIDTH), np.float32)
+    values[np.ix_(short["rows"], short["columns"])] = short["values"]
+    tensors = {"columns": np.arange(WIDTH), "rows": np.arange(items), "values": values}
+    return encode_scatter_update(Update(round_number, tensors), WIDTH, "float32")
+
+
+class KnownSums(ScatterMethod):
+    """The scatter method, but that a version is the one before plus the sums, undivided.
+
+    All columns but the last hold whole numbers far below 2^24, which float32 adds exactly.
+    """
+
+    def close_round(self) -> RoundSummary:
+        """See :class:`~aggregator.methods.method.Method`."""
+        if self._participants:
+            fade = np.ones(WIDTH)
+            fade[_NOISE_COLUMN] = 0.7  # keep the fraction small, and the bits in motion
+            self._items = (self._items * fade + self._sum).astype(np.float32)
+            self._version += 1
+        participants = self._participants
+        self._clear()
+        return RoundSummary(self._round_id, self._version, participants)
+
+
+class KnownBinding(ScatterBinding):
+    """Scatter's messages with :class:`KnownSums` behind them, beginning at zero."""
+
+    def __init__(self) -> None:
+        super().__init__(WIDTH, 0.1, ScatterSettings())
+
+    def build(
+        self, items: int, rng: np.random.Generator, artifacts: Sequence[Artifact] = ()
+    ) -> Method:
+        """See :class:`~aggregator.bindings.binding.Binding`."""
+        return KnownSums(np.zeros((items, WIDTH), np.float32), self.settings)

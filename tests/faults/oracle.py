@@ -1,0 +1,186 @@
+"""What must be true at the end of a run, worked out from the devices' side and the commits."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aggregator.methods.method import Method
+from tests.faults.fleet_home import FleetHome
+from tests.faults.known import ITEMS, KnownBinding, known_check_value
+
+__all__ = ["Judgement", "Mismatch", "judge", "outbox_rows"]
+
+
+class Mismatch(AssertionError):
+    """The promise was broken."""
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """Figures of a run that kept its promise, or (``lost``, ``twice``) did not."""
+
+    trained: int
+    receipted: dict[str, int]
+    waiting: int
+    lost: int
+    twice: int
+    rounds: int
+    versions: int
+
+
+@dataclass(frozen=True)
+class _Part:
+    place: int
+    generation: int
+    round: int
+    version: int
+    verdict: str | None
+
+
+def judge(fleet: FleetHome) -> Judgement:
+    """Compare both sides after all processes ended. Raises :class:`Mismatch`.
+
+    1. A device's outbox holds exactly its updates without a verdict.
+    2. The updates receipted ``counted`` are those that the aggregator has as counted; one that is
+       counted and still in an outbox is allowed (its receipt is on its way), but only that way.
+    3. The sums are the oracle's over exactly the counted updates: for each device apart.
+    4. The state is, bit for bit, that of a method that absorbs the commits in their order and never
+       crashed.
+    5. Rounds rise and versions never fall, on every device and at the aggregator.
+    """
+    parts = [part for place in range(len(fleet.devices)) for part in _parts(fleet, place)]
+    waiting = {
+        (place, generation, number)
+        for place in range(len(fleet.devices))
+        for generation, number in outbox_rows(fleet, place)
+    }
+    without = {(p.place, p.generation, p.round) for p in parts if p.verdict is None}
+    if waiting != without:
+        raise Mismatch(f"outboxes and verdicts disagree about {sorted(waiting ^ without)[:5]}")
+    told = {(p.place, p.generation, p.round) for p in parts if p.verdict == "counted"}
+    database = sqlite3.connect(f"file:{fleet.aggregator.database}?mode=ro", uri=True)
+    try:
+        place_of = {device_id: place for place, device_id in enumerate(fleet.device_ids)}
+        query = "SELECT device_id, generation, round FROM verdicts WHERE reason IS NULL"
+        counted = {(place_of[row[0]], row[1], row[2]) for row in database.execute(query)}
+        if not told <= counted:
+            raise Mismatch(f"receipted, but not in the log of verdicts: {sorted(told - counted)}")
+        if not counted - told <= waiting:
+            raise Mismatch(f"counted without a device's update: {sorted(counted - told - waiting)}")
+        _check_versions(database, parts)
+        items = _aggregate(fleet)
+        lost, twice = _compare(items, counted, len(fleet.devices))
+        _check_bits(fleet, database, items)
+        rounds, versions = database.execute(
+            "SELECT count(*), count(next_version) FROM rounds WHERE closed_unix NOT NULL"
+        ).fetchone()
+    finally:
+        database.close()
+    verdicts = Counter(part.verdict for part in parts if part.verdict is not None)
+    return Judgement(len(parts), dict(verdicts), len(waiting), lost, twice, rounds, versions)
+
+
+def outbox_rows(fleet: FleetHome, place: int) -> list[tuple[int, int]]:
+    """(generation, round) of each update in a device's outbox."""
+    return _device(fleet, place, "SELECT generation, round FROM outbox")
+
+
+def _parts(fleet: FleetHome, place: int) -> list[_Part]:
+    query = (
+        "SELECT generation, round, version, verdict FROM participation "
+        "WHERE outcome = 'trained' ORDER BY number"
+    )
+    return [_Part(place, *row) for row in _device(fleet, place, query)]
+
+
+def _device(fleet: FleetHome, place: int, query: str) -> list[tuple]:  # type: ignore[type-arg]
+    path = fleet.devices[place] / "device.sqlite"
+    database = sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=10)
+    try:
+        return database.execute(query).fetchall()
+    finally:
+        database.close()
+
+
+def _aggregate(fleet: FleetHome) -> NDArray[np.float32]:
+    """The newest version plus what the log holds for the next one."""
+    store = fleet.aggregator.open_store()
+    binding = KnownBinding()
+    try:
+        checkpoint = store.checkpoints.get("version")
+        if checkpoint is None:
+            raise Mismatch("there is no version")
+        items = checkpoint.state["items"].copy()
+        for logged in store.log.after(0):
+            update = binding.decode(logged.body, logged.round, fleet.items).tensors
+            items[np.ix_(update["rows"], update["columns"][:2])] += update["values"][:, :2]
+    finally:
+        store.database.close()
+    return items
+
+
+def _compare(
+    items: NDArray[np.float32], counted: set[tuple[int, int, int]], devices: int
+) -> tuple[int, int]:
+    own = np.zeros((ITEMS, devices), dtype=np.float32)
+    check = np.zeros(ITEMS, dtype=np.float32)
+    for place, generation, number in counted:
+        own[number % ITEMS, place] += 1
+        check[number % ITEMS] += known_check_value(place, generation, number)
+    difference = items[:ITEMS, 1 : 1 + devices] - own
+    lost, twice = int(-difference[difference < 0].sum()), int(difference[difference > 0].sum())
+    if lost or twice or not np.array_equal(items[:ITEMS, 0], check):
+        raise Mismatch(f"{lost} lost, {twice} counted twice; check sums {items[:ITEMS, 0] - check}")
+    return lost, twice
+
+
+def _check_versions(database: sqlite3.Connection, parts: list[_Part]) -> None:
+    version = 0
+    query = "SELECT round, version, next_version FROM rounds ORDER BY round"
+    for number, carried, following in database.execute(query):
+        if carried != version:
+            raise Mismatch(f"round {number} carries version {carried} after {version}")
+        if following is not None:
+            if following != version + 1:
+                raise Mismatch(f"round {number} went from version {version} to {following}")
+            version = following
+    last: dict[int, tuple[int, int]] = {}
+    for part in parts:
+        before = last.get(part.place, (0, 0))
+        if part.round <= before[0] or part.version < before[1]:
+            raise Mismatch(f"device {part.place} went from {before} to {part}")
+        last[part.place] = (part.round, part.version)
+
+
+def _check_bits(fleet: FleetHome, database: sqlite3.Connection, items: NDArray[np.float32]) -> None:
+    """Replay all commits into a method that never crashed."""
+    binding = KnownBinding()
+    method: Method = binding.build(fleet.items, np.random.default_rng(0))
+    audit = database.execute("SELECT round, device_id, body FROM audit ORDER BY n").fetchall()
+    if len(audit) != len({row[:2] for row in audit}):
+        raise Mismatch("an update was committed twice")
+    carried: list[tuple[int, bytes]] = []
+    query = "SELECT round, next_version FROM rounds ORDER BY round"
+    for number, following in database.execute(query).fetchall():
+        method.open_round(number)
+        carried += [(row[0], row[2]) for row in audit if row[0] == number]
+        for of, body in carried:
+            method.absorb(binding.decode(body, of, fleet.items))
+        if following is not None:
+            method.close_round()
+            carried = []
+    store = fleet.aggregator.open_store()
+    try:
+        checkpoint = store.checkpoints.get("version")
+    finally:
+        store.database.close()
+    assert checkpoint is not None
+    if method.state()["items"].tobytes() != checkpoint.state["items"].tobytes():
+        raise Mismatch("not the bits of a run without a crash")
+    if not carried and items.tobytes() != checkpoint.state["items"].tobytes():
+        raise Mismatch("the log holds updates that no round without quorum left")

@@ -1,0 +1,83 @@
+"""A run's processes: started by fork from a server that has everything imported, killed at will."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import resource
+import signal
+from collections.abc import Callable
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+__all__ = ["Victim"]
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(
+    ["tests.faults.aggregator_process", "tests.faults.device_process", "tests.faults.crash_points"]
+)
+
+
+class Victim:
+    """One process that is started again and again. ``arguments`` come before (point, calls)."""
+
+    def __init__(self, work: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+        self._work = work
+        self._arguments = arguments
+        self._process: BaseProcess | None = None
+        self._limits: tuple[int, int] | None = None
+        self.point = ""
+
+    def start(self, point: str = "", calls: int = 0) -> None:
+        """Start; at the ``calls``-th passage of ``point`` it will kill itself."""
+        self.point = point
+        self._limits = None
+        process = _CONTEXT.Process(
+            target=self._work, args=(*self._arguments, point, calls), daemon=True
+        )
+        process.start()
+        self._process = process
+
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        assert self._process is not None and self._process.pid is not None
+        return self._process.pid
+
+    def ended(self) -> int | None:
+        """The exit code of a process that is gone, -9 for one killed; None while it runs."""
+        assert self._process is not None
+        return self._process.exitcode
+
+    def kill(self) -> None:
+        """kill -9, and wait for it."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.join(10)
+
+    def pause(self) -> None:
+        """SIGSTOP: alive for the kernel, dead for everybody else."""
+        self._signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """SIGCONT."""
+        self._signal(signal.SIGCONT)
+
+    def fill_disk(self) -> None:
+        """No file of this process may grow any more."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            self._limits = resource.prlimit(self.pid, resource.RLIMIT_FSIZE)
+            resource.prlimit(self.pid, resource.RLIMIT_FSIZE, (4096, self._limits[1]))
+
+    def free_disk(self) -> None:
+        """There is room again."""
+        if self._limits is None:
+            return
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            resource.prlimit(self.pid, resource.RLIMIT_FSIZE, self._limits)
+        self._limits = None
+
+    def _signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, number)

@@ -1,0 +1,99 @@
+"""Runs added up, as a table in Markdown and as a line for each run in a file of results."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from tests.faults.chaos import RunResult, RunSettings
+
+__all__ = ["append_result", "read_results", "table"]
+
+_COLUMNS = ("mosquitto", "mosquitto-persistent", "amqtt")
+
+
+def append_result(path: Path, settings: RunSettings, result: RunResult) -> None:
+    """Add a run's figures to a file, one JSON object a line."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    record = {
+        "settings": {k: v for k, v in asdict(settings).items() if k != "rates"},
+        "faults": dict(result.faults),
+        "judgement": asdict(result.judgement),
+        "sends": result.sends,
+        "arrivals": result.arrivals,
+        "suppressed": result.suppressed,
+        "seconds": round(result.seconds, 1),
+    }
+    with path.open("a") as file:
+        file.write(json.dumps(record, sort_keys=True) + "\n")
+
+
+def read_results(path: Path) -> list[dict[str, object]]:
+    """The runs in a file; none where there is no file."""
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def table(results: Sequence[Mapping[str, object]]) -> str:
+    """What was injected and what became of the updates: a column for each broker, one for all."""
+    by_broker: dict[str, Counter[str]] = {name: Counter() for name in _COLUMNS}
+    faults: dict[str, Counter[str]] = {name: Counter() for name in _COLUMNS}
+    for result in results:
+        broker = result["settings"]["broker"]  # type: ignore[index]
+        judgement: dict[str, object] = result["judgement"]  # type: ignore[assignment]
+        receipted: dict[str, int] = judgement["receipted"]  # type: ignore[assignment]
+        faults[broker].update(result["faults"])  # type: ignore[call-overload]
+        by_broker[broker].update(
+            {
+                "runs": 1,
+                "minutes": round(float(result["seconds"]) / 60, 1),  # type: ignore[arg-type, dict-item]
+                "rounds closed": judgement["rounds"],  # type: ignore[dict-item]
+                "versions made": judgement["versions"],  # type: ignore[dict-item]
+                "updates": judgement["trained"],  # type: ignore[dict-item]
+                "sends of them": result["sends"],  # type: ignore[dict-item]
+                "arrivals": result["arrivals"],  # type: ignore[dict-item]
+                "duplicates suppressed": result["suppressed"],  # type: ignore[dict-item]
+                "still in an outbox": judgement["waiting"],  # type: ignore[dict-item]
+                "lost": judgement["lost"],  # type: ignore[dict-item]
+                "counted twice": judgement["twice"],  # type: ignore[dict-item]
+                **{f"receipted {verdict}": count for verdict, count in receipted.items()},
+            }
+        )
+    lines = ["| | Mosquitto | with persistence | amqtt | all |", "|---|--:|--:|--:|--:|"]
+    kinds = sorted(set().union(*faults.values()), key=lambda k: -sum(f[k] for f in faults.values()))
+    lines += [_row(kind, [faults[name][kind] for name in _COLUMNS]) for kind in kinds]
+    lines.append(_row("**faults**", [faults[name].total() for name in _COLUMNS], bold=True))
+    for what in (
+        "runs",
+        "minutes",
+        "rounds closed",
+        "versions made",
+        "updates",
+        "sends of them",
+        "arrivals",
+        "duplicates suppressed",
+        "receipted counted",
+        "receipted late",
+        "receipted refused",
+        "receipted conflict",
+        "receipted forgotten",
+        "still in an outbox",
+    ):
+        values = [by_broker[name][what] for name in _COLUMNS]
+        if any(values) or what == "still in an outbox":
+            lines.append(_row(what, values))
+    for what in ("lost", "counted twice"):
+        values = [by_broker[name][what] for name in _COLUMNS]
+        lines.append(_row(f"**{what}**", values, bold=True))
+    return "\n".join(lines)
+
+
+def _row(label: str, values: Sequence[float], bold: bool = False) -> str:
+    cells = [f"{value:,.1f}" if isinstance(value, float) else f"{value:,}" for value in values]
+    total = sum(values)
+    cells.append(f"{total:,.1f}" if isinstance(total, float) else f"{total:,}")
+    return f"| {label} | " + " | ".join(f"**{c}**" if bold else c for c in cells) + " |"

@@ -1,0 +1,181 @@
+"""`make soak MINUTES=30 DEVICES=500`: a fleet without faults for long; does anything grow?
+
+The product's agents in a few processes, the product's service in another, and Mosquitto. Every few
+seconds memory, open files and threads of each process are read; the table has them after a warm-up
+and at the end. Fails when something grew by more than its bound, or an update was lost.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import shutil
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["ORT_DISABLE_TELEMETRY"] = "1"
+
+import numpy as np
+import psutil
+from tabulate import tabulate
+
+from tests.faults.aggregator_process import serve
+from tests.faults.broker_setups import make_broker
+from tests.faults.device_process import live
+from tests.faults.fleet_home import make_fleet
+from tests.faults.known import MOST_DEVICES
+from tests.faults.processes import Victim
+
+__all__ = ["Reading", "grown", "main"]
+
+_EVERY_SECONDS = 5.0
+_MOST_GROWTH = 0.05  # of resident memory, after the warm-up
+_MOST_GROWTH_MB = 3.0  # what is below this is noise
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One process at one time. ``resident_mb``: 10^6 bytes."""
+
+    process: str
+    seconds: float
+    resident_mb: float
+    files: int
+    threads: int
+
+
+def read_process(name: str, pid: int, seconds: float) -> Reading:
+    """What the kernel says about a process."""
+    process = psutil.Process(pid)
+    with process.oneshot():
+        resident = process.memory_info().rss / 1e6
+        return Reading(name, seconds, resident, process.num_fds(), process.num_threads())
+
+
+def grown(readings: list[Reading], warm_up_seconds: float) -> list[str]:
+    """What is not flat: the medians of the first and the last fifth behind the warm-up."""
+    found = []
+    for name in dict.fromkeys(reading.process for reading in readings):
+        mine = [r for r in readings if r.process == name and r.seconds >= warm_up_seconds]
+        fifth = max(1, len(mine) // 5)
+        early, late = mine[:fifth], mine[-fifth:]
+        for what, allowed in (("files", 2.0), ("threads", 0.0), ("resident_mb", 0.0)):
+            first = float(np.median([getattr(r, what) for r in early]))
+            last = float(np.median([getattr(r, what) for r in late]))
+            if what == "resident_mb":
+                allowed = max(_MOST_GROWTH_MB, _MOST_GROWTH * first)
+            if last - first > allowed:
+                found.append(f"{name}: {what} went from {first:,.1f} to {last:,.1f}")
+    return found
+
+
+def main() -> int:
+    """0, or 1 when something grew."""
+    parser = argparse.ArgumentParser(prog="python -m tests.faults.soak", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--devices", type=int, default=500)
+    parser.add_argument("--hosts", type=int, default=4, help="processes that share them (4)")
+    parser.add_argument("--deadline-seconds", type=float, default=20.0, help="of a round (20)")
+    parser.add_argument("--warm-up-minutes", type=float, help="default: a fifth, at most 5")
+    parser.add_argument("--out", type=Path, help="write all readings to this file")
+    arguments = parser.parse_args()
+    seconds = 60 * arguments.minutes
+    warm_up = 60 * (arguments.warm_up_minutes or min(5.0, arguments.minutes / 5))
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 65_536), hard))
+    memory = Path("/dev/shm")
+    folder = Path(tempfile.mkdtemp(dir=memory if memory.is_dir() else None))
+    readings, counted, rounds = _run(folder, arguments, seconds)
+    shutil.rmtree(folder)
+    if arguments.out is not None:
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
+        arguments.out.write_text(json.dumps([asdict(r) for r in readings], indent=0) + "\n")
+    print(_table(readings, warm_up))
+    print(
+        f"\n{arguments.devices} devices, {arguments.minutes:g} minutes, {rounds} rounds, "
+        f"{counted:,} updates counted; load average {os.getloadavg()[0]:.1f}"
+    )
+    problems = grown(readings, warm_up)
+    for problem in problems:
+        print(f"grew: {problem}", file=sys.stderr)
+    return 1 if problems or not counted else 0
+
+
+def _run(
+    folder: Path, arguments: argparse.Namespace, seconds: float
+) -> tuple[list[Reading], int, int]:
+    broker = make_broker("mosquitto", folder)
+    broker.start()
+    lines = (
+        f"quorum = {max(1, arguments.devices // 2)}\nwait_for_devices = {arguments.devices}\n"
+        f"deadline_seconds = {arguments.deadline_seconds}\npause_seconds = 5"
+    )
+    url = f"mqtt://127.0.0.1:{broker.port}"
+    fleet = make_fleet(folder, url, arguments.devices, lines, 1, shared_columns=True)
+    counters, log = str(folder / "counters"), str(folder / "aggregator.log")
+    aggregator = Victim(serve, (str(fleet.aggregator.folder), counters, log, False))
+    hosts = {
+        f"devices {number}": Victim(
+            live,
+            (
+                [str(fleet.devices[place]) for place in group],
+                [int(place) % MOST_DEVICES for place in group],
+                counters,
+                str(folder / f"devices-{number}.log"),
+                False,
+            ),
+        )
+        for number, group in enumerate(
+            np.array_split(np.arange(arguments.devices), arguments.hosts), start=1
+        )
+    }
+    readings: list[Reading] = []
+    try:
+        aggregator.start()
+        for host in hosts.values():
+            host.start()
+        began = time.monotonic()
+        while (passed := time.monotonic() - began) < seconds:
+            named = {"broker": broker.pid, "aggregator": aggregator.pid}
+            named |= {name: host.pid for name, host in hosts.items()}
+            readings += [read_process(name, pid, passed) for name, pid in named.items()]
+            time.sleep(_EVERY_SECONDS)
+    finally:
+        for victim in (*hosts.values(), aggregator):
+            victim.kill()
+        broker.kill()
+    store = fleet.aggregator.open_store()
+    (counted,) = store.database.row("SELECT count(*) FROM verdicts WHERE reason IS NULL") or (0,)
+    latest = store.rounds.latest()
+    store.database.close()
+    return readings, int(counted), latest[0].round if latest else 0
+
+
+def _table(readings: list[Reading], warm_up: float) -> str:
+    rows = []
+    for name in dict.fromkeys(reading.process for reading in readings):
+        mine = [r for r in readings if r.process == name and r.seconds >= warm_up]
+        first, last = mine[0], mine[-1]
+        peak = max(r.resident_mb for r in mine)
+        rows.append(
+            (
+                name,
+                f"{first.resident_mb:.1f}",
+                f"{last.resident_mb:.1f}",
+                f"{peak:.1f}",
+                f"{first.files} / {last.files}",
+                f"{first.threads} / {last.threads}",
+            )
+        )
+    head = ("process", "MB after warm-up", "at the end", "peak", "open files", "threads")
+    return tabulate(rows, headers=head, tablefmt="github", disable_numparse=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,36 @@
+"""A short run with each broker: the long ones are `make chaos`."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from tests.brokers.mosquitto import EXECUTABLE
+from tests.faults.chaos import RunSettings, run, sweep
+from tests.faults.crash_points import AGGREGATOR_POINTS, DEVICE_POINTS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("broker", ["mosquitto", "mosquitto-persistent", "amqtt"])
+def test_nothing_is_lost_and_nothing_counted_twice(broker: str, tmp_path: Path) -> None:
+    if broker == "amqtt" and importlib.util.find_spec("amqtt") is None:
+        pytest.skip("amqtt is not installed (pip install amqtt)")
+    if broker != "amqtt" and EXECUTABLE is None:
+        pytest.skip("mosquitto is not installed (apt-get install mosquitto)")
+    result = run(RunSettings(seed=11, broker=broker, seconds=4.0, devices=8), tmp_path)
+    assert result.judgement.lost == result.judgement.twice == result.judgement.waiting == 0
+    assert result.judgement.receipted.get("counted", 0) > 0
+    assert result.faults.total() > 50
+
+
+@pytest.mark.slow
+def test_a_death_at_every_point_of_a_commit(tmp_path: Path) -> None:
+    if EXECUTABLE is None:
+        pytest.skip("mosquitto is not installed (apt-get install mosquitto)")
+    settings = RunSettings(seed=3, broker="mosquitto", seconds=0.0, devices=9, deadline_seconds=1.0)
+    result = sweep(settings, tmp_path)
+    assert result.faults.total() == len(AGGREGATOR_POINTS) + len(DEVICE_POINTS)
+    assert result.judgement.lost == result.judgement.twice == result.judgement.waiting == 0
+    assert result.judgement.versions > 5

@@ -1,0 +1,97 @@
+"""The oracle of the long runs would notice: each kind of broken promise, made by hand."""
+
+from __future__ import annotations
+
+import sqlite3
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from aggregator.store.checkpoints import Checkpoint
+from tests.attacks.stage import Stage
+from tests.faults.fleet_home import FleetHome
+from tests.faults.oracle import Mismatch, judge
+
+
+@pytest.fixture
+def fleet() -> Iterator[FleetHome]:
+    """Three devices after a few rounds."""
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
+        yield _played(Path(folder))
+
+
+def _played(folder: Path) -> FleetHome:
+    stage = Stage(folder)
+    stage.run_until(lambda: stage.parts.aggregation.version == 3)
+    stage.run(1.0)
+    stage.close()
+    judged = judge(stage.fleet)
+    assert judged.receipted == {"counted": 9}
+    assert judged.lost == judged.twice == judged.waiting == 0
+    return stage.fleet
+
+
+def _change_items(fleet: FleetHome, row: int, column: int, by: float) -> None:
+    store = fleet.aggregator.open_store()
+    found = store.checkpoints.get("version")
+    assert found is not None
+    state = {name: array.copy() for name, array in found.state.items()}
+    state["items"][row, column] += by
+    with store.database.transaction():
+        store.checkpoints.put(Checkpoint("version", found.round, 0, found.version, state))
+    store.database.close()
+
+
+def _run(path: Path, sql: str) -> None:
+    database = sqlite3.connect(path)
+    database.execute(sql)
+    database.commit()
+    database.close()
+
+
+def test_a_lost_update(fleet: FleetHome) -> None:
+    _change_items(fleet, 2, 1, -1.0)
+    with pytest.raises(Mismatch, match="1 lost, 0 counted twice"):
+        judge(fleet)
+
+
+def test_an_update_counted_twice(fleet: FleetHome) -> None:
+    _change_items(fleet, 2, 3, 1.0)
+    with pytest.raises(Mismatch, match="0 lost, 1 counted twice"):
+        judge(fleet)
+
+
+def test_other_contents(fleet: FleetHome) -> None:
+    _change_items(fleet, 1, 0, 5.0)
+    with pytest.raises(Mismatch, match="check sums"):
+        judge(fleet)
+
+
+def test_other_bits(fleet: FleetHome) -> None:
+    _change_items(fleet, 1, -1, 1e-6)
+    with pytest.raises(Mismatch, match="bits"):
+        judge(fleet)
+
+
+def test_a_receipt_for_nothing(fleet: FleetHome) -> None:
+    _run(fleet.aggregator.database, "DELETE FROM verdicts WHERE round = 2")
+    with pytest.raises(Mismatch, match="not in the log of verdicts"):
+        judge(fleet)
+
+
+def test_an_outbox_that_forgot(fleet: FleetHome) -> None:
+    _run(
+        fleet.devices[0] / "device.sqlite",
+        "UPDATE participation SET verdict = NULL WHERE round = 1",
+    )
+    with pytest.raises(Mismatch, match="outboxes and verdicts disagree"):
+        judge(fleet)
+
+
+def test_a_version_that_fell(fleet: FleetHome) -> None:
+    _run(fleet.aggregator.database, "UPDATE rounds SET next_version = 1 WHERE round = 2")
+    with pytest.raises(Mismatch, match="from version 1 to 1"):
+        judge(fleet)

@@ -1,0 +1,266 @@
+"""Decoders of what lies in the clear once a message is opened."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device_sdk.wire import cbor
+from device_sdk.wire.broker_url import parse_broker_url
+from device_sdk.wire.catalogue import Catalogue, read_catalogue
+from device_sdk.wire.chunks import PART_BYTES, Reassembler, ReassemblyLimits
+from device_sdk.wire.cohort_key import WRAPPED_BYTES
+from device_sdk.wire.content import read_content_head
+from device_sdk.wire.enrolment_code import parse_code
+from device_sdk.wire.envelope import Fragment
+from device_sdk.wire.errors import WireError
+from device_sdk.wire.exchange import Broadcast, Update
+from device_sdk.wire.manifest import Manifest, read_manifest, write_manifest
+from device_sdk.wire.messages import read_receipt, read_update, write_receipt
+from device_sdk.wire.soft_outputs import SoftForm, decode_soft_outputs, encode_soft_outputs
+from device_sdk.wire.sparse import decode_sparse
+from device_sdk.wire.task_messages import read_attachment, read_broadcast, write_broadcast
+from device_sdk.wire.task_terms import OfferedArtifact, OfferedAttachment, TaskTerms
+from device_sdk.wire.tensor_body import decode_update, encode_update
+from device_sdk.wire.tensors import Codec, TensorLimits, decode_tensors, encode_tensors
+from device_sdk.wire.topics import Topics
+from tests.fuzz.target import Target
+
+__all__ = ["CODEC_TARGETS"]
+
+_VECTORS = Path(__file__).resolve().parent.parent / "vectors"
+_LIMITS = TensorLimits(most_bytes=1 << 20)
+_TOPICS = Topics("site-1/tessera")
+
+
+@lru_cache
+def vectors(name: str) -> dict[str, Any]:
+    """A file of test vectors."""
+    loaded: dict[str, Any] = json.loads((_VECTORS / f"{name}.json").read_text())
+    return loaded
+
+
+def _cbor(data: bytes) -> None:
+    value = cbor.decode(data, limit_bytes=1 << 16)
+    assert cbor.encode(value) == data, "accepted bytes that are not the canonical ones"
+
+
+def _tensors(data: bytes) -> None:
+    arrays = decode_tensors(data, limits=_LIMITS)
+    assert sum(array.nbytes for array in arrays.values()) <= _LIMITS.most_bytes
+    for array in arrays.values():
+        assert array.dtype.kind != "f" or np.isfinite(array).all()
+    decode_tensors(encode_tensors(arrays, Codec.FLOAT32))
+
+
+def _sparse(data: bytes) -> None:
+    found = decode_sparse(data, items=1000, width=12)
+    assert np.isfinite(found.values).all()
+    assert (np.diff(found.rows) > 0).all()
+    assert found.rows.size == 0 or 0 <= found.rows[0] <= found.rows[-1] < 1000
+
+
+def _manifest(data: bytes) -> None:
+    assert write_manifest(read_manifest(data)) == data
+
+
+def _receipt(data: bytes) -> None:
+    assert write_receipt(read_receipt(data)) == data
+
+
+def _update(data: bytes) -> None:
+    update = read_update(data, bytes(16))
+    assert data.endswith(update.body)
+
+
+@lru_cache
+def _a_manifest() -> Manifest:
+    return read_manifest(bytes.fromhex(vectors("codecs")["manifest"]["body"]))
+
+
+def _broadcast(data: bytes) -> None:
+    read_broadcast(data, _a_manifest())
+
+
+def _attachment(data: bytes) -> None:
+    for array in read_attachment(data, "first").tensors.values():
+        assert array.dtype.kind != "f" or np.isfinite(array).all()
+
+
+def _soft(data: bytes) -> None:
+    """The first byte says which form of soft outputs the rest are arrays of."""
+    if not data:
+        return
+    form = SoftForm("int8" if data[0] & 1 else "float16", data[0] >> 1 & 3)
+    rows = decode_soft_outputs(decode_tensors(data[1:], limits=_LIMITS), 3, 5, form)
+    assert rows.shape == (3, 5)
+    assert np.isfinite(rows).all()
+    assert np.abs(rows.sum(axis=1) - 1).max() < 1e-3
+
+
+def _body(data: bytes) -> None:
+    update = decode_update(data, 7)
+    assert update.round_id == 7
+    assert not update.sender, "who sent it is the session's to say"
+    for array in update.tensors.values():
+        assert array.dtype.kind != "f" or np.isfinite(array).all()
+
+
+def _chunks(data: bytes) -> None:
+    """Each ten bytes are a fragment: sender, id, index, total, length and part's length."""
+    limits = ReassemblyLimits(most_message_bytes=4 * PART_BYTES, most_bytes=6 * PART_BYTES)
+    now = 0.0
+    reassembler = Reassembler(lambda: now, limits)
+    for start in range(0, len(data) - 9, 10):
+        now += data[start + 9] / 4
+        numbers = data[start : start + 9]
+        length = int.from_bytes(numbers[4:7], "little") % (5 * PART_BYTES)
+        part = bytes((numbers[7],)) * min(numbers[8] * 400, PART_BYTES)
+        if numbers[8] >= 250:
+            part = bytes(PART_BYTES if numbers[8] < 253 else length % PART_BYTES)
+        try:
+            fragment = Fragment(bytes(7) + numbers[1:2], numbers[2] % 8, numbers[3] % 8, length)
+        except ValueError:
+            continue  # envelopes with such a header are refused before
+        try:
+            whole = reassembler.add(numbers[0] % 3, 16, fragment, part)
+        except WireError:
+            continue
+        assert whole is None or len(whole) == length
+        assert reassembler.held_bytes <= limits.most_bytes
+
+
+def _topic(data: bytes) -> None:
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        return
+    assert _TOPICS.write(_TOPICS.parse(text)) == text
+
+
+def _code(data: bytes) -> None:
+    parse_code(data.decode("utf-8", "replace"))
+
+
+def _url(data: bytes) -> None:
+    parse_broker_url(data.decode("utf-8", "replace"))
+
+
+def _hex(*texts: str) -> list[bytes]:
+    return [bytes.fromhex(text) for text in texts]
+
+
+def _tensor_encodings() -> Sequence[bytes]:
+    return [
+        data
+        for section in ("tensors", "tensors_int4")
+        for data in _hex(*_encodings(vectors("codecs")[section]))
+    ]
+
+
+def _broadcasts() -> Sequence[bytes]:
+    arrays = {"items": np.arange(6, dtype=np.float32).reshape(3, 2)}
+    broadcast = Broadcast(1, 0, arrays, {"scores": "residual", "user_l2": 0.5, "most": 3})
+    plain = TaskTerms("scatter", "int8", 2.5)
+    rich = TaskTerms(
+        "attention",
+        "float16",
+        60.0,
+        artifacts=(OfferedArtifact(b"\1" * 32, "gru", 9, OfferedArtifact(b"\2" * 32, "meta", 9)),),
+        attachments=(OfferedAttachment("vector.a", b"\3" * 32, 9, "c.0"),),
+        cohort_keys={"c.0": (bytes(WRAPPED_BYTES),)},
+    )
+    rng = np.random.default_rng(0)
+    return [write_broadcast(broadcast, terms, "float16", rng) for terms in (plain, rich)]
+
+
+def _soft_outputs() -> Sequence[bytes]:
+    given = np.asarray([[0.5, 0.25, 0.25, 0, 0], [1, 0, 0, 0, 0], [0.2] * 5], dtype=np.float32)
+    found = []
+    for number in range(8):
+        form = SoftForm("int8" if number & 1 else "float16", number >> 1)
+        arrays = encode_soft_outputs(given, form)
+        found.append(bytes((number,)) + encode_tensors(arrays, Codec.FLOAT32))
+    return found
+
+
+def _bodies() -> Sequence[bytes]:
+    weight = np.arange(6, dtype=np.float32).reshape(3, 2)
+    arrays: dict[str, NDArray[Any]] = {"weight": weight, "n": np.arange(2)}
+    update = Update(7, arrays, {"samples": 12, "share": 0.5})
+    rng = np.random.default_rng(0)
+    return [encode_update(update, codec, rng) for codec in Codec]
+
+
+_WIRE = (WireError,)
+CODEC_TARGETS = (
+    Target(
+        "cbor",
+        _cbor,
+        lambda: _hex(*(entry["encoding"] for entry in vectors("sealing")["cbor"])),
+        _WIRE,
+    ),
+    Target(
+        "tensors",
+        _tensors,
+        _tensor_encodings,
+        _WIRE,
+    ),
+    Target(
+        "scatter",
+        _sparse,
+        lambda: _hex(*_encodings(vectors("codecs")["sparse"])),
+        _WIRE,
+    ),
+    Target("manifest", _manifest, lambda: _hex(vectors("codecs")["manifest"]["body"]), _WIRE),
+    Target(
+        "receipt",
+        _receipt,
+        lambda: _hex(*vectors("codecs")["receipts"]["payloads"].values()),
+        _WIRE,
+    ),
+    Target("update", _update, lambda: _hex(vectors("codecs")["update"]["payload"]), _WIRE),
+    Target("broadcast", _broadcast, _broadcasts, _WIRE),
+    Target("body", _body, _bodies, _WIRE),
+    Target("attachment", _attachment, _tensor_encodings, _WIRE),
+    # A method names these refusals: the decoder says what was wrong with a ValueError.
+    Target("soft-outputs", _soft, _soft_outputs, (WireError, ValueError)),
+    Target("chunks", _chunks, lambda: [bytes(range(40))], _WIRE),
+    Target("content", read_content_head, lambda: [_content_head()], _WIRE),
+    Target("catalogue", read_catalogue, lambda: [_catalogue()], _WIRE),
+    Target(
+        "topic",
+        _topic,
+        lambda: [text.encode() for text in vectors("codecs")["topics"].values()],
+        _WIRE,
+        256,
+    ),
+    Target(
+        "code",
+        _code,
+        lambda: [vectors("sealing")["enrolment"]["code"].encode()],
+        _WIRE,
+        256,
+    ),
+    Target("url", _url, lambda: [b"mqtts://user:secret@broker.example:8883"], (ValueError,), 256),
+)
+
+
+def _encodings(section: dict[str, Any]) -> list[str]:
+    return list(section["encodings"].values())
+
+
+def _content_head() -> bytes:
+    return cbor.encode(
+        {"chunks": [bytes(32)], "content": bytes(32), "kind": "catalogue", "length": 9}
+    )
+
+
+def _catalogue() -> bytes:
+    return Catalogue(("a", "b"), ("A film", "")).to_bytes()

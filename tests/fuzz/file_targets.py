@@ -1,0 +1,92 @@
+"""Files: artifacts, checkpoints, task files."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from aggregator.errors import TaskError
+from aggregator.task import read_task
+from aggregator.task_template import TASK_TEMPLATE
+from device_sdk.artifact.manifest import Manifest
+from device_sdk.artifact.onnx_reader import read_onnx
+from device_sdk.artifact.safetensors import decode
+from device_sdk.errors import ArtifactError, CheckpointError
+from device_sdk.factorisation import packaged_artifact
+from device_sdk.runtime.checkpoint import Checkpoint, decode_checkpoint, encode_checkpoint
+from device_sdk.wire.artifact_bundle import pack_artifact, unpack_artifact
+from device_sdk.wire.errors import WireError
+from tests.fuzz.target import Target
+
+__all__ = ["FILE_TARGETS"]
+
+_REFUSED = (ArtifactError,)
+
+
+def _bundle(data: bytes) -> None:
+    unpack_artifact(data, hashlib.sha256(_files()["manifest.json"]).digest())
+
+
+def _manifest(data: bytes) -> None:
+    Manifest.parse(data)
+
+
+@lru_cache
+def _files() -> dict[str, bytes]:
+    folder = packaged_artifact()
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
+
+
+@lru_cache
+def _task_folder() -> Path:
+    # In memory where there is such a file system: the parser is what is tried here.
+    memory = Path("/dev/shm")
+    folder = Path(tempfile.mkdtemp(prefix="fuzz-", dir=memory if memory.is_dir() else None))
+    (folder / "items.tsv").write_text("a\tA film\n")
+    for name in ("broker-password", "ca.pem", "client.pem", "client.key"):
+        (folder / name).write_text("secret\n")
+    return folder
+
+
+def _task(data: bytes) -> None:
+    path = _task_folder() / "task.toml"
+    path.write_bytes(data)
+    read_task(path)
+
+
+def _onnx_seeds() -> Sequence[bytes]:
+    return [data for name, data in _files().items() if name.endswith(".onnx")]
+
+
+def _checkpoint() -> bytes:
+    state = {"items": np.ones((2, 3), dtype=np.float32), "step": np.asarray(3)}
+    return encode_checkpoint(Checkpoint("0" * 64, 1, state))
+
+
+FILE_TARGETS = (
+    Target("manifest-json", _manifest, lambda: [_files()["manifest.json"]], _REFUSED, 1 << 14),
+    Target("onnx", read_onnx, _onnx_seeds, _REFUSED, 1 << 15),
+    Target("safetensors", decode, lambda: [_files()["initial.safetensors"]], _REFUSED, 1 << 13),
+    Target("bundle", _bundle, lambda: [pack_artifact(_files())], (WireError,), 1 << 16),
+    Target("checkpoint", decode_checkpoint, lambda: [_checkpoint()], (CheckpointError,)),
+    Target(
+        "task",
+        _task,
+        lambda: [TASK_TEMPLATE.encode(), _uncommented().encode()],
+        (TaskError,),
+    ),
+)
+
+
+def _uncommented() -> str:
+    """Every key of the template, so that the fuzzer finds them all."""
+    lines = []
+    for line in TASK_TEMPLATE.splitlines():
+        bare = line.removeprefix("# ")
+        lines.append(bare if line.startswith("# ") and " = " in bare else line)
+    return "\n".join(lines).replace("mqtt://", "mqtts://")

@@ -1,0 +1,43 @@
+"""``python -m tests.fuzz.one_target NAME CORPUS [libFuzzer options]``: coverage-guided bytes.
+
+One process a target: libFuzzer ends the process it runs in.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import atheris
+
+os.environ["ORT_DISABLE_TELEMETRY"] = "1"
+
+with atheris.instrument_imports(include=["device_sdk", "aggregator"]):
+    from tests.fuzz.targets import TARGETS
+
+_MEMORY_MB = 1024
+_SECONDS_AN_INPUT = 5
+
+
+def main() -> None:
+    """Fuzz until libFuzzer's limits end it; its exit status tells whether something was found."""
+    name, corpus, *options = sys.argv[1:]
+    target = TARGETS[name]
+    atheris.Setup(
+        [
+            sys.argv[0],
+            corpus,
+            f"-max_len={target.most_bytes}",
+            f"-rss_limit_mb={_MEMORY_MB}",
+            f"-timeout={_SECONDS_AN_INPUT}",
+            "-print_final_stats=1",
+            "-verbosity=0",
+            *options,
+        ],
+        target,
+    )
+    atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,208 @@
+"""Sealed messages: as strangers send them, and as somebody sends them who has the keys."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from functools import lru_cache
+
+from device_sdk.wire import cbor, hpke, signature
+from device_sdk.wire.broadcast import (
+    BroadcastKeys,
+    open_chunk,
+    open_manifest,
+    read_chunk_index,
+)
+from device_sdk.wire.descriptor import read_descriptor
+from device_sdk.wire.enrolment_message import (
+    EnrolRequest,
+    admit_request,
+    decode_answer,
+    decode_request,
+    encode_request,
+    read_token_id,
+)
+from device_sdk.wire.envelope import Direction, DirectionKeys, EnvelopeCipher, read_header
+from device_sdk.wire.errors import WireError
+from device_sdk.wire.handshake import (
+    OpenRequest,
+    SessionReply,
+    admit_open,
+    decode_open,
+    decode_reply,
+)
+from device_sdk.wire.header import MessageType, prefix
+from device_sdk.wire.keyring import Keyring
+from device_sdk.wire.keys import fingerprint
+from device_sdk.wire.messages import read_receipt, read_update
+from device_sdk.wire.presence import read_presence
+from device_sdk.wire.signature import Purpose
+from tests.device_sdk.wire.parties import NOW, Fleet, key_from, make_credential, make_serving
+from tests.fuzz.codec_targets import vectors
+from tests.fuzz.target import Target
+
+__all__ = ["SEALED_TARGETS"]
+
+_KEYS = DirectionKeys(bytes(32), bytes(12))
+_CIPHER = EnvelopeCipher(_KEYS, Direction.UP)
+_SERVING = make_serving()
+_DESCRIPTOR = _SERVING.descriptor
+_KEYRING = Keyring([_SERVING])
+_FINGERPRINT = fingerprint(_DESCRIPTOR.root)
+_ROOT = key_from("root")
+_ANNA = make_credential("anna")
+_IDENTITY = _ANNA.identity.public_key().public_bytes_raw()
+_BROADCAST_KEYS = BroadcastKeys(bytes(32), bytes(32))
+
+
+@lru_cache
+def _fleet() -> Fleet:
+    return Fleet()
+
+
+def _envelope(data: bytes) -> None:
+    _CIPHER.open(data, read_header(data))
+
+
+def _inside(data: bytes) -> None:
+    """What a device that has a session may put into an envelope."""
+    message = _CIPHER.seal(16, bytes(8), 1, data)
+    payload = _CIPHER.open(message, read_header(message))
+    assert payload == data
+    read_update(payload, bytes(16))
+    read_receipt(payload)
+
+
+def _descriptor(data: bytes) -> None:
+    read_descriptor(data, _FINGERPRINT)
+
+
+def _signed_descriptor(data: bytes) -> None:
+    root = _ROOT.public_key().public_bytes_raw()
+    signed = signature.sign(_ROOT, Purpose.DESCRIPTOR, root + data)
+    read_descriptor(prefix(MessageType.DESCRIPTOR) + root + signed + data, _FINGERPRINT)
+
+
+def _presence(data: bytes) -> None:
+    signed = signature.sign(_SERVING.signing, Purpose.PRESENCE, _DESCRIPTOR.digest + data)
+    read_presence(prefix(MessageType.PRESENCE) + signed + data, _DESCRIPTOR)
+
+
+def _open(data: bytes) -> None:
+    admit_open(data, _ANNA.admission_key, _KEYRING, NOW)
+
+
+def _unsealed_open(data: bytes) -> None:
+    decode_open(bytes(64), _ANNA.device_id, _IDENTITY, _SERVING, unseal=lambda *_: bytes(64) + data)
+
+
+def _reply(data: bytes) -> None:
+    digest = bytes(32)
+    signed = signature.sign(_SERVING.signing, Purpose.SESSION_REPLY, digest + data)
+    message = prefix(MessageType.SESSION_REPLY) + b"sealed"
+    private = hpke.private_key(bytes(hpke.SEED_BYTES))
+    decode_reply(message, digest, private, _DESCRIPTOR, unseal=lambda *_: signed + data)
+
+
+def _request(data: bytes) -> None:
+    token = read_token_id(data)
+    admit_request(data, token, bytes(16), _KEYRING, NOW)
+
+
+def _unsealed_request(data: bytes) -> None:
+    decode_request(bytes(64), bytes(16), _SERVING, unseal=lambda *_: bytes(64) + data)
+
+
+def _answer(data: bytes) -> None:
+    decode_answer(data, b"request", bytes(32), _DESCRIPTOR)
+
+
+def _table(data: bytes) -> None:
+    """The aggregator's table of sessions, fed by a stranger."""
+    _fleet().table.receive(data, _ANNA.device_id)
+
+
+def _broadcast_parts(data: bytes) -> None:
+    """A manifest or chunk made by somebody who knows the group key and not the signing key."""
+    public = _SERVING.signing.public_key()
+    try:
+        open_manifest(data, _BROADCAST_KEYS, public)
+    except WireError:
+        index = read_chunk_index(data)
+        open_chunk(data, _BROADCAST_KEYS, data[-32:], index, hashlib.sha256(data).digest())
+        raise
+
+
+def _messages(*path: str) -> Sequence[bytes]:
+    value = vectors("sealing")
+    for key in path:
+        value = value[key]
+    return [bytes.fromhex(str(value))]
+
+
+_WIRE = (WireError,)
+
+
+def _body_of(message: bytes, start: int) -> list[bytes]:
+    return [message[start:]]
+
+
+SEALED_TARGETS = (
+    Target(
+        "envelope",
+        _envelope,
+        lambda: [_CIPHER.seal(16, bytes(8), 1, b"payload")],
+        _WIRE,
+    ),
+    Target("inside", _inside, lambda: [bytes(40)], _WIRE),
+    Target("descriptor", _descriptor, lambda: [_DESCRIPTOR.message], _WIRE),
+    Target("signed-descriptor", _signed_descriptor, lambda: [_DESCRIPTOR.message[98:]], _WIRE),
+    Target(
+        "presence",
+        _presence,
+        lambda: _body_of(_messages("presence", "message")[0], 66),
+        _WIRE,
+    ),
+    Target("open", _open, lambda: [_fleet().opening().message], _WIRE),
+    Target("unsealed-open", _unsealed_open, lambda: [_open_body()], _WIRE),
+    Target("reply", _reply, lambda: [_reply_body()], _WIRE),
+    Target("request", _request, lambda: [_request_message()], _WIRE),
+    Target("unsealed-request", _unsealed_request, lambda: [_request_body()], _WIRE),
+    Target("answer", _answer, lambda: [prefix(MessageType.ENROL_ANSWER) + bytes(80)], _WIRE),
+    Target("sessions", _table, lambda: [_CIPHER.seal(16, bytes(8), 1, b"payload")], _WIRE),
+    Target(
+        "publication",
+        _broadcast_parts,
+        lambda: [prefix(MessageType.CHUNK) + bytes(60), prefix(MessageType.MANIFEST) + bytes(200)],
+        _WIRE,
+    ),
+)
+
+
+def _open_body() -> bytes:
+    return OpenRequest(_ANNA.device_id, bytes(hpke.PUBLIC_KEY_BYTES), bytes(32)).to_body()
+
+
+def _reply_body() -> bytes:
+    return SessionReply(bytes(8), bytes(32), bytes(16), NOW, _fleet().group_keys).to_body()
+
+
+def _request_message() -> bytes:
+    return encode_request(_enrol_request(), key_from("identity"), bytes(16), _DESCRIPTOR)
+
+
+def _enrol_request() -> EnrolRequest:
+    identity = key_from("identity").public_key().public_bytes_raw()
+    return EnrolRequest(bytes(8), identity, bytes(16), bytes(32))
+
+
+def _request_body() -> bytes:
+    return cbor.encode(
+        {
+            "identity": bytes(32),
+            "mailbox": bytes(16),
+            "proof": bytes(32),
+            "secret": bytes(32),
+            "token": bytes(8),
+        }
+    )

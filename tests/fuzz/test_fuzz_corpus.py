@@ -1,0 +1,59 @@
+"""Every decoder takes its seeds, and everything that ever broke one stays mended."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.fuzz import corpus
+from tests.fuzz.target import Target
+from tests.fuzz.targets import TARGETS
+
+# Their seeds are not whole messages: what is fuzzed is how they are refused.
+_REFUSE_THEIR_SEEDS = {"answer", "chunks", "envelope", "inside", "publication"}
+_REFUSE_THEIR_SEEDS |= {"request", "sessions", "unsealed-open", "unsealed-request", "open"}
+
+
+@pytest.mark.parametrize("target", TARGETS.values(), ids=lambda target: target.name)
+def test_what_was_kept_is_refused_or_taken(target: Target) -> None:
+    for data in corpus.read(target.name):
+        target(data)
+
+
+@pytest.mark.parametrize("target", TARGETS.values(), ids=lambda target: target.name)
+def test_seeds_are_whole(target: Target) -> None:
+    seeds = target.seeds()
+    assert seeds
+    for seed in seeds:
+        taken = target(seed)
+        assert taken or target.name in _REFUSE_THEIR_SEEDS
+
+
+@pytest.mark.parametrize("target", TARGETS.values(), ids=lambda target: target.name)
+def test_seeds_with_a_few_bytes_changed(target: Target) -> None:
+    rng = random.Random(target.name)
+    for seed in target.seeds():
+        for _ in range(60):
+            data = bytearray(seed[: target.most_bytes])
+            for _ in range(rng.randint(1, 4)):
+                place = rng.randrange(len(data))
+                match rng.randrange(4):
+                    case 0:
+                        data[place] = rng.randrange(256)
+                    case 1:
+                        data[place] ^= 1 << rng.randrange(8)
+                    case 2:
+                        del data[place:]
+                    case _:
+                        data[place:place] = rng.randbytes(rng.randint(1, 8))
+                if not data:
+                    break
+            target(bytes(data))
+
+
+@given(name=st.sampled_from(sorted(TARGETS)), data=st.binary(max_size=300))
+def test_any_bytes(name: str, data: bytes) -> None:
+    TARGETS[name](data)

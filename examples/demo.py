@@ -43,7 +43,7 @@ from examples.fleet.summary import print_summary, print_synthetic_warning
 _DESCRIPTION = """\
 Starts an MQTT broker, a tessera-aggregator and 48 devices in 4 processes. Each device has a folder,
 an identity and some of MovieLens 100K's 943 users of its own, is slowed down to one of 4 capacity
-classes, and takes part in 45 rounds. Three devices of each class time their training and pick how
+classes, and takes part in 45 rounds. Six devices of each class time their training and pick how
 many of the model's columns they can afford. Ends with tables and a report.html. Ctrl-C stops
 everything and shows what is known."""
 

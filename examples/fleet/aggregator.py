@@ -81,7 +81,10 @@ def make_aggregator(
 def serving(home: Path, folder: Path) -> Iterator[RunningAggregator]:
     """`tessera-aggregator serve` until the block ends; its log goes to ``folder``."""
     child = Child.start(
-        "aggregator", [*_program(), "serve", "--home", str(home), "--plain"], folder
+        "aggregator",
+        [*_program(), "serve", "--home", str(home), "--plain"],
+        folder,
+        leash=True,
     )
     store = Home(home).open_store()
     try:

@@ -18,7 +18,6 @@ __all__ = [
     "AssignedDevice",
     "AssignedUser",
     "Assignment",
-    "ClassVerdict",
     "read_assignment",
     "read_verdicts",
     "write_verdicts",
@@ -37,12 +36,16 @@ class AssignedUser:
 
 @dataclass(frozen=True, slots=True)
 class AssignedDevice:
-    """``home``: the device's own folder. ``times``: it picks its k itself, for its class."""
+    """``home``: the device's own folder. ``slowdown``: what it emulates.
+
+    ``times``: it picks its k itself, for its class.
+    """
 
     name: str
     capacity: str
     home: str
     code: str
+    slowdown: float
     times: bool
     users: tuple[AssignedUser, ...]
 
@@ -57,18 +60,11 @@ class AssignedDevice:
 
 
 @dataclass(frozen=True, slots=True)
-class ClassVerdict:
-    """What all devices of a class train, and the slowness that they emulate."""
-
-    k: int
-    slowdown: float
-
-
-@dataclass(frozen=True, slots=True)
 class Assignment:
-    """``columns``: K. ``train_seconds``: what a round's training is given.
+    """``columns``: K. ``train_seconds``: what a round's training is given. ``yardstick_seconds``:
+    the reference of every ``WorkClock``.
 
-    ``verdict``: file in which the demo will write what each class takes (``ClassVerdict``).
+    ``verdict``: file in which the demo will write the k that each class trains.
     ``turn``: lock file of the fleet; who holds it may time its work. ``shown``: users' names.
     """
 
@@ -76,6 +72,7 @@ class Assignment:
     rounds: int
     columns: int
     train_seconds: float
+    yardstick_seconds: float
     journal: str
     verdict: str
     turn: str
@@ -90,18 +87,17 @@ class Assignment:
             json.dump(asdict(self), file)
 
 
-def write_verdicts(path: Path, verdicts: Mapping[str, ClassVerdict]) -> None:
-    """By class; appears whole."""
-    values = {capacity: asdict(verdict) for capacity, verdict in verdicts.items()}
-    write_atomically(path, json.dumps(values).encode())
+def write_verdicts(path: Path, ks: Mapping[str, int]) -> None:
+    """k by class; appears whole."""
+    write_atomically(path, json.dumps(dict(ks)).encode())
 
 
-def read_verdicts(path: Path) -> dict[str, ClassVerdict] | None:
-    """None while they are not written."""
+def read_verdicts(path: Path) -> dict[str, int] | None:
+    """k by class; None while they are not written."""
     if not path.exists():
         return None
-    values = json.loads(path.read_text(encoding="utf-8"))
-    return {capacity: ClassVerdict(**verdict) for capacity, verdict in values.items()}
+    ks: dict[str, int] = json.loads(path.read_text(encoding="utf-8"))
+    return ks
 
 
 def read_assignment(path: Path) -> Assignment:

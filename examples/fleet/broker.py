@@ -63,7 +63,7 @@ def running_broker(folder: Path, executable: str | None) -> Iterator[RunningBrok
         # Started by root it would become another user, who may not read this folder.
         + ("user root\n" if hasattr(os, "geteuid") and os.geteuid() == 0 else "")
     )
-    child = Child.start("mosquitto", [executable, "-c", str(settings)], folder)
+    child = Child.start("mosquitto", [executable, "-c", str(settings)], folder, leash=True)
     try:
         _wait_for_port(port, lambda: child.running)
         yield RunningBroker(

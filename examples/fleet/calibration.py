@@ -21,7 +21,8 @@ from device_sdk.wire.scatter_settings import ScatterTraining
 __all__ = ["LIKE_SLOWDOWN", "round_seconds"]
 
 Rows = NDArray[np.int64]
-_WARM_UPS = 3
+# Runs in a row of one k, as devices time them: the caches then hold what that k needs.
+_BLOCK = 8
 LIKE_SLOWDOWN = 2.0
 """About what the demo's devices emulate."""
 
@@ -43,16 +44,16 @@ def round_seconds(
     rng: np.random.Generator,
     *,
     ks: Sequence[int] = (1, 8, 16, 24, 32, 48, 64),
-    runs: int = 20,
+    blocks: int = 8,
     slowdown: float = 1.0,
 ) -> dict[int, float]:
-    """By k the p90 of ``runs`` rounds' seconds, of a device that holds ``positives``.
+    """By k the p90 of ``blocks`` times 8 rounds' seconds, of a device that holds ``positives``.
 
     With a ``slowdown`` there are pauses between the runs, as on a device that emulates it. They are
     not in the result, but what they do to caches and clock rate is.
 
-    The rounds of the different k alternate, so that a machine that gets slower in the meantime
-    slows all of them.
+    The different k take turns, so that a machine that gets slower in the meantime slows all of
+    them.
     """
     step = TrainerStep(Trainer(packaged_artifact(), threads=1, providers="cpu"))
     matrix = rng.normal(0.0, 0.01, (items, width)).astype(np.float32)
@@ -61,9 +62,10 @@ def round_seconds(
         k: ScatterLearner(_Positives(positives), step, k, rng) for k in ks if 1 <= k <= width
     }
     times: dict[int, list[float]] = {k: [] for k in learners}
-    for run in range(_WARM_UPS + runs):
+    for _ in range(blocks):
         for k, learner in learners.items():
-            taken = timed(partial(learner.train, broadcast), clock, slowdown, float("inf"))
-            if run >= _WARM_UPS:
+            learner.train(broadcast)
+            for _ in range(_BLOCK):
+                taken = timed(partial(learner.train, broadcast), clock, slowdown, float("inf"))
                 times[k].append(taken / slowdown)
     return {k: float(np.quantile(taken, 0.9)) for k, taken in times.items()}

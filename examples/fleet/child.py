@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -32,9 +34,16 @@ class Child:
     log: Path
 
     @classmethod
-    def start(cls, name: str, command: Sequence[str], folder: Path) -> Child:
-        """Start ``command`` in the repository's root, with its output in ``folder``/NAME.log."""
+    def start(
+        cls, name: str, command: Sequence[str], folder: Path, *, leash: bool = False
+    ) -> Child:
+        """Start ``command`` in the repository's root, with its output in ``folder``/NAME.log.
+
+        ``leash``: for a command that does not end with its standard input by itself (``leash.py``).
+        """
         log = folder / f"{name}.log"
+        if leash:
+            command = [sys.executable, "-m", "examples.fleet.leash", *command]
         with log.open("ab") as output:
             process = subprocess.Popen(
                 command,
@@ -64,10 +73,18 @@ class Child:
         try:
             self.process.wait(timeout_seconds)
         except subprocess.TimeoutExpired:
-            self.process.kill()
+            self._kill()
             self.process.wait()
         if self.process.stdin is not None:
             self.process.stdin.close()
+
+    def _kill(self) -> None:
+        if sys.platform == "win32":
+            self.process.kill()
+            return
+        # The whole group, of which it is the first: a leash would leave its command behind.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
 
     def log_tail(self) -> str:
         """The last lines that it wrote."""

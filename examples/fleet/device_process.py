@@ -72,17 +72,12 @@ def _measure(
     journal: JournalWriter,
     stopping: threading.Event,
 ) -> None:
-    """One device of each class after the other, while no other process times anything.
-
-    All are slowed down by the same look at the machine's speed: a busy machine's changes within
-    seconds by more than what sets the classes apart, but then it changes for all of these.
-    """
+    """One device after the other, while no other process times anything."""
     with _turn(Path(assignment.turn), stopping):
-        now_seconds = None if stopping.is_set() or not devices else devices[0].present_seconds()
         for device in devices:
-            if now_seconds is None or stopping.is_set():
+            if stopping.is_set():
                 return
-            measured = device.measure(now_seconds, stopping.is_set)
+            measured = device.measure(stopping.is_set)
             if measured is not None:
                 journal.write(measured)
             elif not stopping.is_set():

@@ -22,7 +22,6 @@ from examples.fleet.assignment import (
     AssignedDevice,
     AssignedUser,
     Assignment,
-    ClassVerdict,
     write_verdicts,
 )
 from examples.fleet.broker import running_broker
@@ -31,18 +30,24 @@ from examples.fleet.child import Child
 from examples.fleet.data import FleetData
 from examples.fleet.errors import FleetError
 from examples.fleet.journal import JournalReader
-from examples.fleet.plan import CLASSES, PlannedDevice, budget_seconds, plan_devices
+from examples.fleet.plan import (
+    CLASSES,
+    PlannedDevice,
+    budget_seconds,
+    class_named,
+    plan_devices,
+    slowdown,
+)
 from examples.fleet.progress import ClassLine, Progress, Show, Stage, TimeLeft
 from examples.fleet.results import FleetResults, Run
 from examples.fleet.training import TRAINING
-from examples.fleet.work_clock import WorkClock
+from examples.fleet.work_clock import WorkClock, yardstick_seconds
 
 __all__ = ["FleetOptions", "Fleet"]
 
 ENROL, MEASURE, ROUNDS = "enrolled", "timed", "round"
 _POLL_SECONDS = 0.2
 _STALLED_SECONDS = 120.0
-_END_SECONDS = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +78,14 @@ class Fleet:
 
     def _calibrate(self, counts: Sequence[int]) -> None:
         data, options = self._data, self._options
+        self._yardstick_seconds = yardstick_seconds()
         first = self.plan[0]
         p90 = round_seconds(
             [data.split.train[user] for user in first.users],
             data.split.items,
             options.columns,
             TRAINING,
-            WorkClock(),
+            WorkClock(self._yardstick_seconds),
             self._rng,
             slowdown=LIKE_SLOWDOWN,
         )
@@ -112,7 +118,7 @@ class Fleet:
         time_left = TimeLeft(
             (
                 Stage(ENROL, options.devices, 0.1),
-                Stage(MEASURE, self._timing, 2.5),
+                Stage(MEASURE, self._timing, 2.0),
                 Stage(ROUNDS, options.rounds, 1.2),
             ),
             time.monotonic,
@@ -166,6 +172,7 @@ class Fleet:
                 self._options.rounds,
                 self._options.columns,
                 self.results.run.train_seconds,
+                self._yardstick_seconds,
                 str(journal),
                 str(self._verdict_file),
                 str(self._folder / "turn.lock"),
@@ -199,7 +206,16 @@ class Fleet:
             for row in device.users
         )
         home = self._folder / "homes" / device.name
-        return AssignedDevice(device.name, device.capacity, str(home), code, device.times, users)
+        run = self.results.run
+        factor = slowdown(
+            run.round_p90_seconds,
+            class_named(device.capacity).about_k,
+            run.columns,
+            run.train_seconds,
+        )
+        return AssignedDevice(
+            device.name, device.capacity, str(home), code, factor, device.times, users
+        )
 
     def _shown_users(self) -> tuple[str, ...]:
         """Users of different classes, each with enough of a history to recognise their taste."""
@@ -273,12 +289,7 @@ class Fleet:
         if len(results.measured) == self._timing and not self._verdict_file.exists():
             write_verdicts(
                 self._verdict_file,
-                {
-                    each.name: ClassVerdict(
-                        results.class_k(each.name) or 1, results.slowdown(each.name) or 1.0
-                    )
-                    for each in CLASSES
-                },
+                {each.name: results.class_k(each.name) or 1 for each in CLASSES},
             )
         if results.closed_rounds:
             time_left.update(ROUNDS, results.closed_rounds)

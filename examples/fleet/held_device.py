@@ -4,31 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-
-import numpy as np
 
 from device_sdk import Device, TrainingOptions
 from device_sdk.errors import DeviceError
 from device_sdk.home.home import Home
 from device_sdk.home.round_store import Outcome
-from examples.fleet.assignment import AssignedDevice, Assignment, ClassVerdict
-from examples.fleet.calibration import LIKE_SLOWDOWN, round_seconds
+from examples.fleet.assignment import AssignedDevice, Assignment
 from examples.fleet.evaluate import device_quality
 from examples.fleet.journal import Finished, Measured, RoundQuality, UserShown
-from examples.fleet.plan import class_named, slowdown
-from examples.fleet.training import TRAINING
 from examples.fleet.work_clock import WorkClock
 
 __all__ = ["HeldDevice"]
 
 _ENROL_SECONDS = 60.0
 # Emulated seconds for one measurement of k: room for hundreds of runs of a few milliseconds.
-_CAPABILITY_SECONDS = 2.5
-_THROTTLE_KS = (4, 24, 44, 64)
-_THROTTLE_RUNS = 60
+_CAPABILITY_SECONDS = 1.5
 _MEASURE_SECONDS = 30.0
+_FINAL_SECONDS = 15.0
 _POLL_SECONDS = 0.02
 _SHOWN = 8
 
@@ -44,9 +38,9 @@ class HeldDevice:
         self._device: Device | None = None
         self._reader: Home | None = None
         self._k: int | None = None
-        self._slowdown = 1.0
         self._first_round = 1
         self._evaluated = 0
+        self._ended_seconds: float | None = None
 
     def enrol(self) -> None:
         """Get an identity, and record what the users did. Raises DeviceError or HomeError."""
@@ -61,33 +55,12 @@ class HeldDevice:
                 (ids[row], user.name) for user in self.assigned.users for row in user.train
             )
 
-    def present_seconds(self) -> dict[int, float]:
-        """By k, what a round of its training takes on this machine now, as devices time it."""
-        return round_seconds(
-            self._split.train,
-            len(self._assignment.item_ids),
-            self._assignment.columns,
-            TRAINING,
-            WorkClock(),
-            np.random.default_rng(),
-            ks=_THROTTLE_KS,
-            runs=_THROTTLE_RUNS,
-            slowdown=LIKE_SLOWDOWN,
-        )
-
-    def measure(
-        self, now_seconds: Mapping[int, float], stopping: Callable[[], bool]
-    ) -> Measured | None:
+    def measure(self, stopping: Callable[[], bool]) -> Measured | None:
         """Take part in one round with a k found by timing; None where none came of it.
 
         The fleet's devices do this one at a time: dozens at once on the same cores would time each
-        other. ``now_seconds``, by k, is what a round's training takes at present: it says how slow
-        a device of this class has to be.
+        other.
         """
-        assignment, about_k = self._assignment, class_named(self.assigned.capacity).about_k
-        self._slowdown = slowdown(
-            now_seconds, about_k, assignment.columns, assignment.train_seconds
-        )
         device = self._open(None)
         device.start()
         until = time.monotonic() + _MEASURE_SECONDS
@@ -104,21 +77,23 @@ class HeldDevice:
         return Measured(
             self.assigned.name,
             self.assigned.capacity,
-            self._slowdown,
+            self.assigned.slowdown,
             status.k,
             status.step_p90_seconds,
             status.k_reason,
         )
 
-    def start(self, verdict: ClassVerdict) -> None:
-        """Take part in every round from now on, with what the device's class takes."""
-        self._k, self._slowdown = verdict.k, verdict.slowdown
+    def start(self, k: int) -> None:
+        """Take part in every round from now on, with the k of the device's class."""
+        self._k = k
         self._device = self._open(self._k)
         self._reader = Home(self._home, read_only=True)
         self._device.start()
 
     def evaluate(self) -> RoundQuality | None:
-        """Quality for the device's own users, once for each round that it trained."""
+        """Quality for the device's own users, once for each round that it trained, and once for
+        the final version, which the aggregator publishes as one round more, for nobody to train.
+        """
         assert self._reader is not None
         models, task = self._reader.models, self._task()
         mark = models.model_mark(task)
@@ -142,11 +117,17 @@ class HeldDevice:
         )
 
     def is_done(self) -> bool:
-        """Whether the last round was trained here and its receipt came."""
+        """Whether the last round was trained here, its receipt came, and the final version with
+        it; after some seconds without that one, too."""
         assert self._device is not None
         status = self._device.status()
         ended = status.round is not None and status.round >= self._assignment.rounds
-        return ended and status.outbox == 0
+        if not ended or status.outbox:
+            return False
+        if self._ended_seconds is None:
+            self._ended_seconds = time.monotonic()
+        waited = time.monotonic() - self._ended_seconds
+        return self._evaluated > self._assignment.rounds or waited > _FINAL_SECONDS
 
     def account(self) -> Finished:
         """What the device says about its part in the rounds."""
@@ -197,9 +178,10 @@ class HeldDevice:
 
     def _open(self, k: int | None) -> Device:
         options = TrainingOptions(
-            k=k, slowdown=self._slowdown, capability_seconds=_CAPABILITY_SECONDS
+            k=k, slowdown=self.assigned.slowdown, capability_seconds=_CAPABILITY_SECONDS
         )
-        self._device = Device.open(self._home, options=options, work_clock=WorkClock())
+        clock = WorkClock(self._assignment.yardstick_seconds)
+        self._device = Device.open(self._home, options=options, work_clock=clock)
         return self._device
 
     def _task(self) -> str:

@@ -22,7 +22,7 @@ __all__ = [
     "slowdown",
 ]
 
-TIMED_PER_CLASS = 3
+TIMED_PER_CLASS = 6
 """So many devices of each class time themselves; the class takes the median of their ks."""
 
 HEADROOM = 0.2
@@ -39,10 +39,10 @@ class CapacityClass:
     about_k: int
 
 
-# Evenly apart: a round's time rises with k by so little that noise alone moves k by ten columns.
+# Evenly apart: much of a round's time does not depend on k, so that a little noise moves k a lot.
 CLASSES = (
-    CapacityClass("sensor", 16),
-    CapacityClass("phone", 30),
+    CapacityClass("sensor", 10),
+    CapacityClass("phone", 28),
     CapacityClass("tablet", 46),
     CapacityClass("desktop", 64),
 )
@@ -103,20 +103,19 @@ def plan_devices(
 def budget_seconds(p90_seconds: Mapping[int, float], widest: int) -> float:
     """What a round's training is given, from what it takes on this machine, by k.
 
-    Half as much again as the strongest class needs: a machine that is slower later on still
-    trains all columns.
+    Half as much again as the strongest class needs: it is slowed down, too, if only a little.
     """
     return 1.5 * _cost(p90_seconds, _ROOM * widest) / (1.0 - HEADROOM)
 
 
 def slowdown(
-    now_seconds: Mapping[int, float], about_k: int, widest: int, train_seconds: float
+    p90_seconds: Mapping[int, float], about_k: int, widest: int, train_seconds: float
 ) -> float:
     """How many times slower a device has to be to afford about ``about_k`` columns in time.
 
-    ``now_seconds``: what its round takes at the moment, by k.
+    ``p90_seconds``: what a round takes on this machine, by k.
     """
-    wanted = _cost(now_seconds, _ROOM * about_k if about_k >= widest else 1.1 * about_k)
+    wanted = _cost(p90_seconds, _ROOM * about_k if about_k >= widest else 1.1 * about_k)
     return max(1.0, train_seconds * (1.0 - HEADROOM) / wanted)
 
 

@@ -75,8 +75,12 @@ def _tiles(results: FleetResults) -> str:
     last = results.last_round()
     quality = None if last is None else results.quality.at(last)
     mean_bytes = results.bytes_per_update()
+    after = "" if last is None else f" after {results.round_name(last)}"
     tiles = [
-        ("-" if quality is None else f"{quality.hit_ratio:.3f}", f"HR@10 after round {last}"),
+        (
+            "-" if quality is None else f"{quality.hit_ratio:.3f}",
+            f"HR@10{after}",
+        ),
         ("-" if quality is None else f"{quality.ndcg:.3f}", "NDCG@10"),
         (
             "-" if mean_bytes is None else f"{mean_bytes / 1024:.1f} KiB",
@@ -131,14 +135,15 @@ def _quality(results: FleetResults) -> str:
         + "</div>"
     )
     table = _table(
-        ["after round " + str(last), "users", "HR@10", "NDCG@10", "HR@10, all items"], rows
+        ["after " + results.round_name(last), "users", "HR@10", "NDCG@10", "HR@10, all items"], rows
     )
     return _section(
         "Quality by round, and by capacity class",
         f'<div class="pair">{charts}</div>{table}'
         '<p class="soft">Is a user\'s held-out latest item among the first ten of itself and 99 '
         f"others ({escape(results.run.negatives)})? Devices evaluate their own users; held-out "
-        "items are in no training data. The last round is reported, not the best one. With "
+        "items are in no training data. A round's figures are those of the version that it began "
+        "with; the table is of the version that came of the last round, not of the best one. With "
         f"{results.run.users:,} users HR@10 is known to {error:.1f} points or so, a class's to "
         "twice that: small differences between classes say little.</p>",
     )
@@ -156,9 +161,14 @@ def _bytes(results: FleetResults) -> str:
         bar_chart("Mean bytes per update", bars)
         + '<p class="soft">As sent: int8 values of the touched rows and trained columns, item ids, '
         "padding, encryption, and anything sent twice. Dense float32 is the whole item matrix "
-        f"({results.run.items:,} x {results.run.columns}). A device here serves about "
-        f"{results.run.users // max(1, results.run.devices)} users, who touch nearly every item "
-        "between them; a device of one user sends a fraction of this.</p>",
+        f"({results.run.items:,} x {results.run.columns}).</p>"
+        f'<p class="soft">Why not less? A device here serves about '
+        f"{results.run.users // max(1, results.run.devices)} users. Each round draws as many items "
+        "that they have not seen as they have seen, so between them they touch nearly every "
+        "item, and an update has to name nearly every row. What is left to save are the columns "
+        f"that a weak device does not train (k of {results.run.columns}) and three of four bytes a "
+        "value. A device of one user touches a few hundred rows: its update is several times "
+        "smaller.</p>",
     )
 
 
@@ -211,12 +221,15 @@ def _capability(results: FleetResults) -> str:
         )
         + (f"<h3>In a device's own words</h3><ul>{reasons}</ul>" if reasons else "")
         + '<p class="soft">The slowness is emulated: after each piece of work a device sleeps in '
-        "proportion. The factors were set just before devices timed themselves, so that "
-        f"the classes afford about {', '.join(str(each.about_k) for each in CLASSES)} columns. "
-        f"{TIMED_PER_CLASS} devices of each class then timed their own training, one at a time, by "
-        "their own thread's processor time, and picked the largest k within "
-        f"{limit * 1e3:.1f} ms; the class trains the median. Much of a round's time does not "
-        "depend on k, so a little noise moves k a good deal.</p>",
+        "proportion. The factors were set at the start, by a look at the time that a round takes, "
+        f"so that the classes afford about {', '.join(str(each.about_k) for each in CLASSES)} "
+        f"columns. Up to {TIMED_PER_CLASS} devices of each class then timed their own training, "
+        "one at a time, and picked the largest k within "
+        f"{limit * 1e3:.1f} ms; the class trains the median. Time is that of the device's own "
+        "thread on the processor, in units of a fixed piece of work that runs beside it: dozens of "
+        "devices share this machine, and its speed changes with what else it does, which that of "
+        "a device of one's own would not. Much of a round's time does not depend on k, so a little "
+        "noise moves k a good deal.</p>",
     )
 
 

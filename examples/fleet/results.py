@@ -79,13 +79,21 @@ class FleetResults:
         return self.run.items * self.run.columns * 4
 
     def curve_rounds(self) -> list[int]:
-        """Rounds that nearly every device evaluated: a mean over fewer would jump about."""
+        """Rounds that nearly every device evaluated: a mean over fewer would jump about.
+
+        A round's figures are those of the version that it began with, together with the users'
+        vectors that it trained. One above the last round stands for the final version.
+        """
         return self.quality.rounds(least_devices=max(1, round(0.9 * self.run.devices)))
 
     def last_round(self) -> int | None:
         """The round whose quality is reported; None before the first."""
         rounds = self.curve_rounds() or self.quality.rounds()
         return rounds[-1] if rounds else None
+
+    def round_name(self, round_id: int) -> str:
+        """``round 7``; the final version is what came of the last round, published once more."""
+        return "the last round" if round_id > self.run.rounds else f"round {round_id}"
 
     def ks(self, capacity: str) -> tuple[int, ...]:
         """k of every measured device of a class."""

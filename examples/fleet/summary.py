@@ -61,7 +61,7 @@ def _print_rounds(console: Console, results: FleetResults) -> None:
         classes = [results.quality.at(round_id, each.name) for each in CLASSES]
         if whole is not None:
             table.add_row(
-                str(round_id),
+                "final" if round_id > results.run.rounds else str(round_id),
                 f"{whole.hit_ratio:.3f}",
                 f"{whole.ndcg:.3f}",
                 *("-" if each is None else f"{each.hit_ratio:.3f}" for each in classes),
@@ -100,8 +100,8 @@ def _print_classes(console: Console, results: FleetResults) -> None:
         )
     console.print(table)
     console.print(
-        f"Slowness is emulated by sleeping. {TIMED_PER_CLASS} devices of a class timed themselves, "
-        "alone; the class trains the median of the ks that they picked.\n",
+        f"Slowness is emulated by sleeping. Up to {TIMED_PER_CLASS} devices of a class timed "
+        "themselves, alone; the class trains the median of the ks that they picked.\n",
         highlight=False,
     )
 

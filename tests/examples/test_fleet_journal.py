@@ -52,12 +52,13 @@ def test_a_line_that_is_being_written_comes_later(tmp_path: Path) -> None:
 
 def test_an_assignment_is_read_back_and_private(tmp_path: Path) -> None:
     user = AssignedUser("user 7", (0, 2), 1, (3,))
-    device = AssignedDevice("device-01", "phone", "/home", "CODE", True, (user,))
+    device = AssignedDevice("device-01", "phone", "/home", "CODE", 2.5, True, (user,))
     assignment = Assignment(
         "mqtt://127.0.0.1",
         3,
         64,
         0.01,
+        1e-4,
         "j",
         "v",
         "t",

@@ -100,6 +100,41 @@ def test_nothing_is_loaded_from_elsewhere() -> None:
     assert not re.search(r"\b(nan|inf)\b", text)
 
 
+def test_nothing_is_wider_than_a_phone() -> None:
+    text = report_html(filled())
+    page = Page(text)
+    assert ("content", "width=device-width, initial-scale=1") in page.attributes
+    style = text[text.index("<style>") : text.index("</style>")]
+    # 320 pixels, of which 16 on either side are the page's margin and 17 the card's.
+    room = 320 - 2 * (16 + 17)
+    for rule in re.findall(r"[^{}]*\{[^{}]*\}", style):
+        # What may be wide lies in a box that scrolls, or is at most as wide as its box.
+        for number, unit in re.findall(r"(?<!max-)width:\s*([\d.]+)(px|rem)", rule):
+            assert float(number) * (16 if unit == "rem" else 1) <= room, rule
+        for least in re.findall(r"minmax\(([^,()]+),", rule):
+            number = re.fullmatch(r"([\d.]+)rem", least.strip())
+            assert number is None or float(number[1]) * 16 <= room, rule
+    assert re.search(r"\.wide\s*\{[^}]*overflow-x:\s*auto", style)
+    assert text.count("<table>") == text.count('<div class="wide"><table>') > 0
+    # Pictures shrink with the page; no attribute gives them a size of their own.
+    assert re.search(r"svg\s*\{[^}]*width:\s*100%", style)
+    assert "<svg width" not in text
+
+
+def test_the_version_that_came_of_the_last_round_is_reported() -> None:
+    found = filled()
+    assert "after round 12" in report_html(found)
+    for number in range(8):
+        capacity = CLASSES[number % 4].name
+        found.take(RoundQuality(f"device-{number}", capacity, 13, 8, 20, 13, 6.5, 1))
+    text = report_html(found)
+    assert "HR@10 after the last round" in text
+    assert "0.650" in text
+    printed = io.StringIO()
+    print_summary(Console(file=printed, width=200), found)
+    assert "final" in printed.getvalue()
+
+
 def test_figures_and_titles_are_in_it() -> None:
     text = report_html(filled())
     # 12 hits of 20 users on every device.

@@ -1,0 +1,299 @@
+"""Twelve air quality stations learn whom to learn from.
+
+    python -m examples.air_quality
+    python -m examples.air_quality --rounds 8 --stations 4     (a look in two minutes)
+
+Each station of Beijing's network is a device with its own measurements, a thread of its own and a
+connection to a real MQTT broker. A small GRU reads 48 hours and predicts the PM2.5 level (the five
+of the Chinese standard) six hours ahead. Stations hand their networks to each other; a second,
+tiny network on each device learns how much of whose to mix in before it trains on. Afterwards every
+station is tested on a year that nobody trained on, beside a twin that trained as many steps alone
+and beside the guess that nothing will change, and a picture shows who listened to whom.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+# Official onnxruntime wheels write to the user's cache folder unless this is set before the import.
+os.environ["ORT_DISABLE_TELEMETRY"] = "1"
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from benchmarks.datasets.air import CLASSES, FEATURES, AirStation, load_air
+from device_sdk import Device, LocalData, Trainer, TrainingOptions
+from device_sdk.cli.arguments import positive_int
+from device_sdk.errors import DeviceError
+from device_sdk.learners.attention_mixer import AttentionScores, scores_of
+from device_sdk.learners.local_steps import SampleStream, predict_all
+from examples.attention_picture import draw_attention
+from examples.fleet.errors import FleetError
+from examples.local_fleet import FleetTask, LocalFleet, Member, local_fleet
+from export import ExportError
+from export.models.attention_meta import export_attention
+from export.models.gru_classifier import (
+    DYNAMIC,
+    GruClassifier,
+    classification,
+    example_windows,
+    export_gru_classifier,
+)
+
+_SUBURBS = frozenset({"Changping", "Dingling", "Huairou", "Shunyi"})
+_HIDDEN = 32
+_STEPS = 30
+_BATCH = 32
+_RATE = 0.1
+_RATE_DECAY = 0.94
+_WARM_UP = 3
+_AHEAD_HOURS = 6
+# Enough windows for a progress line; the table at the end counts all of them.
+_GLANCE = 200
+
+
+@dataclass(frozen=True)
+class Result:
+    """Test accuracy of one station in percent: its network, a twin that trained alone, and the
+    guess that the level of the last measured hour stays."""
+
+    together: float
+    alone: float
+    unchanged: float
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the example; 0 on success, 1 where a step failed, 2 for a wrong command line."""
+    arguments = _parser().parse_args(argv)
+    console = Console()
+    try:
+        _run(arguments, console)
+    except (DeviceError, ExportError, FleetError, OSError, ValueError) as error:
+        console.print(f"air quality: {error}", style="red", markup=False)
+        return 1
+    except KeyboardInterrupt:
+        console.print("stopped")
+        return 1
+    return 0
+
+
+def _run(arguments: argparse.Namespace, console: Console) -> None:
+    out: Path = arguments.out
+    with console.status("reading four years of measurements"):
+        stations = _chosen(load_air(arguments.data, ahead_hours=_AHEAD_HOURS), arguments.stations)
+    console.print(
+        f"{len(stations)} stations, about {len(stations[0].train.y):,} windows each to train on"
+    )
+    base, meta = _export(out, console)
+    weak = {station.name for station in stations[: arguments.weak]}
+    members = [
+        Member(
+            station.name,
+            LocalData({"x": station.train.x, "y": station.train.y}),
+            TrainingOptions(
+                artifact="gru32", placement="aggregator" if station.name in weak else "device"
+            ),
+        )
+        for station in stations
+    ]
+    shutil.rmtree(out / "fleet", ignore_errors=True)  # of the run before
+    with local_fleet(_task(base, meta, arguments.rounds), members, out / "fleet") as fleet:
+        early = _follow(fleet, stations, console)
+        fleet.settle()
+        late = _listening(fleet)
+        sent = fleet.sent_bytes()
+        senders = {name: device.device_id for name, device in fleet.devices.items()}
+        results = {
+            station.name: _result(fleet.devices[station.name], station, base, arguments.rounds)
+            for station in stations
+        }
+    console.print(_table(results, late, senders, sent))
+    gained = np.mean([one.together - one.alone for one in results.values()])
+    console.print(f"Together the stations are right {gained:+.1f} points more often than alone.")
+    if late:
+        groups = {name: "suburbs" if name in _SUBURBS else "city" for name in senders}
+        picture = draw_attention(out / "air_quality.png", [early, late], senders, groups)
+        console.print(f"picture: {picture}", highlight=False)
+
+
+def _chosen(stations: list[AirStation], count: int) -> list[AirStation]:
+    """All, or so many of them, city and suburbs by turns."""
+    if count < 2:
+        raise ValueError("one station has nobody to listen to; expected --stations 2 or more")
+    suburbs = [station for station in stations if station.name in _SUBURBS]
+    city = [station for station in stations if station.name not in _SUBURBS]
+    turns = [station for pair in zip(city, suburbs, strict=False) for station in pair]
+    return [*turns, *city[len(suburbs) :]][:count]
+
+
+def _export(out: Path, console: Console) -> tuple[Path, Path]:
+    """The base network's and the meta-network's artifacts, exported where they are missing."""
+    base, meta = out / "artifacts" / "gru32", out / "artifacts" / "gru32-attention"
+    if not (base / "manifest.json").exists():
+        with console.status("exporting the GRU: forward, loss, gradients, optimizer"):
+            export_gru_classifier(base, features=len(FEATURES), hidden=_HIDDEN, verify=False)
+    if not (meta / "manifest.json").exists():
+        with console.status("exporting the attention over its parameters"):
+            export_attention(
+                meta,
+                GruClassifier(len(FEATURES), _HIDDEN, CLASSES),
+                classification,
+                example_windows(len(FEATURES)),
+                DYNAMIC,
+                verify=False,
+            )
+    return base, meta
+
+
+def _task(base: Path, meta: Path, rounds: int) -> FleetTask:
+    return FleetTask(
+        "attention",
+        [base],
+        rounds=rounds,
+        companions=[meta],
+        settings={
+            "rate_decay": _RATE_DECAY,
+            "training": {
+                "warm_up_rounds": _WARM_UP,
+                "base_steps": _STEPS,
+                "batch_size": _BATCH,
+                "learning_rate": _RATE,
+                "meta_every": 10,
+            },
+        },
+        deadline_seconds=600.0,
+    )
+
+
+def _follow(
+    fleet: LocalFleet, stations: Sequence[AirStation], console: Console
+) -> dict[str, AttentionScores]:
+    """Progress; returns whom the devices listened to when they first did."""
+    early: dict[str, AttentionScores] = {}
+    columns = (
+        SpinnerColumn(),
+        TextColumn("round {task.completed}/{task.total}"),
+        BarColumn(),
+        TextColumn("{task.description}"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console) as progress:
+        bar = progress.add_task("stations enrol and train", total=fleet.task.rounds)
+        for row in fleet.rounds():
+            if row.round > _WARM_UP and len(early) < len(fleet.devices):
+                early = {**_listening(fleet), **early}
+            right = np.mean([_glance(fleet.devices[one.name], one) for one in stations])
+            said = "warming up" if row.round <= _WARM_UP else "mixing"
+            progress.update(
+                bar,
+                completed=row.round,
+                description=f"{said}, loss {row.metrics['loss']:.2f}, about {right:.0f} % right",
+            )
+    return early
+
+
+def _listening(fleet: LocalFleet) -> dict[str, AttentionScores]:
+    found = {name: scores_of(device.learner_state()) for name, device in fleet.devices.items()}
+    return {name: scores for name, scores in found.items() if scores is not None}
+
+
+def _glance(device: Device, station: AirStation) -> float:
+    rows = np.linspace(0, len(station.validation.y) - 1, _GLANCE).astype(np.int64)
+    found = device.predict({"x": station.validation.x[rows]})["logits"].argmax(axis=1)
+    return 100 * float((found == station.validation.y[rows]).mean())
+
+
+def _result(device: Device, station: AirStation, base: Path, rounds: int) -> Result:
+    test = station.test
+    together = device.predict({"x": test.x})["logits"].argmax(axis=1)
+    twin = Trainer(base, providers="cpu")
+    samples = {"x": station.train.x, "y": station.train.y}
+    stream = SampleStream(samples, _BATCH, np.random.default_rng(0))
+    for step in range(rounds * _STEPS):
+        rate = _RATE * _RATE_DECAY ** (step // _STEPS)
+        twin.step(stream.draw(), hyper={"lr": rate})
+    alone = predict_all(twin, {"x": test.x}, "logits").argmax(axis=1)
+    return Result(
+        *(100 * float((guess == test.y).mean()) for guess in (together, alone, test.last_level))
+    )
+
+
+def _table(
+    results: Mapping[str, Result],
+    late: Mapping[str, AttentionScores],
+    senders: Mapping[str, str],
+    sent: Mapping[str, int],
+) -> Table:
+    table = Table(title="Right predictions in percent, over a year that nobody trained on")
+    table.add_column("station")
+    for name in ("together", "alone", "unchanged"):
+        table.add_column(name, justify="right")
+    table.add_column("listens most to")
+    table.add_column("sent", justify="right")
+    names = {sender: name for name, sender in senders.items()}
+    for name, result in results.items():
+        table.add_row(
+            name,
+            f"{result.together:.1f}",
+            f"{result.alone:.1f}",
+            f"{result.unchanged:.1f}",
+            _favourite(late.get(name), names),
+            f"{sent[name] / 1000:,.0f} kB",
+        )
+    means = [np.mean([getattr(one, key) for one in results.values()]) for key in _COLUMNS]
+    table.add_section()
+    table.add_row("mean", *(f"{mean:.1f}" for mean in means), "", "")
+    return table
+
+
+_COLUMNS = ("together", "alone", "unchanged")
+
+
+def _favourite(scores: AttentionScores | None, names: Mapping[str, str]) -> str:
+    if scores is None or not scores.neighbours:
+        return "(mixed by the aggregator)"
+    weights = scores.first.mean(axis=0)
+    best = int(weights.argmax())
+    return f"{names.get(scores.neighbours[best], '?')} ({weights[best]:.0%})"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m examples.air_quality",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    data = Path(os.environ.get("TESSERA_DATA", "../shared/data"))
+    parser.add_argument("--rounds", type=positive_int, default=40, help="default: 40")
+    parser.add_argument("--stations", type=positive_int, default=12, help="default: all 12")
+    parser.add_argument(
+        "--weak",
+        type=int,
+        default=1,
+        help="so many stations leave mixing to the aggregator (default: 1)",
+    )
+    parser.add_argument(
+        "--data",
+        type=Path,
+        default=data,
+        help="folder that holds beijing-air/ (default: TESSERA_DATA)",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("out/air_quality"),
+        help="for artifacts, homes, logs and the picture (default: out/air_quality)",
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from device_sdk.learners.attention_mixer import AttentionScores, scores_of
+from examples.air_quality import main
+from examples.attention_picture import draw_attention, weights_between
+
+DEVICES = {"a": f"{1:032x}", "b": f"{2:032x}", "c": f"{3:032x}"}
+
+
+def scores(
+    neighbours: str, weights: list[float], share: float, round_id: int = 4
+) -> AttentionScores:
+    return AttentionScores(
+        round_id,
+        tuple(DEVICES[name] for name in neighbours),
+        np.asarray([weights, weights], np.float32),
+        np.asarray([[share, 1 - share]] * 2, np.float32),
+    )
+
+
+def test_weights_find_their_places() -> None:
+    moment = {"a": scores("bc", [0.25, 0.75], 0.5), "c": scores("a", [1.0], 0.25)}
+    first, second = weights_between(moment, DEVICES)
+    np.testing.assert_allclose(first[0], [0, 0.25, 0.75])
+    assert np.isnan(first[1]).all()
+    np.testing.assert_allclose(first[2], [1, 0, 0])
+    np.testing.assert_allclose(second, [0.5, np.nan, 0.25])
+
+
+def test_the_picture_is_drawn(tmp_path: Path) -> None:
+    moment = {"a": scores("bc", [0.25, 0.75], 0.5)}
+    path = draw_attention(
+        tmp_path / "deep" / "p.png", [moment, moment], DEVICES, {"a": "x", "b": "y", "c": "x"}
+    )
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_scores_survive_a_learners_state() -> None:
+    given = scores("bc", [0.25, 0.75], 0.5)
+    found = scores_of({**given.state(), "vector": np.zeros(3, np.float32)})
+    assert found is not None
+    assert found.neighbours == given.neighbours
+    np.testing.assert_array_equal(found.first, given.first)
+    assert scores_of({}) is None
+    for name in given.state():
+        with pytest.raises(ValueError, match=r"scores|holds"):
+            scores_of({**given.state(), name: np.zeros((7, 7), np.float32)})
+
+
+def test_the_command_line_teaches(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    assert "--stations" in capsys.readouterr().out
+    assert main(["--data", str(tmp_path), "--out", str(tmp_path / "out")]) == 1
+    assert "PRSA_Data" in capsys.readouterr().out

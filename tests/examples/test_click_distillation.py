@@ -1,0 +1,40 @@
+"""Four devices over MQTT on made-up ratings, and what the program says when it cannot run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from examples import click_distillation
+from tests.benchmarks.made_up_movielens import made_up_movielens
+
+
+def test_help_teaches_and_missing_data_are_explained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        click_distillation.main(["--help"])
+    assert stopped.value.code == 0
+    assert "TESSERA_DATA=" in capsys.readouterr().out
+    monkeypatch.setenv("TESSERA_DATA", str(tmp_path))
+    assert click_distillation.main([]) == 2
+    assert "set TESSERA_DATA to the folder" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        click_distillation.main(["--rounds", "0"])
+
+
+@pytest.mark.slow
+def test_four_devices_teach_each_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = made_up_movielens(tmp_path)
+    picture = tmp_path / "out" / "picture.png"
+    command = ["--root", str(root), "--users", "52", "--rounds", "3", "--picture", str(picture)]
+    assert click_distillation.main(command) == 0
+    printed = capsys.readouterr().out
+    assert "round  3/3" in printed
+    table = [line.split() for line in printed.splitlines() if line.startswith(("anna", "dana"))]
+    assert [line[0] for line in table] == ["anna", "dana"]
+    for line in table:
+        assert line[4] in ("wide_deep", "deepfm_attention", "cnn_attention")
+        assert 100 < int(line[-1]) < 600  # bytes a round, sealed
+    assert picture.read_bytes().startswith(b"\x89PNG")

@@ -43,6 +43,10 @@ $(STAMP): pyproject.toml constraints.txt
 test: lint types ## linters, type checker and every test
 	$(RUN) -m pytest -n auto --dist worksteal --hypothesis-profile=ci --durations=15 $(ARGS)
 
+.PHONY: fuzz
+fuzz: $(STAMP) ## every decoder against coverage-guided bytes (MINUTES=5, or ARGS=--help)
+	$(RUN) -m tests.fuzz --minutes $(or $(MINUTES),5) $(ARGS)
+
 .PHONY: lint
 lint: $(STAMP) ## ruff: rules and format
 	$(RUN) -m ruff check .
@@ -85,9 +89,42 @@ bench-size: $(STAMP) ## size and import time of the device install, held to thei
 bench-scatter: $(STAMP) ## accuracy of scatter aggregation on MovieLens, equal and unequal fleets
 	$(RUN) -m benchmarks.scatter $(ARGS)
 
+.PHONY: bench-robust
+bench-robust: $(STAMP) ## what hostile devices do to a model on MovieLens, and what helps
+	$(RUN) -m benchmarks.robust $(ARGS)
+
+.PHONY: bench-attention
+bench-attention: $(STAMP) ## attention-based aggregation and its baselines on V-MNIST and Beijing air
+	$(RUN) -m benchmarks.attention $(ARGS)
+
+.PHONY: bench-distill
+bench-distill: $(STAMP) ## attentive federated distillation on MovieLens 1M beside FedAvg
+	$(RUN) -m benchmarks.distill $(ARGS)
+
+.PHONY: bench-mutual
+bench-mutual: $(STAMP) ## mutual learning and its baselines on Rotated MNIST and PACS
+	$(RUN) -m benchmarks.mutual $(ARGS)
+
 .PHONY: bench-aggregator
 bench-aggregator: $(STAMP) ## updates a second through the aggregator
 	$(RUN) -m benchmarks.aggregator $(ARGS)
+
+SEED ?= 1
+DEVICES ?= 500
+chaos: MINUTES ?= 3
+soak: MINUTES ?= 30
+
+.PHONY: chaos
+chaos: $(STAMP) ## faults of every kind, judged by an oracle (SEED=n MINUTES=m)
+	$(RUN) -m tests.faults --seed $(SEED) --minutes $(MINUTES) $(ARGS)
+
+.PHONY: soak
+soak: $(STAMP) ## memory, files and threads of a fleet over time (MINUTES=30 DEVICES=500)
+	$(RUN) -m tests.faults.soak --minutes $(MINUTES) --devices $(DEVICES) $(ARGS)
+
+.PHONY: bench-attack
+bench-attack: $(STAMP) ## honest throughput under floods; the aggregator's return after kill -9
+	$(RUN) -m benchmarks.aggregator.attack $(ARGS)
 
 .PHONY: bench-peers
 bench-peers: $(STAMP) ## the same work in other frameworks, each in an environment of its own

@@ -19,6 +19,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 from tabulate import tabulate
 
 from benchmarks.aggregator.broker import MOSQUITTO
+from benchmarks.aggregator.downlink import measure_downlink
 from benchmarks.aggregator.ingest_rate import measure_ingest
 from benchmarks.aggregator.session_opens import measure_opens
 from benchmarks.aggregator.through_broker import measure_through_broker
@@ -64,7 +65,17 @@ def main() -> int:
             rows.append((label, f"{rate:,.0f}", "at least 1,500"))
             micros = through.cpu_seconds / through.updates * 1e6
             rows.append(("  the aggregator's CPU an update, us", f"{micros:.0f}", ""))
+            rows.append(("  sent again for want of a receipt", str(through.resent), "0"))
             result |= {"through_broker_a_second": rate, "cpu_micros_an_update": micros}
+    downlink = measure_downlink()
+    for name, what in (
+        ("float16", "reported; the default"),
+        ("int8", 'reported; broadcast_codec = "int8"'),
+        ("int4", 'reported; broadcast_codec = "int4"'),
+    ):
+        label = f"downlink bytes a device a round, ML-1M at K = 64, {name}"
+        rows.append((label, f"{downlink[name]:,}", what))
+    result["downlink_bytes"] = downlink
     print(tabulate(rows, headers=("", "measured", "target"), disable_numparse=True))
     print(f"\nload average at the start: {result['load_average']:.1f}")
     RESULTS.parent.mkdir(exist_ok=True)

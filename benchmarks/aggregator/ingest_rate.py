@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from aggregator.assembly import World, assemble
+from aggregator.collector import ease_collector
 from aggregator.registry import credential
 from aggregator.service import Parts
 from aggregator.task import read_task
@@ -49,6 +50,7 @@ def measure_ingest(updates: int, folder: Path) -> IngestFigures:
     world = World(time.monotonic, time.time, rng)
     parts = assemble(home, store, read_task(home.task_file), world)
     assert parts.rounds.tick() is not None
+    ease_collector()  # as serve does
     bodies = [scatter_body(rng) for _ in range(64)]
     busy_seconds = 0.0
     early_mb = 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import selectors
 import time
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from device_sdk.wire.messages import (
     UpdateIdentity,
     Verdict,
     read_receipt,
+    update_digest,
     write_update,
 )
 from device_sdk.wire.signature import public_key
@@ -28,6 +30,7 @@ from device_sdk.wire.topics import DownTopic, ManifestTopic, Topics, UpTopic
 __all__ = ["Load"]
 
 _PATIENCE_SECONDS = 60.0
+_RESEND_SECONDS = 10.0
 
 
 @dataclass
@@ -38,10 +41,16 @@ class _Connected:
     body: bytes
     sessions: DeviceSessions = field(default_factory=DeviceSessions)
     opening: SessionOpening | None = None
+    awaited: bytes = b""
+    """The digest of the update in flight; empty when there is none."""
 
 
 class Load:
-    """Connects ``devices``; :meth:`open_sessions` and :meth:`run` drive them."""
+    """Connects ``devices``; :meth:`open_sessions` and :meth:`run` drive them.
+
+    As the protocol's devices do, these send an update again when no receipt comes for ten seconds;
+    ``resent`` counts that. Only the first receipt of an update counts.
+    """
 
     def __init__(
         self,
@@ -58,6 +67,8 @@ class Load:
         self._sealed_manifest = b""
         self._fleet: list[_Connected] = []
         self._counted = 0
+        self._done_for = 0
+        self.resent = 0
         for index, device in enumerate(devices):
             client = MiniClient(port, device.handle.hex())
             client.subscribe(self._topics.write(DownTopic(device.handle)))
@@ -83,18 +94,30 @@ class Load:
     def run(self, updates: int) -> float:
         """Send ``updates`` and wait for their receipts; the seconds it took."""
         began = time.perf_counter()
-        until = time.monotonic() + _PATIENCE_SECONDS
-        done_for = 0
-        target = self._counted + updates
+        target, seen = self._counted + updates, -1
+        resend_at = until = 0.0
         while self._counted < target:
-            manifest = self._manifest
-            if manifest is not None and manifest.round > done_for:
-                done_for = manifest.round
+            manifest, now = self._manifest, time.monotonic()
+            if self._counted != seen:
+                # However slow the machine is: only a standstill is a failure.
+                seen, resend_at, until = (
+                    self._counted,
+                    now + _RESEND_SECONDS,
+                    now + _PATIENCE_SECONDS,
+                )
+            if manifest is not None and manifest.round > self._done_for:
+                self._done_for = manifest.round
                 for one in self._fleet:
                     self._send(one, manifest)
+            elif manifest is not None and now > resend_at:
+                resend_at = now + _RESEND_SECONDS
+                for one in self._fleet:
+                    if one.awaited:
+                        self._send(one, manifest)
+                        self.resent += 1
             self._turn(0.05)
-            if time.monotonic() > until:
-                raise TimeoutError(f"{self._counted} of {target} receipts came in time")
+            if now > until:
+                raise TimeoutError(f"{self._counted} of {target} receipts came, then none")
         return time.perf_counter() - began
 
     def close(self) -> None:
@@ -106,6 +129,7 @@ class Load:
     def _send(self, one: _Connected, manifest: Manifest) -> None:
         device_id = one.device.credential.device_id
         identity = UpdateIdentity(device_id, "default", manifest.generation, manifest.round)
+        one.awaited = update_digest(identity, hashlib.sha256(one.body).digest())
         sealed = one.sessions.seal(RecordType.UPDATE, write_update(identity, one.body))
         one.client.publish(one.up_topic, sealed)
 
@@ -131,7 +155,9 @@ class Load:
         receipt = read_receipt(one.sessions.receive(payload).payload)
         if receipt.verdict is not Verdict.COUNTED:
             raise RuntimeError(f"an update was not counted: {receipt}")
-        self._counted += 1
+        if receipt.digest == one.awaited:
+            one.awaited = b""
+            self._counted += 1
 
     def _read_manifest(self) -> None:
         if not self._group_keys or not self._sealed_manifest:

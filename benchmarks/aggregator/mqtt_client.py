@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 
-__all__ = ["MiniClient"]
+__all__ = ["MiniClient", "connect_packet", "publish_packet"]
 
 _PUBLISH, _PUBACK = 0x30, 0x40
 
@@ -18,17 +18,13 @@ class MiniClient:
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._buffer = b""
         self._next_id = 0
-        body = _text("MQTT") + bytes((4, 2)) + (600).to_bytes(2, "big") + _text(client_id)
-        self.socket.sendall(_packet(0x10, body))
+        self.socket.sendall(connect_packet(client_id))
         self._await(0x20)
-        self.socket.setblocking(False)
 
     def subscribe(self, topic: str) -> None:
         """Subscribe at QoS 1 and wait for the answer."""
-        self.socket.setblocking(True)
         self.socket.sendall(_packet(0x82, self._id() + _text(topic) + b"\x01"))
         self._await(0x90)
-        self.socket.setblocking(False)
 
     def publish(self, topic: str, payload: bytes) -> None:
         """Send at QoS 1; the acknowledgement is read and forgotten."""
@@ -37,7 +33,8 @@ class MiniClient:
     def received(self) -> Iterator[tuple[str, bytes]]:
         """What has come; call when the socket is readable."""
         try:
-            data = self.socket.recv(262_144)
+            # The socket blocks, so that a full one delays a publication instead of cutting it off.
+            data = self.socket.recv(262_144, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return
         if not data:
@@ -79,6 +76,17 @@ class MiniClient:
     def _id(self) -> bytes:
         self._next_id = self._next_id % 65_535 + 1
         return self._next_id.to_bytes(2, "big")
+
+
+def connect_packet(client_id: str) -> bytes:
+    """CONNECT with a clean session and ten minutes of keep-alive."""
+    body = _text("MQTT") + bytes((4, 2)) + (600).to_bytes(2, "big") + _text(client_id)
+    return _packet(0x10, body)
+
+
+def publish_packet(topic: str, payload: bytes) -> bytes:
+    """PUBLISH at QoS 0: what whoever floods a broker would send."""
+    return _packet(_PUBLISH, _text(topic) + payload)
 
 
 def _text(text: str) -> bytes:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
+from benchmarks.data_folder import data_folder
+from benchmarks.progress_line import progress_line
 from benchmarks.recommendation.given_splits import DATA_SETS, has_times, load_split
 from benchmarks.recommendation.split import LeaveOneOut, hold_out_validation
+from benchmarks.scatter.downlink import published_bytes
 from benchmarks.scatter.execute import execute
 from benchmarks.scatter.experiment import Experiment
 from benchmarks.scatter.full_round import measure_full_round, open_step
@@ -44,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run what is asked for; returns the exit status."""
     options = _parse(arguments)
     if options.full_round:
-        print(measure_full_round(_data_root(options.root), options.artifact, width=32))
+        print(measure_full_round(_data_folder(options), options.artifact, width=32))
         return 0
     names = [name.strip() for name in options.rows.split(";")] if options.rows else None
     rows = [row for row in ROWS if names is None or row.name in names]
@@ -68,7 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 if outcome is not None:
                     outcomes[row.name][seed] = outcome
         print(f"\n{data}, {options.split} items\n")
-        print(quality_table(outcomes))
+        down = {row.name: published_bytes(row.change(preset(data, "test", 0))) for row in rows}
+        print(quality_table(outcomes, down))
         print()
         print(by_class_table(outcomes))
     return 0
@@ -85,27 +87,11 @@ class _Runner:
     def run(self, experiment: Experiment, label: str) -> Outcome:
         """Carry out one experiment, with its progress on standard error."""
         if self._loaded is None:
-            split = _load(_data_root(self._options.root), self._data, self._options.split)
+            split = _load(_data_folder(self._options), self._data, self._options.split)
             self._loaded = (split, open_step(self._options.artifact))
         split, step = self._loaded
         with progress_line(label) as progress:
             return execute(experiment, split, step, progress)
-
-
-@contextmanager
-def progress_line(label: str) -> Iterator[Callable[[str], None]]:
-    """One line that is rewritten on a terminal; elsewhere a line at the end."""
-    live = sys.stderr.isatty()
-    last = ""
-
-    def show(text: str) -> None:
-        nonlocal last
-        last = text
-        if live:
-            print(f"\r\033[K{label}: {text}", end="", file=sys.stderr, flush=True)
-
-    yield show
-    print(f"\r\033[K{label}: {last}" if live else f"{label}: {last}", file=sys.stderr, flush=True)
 
 
 def _load(root: Path, data: str, kind: str) -> LeaveOneOut:
@@ -116,14 +102,8 @@ def _load(root: Path, data: str, kind: str) -> LeaveOneOut:
     return hold_out_validation(whole.train, whole.items, rng, latest=has_times(data))
 
 
-def _data_root(given: Path | None) -> Path:
-    root = given or Path(os.environ.get("TESSERA_DATA", "../shared/data"))
-    if not root.is_dir():
-        raise SystemExit(
-            f"no data folder {root}: set TESSERA_DATA (or --root) to the folder that holds "
-            "ml-100k/leave_one_out and ml-1m/ncf"
-        )
-    return root
+def _data_folder(options: argparse.Namespace) -> Path:
+    return data_folder(options.root, "ml-100k/leave_one_out and ml-1m/ncf")
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:

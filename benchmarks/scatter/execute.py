@@ -45,7 +45,9 @@ def execute(
         split.items, experiment.width, experiment.spread, np.random.default_rng(start)
     )
     method = ScatterMethod(first, experiment.settings)
-    channel = MeasuredChannel(experiment.codec, np.random.default_rng(coding))
+    channel = MeasuredChannel(
+        experiment.codec, np.random.default_rng(coding), experiment.broadcast_codec
+    )
     simulation = Simulation(method, learners, np.random.default_rng(cohorts), channel)
     cohort = experiment.cohort if experiment.cohort else split.users
     curve: list[Point] = []
@@ -57,14 +59,15 @@ def execute(
         spent += time.perf_counter() - began
         last = epoch == experiment.epochs
         if last or (experiment.split == "validation" and epoch % experiment.every == 0):
-            curve.append(_evaluate(epoch, _vectors(learners), method.items, split))
+            shown = channel.recommended_with(method.items)
+            curve.append(_evaluate(epoch, _vectors(learners), shown, split))
         note = f"HR@10 {curve[-1].hit_ratio:.4f}" if curve else ""
         progress(f"epoch {epoch}/{experiment.epochs}, {spent / epoch:.1f} s each {note}")
     if simulation.failures:
         raise RuntimeError(f"devices failed or were refused: {simulation.failures}")
     return Outcome(
         curve=tuple(curve),
-        by_class=_by_class(_vectors(learners), method.items, split, columns),
+        by_class=_by_class(_vectors(learners), shown, split, columns),
         update_rows=channel.mean_rows,
         update_bytes=channel.mean_bytes,
         epoch_seconds=spent / experiment.epochs,

@@ -10,8 +10,20 @@ from typing import Literal
 from aggregator.methods.scatter import ScatterSettings
 from device_sdk.learners.pool import PoolSettings
 
-__all__ = ["Experiment", "UpdateCodec"]
+__all__ = ["METHOD_REVISION", "BroadcastCodec", "Experiment", "UpdateCodec"]
 
+METHOD_REVISION = 2
+"""Part of every key. Raise it when the code of learners, methods or codecs changes what a run finds
+or measures: outcomes of other revisions are then no longer taken for current ones.
+
+1: first measured runs. 2: pseudo-items share the true triples' negatives; updates really sealed.
+"""
+
+_OFF = {"clip_multiple": 0.0, "row_multiple": 0.0, "robust": "none", "trim_share": 0.1}
+
+_PLAIN_BROADCASTS = "float16"
+
+BroadcastCodec = Literal["float16", "int8", "int4"]
 UpdateCodec = Literal["direct", "fp32", "fp16", "int8"]
 
 
@@ -30,7 +42,9 @@ class Experiment:
         epochs: full passes over the fleet.
         cohort: devices a round; 0 for all.
         spread: standard deviation of the first item matrix.
-        codec: how updates travel; ``direct`` hands arrays over.
+        codec: how updates travel; ``direct`` hands arrays over, broadcasts' too.
+        broadcast_codec: how broadcasts travel. Other than float16, devices are also evaluated with
+            what they received.
         every: epochs between evaluations of a validation run; a test run is evaluated once, at its
             end, so that no round can be chosen by it.
     """
@@ -47,13 +61,26 @@ class Experiment:
     every: int = 10
     settings: ScatterSettings = field(default_factory=ScatterSettings)
     pool: PoolSettings = field(default_factory=PoolSettings)
+    broadcast_codec: BroadcastCodec = "float16"
 
     def __post_init__(self) -> None:
         if self.epochs < 1 or self.width < 1 or not self.classes or self.every < 1:
             raise ValueError("an experiment needs epochs, columns and at least one capacity class")
+        if self.codec == "direct" and self.broadcast_codec != _PLAIN_BROADCASTS:
+            raise ValueError(
+                f"broadcast_codec is {self.broadcast_codec!r} and codec 'direct', which encodes "
+                "nothing; expected a codec for updates such as 'int8'"
+            )
 
     @property
     def key(self) -> str:
         """Names the stored result: another setting, another key."""
-        canonical = json.dumps(asdict(self), sort_keys=True)
+        described = asdict(self)
+        # Options that came later keep the keys of runs from before, where they are off.
+        for name, off in _OFF.items():
+            if described["settings"][name] == off:
+                del described["settings"][name]
+        if self.broadcast_codec == _PLAIN_BROADCASTS:
+            del described["broadcast_codec"]
+        canonical = json.dumps({"revision": METHOD_REVISION, **described}, sort_keys=True)
         return hashlib.sha256(canonical.encode()).hexdigest()[:20]

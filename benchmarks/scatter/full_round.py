@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +27,11 @@ def open_step(artifact: Path | None) -> FactorStep:
 
 
 def measure_full_round(root: Path, artifact: Path | None, *, width: int) -> str:
-    """A sentence with seconds and peak resident memory, the data set's loading apart."""
+    """A sentence with seconds and peak resident memory, the data set's loading apart.
+
+    In the first round the devices also prepare their triples and make their users' vectors. Much
+    less processor time than wall-clock time says that other programs were busy.
+    """
     step = open_step(artifact)
     split = load_split(root, "ml-1m")
     seeds = np.random.SeedSequence(0)
@@ -34,16 +39,21 @@ def measure_full_round(root: Path, artifact: Path | None, *, width: int) -> str:
     fleet = scatter_fleet([[rows] for rows in split.train], columns, step, seeds)
     method = ScatterMethod(initial_items(split.items, width, 0.1, np.random.default_rng(0)))
     simulation = Simulation(method, fleet, np.random.default_rng(0))
-    seconds = []
+    seconds, of_processor = [], []
     for _ in range(3):
-        began = time.perf_counter()
+        began, began_working = time.perf_counter(), time.process_time()
         summary = simulation.round()
         seconds.append(time.perf_counter() - began)
-    listed = ", ".join(f"{one:.1f}" for one in seconds)
+        of_processor.append(time.process_time() - began_working)
     return (
-        f"one round of {summary.participants} devices, K = {width}: {listed} s (three rounds), "
-        f"peak {_peak_bytes() / 1e6:.0f} MB resident"
+        f"one round of {summary.participants} devices, K = {width}: {_listed(seconds)} s (three "
+        f"rounds; {_listed(of_processor)} s of processor time), peak {_peak_bytes() / 1e6:.0f} MB "
+        "resident"
     )
+
+
+def _listed(seconds: Sequence[float]) -> str:
+    return ", ".join(f"{one:.1f}" for one in seconds)
 
 
 def _peak_bytes() -> int:

@@ -1,13 +1,12 @@
-"""What a run found, and where it is kept so that a stopped benchmark resumes."""
+"""What a run found, and how it is kept."""
 
 from __future__ import annotations
 
-import json
-import os
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
+from typing import Any
 
-from benchmarks.scatter.experiment import Experiment
+from benchmarks.outcomes import OutcomeFolder
+from benchmarks.scatter.experiment import METHOD_REVISION, Experiment
 
 __all__ = ["Outcome", "OutcomeStore", "Point"]
 
@@ -43,29 +42,18 @@ class Outcome:
         return self.curve[-1]
 
 
-class OutcomeStore:
-    """One JSON file an experiment in ``folder``, which is made when needed."""
+class OutcomeStore(OutcomeFolder[Experiment, Outcome]):
+    """Outcomes of this benchmark."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def prefix(self, run: Experiment) -> str:
+        """The data set."""
+        return run.data
 
-    def load(self, experiment: Experiment) -> Outcome | None:
-        """The stored outcome, or None where the experiment has not been run."""
-        path = self._path(experiment)
-        if not path.exists():
-            return None
-        found = json.loads(path.read_text(encoding="utf-8"))["outcome"]
-        curve = tuple(Point(**point) for point in found.pop("curve"))
-        return Outcome(curve=curve, **found)
+    def decoded(self, fields: dict[str, Any]) -> Outcome:
+        """The outcome with its points."""
+        curve = tuple(Point(**point) for point in fields.pop("curve"))
+        return Outcome(curve=curve, **fields)
 
-    def save(self, experiment: Experiment, outcome: Outcome) -> None:
-        """Write the outcome whole or not at all."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        path = self._path(experiment)
-        content = {"experiment": asdict(experiment), "outcome": asdict(outcome)}
-        partial = path.with_suffix(f".{os.getpid()}.partial")
-        partial.write_text(json.dumps(content, indent=1, sort_keys=True), encoding="utf-8")
-        partial.replace(path)
-
-    def _path(self, experiment: Experiment) -> Path:
-        return self._folder / f"{experiment.data}-{experiment.key}.json"
+    def described(self, run: Experiment) -> dict[str, Any]:
+        """The revision too: two files may differ in nothing else."""
+        return {"revision": METHOD_REVISION, **super().described(run)}

@@ -21,16 +21,21 @@ _HEADERS = (
     "HR@10 full",
     "NDCG@10 full",
     f"HR@10 against {BASELINE!r}",
-    "rows",
-    "bytes",
+    "rows up",
+    "bytes up",
+    "bytes down",
 )
 
 
-def quality_table(outcomes: Mapping[str, Mapping[int, Outcome]]) -> str:
+def quality_table(
+    outcomes: Mapping[str, Mapping[int, Outcome]], down_bytes: Mapping[str, int]
+) -> str:
     """Mean and standard deviation over seeds, and the paired difference to the baseline.
 
     Args:
         outcomes: by row's name, by seed.
+        down_bytes: what a device fetches a round, by row's name; rows without encodings have none.
+            Bytes up are those of an update.
     """
     lines = []
     baseline = outcomes.get(BASELINE, {})
@@ -48,7 +53,8 @@ def quality_table(outcomes: Mapping[str, Mapping[int, Outcome]]) -> str:
                 _spread([end.full_ndcg for end in ends]),
                 "" if name == BASELINE else _difference(by_seed, baseline),
                 f"{_mean([one.update_rows for one in by_seed.values()]):.0f}",
-                f"{_mean([one.update_bytes for one in by_seed.values()]):,.0f}",
+                _bytes(_mean([one.update_bytes for one in by_seed.values()])),
+                _bytes(down_bytes.get(name, 0)),
             )
         )
     return tabulate(lines, headers=_HEADERS, tablefmt="github", disable_numparse=True)
@@ -87,6 +93,11 @@ def _difference(by_seed: Mapping[int, Outcome], baseline: Mapping[int, Outcome])
         return f"{found.mean:+.4f} ({relative:+.1f} %)"
     low, high = found.mean - found.half_width, found.mean + found.half_width
     return f"{found.mean:+.4f} [{low:+.4f}, {high:+.4f}] ({relative:+.1f} %)"
+
+
+def _bytes(count: float) -> str:
+    """Blank for none: arrays were handed over, which is not the same as sending nothing."""
+    return f"{count:,.0f}" if count else ""
 
 
 def _mean(values: Sequence[float]) -> float:

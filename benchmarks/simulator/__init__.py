@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from benchmarks.simulator.channel import Channel, DirectChannel
 from benchmarks.simulator.scatter_fleet import FixedInteractions, mixed_columns, scatter_fleet
-from benchmarks.simulator.simulation import Simulation
+from benchmarks.simulator.simulation import Simulation, device_name
 
 __all__ = [
     "Channel",
     "DirectChannel",
     "FixedInteractions",
     "Simulation",
+    "device_name",
     "mixed_columns",
     "scatter_fleet",
 ]

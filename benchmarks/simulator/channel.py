@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from device_sdk.wire.exchange import Broadcast, Update
+from device_sdk.wire.exchange import Attachment, Broadcast, Update
 
 __all__ = ["Channel", "DirectChannel"]
 
@@ -14,6 +14,9 @@ class Channel(Protocol):
 
     def down(self, broadcast: Broadcast) -> Broadcast:
         """What every device of the round receives."""
+
+    def fetch(self, device: int, attachment: Attachment) -> Attachment:
+        """What a device that asked for an attachment receives."""
 
     def up(self, update: Update) -> Update:
         """What the aggregator receives."""
@@ -25,6 +28,10 @@ class DirectChannel:
     def down(self, broadcast: Broadcast) -> Broadcast:
         """The broadcast itself."""
         return broadcast
+
+    def fetch(self, device: int, attachment: Attachment) -> Attachment:
+        """The attachment itself."""
+        return attachment
 
     def up(self, update: Update) -> Update:
         """The update itself."""

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from aggregator.methods.method import Method, Refused, RoundSummary
 from benchmarks.simulator.channel import Channel, DirectChannel
-from device_sdk.learners.learner import Learner, LearnerError
+from device_sdk.learners.learner import FetchingLearner, Learner, LearnerError, ReceiptLearner
+from device_sdk.wire.exchange import Broadcast
 
-__all__ = ["Simulation"]
+__all__ = ["Simulation", "device_name"]
+
+
+def device_name(index: int) -> str:
+    """What stands for a device's id: its index in 32 hexadecimal digits."""
+    return f"{index:032x}"
 
 
 class Simulation:
@@ -49,16 +56,22 @@ class Simulation:
     def round(self, participants: Iterable[int] | None = None) -> RoundSummary:
         """One round with these devices (indices into ``learners``), by default with all."""
         self._round_id += 1
-        broadcast = self._channel.down(self.method.open_round(self._round_id))
+        opened = self.method.open_round(self._round_id)
+        broadcast = self._channel.down(replace(opened, attachments={}, cohorts={}))
         chosen = range(len(self.learners)) if participants is None else participants
         for device in chosen:
             try:
-                update = self._channel.up(self.learners[device].train(broadcast))
+                received = self._fetch(device, broadcast, opened)
+                update = self._channel.up(self.learners[device].train(received))
+                update = replace(update, sender=device_name(device))
                 self.method.check(update)
             except (LearnerError, Refused) as error:
                 self._count(error)
                 continue
             self.method.absorb(update)
+            learner = self.learners[device]
+            if isinstance(learner, ReceiptLearner):
+                learner.receipt(update.round_id, counted=True)
         return self.method.close_round()
 
     def epoch(self, cohort: int) -> Iterator[RoundSummary]:
@@ -68,6 +81,25 @@ class Simulation:
         order = self._rng.permutation(len(self.learners))
         for start in range(0, len(order), cohort):
             yield self.round(int(device) for device in order[start : start + cohort])
+
+    def _fetch(self, device: int, broadcast: Broadcast, opened: Broadcast) -> Broadcast:
+        """The broadcast with those attachments that the device may read and wants."""
+        learner = self.learners[device]
+        if not opened.attachments or not isinstance(learner, FetchingLearner):
+            return broadcast
+        name = device_name(device)
+        readable = {
+            key: attachment
+            for key, attachment in opened.attachments.items()
+            if not attachment.cohort or name in opened.cohorts[attachment.cohort]
+        }
+        sizes = {
+            key: sum(array.nbytes for array in attachment.tensors.values())
+            for key, attachment in readable.items()
+        }
+        offer = replace(broadcast, offered=sizes)
+        wanted = {key: self._channel.fetch(device, readable[key]) for key in learner.wants(offer)}
+        return replace(offer, attachments=wanted)
 
     def _count(self, error: LearnerError | Refused) -> None:
         reason = error.reason if isinstance(error, Refused) else "learner"

@@ -1,20 +1,31 @@
 from __future__ import annotations
 
+import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from benchmarks.recommendation.split import hold_out_validation
+from benchmarks.scatter.downlink import published_bytes
 from benchmarks.scatter.execute import execute
-from benchmarks.scatter.experiment import Experiment
+from benchmarks.scatter.experiment import METHOD_REVISION, Experiment
 from benchmarks.scatter.measured_channel import MeasuredChannel
 from benchmarks.scatter.outcome import Outcome, OutcomeStore, Point
 from benchmarks.scatter.presets import BASELINE, CLASSES, ROWS, preset
 from benchmarks.scatter.statistics import paired_difference, spread
 from benchmarks.scatter.table import by_class_table, quality_table
+from device_sdk.wire.envelope import (
+    FRAGMENT_BYTES,
+    HEADER_BYTES,
+    MAX_MESSAGE_BYTES,
+    MAX_PAYLOAD_BYTES,
+    TAG_BYTES,
+)
 from device_sdk.wire.exchange import Broadcast, Update
+from device_sdk.wire.padding import padded_length
 from tests.device_sdk.learners.reference_step import ReferenceStep
 
 
@@ -36,11 +47,20 @@ def test_differences_pair_the_seeds_that_both_have() -> None:
         {
             BASELINE: {0: outcome(0.60), 1: outcome(0.70), 2: outcome(0.9)},
             "unequal": {0: outcome(0.59), 1: outcome(0.69)},
-        }
+        },
+        {"unequal": 126_920},
     )
     assert "-0.0100 [-0.0100, -0.0100] (-1.5 %)" in table
     assert "0.7333 ± 0.1528" in table
+    assert "| 126,920 " in table
     assert "| 0.640" in by_class_table({"unequal": {0: outcome(0.59), 1: outcome(0.69)}})
+
+
+def test_options_that_came_later_keep_the_keys_of_stored_outcomes() -> None:
+    found = {row.name: row.change(preset("ml-100k", "test", 0)).key for row in ROWS}
+    assert found[BASELINE] == "11e72ca67dce2be152b9"
+    assert found["unequal, int8 on the wire"] == "b0d15ce414b5389d89b6"
+    assert found["unequal, int4 broadcasts"] != found["unequal, int8 on the wire"]
 
 
 def test_outcomes_are_kept_by_their_settings(tmp_path: Path) -> None:
@@ -52,6 +72,17 @@ def test_outcomes_are_kept_by_their_settings(tmp_path: Path) -> None:
     assert store.load(other) is None
 
 
+def test_another_revision_of_the_method_has_other_outcomes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, one = OutcomeStore(tmp_path), preset("ml-100k", "test", 0)
+    store.save(one, outcome(0.6))
+    (stored,) = tmp_path.iterdir()
+    assert json.loads(stored.read_text(encoding="utf-8"))["revision"] == METHOD_REVISION
+    monkeypatch.setattr("benchmarks.scatter.experiment.METHOD_REVISION", METHOD_REVISION + 1)
+    assert store.load(one) is None
+
+
 def test_rows_differ_from_the_preset_as_they_say() -> None:
     base = preset("ml-1m", "validation", 3)
     changed = {row.name: row.change(base) for row in ROWS}
@@ -61,12 +92,20 @@ def test_rows_differ_from_the_preset_as_they_say() -> None:
     assert changed["unequal, patent"].settings.training.scores == "columns"
     assert changed["unequal, patent"].settings.aggregator == "mean"
     assert changed["all at smallest k"].width == min(CLASSES)
+    assert changed["unequal, int4 broadcasts"] == replace(
+        changed["unequal, int8 on the wire"], broadcast_codec="int4"
+    )
+    with pytest.raises(ValueError, match="encodes nothing"):
+        replace(base, broadcast_codec="int4")
     with pytest.raises(ValueError, match="no preset"):
         preset("netflix", "test", 0)
 
 
-@pytest.mark.parametrize("codec", ["direct", "fp32", "int8"])
-def test_a_run_learns_and_repeats(codec: str) -> None:
+@pytest.mark.parametrize(
+    ("codec", "broadcast_codec"),
+    [("direct", "float16"), ("fp32", "float16"), ("int8", "float16"), ("int8", "int4")],
+)
+def test_a_run_learns_and_repeats(codec: str, broadcast_codec: str) -> None:
     # Two tastes: users like one half of the items or the other.
     rng = np.random.default_rng(0)
     train = [20 * (user % 2) + rng.permutation(20)[:12] for user in range(40)]
@@ -82,6 +121,7 @@ def test_a_run_learns_and_repeats(codec: str) -> None:
         cohort=10,
         every=15,
         codec=codec,  # type: ignore[arg-type]
+        broadcast_codec=broadcast_codec,  # type: ignore[arg-type]
         settings=base.settings,
         pool=base.pool,
     )
@@ -110,6 +150,44 @@ def test_the_channel_measures_sealed_sizes() -> None:
         np.testing.assert_allclose(received["values"], values, atol=0.05)
         assert channel.mean_rows == 100
         sizes[codec] = channel.mean_bytes
-    assert 6400 < sizes["fp32"] < 7400
-    assert 3200 < sizes["fp16"] < 3900
-    assert 1900 < sizes["int8"] < 2300
+    # Body, frame of 23 bytes, padding to the next of eight sizes an octave, header and tag.
+    body = {"fp32": 4, "fp16": 2, "int8": 1}
+    for codec, size in sizes.items():
+        scales = 200 if codec == "int8" else 0
+        payload = 3 + 1 + 8 + 100 + 1600 * body[codec] + scales + 23
+        assert size == padded_length(payload, MAX_MESSAGE_BYTES) + HEADER_BYTES + TAG_BYTES
+
+
+def test_broadcasts_arrive_as_their_codec_rounds_them() -> None:
+    items = np.random.default_rng(0).standard_normal((60, 8)).astype(np.float32)
+    arrived = {}
+    for codec in ("float16", "int8", "int4"):
+        channel = MeasuredChannel("int8", np.random.default_rng(1), codec)  # type: ignore[arg-type]
+        (arrived[codec],) = channel.down(Broadcast(1, 0, {"items": items})).tensors.values()
+        shown = channel.recommended_with(items)
+        np.testing.assert_allclose(shown, items, atol=np.abs(items).max() / 7 * 1.01)
+        assert (shown is items) == (codec == "float16")
+    np.testing.assert_array_equal(arrived["float16"], items.astype(np.float16))
+    steps = np.abs(items).max(axis=1, keepdims=True) * 1.01
+    assert (np.abs(arrived["int8"] - items) <= steps / 127).all()
+    assert (np.abs(arrived["int4"] - items) <= steps / 7).all()
+    assert len(np.unique(arrived["int4"][0])) <= 15
+
+
+def test_bytes_down_are_those_of_the_sealed_broadcast() -> None:
+    found = {row.name: published_bytes(row.change(preset("ml-1m", "test", 0))) for row in ROWS}
+    assert found[BASELINE] == 0  # handed over
+    assert 3706 * 64 * 2 < found["unequal, int8 on the wire"] < 1.01 * 3706 * 64 * 2
+    assert 3706 * 34 < found["unequal, int4 broadcasts"] < 1.01 * 3706 * 34
+
+
+def test_large_updates_travel_in_fragments() -> None:
+    rng = np.random.default_rng(0)
+    values = rng.standard_normal((1600, 64)).astype(np.float32)
+    update = Update(3, {"columns": np.arange(64), "rows": np.arange(1600), "values": values})
+    channel = MeasuredChannel("fp32", rng)
+    channel.down(Broadcast(3, 0, {"items": np.zeros((1682, 64), dtype=np.float32)}))
+    assert channel.up(update).tensors["values"].tobytes() == values.tobytes()
+    around = HEADER_BYTES + FRAGMENT_BYTES + TAG_BYTES
+    parts = -(-values.nbytes // MAX_PAYLOAD_BYTES)
+    assert values.nbytes + parts * around < channel.mean_bytes < 1.1 * values.nbytes

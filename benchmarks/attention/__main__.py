@@ -1,0 +1,109 @@
+"""``python -m benchmarks.attention``: attention-based aggregation against its baselines."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+# Official onnxruntime wheels write to the user's cache folder unless this is set before the import.
+os.environ["ORT_DISABLE_TELEMETRY"] = "1"
+
+from benchmarks.attention.execute import execute
+from benchmarks.attention.outcome import Outcome, OutcomeStore
+from benchmarks.attention.presets import ROWS, TABLES, Row
+from benchmarks.attention.table import joining_table, main_table, validation_table
+from benchmarks.data_folder import data_folder
+from benchmarks.progress_line import progress_line
+
+_ROOT = Path(__file__).resolve().parents[2]
+_RESULTS = _ROOT / "benchmarks" / "results" / "attention"
+_ARTIFACTS = _ROOT / "out" / "artifacts" / "attention"
+_HOLDS = "mnist, fashion-mnist and beijing-air"
+
+_DESCRIPTION = """\
+Personalised federated learning with the real learners, methods and train graphs: FedAMN, its
+layers one by one, and the baselines, on V-MNIST (18 devices, a convolutional network of 21,898
+parameters) and Beijing air quality (12 stations, a GRU of 32). 40 rounds of 30 steps; validation
+data picks the round that is reported. Every finished run is stored under its settings, so a
+benchmark that was stopped continues where it was, and --table-only prints what is there. A run
+takes about a minute of one core.
+"""
+_EXAMPLES = """\
+examples:
+  python -m benchmarks.attention --table vmnist --seeds 1
+  python -m benchmarks.attention --table air --rows "FedAvg;FedAMN"
+  python -m benchmarks.attention --validation --table air --seeds 1      (to choose settings)
+  python -m benchmarks.attention --table-only
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run what is asked for; returns the exit status."""
+    options = _parse(arguments)
+    names = [name.strip() for name in options.rows.split(";")] if options.rows else None
+    tables = list(TABLES) if options.table == "all" else [options.table]
+    rows = [r for r in ROWS if r.table in tables and (names is None or r.name in names)]
+    if not rows:
+        known = "; ".join(row.name for row in ROWS if row.table in tables)
+        print(f"--rows: none of {options.rows!r} is known; known are: {known}", file=sys.stderr)
+        return 2
+    store = OutcomeStore(options.results)
+    outcomes: dict[str, dict[str, dict[int, Outcome]]] = {table: {} for table in tables}
+    # Seeds outside, rows inside: what is stopped early has all rows on the first seeds.
+    for seed in range(options.first_seed, options.first_seed + options.seeds):
+        for row in rows:
+            outcome = _outcome(row, seed, store, options)
+            if outcome is not None:
+                outcomes[row.table].setdefault(row.name, {})[seed] = outcome
+    for table in tables:
+        if not outcomes[table]:
+            continue
+        print(f"\n{TABLES[table]}\n")
+        if options.validation:
+            print(validation_table(outcomes[table]))
+        elif table == "joining":
+            print(joining_table(outcomes[table]))
+        else:
+            print(main_table(outcomes[table]))
+    return 0
+
+
+def _outcome(
+    row: Row, seed: int, store: OutcomeStore, options: argparse.Namespace
+) -> Outcome | None:
+    experiment = row.make(seed)
+    outcome = store.load(experiment)
+    if outcome is None and not options.table_only:
+        with progress_line(f"{row.table}, seed {seed}, {row.name}") as progress:
+            outcome = execute(
+                experiment, data_folder(options.root, _HOLDS), options.artifacts, progress
+            )
+        store.save(experiment, outcome)
+    return outcome
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    tables = "\n".join(f"  {name:12} {shows}" for name, shows in TABLES.items())
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.attention",
+        description=_DESCRIPTION,
+        epilog=f"{_EXAMPLES}\ntables:\n{tables}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--table", choices=(*TABLES, "all"), default="all")
+    parser.add_argument("--rows", help="names of rows, separated by semicolons (default: all)")
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds (default: 3)")
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--validation", action="store_true", help="show validation accuracy alone")
+    parser.add_argument("--root", type=Path, help="data folder (default: TESSERA_DATA)")
+    parser.add_argument("--artifacts", type=Path, default=_ARTIFACTS, help="where exports are kept")
+    parser.add_argument("--results", type=Path, default=_RESULTS, help="where runs are stored")
+    parser.add_argument("--table-only", action="store_true", help="print stored runs, run none")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

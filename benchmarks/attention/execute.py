@@ -1,0 +1,223 @@
+"""Carries out one experiment with the real learners, methods and train graphs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.metrics import precision_score
+
+from aggregator.methods.attention import AttentionMethod, AttentionSettings
+from aggregator.methods.fedavg import FedAvgMethod, FedAvgSettings
+from aggregator.methods.method import Method
+from benchmarks.attention.channel import HalfChannel
+from benchmarks.attention.experiment import Experiment, Local
+from benchmarks.attention.falling_rate import FallingRate
+from benchmarks.attention.fleet import DeviceData, Fleet, Part, export_artifacts, fleet_of
+from benchmarks.attention.local_only import LocalLearner, LocalMethod
+from benchmarks.attention.outcome import Outcome, Point, Scores
+from benchmarks.simulator.simulation import Simulation, device_name
+from device_sdk.learners.attention import AttentionLearner
+from device_sdk.learners.fedavg import FedAvgLearner
+from device_sdk.learners.learner import FetchingLearner, State
+from device_sdk.learners.local_steps import predict_all
+from device_sdk.local_data import LocalData
+from device_sdk.trainer import Trainer
+from device_sdk.wire.exchange import Broadcast, Update
+
+__all__ = ["execute"]
+
+AnyLearner = AttentionLearner | FedAvgLearner | LocalLearner
+
+
+class _Timed:
+    """A learner whose processor time is counted: other work on the machine does not matter."""
+
+    def __init__(self, learner: AnyLearner) -> None:
+        self.learner = learner
+        self.seconds = 0.0
+
+    def wants(self, broadcast: Broadcast) -> Sequence[str]:
+        """The learner's, where it has such a choice."""
+        began = time.thread_time()
+        found = self.learner.wants(broadcast) if isinstance(self.learner, FetchingLearner) else ()
+        self.seconds += time.thread_time() - began
+        return found
+
+    def train(self, broadcast: Broadcast) -> Update:
+        """The learner's."""
+        began = time.thread_time()
+        update = self.learner.train(broadcast)
+        self.seconds += time.thread_time() - began
+        return update
+
+    def state(self) -> State:
+        """The learner's."""
+        return self.learner.state()
+
+    def restore(self, state: State) -> None:
+        """The learner's."""
+        self.learner.restore(state)
+
+
+def execute(
+    experiment: Experiment, root: Path, artifacts: Path, progress: Callable[[str], None]
+) -> Outcome:
+    """Train for the experiment's rounds, evaluating on the way.
+
+    Args:
+        root: the data sets' folder.
+        artifacts: a folder to keep exported artifacts in, for later runs.
+        progress: called with one line of text after each evaluation.
+
+    Raises RuntimeError where a device failed or an update was refused.
+    """
+    fleet = fleet_of(experiment.data, experiment.seed, root, experiment.devices)
+    timed = [_Timed(learner) for learner in _learners(experiment, fleet, artifacts)]
+    method = _method(experiment, fleet)
+    falling = FallingRate(method, experiment.decay)
+    channel = HalfChannel(len(timed))
+    simulation = Simulation(falling, timed, np.random.default_rng(0), channel)
+    warm = experiment.method.training.warm_up_rounds if _mixes(experiment) else 0
+    curve: list[Point] = []
+    scores: list[Scores] = []
+    by_device: dict[str, float] = {}
+    at_warm = (0.0, 0, 0)
+    for round_id in range(1, experiment.rounds + 1):
+        simulation.round()
+        if simulation.failures:
+            raise RuntimeError(f"devices failed or were refused: {simulation.failures}")
+        seconds = sum(one.seconds for one in timed) / len(timed)
+        if round_id == min(warm, experiment.rounds - 1):
+            at_warm = (seconds, channel.down_bytes, channel.up_bytes)
+        if round_id in (warm + 1, experiment.rounds):
+            scores += _scores(round_id, [one.learner for one in timed])
+        if round_id % experiment.every and round_id != experiment.rounds:
+            continue
+        models = _models(experiment, fleet, method, [one.learner for one in timed])
+        point, each = _evaluate(models, fleet.devices, round_id, seconds)
+        if not curve or point.validation > max(other.validation for other in curve):
+            by_device = each
+        curve.append(point)
+        progress(f"round {round_id}/{experiment.rounds}, validation {point.validation:.4f}")
+    after = (experiment.rounds - min(warm, experiment.rounds - 1)) * len(timed)
+    spent = sum(one.seconds for one in timed) - at_warm[0] * len(timed)
+    return Outcome(
+        curve=curve,
+        by_device=by_device,
+        down_bytes=(channel.down_bytes - at_warm[1]) / after,
+        up_bytes=(channel.up_bytes - at_warm[2]) / after,
+        round_seconds=spent / after,
+        scores=scores,
+    )
+
+
+def _mixes(experiment: Experiment) -> bool:
+    method = experiment.method
+    return isinstance(method, AttentionSettings) and method.training.mix
+
+
+def _learners(experiment: Experiment, fleet: Fleet, artifacts: Path) -> list[AnyLearner]:
+    weak = round(experiment.weak * len(fleet.devices))
+    found: list[AnyLearner] = []
+    for index, device in enumerate(fleet.devices):
+        base, meta = export_artifacts(
+            artifacts, experiment.data, device.width, experiment.key_scale, experiment.own_bias
+        )
+        trainer = Trainer(base, providers="cpu")
+        trainer.set_parameters(fleet.parameters(device.width))
+        data = LocalData({"x": device.train.x, "y": device.train.y})
+        rng = np.random.default_rng([experiment.seed, 2, index])
+        name = device_name(index)
+        if isinstance(experiment.method, Local):
+            found.append(LocalLearner(data, trainer, experiment.method, rng))
+        elif isinstance(experiment.method, FedAvgSettings):
+            found.append(FedAvgLearner(lambda data=data: data, trainer, name, rng))
+        else:
+            apart = index < weak or experiment.method.training.aggregator_mixes
+            found.append(
+                AttentionLearner(
+                    lambda data=data: data,
+                    trainer,
+                    None if apart else Trainer(meta, providers="cpu"),
+                    name,
+                    rng,
+                    "aggregator" if apart else "device",
+                )
+            )
+    return found
+
+
+def _method(experiment: Experiment, fleet: Fleet) -> Method:
+    if isinstance(experiment.method, Local):
+        return LocalMethod(experiment.method)
+    if isinstance(experiment.method, FedAvgSettings):
+        return FedAvgMethod(dict(fleet.parameters(0)), {}, experiment.method)
+    return AttentionMethod(fleet.initial, fleet.layouts, experiment.method)
+
+
+def _models(
+    experiment: Experiment, fleet: Fleet, method: Method, learners: list[AnyLearner]
+) -> list[Callable[[], Trainer]]:
+    """For each device, what sets its trainer to the model that is to be evaluated."""
+    if experiment.shows == "personal":
+        return [lambda one=one: _own(one) for one in learners]
+    if isinstance(method, AttentionMethod):
+        widest, shared = fleet.layouts[-1], method.shared
+        parts = [shared[fleet.layouts[d.width].places_in(widest)] for d in fleet.devices]
+        return [
+            lambda one=one, part=part: one.show(part)
+            for one, part in zip(learners, parts, strict=True)
+        ]
+    assert isinstance(method, FedAvgMethod)
+    parameters = method.model
+    return [lambda one=one: _set(one.trainer, parameters) for one in learners]
+
+
+def _set(trainer: Trainer, parameters: Mapping[str, NDArray[np.float32]]) -> Trainer:
+    """A shared model is set anew at the start of each round, so this disturbs nothing."""
+    trainer.set_parameters(parameters)
+    return trainer
+
+
+def _own(learner: AnyLearner) -> Trainer:
+    return learner.show() if isinstance(learner, AttentionLearner) else learner.trainer
+
+
+def _evaluate(
+    models: list[Callable[[], Trainer]],
+    devices: Sequence[DeviceData],
+    round_id: int,
+    seconds: float,
+) -> tuple[Point, dict[str, float]]:
+    rows = []
+    for model, device in zip(models, devices, strict=True):
+        trainer = model()
+        validation, _ = _quality(trainer, device.validation)
+        rows.append((validation, *_quality(trainer, device.test)))
+    means = np.mean(rows, axis=0)
+    each = {device.name: float(row[1]) for device, row in zip(devices, rows, strict=True)}
+    return Point(round_id, *(float(mean) for mean in means), seconds), each
+
+
+def _quality(trainer: Trainer, part: Part) -> tuple[float, float]:
+    """Accuracy and macro precision."""
+    found = predict_all(trainer, {"x": part.x}, "logits", batch_size=512).argmax(axis=1)
+    precision = precision_score(part.y, found, average="macro", zero_division=0)
+    return float((found == part.y).mean()), float(precision)
+
+
+def _scores(round_id: int, learners: list[AnyLearner]) -> list[Scores]:
+    names = [device_name(index) for index in range(len(learners))]
+    first, second = [], []
+    for one in learners:
+        found = one.scores if isinstance(one, AttentionLearner) else None
+        if found is None or found.round_id != round_id:
+            return []
+        weights = dict(zip(found.neighbours, found.first.mean(axis=0).tolist(), strict=True))
+        first.append([weights.get(name, 0.0) for name in names])
+        second.append(float(found.second[:, 0].mean()))
+    return [Scores(round_id, first, second)]

@@ -1,0 +1,141 @@
+"""The devices of an experiment: their data, their models' artifacts, and their learners."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from benchmarks.datasets.air import CLASSES, FEATURES, load_air, without_features
+from benchmarks.datasets.vmnist import load_vmnist
+from device_sdk.artifact.flat_layout import FlatLayout
+from export.models.attention_meta import base_layout, export_attention
+from export.models.digit_cnn import DigitCnn, example_digits, export_digit_cnn
+from export.models.gru_classifier import (
+    DYNAMIC,
+    GruClassifier,
+    classification,
+    example_windows,
+    export_gru_classifier,
+)
+
+__all__ = ["DeviceData", "Fleet", "Part", "export_artifacts", "fleet_of"]
+
+_HIDDEN = 32
+_WIDE = 64
+# The same stations lack the same features in each seed's runs of all methods.
+_MISSING = 2
+
+
+class Part(Protocol):
+    """Samples and their classes."""
+
+    @property
+    def x(self) -> NDArray[np.float32]:
+        """[n, ...]."""
+
+    @property
+    def y(self) -> NDArray[np.int64]:
+        """[n]."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeviceData:
+    """One device: its name, its group (for pictures), its three sets, its model's width."""
+
+    name: str
+    group: str
+    train: Part
+    validation: Part
+    test: Part
+    width: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fleet:
+    """Devices and their networks, the narrowest first; ``head`` is the last layer's module."""
+
+    devices: tuple[DeviceData, ...]
+    networks: tuple[nn.Module, ...]
+    head: str
+
+    @property
+    def layouts(self) -> tuple[FlatLayout, ...]:
+        """Of each width."""
+        return tuple(base_layout(network) for network in self.networks)
+
+    @property
+    def initial(self) -> NDArray[np.float32]:
+        """The widest network's first parameters, float32 [p]."""
+        return self.layouts[-1].flatten(self.parameters(len(self.networks) - 1))
+
+    def parameters(self, width: int) -> Mapping[str, NDArray[Any]]:
+        """A network's first parameters by name."""
+        return {n: p.detach().numpy() for n, p in self.networks[width].named_parameters()}
+
+
+def fleet_of(data: str, seed: int, root: Path, only: Sequence[str] = ()) -> Fleet:
+    """The fleet of an experiment; raises ValueError for unknown data or devices."""
+    if data == "vmnist":
+        devices = [
+            DeviceData(d.name, d.variant, d.train, d.validation, d.test)
+            for d in load_vmnist(root, np.random.default_rng([seed, 1]))
+        ]
+        networks: list[nn.Module] = [DigitCnn(seed=seed)]
+        head = "classifier.2"
+    elif data in ("air", "air-missing", "air-widths"):
+        stations = load_air(root)
+        if data == "air-missing":
+            stations = without_features(stations, _MISSING, np.random.default_rng([seed, 1]))
+        wide = data == "air-widths"
+        devices = [
+            DeviceData(s.name, "Beijing", s.train, s.validation, s.test, i % 2 if wide else 0)
+            for i, s in enumerate(stations)
+        ]
+        sizes = (_HIDDEN, _WIDE) if wide else (_HIDDEN,)
+        networks = [GruClassifier(len(FEATURES), h, CLASSES, seed=seed) for h in sizes]
+        head = "head"
+    else:
+        raise ValueError(f"no fleet for {data!r}")
+    unknown = set(only) - {device.name for device in devices}
+    if unknown:
+        raise ValueError(f"{data} has no device {sorted(unknown)[0]!r}")
+    kept = tuple(device for device in devices if not only or device.name in only)
+    return Fleet(kept, tuple(networks), head)
+
+
+def export_artifacts(
+    folder: Path, data: str, width: int, key_scale: float, own_bias: float
+) -> tuple[Path, Path]:
+    """Folders of the base network's and the meta-network's artifacts, written when missing."""
+    base = folder / f"{data.partition('-')[0]}-{width}"
+    meta = folder / f"{base.name}-meta-{key_scale}-{own_bias}"
+    if not base.exists():
+        if data == "vmnist":
+            export_digit_cnn(base, verify=False)
+        else:
+            hidden = (_HIDDEN, _WIDE)[width]
+            export_gru_classifier(base, features=len(FEATURES), hidden=hidden, verify=False)
+    if not meta.exists():
+        network: nn.Module
+        if data == "vmnist":
+            network, example = DigitCnn(), example_digits()
+        else:
+            network = GruClassifier(len(FEATURES), (_HIDDEN, _WIDE)[width], CLASSES)
+            example = example_windows(len(FEATURES))
+        export_attention(
+            meta,
+            network,
+            classification,
+            example,
+            DYNAMIC,
+            key_scale=key_scale,
+            own_bias=own_bias,
+            verify=False,
+        )
+    return base, meta

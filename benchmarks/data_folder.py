@@ -1,0 +1,24 @@
+"""Where the benchmarks find data sets."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+__all__ = ["data_folder"]
+
+
+def data_folder(given: Path | None, holds: str) -> Path:
+    """``given``, else the folder that TESSERA_DATA names, else ``../shared/data``.
+
+    Ends the program with status 2, saying what the folder must hold, where there is none.
+    """
+    root = given or Path(os.environ.get("TESSERA_DATA") or "../shared/data")
+    if not root.is_dir():
+        print(
+            f"no data folder {root}: set TESSERA_DATA (or --root) to the folder that holds {holds}",
+            file=sys.stderr,
+        )
+        raise SystemExit(2)
+    return root

@@ -1,0 +1,109 @@
+"""Carries out one experiment with the real learners, methods, graphs and encodings."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.datasets.click import ClickDevice, Clicks
+from benchmarks.distill.artifacts import ArtifactShelf
+from benchmarks.distill.experiment import Experiment
+from benchmarks.distill.fleet import Fleet, build_fleet, entries_of
+from benchmarks.distill.measured_channel import MeasuredChannel
+from benchmarks.distill.outcome import GLOBAL, Outcome, Point
+from benchmarks.recommendation.click_metrics import ClickQuality, click_quality
+from benchmarks.simulator import Simulation
+from device_sdk.learners.local_steps import predict_all
+from device_sdk.wire.tensors import Codec
+
+__all__ = ["execute"]
+
+Samples = Mapping[str, NDArray[Any]]
+_DEVICE_NAMES = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+
+def execute(
+    experiment: Experiment,
+    clicks: Clicks,
+    shelf: ArtifactShelf,
+    progress: Callable[[str], None],
+) -> Outcome:
+    """Train for ``experiment.rounds``; validate after each, and test the best so far.
+
+    Args:
+        clicks: the data that ``experiment.data`` names.
+        shelf: exports what is missing.
+        progress: called with one line of text after each round.
+    """
+    # One stream a purpose: changing one part of an experiment leaves the others' draws alone.
+    order, fleets, coding = np.random.SeedSequence(experiment.seed).spawn(3)
+    fleet = build_fleet(experiment, clicks, shelf, fleets)
+    exact = experiment.method != "fedavg"
+    channel = MeasuredChannel(Codec.FLOAT16, np.random.default_rng(coding), exact_broadcasts=exact)
+    rng = np.random.default_rng(order)
+    simulation = Simulation(fleet.method, fleet.learners, rng, channel)
+    count = len(fleet.learners)
+    honest = len(clicks.devices) - experiment.noisy
+    present = max(1, round(experiment.present * count))
+    curve: list[Point] = []
+    seconds = 0.0
+    for round_id in range(1, experiment.rounds + 1):
+        chosen = sorted(rng.choice(count, present, replace=False).tolist())
+        # Processor time: on a shared machine the wall clock measures the neighbours too.
+        began = time.process_time()
+        simulation.round(chosen)
+        seconds += (time.process_time() - began) / count
+        best = min((point.validation_loss for point in curve), default=math.inf)
+        curve.append(_evaluate(round_id, seconds, fleet, clicks.devices[:honest], best))
+        progress(
+            f"round {round_id}/{experiment.rounds}, {seconds:.0f} s a device, validation loss "
+            f"{curve[-1].validation_loss:.4f}, least {min(best, curve[-1].validation_loss):.4f}"
+        )
+    if simulation.failures:
+        raise RuntimeError(f"devices failed or were refused: {simulation.failures}")
+    sizes = fleet.predictor(0).parameters.values()
+    return Outcome(
+        curve=tuple(curve),
+        up_bytes=channel.up_bytes,
+        down_bytes=channel.down_bytes,
+        parameters=sum(array.size for array in sizes),
+    )
+
+
+def _evaluate(
+    round_id: int, seconds: float, fleet: Fleet, devices: Sequence[ClickDevice], best: float
+) -> Point:
+    """Test samples are looked at only where the round is better than ``best`` on validation."""
+    losses = [
+        click_quality(*_predicted(fleet, place, device.validation)).loss
+        for place, device in enumerate(devices)
+    ]
+    loss = float(np.average(losses, weights=[len(one.validation["label"]) for one in devices]))
+    if not math.isfinite(loss):
+        raise RuntimeError(f"the validation loss of round {round_id} is not finite")
+    if loss >= best:
+        return Point(round_id, loss, seconds, {}, fleet.switched)
+    found = [_predicted(fleet, place, device.test) for place, device in enumerate(devices)]
+    quality = {_DEVICE_NAMES[place]: click_quality(*one) for place, one in enumerate(found)}
+    quality[GLOBAL] = _joined(found)
+    return Point(round_id, loss, seconds, quality, fleet.switched)
+
+
+def _predicted(
+    fleet: Fleet, device: int, samples: Samples
+) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.int64]]:
+    trainer = fleet.predictor(device)
+    clicks = predict_all(trainer, entries_of(trainer, samples), "click", batch_size=512)
+    return samples["label"], clicks, samples["categories"][:, 0]
+
+
+def _joined(
+    found: Sequence[tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.int64]]],
+) -> ClickQuality:
+    labels, clicks, users = (np.concatenate(part) for part in zip(*found, strict=True))
+    return click_quality(labels, clicks, users)

@@ -1,0 +1,76 @@
+"""One measured run, as data: what is trained how, and the key its result is stored under."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Literal
+
+from benchmarks.datasets.click import ClickSettings
+from device_sdk.wire.teacher_logits_settings import TeacherLogitsTraining
+
+__all__ = ["Experiment", "ModelChoice", "OptimizerName"]
+
+OptimizerName = Literal["adam", "sgd", "segmented"]
+_REVISION = 1
+"""Raised when the same settings would give another result: stored ones then no longer count."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelChoice:
+    """A click model's artifact: its network, encoding, and the optimizer in its graph.
+
+    ``learning_rate`` is the optimizer's own (``mu3`` of the segmented one, whose other settings are
+    ``window``, ``mu1``, ``sigma`` and ``xi``).
+    """
+
+    network: Literal["cnn", "wide_deep", "din", "deepfm"] = "cnn"
+    attention: bool = False
+    optimizer: OptimizerName = "adam"
+    learning_rate: float = 1e-3
+    dim: int = 8
+    window: int = 2
+    mu1: float = 0.99
+    sigma: float = 0.9
+    xi: float = 1e-4
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """A run over a few virtual devices.
+
+    Attributes:
+        seed: of first weights, of the samples' order, and of whatever else is drawn in the run; the
+            data and their split have a seed of their own.
+        method: ``teacher_logits`` exchanges mean outputs, ``fedavg`` models, and ``pooled`` trains
+            one model on everybody's samples.
+        rounds: of all devices; the one with the least validation loss is reported.
+        training: of ``teacher_logits`` and ``pooled``; its epochs, batch size and steps hold for
+            ``fedavg`` too.
+        proximal_mu: FedProx's, with ``fedavg``.
+        present: the share of devices that take part in a round.
+        noisy: so many devices, the last ones, send random distributions.
+    """
+
+    seed: int
+    method: Literal["teacher_logits", "fedavg", "pooled"]
+    model: ModelChoice
+    rounds: int
+    training: TeacherLogitsTraining
+    proximal_mu: float = 0.0
+    present: float = 1.0
+    noisy: int = 0
+    data: ClickSettings = field(default_factory=ClickSettings)
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1 or not 0 < self.present <= 1:
+            raise ValueError("an experiment needs rounds, and devices present in them")
+        if not 0 <= self.noisy < self.data.devices:
+            raise ValueError("at least one device must be honest")
+
+    @property
+    def key(self) -> str:
+        """Names the stored result: another setting, another key."""
+        canonical = json.dumps({"revision": _REVISION, **asdict(self)}, sort_keys=True)
+        return hashlib.sha256(canonical.encode()).hexdigest()[:20]

@@ -1,0 +1,130 @@
+"""Virtual devices of an experiment: their samples, their learners, and devices that lie."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aggregator.methods.fedavg import FedAvgMethod, FedAvgSettings
+from aggregator.methods.method import Method
+from aggregator.methods.teacher_logits import TeacherLogitsMethod
+from benchmarks.datasets.click import Clicks
+from benchmarks.distill.artifacts import ArtifactShelf
+from benchmarks.distill.experiment import Experiment
+from device_sdk.learners.fedavg import FedAvgLearner
+from device_sdk.learners.learner import Learner, State
+from device_sdk.learners.teacher_logits import TeacherLogitsLearner
+from device_sdk.local_data import LocalData
+from device_sdk.trainer import Trainer
+from device_sdk.wire.exchange import Broadcast, Update
+from device_sdk.wire.fedavg_settings import FedAvgTraining
+from device_sdk.wire.label_knowledge import LabelKnowledge, encode_knowledge
+from device_sdk.wire.teacher_logits_settings import TeacherLogitsTraining
+
+__all__ = ["Fleet", "NoisyLearner", "build_fleet", "entries_of", "whole"]
+
+Samples = Mapping[str, NDArray[Any]]
+
+
+class Fleet:
+    """A method, its learners, and the trainers that predict for each device."""
+
+    def __init__(self, method: Method, learners: list[Learner], trainers: list[Trainer]) -> None:
+        self.method = method
+        self.learners = learners
+        self._trainers = trainers
+
+    def predictor(self, device: int) -> Trainer:
+        """The model that serves this device after the last round."""
+        if isinstance(self.method, FedAvgMethod):
+            # The devices' own copies were trained on; what serves is what all made together. They
+            # take the global model again at the next round.
+            self._trainers[0].set_parameters(self.method.model)
+            return self._trainers[0]
+        return self._trainers[min(device, len(self._trainers) - 1)]
+
+    @property
+    def switched(self) -> float:
+        """Share of devices whose segmented optimizer takes plain steps by now."""
+        states = [trainer.state.get("segmented.switched_at") for trainer in self._trainers]
+        return float(np.mean([state is not None and int(state) > 0 for state in states]))
+
+
+class NoisyLearner:
+    """A device that sends random distributions, and claims as many samples as it likes."""
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self._rng = rng
+
+    def train(self, broadcast: Broadcast) -> Update:
+        """Softmax of normal logits of deviation 3 for every label."""
+        training = TeacherLogitsTraining.from_scalars(broadcast.settings)
+        logits = 3 * self._rng.standard_normal((training.classes, training.classes))
+        shares = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+        labels = np.arange(training.classes)
+        claimed = np.full(training.classes, training.most_samples)
+        knowledge = LabelKnowledge(labels, claimed, shares.astype(np.float32))
+        return Update(broadcast.round_id, encode_knowledge(knowledge, training))
+
+    def state(self) -> State:
+        """Nothing."""
+        return {}
+
+    def restore(self, state: State) -> None:
+        """Nothing to take back."""
+
+
+def entries_of(trainer: Trainer, samples: Samples) -> Samples:
+    """Those entries that the trainer's artifact reads: only some networks want the history."""
+    wanted = {port.of for port in trainer.artifact.graphs["train"].select("batch")}
+    return {name: array for name, array in samples.items() if name in wanted}
+
+
+def whole(parts: list[Samples]) -> Samples:
+    """All parts as one."""
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def build_fleet(
+    experiment: Experiment, clicks: Clicks, shelf: ArtifactShelf, seeds: np.random.SeedSequence
+) -> Fleet:
+    """The experiment's method and devices, all with the same first weights.
+
+    ``pooled`` is one device that holds everybody's samples, without teachers.
+    """
+    parts = [device.train for device in clicks.devices]
+    if experiment.method == "pooled":
+        parts = [whole(parts)]
+    teaching = experiment.method != "fedavg"
+    trainers, learners = list[Trainer](), list[Learner]()
+    for place, (part, child) in enumerate(zip(parts, seeds.spawn(len(parts)), strict=True)):
+        trainer = shelf.trainer(experiment.model, experiment.seed, teaching=teaching)
+        data = LocalData(entries_of(trainer, part))
+        rng = np.random.default_rng(child)
+        trainers.append(trainer)
+        if place >= len(parts) - experiment.noisy:
+            learners.append(NoisyLearner(rng))
+        elif teaching:
+            learners.append(TeacherLogitsLearner(lambda data=data: data, trainer, "", rng))  # type: ignore[misc]
+        else:
+            learners.append(FedAvgLearner(lambda data=data: data, trainer, "", rng))  # type: ignore[misc]
+    return Fleet(_method(experiment, trainers[0]), learners, trainers)
+
+
+def _method(experiment: Experiment, trainer: Trainer) -> Method:
+    told = experiment.training
+    if experiment.method == "fedavg":
+        training = FedAvgTraining(
+            epochs=told.epochs,
+            batch_size=told.batch_size,
+            most_steps=told.most_steps,
+            proximal_mu=experiment.proximal_mu,
+        )
+        return FedAvgMethod(trainer.parameters, trainer.buffers, FedAvgSettings(training=training))
+    if experiment.method == "pooled":
+        told = replace(told, alpha=1.0, beta=0.0, divergence=False)
+    return TeacherLogitsMethod(told)

@@ -1,0 +1,102 @@
+"""The rows of the tables: settings chosen on validation samples, and what each row changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from benchmarks.distill.experiment import Experiment, ModelChoice
+from device_sdk.wire.teacher_logits_settings import TeacherLogitsTraining
+
+__all__ = ["AFD", "BASELINE", "FLEET_ROWS", "HARDER_ROWS", "ROWS", "Row"]
+
+BASELINE = "FD"
+AFD = "AFD"
+
+_ROUNDS = 12
+_ADAM = ModelChoice(optimizer="adam", learning_rate=1e-3)
+_SEGMENTED = replace(_ADAM, optimizer="segmented", learning_rate=5e-3, window=1)
+_PLAIN = TeacherLogitsTraining(
+    classes=2, epochs=1, batch_size=128, alpha=0.6, beta=0.4, divergence=False
+)
+_JOINT = replace(_PLAIN, alpha=0.6, beta=0.2, divergence=True, l2=1e-4)
+_BOUNDED = replace(_JOINT, least_confidence=0.5)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A line of the table: what it shows, and the experiment of a seed."""
+
+    name: str
+    shows: str
+    make: Callable[[int], Experiment]
+
+
+def _logits(
+    training: TeacherLogitsTraining, model: ModelChoice, *, present: float = 1.0, noisy: int = 0
+) -> Callable[[int], Experiment]:
+    return lambda seed: Experiment(
+        seed, "teacher_logits", model, _ROUNDS, training, present=present, noisy=noisy
+    )
+
+
+def _fedavg(model: ModelChoice, proximal_mu: float = 0.0) -> Callable[[int], Experiment]:
+    return lambda seed: Experiment(seed, "fedavg", model, _ROUNDS, _PLAIN, proximal_mu=proximal_mu)
+
+
+def _pooled(seed: int) -> Experiment:
+    return Experiment(seed, "pooled", _ADAM, _ROUNDS, _PLAIN)
+
+
+def _with_attention(model: ModelChoice) -> ModelChoice:
+    return replace(model, attention=True)
+
+
+_ALONE = replace(_PLAIN, alpha=1.0, beta=0.0)
+_AFD_MODEL = _with_attention(_SEGMENTED)
+
+FLEET_ROWS = (
+    Row(AFD, "joint loss, attention encoding, segmented optimizer", _logits(_JOINT, _AFD_MODEL)),
+    Row(BASELINE, "labels and teachers, CNN, Adam (Jeong et al. 2018)", _logits(_PLAIN, _ADAM)),
+    Row("FD + KL + L2", "the joint loss alone", _logits(_JOINT, _ADAM)),
+    Row("FD + attention", "the encoding alone", _logits(_PLAIN, _with_attention(_ADAM))),
+    Row("FD + segmented", "the optimizer alone", _logits(_PLAIN, _SEGMENTED)),
+    Row(
+        "FD, Adam at 3e-3",
+        "Adam's own best rate, for the optimizer's time",
+        _logits(_PLAIN, replace(_ADAM, learning_rate=3e-3)),
+    ),
+    Row(
+        "FD + SGD",
+        "plain steps, for the optimizer's time",
+        _logits(_PLAIN, replace(_ADAM, optimizer="sgd", learning_rate=0.3)),
+    ),
+    Row(
+        "FedAvg, Wide & Deep", "models are exchanged", _fedavg(replace(_ADAM, network="wide_deep"))
+    ),
+    Row("FedAvg, DIN", "models are exchanged", _fedavg(replace(_ADAM, network="din"))),
+    Row("FedAvg, CNN", "FD's network under FedAvg", _fedavg(_ADAM)),
+    Row(
+        "FedProx, Wide & Deep",
+        "mu = 0.01",
+        _fedavg(replace(_ADAM, network="wide_deep"), proximal_mu=0.01),
+    ),
+    Row("local only", "FD's network, nothing exchanged", _logits(_ALONE, _ADAM)),
+    Row("pooled", "FD's network on everybody's samples (AGG)", _pooled),
+)
+
+HARDER_ROWS = (
+    Row("AFD, int8", "knowledge in 255ths", _logits(replace(_JOINT, precision="int8"), _AFD_MODEL)),
+    Row(
+        "AFD, half present", "two of four devices a round", _logits(_JOINT, _AFD_MODEL, present=0.5)
+    ),
+    Row("AFD, one liar", "a device sends noise, unbounded", _logits(_JOINT, _AFD_MODEL, noisy=1)),
+    Row(
+        "AFD, one liar, bounds",
+        "the same, confidence at least 1/2",
+        _logits(_BOUNDED, _AFD_MODEL, noisy=1),
+    ),
+)
+"""Beyond the paper. With two classes the top class alone carries all of a row: no row for it."""
+
+ROWS = (*FLEET_ROWS, *HARDER_ROWS)

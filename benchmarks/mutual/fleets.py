@@ -1,0 +1,221 @@
+"""Devices and aggregators of each method, as the experiment sets them up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Protocol
+
+import numpy as np
+
+from aggregator.methods.fedavg import FedAvgMethod, FedAvgSettings
+from aggregator.methods.mutual import MutualMethod, MutualSettings
+from benchmarks.mutual.artifacts import ArtifactCache, Kind
+from benchmarks.mutual.domains import Domain
+from benchmarks.mutual.experiment import Experiment
+from benchmarks.mutual.measured_channel import MeasuredChannel, sealed_bytes
+from benchmarks.simulator import Simulation, device_name
+from device_sdk import Trainer
+from device_sdk.learners.fedavg import FedAvgLearner
+from device_sdk.learners.learner import State
+from device_sdk.learners.local_steps import SampleStream
+from device_sdk.learners.mutual import MutualLearner
+from device_sdk.local_data import DataSource, LocalData
+from device_sdk.wire.exchange import Broadcast, Update
+from device_sdk.wire.mutual_settings import MutualTraining
+from device_sdk.wire.public_samples import encode_samples, sample_entries
+from device_sdk.wire.soft_labels import encode_soft_labels
+from device_sdk.wire.tensors import Codec, encode_tensors
+
+__all__ = ["Fleet", "make_fleet"]
+
+
+class Fleet(Protocol):
+    """Four devices that learn round by round."""
+
+    @property
+    def trainers(self) -> Sequence[Trainer]:
+        """Each device's model, as it would predict now."""
+
+    @property
+    def bytes_up(self) -> int:
+        """Of all devices so far."""
+
+    @property
+    def bytes_down(self) -> int:
+        """Of all devices so far."""
+
+    def round(self) -> dict[str, float]:
+        """One round; returns the method's metrics."""
+
+
+def make_fleet(
+    experiment: Experiment, domains: Sequence[Domain], artifacts: ArtifactCache
+) -> Fleet:
+    """The fleet of an experiment, at its start."""
+    first, fleet = np.random.SeedSequence(experiment.seed).spawn(2)
+    # Devices of one architecture start from different weights, but for FedAvg.
+    seeds = [int(child.generate_state(1)[0] >> 1) for child in first.spawn(len(domains))]
+    if experiment.method == "fedavg":
+        seeds = [seeds[0]] * len(domains)
+    kind: Kind = "mutual" if experiment.method == "mutual" else "plain"
+    trainers = [
+        artifacts.trainer(experiment.data, model, kind, seed)
+        for model, seed in zip(experiment.models, seeds, strict=True)
+    ]
+    if experiment.method in ("alone", "pooled"):
+        return _Alone(experiment, domains, trainers, fleet)
+    return _Together(experiment, domains, trainers, fleet)
+
+
+class _Alone:
+    """IND and AGG: no rounds, only steps; for AGG public samples travel once."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        domains: Sequence[Domain],
+        trainers: Sequence[Trainer],
+        seeds: np.random.SeedSequence,
+    ) -> None:
+        self.trainers = trainers
+        self.bytes_up = self.bytes_down = 0
+        self._steps = experiment.steps
+        self._hyper = {"lr": experiment.learning_rate} if experiment.learning_rate else None
+        self._streams = []
+        pooled = experiment.method == "pooled"
+        if pooled:
+            sizes = [_shared_bytes(domain) for domain in domains]
+            self.bytes_up, self.bytes_down = sum(sizes), (len(sizes) - 1) * sum(sizes)
+        for place, child in enumerate(seeds.spawn(len(domains))):
+            parts = [domains[place].private, domains[place].public]
+            if pooled:
+                parts += [other.public for other in domains if other is not domains[place]]
+            samples = {name: np.concatenate([one[name] for one in parts]) for name in ("x", "y")}
+            self._streams.append(SampleStream(samples, 32, np.random.default_rng(child)))
+
+    def round(self) -> dict[str, float]:
+        losses = [
+            trainer.step(stream.draw(), hyper=self._hyper)
+            for trainer, stream in zip(self.trainers, self._streams, strict=True)
+            for _ in range(self._steps)
+        ]
+        return {"local_loss": float(np.mean(losses))}
+
+
+class _Together:
+    """Methods with rounds: the real halves, through the wire's encodings."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        domains: Sequence[Domain],
+        trainers: Sequence[Trainer],
+        seeds: np.random.SeedSequence,
+    ) -> None:
+        cohorts, coding, *devices = seeds.spawn(2 + len(domains))
+        self._rng = np.random.default_rng(cohorts)
+        self._present = experiment.present
+        self._channel = MeasuredChannel(experiment.update_codec, np.random.default_rng(coding))
+        self._own = list(trainers)
+        learners: list[FedAvgLearner | MutualLearner | _RandomLabels] = []
+        for place, child in enumerate(devices):
+            rng = np.random.default_rng(child)
+            name = device_name(place)
+            if experiment.mutual is not None:
+                data = LocalData(domains[place].private, domains[place].public)
+                learner = MutualLearner(_always(data), trainers[place], name, rng)
+                random = place == experiment.random_device
+                learners.append(
+                    _RandomLabels(learner, experiment.mutual, rng) if random else learner
+                )
+            else:
+                whole = _joined(domains[place])
+                learners.append(FedAvgLearner(_always(whole), trainers[place], name, rng))
+        self._global: FedAvgMethod | None = None
+        if experiment.mutual is not None:
+            settings = MutualSettings(experiment.mutual, stale_rounds=experiment.stale_rounds)
+            method: MutualMethod | FedAvgMethod = MutualMethod(
+                sample_entries(trainers[0].artifact), settings
+            )
+        else:
+            if experiment.fedavg is None:
+                raise ValueError("federated averaging needs its settings")
+            start = trainers[0]
+            self._global = method = FedAvgMethod(
+                start.parameters, start.buffers, FedAvgSettings(training=experiment.fedavg)
+            )
+        self._simulation = Simulation(method, learners, self._rng, self._channel)
+
+    @property
+    def trainers(self) -> Sequence[Trainer]:
+        if self._global is None:
+            return self._own
+        # What a device of federated averaging predicts with is what all made.
+        self._own[0].set_parameters(self._global.model)
+        return [self._own[0]] * len(self._own)
+
+    @property
+    def bytes_up(self) -> int:
+        return self._channel.up_bytes
+
+    @property
+    def bytes_down(self) -> int:
+        return self._channel.down_bytes
+
+    def round(self) -> dict[str, float]:
+        count = len(self._own)
+        chosen = np.sort(self._rng.permutation(count)[: self._present])
+        summary = self._simulation.round(int(device) for device in chosen)
+        if self._simulation.failures:
+            raise RuntimeError(f"devices failed or were refused: {self._simulation.failures}")
+        return dict(summary.metrics)
+
+
+class _RandomLabels:
+    """A device that learns as the others do and says anything."""
+
+    def __init__(
+        self, learner: MutualLearner, training: MutualTraining, rng: np.random.Generator
+    ) -> None:
+        self._learner = learner
+        self._training = training
+        self._rng = rng
+
+    def wants(self, broadcast: Broadcast) -> Sequence[str]:
+        return self._learner.wants(broadcast)
+
+    def state(self) -> State:
+        return self._learner.state()
+
+    def restore(self, state: State) -> None:
+        self._learner.restore(state)
+
+    def train(self, broadcast: Broadcast) -> Update:
+        """The learner's update with the softmax of normal logits (deviation 3) for labels."""
+        update = self._learner.train(broadcast)
+        tensors = dict(update.tensors)
+        told = self._training
+        for name in [name for name in tensors if name.split(".")[0] == "labels"]:
+            logits = 3 * self._rng.standard_normal((len(tensors[name]), told.classes))
+            wild = np.exp(logits - logits.max(axis=1, keepdims=True))
+            probabilities = (wild / wild.sum(axis=1, keepdims=True)).astype(np.float32)
+            coded = encode_soft_labels(probabilities, told.label_form, told.top_classes)
+            tensors[name] = coded["labels"]
+            if told.top_classes:
+                tensors["classes"] = coded["classes"]
+        return replace(update, tensors=tensors)
+
+
+def _shared_bytes(domain: Domain) -> int:
+    """Of a domain's public samples in their sealed form."""
+    return sealed_bytes(len(encode_tensors(encode_samples(domain.public, "uint8"), Codec.FLOAT16)))
+
+
+def _always(data: LocalData) -> DataSource:
+    return lambda: data
+
+
+def _joined(domain: Domain) -> LocalData:
+    parts = (domain.private, domain.public)
+    return LocalData({name: np.concatenate([one[name] for one in parts]) for name in ("x", "y")})

@@ -1,0 +1,62 @@
+"""What a device fetches in a round: the bytes of its sealed broadcast."""
+
+from __future__ import annotations
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from aggregator.methods.scatter import ScatterMethod, initial_items
+from benchmarks.scatter.experiment import Experiment
+from benchmarks.scatter.measured_channel import WIRE_CODECS
+from device_sdk.wire.broadcast import Publication
+from device_sdk.wire.chunk_set import seal_chunks
+from device_sdk.wire.group_key import new_group_key
+from device_sdk.wire.manifest import Manifest, write_manifest
+from device_sdk.wire.task_messages import TaskTerms, write_broadcast
+
+__all__ = ["published_bytes"]
+
+_ITEMS = {"ml-100k": 1682, "ml-1m": 3706}
+_TASK, _COHORT = "movies", "all"
+_TRAIN_SECONDS = 60.0
+_ID = bytes(32)
+
+
+def published_bytes(experiment: Experiment) -> int:
+    """Bytes of the MQTT payloads of the first round's broadcast: its chunks and its manifest.
+
+    No run is needed: the size follows from the matrix's shape and codec (later rounds' rates may
+    take a few bytes more or less). 0 for ``direct``, which encodes nothing. Raises KeyError for a
+    data set without a known catalogue.
+    """
+    if experiment.codec == "direct":
+        return 0
+    rng = np.random.default_rng(0)
+    first = initial_items(_ITEMS[experiment.data], experiment.width, experiment.spread, rng)
+    broadcast = ScatterMethod(first, experiment.settings).open_round(1)
+    terms = TaskTerms("scatter", WIRE_CODECS[experiment.codec], _TRAIN_SECONDS)
+    plaintext = write_broadcast(broadcast, terms, experiment.broadcast_codec, rng)
+    publication = Publication(new_group_key(1, rng.bytes), _TASK, _COHORT, rng.bytes)
+    chunks, digests = seal_chunks(publication, plaintext)
+    manifest = Manifest(
+        root_fingerprint=bytes(16),
+        task=_TASK,
+        cohort=_COHORT,
+        generation=1_700_000_000,
+        round=1,
+        version=0,
+        artifact_id=_ID,
+        catalogue_id=_ID,
+        broadcast_id=publication.broadcast_id,
+        key_epoch=1,
+        sampling_seed=_ID,
+        threshold=2**63,
+        deadline_unix_seconds=1_700_000_300,
+        expiry_unix_seconds=1_700_000_300,
+        codec=experiment.broadcast_codec,
+        length=len(plaintext),
+        chunks=digests,
+    )
+    signing = Ed25519PrivateKey.from_private_bytes(rng.bytes(32))
+    sealed = publication.seal_manifest(write_manifest(manifest), signing)
+    return sum(map(len, chunks)) + len(sealed)

@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.recommendation.split import hold_out_validation
+from benchmarks.robust.__main__ import main
+from benchmarks.robust.execute import execute, exposure, hostile_devices, unpopular_item
+from benchmarks.robust.hostile import ATTACKS, HostileLearner
+from benchmarks.robust.outcome import Outcome, OutcomeStore
+from benchmarks.robust.table import accuracy_table, exposure_table
+from benchmarks.robust.trial import OPTIONS, RECOMMENDED, SHARES, Trial, base_experiment
+from benchmarks.scatter.presets import preset
+from benchmarks.simulator import FixedInteractions
+from device_sdk.learners.scatter import ScatterLearner
+from device_sdk.wire.exchange import Broadcast
+from device_sdk.wire.scatter_settings import ScatterTraining
+from tests.device_sdk.learners.reference_step import ReferenceStep
+
+ITEMS, K = 30, 8
+CLEAN = Trial(base_experiment("validation", 0, OPTIONS[0], 1), None, 0.0)
+
+
+def learner(seed: int = 0) -> ScatterLearner:
+    liked = FixedInteractions([np.asarray([1, 4, 7, 9], dtype=np.int64)])
+    return ScatterLearner(liked, ReferenceStep(), 5, np.random.default_rng(seed))
+
+
+def broadcast() -> Broadcast:
+    items = np.random.default_rng(1).standard_normal((ITEMS, K)).astype(np.float32)
+    return Broadcast(1, 0, {"items": items}, ScatterTraining(user_spread=0.5).as_scalars())
+
+
+def test_hostile_updates_are_what_their_attack_says() -> None:
+    sent = learner().train(broadcast()).tensors
+    hostile = {
+        attack: HostileLearner(learner(), attack, 20, np.random.default_rng(2))
+        .train(broadcast())
+        .tensors
+        for attack in ATTACKS
+    }
+    np.testing.assert_allclose(hostile["flip"]["values"], -10 * sent["values"], rtol=1e-6)
+    noise = hostile["noise"]["values"]
+    assert np.linalg.norm(noise) == pytest.approx(10 * np.linalg.norm(sent["values"]), rel=1e-5)
+    promoted = hostile["promotion"]
+    place = promoted["rows"].tolist().index(20)
+    sizes = np.linalg.norm(promoted["values"], axis=1)
+    assert sizes[place] == pytest.approx(10 * np.delete(sizes, place).max(), rel=1e-4)
+    honest = [row for row in sent["rows"].tolist() if row != 20]
+    for row in honest:
+        np.testing.assert_array_equal(
+            promoted["values"][promoted["rows"] == row], sent["values"][sent["rows"] == row]
+        )
+    assert promoted["rows"].tolist() == sorted({*sent["rows"].tolist(), 20})
+
+
+def test_a_larger_share_holds_the_devices_of_a_smaller_one() -> None:
+    order = np.random.default_rng(0).permutation(100)
+    few, many = (set(hostile_devices(order, share).tolist()) for share in SHARES)
+    assert (len(few), len(many)) == (5, 20)
+    assert few < many
+
+
+def small_split() -> object:
+    rng = np.random.default_rng(3)
+    train = [np.sort(rng.choice(20, size=8, replace=False)) for _ in range(40)]
+    train[0] = np.append(train[0], 25)
+    return hold_out_validation(train, ITEMS, rng, latest=False, negatives=15)
+
+
+def test_exposure_counts_who_is_recommended_the_item() -> None:
+    split = small_split()
+    users, items = np.ones((40, 1), np.float32), np.zeros((ITEMS, 1), np.float32)
+    items[25] = 1
+    found = exposure(users, items, split, 25)  # type: ignore[arg-type]
+    knows = np.asarray([25 in rows for rows in split.train])  # type: ignore[attr-defined]
+    assert np.array_equal(np.isnan(found), knows)
+    assert (found[~knows] == 1).all()
+    items[25] = -1
+    assert (exposure(users, items, split, 25)[~knows] == 0).all()  # type: ignore[arg-type]
+    assert unpopular_item(split, np.random.default_rng(0)) >= 0  # type: ignore[arg-type]
+
+
+def test_a_trial_is_repeatable_and_measures_honest_users() -> None:
+    split = small_split()
+    base = replace(CLEAN.experiment, width=K, classes=(4, 8), epochs=2, cohort=20)
+    notes: list[str] = []
+    clean = execute(Trial(base, None, 0.0), split, ReferenceStep(), notes.append)  # type: ignore[arg-type]
+    assert set(clean.hit_ratio) == {"0.0", *map(str, SHARES)}
+    assert len(notes) == 3
+    guarded = replace(base, settings=OPTIONS[-1].change(base.settings))
+    for attack in ATTACKS:
+        trial = Trial(guarded, attack, 0.2)
+        one, two = (execute(trial, split, ReferenceStep(), notes.append) for _ in range(2))  # type: ignore[arg-type]
+        assert (one.hit_ratio, one.exposure) == (two.hit_ratio, two.exposure)
+        assert set(one.hit_ratio) == {"0.2"}
+
+
+def test_outcomes_are_kept_by_their_settings(tmp_path: Path) -> None:
+    store, outcome = OutcomeStore(tmp_path / "made"), Outcome({"0.0": 0.5}, {"0.0": 0.1}, 1.0)
+    others = [replace(CLEAN, attack="flip", share=share) for share in SHARES]
+    limited = base_experiment("validation", 0, OPTIONS[1], 1)
+    others.append(replace(CLEAN, experiment=limited))
+    store.save(CLEAN, outcome)
+    assert store.load(CLEAN) == outcome
+    assert [store.load(other) for other in others] == [None, None, None]
+    for attack, share in (("flip", 0.0), (None, 0.2), ("theft", 0.2)):
+        with pytest.raises(ValueError, match="attack"):
+            Trial(CLEAN.experiment, attack, share)  # type: ignore[arg-type]
+
+
+def test_options_that_are_off_leave_the_keys_of_earlier_runs() -> None:
+    assert preset("ml-100k", "test", 0).key == "11e72ca67dce2be152b9"
+
+
+def test_tables_compare_with_the_clean_run_on_the_same_users() -> None:
+    found = {
+        ("none", "", 0.0): {0: Outcome({"0.0": 0.60, "0.05": 0.50}, {"0.0": 0.0}, 1.0)},
+        ("none", "promotion", 0.05): {0: Outcome({"0.05": 0.45}, {"0.05": 0.7}, 1.0)},
+    }
+    assert "0.4500 (-10.0 %)" in accuracy_table(found, ["none"])
+    assert "70.0 %" in exposure_table(found, ["none"])
+
+
+def test_names_that_do_not_exist_are_refused(tmp_path: Path) -> None:
+    assert RECOMMENDED in [option.name for option in OPTIONS]
+    with pytest.raises(SystemExit, match="unknown name 'krum'"):
+        main(["--options", "krum", "--results", str(tmp_path)])
+    assert main(["--table-only", "--results", str(tmp_path)]) == 0

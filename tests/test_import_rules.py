@@ -67,11 +67,15 @@ RULES = (
         frozenset(
             {"aggregator", "device_sdk.wire", "device_sdk.artifact"}
             | {"numpy", "cryptography", "paho.mqtt", "rich", "tabulate"}
+            | {"scipy", "sklearn", "threadpoolctl"}
         ),
     ),
     Rule(
         "aggregator/methods",
-        frozenset({"aggregator.methods", "device_sdk.wire", "numpy"}),
+        frozenset(
+            {"aggregator.methods", "device_sdk.artifact", "device_sdk.wire", "numpy"}
+            | {"scipy", "sklearn", "threadpoolctl"}
+        ),
         banned=_OUTSIDE_A_METHOD,
     ),
     Rule(

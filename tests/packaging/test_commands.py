@@ -15,7 +15,7 @@ import pytest
             "tessera-device",
             ("bench", "train", "join", "run", "status", "recommend"),
         ),
-        ("export.cli", "tessera-export", ("mf", "build", "inspect", "operators")),
+        ("export.cli", "tessera-export", ("mf", "image", "click", "build", "inspect", "operators")),
         (
             "aggregator.cli",
             "tessera-aggregator",

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from export.build import export_train_step
+from export.cli.model_options import add_output
+from export.cli.report import print_written
 from export.errors import ExportError
 
 _DESCRIPTION = """\
@@ -48,8 +50,7 @@ def add_to(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("function", metavar="PACKAGE.MODULE:FUNCTION")
-    parser.add_argument("-o", "--output", required=True, metavar="DIR", help="folder to write")
-    parser.add_argument("--no-verify", action="store_true", help="skip the comparison with torch")
+    add_output(parser)
     parser.set_defaults(run=_run)
 
 
@@ -61,13 +62,7 @@ def _run(arguments: argparse.Namespace) -> int:
         **given, directory=arguments.output, verify=not arguments.no_verify
     )
     seconds = time.perf_counter() - start
-    print(f"wrote {exported.directory} (artifact {exported.id[:16]}) in {seconds:.1f} s")
-    if exported.report is not None:
-        worst = exported.report.worst
-        print(
-            f"verified beside torch: worst of {len(exported.report.comparisons)} comparisons is "
-            f"{worst.tensor}, off by {worst.error:.1e} (allowed {worst.allowed:.1e})"
-        )
+    print_written(exported, f" in {seconds:.1f} s")
     return 0
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from export.cli.model_options import add_output, add_seed, settings_explained
 from export.cli.optimizer_option import add_optimizer, chosen_optimizer
 from export.cli.report import print_written
-from export.errors import ExportError
 from export.models.click import CLICK_MODELS, MOVIELENS, export_click
 from export.models.fields import Fields
 
@@ -32,7 +32,7 @@ def add_to(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("network", choices=CLICK_MODELS)
-    parser.add_argument("-o", "--output", required=True, metavar="DIR", help="folder to write")
+    add_output(parser)
     parser.add_argument("--attention", action="store_true", help="encode fields by attention first")
     parser.add_argument(
         "--users", type=int, default=sizes["user"], help=f"default: {sizes['user']}"
@@ -41,15 +41,14 @@ def add_to(commands: Any) -> None:
         "--movies", type=int, default=sizes["movie"], help=f"default: {sizes['movie']}"
     )
     parser.add_argument("--dim", type=int, default=8, help="of the embeddings (default: 8)")
-    parser.add_argument("--seed", type=int, default=0, help="of the initial weights (default: 0)")
+    add_seed(parser)
     add_optimizer(parser)
-    parser.add_argument("--no-verify", action="store_true", help="skip the comparison with torch")
     parser.set_defaults(run=_run)
 
 
 def _run(arguments: argparse.Namespace) -> int:
     sizes = {**dict(MOVIELENS.categorical), "user": arguments.users, "movie": arguments.movies}
-    try:
+    with settings_explained():
         exported = export_click(
             arguments.output,
             arguments.network,
@@ -62,7 +61,5 @@ def _run(arguments: argparse.Namespace) -> int:
             optimizer=chosen_optimizer(arguments),
             verify=not arguments.no_verify,
         )
-    except ValueError as error:
-        raise ExportError(str(error)) from error
     print_written(exported)
     return 0

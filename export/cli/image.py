@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from export.cli.model_options import add_output, add_seed, settings_explained
 from export.cli.optimizer_option import add_optimizer, chosen_optimizer
 from export.cli.report import print_written
-from export.errors import ExportError
 from export.models.images import IMAGE_MODELS, export_image
 from export.models.mutual import export_mutual
 
@@ -31,20 +31,19 @@ def add_to(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("network", choices=IMAGE_MODELS)
-    parser.add_argument("-o", "--output", required=True, metavar="DIR", help="folder to write")
+    add_output(parser)
     parser.add_argument("--channels", type=int, default=1, help="1 for grey (default), 3 for RGB")
     parser.add_argument("--size", type=int, default=28, help="pixels a side (default: 28)")
     parser.add_argument("--classes", type=int, default=10, help="default: 10")
-    parser.add_argument("--seed", type=int, default=0, help="of the initial weights (default: 0)")
+    add_seed(parser)
     parser.add_argument("--mutual", action="store_true", help="the mutual-learning train step")
     add_optimizer(parser)
-    parser.add_argument("--no-verify", action="store_true", help="skip the comparison with torch")
     parser.set_defaults(run=_run)
 
 
 def _run(arguments: argparse.Namespace) -> int:
     write = export_mutual if arguments.mutual else export_image
-    try:
+    with settings_explained():
         exported = write(
             arguments.output,
             arguments.network,
@@ -55,7 +54,5 @@ def _run(arguments: argparse.Namespace) -> int:
             optimizer=chosen_optimizer(arguments),
             verify=not arguments.no_verify,
         )
-    except ValueError as error:
-        raise ExportError(str(error)) from error
     print_written(exported)
     return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from export.cli.model_options import add_output
 from export.cli.report import print_written
 from export.models.mf import export_mf
 
@@ -17,8 +18,7 @@ def add_to(commands: Any) -> None:
         description="Export matrix factorisation with the BPR loss and SGD. The numbers of users, "
         "items and triples and the latent dimension k all stay free at run time.",
     )
-    parser.add_argument("-o", "--output", required=True, metavar="DIR", help="folder to write")
-    parser.add_argument("--no-verify", action="store_true", help="skip the comparison with torch")
+    add_output(parser)
     parser.set_defaults(run=_run)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 
-from export.errors import ExportError
 from export.optimizers import Adam, Optimizer, Segmented, Sgd
 
 _RATES = {"adam": 1e-3, "sgd": 0.05, "segmented": 5e-3}
@@ -29,13 +28,10 @@ def add_optimizer(parser: argparse.ArgumentParser) -> None:
 
 
 def chosen_optimizer(arguments: argparse.Namespace) -> Optimizer:
-    """The optimizer that the command line names; ExportError for a bad rate."""
+    """The optimizer that the command line names; ValueError for a bad rate."""
     lr = _RATES[arguments.optimizer] if arguments.lr is None else arguments.lr
-    try:
-        if arguments.optimizer == "adam":
-            return Adam(lr=lr)
-        if arguments.optimizer == "sgd":
-            return Sgd(lr=lr, momentum=0.9)
-        return Segmented(lr=lr)
-    except ValueError as error:
-        raise ExportError(str(error)) from error
+    if arguments.optimizer == "adam":
+        return Adam(lr=lr)
+    if arguments.optimizer == "sgd":
+        return Sgd(lr=lr, momentum=0.9)
+    return Segmented(lr=lr)

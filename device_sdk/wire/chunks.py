@@ -137,11 +137,6 @@ class Reassembler:
                 return
             self._evict(key)
 
-    def forget_sender(self, sender: Hashable) -> None:
-        """Forget a sender's partial messages, as when its session ends."""
-        for key in self._of(sender):
-            self._forget(key)
-
     def _check(self, fragment: Fragment, part: bytes, partial: _Partial | None) -> None:
         if fragment.length > self._limits.most_message_bytes:
             raise WireError(

@@ -93,11 +93,6 @@ class Link:
         """What the broker allows; None without a connection."""
         return self._loop.limits
 
-    @property
-    def dropped_events(self) -> int:
-        """Notices (never messages) that were dropped because nobody took them."""
-        return self._loop.events.dropped
-
     def publish(
         self, topic: str, payload: bytes, *, retain: bool = False, qos: int = 1
     ) -> Delivery:

@@ -35,13 +35,6 @@ class Record:
             raise _bad(name, f"a byte string of {length} bytes")
         return value
 
-    def octets_up_to(self, name: str, limit: int) -> bytes:
-        """A byte string of at most ``limit`` bytes."""
-        value = self._value[name]
-        if not isinstance(value, bytes) or len(value) > limit:
-            raise _bad(name, f"a byte string of at most {limit} bytes")
-        return value
-
     def text(self, name: str, limit_bytes: int) -> str:
         """A text string of at most ``limit_bytes`` bytes in UTF-8."""
         value = self._value[name]

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from device_sdk.wire.errors import WireError
 
-__all__ = ["LabelForm", "decode_soft_labels", "encode_soft_labels", "label_bytes"]
+__all__ = ["LabelForm", "decode_soft_labels", "encode_soft_labels"]
 
 LabelForm = Literal["float16", "uint8"]
 # float16 rounds each of them by up to 2^-12 of its size, and small ones by 2^-25.
@@ -81,14 +81,6 @@ def decode_soft_labels(
         values = _spread(values, tensors["classes"], classes)
     found: NDArray[np.float32] = (values / values.sum(axis=1, keepdims=True)).astype(np.float32)
     return found
-
-
-def label_bytes(samples: int, classes: int, form: LabelForm, top: int = 0) -> int:
-    """Bytes of that many soft labels, without names and framing."""
-    each = 2 if form == "float16" else 1
-    if not top:
-        return samples * classes * each
-    return samples * top * (each + (1 if classes <= 256 else 2))
 
 
 def _spread(values: NDArray[np.float64], order: NDArray[Any], classes: int) -> NDArray[np.float64]:

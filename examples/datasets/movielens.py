@@ -1,4 +1,4 @@
-"""MovieLens 100K and 1M in the formats that GroupLens ships, and a leave-one-out split.
+"""MovieLens 100K in the format that GroupLens ships, and a leave-one-out split.
 
 F. Maxwell Harper and Joseph A. Konstan. 2015. The MovieLens Datasets: History and Context. ACM
 TiiS 5, 4, article 19. The data are for research; GroupLens forbids passing them on.
@@ -29,7 +29,7 @@ class DatasetError(Exception):
 
 @dataclass(frozen=True, eq=False)
 class Ratings:
-    """Ratings as rows in the file's order: `user`, `item` int64 [n]; `timestamp` int64 [n] or None.
+    """Ratings as rows in the file's order: `user`, `item` int64 [n]; `timestamp` int64 [n].
 
     `titles[row]` names an item; `synthetic` data were drawn, not observed.
     """
@@ -37,14 +37,14 @@ class Ratings:
     name: str
     user: Rows
     item: Rows
-    timestamp: Rows | None
+    timestamp: Rows
     user_ids: tuple[str, ...]
     item_ids: tuple[str, ...]
     titles: tuple[str, ...]
     synthetic: bool = False
 
     def __post_init__(self) -> None:
-        columns = [self.user, self.item] + ([] if self.timestamp is None else [self.timestamp])
+        columns = [self.user, self.item, self.timestamp]
         if len({len(column) for column in columns}) != 1 or len(self.user) == 0:
             raise DatasetError(f"{self.name}: columns of lengths {[len(c) for c in columns]}")
         if len(self.titles) != len(self.item_ids):
@@ -73,10 +73,8 @@ def data_root() -> Path:
 def leave_one_out(ratings: Ratings) -> Split:
     """Each user's latest interaction is held out; of several at one time, the file's last.
 
-    Raises DatasetError where the data say no times, or a user has fewer than two interactions.
+    Raises DatasetError where a user has fewer than two interactions.
     """
-    if ratings.timestamp is None:
-        raise DatasetError(f"{ratings.name} has no timestamps, so nobody's latest item is known")
     order = np.lexsort((np.arange(len(ratings.user)), ratings.timestamp, ratings.user))
     user = ratings.user[order]
     last = np.append(user[1:] != user[:-1], True)
@@ -98,29 +96,10 @@ def leave_one_out(ratings: Ratings) -> Split:
 def load_ml_100k(root: Path) -> Ratings:
     """MovieLens 100K from `root`/ml-100k: u.data and u.item. Raises DatasetError."""
     folder = root / "ml-100k"
-    table = _table(folder / "u.data", "\t", columns=4)
-    films = dict(_films(folder / "u.item", "|"))
-    return _ratings("MovieLens 100K", table, films, timestamps=True)
+    return _ratings("MovieLens 100K", _table(folder / "u.data"), dict(_films(folder / "u.item")))
 
 
-def load_ml_1m(root: Path) -> Ratings:
-    """MovieLens 1M from `root`/ml-1m. Raises DatasetError.
-
-    Reads ratings.dat, or ratings_no_timestamp.dat (the same without its fourth column) and then
-    has no timestamps. Films without a rating are left out.
-    """
-    folder = root / "ml-1m"
-    timed = (folder / "ratings.dat").is_file()
-    if timed:
-        table = _table(folder / "ratings.dat", "::", columns=4)
-    else:
-        table = _table(folder / "ratings_no_timestamp.dat", "::", columns=3)
-    rated = set(np.unique(table[:, 1]).tolist())
-    films = {film: title for film, title in _films(folder / "movies.dat", "::") if film in rated}
-    return _ratings("MovieLens 1M", table, films, timestamps=timed)
-
-
-def _ratings(name: str, table: Rows, films: dict[int, str], *, timestamps: bool) -> Ratings:
+def _ratings(name: str, table: Rows, films: dict[int, str]) -> Ratings:
     user_numbers, user = np.unique(table[:, 0], return_inverse=True)
     item_numbers = np.array(sorted(films), np.int64)
     item = np.searchsorted(item_numbers, table[:, 1])
@@ -132,31 +111,30 @@ def _ratings(name: str, table: Rows, films: dict[int, str], *, timestamps: bool)
         name=name,
         user=user.astype(np.int64).reshape(-1),
         item=item.astype(np.int64),
-        timestamp=table[:, 3].copy() if timestamps else None,
+        timestamp=table[:, 3].copy(),
         user_ids=tuple(str(number) for number in user_numbers.tolist()),
         item_ids=tuple(str(number) for number in item_numbers.tolist()),
         titles=tuple(films[number] for number in item_numbers.tolist()),
     )
 
 
-def _table(path: Path, separator: str, *, columns: int) -> Rows:
-    """The file's integers [lines, columns]."""
-    lines = [line.replace(separator, "\t") for line in _lines(path)]
+def _table(path: Path) -> Rows:
+    """The file's integers [lines, 4]: user, item, rating, time."""
+    lines = _lines(path)
     table = np.empty((0, 0), np.int64)
     if lines:
         with contextlib.suppress(ValueError):
             table = np.loadtxt(lines, dtype=np.int64, delimiter="\t", comments=None, ndmin=2)
-    if table.ndim != 2 or table.shape[1] != columns or len(table) == 0:
+    if table.ndim != 2 or table.shape[1] != 4 or len(table) == 0:
         raise DatasetError(
-            f"{path} is not in GroupLens' format: expected lines of {columns} integers, "
-            f"separated by {separator!r}"
+            f"{path} is not in GroupLens' format: expected lines of 4 integers, separated by tabs"
         )
     return table
 
 
-def _films(path: Path, separator: str) -> Iterator[tuple[int, str]]:
+def _films(path: Path) -> Iterator[tuple[int, str]]:
     for number, line in enumerate(_lines(path), 1):
-        cells = line.split(separator)
+        cells = line.split("|")
         if len(cells) < 2 or not cells[0].isdigit():
             raise DatasetError(f"{path}, line {number}: expected a number and a title")
         yield int(cells[0]), cells[1].strip()

@@ -14,9 +14,6 @@ from export.models.images import example_images, image_model, predicted_classes
 from export.optimizers import Adam, Optimizer
 from export.proximal import proximal, with_anchor
 
-SWITCHES = ("weight_local", "weight_public", "project", "weight_kl", "weight_ce")
-"""The float32 scalars of the batch that choose the kind of step."""
-
 DYNAMIC = {
     "x": {0: "batch"},
     "y": {0: "batch"},
@@ -35,8 +32,9 @@ def mutual_losses(
     batch, the local samples: ``x`` float32 [batch, ...], ``y`` int64 [batch]; the public samples of
     other devices: ``x_pub`` [public, ...], ``y_pub`` int64 [public], ``teacher`` float32
     [public, classes] (their owner's soft labels), ``confidence`` float32 [public] (A of their
-    owner); and the scalars ``weight_kl`` and ``weight_ce``. Equal numbers of samples from each
-    owner give the mean over owners.
+    owner); and the scalars ``weight_kl`` and ``weight_ce``. These and the scalars of
+    ``ConflictProjection`` choose the kind of step. Equal numbers of samples from each owner give
+    the mean over owners.
 
     local  = mean CE(y), plus mu / 2 * |w - anchor|^2 where the model has an anchor (scalar ``mu``);
     public = mean(weight_kl * confidence * KL(teacher || p) + weight_ce * CE(y_pub)).

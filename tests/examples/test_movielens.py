@@ -18,7 +18,6 @@ from examples.datasets.movielens import (
     data_root,
     draw_synthetic,
     leave_one_out,
-    load_ml_1m,
     load_ml_100k,
     ml_100k_or_synthetic,
 )
@@ -69,10 +68,8 @@ def test_ties_keep_the_files_order() -> None:
     assert leave_one_out(ratings).test_item.tolist() == [1]
 
 
-def test_no_split_without_times_or_with_one_interaction() -> None:
+def test_no_split_with_one_interaction() -> None:
     rows = np.zeros(1, np.int64)
-    with pytest.raises(DatasetError, match="has no timestamps"):
-        leave_one_out(Ratings("x", rows, rows, None, ("u",), ("a",), ("A",)))
     with pytest.raises(DatasetError, match="leaving one out needs two"):
         leave_one_out(Ratings("x", rows, rows, rows, ("u",), ("a",), ("A",)))
 
@@ -108,17 +105,9 @@ def test_the_real_100k() -> None:
         mine = {
             int(ratings.user_ids[user]): int(ratings.timestamp[row])
             for row, (user, item) in enumerate(zip(ratings.user, ratings.item, strict=True))
-            if ratings.timestamp is not None and split.test_item[user] == item
+            if split.test_item[user] == item
         }
         assert mine == times
-
-
-def test_the_real_1m() -> None:
-    ratings = load_ml_1m(real("ml-1m"))
-    assert len(ratings.user) == 1_000_209
-    assert (len(ratings.user_ids), len(ratings.item_ids)) == (6040, 3706)
-    assert "Toy Story (1995)" in ratings.titles
-    assert len(ratings.interactions()) == 1_000_209
 
 
 def archive() -> bytes:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from device_sdk.wire.errors import WireError
-from device_sdk.wire.soft_labels import decode_soft_labels, encode_soft_labels, label_bytes
+from device_sdk.wire.soft_labels import decode_soft_labels, encode_soft_labels
 
 shapes = st.tuples(st.integers(1, 6), st.integers(2, 12))
 raw_labels = shapes.flatmap(
@@ -21,7 +21,6 @@ def test_labels_go_round_to_their_precision(raw: np.ndarray, form: str, top: int
     classes = raw.shape[1]
     top = min(top, classes - 1)
     coded = encode_soft_labels(exact, form, top)  # type: ignore[arg-type]
-    assert sum(a.nbytes for a in coded.values()) == label_bytes(len(raw), classes, form, top)  # type: ignore[arg-type]
     found = decode_soft_labels(coded, classes, form, top)  # type: ignore[arg-type]
     np.testing.assert_allclose(found.sum(axis=1), 1, atol=1e-5)
     error = 1e-3 if form == "float16" else 1 / 255 + 1e-3

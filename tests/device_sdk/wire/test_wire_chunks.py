@@ -93,8 +93,6 @@ def test_idle_messages_are_forgotten() -> None:
     clock.now = 10
     assert reassembler.add("a", TYPE, *second) is None
     assert reassembler.evicted == 1
-    reassembler.forget_sender("a")
-    assert reassembler.held_bytes == 0
 
 
 class Reassembly(RuleBasedStateMachine):
@@ -117,11 +115,6 @@ class Reassembly(RuleBasedStateMachine):
     @rule(seconds=st.integers(1, 6))
     def wait(self, seconds: int) -> None:
         self.clock.now += seconds
-
-    @rule(sender=st.sampled_from("ab"))
-    def leave(self, sender: str) -> None:
-        self.reassembler.forget_sender(sender)
-        self.oracle = [entry for entry in self.oracle if entry[0][0] != sender]
 
     @rule(sender=st.sampled_from("abc"), number=st.integers(0, 2), index=st.integers(0, 3))
     def part(self, sender: str, number: int, index: int) -> None:

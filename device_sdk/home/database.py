@@ -14,6 +14,9 @@ from device_sdk.home.errors import HomeBroken
 __all__ = ["SCHEMA_VERSION", "Database"]
 
 SCHEMA_VERSION = 2
+# Pages of the file that stay in memory. A device reads little and seldom, and the kernel keeps the
+# file too; SQLite's own 2 MB would fill up over the rounds.
+_CACHE_KIB = 64
 
 _SCHEMA = """
 CREATE TABLE membership (
@@ -92,6 +95,7 @@ class Database:
 
     def _prepare(self, read_only: bool) -> None:
         run = self._connection.execute
+        run(f"PRAGMA cache_size = -{_CACHE_KIB}")
         (version,) = run("PRAGMA user_version").fetchone()
         if version > SCHEMA_VERSION:
             raise HomeBroken(

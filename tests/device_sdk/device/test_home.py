@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import _sqlite3
+import ctypes
 import hashlib
 import os
 import sqlite3
@@ -275,3 +277,26 @@ def test_attachments_are_kept_while_they_are_offered(home: Home) -> None:
     assert home.attachments.ids() == set(ids[1:])
     assert home.attachments.content(ids[0]) is None
     assert home.attachments.content(ids[1]) == ids[1][:4]
+
+
+def _sqlite_bytes() -> int:
+    """What SQLite holds in this process, its pages of the file included."""
+    library = ctypes.CDLL(_sqlite3.__file__)
+    if not hasattr(library, "sqlite3_memory_used"):
+        pytest.skip("this SQLite does not tell how much memory it uses")
+    library.sqlite3_memory_used.restype = ctypes.c_int64
+    return int(library.sqlite3_memory_used())
+
+
+def test_the_memory_of_an_open_home_does_not_grow_with_its_rounds(home: Home) -> None:
+    def take_part(rounds: range) -> int:
+        for number in rounds:
+            with home.database.transaction():
+                part = Participation("default", 1, number, 0, Outcome.TRAINED, "x" * 300)
+                home.rounds.conclude(part)
+                home.rounds.post(OutboxRow(number.to_bytes(32), "default", 1, number, bytes(900)))
+            home.rounds.settle(Receipt(number.to_bytes(32), Verdict.COUNTED))
+        return _sqlite_bytes()
+
+    before = take_part(range(1, 100))
+    assert take_part(range(100, 600)) - before < 20_000

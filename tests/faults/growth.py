@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import psutil
-from scipy.stats import theilslopes
 
 __all__ = ["Reading", "grown", "memory_per_hour", "read_process", "too_short"]
 
@@ -43,8 +42,10 @@ def memory_per_hour(readings: list[Reading]) -> float:
     """
     if len(readings) < 2:
         return 0.0
-    slope = theilslopes([r.resident_mb for r in readings], [r.seconds for r in readings]).slope
-    return float(slope) * 3600
+    mb = np.array([r.resident_mb for r in readings])
+    seconds = np.array([r.seconds for r in readings])
+    early, late = np.triu_indices(len(readings), 1)
+    return float(np.median((mb[late] - mb[early]) / (seconds[late] - seconds[early]))) * 3600
 
 
 def too_short(readings: list[Reading], warm_up_seconds: float) -> bool:

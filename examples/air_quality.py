@@ -19,6 +19,7 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 # Official onnxruntime wheels write to the user's cache folder unless this is set before the import.
@@ -26,19 +27,16 @@ os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 
 import numpy as np
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from benchmarks.datasets.air import CLASSES, FEATURES, AirStation, load_air
 from device_sdk import Device, LocalData, Trainer, TrainingOptions
 from device_sdk.cli.arguments import positive_int
-from device_sdk.errors import DeviceError
 from device_sdk.learners.attention_mixer import AttentionScores, scores_of
 from device_sdk.learners.local_steps import SampleStream, predict_all
 from examples.attention_picture import draw_attention
-from examples.fleet.errors import FleetError
 from examples.local_fleet import FleetTask, LocalFleet, Member, local_fleet
-from export import ExportError
+from examples.program import carried_out, option_parser, round_bar
 from export.models.attention_meta import export_attention
 from export.models.gru_classifier import (
     DYNAMIC,
@@ -73,16 +71,7 @@ class Result:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the example; 0 on success, 1 where a step failed, 2 for a wrong command line."""
     arguments = _parser().parse_args(argv)
-    console = Console()
-    try:
-        _run(arguments, console)
-    except (DeviceError, ExportError, FleetError, OSError, ValueError) as error:
-        console.print(f"air quality: {error}", style="red", markup=False)
-        return 1
-    except KeyboardInterrupt:
-        console.print("stopped")
-        return 1
-    return 0
+    return carried_out("air_quality", partial(_run, arguments))
 
 
 def _run(arguments: argparse.Namespace, console: Console) -> None:
@@ -178,25 +167,13 @@ def _follow(
 ) -> dict[str, AttentionScores]:
     """Progress; returns whom the devices listened to when they first did."""
     early: dict[str, AttentionScores] = {}
-    columns = (
-        SpinnerColumn(),
-        TextColumn("round {task.completed}/{task.total}"),
-        BarColumn(),
-        TextColumn("{task.description}"),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=console) as progress:
-        bar = progress.add_task("stations enrol and train", total=fleet.task.rounds)
+    with round_bar(console, fleet.task.rounds, "stations enrol and train") as show:
         for row in fleet.rounds():
             if row.round > _WARM_UP and len(early) < len(fleet.devices):
                 early = {**_listening(fleet), **early}
             right = np.mean([_glance(fleet.devices[one.name], one) for one in stations])
             said = "warming up" if row.round <= _WARM_UP else "mixing"
-            progress.update(
-                bar,
-                completed=row.round,
-                description=f"{said}, loss {row.metrics['loss']:.2f}, about {right:.0f} % right",
-            )
+            show(row.round, f"{said}, loss {row.metrics['loss']:.2f}, about {right:.0f} % right")
     return early
 
 
@@ -266,31 +243,13 @@ def _favourite(scores: AttentionScores | None, names: Mapping[str, str]) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m examples.air_quality",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    data = Path(os.environ.get("TESSERA_DATA", "../shared/data"))
-    parser.add_argument("--rounds", type=positive_int, default=40, help="default: 40")
+    parser = option_parser("air_quality", __doc__, rounds=40, holds="beijing-air/")
     parser.add_argument("--stations", type=positive_int, default=12, help="default: all 12")
     parser.add_argument(
         "--weak",
         type=int,
         default=1,
         help="so many stations leave mixing to the aggregator (default: 1)",
-    )
-    parser.add_argument(
-        "--data",
-        type=Path,
-        default=data,
-        help="folder that holds beijing-air/ (default: TESSERA_DATA)",
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default=Path("out/air_quality"),
-        help="for artifacts, homes, logs and the picture (default: out/air_quality)",
     )
     return parser
 

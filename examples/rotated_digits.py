@@ -18,6 +18,7 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 # Official onnxruntime wheels write to the user's cache folder unless this is set before the import.
@@ -25,18 +26,16 @@ os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 
 import numpy as np
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from benchmarks.mutual.domains import Domain, rotated_mnist
 from device_sdk import Device, LocalData, Trainer, TrainingOptions
 from device_sdk.cli.arguments import positive_int
-from device_sdk.errors import DeviceError
 from device_sdk.learners.local_steps import SampleStream, predict_all
-from examples.fleet.errors import FleetError
 from examples.local_fleet import FleetTask, LocalFleet, Member, local_fleet
+from examples.program import carried_out, option_parser, round_bar
 from examples.rotated_picture import draw_picture
-from export import Adam, ExportError
+from export import Adam
 from export.models.images import export_image
 from export.models.mutual import export_mutual
 
@@ -58,16 +57,7 @@ class Accuracy:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the example; 0 on success, 1 where a step failed, 2 for a wrong command line."""
     arguments = _parser().parse_args(argv)
-    console = Console()
-    try:
-        _run(arguments, console)
-    except (DeviceError, ExportError, FleetError, OSError, ValueError) as error:
-        console.print(f"rotated digits: {error}", style="red", markup=False)
-        return 1
-    except KeyboardInterrupt:
-        console.print("stopped")
-        return 1
-    return 0
+    return carried_out("rotated_digits", partial(_run, arguments))
 
 
 def _run(arguments: argparse.Namespace, console: Console) -> None:
@@ -143,15 +133,7 @@ def _follow(
 ) -> dict[str, list[tuple[int, float, float]]]:
     """Progress, and for each device (round, own, others) after each round."""
     curves: dict[str, list[tuple[int, float, float]]] = {domain.name: [] for domain in domains}
-    columns = (
-        SpinnerColumn(),
-        TextColumn("round {task.completed}/{task.total}"),
-        BarColumn(),
-        TextColumn("{task.description}"),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=console) as progress:
-        bar = progress.add_task("devices enrol and train", total=fleet.task.rounds)
+    with round_bar(console, fleet.task.rounds, "devices enrol and train") as show:
         for row in fleet.rounds():
             means = []
             for domain in domains:
@@ -161,11 +143,7 @@ def _follow(
             own, others = np.mean(means, axis=0)
             conflicts = row.metrics.get("conflict_share")
             said = "" if conflicts is None else f", {conflicts:.0%} of steps in conflict"
-            progress.update(
-                bar,
-                completed=row.round,
-                description=f"own rotation {own:.1f} %, others {others:.1f} %{said}",
-            )
+            show(row.round, f"own rotation {own:.1f} %, others {others:.1f} %{said}")
     return curves
 
 
@@ -233,26 +211,11 @@ def _table(
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m examples.rotated_digits",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    data = Path(os.environ.get("TESSERA_DATA", "../shared/data"))
-    parser.add_argument("--rounds", type=positive_int, default=15, help="default: 15")
+    parser = option_parser("rotated_digits", __doc__, rounds=15, holds="mnist/")
     parser.add_argument(
         "--each", type=positive_int, default=100, help="images a digit and device (default: 100)"
     )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--data", type=Path, default=data, help="folder that holds mnist/ (default: TESSERA_DATA)"
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default=Path("out/rotated_digits"),
-        help="for artifacts, homes, logs and the picture (default: out/rotated_digits)",
-    )
     return parser
 
 

@@ -10,13 +10,13 @@ their item gradients. Then one user's recommendations are made as on the device.
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from aggregator.methods.scatter import ScatterMethod, ScatterSettings, initial_items
+from benchmarks.data_folder import default_data_folder
 from benchmarks.recommendation.given_splits import load_split
 from benchmarks.recommendation.metrics import quality, sampled_ranks
 from benchmarks.recommendation.split import LeaveOneOut, hold_out_validation
@@ -69,7 +69,7 @@ def _data(name: str, seed: int) -> LeaveOneOut:
     """The data with a validation item held out: examples do not look at test items."""
     rng = np.random.default_rng(seed)
     if name != "synthetic":
-        whole = load_split(Path(os.environ.get("TESSERA_DATA", "../shared/data")), name)
+        whole = load_split(default_data_folder(), name)
         return hold_out_validation(whole.train, whole.items, rng, latest=name == "ml-100k")
     print("synthetic data: 300 users of 6 tastes, 400 items")
     tastes = rng.dirichlet(np.full(400, 0.1), size=6)

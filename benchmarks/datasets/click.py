@@ -15,7 +15,6 @@ All of it follows from one seed.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,6 +23,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from benchmarks.data_folder import default_data_folder
 
 __all__ = ["GENRES", "ClickDevice", "ClickSettings", "Clicks", "data_root", "load_clicks"]
 
@@ -89,11 +90,11 @@ class Clicks:
 
 
 def data_root() -> Path:
-    """The folder of data sets: TESSERA_DATA, else ../shared/data.
+    """The default folder of data sets.
 
     Raises FileNotFoundError, saying what to set, where it has no ml-1m.
     """
-    root = Path(os.environ.get("TESSERA_DATA") or "../shared/data")
+    root = default_data_folder()
     if not (root / "ml-1m").is_dir():
         raise FileNotFoundError(
             f"there is no {root / 'ml-1m'}: set TESSERA_DATA to the folder that holds ml-1m/, "

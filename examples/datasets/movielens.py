@@ -7,7 +7,6 @@ TiiS 5, 4, article 19. The data are for research; GroupLens forbids passing them
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,12 +14,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.data_folder import default_data_folder
 from device_sdk.interactions import Interactions
 
 Rows = NDArray[np.int64]
-
-DATA_VARIABLE = "TESSERA_DATA"
-_DEFAULT_ROOT = Path("../shared/data")
 
 
 class DatasetError(Exception):
@@ -67,7 +64,7 @@ class Split:
 
 def data_root() -> Path:
     """The folder of data sets: the environment variable TESSERA_DATA, else ../shared/data."""
-    return Path(os.environ.get(DATA_VARIABLE) or _DEFAULT_ROOT)
+    return default_data_folder()
 
 
 def leave_one_out(ratings: Ratings) -> Split:
@@ -145,7 +142,7 @@ def _lines(path: Path) -> list[str]:
         text = path.read_text(encoding="latin-1")
     except OSError as error:
         raise DatasetError(
-            f"{path} cannot be read ({error.strerror}): set {DATA_VARIABLE} to the folder that "
+            f"{path} cannot be read ({error.strerror}): set TESSERA_DATA to the folder that "
             f"holds {path.parent.name}"
         ) from None
     # Not splitlines: Latin-1 titles may hold bytes that it takes for line ends.

@@ -1,0 +1,81 @@
+"""What examples over a fleet are as programs: their options, their bar of rounds, how they end."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from benchmarks.data_folder import default_data_folder
+from device_sdk.cli.arguments import positive_int
+from device_sdk.errors import DeviceError
+from examples.fleet.errors import FleetError
+from export import ExportError
+
+__all__ = ["carried_out", "option_parser", "round_bar"]
+
+
+def option_parser(
+    name: str, description: str | None, *, rounds: int, holds: str
+) -> argparse.ArgumentParser:
+    """The command line of ``examples/<name>.py``: ``--rounds``, ``--data`` and ``--out``.
+
+    Args:
+        name: the module's.
+        description: its docstring.
+        rounds: unless told otherwise.
+        holds: what the data folder holds.
+    """
+    parser = argparse.ArgumentParser(
+        prog=f"python -m examples.{name}",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--rounds", type=positive_int, default=rounds, help=f"default: {rounds}")
+    parser.add_argument(
+        "--data",
+        type=Path,
+        default=default_data_folder(),
+        help=f"folder that holds {holds} (default: TESSERA_DATA)",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("out") / name,
+        help=f"for artifacts, homes, logs and the picture (default: out/{name})",
+    )
+    return parser
+
+
+def carried_out(name: str, run: Callable[[Console], None]) -> int:
+    """Run it; the exit status, 1 where a part failed, which is said, or somebody stopped it."""
+    console = Console()
+    try:
+        run(console)
+    except (DeviceError, ExportError, FleetError, OSError, ValueError) as error:
+        console.print(f"{name.replace('_', ' ')}: {error}", style="red", markup=False)
+        return 1
+    except KeyboardInterrupt:
+        console.print("stopped")
+        return 1
+    return 0
+
+
+@contextmanager
+def round_bar(console: Console, rounds: int, waiting: str) -> Iterator[Callable[[int, str], None]]:
+    """A bar of so many rounds that says ``waiting`` until it is called with a round's number and
+    what to say of it."""
+    columns = (
+        SpinnerColumn(),
+        TextColumn("round {task.completed}/{task.total}"),
+        BarColumn(),
+        TextColumn("{task.description}"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console) as progress:
+        bar = progress.add_task(waiting, total=rounds)
+        yield lambda number, said: progress.update(bar, completed=number, description=said)

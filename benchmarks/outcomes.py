@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import Field, asdict
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
@@ -53,6 +54,17 @@ class OutcomeFolder(ABC, Generic[RunT, OutcomeT]):
         partial = path.with_suffix(f".{os.getpid()}.partial")
         partial.write_text(json.dumps(content, indent=1, sort_keys=True), encoding="utf-8")
         partial.replace(path)
+
+    def found_or_made(self, run: RunT, make: Callable[[], OutcomeT] | None) -> OutcomeT | None:
+        """The stored outcome; where there is none, that of ``make``, which is then stored.
+
+        None where nothing is stored and ``make`` is None: nothing may be run.
+        """
+        outcome = self.load(run)
+        if outcome is None and make is not None:
+            outcome = make()
+            self.save(run, outcome)
+        return outcome
 
     @abstractmethod
     def prefix(self, run: RunT) -> str:

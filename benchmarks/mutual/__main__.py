@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import product
 from pathlib import Path
 
+from benchmarks.command_line import add_rows, add_run_options, named, seeds_of
 from benchmarks.data_folder import data_folder
 from benchmarks.datasets.pacs import PACS_DOMAINS
 from benchmarks.mutual.artifacts import ArtifactCache
@@ -44,22 +46,17 @@ examples:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what is asked for; returns the exit status."""
     options = _parse(arguments)
-    names = [name.strip() for name in options.rows.split(";")] if options.rows else None
     tables = list(TABLES) if options.table == "all" else [options.table]
-    rows = [r for r in ROWS if r.table in tables and (names is None or r.name in names)]
-    if not rows:
-        known = "; ".join(row.name for row in ROWS if row.table in tables)
-        print(f"--rows: none of {options.rows!r} is known; known are: {known}", file=sys.stderr)
-        return 2
+    rows = [row for row in ROWS if row.table in tables]
+    names = named(options.rows, [row.name for row in rows])
+    rows = [row for row in rows if row.name in names]
     runner = _Runner(options)
-    seeds = range(options.first_seed, options.first_seed + options.seeds)
     outcomes: dict[str, dict[str, dict[int, Outcome]]] = {table: {} for table in tables}
     # Seeds outside, rows inside: what is stopped early has all rows on the first seeds.
-    for seed in seeds:
-        for row in rows:
-            outcome = runner.outcome(row, seed)
-            if outcome is not None:
-                outcomes[row.table].setdefault(row.name, {})[seed] = outcome
+    for seed, row in product(seeds_of(options), rows):
+        outcome = runner.outcome(row, seed)
+        if outcome is not None:
+            outcomes[row.table].setdefault(row.name, {})[seed] = outcome
     for table in tables:
         shown = [row for row in rows if row.table == table]
         if not outcomes[table]:
@@ -94,11 +91,9 @@ class _Runner:
             if budget is None:
                 return None
             experiment = replace(experiment, most_bytes=round(budget.bytes))
-        found = self._store.load(experiment)
-        if found is None and not self._options.table_only:
-            found = self._run(experiment, f"{row.table}, seed {seed}, {row.name}")
-            self._store.save(experiment, found)
-        return found
+        label = f"{row.table}, seed {seed}, {row.name}"
+        run = None if self._options.table_only else partial(self._run, experiment, label)
+        return self._store.found_or_made(experiment, run)
 
     def _run(self, experiment: Experiment, label: str) -> Outcome:
         with progress_line(label) as progress:
@@ -115,14 +110,10 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--table", choices=(*TABLES, "all"), default="all")
-    parser.add_argument("--rows", help="names of rows, separated by semicolons (default: all)")
-    parser.add_argument("--seeds", type=int, default=3, help="number of seeds (default: 3)")
-    parser.add_argument("--first-seed", type=int, default=0)
+    add_rows(parser)
+    add_run_options(parser, _RESULTS)
     parser.add_argument("--validation", action="store_true", help="show validation accuracy alone")
-    parser.add_argument("--root", type=Path, help="data folder (default: TESSERA_DATA)")
     parser.add_argument("--artifacts", type=Path, default=_ARTIFACTS, help="where exports are kept")
-    parser.add_argument("--results", type=Path, default=_RESULTS, help="where runs are stored")
-    parser.add_argument("--table-only", action="store_true", help="print stored runs, run none")
     return parser.parse_args(arguments)
 
 

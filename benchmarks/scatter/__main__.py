@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
+from functools import partial
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 
+from benchmarks.command_line import add_rows, add_run_options, named, seeds_of
 from benchmarks.data_folder import data_folder
 from benchmarks.progress_line import progress_line
 from benchmarks.recommendation.given_splits import DATA_SETS, has_times, load_split
@@ -47,27 +49,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.full_round:
         print(measure_full_round(_data_folder(options), options.artifact, width=32))
         return 0
-    names = [name.strip() for name in options.rows.split(";")] if options.rows else None
-    rows = [row for row in ROWS if names is None or row.name in names]
-    if names is not None and len(rows) != len(set(names)):
-        known = "; ".join(row.name for row in ROWS)
-        print(f"--rows: unknown name among {options.rows!r}; known are: {known}", file=sys.stderr)
-        return 2
+    names = named(options.rows, [row.name for row in ROWS])
+    rows = [row for row in ROWS if row.name in names]
     store = OutcomeStore(options.results)
     for data in DATA_SETS if options.data == "all" else (options.data,):
-        seeds = options.seeds if options.seeds else (10 if data == "ml-100k" else 3)
+        seeds = seeds_of(options, 10 if data == "ml-100k" else 3)
         outcomes: dict[str, dict[int, Outcome]] = {row.name: {} for row in rows}
         runner = _Runner(options, data)
         # Seeds outside, rows inside: what is stopped early has all rows on the first seeds.
-        for seed in range(options.first_seed, options.first_seed + seeds):
-            for row in rows:
-                experiment = row.change(preset(data, options.split, seed))
-                outcome = store.load(experiment)
-                if outcome is None and not options.table_only:
-                    outcome = runner.run(experiment, f"{data}, seed {seed}, {row.name}")
-                    store.save(experiment, outcome)
-                if outcome is not None:
-                    outcomes[row.name][seed] = outcome
+        for seed, row in product(seeds, rows):
+            experiment = row.change(preset(data, options.split, seed))
+            label = f"{data}, seed {seed}, {row.name}"
+            run = None if options.table_only else partial(runner.run, experiment, label)
+            outcome = store.found_or_made(experiment, run)
+            if outcome is not None:
+                outcomes[row.name][seed] = outcome
         print(f"\n{data}, {options.split} items\n")
         down = {row.name: published_bytes(row.change(preset(data, "test", 0))) for row in rows}
         print(quality_table(outcomes, down))
@@ -115,13 +111,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--data", choices=(*DATA_SETS, "all"), default="all")
     parser.add_argument("--split", choices=("test", "validation"), default="test")
-    parser.add_argument("--rows", help="names of rows, separated by semicolons (default: all)")
-    parser.add_argument("--seeds", type=int, help="number of seeds (default: 10 and 3)")
-    parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--root", type=Path, help="data folder (default: TESSERA_DATA)")
+    add_rows(parser)
+    add_run_options(parser, _RESULTS, seeds=None, said="10 and 3")
     parser.add_argument("--artifact", type=Path, help="another factorisation artifact's folder")
-    parser.add_argument("--results", type=Path, default=_RESULTS, help="where runs are stored")
-    parser.add_argument("--table-only", action="store_true", help="print stored runs, run none")
     parser.add_argument("--full-round", action="store_true", help="measure one round of ML-1M")
     return parser.parse_args(arguments)
 

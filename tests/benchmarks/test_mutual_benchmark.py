@@ -228,4 +228,7 @@ def test_the_command_teaches_and_prints_what_is_there(
     command = ["--table", row.table, "--rows", row.name, "--table-only", "--results", str(tmp_path)]
     assert main(command) == 0
     assert "81.5 (87.8)" in capsys.readouterr().out
-    assert main(["--rows", "nothing"]) == 2
+    with pytest.raises(SystemExit) as stopped:
+        main(["--rows", "MAFML;nothing"])
+    assert stopped.value.code == 2
+    assert "unknown name 'nothing'; known are: " in capsys.readouterr().err

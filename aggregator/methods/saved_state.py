@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from aggregator.methods.method import State, StateError
 
-__all__ = ["part", "require_array"]
+__all__ = ["part", "require_array", "require_count"]
 
 
 def part(prefix: str, state: State) -> dict[str, NDArray[Any]]:
@@ -26,3 +26,11 @@ def require_array(
             f"the state's {name!r} is {array.dtype} {array.shape}; expected "
             f"{np.dtype(dtype)} {shape}"
         )
+
+
+def require_count(array: NDArray[Any], name: str) -> int:
+    """The number in an int64 scalar; raises StateError, which calls it ``name``, where there is
+    none, or one below 0."""
+    if array.dtype != np.int64 or array.shape != () or array < 0:
+        raise StateError(f"the state's {name!r} is no count")
+    return int(array)

@@ -47,6 +47,7 @@ class ScatterSettings:
         clip_norm: an update with a larger Euclidean norm is scaled down to it; 0 for no limit.
         clip_multiple: likewise for more than so many times the running median of norms.
         row_multiple: likewise for each row of an update, against the running median of rows.
+        outlier_multiple: an update this far out of line counts as one of no rows; 0: none does.
         robust, trim_share: how a cell's values become one; see
             :class:`~aggregator.methods.robust.RobustRule`. All but ``none`` keep a round's updates
             in memory until it closes.
@@ -60,6 +61,7 @@ class ScatterSettings:
     clip_norm: float = 0.0
     clip_multiple: float = 0.0
     row_multiple: float = 0.0
+    outlier_multiple: float = 0.0
     robust: Robust = "none"
     trim_share: float = 0.1
     training: ScatterTraining = field(default_factory=ScatterTraining)
@@ -69,7 +71,7 @@ class ScatterSettings:
             raise ValueError(f"aggregator is {self.aggregator!r}; expected 'mean' or 'coverage'")
         if not math.isfinite(self.clip_norm) or self.clip_norm < 0:
             raise ValueError(f"clip_norm is {self.clip_norm}; expected 0 (no limit) or above")
-        for name in ("clip_multiple", "row_multiple"):
+        for name in ("clip_multiple", "row_multiple", "outlier_multiple"):
             require_multiple(name, getattr(self, name))
         RobustRule(self.robust, self.trim_share)
 
@@ -102,8 +104,9 @@ class ScatterMethod:
         self._items = items.copy()
         self._optimizer = ServerOptimizer(self._settings.optimizer, self._shape)
         self._rule = RobustRule(self._settings.robust, self._settings.trim_share)
+        chosen = self._settings
         self._limits = UpdateLimits(
-            self._settings.clip_norm, self._settings.clip_multiple, self._settings.row_multiple
+            chosen.clip_norm, chosen.clip_multiple, chosen.row_multiple, chosen.outlier_multiple
         )
         self._version = 0
         self._round_id = 0
@@ -169,7 +172,9 @@ class ScatterMethod:
         """Adds the scattered gradient; ``update`` must have passed ``check``."""
         columns, rows = update.tensors["columns"], update.tensors["rows"]
         values, factor = self._limits.apply(update.tensors["values"])
-        if factor < 1:
+        if factor == 0:
+            rows, values = rows[:0], values[:0]
+        elif factor < 1:
             values = values * np.float32(factor)
             self._clipped += 1
         if self._rule.holds:
@@ -187,17 +192,13 @@ class ScatterMethod:
         self._participants += 1
 
     def close_round(self) -> RoundSummary:
-        """Metrics: ``clipped`` updates, ``gradient_norm``, ``columns_mean`` drawn a device, and
-        ``bounded_rows`` with ``row_multiple``."""
+        """Metrics: ``clipped`` updates, ``gradient_norm``, ``columns_mean`` drawn a device,
+        ``bounded_rows`` with ``row_multiple`` and ``outliers`` with ``outlier_multiple``."""
         participants = self._participants
-        metrics: dict[str, float] = {"clipped": float(self._clipped)}
-        if self._settings.row_multiple:
-            metrics["bounded_rows"] = float(self._limits.bounded_rows)
+        metrics = {"clipped": float(self._clipped), **self._limits.metrics()}
         if participants:
-            if self._settings.aggregator == "coverage":
-                divisor = np.maximum(self._drawn, 1).astype(np.float64)
-            else:
-                divisor = np.full(self._shape[1], float(participants))
+            by_column = self._settings.aggregator == "coverage"
+            divisor = np.maximum(self._drawn, 1) if by_column else participants
             total = self._held.sums(self._shape, self._rule) if self._rule.holds else self._sum
             gradient = (total / divisor).astype(np.float32)
             moved = self._optimizer.step(self._items, gradient)

@@ -20,7 +20,7 @@ _REVISION = 1
 
 SHARES = (0.05, 0.2)
 UNPROTECTED = "none"
-RECOMMENDED = "rows"
+RECOMMENDED = "outliers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +73,12 @@ def _set(**changed: Any) -> Callable[[ScatterSettings], ScatterSettings]:
 OPTIONS = (
     Option(UNPROTECTED, "no protection", lambda base: base),
     Option("clip", "norms up to 4 running medians", _set(clip_multiple=4.0)),
-    Option(RECOMMENDED, "rows up to 6 running medians (recommended)", _set(row_multiple=6.0)),
-    Option("tight rows", "rows up to 3 running medians", _set(row_multiple=3.0)),
+    Option("rows", "rows up to 6 running medians", _set(row_multiple=6.0)),
+    Option(
+        RECOMMENDED,
+        "updates out of line by 3 running medians left out (recommended)",
+        _set(outlier_multiple=3.0),
+    ),
     Option(
         "trimmed",
         "rows up to 6, and a tenth trimmed at either end of every cell",

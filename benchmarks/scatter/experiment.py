@@ -19,7 +19,13 @@ or measures: outcomes of other revisions are then no longer taken for current on
 1: first measured runs. 2: pseudo-items share the true triples' negatives; updates really sealed.
 """
 
-_OFF = {"clip_multiple": 0.0, "row_multiple": 0.0, "robust": "none", "trim_share": 0.1}
+_OFF = {
+    "clip_multiple": 0.0,
+    "row_multiple": 0.0,
+    "outlier_multiple": 0.0,
+    "robust": "none",
+    "trim_share": 0.1,
+}
 
 _PLAIN_BROADCASTS = "float16"
 

@@ -204,7 +204,12 @@ OPTIONS = {"clip_multiple": 2.0, "trim_share": 0.2}
 
 
 def methods(robust: Any) -> list[tuple[Any, Any, Any]]:
-    of_scatter = ScatterSettings(robust=robust, row_multiple=1.5, **OPTIONS)  # type: ignore[arg-type]
+    of_scatter = ScatterSettings(
+        robust=robust,
+        row_multiple=1.5,
+        outlier_multiple=4.0,
+        **OPTIONS,  # type: ignore[arg-type]
+    )
     of_fedavg = FedAvgSettings(robust=robust, **OPTIONS)  # type: ignore[arg-type]
     return [
         (lambda: scatter(of_scatter), scatter_update, ScatterSettings),
@@ -349,8 +354,10 @@ def test_settings_are_checked() -> None:
         ):
             with pytest.raises(ValueError, match=name):
                 kind(**{name: value})  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="row_multiple"):
-        ScatterSettings(row_multiple=-1.0)
+    for name in ("row_multiple", "outlier_multiple"):
+        for value in (-1.0, 0.5, True):
+            with pytest.raises(ValueError, match=name):
+                ScatterSettings(**{name: value})  # type: ignore[arg-type]
 
 
 def test_a_task_file_names_the_options(tmp_path: Path) -> None:
@@ -360,12 +367,13 @@ def test_a_task_file_names_the_options(tmp_path: Path) -> None:
     task.write_text(
         scatter_table
         + 'robust = "trimmed"\ntrim_share = 0.3\nclip_multiple = 5\nrow_multiple = 3\n'
+        + "outlier_multiple = 4\n"
     )
     binding = read_task(task).binding
     assert isinstance(binding, ScatterBinding)
     found = binding.settings
     assert (found.robust, found.trim_share) == ("trimmed", 0.3)
-    assert (found.clip_multiple, found.row_multiple) == (5, 3)
+    assert (found.clip_multiple, found.row_multiple, found.outlier_multiple) == (5, 3, 4)
     for line in ('robust = "krum"', "trim_share = 0.5", "row_multiple = 0.5"):
         task.write_text(scatter_table + line + "\n")
         with pytest.raises(TaskError, match=line.split()[0]):

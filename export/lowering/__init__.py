@@ -1,8 +1,10 @@
 """From an aten graph to ONNX nodes: a closed table with one small function an operator."""
 
 from export.lowering import (
+    average_pooling,
     comparisons,
     convolution,
+    convolution_gradients,
     copies,
     creation,
     diagonals,
@@ -10,16 +12,19 @@ from export.lowering import (
     functions,
     indexing,
     linear,
-    pooling,
+    max_pooling,
     recurrent,
     reductions,
     shapes,
+    slices,
     unary,
 )
 
 __all__ = [
+    "average_pooling",
     "comparisons",
     "convolution",
+    "convolution_gradients",
     "copies",
     "creation",
     "diagonals",
@@ -27,9 +32,10 @@ __all__ = [
     "functions",
     "indexing",
     "linear",
-    "pooling",
+    "max_pooling",
     "recurrent",
     "reductions",
     "shapes",
+    "slices",
     "unary",
 ]

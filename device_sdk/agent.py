@@ -26,6 +26,7 @@ from device_sdk.rounds.job import (
     RoundTrainer,
     TrainingJob,
 )
+from device_sdk.rounds.outbox_limit import OutboxLimit
 from device_sdk.rounds.pace import Pace
 from device_sdk.rounds.participant import Participant
 from device_sdk.wire.link import Link, LinkError
@@ -65,6 +66,7 @@ class Agent:
         *,
         artifacts: Mapping[bytes, Path],
         wishes: ArtifactWishes | None = None,
+        outbox_limit: OutboxLimit | None = None,
         pace: Pace,
         link_settings: LinkSettings,
         clock: Callable[[], float],
@@ -74,8 +76,9 @@ class Agent:
         self._trainer = trainer
         self._clock = clock
         self.participant = Participant(
-            home, membership, artifacts=artifacts, wishes=wishes, pace=pace, clock=clock, rng=jitter
-        )
+            home, membership, artifacts=artifacts, wishes=wishes, outbox_limit=outbox_limit,
+            pace=pace, clock=clock, rng=jitter,
+        )  # fmt: skip
         self._link = Link(
             membership.url,
             rng=link_rng,

@@ -25,6 +25,7 @@ from device_sdk.rounds.installed import installed_artifacts
 from device_sdk.rounds.lazy_trainer import LazyTrainer
 from device_sdk.rounds.monotonic import awake_clock
 from device_sdk.rounds.options import TrainingOptions
+from device_sdk.rounds.outbox_limit import OutboxLimit
 from device_sdk.rounds.pace import Pace
 from device_sdk.status import DeviceStatus, Live, read_status
 from device_sdk.wire.broker_url import TlsFiles
@@ -236,6 +237,9 @@ class Device:
                 trainer,
                 artifacts=self._installed,
                 wishes=ArtifactWishes(self._options.artifact, self._options.most_artifact_bytes),
+                outbox_limit=OutboxLimit(
+                    self._options.most_outbox_updates, self._options.most_outbox_bytes
+                ),
                 pace=self._pace,
                 link_settings=self._link_settings,
                 clock=self._clock,
@@ -331,7 +335,7 @@ class Device:
             time_unix_seconds=participant.sessions.time.largest_unix_seconds,
             sent_bytes=participant.sender.sent_bytes,
             refused=participant.refusals.counts(),
-            problem=agent.problem or participant.sessions.problem,
+            problem=agent.problem or participant.problem,
         )
 
     def _require_open(self, *, writing: bool) -> None:

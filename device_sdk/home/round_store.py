@@ -25,6 +25,8 @@ class Outcome(Enum):
     TOO_LATE = "too-late"
     DECLINED = "declined"
     """The device cannot afford even one column in time."""
+    OUTBOX_FULL = "outbox-full"
+    """Too many updates wait for their receipts."""
     FAILED = "failed"
 
 

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
+
+import numpy as np
 
 from device_sdk.home.membership import Membership
 from device_sdk.home.round_store import RoundStore
+from device_sdk.rounds.fetch import Retry
+from device_sdk.rounds.pace import Pace
 from device_sdk.rounds.session_keeper import SessionKeeper
 from device_sdk.wire.broadcast import derive_broadcast_keys, open_manifest, read_manifest_label
 from device_sdk.wire.errors import WireError
 from device_sdk.wire.manifest import Manifest, Order, order, read_manifest, selected
 
 __all__ = ["Accepted", "ManifestIntake"]
+
+# A manifest refused for one of these may be right after the next descriptor or session.
+_MAY_COME_RIGHT = frozenset({"unknown-epoch", "bad-signature", "bad-tag", "no-descriptor"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,21 +32,69 @@ class Accepted:
 
 
 class ManifestIntake:
-    """Verifies manifests of the device's own task and cohort, in the order the protocol demands."""
+    """Verifies manifests of the device's own task and cohort, in the order the protocol demands.
 
-    def __init__(self, membership: Membership, store: RoundStore, sessions: SessionKeeper) -> None:
+    The newest message waits here until there is a session, and while it may come right.
+    ``clock``: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        membership: Membership,
+        store: RoundStore,
+        sessions: SessionKeeper,
+        pace: Pace,
+        *,
+        clock: Callable[[], float],
+        rng: np.random.Generator,
+    ) -> None:
         self._membership = membership
         self._store = store
         self._sessions = sessions
+        self._pace = pace
+        self._clock = clock
+        self._rng = rng
+        self._newest = b""
+        self._waits = False
+        self._retry: Retry | None = None
 
-    def take(self, message: bytes) -> Accepted | None:
-        """The manifest in ``message``; None for one that was concluded before.
+    def put(self, message: bytes) -> None:
+        """A message came; one that waits is given up for it."""
+        self._newest, self._waits, self._retry = message, True, None
 
-        Needs an open session. The manifest's mark is on the disk when this returns. A round that a
-        crash interrupted before its end comes back as if new. Raises ``WireError``:
+    def take(self) -> Accepted | None:
+        """The manifest that waits; None for none, and for one that was concluded before.
+
+        Takes none without an open session. The manifest's mark is on the disk when this returns. A
+        round that a crash interrupted before its end comes back as if new. Raises ``WireError``:
         ``unknown-epoch`` (open a new session), ``stale-manifest``, ``version-fell``,
-        ``expired-manifest``, ``wrong-manifest``, or another.
+        ``expired-manifest``, ``wrong-manifest``, or another; and ``sqlite3.Error`` where the mark
+        cannot be written.
         """
+        if not self._waits or not self._sessions.is_open:
+            return None
+        self._waits = False
+        try:
+            return self._verified(self._newest)
+        except WireError as error:
+            self._waits = error.reason in _MAY_COME_RIGHT
+            raise
+
+    def postpone(self) -> None:
+        """What was just taken could not be acted on: it waits again, until it is :meth:`due`."""
+        self._waits = True
+        if self._retry is None:
+            self._retry = Retry(self._pace, self._clock, self._rng)
+
+    def due(self) -> bool:
+        """Whether to take again what was postponed."""
+        return self._waits and self._retry is not None and self._retry.due()
+
+    def next_seconds(self) -> float:
+        """The monotonic time at which :meth:`due` comes true; infinite for never."""
+        return self._retry.next_seconds if self._retry and self._waits else math.inf
+
+    def _verified(self, message: bytes) -> Accepted | None:
         membership = self._membership
         label = read_manifest_label(message)
         key = self._sessions.group_key(label.epoch)

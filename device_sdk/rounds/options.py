@@ -31,6 +31,8 @@ class TrainingOptions:
         most_attachment_bytes: with ``placement="auto"``, the most that neighbours' parameters may
             be; the aggregator mixes where they are more.
         pool: pseudo-items that are mixed in for privacy.
+        most_outbox_updates, most_outbox_bytes: with so much waiting for receipts no further round
+            is trained until some have come.
 
     Raises ValueError, naming the option.
     """
@@ -44,6 +46,8 @@ class TrainingOptions:
     most_artifact_bytes: int = 64 << 20
     placement: Literal["auto", "device", "aggregator"] = "auto"
     most_attachment_bytes: int = 64 << 20
+    most_outbox_updates: int = 8
+    most_outbox_bytes: int = 64 << 20
 
     def __post_init__(self) -> None:
         if self.k is not None and (isinstance(self.k, bool) or self.k < 1):
@@ -54,7 +58,12 @@ class TrainingOptions:
             raise ValueError(f"capability_seconds is {self.capability_seconds}; expected above 0")
         if self.artifact is not None and not self.artifact:
             raise ValueError("artifact is empty; expected a name, or None to measure")
-        for name in ("most_artifact_bytes", "most_attachment_bytes"):
+        for name in (
+            "most_artifact_bytes",
+            "most_attachment_bytes",
+            "most_outbox_updates",
+            "most_outbox_bytes",
+        ):
             most = getattr(self, name)
             if isinstance(most, bool) or most < 1:
                 raise ValueError(f"{name} is {most!r}; expected 1 or more")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import math
+import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from device_sdk.rounds.artifact_wishes import ArtifactWishes
 from device_sdk.rounds.intake import ManifestIntake
 from device_sdk.rounds.job import Declined, TrainedRound, TrainingJob
 from device_sdk.rounds.open_round import OpenRound
+from device_sdk.rounds.outbox_limit import OutboxLimit
 from device_sdk.rounds.pace import Pace
 from device_sdk.rounds.refusals import Refusals
 from device_sdk.rounds.round_commit import commit_round, participation, read_model
@@ -40,9 +43,8 @@ from device_sdk.wire.topics import (
 
 __all__ = ["Participant"]
 
+_log = logging.getLogger("tessera.device")
 _TIME_SAVED_EVERY_SECONDS = 3600.0
-# A manifest refused for one of these may be right after the next descriptor or session.
-_MAY_COME_RIGHT = frozenset({"unknown-epoch", "bad-signature", "bad-tag", "no-descriptor"})
 
 
 class Participant:
@@ -51,6 +53,7 @@ class Participant:
     Args:
         artifacts: folders of artifacts that are installed with the device, by their id.
         wishes: which of a task's artifacts to take.
+        outbox_limit: with so many updates without receipts no further round is begun.
         clock: monotonic seconds that count the machine's sleep.
         rng: jitter.
 
@@ -66,6 +69,7 @@ class Participant:
         *,
         artifacts: Mapping[bytes, Path],
         wishes: ArtifactWishes | None = None,
+        outbox_limit: OutboxLimit | None = None,
         pace: Pace,
         clock: Callable[[], float],
         rng: np.random.Generator,
@@ -84,12 +88,14 @@ class Participant:
         grant = membership.grant
         up = self._topics.write(UpTopic(grant.shard, grant.handle))
         self.sender = Sender(
-            home.rounds, grant.device_id, up, self.sessions, self.actions, pace, clock=clock,
-            rng=rng,
+            home.rounds, grant.device_id, up, self.sessions, self.actions, pace,
+            outbox_limit if outbox_limit is not None else OutboxLimit(), clock=clock, rng=rng,
         )  # fmt: skip
-        self._intake = ManifestIntake(membership, home.rounds, self.sessions)
+        self._intake = ManifestIntake(
+            membership, home.rounds, self.sessions, pace, clock=clock, rng=rng
+        )
         self._connected = False
-        self._manifest: bytes | None = None
+        self._held_back = False
         self._presence: bytes | None = None
         self._round: OpenRound | None = None
         self._job: TrainingJob | None = None
@@ -100,6 +106,11 @@ class Participant:
     def working_on(self) -> Manifest | None:
         """The manifest of the round that is being fetched or trained."""
         return None if self._round is None else self._round.manifest
+
+    @property
+    def problem(self) -> str:
+        """What keeps this device from taking part, for people; empty for nothing."""
+        return self.sessions.problem or self.sender.obstacle
 
     def start(self) -> None:
         """Subscribe to what every device listens to."""
@@ -141,6 +152,11 @@ class Participant:
             self._save_time_seconds = self._clock() + _TIME_SAVED_EVERY_SECONDS
             if self.sessions.time.now() is not None:
                 self._home.membership.raise_time(self.sessions.time.largest_unix_seconds)
+        if self._intake.due():
+            try:
+                self._try_manifest()
+            except WireError as error:
+                self.refusals.count("manifest message", error)
 
     def next_seconds(self) -> float:
         """The monotonic time at which :meth:`tick` has something to do; infinite for never."""
@@ -148,6 +164,7 @@ class Participant:
             self.sessions.next_seconds(),
             self.sender.next_seconds(),
             self._save_time_seconds,
+            self._intake.next_seconds(),
         ]
         if self._round is not None and self._job is None:
             if self._connected:
@@ -219,7 +236,7 @@ class Participant:
                     raise WireError("retained", "nothing retained is accepted on this topic")
                 self._on_down(payload)
             case ManifestTopic():
-                self._manifest = payload
+                self._intake.put(payload)
                 self._try_manifest()
             case ChunkTopic(content_id, index):
                 self._on_chunk(content_id, index, payload)
@@ -248,14 +265,17 @@ class Participant:
         self._try_manifest()
 
     def _try_manifest(self) -> None:
-        if self._manifest is None or not self.sessions.is_open:
-            return
-        message, self._manifest = self._manifest, None
         try:
-            accepted = self._intake.take(message)
+            self._take_manifest()
+        except sqlite3.Error:
+            # Nothing is begun whose mark could be forgotten; but a disk is not full for ever.
+            self._intake.postpone()
+            raise
+
+    def _take_manifest(self) -> None:
+        try:
+            accepted = self._intake.take()
         except WireError as error:
-            if error.reason in _MAY_COME_RIGHT:
-                self._manifest = message
             if error.reason == "unknown-epoch":
                 self.sessions.reopen()
             raise
@@ -272,8 +292,17 @@ class Participant:
             self._conclude(manifest, Outcome.NOT_SELECTED)
         elif self._is_past(manifest.deadline_unix_seconds):
             self._conclude(manifest, Outcome.TOO_LATE, "the deadline was over on arrival")
+        elif accepted.selected and self.sender.obstacle:
+            self._hold_back(manifest, self.sender.obstacle)
         else:
+            self._held_back = False
             self._begin(manifest)
+
+    def _hold_back(self, manifest: Manifest, obstacle: str) -> None:
+        if not self._held_back:
+            _log.warning("round %d and later ones are not trained: %s", manifest.round, obstacle)
+        self._held_back = True
+        self._conclude(manifest, Outcome.OUTBOX_FULL, obstacle)
 
     def _is_wanted_to_read(self, manifest: Manifest) -> bool:
         # Nobody is selected: the task rests, and this version is there to be used. Whoever has

@@ -11,6 +11,7 @@ import numpy as np
 
 from device_sdk.home.round_store import OutboxRow, RoundStore
 from device_sdk.rounds.actions import Actions
+from device_sdk.rounds.outbox_limit import OutboxLimit
 from device_sdk.rounds.pace import Pace
 from device_sdk.rounds.session_keeper import SessionKeeper
 from device_sdk.wire.backoff import Backoff
@@ -31,7 +32,8 @@ class _Waiting:
 class Sender:
     """Seals each update afresh for every send; the plaintext's bytes are always the stored ones.
 
-    ``up_topic``: where the device's messages go. ``clock``: monotonic seconds.
+    ``up_topic``: where the device's messages go. ``limit``: see :attr:`obstacle`. ``clock``:
+    monotonic seconds.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class Sender:
         sessions: SessionKeeper,
         actions: Actions,
         pace: Pace,
+        limit: OutboxLimit,
         *,
         clock: Callable[[], float],
         rng: np.random.Generator,
@@ -52,6 +55,7 @@ class Sender:
         self._sessions = sessions
         self._actions = actions
         self._pace = pace
+        self._limit = limit
         self._clock = clock
         self._rng = rng
         self._connected = False
@@ -61,6 +65,12 @@ class Sender:
         """Bytes of all envelopes with updates since the process started."""
         for row in store.outbox():
             self.add(row)
+
+    @property
+    def obstacle(self) -> str:
+        """Why nothing may be added, for people; empty while something may."""
+        bodies = sum(len(row.body) for row in self._rows.values())
+        return self._limit.obstacle(len(self._rows), bodies)
 
     def add(self, row: OutboxRow) -> None:
         """Send an update that lies in the outbox from now on."""
@@ -76,10 +86,15 @@ class Sender:
         """The broker's connection came or went; after a new one everything is sent at once."""
         self._connected = value
         if value:
+            for waiting in self._waiting.values():
+                waiting.backoff.reset()
             self._hurry()
 
     def session_opened(self) -> None:
-        """There is a new session: what was not answered under the old one is sent under it."""
+        """There is a new session: what was not answered under the old one is sent under it.
+
+        Waits go on growing: the session may be new only because receipts do not come.
+        """
         for waiting in self._waiting.values():
             waiting.unanswered = 0
         self._hurry()
@@ -119,7 +134,6 @@ class Sender:
 
     def _hurry(self) -> None:
         for waiting in self._waiting.values():
-            waiting.backoff.reset()
             # One that waits for a session keeps waiting for it.
             if waiting.unanswered < self._pace.unanswered_sends:
                 waiting.next_seconds = self._clock()

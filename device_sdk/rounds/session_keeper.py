@@ -132,7 +132,10 @@ class SessionKeeper:
         self._judge_presence()
 
     def on_reply(self, message: bytes) -> None:
-        """A session's reply came. Raises ``WireError``; the right one may still come."""
+        """A session's reply came. Raises ``WireError``; the right one may still come.
+
+        Raises ``sqlite3.Error`` where its time cannot be stored: the reply is as good as lost.
+        """
         if self._opening is None:
             raise WireError("unexpected-reply", "no open waits for a reply")
         try:
@@ -144,13 +147,14 @@ class SessionKeeper:
                 self._next_seconds = self._clock() + self._pace.most_seconds
             raise
         self._opening = None
+        self._unanswered = 0
+        self.time.set(opened.time_unix_seconds)
+        # First, since the disk may be full: then there is no session, and another open is due.
+        self._store.raise_time(self.time.largest_unix_seconds)
         self._wanted = False
         self._answers.reset()
-        self._unanswered = 0
         self._sessions.install(opened.session)
         self._group_keys = opened.group_keys
-        self.time.set(opened.time_unix_seconds)
-        self._store.raise_time(self.time.largest_unix_seconds)
         self._watch.session_opened(opened.incarnation)
         self.opened += 1
         self._judge_presence()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from device_sdk.factorisation import packaged_artifact
 from device_sdk.home.round_store import OutboxRow, Outcome, Participation
 from device_sdk.rounds.actions import Publish
+from device_sdk.rounds.outbox_limit import OutboxLimit
 from device_sdk.wire.broadcast import Publication
 from device_sdk.wire.group_key import new_group_key
 from device_sdk.wire.messages import RecordType
@@ -108,6 +110,88 @@ def test_presences_of_many_restarts_reopen_after_a_random_wait(tmp_path: Path) -
         bench.home.close()
     assert min(waits) > 0 and max(waits) <= bench.pace.reopen_seconds
     assert max(waits) - min(waits) > 2
+
+
+def test_updates_without_receipts_hold_further_rounds_back_until_receipts_come(
+    bench: Bench,
+) -> None:
+    bench.aggregator.knobs.receipts = False
+    for _ in range(20):
+        bench.aggregator.open_round(deadline_seconds=3000)
+        bench.run(60)
+    assert bench.home.rounds.outbox_size()[0] == 8
+    last = bench.home.rounds.last()
+    assert last is not None and (last.round, last.outcome) == (20, Outcome.OUTBOX_FULL)
+    assert "8 updates" in bench.participant.problem and "8 updates" in last.detail
+    bench.restart()
+    bench.aggregator.open_round(deadline_seconds=3000)
+    bench.run(60)
+    assert bench.home.rounds.outbox_size()[0] == 8
+    bench.aggregator.knobs.receipts = True
+    bench.run(700)
+    assert bench.home.rounds.outbox() == [] and bench.participant.problem == ""
+    bench.aggregator.open_round()
+    bench.run(60)
+    assert {each.round for each, _ in bench.aggregator.seen.bodies} == {*range(1, 9), 22}
+
+
+def test_a_task_that_rests_is_read_with_a_full_outbox(bench: Bench) -> None:
+    bench.aggregator.knobs.receipts = False
+    for _ in range(9):
+        bench.aggregator.open_round()
+        bench.run(60)
+    bench.aggregator.open_round(threshold=0)
+    bench.run(60)
+    last = bench.home.rounds.last()
+    assert last is not None and last.outcome is Outcome.READ
+
+
+@pytest.mark.parametrize(
+    ("updates", "size_bytes", "holds"), [(7, 999, False), (8, 0, True), (1, 1000, True)]
+)
+def test_an_outbox_is_full_by_its_updates_or_their_bytes(
+    updates: int, size_bytes: int, holds: bool
+) -> None:
+    assert bool(OutboxLimit(8, 1000).obstacle(updates, size_bytes)) is holds
+
+
+@pytest.mark.parametrize("wrong", [{"most_updates": 0}, {"most_bytes": -1}, {"most_bytes": True}])
+def test_an_outbox_without_room_for_one_update_is_refused(wrong: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        OutboxLimit(**wrong)
+
+
+def test_a_round_whose_mark_could_not_be_written_is_taken_when_the_disk_has_room(
+    bench: Bench,
+) -> None:
+    bench.run(1)
+    bench.home.database.row("PRAGMA query_only = ON")  # every write fails
+    bench.aggregator.open_round(deadline_seconds=600)
+    failures = 0
+    for _ in range(6):
+        try:
+            bench.run(30)
+        except sqlite3.OperationalError:
+            failures += 1
+    assert 2 <= failures <= 5  # at once, and then with growing waits
+    assert bench.home.rounds.mark("default", "all") is None and bench.jobs == []
+    bench.home.database.row("PRAGMA query_only = OFF")
+    bench.run(300)
+    assert [each.round for each, _ in bench.aggregator.seen.bodies] == [1]
+    assert bench.home.rounds.outbox() == []
+
+
+def test_a_session_whose_time_could_not_be_written_is_opened_again(bench: Bench) -> None:
+    bench.aggregator.open_round(deadline_seconds=600)
+    bench.home.database.row("PRAGMA query_only = ON")
+    with pytest.raises(sqlite3.OperationalError):
+        bench.run(30)
+    assert not bench.participant.sessions.is_open
+    bench.home.database.row("PRAGMA query_only = OFF")
+    bench.run(60)
+    assert bench.participant.sessions.is_open
+    assert [each.round for each, _ in bench.aggregator.seen.bodies] == [1]
+    assert bench.home.rounds.outbox() == [] and len(bench.sent(OPEN)) == 2
 
 
 def test_a_large_update_goes_in_parts(bench: Bench) -> None:

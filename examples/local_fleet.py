@@ -14,8 +14,6 @@ own.
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -30,15 +28,13 @@ from device_sdk import Device, EnrolmentFailed, LocalData, TrainingOptions
 from device_sdk.capability.clock import Clock
 from device_sdk.local_data import DataSource
 from device_sdk.rounds.pace import Pace
-from examples.fleet.aggregator import RunningAggregator, serving
+from examples.fleet.aggregator import RunningAggregator, aggregator_command, serving
 from examples.fleet.broker import RunningBroker, mosquitto_path, running_broker
-from examples.fleet.child import REPOSITORY
 from examples.fleet.errors import FleetError
 
 __all__ = ["FleetTask", "LocalFleet", "Member", "local_fleet"]
 
 _PACE = Pace(answer_seconds=3.0, fetch_seconds=3.0, reopen_seconds=0.5, most_seconds=10.0)
-_COMMAND_SECONDS = 60.0
 _START_SECONDS = 60.0
 _ENROL_SECONDS = 5.0
 _POLL_SECONDS = 0.05
@@ -190,9 +186,9 @@ def local_fleet(
     with ExitStack() as stack:
         running = stack.enter_context(running_broker(folder, broker or mosquitto_path()))
         home = folder / "aggregator"
-        _command("init", "--home", str(home))
+        aggregator_command("init", "--home", str(home))
         (home / "task.toml").write_text(task.to_toml(running.url, len(members)), encoding="utf-8")
-        printed = _command("invite", "--home", str(home), "--count", str(len(members)))
+        printed = aggregator_command("invite", "--home", str(home), "--count", str(len(members)))
         aggregator = stack.enter_context(serving(home, folder))
         devices: dict[str, Device] = {}
         for member, code in zip(members, printed.split(), strict=False):
@@ -237,18 +233,3 @@ def _tables(tables: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
                 yield f"{key} = {json.dumps(value)}"  # for these values TOML's and JSON's agree
         inner = {key: value for key, value in table.items() if isinstance(value, Mapping)}
         yield from _tables(inner, f"{prefix}{name}.")
-
-
-def _command(*arguments: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "aggregator.cli", *arguments],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        timeout=_COMMAND_SECONDS,
-        check=False,
-    )
-    if done.returncode != 0:
-        said = (done.stderr or done.stdout).strip()
-        raise FleetError(f"tessera-aggregator {arguments[0]} failed: {said}")
-    return done.stdout

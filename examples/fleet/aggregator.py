@@ -17,7 +17,13 @@ from examples.fleet.child import REPOSITORY, Child
 from examples.fleet.errors import FleetError
 from examples.fleet.training import DECAY, SERVER_RATE, SPREAD, TRAINING
 
-__all__ = ["FleetSettings", "RunningAggregator", "make_aggregator", "serving"]
+__all__ = [
+    "FleetSettings",
+    "RunningAggregator",
+    "aggregator_command",
+    "make_aggregator",
+    "serving",
+]
 
 _COMMAND_SECONDS = 60.0
 
@@ -63,7 +69,7 @@ def make_aggregator(
 
     Raises FleetError with what a command said.
     """
-    _command("init", "--home", str(home))
+    aggregator_command("init", "--home", str(home))
     lines = [
         # One line each, whatever a title holds.
         f"{item}\t{' '.join(title.split())}"
@@ -71,7 +77,7 @@ def make_aggregator(
     ]
     (home / "items.tsv").write_text("\n".join([*lines, ""]), encoding="utf-8")
     (home / "task.toml").write_text(_task_file(broker_url, settings), encoding="utf-8")
-    printed = _command(
+    printed = aggregator_command(
         "invite", "--home", str(home), "--count", str(settings.devices), "--expires", "1h"
     )
     return printed.split()
@@ -140,7 +146,8 @@ def _program() -> Sequence[str]:
     return [str(installed)] if installed.exists() else [sys.executable, "-m", "aggregator.cli"]
 
 
-def _command(*arguments: str) -> str:
+def aggregator_command(*arguments: str) -> str:
+    """Run `tessera-aggregator` with these arguments; what it printed. Raises FleetError."""
     done = subprocess.run(
         [*_program(), *arguments],
         cwd=REPOSITORY,

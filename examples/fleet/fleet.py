@@ -12,42 +12,21 @@ from pathlib import Path
 import numpy as np
 
 from device_sdk.wire.catalogue import Catalogue
-from examples.fleet.aggregator import (
-    FleetSettings,
-    RunningAggregator,
-    make_aggregator,
-    serving,
-)
-from examples.fleet.assignment import (
-    AssignedDevice,
-    AssignedUser,
-    Assignment,
-    write_verdicts,
-)
+from examples.fleet.aggregator import FleetSettings, make_aggregator, serving
+from examples.fleet.assignment import AssignedDevice, AssignedUser, Assignment
 from examples.fleet.broker import running_broker
 from examples.fleet.calibration import LIKE_SLOWDOWN, round_seconds
 from examples.fleet.child import Child
 from examples.fleet.data import FleetData
-from examples.fleet.errors import FleetError
 from examples.fleet.journal import JournalReader
-from examples.fleet.plan import (
-    CLASSES,
-    PlannedDevice,
-    budget_seconds,
-    class_named,
-    plan_devices,
-    slowdown,
-)
-from examples.fleet.progress import ClassLine, Progress, Show, Stage, TimeLeft
+from examples.fleet.plan import PlannedDevice, budget_seconds, class_named, plan_devices, slowdown
+from examples.fleet.progress import Show
 from examples.fleet.results import FleetResults, Run
 from examples.fleet.training import TRAINING
+from examples.fleet.watch import FleetWatch
 from examples.fleet.work_clock import WorkClock, yardstick_seconds
 
 __all__ = ["FleetOptions", "Fleet"]
-
-ENROL, MEASURE, ROUNDS = "enrolled", "timed", "round"
-_POLL_SECONDS = 0.2
-_STALLED_SECONDS = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,16 +94,8 @@ class Fleet:
         then, and ``results`` hold what they told.
         """
         options, results = self._options, self.results
-        time_left = TimeLeft(
-            (
-                Stage(ENROL, options.devices, 0.1),
-                Stage(MEASURE, self._timing, 2.0),
-                Stage(ROUNDS, options.rounds, 1.2),
-            ),
-            time.monotonic,
-        )
         began = time.monotonic()
-        journals: list[JournalReader] = []
+        watch = FleetWatch(self.plan, results, self._verdict_file)
         try:
             with ExitStack() as stack:
                 broker = stack.enter_context(running_broker(self._folder, options.mosquitto))
@@ -132,17 +103,12 @@ class Fleet:
                 broker_name(broker.name)
                 codes = self._make_aggregator(broker.url)
                 aggregator = stack.enter_context(serving(self._folder / "aggregator", self._folder))
-                children = self._start_devices(broker.url, codes, stack, journals)
-                self._watch(aggregator, children, broker.alive, journals, time_left, show)
-                self._look(aggregator)
+                children = self._start_devices(broker.url, codes, stack, watch.journals)
+                watch.follow(aggregator, children, broker.alive, show)
                 results.refused_by_aggregator = aggregator.refusals()
         finally:
-            self._read(journals)
+            watch.read()
             results.seconds = time.monotonic() - began
-
-    @property
-    def _timing(self) -> int:
-        return sum(1 for device in self.plan if device.times)
 
     def _make_aggregator(self, url: str) -> list[str]:
         data, options = self._data, self._options
@@ -226,101 +192,6 @@ class Fleet:
             row = int(self._rng.choice(np.asarray(known)))
             chosen.append(f"user {self._data.user_ids[row]}")
         return tuple(chosen)
-
-    def _watch(
-        self,
-        aggregator: RunningAggregator,
-        children: Sequence[Child],
-        broker_alive: Callable[[], bool],
-        journals: Sequence[JournalReader],
-        time_left: TimeLeft,
-        show: Show,
-    ) -> None:
-        moved, moved_at = None, time.monotonic()
-        while any(child.running for child in children):
-            self._read(journals)
-            detail = self._look(aggregator)
-            self._advance(time_left)
-            show(self._progress(time_left, detail))
-            if not aggregator.child.running:
-                raise FleetError(f"the aggregator ended:\n{aggregator.child.log_tail()}")
-            if not broker_alive():
-                raise FleetError("the broker ended")
-            for child in children:
-                if child.process.returncode not in (None, 0):
-                    raise FleetError(f"{child.name} ended:\n{child.log_tail()}")
-            state = (time_left.stage.name, time_left.done, detail)
-            if state != moved:
-                moved, moved_at = state, time.monotonic()
-            elif time.monotonic() - moved_at > _STALLED_SECONDS:
-                raise FleetError(f"nothing moved for {_STALLED_SECONDS:g} s{self._why()}")
-            time.sleep(_POLL_SECONDS)
-        self._read(journals)
-
-    def _why(self) -> str:
-        return "".join(f"\n{each.device}: {each.text}" for each in self.results.troubles[-3:])
-
-    def _read(self, journals: Sequence[JournalReader]) -> None:
-        for journal in journals:
-            for record in journal.new_records():
-                self.results.take(record)
-
-    def _look(self, aggregator: RunningAggregator) -> str:
-        rounds = aggregator.rounds()
-        closed = [row for row in rounds if row.closed_unix_seconds is not None]
-        results = self.results
-        results.closed_rounds = len(closed)
-        results.updates_counted = sum(row.participants or 0 for row in closed)
-        # The first round is the one in which devices come one at a time, to be timed.
-        results.round_seconds = [
-            (row.closed_unix_seconds or 0.0) - row.opened_unix_seconds
-            for row in closed
-            if row.round > 1
-        ]
-        if not rounds or rounds[0].closed_unix_seconds is not None:
-            return ""
-        return f"{aggregator.arrived(rounds[0])} of {rounds[0].expected} updates"
-
-    def _advance(self, time_left: TimeLeft) -> None:
-        results, options = self.results, self._options
-        time_left.update(ENROL, len(results.enrolled))
-        if len(results.enrolled) == options.devices:
-            time_left.update(MEASURE, len(results.measured))
-        if len(results.measured) == self._timing and not self._verdict_file.exists():
-            write_verdicts(
-                self._verdict_file,
-                {each.name: results.class_k(each.name) or 1 for each in CLASSES},
-            )
-        if results.closed_rounds:
-            time_left.update(ROUNDS, results.closed_rounds)
-
-    def _progress(self, time_left: TimeLeft, detail: str) -> Progress:
-        results = self.results
-        rounds = results.curve_rounds()
-        last = rounds[-1] if rounds else None
-        found = None if last is None else results.quality.at(last)
-        classes = {}
-        for each in CLASSES:
-            quality = None if last is None else results.quality.at(last, each.name)
-            classes[each.name] = ClassLine(
-                sum(1 for device in self.plan if device.capacity == each.name),
-                results.slowdown(each.name),
-                results.ks(each.name),
-                None if quality is None else quality.hit_ratio,
-                None if quality is None else quality.ndcg,
-            )
-        return Progress(
-            time_left.stage.name,
-            time_left.done,
-            time_left.stage.units,
-            time_left.share(),
-            time_left.seconds(),
-            detail if time_left.stage.name == ROUNDS else "",
-            results.closed_rounds,
-            None if found is None else found.hit_ratio,
-            None if found is None else found.ndcg,
-            classes,
-        )
 
 
 def _ask_to_stop(children: Sequence[Child]) -> None:

@@ -38,7 +38,6 @@ class Settled(NamedTuple):
 
 class _Staged(NamedTuple):
     identity: UpdateIdentity
-    sha256: bytes
     verdict: StoredVerdict
     logged: LoggedUpdate | None
     update: exchange.Update | None
@@ -116,7 +115,8 @@ class Ingest:
         failed = self._aggregation.absorb(row, group)
         if failed:
             self._rounds.reload_hold()
-        return [self._settle(each, failed) for each in staged]
+        now_unix_seconds = int(self._unix_clock())
+        return [self._settle(each, failed, now_unix_seconds) for each in staged]
 
     def save_seen(self) -> None:
         """Write down which devices were counted before this group; inside a transaction."""
@@ -131,7 +131,7 @@ class Ingest:
         identity = update.identity
         staged = self._staged.get((identity.device_id, identity.round))
         if staged is not None:
-            if staged.sha256 == update.body_sha256:
+            if staged.verdict.body_sha256 == update.body_sha256:
                 return None  # its receipt is about to be sent
             return self._conflict(update)
         if not self._rounds.awaits(identity.device_id):
@@ -179,7 +179,7 @@ class Ingest:
             identity.generation, identity.round, identity.device_id, update.body_sha256, reason
         )
         self._staged[(identity.device_id, identity.round)] = _Staged(
-            identity, update.body_sha256, verdict, logged, decoded
+            identity, verdict, logged, decoded
         )
 
     def _offer_for_closed(self, update: Update) -> Settled:
@@ -222,9 +222,9 @@ class Ingest:
         digest = update_digest(update.identity, update.body_sha256)
         return Settled(update.identity.device_id, Receipt(digest, verdict, reason))
 
-    def _settle(self, staged: _Staged, failed: dict[int, str]) -> Settled:
+    def _settle(self, staged: _Staged, failed: dict[int, str], now_unix_seconds: int) -> Settled:
         device_id = staged.identity.device_id
-        digest = update_digest(staged.identity, staged.sha256)
+        digest = update_digest(staged.identity, staged.verdict.body_sha256)
         reason = staged.verdict.reason
         if staged.logged is not None and staged.logged.seq in failed:
             reason = "quarantined"
@@ -237,5 +237,5 @@ class Ingest:
         if width:
             self.widths[width] = self.widths.get(width, 0) + 1
         self.counted += 1
-        self._seen.append((int(self._unix_clock()), width or None, device_id))
+        self._seen.append((now_unix_seconds, width or None, device_id))
         return Settled(device_id, Receipt(digest, _COUNTED))

@@ -6,21 +6,21 @@ step 4: each device's gradient is scattered to the full width K, zero elsewhere,
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from aggregator.methods.item_norms import ItemNorms
 from aggregator.methods.method import Refused, RoundSummary, State, StateError
-from aggregator.methods.robust import Robust, RobustRule, require_multiple
+from aggregator.methods.robust import RobustRule
 from aggregator.methods.robust_held import MOST_HELD_BYTES, HeldRows, require_same_rule
 from aggregator.methods.robust_limits import UpdateLimits
 from aggregator.methods.saved_state import part, require_array
-from aggregator.methods.server_optimizer import OptimizerSettings, ServerOptimizer
+from aggregator.methods.scatter_settings import ScatterSettings
+from aggregator.methods.server_optimizer import ServerOptimizer
 from device_sdk.wire.exchange import Broadcast, Update
-from device_sdk.wire.scatter_settings import ScatterTraining
 
 __all__ = ["ScatterMethod", "ScatterSettings", "initial_items"]
 
@@ -33,47 +33,6 @@ _LARGEST_VALUE = 1e12
 _SMALL_SQUARES = 1e20
 # A dtype compares with another at once, with a scalar type only after making one of it.
 _INT64, _FLOAT32 = np.dtype(np.int64), np.dtype(np.float32)
-
-
-@dataclass(frozen=True, slots=True)
-class ScatterSettings:
-    """Settings of a scatter task.
-
-    Attributes:
-        aggregator: ``mean`` divides each column's sum by the participants (the patent's),
-            ``coverage`` by those of them that drew the column.
-        optimizer: of the server, on the averaged gradient. Its ``decay`` holds for the devices'
-            user_learning_rate as well, so that both sides of the product settle together.
-        clip_norm: an update with a larger Euclidean norm is scaled down to it; 0 for no limit.
-        clip_multiple: likewise for more than so many times the running median of norms.
-        row_multiple: likewise for each row of an update, against the running median of rows.
-        outlier_multiple: an update this far out of line counts as one of no rows; 0: none does.
-        robust, trim_share: how a cell's values become one; see
-            :class:`~aggregator.methods.robust.RobustRule`. All but ``none`` keep a round's updates
-            in memory until it closes.
-        training: what the broadcast tells the devices.
-
-    Raises ValueError, naming the setting, for a value outside its range.
-    """
-
-    aggregator: Literal["mean", "coverage"] = "coverage"
-    optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
-    clip_norm: float = 0.0
-    clip_multiple: float = 0.0
-    row_multiple: float = 0.0
-    outlier_multiple: float = 0.0
-    robust: Robust = "none"
-    trim_share: float = 0.1
-    training: ScatterTraining = field(default_factory=ScatterTraining)
-
-    def __post_init__(self) -> None:
-        if self.aggregator not in ("mean", "coverage"):
-            raise ValueError(f"aggregator is {self.aggregator!r}; expected 'mean' or 'coverage'")
-        if not math.isfinite(self.clip_norm) or self.clip_norm < 0:
-            raise ValueError(f"clip_norm is {self.clip_norm}; expected 0 (no limit) or above")
-        for name in ("clip_multiple", "row_multiple", "outlier_multiple"):
-            require_multiple(name, getattr(self, name))
-        RobustRule(self.robust, self.trim_share)
 
 
 def initial_items(items: int, columns: int, spread: float, rng: np.random.Generator) -> Floats:
@@ -108,6 +67,7 @@ class ScatterMethod:
         self._limits = UpdateLimits(
             chosen.clip_norm, chosen.clip_multiple, chosen.row_multiple, chosen.outlier_multiple
         )
+        self._norms = ItemNorms(chosen.item_multiple, len(items)) if chosen.item_multiple else None
         self._version = 0
         self._round_id = 0
         self._clear()
@@ -188,12 +148,15 @@ class ScatterMethod:
             np.add.at(
                 self._sum.reshape(-1), flat.reshape(-1), values.astype(np.float64).reshape(-1)
             )
+        if self._norms is not None:
+            self._norms.note(rows)
         self._drawn[columns] += 1
         self._participants += 1
 
     def close_round(self) -> RoundSummary:
         """Metrics: ``clipped`` updates, ``gradient_norm``, ``columns_mean`` drawn a device,
-        ``bounded_rows`` with ``row_multiple`` and ``outliers`` with ``outlier_multiple``."""
+        ``bounded_rows`` with ``row_multiple``, ``outliers`` with ``outlier_multiple``, and
+        ``bounded_items`` with ``item_multiple``."""
         participants = self._participants
         metrics = {"clipped": float(self._clipped), **self._limits.metrics()}
         if participants:
@@ -207,6 +170,10 @@ class ScatterMethod:
                     "the server's step made the item matrix non-finite; lower the learning rate "
                     "or set clip_norm"
                 )
+            if self._norms is not None:
+                moved = self._norms.bounded(moved)
+                self._norms.settle()
+                metrics["bounded_items"] = float(self._norms.count)
             self._items = moved
             self._limits.settle()
             self._version += 1
@@ -232,12 +199,15 @@ class ScatterMethod:
             raise ValueError("the new rows hold values that are not finite")
         self._items = np.concatenate([self._items, rows])
         self._optimizer.grow(len(rows))
+        if self._norms is not None:
+            self._norms.grow(len(rows))
         self._version += 1
         self._clear()
 
     def state(self) -> State:
         """``items``, ``sum``, ``drawn``, ``counters``, and with their prefixes ``optimizer.*``,
-        ``limits.*`` and the open round's ``held.*``."""
+        ``limits.*``, ``touches.*`` and the open round's ``held.*``."""
+        touches = self._norms.state() if self._norms is not None else {}
         counters = [self._version, self._round_id, self._participants, self._clipped]
         return {
             "items": self._items.copy(),
@@ -246,12 +216,13 @@ class ScatterMethod:
             "counters": np.asarray(counters, dtype=np.int64),
             **{f"optimizer.{name}": array for name, array in self._optimizer.state().items()},
             **{f"limits.{name}": array for name, array in self._limits.state().items()},
+            **{f"touches.{name}": array for name, array in touches.items()},
             **{f"held.{name}": array for name, array in self._held.state().items()},
         }
 
     def restore(self, state: State) -> None:
         """See :class:`~aggregator.methods.method.Method`. The catalogue's length is the state's."""
-        parts = ("optimizer.", "limits.", "held.")
+        parts = ("optimizer.", "limits.", "touches.", "held.")
         own = {name: array for name, array in state.items() if not name.startswith(parts)}
         if set(own) != {"items", "sum", "drawn", "counters"}:
             raise StateError(f"the state holds {sorted(own)}; expected counters, drawn, items, sum")
@@ -267,10 +238,13 @@ class ScatterMethod:
             self._settings.optimizer, shape, part("optimizer.", state)
         )
         limits = self._limits.continued(part("limits.", state))
+        norms = None
+        if multiple := self._settings.item_multiple:
+            norms = ItemNorms.from_state(multiple, len(items), part("touches.", state))
         held = HeldRows.from_state(shape, part("held.", state))
         require_same_rule(len(held), int(own["counters"][2]), self._rule)
         self._items, self._optimizer = items.copy(), optimizer
-        self._limits, self._held = limits, held
+        self._limits, self._norms, self._held = limits, norms, held
         self._sum, self._drawn = own["sum"].copy(), own["drawn"].copy()
         self._version, self._round_id, self._participants, self._clipped = (
             int(count) for count in own["counters"]
@@ -286,6 +260,8 @@ class ScatterMethod:
         self._drawn = np.zeros(self._shape[1], dtype=np.int64)
         self._held = HeldRows()
         self._limits.begin()
+        if self._norms is not None:
+            self._norms.begin()
         self._participants = 0
         self._clipped = 0
 
@@ -295,9 +271,9 @@ def _check_indices(reason: str, indices: NDArray[Any], bound: int) -> None:
         raise Refused(
             reason, f"expected int64 of one dimension, found {indices.dtype} {indices.shape}"
         )
-    count = len(indices)
-    if count == 0:
+    if len(indices) == 0:
         return
-    rises = np.count_nonzero(indices[1:] > indices[:-1])  # half the cost of all()
-    if rises < count - 1 or indices.item(0) < 0 or indices.item(-1) >= bound:
+    # A search for a zero byte is a fraction of the cost of all().
+    rises = b"\x00" not in (indices[1:] > indices[:-1]).tobytes()
+    if not rises or indices.item(0) < 0 or indices.item(-1) >= bound:
         raise Refused(reason, f"expected increasing numbers from 0 to {bound - 1}")

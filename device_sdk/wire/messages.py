@@ -6,6 +6,8 @@ import hashlib
 import struct
 from dataclasses import dataclass
 from enum import Enum, IntEnum
+from functools import lru_cache
+from typing import NamedTuple
 
 from device_sdk.wire import cbor
 from device_sdk.wire.errors import WireError
@@ -65,8 +67,7 @@ class UpdateIdentity:
             raise ValueError(f"round is {self.round}; expected 0 to 2^63 - 1")
 
 
-@dataclass(frozen=True, slots=True)
-class Update:
+class Update(NamedTuple):
     """An update as it arrived: who and when, and the body that a method's codec reads."""
 
     identity: UpdateIdentity
@@ -90,16 +91,22 @@ def read_update(payload: bytes, device_id: bytes) -> Update:
     """
     if len(payload) < _HEAD.size:
         raise WireError("truncated", f"{len(payload)} bytes are too few for an update")
-    generation, round_number, length = _HEAD.unpack_from(payload)
-    start = _HEAD.size + length
+    start = _HEAD.size + payload[_HEAD.size - 1]
     if len(payload) < start:
         raise WireError("truncated", "the update ends within its task's name")
+    identity = UpdateIdentity(device_id, *_read_head(payload[:start]))
+    body = payload[start:]
+    return Update(identity, body, hashlib.sha256(body).digest())
+
+
+# All updates of a round begin with the same bytes.
+@lru_cache(maxsize=64)
+def _read_head(head: bytes) -> tuple[str, int, int]:
+    """Task, generation and round."""
+    generation, round_number, _ = _HEAD.unpack_from(head)
     if generation > _LIMIT or round_number > _LIMIT:
         raise WireError("bad-field", "generation and round are at most 2^63 - 1")
-    task = read_name("task", payload[_HEAD.size : start])
-    body = payload[start:]
-    identity = UpdateIdentity(device_id, task, generation, round_number)
-    return Update(identity, body, hashlib.sha256(body).digest())
+    return read_name("task", head[_HEAD.size :]), generation, round_number
 
 
 def update_digest(identity: UpdateIdentity, body_sha256: bytes) -> bytes:

@@ -8,8 +8,8 @@ Little-endian: ``value format 1 | K 2 | row count, LEB128 | bitset of columns, c
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,8 +38,7 @@ _INT8 = ValueFormat.INT8
 _SCALE, _CODE, _INT64 = np.dtype("<u2"), np.dtype(np.int8), np.dtype(np.int64)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class SparseRows:
+class SparseRows(NamedTuple):
     """Rows and columns of a matrix of width ``width`` with their values.
 
     ``columns`` int64 [k] strictly increasing below ``width``, at least one; ``rows`` int64 [n]

@@ -16,7 +16,9 @@ __all__ = ["Database"]
 
 _APPLICATION_ID = 0x54455353  # "TESS"
 _BUSY_MILLISECONDS = 10_000
-_CHECKPOINT_PAGES = 4000
+# 64 MB of log: what is written back to the file again and again (the verdicts' tree) is written
+# once for many groups.
+_CHECKPOINT_PAGES = 16_000
 
 
 class Database:

@@ -47,6 +47,7 @@ class ScatterBinding:
                 clip_multiple=table.number("clip_multiple", 0.0, least=0.0),
                 row_multiple=table.number("row_multiple", 0.0, least=0.0),
                 outlier_multiple=table.number("outlier_multiple", 0.0, least=0.0),
+                item_multiple=table.number("item_multiple", 0.0, least=0.0),
                 robust=cast(Any, table.text("robust", "none")),
                 trim_share=table.number("trim_share", 0.1, least=0.0),
                 training=read_settings(ScatterTraining, training),

@@ -23,6 +23,7 @@ _OFF = {
     "clip_multiple": 0.0,
     "row_multiple": 0.0,
     "outlier_multiple": 0.0,
+    "item_multiple": 0.0,
     "robust": "none",
     "trim_share": 0.1,
 }

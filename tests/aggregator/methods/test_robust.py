@@ -208,6 +208,7 @@ def methods(robust: Any) -> list[tuple[Any, Any, Any]]:
         robust=robust,
         row_multiple=1.5,
         outlier_multiple=4.0,
+        item_multiple=1.1,
         **OPTIONS,  # type: ignore[arg-type]
     )
     of_fedavg = FedAvgSettings(robust=robust, **OPTIONS)  # type: ignore[arg-type]
@@ -354,7 +355,7 @@ def test_settings_are_checked() -> None:
         ):
             with pytest.raises(ValueError, match=name):
                 kind(**{name: value})  # type: ignore[arg-type]
-    for name in ("row_multiple", "outlier_multiple"):
+    for name in ("row_multiple", "outlier_multiple", "item_multiple"):
         for value in (-1.0, 0.5, True):
             with pytest.raises(ValueError, match=name):
                 ScatterSettings(**{name: value})  # type: ignore[arg-type]
@@ -367,13 +368,14 @@ def test_a_task_file_names_the_options(tmp_path: Path) -> None:
     task.write_text(
         scatter_table
         + 'robust = "trimmed"\ntrim_share = 0.3\nclip_multiple = 5\nrow_multiple = 3\n'
-        + "outlier_multiple = 4\n"
+        + "outlier_multiple = 4\nitem_multiple = 2\n"
     )
     binding = read_task(task).binding
     assert isinstance(binding, ScatterBinding)
     found = binding.settings
     assert (found.robust, found.trim_share) == ("trimmed", 0.3)
-    assert (found.clip_multiple, found.row_multiple, found.outlier_multiple) == (5, 3, 4)
+    assert (found.clip_multiple, found.row_multiple) == (5, 3)
+    assert (found.outlier_multiple, found.item_multiple) == (4, 2)
     for line in ('robust = "krum"', "trim_share = 0.5", "row_multiple = 0.5"):
         task.write_text(scatter_table + line + "\n")
         with pytest.raises(TaskError, match=line.split()[0]):

@@ -177,22 +177,27 @@ def test_a_restored_device_home_counts_nothing_twice(make_stage: MakeStage) -> N
     assert items[:, 1].sum() == len(rounds)  # one of this device for each version
 
 
-def test_an_aggregator_restored_from_a_backup_begins_a_new_generation(
-    make_stage: MakeStage,
-) -> None:
-    stage = make_stage(judged=False)
-    _next_version(stage)
-    stage.kill_aggregator()
+def _restore_a_backup(stage: Stage) -> None:
+    """The aggregator, not running, has its home of version 1, and had reached version 4."""
     home = stage.fleet.aggregator.folder
     backup = home.with_name("aggregator-backup")
+    _next_version(stage)
+    stage.kill_aggregator()
     shutil.copytree(home, backup)
     stage.start_aggregator()
     for _ in range(3):
         _next_version(stage)
-    generation = stage.store.facts.generation
     stage.kill_aggregator()
     shutil.rmtree(home)
     shutil.copytree(backup, home)
+
+
+def test_an_aggregator_restored_from_a_backup_begins_a_new_generation(
+    make_stage: MakeStage,
+) -> None:
+    stage = make_stage(judged=False)
+    generation = stage.store.facts.generation
+    _restore_a_backup(stage)
     time.sleep(1.1)  # a generation is a time in whole seconds
     assert stage.command("restored") == 0
     stage.start_aggregator()
@@ -210,17 +215,7 @@ def test_an_aggregator_restored_without_saying_so_is_noticed_by_devices(
     make_stage: MakeStage,
 ) -> None:
     stage = make_stage(judged=False)
-    _next_version(stage)
-    stage.kill_aggregator()
-    home = stage.fleet.aggregator.folder
-    backup = home.with_name("aggregator-backup")
-    shutil.copytree(home, backup)
-    stage.start_aggregator()
-    for _ in range(3):
-        _next_version(stage)
-    stage.kill_aggregator()
-    shutil.rmtree(home)
-    shutil.copytree(backup, home)
+    _restore_a_backup(stage)
     jobs = [device.jobs for device in stage.devices]
     stage.start_aggregator()
     stage.run(100.0)

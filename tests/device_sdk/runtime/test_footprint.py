@@ -6,7 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.device_sdk.handmade import child_environment, linear_artifact
+from tests.device_sdk.child_environment import child_environment
+from tests.device_sdk.handmade import linear_artifact
 
 PROGRAM = """
 import sys

@@ -275,7 +275,12 @@ class ScriptedDevice:
         if payload[1] == 6:
             if self._opening is None:
                 return
-            opened = self._opening.accept(payload, 0)
+            try:
+                opened = self._opening.accept(payload, 0)
+            except WireError as error:
+                # The reply to an opening that the aggregator's return has since replaced.
+                assert error.reason == "cannot-unseal", error
+                return
             self.sessions.install(opened.session)
             self._presence.session_opened(opened.incarnation)
             self.group_keys = opened.group_keys

@@ -333,7 +333,12 @@ class AttentionMethod:
     ) -> tuple[dict[str, Attachment], dict[str, tuple[str, ...]]]:
         models, told = self._models, self._settings.training
         mixer = AggregatorMixer(
-            models, self._layouts, self._global, sketched, self._settings.mixture
+            models,
+            self._layouts,
+            self._global,
+            sketched,
+            self._settings.mixture,
+            told.own_weight,
         )
         attachments: dict[str, Attachment] = {}
         cohorts: dict[str, tuple[str, ...]] = {}

@@ -57,6 +57,7 @@ class AggregatorMixer:
         layouts: of all widths, the narrowest first.
         shared: w_g, float32 [p] of the widest layout.
         sketches: float32 [n, g, d].
+        own_weight: see :class:`~device_sdk.wire.attention_settings.AttentionTraining`.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class AggregatorMixer:
         shared: Floats,
         sketches: Floats,
         settings: MixtureSettings,
+        own_weight: float = 0.0,
     ) -> None:
         self._models = models
         self._layouts = layouts
@@ -73,6 +75,7 @@ class AggregatorMixer:
         self._shared = shared
         self._sketches = sketches
         self._settings = settings
+        self._own_weight = own_weight
 
     def mixture(self, row: int, cluster: NDArray[np.int64]) -> NDArray[np.float32]:
         """What the device in ``row`` is to start from, float32 [p] in its own layout.
@@ -85,14 +88,15 @@ class AggregatorMixer:
         if len(peers) == 0:
             return np.asarray(self._shared[places], dtype=np.float32)
         vectors = np.stack([self._seen_by(row, int(peer)) for peer in peers])
+        own = models.vectors[row][places]
         if self._settings.rule == "fedamp":
             weights = self._amp_weights(row, cluster)
-            own = models.vectors[row][places]
             mixed = weights @ vectors + (1 - weights.sum()) * own
             return np.asarray(mixed, dtype=np.float32)
         first, second = sketch_weights(
-            self._sketches[row], self._sketches[peers], self._settings.sharpness
+            self._sketches[row], self._sketches[peers], self._settings.sharpness, self._own_weight
         )
+        vectors = np.concatenate([vectors, own[None]])
         shared = self._shared[places]
         parts = [
             second[group, 0] * (first[group] @ vectors[:, start:end])
@@ -121,14 +125,21 @@ class AggregatorMixer:
         return found
 
 
-def sketch_weights(query: Floats, sketches: Floats, sharpness: float) -> tuple[Floats, Floats]:
-    """Weights of n neighbours [g, n], and of (their mixture, w_g) [g, 2], each summing to 1.
+def sketch_weights(
+    query: Floats, sketches: Floats, sharpness: float, own_weight: float = 0.0
+) -> tuple[Floats, Floats]:
+    """Weights of n neighbours and the own network [g, n + 1], and of (their mixture, w_g) [g, 2],
+    each summing to 1.
 
-    ``query`` [g, d], ``sketches`` [n, g, d], n at least 1. The global model's sketch is zero, and
-    so is its score.
+    ``query`` [g, d], ``sketches`` [n, g, d], n at least 1; ``own_weight`` in units of the favourite
+    neighbour's. The global model's sketch is zero, and so is its score.
     """
-    first = _softmax(sharpness * np.einsum("ngd,gd->gn", sketches, query))
-    mixed = np.einsum("gn,ngd->gd", first, sketches)
+    heard = np.concatenate([sketches, query[None]])
+    scores = sharpness * np.einsum("ngd,gd->gn", sketches, query)
+    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+    weights = np.concatenate([weights, np.full((len(query), 1), own_weight)], axis=1)
+    first = weights / weights.sum(axis=1, keepdims=True)
+    mixed = np.einsum("gn,ngd->gd", first, heard)
     score = sharpness * np.einsum("gd,gd->g", mixed, query)
     return first, _softmax(np.stack([score, np.zeros_like(score)], axis=1))
 

@@ -17,6 +17,7 @@ from device_sdk.wire.attention_settings import AttentionTraining
 __all__ = ["SCORE_NAMES", "AttentionScores", "Mixer", "favoured", "scores_of"]
 
 Floats = NDArray[np.float32]
+_NOTHING = np.zeros((), dtype=np.float32)
 SCORE_NAMES = ("scores.neighbours", "scores.first", "scores.second", "scores.round")
 """Of a learner's state: uint8 [n, 16], float32 [g, n], float32 [g, 2], int64."""
 
@@ -74,10 +75,11 @@ class Mixer:
             vectors = np.concatenate([vectors, own[None]])
             sketches = np.concatenate([sketches, query[None]])
             names = (*names, name)
+        own_weight = training.own_weight if training.layers != "second" else 0.0
+        self._names = (*names, name) if own_weight else names
         if len(vectors) == 0:
             # Layer 2 alone: the graph wants a row, and gives it no weight.
             vectors, sketches = own[None], np.zeros_like(query)[None]
-        self._names = names
         self._fixed: dict[str, NDArray[Any]] = {
             "neighbours": np.ascontiguousarray(vectors),
             "sketches": np.ascontiguousarray(sketches),
@@ -86,6 +88,7 @@ class Mixer:
             "query": query,
             "first": np.asarray(training.layers != "second", dtype=np.float32),
             "second": np.asarray(training.layers != "first", dtype=np.float32),
+            "own_weight": np.asarray(own_weight, dtype=np.float32),
         }
         self._rest = np.zeros_like(own)
         self._weights: tuple[Floats, Floats] | None = None
@@ -93,8 +96,7 @@ class Mixer:
     def mix(self) -> Floats:
         """The mixture, float32 [p]."""
         found = self._meta.predict({**self._fixed, "drift": self._rest})
-        first = found["first"] if self._names else found["first"][:, :0]
-        self._weights = (first, found["second"])
+        self._weights = (found["first"][:, : len(self._names)], found["second"])
         return found["mixed"]
 
     def scores(self, round_id: int) -> AttentionScores:
@@ -104,12 +106,14 @@ class Mixer:
         return AttentionScores(round_id, self._names, *self._weights)
 
     def step(self, batch: Mapping[str, NDArray[Any]], drift: Floats) -> float:
-        """One meta-step on samples that the base steps do not see.
+        """One meta-step on samples that this round's base steps do not see.
 
-        The base network stands at the mixture plus ``drift``, what its own steps have moved.
-        Returns its loss there.
+        The base network stands at the others' mixture plus ``drift``, what its own steps have
+        moved: ``own_weight`` counts as 0, for the own network has met these samples in earlier
+        rounds, and attention would learn to listen to whoever resembles it. Returns the loss there.
         """
-        return self._meta.step({**batch, **self._fixed, "drift": drift}, hyper=self._hyper)
+        others = {**batch, **self._fixed, "drift": drift, "own_weight": _NOTHING}
+        return self._meta.step(others, hyper=self._hyper)
 
 
 def favoured(meta: Trainer, query: Floats, sketches: Floats, count: int) -> list[int]:

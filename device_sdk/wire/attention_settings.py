@@ -50,7 +50,11 @@ class AttentionTraining:
             commas (FedPer's personal layers, such as ``head``).
         aggregator_mixes: devices take the mixture from the aggregator, whatever their own choice.
         layers: which layers of the meta-network take part.
-        include_self: the own parameters are one of the neighbours.
+        own_weight: in layer 1 the own parameters weigh as much as so many favourite neighbours: at
+            1 as much as the favourite, at 0 nothing. Nothing learned changes that, and meta-steps
+            do without them.
+        include_self: the own parameters are one of the neighbours, and attention is free to weigh
+            them.
         neighbours: fetch at most so many neighbours' vectors, those that attention favours; 0 for
             the whole cluster.
         folds: the local samples' parts. Each round one of them is for the meta-steps, the others
@@ -72,6 +76,7 @@ class AttentionTraining:
     keeps: str = ""
     aggregator_mixes: bool = False
     layers: Layers = "both"
+    own_weight: float = 0.0
     include_self: bool = False
     neighbours: int = 0
     folds: int = 5
@@ -93,6 +98,9 @@ class AttentionTraining:
         require_number("learning_rate", self.learning_rate, 0, 1e6, above=True)
         require_number("meta_learning_rate", self.meta_learning_rate, 0, 1e6)
         require_number("proximal", self.proximal, 0, 1e6)
+        require_number("own_weight", self.own_weight, 0, 1e3)
+        if self.include_self and self.own_weight > 0:
+            raise ValueError("own_weight and include_self exclude each other: give one")
         if not isinstance(self.keeps, str) or (self.keeps and self.mix):
             raise ValueError(f"keeps is {self.keeps!r}; expected group names, with mix=False only")
         if self.personal and self.proximal == 0:

@@ -18,7 +18,10 @@ from export.build import Exported, export_train_step
 from export.optimizers import Adam, Optimizer
 from export.step import LossFunction
 
-INPUTS = ("neighbours", "shared", "own", "drift", "sketches", "query", "first", "second")
+INPUTS = (
+    *("neighbours", "shared", "own", "drift", "sketches", "query"),
+    *("first", "second", "own_weight"),
+)
 """Batch entries that the meta-network adds to those of the base network's loss."""
 
 
@@ -29,11 +32,14 @@ class AttentionMeta(nn.Module):
     ``neighbours`` [n, p] are w_j, ``shared`` [p] is w_g, ``own`` [p] is w_i, ``drift`` [p] is added
     to the mixture (how far the base network has moved since it was mixed), ``sketches`` [n, g, d]
     are s_j, ``query`` [g, d] is s_i; ``first`` and ``second`` [] are 1 for a layer that is on and 0
-    for one that is off.
+    for one that is off. ``own_weight`` [], 0 or more: in layer 1 the own network weighs as much
+    as so many favourite neighbours, which nothing learned changes.
 
-    Parameters, of width r: ``queries`` A_Q and ``keys`` A_K [g, r, d], ``bias`` [g, 2]. A_K starts
-    as ``key_scale`` * A_Q: at 0 all neighbours weigh the same, above it those with similar sketches
-    weigh more. ``own_bias`` starts layer 2 with softmax([own_bias, 0]) on (mixture, global).
+    Parameters, of width r: ``queries`` A_Q, ``keys`` A_K and ``second_keys`` A_L [g, r, d],
+    ``bias`` [g, 2]. A_Q starts with orthogonal rows and A_K as a multiple of it, such that layer
+    1's scores start as ``key_scale`` times the sketches' inner products (nearly, where r < d): at 0
+    all neighbours weigh the same, above it those with similar sketches weigh more. A_L starts at 0
+    and the biases at [``own_bias``, 0], whose softmax layer 2 gives (mixture, global) at first.
     """
 
     def __init__(
@@ -53,36 +59,54 @@ class AttentionMeta(nn.Module):
         self.width = width
         groups = len(layout.groups)
         generator = torch.Generator().manual_seed(seed)
-        queries = torch.randn(groups, width, sketch, generator=generator) / math.sqrt(width)
+        queries = _maps(groups, width, sketch, generator)
         self.queries = nn.Parameter(queries)
-        self.keys = nn.Parameter(key_scale * queries)
+        self.keys = nn.Parameter(key_scale * math.sqrt(width) * queries)
+        self.second_keys = nn.Parameter(torch.zeros_like(queries))
         self.bias = nn.Parameter(torch.tensor([[own_bias, 0.0]]).repeat(groups, 1))
 
     def weights(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Layer 1's weights over the neighbours [g, n], layer 2's over (u, w_g) [g, 2]."""
+        """Layer 1's weights over the neighbours and the own network [g, n + 1], layer 2's over
+        (u, w_g) [g, 2]."""
         query = (self.queries @ batch["query"].unsqueeze(-1)).squeeze(-1)
         # q . (A_K s) = (A_K' q) . s: one vector a group instead of one a neighbour.
         toward = (self.keys.transpose(1, 2) @ query.unsqueeze(-1)).squeeze(-1)
         scale = 1 / math.sqrt(self.width)
         scores = (batch["sketches"] * toward).sum(-1).T * scale
-        over_neighbours = torch.softmax(scores, -1)
-        mixed = (over_neighbours.T.unsqueeze(-1) * batch["sketches"]).sum(0)
+        # The favourite has 1 here, so own_weight is in units of it.
+        weights = torch.exp(scores - scores.max(-1, keepdim=True).values)
+        own = batch["own_weight"].reshape(1, 1).expand(len(weights), 1)
+        weights = torch.cat([weights, own], -1)
+        weights = weights / weights.sum(-1, keepdim=True)
+        mixed = (weights[:, :-1].T.unsqueeze(-1) * batch["sketches"]).sum(0)
+        mixed = mixed + weights[:, -1:] * batch["query"]
         first = batch["first"]
         mixed = first * mixed + (1 - first) * batch["query"]
+        toward = (self.second_keys.transpose(1, 2) @ query.unsqueeze(-1)).squeeze(-1)
         score = (mixed * toward).sum(-1) * scale + self.bias[:, 0]
         share = batch["second"] * torch.softmax(torch.stack([score, self.bias[:, 1]], -1), -1)[:, 1]
-        return over_neighbours, torch.stack([1 - share, share], -1)
+        return weights, torch.stack([1 - share, share], -1)
 
     def mixture(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """The mixed parameters [p] with the drift, and both layers' weights."""
         first, second = self.weights(batch)
         parts = []
         for group, (start, end) in enumerate(self.layout.spans):
-            peers = first[group] @ batch["neighbours"][:, start:end]
-            mixed = batch["first"] * peers + (1 - batch["first"]) * batch["own"][start:end]
+            own = batch["own"][start:end]
+            heard = first[group, :-1] @ batch["neighbours"][:, start:end] + first[group, -1] * own
+            mixed = batch["first"] * heard + (1 - batch["first"]) * own
             shared = batch["shared"][start:end]
             parts.append(second[group, 0] * mixed + second[group, 1] * shared)
         return torch.cat(parts) + batch["drift"], first, second
+
+
+def _maps(groups: int, width: int, sketch: int, generator: torch.Generator) -> Tensor:
+    """[g, r, d] with A'A as near to the identity as r rows allow: exactly so for r >= d."""
+    drawn = torch.randn(groups, max(width, sketch), min(width, sketch), generator=generator)
+    orthogonal: Tensor = torch.linalg.qr(drawn)[0]
+    if width < sketch:
+        orthogonal = math.sqrt(sketch / width) * orthogonal.transpose(1, 2)
+    return orthogonal.contiguous()
 
 
 class _Objective(nn.Module):
@@ -118,7 +142,8 @@ def meta_loss(base: nn.Module, loss: LossFunction) -> LossFunction:
 
 
 def mixture(model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The prediction: ``mixed`` [p], ``first`` [g, n] and ``second`` [g, 2]."""
+    """The prediction: ``mixed`` [p], ``first`` [g, n + 1], the own network's share at its end, and
+    ``second`` [g, 2]."""
     if not isinstance(model, AttentionMeta):
         raise TypeError(f"mixture takes an AttentionMeta, not a {type(model).__name__}")
     mixed, first, second = model.mixture(batch)
@@ -201,4 +226,5 @@ def _example(layout: FlatLayout, base: nn.Module, sketch: int, seed: int) -> dic
         "query": torch.randn(groups, sketch, generator=g) / math.sqrt(sketch),
         "first": torch.tensor(1.0),
         "second": torch.tensor(1.0),
+        "own_weight": torch.tensor(1.0),
     }

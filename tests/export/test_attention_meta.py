@@ -41,7 +41,13 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def inputs(
-    n: int, batch: int = 4, *, first: float = 1.0, second: float = 1.0, seed: int = 0
+    n: int,
+    batch: int = 4,
+    *,
+    first: float = 1.0,
+    second: float = 1.0,
+    own_weight: float = 0.0,
+    seed: int = 0,
 ) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(seed)
 
@@ -59,22 +65,30 @@ def inputs(
         "query": draw(GROUPS, SKETCH),
         "first": np.asarray(first, np.float32),
         "second": np.asarray(second, np.float32),
+        "own_weight": np.asarray(own_weight, np.float32),
     }
 
 
-def test_the_mixture_is_the_formula_of_the_documentation(artifact: Path) -> None:
+@pytest.mark.parametrize("own_weight", [0.0, 0.7, 3.0])
+def test_the_mixture_is_the_formula_of_the_documentation(artifact: Path, own_weight: float) -> None:
     trainer = Trainer(artifact)
-    given = inputs(5)
+    given = inputs(5, own_weight=own_weight)
+    drawn = np.random.default_rng(1).standard_normal((GROUPS, 4, SKETCH)).astype(np.float32)
+    trainer.set_parameters({"second_keys": drawn})
     found = trainer.predict(given)
-    queries, keys, bias = (trainer.parameters[name] for name in ("queries", "keys", "bias"))
+    names = ("queries", "keys", "second_keys", "bias")
+    queries, keys, second_keys, bias = (trainer.parameters[name] for name in names)
     for group, (start, end) in enumerate(LAYOUT.spans):
         q = queries[group] @ given["query"][group]
         k = given["sketches"][:, group] @ keys[group].T
-        a = np.exp(k @ q / 2)
+        likes = np.exp(k @ q / 2)
+        a = np.append(likes, own_weight * likes.max())
         a /= a.sum()
         np.testing.assert_allclose(found["first"][group], a, rtol=1e-4)
-        u = a @ given["neighbours"][:, start:end]
-        towards = q @ keys[group] @ (a @ given["sketches"][:, group]) / 2 + bias[group, 0]
+        heard = np.concatenate([given["neighbours"], given["own"][None]])
+        likened = np.concatenate([given["sketches"], given["query"][None]])
+        u = a @ heard[:, start:end]
+        towards = q @ second_keys[group] @ (a @ likened[:, group]) / 2 + bias[group, 0]
         share = 1 / (1 + np.exp(bias[group, 1] - towards))
         np.testing.assert_allclose(found["second"][group], [share, 1 - share], rtol=1e-4)
         mixed = share * u + (1 - share) * given["shared"][start:end]
@@ -86,7 +100,7 @@ def test_the_mixture_is_the_formula_of_the_documentation(artifact: Path) -> None
 @pytest.mark.parametrize("n", [1, 2, 9])
 def test_one_graph_serves_any_number_of_neighbours(artifact: Path, n: int) -> None:
     trainer = Trainer(artifact)
-    assert trainer.predict(inputs(n))["first"].shape == (GROUPS, n)
+    assert trainer.predict(inputs(n))["first"].shape == (GROUPS, n + 1)
     before = trainer.parameters["keys"]
     trainer.step(inputs(n))
     assert np.abs(trainer.parameters["keys"] - before).max() > 0 or n == 1
@@ -130,8 +144,26 @@ def test_attention_is_uniform_while_its_keys_are_zero() -> None:
     meta = AttentionMeta(LAYOUT, sketch=SKETCH, width=4)
     batch = {n: torch.from_numpy(np.asarray(a)) for n, a in inputs(4).items()}
     first, second = meta.weights(batch)
-    torch.testing.assert_close(first, torch.full((GROUPS, 4), 0.25))
+    torch.testing.assert_close(first[:, :4], torch.full((GROUPS, 4), 0.25))
+    torch.testing.assert_close(first[:, 4], torch.zeros(GROUPS))
     torch.testing.assert_close(second, torch.full((GROUPS, 2), 0.5))
+
+
+@pytest.mark.parametrize("width", [SKETCH, 2 * SKETCH])
+def test_a_wide_enough_network_starts_with_the_sketches_inner_products(width: int) -> None:
+    meta = AttentionMeta(LAYOUT, sketch=SKETCH, width=width, key_scale=3.0)
+    given = inputs(4)
+    first, _ = meta.weights({n: torch.from_numpy(np.asarray(a)) for n, a in given.items()})
+    likes = np.exp(3 * np.einsum("ngd,gd->gn", given["sketches"], given["query"]))
+    expected = likes / likes.sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(first[:, :4].detach().numpy(), expected, rtol=1e-4)
+
+
+def test_equal_neighbours_and_the_own_network_are_averaged() -> None:
+    meta = AttentionMeta(LAYOUT, sketch=SKETCH, width=4)
+    batch = {n: torch.from_numpy(np.asarray(a)) for n, a in inputs(4, own_weight=1.0).items()}
+    first, _ = meta.weights(batch)
+    torch.testing.assert_close(first, torch.full((GROUPS, 5), 0.2))
 
 
 def test_networks_that_cannot_be_mixed_are_refused(tmp_path: Path) -> None:

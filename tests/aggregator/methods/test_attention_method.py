@@ -123,8 +123,9 @@ def test_models_that_are_too_old_take_part_no_more() -> None:
     assert set(one.clusters) == {name(1)}
 
 
-def test_a_mixture_is_made_for_whoever_asks_and_for_nobody_else() -> None:
-    one = method()
+@pytest.mark.parametrize("own_weight", [0.0, 1.0])
+def test_a_mixture_is_made_for_whoever_asks_and_for_nobody_else(own_weight: float) -> None:
+    one = method(training=replace(TOLD, own_weight=own_weight))
     updates = [update(1, i, vector(i), mixture=i == 0) for i in range(4)]
     run_round(one, 1, *updates)
     opened = one.open_round(2)
@@ -132,10 +133,12 @@ def test_a_mixture_is_made_for_whoever_asks_and_for_nobody_else() -> None:
     assert opened.cohorts[mixture.cohort] == (name(0),)
     assert f"mixture.{name(1)}" not in opened.attachments
     sketched = opened.tensors["sketches"]
-    first, second = sketch_weights(sketched[0], sketched[1:], SETTINGS.mixture.sharpness)
+    sharpness = SETTINGS.mixture.sharpness
+    first, second = sketch_weights(sketched[0], sketched[1:], sharpness, own_weight)
+    order = (1, 2, 3, 0)
     expected = np.empty(NARROW.size)
     for group, (start, end) in enumerate(NARROW.spans):
-        peers = sum(first[group, j] * vector(j + 1)[start:end] for j in range(3))
+        peers = sum(first[group, j] * vector(i)[start:end] for j, i in enumerate(order))
         expected[start:end] = second[group, 0] * peers + second[group, 1] * one.shared[start:end]
     np.testing.assert_allclose(mixture.tensors["mixture"], expected, rtol=1e-4, atol=1e-5)
 
@@ -164,8 +167,17 @@ def test_sketch_weights_prefer_the_alike() -> None:
     peers = np.stack([query, -query, np.zeros_like(query)])
     first, second = sketch_weights(query, peers, 4.0)
     assert first[0].argmax() == 0
-    assert first[0].argmin() == 1
+    assert first[0, :3].argmin() == 1
     assert second[0, 0] > 0.9
+    assert first[0, 3] == 0
+
+
+def test_the_own_network_weighs_as_much_as_the_favourite() -> None:
+    peers = np.random.default_rng(0).standard_normal((3, 2, 8)) / 3
+    first, second = sketch_weights(peers[0], peers[1:], 4.0, own_weight=1.0)
+    np.testing.assert_allclose(first[:, 2], first[:, :2].max(axis=1))
+    np.testing.assert_allclose(first.sum(axis=1), 1.0)
+    np.testing.assert_allclose(second.sum(axis=1), 1.0)
 
 
 def test_amp_weights_fall_with_distance_and_never_exceed_one() -> None:

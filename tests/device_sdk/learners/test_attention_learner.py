@@ -14,7 +14,8 @@ from benchmarks.simulator.simulation import Simulation, device_name
 from device_sdk import Trainer
 from device_sdk.artifact.flat_layout import FlatLayout, layout_of
 from device_sdk.learners.attention import AttentionLearner
-from device_sdk.learners.attention_mixer import favoured
+from device_sdk.learners.attention_fleet import Neighbours
+from device_sdk.learners.attention_mixer import Mixer, favoured
 from device_sdk.learners.learner import LearnerError
 from device_sdk.learners.local_steps import SampleStream
 from device_sdk.local_data import LocalData
@@ -184,25 +185,53 @@ def test_the_favoured_are_those_that_attention_weighs_most(artifacts: Path) -> N
             "query": query,
             **{n: np.zeros(layout(artifacts).size, np.float32) for n in ("shared", "own", "drift")},
             **{n: np.asarray(1.0, np.float32) for n in ("first", "second")},
+            "own_weight": np.asarray(0.0, np.float32),
         }
-    )["first"].mean(axis=0)
+    )["first"].mean(axis=0)[:6]
     assert favoured(meta, query, others, 3) == sorted(np.argsort(-weights)[:3].tolist())
 
 
 @pytest.mark.parametrize("layers", ["first", "second", "both"])
-@pytest.mark.parametrize("include_self", [False, True])
-def test_layers_take_part_as_asked(artifacts: Path, layers: str, include_self: bool) -> None:
-    told = replace(TOLD, layers=layers, include_self=include_self)  # type: ignore[arg-type]
+@pytest.mark.parametrize("own", [{}, {"include_self": True}, {"own_weight": 1.0}])
+def test_layers_take_part_as_asked(artifacts: Path, layers: str, own: dict[str, float]) -> None:
+    told = replace(TOLD, layers=layers, **own)  # type: ignore[arg-type]
     learners = [learner(artifacts, index) for index in range(3)]
     broadcast = after_rounds(method(artifacts, told), learners, 2)
     assert len(broadcast.attachments) == (0 if layers == "second" else 2)
     learners[0].train(broadcast)
     scores = learners[0].scores
     assert scores is not None
-    own = device_name(0) in scores.neighbours
-    assert own == (include_self and layers != "second")
+    assert scores.first.shape == (len(scores.second), len(scores.neighbours))
+    assert (device_name(0) in scores.neighbours) == (bool(own) and layers != "second")
+    if layers != "second":
+        np.testing.assert_allclose(scores.first.sum(axis=1), 1.0, rtol=1e-4)
+    if own.get("own_weight") and layers != "second":
+        favourite = scores.first[:, :-1].max(axis=1)
+        np.testing.assert_allclose(scores.first[:, -1], favourite, rtol=1e-4)
     if layers == "first":
         np.testing.assert_array_equal(scores.second[:, 0], 1)
+
+
+def test_meta_steps_do_without_the_own_network(artifacts: Path) -> None:
+    meta = Trainer(artifacts / "narrow-meta")
+    rng = np.random.default_rng(0)
+    size, groups = layout(artifacts).size, len(layout(artifacts).groups)
+
+    def draw(*shape: int) -> np.ndarray:
+        return rng.standard_normal(shape).astype(np.float32)
+
+    neighbours = Neighbours((device_name(1),), draw(1, size), draw(1, groups, 16))
+    shared, query, batch = draw(size), draw(groups, 16), samples(1, 0).train
+    told = replace(TOLD, own_weight=1.0)
+    losses, mixtures = [], []
+    for own in (draw(size), draw(size)):
+        mixer = Mixer(meta, told, neighbours, device_name(0), own, shared, query)
+        mixtures.append(mixer.mix())
+        before = meta.state
+        losses.append(mixer.step(batch, np.zeros(size, np.float32)))
+        meta.set_state(before)
+    assert losses[0] == losses[1]
+    assert np.abs(mixtures[0] - mixtures[1]).max() > 0.1
 
 
 def test_a_weak_device_gets_its_mixture_and_nothing_else(artifacts: Path) -> None:

@@ -37,6 +37,7 @@ def test_missing_settings_are_named() -> None:
         ("learning_rate", float("nan")),
         ("meta_learning_rate", -0.1),
         ("proximal", float("inf")),
+        ("own_weight", -1.0),
         ("layers", "third"),
         ("neighbours", True),
         ("folds", 1),
@@ -51,6 +52,11 @@ def test_values_outside_their_range_are_refused_by_name(name: str, value: object
     assert name in {field.name for field in fields(AttentionTraining)}
     with pytest.raises(ValueError, match=name):
         replace(AttentionTraining(), **{name: value})  # type: ignore[arg-type]
+
+
+def test_the_own_network_takes_part_in_one_way_only() -> None:
+    with pytest.raises(ValueError, match="exclude each other"):
+        AttentionTraining(include_self=True, own_weight=1.0)
 
 
 def test_personal_needs_a_pull() -> None:

@@ -28,18 +28,18 @@ _VALIDATION_SEED = 12345
 _DESCRIPTION = """\
 Trains ML-100K's 943 devices of unequal size with the real learners, method and train graph, with 0,
 5 and 20 % of the devices hostile: they send ten times the opposite of what they found (flip), noise
-of ten times its norm (noise), or push one unpopular item into everybody's recommendations
-(promotion). Prints HR@10 of the honest users for each defence, and how many of them are recommended
-the promoted item.
+of ten times its norm (noise), or push one unpopular item into everybody's recommendations, ten
+times as hard as their largest row (promotion) or just as hard (patient). Prints HR@10 of the honest
+users for each defence, and how many of them are recommended the promoted item.
 
-One run takes about a minute of a free core; a defence has a clean run and six attacked ones a seed.
+One run takes about 100 s of a free core; a defence has a clean run and eight attacked ones a seed.
 Every finished run is stored under its settings, so a benchmark that was stopped continues where it
 was, and --table-only prints what is there.
 """
 _EXAMPLES = """\
 examples:
   python -m benchmarks.robust --seeds 3
-  python -m benchmarks.robust --options "none;rows" --attacks promotion --shares 0.05
+  python -m benchmarks.robust --options "none;guarded" --attacks promotion --shares 0.05
   python -m benchmarks.robust --split validation --epochs 20   (a quick look, to choose settings)
 """
 
@@ -127,7 +127,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--split", choices=("test", "validation"), default="test")
     parser.add_argument("--options", help="names of defences, separated by semicolons")
-    parser.add_argument("--attacks", help="flip, noise, promotion, separated by semicolons")
+    parser.add_argument("--attacks", help=f"of {', '.join(ATTACKS)}, separated by semicolons")
     parser.add_argument(
         "--shares", type=float, nargs="+", choices=SHARES, default=SHARES, metavar="SHARE"
     )

@@ -12,10 +12,12 @@ from device_sdk.learners.learner import State
 from device_sdk.learners.scatter import ScatterLearner
 from device_sdk.wire.exchange import Broadcast, Update
 
-__all__ = ["ATTACKS", "Attack", "HostileLearner"]
+__all__ = ["ATTACKS", "PROMOTING", "Attack", "HostileLearner"]
 
-Attack = Literal["flip", "noise", "promotion"]
-ATTACKS: tuple[Attack, ...] = ("flip", "noise", "promotion")
+Attack = Literal["flip", "noise", "promotion", "patient"]
+ATTACKS: tuple[Attack, ...] = ("flip", "noise", "promotion", "patient")
+PROMOTING: tuple[Attack, ...] = ("promotion", "patient")
+"""Attacks that want an item recommended."""
 
 _STRENGTH = np.float32(10.0)
 _ADMIRED = 10
@@ -29,7 +31,8 @@ class HostileLearner:
     ``flip`` sends ten times the opposite. ``noise`` sends normal noise of ten times the norm, in
     the same rows. ``promotion`` sends the honest update, but for one row: ``item`` is pushed
     towards the mean of the ten items that the device's own user likes best, ten times as hard as
-    the update's largest row.
+    the update's largest row. ``patient`` pushes as hard as that row and no harder, so that nothing
+    about the update's sizes is unusual.
 
     Args:
         honest: the device's real learner, of one user.
@@ -56,7 +59,8 @@ class HostileLearner:
         elif self._attack == "noise":
             tensors = {**update.tensors, "values": self._noise(update.tensors["values"])}
         else:
-            tensors = self._promoting(update.tensors, broadcast.tensors["items"])
+            strength = np.float32(1.0) if self._attack == "patient" else _STRENGTH
+            tensors = self._promoting(update.tensors, broadcast.tensors["items"], strength)
         return replace(update, tensors=tensors)
 
     def state(self) -> State:
@@ -72,12 +76,14 @@ class HostileLearner:
         scaled: Floats = noise * (_STRENGTH * np.linalg.norm(values) / np.linalg.norm(noise))
         return scaled.astype(np.float32)
 
-    def _promoting(self, tensors: State, items: NDArray[Any]) -> dict[str, NDArray[Any]]:
+    def _promoting(
+        self, tensors: State, items: NDArray[Any], strength: np.float32
+    ) -> dict[str, NDArray[Any]]:
         rows, columns, values = tensors["rows"], tensors["columns"], tensors["values"]
         known = items.astype(np.float32)
         best = np.argsort(known @ self._honest.users[0])[-_ADMIRED:]
         towards = known[best].mean(axis=0)[columns]
-        size = _STRENGTH * np.linalg.norm(values, axis=1).max()
+        size = strength * np.linalg.norm(values, axis=1).max()
         # The server descends: a negative gradient moves the row towards the goal.
         push = -size * towards / max(float(np.linalg.norm(towards)), 1e-12)
         place = int(np.searchsorted(rows, self._item))

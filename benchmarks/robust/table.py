@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from tabulate import tabulate
 
-from benchmarks.robust.hostile import ATTACKS
+from benchmarks.robust.hostile import ATTACKS, PROMOTING, Attack
 from benchmarks.robust.outcome import Outcome
 from benchmarks.robust.trial import SHARES, UNPROTECTED
 from benchmarks.scatter.statistics import spread
@@ -28,7 +28,7 @@ def accuracy_table(found: Found, options: Sequence[str]) -> str:
             for attack in ATTACKS:
                 cells.append(_accuracy(found, found.get((option, attack, share), {}), share))
         lines.append((option, len(clean), *cells))
-    headers = ("HR@10 of honest users", "seeds", "clean", *_attack_headers())
+    headers = ("HR@10 of honest users", "seeds", "clean", *_attack_headers(ATTACKS))
     return tabulate(lines, headers=headers, tablefmt="github", disable_numparse=True)
 
 
@@ -37,12 +37,13 @@ def exposure_table(found: Found, options: Sequence[str]) -> str:
     lines = []
     for option in options:
         cells = []
-        for share, attack in ((0.0, ""), *((share, "promotion") for share in SHARES)):
+        attacked = [(share, attack) for share in SHARES for attack in PROMOTING]
+        for share, attack in ((0.0, ""), *attacked):
             by_seed = found.get((option, attack, share), {})
             values = [100 * one.exposure[str(share)] for one in by_seed.values()]
             cells.append(f"{spread(values).mean:.1f} %" if values else "")
         lines.append((option, *cells))
-    headers = ("promoted item in the top 10", "clean", *(f"{share:.0%}" for share in SHARES))
+    headers = ("promoted item in the top 10", "clean", *_attack_headers(PROMOTING))
     return tabulate(lines, headers=headers, tablefmt="github", disable_numparse=True)
 
 
@@ -61,5 +62,5 @@ def _accuracy(found: Found, by_seed: Mapping[int, Outcome], share: float) -> str
     return f"{mean:.4f} ({spread(changes).mean:+.1f} %)"
 
 
-def _attack_headers() -> list[str]:
-    return [f"{attack}, {share:.0%}" for share in SHARES for attack in ATTACKS]
+def _attack_headers(attacks: Sequence[Attack]) -> list[str]:
+    return [f"{attack}, {share:.0%}" for share in SHARES for attack in attacks]

@@ -45,10 +45,11 @@ def test_hostile_updates_are_what_their_attack_says() -> None:
     np.testing.assert_allclose(hostile["flip"]["values"], -10 * sent["values"], rtol=1e-6)
     noise = hostile["noise"]["values"]
     assert np.linalg.norm(noise) == pytest.approx(10 * np.linalg.norm(sent["values"]), rel=1e-5)
-    promoted = hostile["promotion"]
-    place = promoted["rows"].tolist().index(20)
-    sizes = np.linalg.norm(promoted["values"], axis=1)
-    assert sizes[place] == pytest.approx(10 * np.delete(sizes, place).max(), rel=1e-4)
+    for attack, strength in (("promotion", 10), ("patient", 1)):
+        promoted = hostile[attack]  # type: ignore[index]
+        place = promoted["rows"].tolist().index(20)
+        sizes = np.linalg.norm(promoted["values"], axis=1)
+        assert sizes[place] == pytest.approx(strength * np.delete(sizes, place).max(), rel=1e-4)
     honest = [row for row in sent["rows"].tolist() if row != 20]
     for row in honest:
         np.testing.assert_array_equal(
@@ -120,9 +121,11 @@ def test_tables_compare_with_the_clean_run_on_the_same_users() -> None:
     found = {
         ("none", "", 0.0): {0: Outcome({"0.0": 0.60, "0.05": 0.50}, {"0.0": 0.0}, 1.0)},
         ("none", "promotion", 0.05): {0: Outcome({"0.05": 0.45}, {"0.05": 0.7}, 1.0)},
+        ("none", "patient", 0.05): {0: Outcome({"0.05": 0.45}, {"0.05": 0.3}, 1.0)},
     }
     assert "0.4500 (-10.0 %)" in accuracy_table(found, ["none"])
-    assert "70.0 %" in exposure_table(found, ["none"])
+    shown = exposure_table(found, ["none"])
+    assert [cell in shown for cell in ("70.0 %", "30.0 %", "patient, 5%")] == [True] * 3
 
 
 def test_names_that_do_not_exist_are_refused(tmp_path: Path) -> None:

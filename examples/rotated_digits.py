@@ -101,7 +101,7 @@ def _run(arguments: argparse.Namespace, console: Console) -> None:
         domain.name: _alone(domain, domains, out, arguments.rounds * _STEPS, arguments.seed)
         for domain in domains
     }
-    console.print(_table(folders, together, alone, sent))
+    console.print(_table(together, alone, sent))
     gained = np.mean([together[name].others - alone[name].others for name in together])
     console.print(
         f"On rotations that a device never had, it is right {gained:+.1f} points more often than "
@@ -190,7 +190,6 @@ def _split_accuracy(rights: Sequence[tuple[bool, np.ndarray]]) -> Accuracy:
 
 
 def _table(
-    folders: Mapping[str, Path],
     together: Mapping[str, Accuracy],
     alone: Mapping[str, Accuracy],
     sent: Mapping[str, int],

@@ -130,12 +130,12 @@ def _slot(slot: Slot) -> StateTensor:
 
 
 def _graph(problem: Problem, file: str, model: onnx.ModelProto) -> Graph:
-    inputs = tuple(_port(problem, info, output=False) for info in model.graph.input)
-    outputs = tuple(_port(problem, info, output=True) for info in model.graph.output)
+    inputs = tuple(_port(problem, info) for info in model.graph.input)
+    outputs = tuple(_port(problem, info) for info in model.graph.output)
     return Graph(file, inputs, outputs)
 
 
-def _port(problem: Problem, info: onnx.ValueInfoProto, *, output: bool) -> Port:
+def _port(problem: Problem, info: onnx.ValueInfoProto) -> Port:
     kind, _, of = info.name.partition(".")
     tensor = info.type.tensor_type
     names = set(problem.axes.names)

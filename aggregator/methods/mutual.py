@@ -129,7 +129,7 @@ class MutualMethod:
         check_metadata(update, shares=bool(public))
         try:
             samples = self._check_public(update, public)
-            self._check_labels(update.sender, samples, labels)
+            self._check_labels(samples, labels)
         except Refused:
             raise
         except WireError as error:
@@ -249,7 +249,7 @@ class MutualMethod:
             raise Refused("too-many", "the task takes no further devices' public samples")
         return len(target)
 
-    def _check_labels(self, sender: str, samples: int | None, labels: Arrays) -> None:
+    def _check_labels(self, samples: int | None, labels: Arrays) -> None:
         if self._training.combine == "mean":
             for name, coded in labels.items():
                 kind, _, owner = name.partition(".")

@@ -2,8 +2,8 @@
 
     python -m examples.embed URL CODE ITEM [ITEM ...]
 
-URL and CODE are what the fleet's operator gives (`tessera-aggregator invite`); `make demo` prints
-both for its own broker. ITEMs are ids of the task's catalogue that the user likes.
+URL and CODE are what the fleet's operator gives (`tessera-aggregator invite`; docs/aggregator.md
+sets a whole fleet up on one machine). ITEMs are ids of the task's catalogue that the user likes.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class ClickModel(nn.Module):
         self.kind = network
         first_order = network in ("wide_deep", "deepfm")
         self.embedding = FieldEmbedding(fields, dim, extra=1 if first_order else 0)
-        self.attention = FieldAttention(dim, CHANNELS) if attention else None
+        self.attention = FieldAttention(len(fields.names), dim, CHANNELS) if attention else None
         count = len(fields.names) + (1 if attention else 0)
         self.network: nn.Module
         if network == "cnn":

@@ -15,6 +15,8 @@ __all__ = ["Experiment", "ModelChoice", "OptimizerName"]
 OptimizerName = Literal["adam", "sgd", "segmented"]
 _REVISION = 1
 """Raised when the same settings would give another result: stored ones then no longer count."""
+_ATTENTION_REVISION = 2
+"""The same, for what has the attention encoding alone: other results stay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,5 +74,8 @@ class Experiment:
     @property
     def key(self) -> str:
         """Names the stored result: another setting, another key."""
-        canonical = json.dumps({"revision": _REVISION, **asdict(self)}, sort_keys=True)
+        described = {"revision": _REVISION, **asdict(self)}
+        if self.model.attention:
+            described["attention_revision"] = _ATTENTION_REVISION
+        canonical = json.dumps(described, sort_keys=True)
         return hashlib.sha256(canonical.encode()).hexdigest()[:20]

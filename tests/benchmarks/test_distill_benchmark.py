@@ -94,6 +94,14 @@ def test_results_are_kept_under_their_settings(tmp_path: Path) -> None:
     assert [path.suffix for path in tmp_path.iterdir()] == [".json"]
 
 
+def test_another_encoding_leaves_results_without_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = experiment()
+    encoded = replace(plain, model=replace(MODEL, attention=True))
+    before = plain.key, encoded.key
+    monkeypatch.setattr("benchmarks.distill.experiment._ATTENTION_REVISION", 99)
+    assert plain.key == before[0] and encoded.key != before[1]
+
+
 def outcome(losses: list[float], auc: float, bytes_up: float = 100) -> Outcome:
     quality = ClickQuality(accuracy=auc - 0.1, auc=auc, ndcg=auc, mae=0.4, loss=0.5)
     named = {"A": quality, "B": quality, GLOBAL: quality}

@@ -76,8 +76,8 @@ OPTIONS = (
     Option("rows", "rows up to 6 running medians", _set(row_multiple=6.0)),
     Option(
         RECOMMENDED,
-        "updates out of line by 3 left out, items' vectors up to 1.5 (recommended)",
-        _set(outlier_multiple=3.0, item_multiple=1.5),
+        "updates out of line by 3 left out, items' vectors up to 1.25 (recommended)",
+        _set(outlier_multiple=3.0, item_multiple=1.25),
     ),
     Option(
         "trimmed",

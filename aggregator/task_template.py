@@ -49,6 +49,7 @@ url = "mqtt://127.0.0.1:1883"  # mqtts://host:8883 for TLS
 # clip_multiple = 0.0          # likewise, as a multiple of the running median of norms
 # row_multiple = 0.0           # likewise, of each row: docs/methods/robust.md
 # outlier_multiple = 0.0       # 3: updates that are out of line with the fleet's are left out
+# item_multiple = 0.0          # 1.25: vectors too long for how often their item is touched shrink
 # robust = "none"              # or trimmed, median: a round's updates are held in memory
 # trim_share = 0.1             # what trimmed leaves out at either end
 

@@ -27,7 +27,8 @@ class MixtureSettings:
         rule: ``sketches`` is the device's two layers with the identity in the place of what a
             device learns; ``fedamp`` is FedAMP's attention (Huang et al. 2021, Personalized
             cross-silo federated learning on non-IID data, eq. 5 and section 3.2).
-        sharpness: ``sketches`` multiplies the sketches' inner products by this.
+        sharpness: ``sketches`` multiplies the sketches' mean inner products by this.
+        own_bias: ``sketches`` gives (the neighbours' mixture, w_g) the shares softmax([this, 0]).
         amp_rate: alpha / sigma of FedAMP, the weight of a neighbour at distance 0.
         amp_sigma: sigma of FedAMP, as a multiple of the mean squared distance between the
             cluster's devices (the scale of parameters means nothing by itself).
@@ -37,6 +38,7 @@ class MixtureSettings:
 
     rule: Rule = "sketches"
     sharpness: float = 4.0
+    own_bias: float = 0.0
     amp_rate: float = 0.5
     amp_sigma: float = 0.5
 
@@ -47,6 +49,8 @@ class MixtureSettings:
             value = getattr(self, name)
             if not math.isfinite(value) or not 0 < value <= 1e6:
                 raise ValueError(f"{name} is {value}; expected more than 0 and at most 1e6")
+        if not -100 <= self.own_bias <= 100:
+            raise ValueError(f"own_bias is {self.own_bias}; expected a number from -100 to 100")
 
 
 class AggregatorMixer:
@@ -93,17 +97,13 @@ class AggregatorMixer:
             weights = self._amp_weights(row, cluster)
             mixed = weights @ vectors + (1 - weights.sum()) * own
             return np.asarray(mixed, dtype=np.float32)
-        first, second = sketch_weights(
+        weights = sketch_weights(
             self._sketches[row], self._sketches[peers], self._settings.sharpness, self._own_weight
         )
-        vectors = np.concatenate([vectors, own[None]])
-        shared = self._shared[places]
-        parts = [
-            second[group, 0] * (first[group] @ vectors[:, start:end])
-            + second[group, 1] * shared[start:end]
-            for group, (start, end) in enumerate(self._layouts[models.widths[row]].spans)
-        ]
-        return np.asarray(np.concatenate(parts), dtype=np.float32)
+        heard = weights @ np.concatenate([vectors, own[None]])
+        share = 1 / (1 + math.exp(-self._settings.own_bias))
+        mixed = share * heard + (1 - share) * self._shared[places]
+        return np.asarray(mixed, dtype=np.float32)
 
     def _amp_weights(self, row: int, cluster: NDArray[np.int64]) -> Floats:
         """Distances are over the block that all widths have."""
@@ -127,21 +127,16 @@ class AggregatorMixer:
 
 def sketch_weights(
     query: Floats, sketches: Floats, sharpness: float, own_weight: float = 0.0
-) -> tuple[Floats, Floats]:
-    """Weights of n neighbours and the own network [g, n + 1], and of (their mixture, w_g) [g, 2],
-    each summing to 1.
+) -> Floats:
+    """Weights of n neighbours and the own network, [n + 1], which sum to 1.
 
     ``query`` [g, d], ``sketches`` [n, g, d], n at least 1; ``own_weight`` in units of the favourite
-    neighbour's. The global model's sketch is zero, and so is its score.
+    neighbour's. They are those with which a device's attention starts at this ``key_scale``.
     """
-    heard = np.concatenate([sketches, query[None]])
-    scores = sharpness * np.einsum("ngd,gd->gn", sketches, query)
-    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-    weights = np.concatenate([weights, np.full((len(query), 1), own_weight)], axis=1)
-    first = weights / weights.sum(axis=1, keepdims=True)
-    mixed = np.einsum("gn,ngd->gd", first, heard)
-    score = sharpness * np.einsum("gd,gd->g", mixed, query)
-    return first, _softmax(np.stack([score, np.zeros_like(score)], axis=1))
+    scores = sharpness * np.einsum("ngd,gd->n", sketches, query) / len(query)
+    weights = np.append(np.exp(scores - scores.max()), own_weight)
+    shares: Floats = weights / weights.sum()
+    return shares
 
 
 def amp_weights(squared: Floats, settings: MixtureSettings, scale: float) -> Floats:
@@ -154,9 +149,3 @@ def amp_weights(squared: Floats, settings: MixtureSettings, scale: float) -> Flo
     weights = settings.amp_rate * np.exp(-squared / sigma)
     total = float(weights.sum())
     return weights / total if total > 1 else weights
-
-
-def _softmax(scores: Floats) -> Floats:
-    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    shares: Floats = weights / weights.sum(axis=-1, keepdims=True)
-    return shares

@@ -36,10 +36,10 @@ class AttentionMeta(nn.Module):
     as so many favourite neighbours, which nothing learned changes.
 
     Parameters, of width r: ``queries`` A_Q, ``keys`` A_K and ``second_keys`` A_L [g, r, d],
-    ``bias`` [g, 2]. A_Q starts with orthogonal rows and A_K as a multiple of it, such that layer
-    1's scores start as ``key_scale`` times the sketches' inner products (nearly, where r < d): at 0
-    all neighbours weigh the same, above it those with similar sketches weigh more. A_L starts at 0
-    and the biases at [``own_bias``, 0], whose softmax layer 2 gives (mixture, global) at first.
+    ``likeness`` L [g, g], ``bias`` [g, 2]. A_K and A_L start at 0, L at ``key_scale`` / g
+    throughout: at 0 all neighbours weigh the same, above it those weigh more whose sketches are
+    like the own ones, all groups taken together (one group's sketch is a noisy witness). The biases
+    start at [``own_bias``, 0], whose softmax layer 2 gives (mixture, global) at first.
     """
 
     def __init__(
@@ -59,10 +59,11 @@ class AttentionMeta(nn.Module):
         self.width = width
         groups = len(layout.groups)
         generator = torch.Generator().manual_seed(seed)
-        queries = _maps(groups, width, sketch, generator)
+        queries = torch.randn(groups, width, sketch, generator=generator) / math.sqrt(width)
         self.queries = nn.Parameter(queries)
-        self.keys = nn.Parameter(key_scale * math.sqrt(width) * queries)
+        self.keys = nn.Parameter(torch.zeros_like(queries))
         self.second_keys = nn.Parameter(torch.zeros_like(queries))
+        self.likeness = nn.Parameter(torch.full((groups, groups), key_scale / groups))
         self.bias = nn.Parameter(torch.tensor([[own_bias, 0.0]]).repeat(groups, 1))
 
     def weights(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
@@ -73,6 +74,8 @@ class AttentionMeta(nn.Module):
         toward = (self.keys.transpose(1, 2) @ query.unsqueeze(-1)).squeeze(-1)
         scale = 1 / math.sqrt(self.width)
         scores = (batch["sketches"] * toward).sum(-1).T * scale
+        alike = (batch["sketches"] * batch["query"]).sum(-1).T
+        scores = scores + self.likeness @ alike
         # The favourite has 1 here, so own_weight is in units of it.
         weights = torch.exp(scores - scores.max(-1, keepdim=True).values)
         own = batch["own_weight"].reshape(1, 1).expand(len(weights), 1)
@@ -98,15 +101,6 @@ class AttentionMeta(nn.Module):
             shared = batch["shared"][start:end]
             parts.append(second[group, 0] * mixed + second[group, 1] * shared)
         return torch.cat(parts) + batch["drift"], first, second
-
-
-def _maps(groups: int, width: int, sketch: int, generator: torch.Generator) -> Tensor:
-    """[g, r, d] with A'A as near to the identity as r rows allow: exactly so for r >= d."""
-    drawn = torch.randn(groups, max(width, sketch), min(width, sketch), generator=generator)
-    orthogonal: Tensor = torch.linalg.qr(drawn)[0]
-    if width < sketch:
-        orthogonal = math.sqrt(sketch / width) * orthogonal.transpose(1, 2)
-    return orthogonal.contiguous()
 
 
 class _Objective(nn.Module):

@@ -74,14 +74,15 @@ def test_the_mixture_is_the_formula_of_the_documentation(artifact: Path, own_wei
     trainer = Trainer(artifact)
     given = inputs(5, own_weight=own_weight)
     drawn = np.random.default_rng(1).standard_normal((GROUPS, 4, SKETCH)).astype(np.float32)
-    trainer.set_parameters({"second_keys": drawn})
+    trainer.set_parameters({"keys": drawn, "second_keys": -drawn})
     found = trainer.predict(given)
-    names = ("queries", "keys", "second_keys", "bias")
-    queries, keys, second_keys, bias = (trainer.parameters[name] for name in names)
+    names = ("queries", "keys", "second_keys", "likeness", "bias")
+    queries, keys, second_keys, likeness, bias = (trainer.parameters[name] for name in names)
+    alike = np.einsum("ngd,gd->gn", given["sketches"], given["query"])
     for group, (start, end) in enumerate(LAYOUT.spans):
         q = queries[group] @ given["query"][group]
         k = given["sketches"][:, group] @ keys[group].T
-        likes = np.exp(k @ q / 2)
+        likes = np.exp(k @ q / 2 + likeness[group] @ alike)
         a = np.append(likes, own_weight * likes.max())
         a /= a.sum()
         np.testing.assert_allclose(found["first"][group], a, rtol=1e-4)
@@ -149,14 +150,14 @@ def test_attention_is_uniform_while_its_keys_are_zero() -> None:
     torch.testing.assert_close(second, torch.full((GROUPS, 2), 0.5))
 
 
-@pytest.mark.parametrize("width", [SKETCH, 2 * SKETCH])
-def test_a_wide_enough_network_starts_with_the_sketches_inner_products(width: int) -> None:
-    meta = AttentionMeta(LAYOUT, sketch=SKETCH, width=width, key_scale=3.0)
+def test_attention_starts_with_the_likeness_of_whole_networks() -> None:
+    meta = AttentionMeta(LAYOUT, sketch=SKETCH, width=4, key_scale=3.0)
     given = inputs(4)
     first, _ = meta.weights({n: torch.from_numpy(np.asarray(a)) for n, a in given.items()})
-    likes = np.exp(3 * np.einsum("ngd,gd->gn", given["sketches"], given["query"]))
-    expected = likes / likes.sum(axis=1, keepdims=True)
-    np.testing.assert_allclose(first[:, :4].detach().numpy(), expected, rtol=1e-4)
+    alike = np.einsum("ngd,gd->n", given["sketches"], given["query"]) / GROUPS
+    expected = np.exp(3 * alike) / np.exp(3 * alike).sum()
+    for group in range(GROUPS):
+        np.testing.assert_allclose(first[group, :4].detach().numpy(), expected, rtol=1e-4)
 
 
 def test_equal_neighbours_and_the_own_network_are_averaged() -> None:

@@ -177,7 +177,12 @@ def test_the_favoured_are_those_that_attention_weighs_most(artifacts: Path) -> N
     others[4] = query
     assert 4 in favoured(meta, query, others, 1)
     shape = meta.parameters["keys"].shape
-    meta.set_parameters({"keys": rng.standard_normal(shape).astype(np.float32)})
+    meta.set_parameters(
+        {
+            "keys": rng.standard_normal(shape).astype(np.float32),
+            "likeness": rng.standard_normal((groups, groups)).astype(np.float32),
+        }
+    )
     weights = meta.predict(
         {
             "neighbours": np.zeros((6, layout(artifacts).size), np.float32),

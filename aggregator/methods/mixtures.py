@@ -27,7 +27,7 @@ class MixtureSettings:
         rule: ``sketches`` is the device's two layers with the identity in the place of what a
             device learns; ``fedamp`` is FedAMP's attention (Huang et al. 2021, Personalized
             cross-silo federated learning on non-IID data, eq. 5 and section 3.2).
-        sharpness: ``sketches`` multiplies the sketches' mean inner products by this.
+        sharpness: ``sketches`` weighs by exp(-this / 2 * the sketches' mean squared distance).
         own_bias: ``sketches`` gives (the neighbours' mixture, w_g) the shares softmax([this, 0]).
         amp_rate: alpha / sigma of FedAMP, the weight of a neighbour at distance 0.
         amp_sigma: sigma of FedAMP, as a multiple of the mean squared distance between the
@@ -133,7 +133,7 @@ def sketch_weights(
     ``query`` [g, d], ``sketches`` [n, g, d], n at least 1; ``own_weight`` in units of the favourite
     neighbour's. They are those with which a device's attention starts at this ``key_scale``.
     """
-    scores = sharpness * np.einsum("ngd,gd->n", sketches, query) / len(query)
+    scores = -sharpness / 2 * ((sketches - query) ** 2).sum(axis=2).mean(axis=1)
     weights = np.append(np.exp(scores - scores.max()), own_weight)
     shares: Floats = weights / weights.sum()
     return shares

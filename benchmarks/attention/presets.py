@@ -51,11 +51,12 @@ def stage_devices(stage: int) -> int:
 _RATE = {"vmnist": 0.1, "air": 0.2, "air-missing": 0.2, "air-widths": 0.2}
 _DECAY = {"vmnist": 0.94, "air": 0.94, "air-missing": 0.94, "air-widths": 0.94}
 _HEAD = {"vmnist": "classifier.2", "air": "head", "air-missing": "head", "air-widths": "head"}
-# How much layer 1 starts by preferring similar sketches, and the own network's weight beside the
-# favourite neighbour's.
-_KEY_SCALE = {"vmnist": 2.0, "air": 0.0, "air-missing": 3.0, "air-widths": 0.0}
-_OWN_WEIGHT = {"vmnist": 1.0, "air": 1.0, "air-missing": 2.0, "air-widths": 1.0}
-_META_RATE = {"vmnist": 0.01, "air": 0.02, "air-missing": 0.02, "air-widths": 0.02}
+# How much layer 1 starts by preferring near sketches, how much layer 2 its mixture, and the own
+# network's weight beside the favourite neighbour's.
+_OWN_BIAS = {"vmnist": 3.0, "air": 0.0, "air-missing": 3.0, "air-widths": 0.0}
+_KEY_SCALE = {"vmnist": 5.0, "air": 0.0, "air-missing": 5.0, "air-widths": 0.0}
+_OWN_WEIGHT = {"vmnist": 0.0, "air": 1.0, "air-missing": 0.0, "air-widths": 1.0}
+_META_RATE = {"vmnist": 0.01, "air": 0.02, "air-missing": 0.01, "air-widths": 0.02}
 # FedAMP's alpha / sigma, its sigma, and its pull towards the mixture.
 _FEDAMP = {
     "vmnist": (5.0, 0.2, 0.0),
@@ -94,6 +95,7 @@ def _experiment(
         shows="global" if shows == "global" else "personal",
         decay=_DECAY[data],
         key_scale=_KEY_SCALE[data],
+        own_bias=_OWN_BIAS[data],
     )
 
 
@@ -121,12 +123,12 @@ def _fedamp(data: DataName, seed: int) -> Experiment:
 def _printed(data: DataName, seed: int) -> Experiment:
     """As the paper prints it: the own network among the others, and nothing known beforehand."""
     found = _attention(data, seed, own_weight=0.0, include_self=True)
-    return replace(found, key_scale=0.0)
+    return replace(found, key_scale=0.0, own_bias=0.0)
 
 
 def _placed(data: DataName, seed: int) -> Experiment:
     told = replace(_amn(data), aggregator_mixes=True)
-    mixture = MixtureSettings(sharpness=max(_KEY_SCALE[data], 1.0))
+    mixture = MixtureSettings(sharpness=max(_KEY_SCALE[data], 1.0), own_bias=_OWN_BIAS[data])
     return _experiment(data, seed, AttentionSettings(training=told, mixture=mixture))
 
 

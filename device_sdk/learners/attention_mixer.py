@@ -126,7 +126,7 @@ def favoured(meta: Trainer, query: Floats, sketches: Floats, count: int) -> list
     queries = np.einsum("grd,gd->gr", parameters["queries"], query)
     toward = np.einsum("grd,gr->gd", parameters["keys"], queries)
     scores = np.einsum("ngd,gd->gn", sketches, toward) / np.sqrt(parameters["queries"].shape[1])
-    scores += parameters["likeness"] @ np.einsum("ngd,gd->gn", sketches, query)
+    scores -= parameters["likeness"] @ ((sketches - query) ** 2).sum(axis=2).T / 2
     weights = np.exp(scores - scores.max(axis=1, keepdims=True))
     weights /= weights.sum(axis=1, keepdims=True)
     lengths = np.linalg.norm(sketches, axis=2) * np.linalg.norm(query, axis=1)

@@ -38,7 +38,7 @@ class AttentionMeta(nn.Module):
     Parameters, of width r: ``queries`` A_Q, ``keys`` A_K and ``second_keys`` A_L [g, r, d],
     ``likeness`` L [g, g], ``bias`` [g, 2]. A_K and A_L start at 0, L at ``key_scale`` / g
     throughout: at 0 all neighbours weigh the same, above it those weigh more whose sketches are
-    like the own ones, all groups taken together (one group's sketch is a noisy witness). The biases
+    near the own ones, all groups taken together (one group's sketch is a noisy witness). The biases
     start at [``own_bias``, 0], whose softmax layer 2 gives (mixture, global) at first.
     """
 
@@ -74,8 +74,8 @@ class AttentionMeta(nn.Module):
         toward = (self.keys.transpose(1, 2) @ query.unsqueeze(-1)).squeeze(-1)
         scale = 1 / math.sqrt(self.width)
         scores = (batch["sketches"] * toward).sum(-1).T * scale
-        alike = (batch["sketches"] * batch["query"]).sum(-1).T
-        scores = scores + self.likeness @ alike
+        apart = (batch["sketches"] - batch["query"]).square().sum(-1).T
+        scores = scores - self.likeness @ apart / 2
         # The favourite has 1 here, so own_weight is in units of it.
         weights = torch.exp(scores - scores.max(-1, keepdim=True).values)
         own = batch["own_weight"].reshape(1, 1).expand(len(weights), 1)

@@ -78,11 +78,11 @@ def test_the_mixture_is_the_formula_of_the_documentation(artifact: Path, own_wei
     found = trainer.predict(given)
     names = ("queries", "keys", "second_keys", "likeness", "bias")
     queries, keys, second_keys, likeness, bias = (trainer.parameters[name] for name in names)
-    alike = np.einsum("ngd,gd->gn", given["sketches"], given["query"])
+    apart = ((given["sketches"] - given["query"]) ** 2).sum(axis=2).T
     for group, (start, end) in enumerate(LAYOUT.spans):
         q = queries[group] @ given["query"][group]
         k = given["sketches"][:, group] @ keys[group].T
-        likes = np.exp(k @ q / 2 + likeness[group] @ alike)
+        likes = np.exp(k @ q / 2 - likeness[group] @ apart / 2)
         a = np.append(likes, own_weight * likes.max())
         a /= a.sum()
         np.testing.assert_allclose(found["first"][group], a, rtol=1e-4)
@@ -154,8 +154,8 @@ def test_attention_starts_with_the_likeness_of_whole_networks() -> None:
     meta = AttentionMeta(LAYOUT, sketch=SKETCH, width=4, key_scale=3.0)
     given = inputs(4)
     first, _ = meta.weights({n: torch.from_numpy(np.asarray(a)) for n, a in given.items()})
-    alike = np.einsum("ngd,gd->n", given["sketches"], given["query"]) / GROUPS
-    expected = np.exp(3 * alike) / np.exp(3 * alike).sum()
+    apart = ((given["sketches"] - given["query"]) ** 2).sum(axis=2).mean(axis=1)
+    expected = np.exp(-1.5 * apart) / np.exp(-1.5 * apart).sum()
     for group in range(GROUPS):
         np.testing.assert_allclose(first[group, :4].detach().numpy(), expected, rtol=1e-4)
 

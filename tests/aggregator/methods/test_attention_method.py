@@ -163,7 +163,7 @@ def test_sketch_weights_prefer_the_alike() -> None:
     query[0, 0] = 1.0
     peers = np.stack([query, -query, np.zeros_like(query)])
     weights = sketch_weights(query, peers, 4.0)
-    np.testing.assert_allclose(weights[:3], np.exp([4, -4, 0]) / np.exp([4, -4, 0]).sum())
+    np.testing.assert_allclose(weights[:3], np.exp([0, -8, -2]) / np.exp([0, -8, -2]).sum())
     assert weights[3] == 0
 
 

@@ -180,7 +180,7 @@ def test_the_favoured_are_those_that_attention_weighs_most(artifacts: Path) -> N
     meta.set_parameters(
         {
             "keys": rng.standard_normal(shape).astype(np.float32),
-            "likeness": rng.standard_normal((groups, groups)).astype(np.float32),
+            "likeness": 0.05 * rng.standard_normal((groups, groups)).astype(np.float32),
         }
     )
     weights = meta.predict(

@@ -26,10 +26,10 @@ _HOLDS = "mnist, fashion-mnist and beijing-air"
 _DESCRIPTION = """\
 Personalised federated learning with the real learners, methods and train graphs: FedAMN, its
 layers one by one, and the baselines, on V-MNIST (18 devices, a convolutional network of 21,898
-parameters) and Beijing air quality (12 stations, a GRU of 32). 40 rounds of 30 steps; validation
+parameters) and Beijing air quality (12 stations, a GRU of 32). 20 rounds of 30 steps; validation
 data picks the round that is reported. Every finished run is stored under its settings, so a
 benchmark that was stopped continues where it was, and --table-only prints what is there. A run
-takes about a minute of one core.
+takes about half a minute of one core.
 """
 _EXAMPLES = """\
 examples:

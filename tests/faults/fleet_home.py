@@ -28,6 +28,13 @@ CREATE TRIGGER copy_update AFTER INSERT ON updates BEGIN
     INSERT INTO audit (round, device_id, body) VALUES (NEW.round, NEW.device_id, NEW.body);
 END;
 """
+# What a device forgets about rounds long past, for the oracle.
+_HISTORY = """
+CREATE TABLE forgotten AS SELECT * FROM participation WHERE 0;
+CREATE TRIGGER keep_history BEFORE DELETE ON participation BEGIN
+    INSERT INTO forgotten SELECT * FROM participation WHERE number = OLD.number;
+END;
+"""
 
 
 @dataclass(frozen=True)
@@ -83,6 +90,7 @@ def make_fleet(
                 Membership(url, "tessera", "default", "all", None, fingerprint, grant), descriptor
             )
             mine.close()
+            _run_script(path / "device.sqlite", _HISTORY)
             store.devices.add(
                 DeviceRow(
                     grant.device_id,
@@ -98,7 +106,11 @@ def make_fleet(
             paths.append(path)
             ids.append(grant.device_id)
     store.database.close()
-    audit = sqlite3.connect(home.database)
-    audit.executescript(_AUDIT)
-    audit.close()
+    _run_script(home.database, _AUDIT)
     return FleetHome(home, tuple(paths), tuple(ids), items)
+
+
+def _run_script(path: Path, script: str) -> None:
+    database = sqlite3.connect(path)
+    database.executescript(script)
+    database.close()

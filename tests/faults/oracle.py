@@ -92,7 +92,8 @@ def outbox_rows(fleet: FleetHome, place: int) -> list[tuple[int, int]]:
 
 def _parts(fleet: FleetHome, place: int) -> list[_Part]:
     query = (
-        "SELECT generation, round, version, verdict FROM participation "
+        "SELECT generation, round, version, verdict FROM "
+        "(SELECT * FROM participation UNION ALL SELECT * FROM forgotten) "
         "WHERE outcome = 'trained' ORDER BY number"
     )
     return [_Part(place, *row) for row in _device(fleet, place, query)]

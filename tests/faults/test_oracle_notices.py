@@ -23,13 +23,13 @@ def fleet() -> Iterator[FleetHome]:
         yield _played(Path(folder))
 
 
-def _played(folder: Path) -> FleetHome:
+def _played(folder: Path, versions: int = 3) -> FleetHome:
     stage = Stage(folder)
-    stage.run_until(lambda: stage.parts.aggregation.version == 3)
+    stage.run_until(lambda: stage.parts.aggregation.version == versions)
     stage.run(1.0)
     stage.close()
     judged = judge(stage.fleet)
-    assert judged.receipted == {"counted": 9}
+    assert judged.receipted == {"counted": 3 * versions}
     assert judged.lost == judged.twice == judged.waiting == 0
     return stage.fleet
 
@@ -50,6 +50,16 @@ def _run(path: Path, sql: str) -> None:
     database.execute(sql)
     database.commit()
     database.close()
+
+
+def test_rounds_that_devices_have_forgotten_are_judged_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("device_sdk.home.round_store._KEPT_ROUNDS", 2)
+    fleet = _played(tmp_path, versions=5)
+    _run(fleet.aggregator.database, "DELETE FROM verdicts WHERE round = 1")
+    with pytest.raises(Mismatch, match="not in the log of verdicts"):
+        judge(fleet)
 
 
 def test_a_lost_update(fleet: FleetHome) -> None:

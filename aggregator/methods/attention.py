@@ -7,62 +7,27 @@ any mixing, FedAvg are settings of it. docs/methods/attention.md has the formula
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.methods.clustering import ClusterSettings, assign_clusters
+from aggregator.methods.attention_attachments import attachments_of
+from aggregator.methods.attention_settings import AttentionSettings
+from aggregator.methods.attention_sketches import cluster_points, gap_sketches, in_cluster_units
+from aggregator.methods.attention_update import check_parts
+from aggregator.methods.clustering import assign_clusters
 from aggregator.methods.device_models import DeviceModels, HeardModel
 from aggregator.methods.method import Refused, RoundSummary, State, StateError
-from aggregator.methods.mixtures import AggregatorMixer, MixtureSettings
 from aggregator.methods.saved_state import part, require_array
 from device_sdk.artifact.flat_layout import FlatLayout
-from device_sdk.wire.attention_settings import AttentionTraining, layouts_to_text
+from device_sdk.wire.attention_settings import layouts_to_text
 from device_sdk.wire.exchange import Attachment, Broadcast, Update
-from device_sdk.wire.sketch import sketches
 
 __all__ = ["AttentionMethod", "AttentionSettings"]
 
 Floats = NDArray[np.float32]
-_LARGEST_VALUE = 6e4
-_MOST_SAMPLES = 1 << 40
-_METADATA = {"samples", "width", "mixture", "loss"}
 _INCOMING = "incoming."
-_TINY = np.float32(1e-12)
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionSettings:
-    """Settings of an attention task.
-
-    Attributes:
-        training: what the broadcast tells the devices.
-        clusters: how devices are grouped.
-        mixture: how the aggregator mixes for devices that do not.
-        keep_rounds: a device's last model takes part for so many rounds after it came.
-        half: vectors and mixtures are handed on as float16.
-        rate_decay: the devices' learning rate falls by this factor a round; personal models are
-            used as they are after the last steps, which should be quiet ones.
-
-    Raises ValueError, naming the setting, for a value outside its range.
-    """
-
-    training: AttentionTraining = field(default_factory=AttentionTraining)
-    clusters: ClusterSettings = field(default_factory=ClusterSettings)
-    mixture: MixtureSettings = field(default_factory=MixtureSettings)
-    keep_rounds: int = 10
-    half: bool = True
-    rate_decay: float = 1.0
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.keep_rounds, int) or self.keep_rounds < 1:
-            raise ValueError(f"keep_rounds is {self.keep_rounds!r}; expected an integer, 1 or more")
-        if not 0 < self.rate_decay <= 1:
-            raise ValueError(f"rate_decay is {self.rate_decay}; expected above 0, at most 1")
-        if self.mixture.rule == "fedamp" and not self.training.aggregator_mixes:
-            raise ValueError("the rule 'fedamp' needs training with aggregator_mixes=True")
 
 
 class AttentionMethod:
@@ -142,11 +107,13 @@ class AttentionMethod:
         # Never quite 0, which no device would take.
         rate = max(1e-9, told.learning_rate * self._settings.rate_decay ** (round_id - 1))
         told = replace(told, learning_rate=rate)
-        sketched, scales = self._sketches()
+        sketched, scales = in_cluster_units(self._sketches(), self._clusters)
         attachments: dict[str, Attachment] = {}
         cohorts: dict[str, tuple[str, ...]] = {}
         if told.mix and round_id > told.warm_up_rounds:
-            attachments, cohorts = self._attachments(sketched)
+            attachments, cohorts = attachments_of(
+                models, self._clusters, self._layouts, self._global, sketched, self._settings
+            )
         return Broadcast(
             round_id=round_id,
             version=self._version,
@@ -174,18 +141,7 @@ class AttentionMethod:
             raise Refused("no-sender", "attention must know whose model it is")
         if update.sender in self._incoming:
             raise Refused("repeated", "this device's model of the round is here already")
-        if set(update.tensors) != {"vector"}:
-            raise Refused("bad-tensors", "expected exactly the tensor vector")
-        width = _check_metadata(update, len(self._layouts))
-        vector, size = update.tensors["vector"], self._layouts[width].size
-        if vector.dtype != np.float32 or vector.shape != (size,):
-            raise Refused(
-                "bad-values",
-                f"vector is {vector.dtype} {vector.shape}; expected float32 [{size}]",
-            )
-        # NaN fails the comparison too.
-        if not float(np.abs(vector).max()) <= _LARGEST_VALUE:
-            raise Refused("bad-values", "a value is not finite or is absurdly large")
+        check_parts(update, self._layouts)
 
     def absorb(self, update: Update) -> None:
         """Keeps the model; ``update`` must have passed ``check``."""
@@ -292,24 +248,6 @@ class AttentionMethod:
             np.float32
         )
 
-    def _raw_sketches(self) -> Floats:
-        """P (w_j - w_g), float32 [n, g, d], over the block that all widths have."""
-        common = self._places[0]
-        gaps = self._models.vectors[:, common] - self._global[common]
-        told = self._settings.training
-        return sketches(gaps, self._layouts[0], told.sketch_seed, told.sketch_rows)
-
-    def _sketches(self) -> tuple[Floats, Floats]:
-        """The sketches in units of their cluster's RMS length, and that length [clusters, g]."""
-        raw = self._raw_sketches()
-        count = int(self._clusters.max()) + 1 if len(self._clusters) else 0
-        scales = np.ones((count, len(self._widest.groups)), dtype=np.float32)
-        for cluster in range(count):
-            squared = (raw[self._clusters == cluster] ** 2).sum(axis=2)
-            scales[cluster] = np.sqrt(squared.mean(axis=0))
-        scaled = raw / np.maximum(scales, _TINY)[self._clusters][:, :, None]
-        return scaled.astype(np.float32), scales
-
     def _most_members(self, known: int) -> int:
         """How many devices may be in a cluster under the byte cap; all without one."""
         cap = self._settings.clusters.most_bytes
@@ -321,62 +259,10 @@ class AttentionMethod:
         return max(1, 1 + left // self._vector_bytes)
 
     def _cluster(self, previous: NDArray[np.int64]) -> NDArray[np.int64]:
-        raw = self._raw_sketches().astype(np.float64)
-        # Each group counts the same, however many parameters it has.
-        lengths = np.sqrt((raw**2).sum(axis=2).mean(axis=0))
-        points = (raw / np.maximum(lengths, 1e-12)[None, :, None]).reshape(len(raw), -1)
-        most = self._most_members(len(raw))
+        points = cluster_points(self._sketches())
+        most = self._most_members(len(points))
         return assign_clusters(points, previous, most, self._settings.clusters)
 
-    def _attachments(
-        self, sketched: Floats
-    ) -> tuple[dict[str, Attachment], dict[str, tuple[str, ...]]]:
-        models, told = self._models, self._settings.training
-        mixer = AggregatorMixer(
-            models,
-            self._layouts,
-            self._global,
-            sketched,
-            self._settings.mixture,
-            told.own_weight,
-        )
-        attachments: dict[str, Attachment] = {}
-        cohorts: dict[str, tuple[str, ...]] = {}
-        for cluster in range(int(self._clusters.max()) + 1 if len(models) else 0):
-            rows = np.flatnonzero(self._clusters == cluster)
-            cohorts[f"cluster.{cluster}"] = tuple(models.senders[row] for row in rows)
-            fetchers = [r for r in rows if not (told.aggregator_mixes or models.asks[r])]
-            for row in rows if fetchers and told.layers != "second" else ():
-                vector = models.vectors[row][self._places[models.widths[row]]]
-                attachments[f"vector.{models.senders[row]}"] = Attachment(
-                    {"vector": self._packed(vector)}, f"cluster.{cluster}"
-                )
-            for row in sorted(set(rows) - set(fetchers)):
-                name = models.senders[row]
-                cohorts[f"device.{name}"] = (name,)
-                attachments[f"mixture.{name}"] = Attachment(
-                    {"mixture": self._packed(mixer.mixture(int(row), rows))},
-                    f"device.{name}",
-                )
-        return attachments, cohorts
-
-    def _packed(self, vector: Floats) -> NDArray[Any]:
-        return vector.astype(np.float16 if self._settings.half else np.float32)
-
-
-def _check_metadata(update: Update, widths: int) -> int:
-    """The update's width; raises Refused."""
-    found = update.metadata
-    if set(found) != _METADATA:
-        raise Refused("bad-metadata", f"expected exactly {', '.join(sorted(_METADATA))}")
-    for name, most in (("samples", _MOST_SAMPLES), ("width", widths - 1)):
-        value = found[name]
-        least = 1 if name == "samples" else 0
-        if type(value) is not int or not least <= value <= most:
-            raise Refused("bad-metadata", f"{name} must be an integer from {least} to {most}")
-    if not isinstance(found["mixture"], bool):
-        raise Refused("bad-metadata", "mixture must be true or false")
-    loss = found["loss"]
-    if isinstance(loss, bool) or not isinstance(loss, (int, float)) or not abs(loss) <= 1e12:
-        raise Refused("bad-metadata", "loss must be a finite number")
-    return int(found["width"])
+    def _sketches(self) -> Floats:
+        vectors, told = self._models.vectors, self._settings.training
+        return gap_sketches(vectors, self._global, self._places[0], self._layouts[0], told)

@@ -1,0 +1,43 @@
+"""What a task file may choose about attention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from aggregator.methods.clustering import ClusterSettings
+from aggregator.methods.mixtures import MixtureSettings
+from device_sdk.wire.attention_settings import AttentionTraining
+
+__all__ = ["AttentionSettings"]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSettings:
+    """Settings of an attention task.
+
+    Attributes:
+        training: what the broadcast tells the devices.
+        clusters: how devices are grouped.
+        mixture: how the aggregator mixes for devices that do not.
+        keep_rounds: a device's last model takes part for so many rounds after it came.
+        half: vectors and mixtures are handed on as float16.
+        rate_decay: the devices' learning rate falls by this factor a round; personal models are
+            used as they are after the last steps, which should be quiet ones.
+
+    Raises ValueError, naming the setting, for a value outside its range.
+    """
+
+    training: AttentionTraining = field(default_factory=AttentionTraining)
+    clusters: ClusterSettings = field(default_factory=ClusterSettings)
+    mixture: MixtureSettings = field(default_factory=MixtureSettings)
+    keep_rounds: int = 10
+    half: bool = True
+    rate_decay: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.keep_rounds, int) or self.keep_rounds < 1:
+            raise ValueError(f"keep_rounds is {self.keep_rounds!r}; expected an integer, 1 or more")
+        if not 0 < self.rate_decay <= 1:
+            raise ValueError(f"rate_decay is {self.rate_decay}; expected above 0, at most 1")
+        if self.mixture.rule == "fedamp" and not self.training.aggregator_mixes:
+            raise ValueError("the rule 'fedamp' needs training with aggregator_mixes=True")

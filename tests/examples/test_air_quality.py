@@ -8,6 +8,8 @@ import pytest
 from device_sdk.learners.attention_mixer import AttentionScores, scores_of
 from examples.air_quality import main
 from examples.attention_picture import draw_attention, weights_between
+from examples.fleet.broker import mosquitto_path
+from tests.benchmarks.test_air_data import write_station
 
 DEVICES = {"a": f"{1:032x}", "b": f"{2:032x}", "c": f"{3:032x}"}
 
@@ -58,3 +60,23 @@ def test_the_command_line_teaches(capsys: pytest.CaptureFixture[str], tmp_path: 
     assert "--stations" in capsys.readouterr().out
     assert main(["--data", str(tmp_path), "--out", str(tmp_path / "out")]) == 1
     assert "PRSA_Data" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(mosquitto_path() is None, reason="needs Mosquitto")
+def test_stations_learn_whom_to_learn_from(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("Dongsi", "Changping", "Tiantan"):
+        write_station(tmp_path, name, {})
+    out = tmp_path / "out"
+    command = ["--data", str(tmp_path), "--out", str(out), "--stations", "3", "--rounds", "5"]
+    assert main(command) == 0
+    printed = capsys.readouterr().out
+    table = [[cell.strip() for cell in line.split("│")] for line in printed.splitlines()]
+    heard = {row[1]: row[5].split()[0] for row in table if len(row) == 8 and "kB" in row[6]}
+    assert heard["Dongsi"] == "(mixed"  # the first one leaves that to the aggregator
+    assert heard["Changping"] in ("Dongsi", "Tiantan")
+    assert heard["Tiantan"] in ("Dongsi", "Changping")
+    assert "points more often than alone" in " ".join(printed.split())
+    assert (out / "air_quality.png").stat().st_size > 10_000

@@ -24,9 +24,9 @@ from device_sdk.learners.attention_mixer import (
     scores_of,
 )
 from device_sdk.learners.attention_rehearsal import MixingAhead, mixing_ahead, stand_ins
+from device_sdk.learners.attention_steps import RoundSteps
 from device_sdk.learners.learner import LearnerError, State
-from device_sdk.learners.local_steps import SampleStream, unchanged_on_error
-from device_sdk.learners.proximal import ProximalTerm
+from device_sdk.learners.local_steps import unchanged_on_error
 from device_sdk.local_data import DataSource, LocalData
 from device_sdk.trainer import Trainer
 from device_sdk.wire.exchange import Broadcast, Update
@@ -34,7 +34,6 @@ from device_sdk.wire.exchange import Broadcast, Update
 __all__ = ["AttentionLearner", "Placement"]
 
 Floats = NDArray[np.float32]
-Samples = dict[str, NDArray[Any]]
 Placement = Literal["device", "aggregator"]
 
 _META = "meta."
@@ -133,14 +132,16 @@ class AttentionLearner:
         """
         fleet = read_fleet(broadcast, self._layout)
         data = self._samples(fleet)
+        steps = self._round_steps(fleet, data)
         with self._unchanged_on_error():
             mixer = None if fleet.warming_up else self._mixer(fleet, broadcast)
             if mixer is None:
+                personal = fleet.training.personal and not fleet.warming_up
                 start = self._start(fleet, broadcast)
-                loss = self._train_from(start, fleet, data)
+                loss = steps.base_steps(start, resume=self._vector if personal else None)
                 scores = self._scores
             else:
-                loss = self._alternate(mixer, fleet, data)
+                loss = steps.alternate(mixer)
                 scores = mixer.scores(fleet.round_id)
             vector = self._layout.flatten(self._trainer.parameters)
         self._vector, self._scores = vector, scores
@@ -176,7 +177,7 @@ class AttentionLearner:
         neighbours = stand_ins(fleet, ahead.neighbours)
         shared = fleet.shared
         mixer = Mixer(self._meta, fleet.training, neighbours, self._sender, shared, shared, query)
-        self._alternate(mixer, fleet, self._samples(fleet))
+        self._round_steps(fleet, self._samples(fleet)).alternate(mixer)
 
     def state(self) -> State:
         """``vector`` and ``scores.*`` once there are any, and the meta-trainer's, as ``meta.*``."""
@@ -231,6 +232,9 @@ class AttentionLearner:
             )
         return data
 
+    def _round_steps(self, fleet: Fleet, data: LocalData) -> RoundSteps:
+        return RoundSteps(self._trainer, fleet.training, fleet.round_id, data, self._rng)
+
     def _lets_mix(self, fleet: Fleet) -> bool:
         return self._placement == "aggregator" or fleet.training.aggregator_mixes
 
@@ -255,68 +259,11 @@ class AttentionLearner:
 
     def _start(self, fleet: Fleet, broadcast: Broadcast) -> Floats:
         if fleet.training.keeps and self._vector is not None:
-            return _with_own(fleet, self._vector)
+            return fleet.shared_keeping(self._vector)
         if fleet.warming_up or not self._lets_mix(fleet):
             return fleet.shared
         given = fleet.given_mixture(broadcast, self._sender)
         return fleet.shared if given is None else given
-
-    def _train_from(self, start: Floats, fleet: Fleet, data: LocalData) -> float:
-        """Base steps on all samples; their mean loss."""
-        training = fleet.training
-        self._begin(start)
-        pull = ProximalTerm(self._trainer, training.proximal, training.learning_rate)
-        if training.personal and self._vector is not None and not fleet.warming_up:
-            self._trainer.set_parameters(self._layout.unflatten(self._vector))
-        rows = np.arange(data.samples)
-        stream = _Rows(data, rows, training.batch_size, self._rng)
-        return self._steps(stream, training.base_steps, pull) / training.base_steps
-
-    def _alternate(self, mixer: Mixer, fleet: Fleet, data: LocalData) -> float:
-        """Meta-steps on one fold, base steps on the others, by turns; the mean base loss."""
-        training = fleet.training
-        base, held = _folds(data.samples, training.folds, fleet.round_id % training.folds)
-        everything = np.arange(data.samples)
-        meta = _Rows(data, held, training.meta_batch_size, self._rng)
-        stream = _Rows(data, base, training.batch_size, self._rng)
-        drift = np.zeros(self._layout.size, dtype=np.float32)
-        pull: ProximalTerm | None = None
-        total, left = 0.0, training.base_steps
-        while left:
-            mixer.step(meta.draw(), drift)
-            mixed = mixer.mix()
-            if pull is None:
-                self._begin(mixed)
-                pull = ProximalTerm(self._trainer, training.proximal, training.learning_rate)
-            else:
-                self._trainer.set_parameters(self._layout.unflatten(mixed + drift))
-            steps = min(left, training.meta_every)
-            if steps == left:
-                # No meta-step comes after these, so the held fold may be trained on as well.
-                stream = _Rows(data, everything, training.batch_size, self._rng)
-            total += self._steps(stream, steps, pull)
-            drift = self._layout.flatten(self._trainer.parameters) - mixed
-            left -= steps
-        return total / training.base_steps
-
-    def _begin(self, start: Floats) -> None:
-        """The base network at ``start``, its optimizer as at its first step."""
-        kinds = {tensor.name: tensor.kind for tensor in self._trainer.artifact.state}
-        fresh = {
-            name: np.zeros_like(array)
-            for name, array in self._trainer.state.items()
-            if kinds[name] in ("optimizer", "counter")
-        }
-        self._trainer.set_state(fresh)
-        self._trainer.set_parameters(self._layout.unflatten(start))
-
-    def _steps(self, stream: _Rows, count: int, pull: ProximalTerm) -> float:
-        total = 0.0
-        for _ in range(count):
-            total += self._trainer.step(stream.draw(), hyper=pull.hyper)
-            if pull.after_step is not None:
-                pull.after_step()
-        return total
 
     @contextmanager
     def _unchanged_on_error(self) -> Iterator[None]:
@@ -325,44 +272,6 @@ class AttentionLearner:
             if self._meta is not None:
                 stack.enter_context(unchanged_on_error(self._meta))
             yield
-
-
-def _with_own(fleet: Fleet, own: Floats) -> Floats:
-    """The global model with the kept groups of ``own``."""
-    kept = [name.strip() for name in fleet.training.keeps.split(",")]
-    unknown = sorted(set(kept) - set(fleet.layout.groups))
-    if unknown:
-        raise LearnerError(
-            f"there is no parameter group {unknown[0]!r} to keep; this model has "
-            f"{', '.join(fleet.layout.groups)}"
-        )
-    start = fleet.shared.copy()
-    for group, (first, end) in zip(fleet.layout.groups, fleet.layout.spans, strict=True):
-        if group in kept:
-            start[first:end] = own[first:end]
-    return start
-
-
-class _Rows:
-    """A stream of batches from some rows of the local samples, which are not copied for it."""
-
-    def __init__(
-        self, data: LocalData, rows: NDArray[np.int64], batch_size: int, rng: np.random.Generator
-    ) -> None:
-        self._train = data.train
-        self._stream = SampleStream({"rows": rows}, batch_size, rng)
-
-    def draw(self) -> Samples:
-        """The next batch; see :class:`~device_sdk.learners.local_steps.SampleStream`."""
-        rows = self._stream.draw()["rows"]
-        return {name: array[rows] for name, array in self._train.items()}
-
-
-def _folds(samples: int, folds: int, held: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Rows of all samples but the held fold's, and that fold's: contiguous, as windows overlap."""
-    bounds = np.linspace(0, samples, folds + 1).astype(np.int64)
-    inside = np.arange(bounds[held], bounds[held + 1])
-    return np.delete(np.arange(samples), inside), inside
 
 
 def _require_match(meta: Trainer, layout: FlatLayout) -> None:

@@ -73,6 +73,24 @@ class Fleet:
         """Whether this round still starts from the global model (papers/fedamn, algorithm 2)."""
         return not self.training.mix or self.round_id <= self.training.warm_up_rounds
 
+    def shared_keeping(self, own: Floats) -> Floats:
+        """The global model, with the groups that the task leaves to each device from ``own``; [p].
+
+        Raises LearnerError where the model has no such group.
+        """
+        kept = [name.strip() for name in self.training.keeps.split(",")]
+        unknown = sorted(set(kept) - set(self.layout.groups))
+        if unknown:
+            raise LearnerError(
+                f"there is no parameter group {unknown[0]!r} to keep; this model has "
+                f"{', '.join(self.layout.groups)}"
+            )
+        start = self.shared.copy()
+        for group, (first, end) in zip(self.layout.groups, self.layout.spans, strict=True):
+            if group in kept:
+                start[first:end] = own[first:end]
+        return start
+
     def offered_neighbours(self, broadcast: Broadcast, own: str) -> list[int]:
         """Rows of the senders whose vectors this device may fetch, or has fetched."""
         named = {*broadcast.offered, *broadcast.attachments}

@@ -25,7 +25,8 @@ def main() -> None:
     target = TARGETS[name]
     atheris.Setup(
         [
-            sys.argv[0],
+            # Merging runs this line again, by a shell.
+            f"{sys.executable} -m tests.fuzz.one_target {name}",
             corpus,
             f"-max_len={target.most_bytes}",
             f"-rss_limit_mb={_MEMORY_MB}",

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.fuzz import __main__ as program
 from tests.fuzz import corpus
 from tests.fuzz.target import Target
 from tests.fuzz.targets import TARGETS
@@ -57,3 +59,19 @@ def test_seeds_with_a_few_bytes_changed(target: Target) -> None:
 @given(name=st.sampled_from(sorted(TARGETS)), data=st.binary(max_size=300))
 def test_any_bytes(name: str, data: bytes) -> None:
     TARGETS[name](data)
+
+
+@pytest.mark.slow
+def test_inputs_that_reach_the_most_code_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("atheris")
+    monkeypatch.setattr(corpus, "_FOLDER", tmp_path / "corpus")
+    seeds = TARGETS["receipt"].seeds()
+    found = tmp_path / "work" / "receipt"
+    found.mkdir(parents=True)
+    for number, seed in enumerate(seeds):
+        (found / str(number)).write_bytes(seed)
+    program._keep("receipt", tmp_path / "work")
+    kept = corpus.read("receipt")
+    assert kept and set(kept) <= set(seeds)

@@ -53,6 +53,7 @@ class Experiment:
         proximal_mu: FedProx's, with ``fedavg``.
         present: the share of devices that take part in a round.
         noisy: so many devices, the last ones, send random distributions.
+        decay: the learning rate falls by this factor a round.
     """
 
     seed: int
@@ -63,11 +64,14 @@ class Experiment:
     proximal_mu: float = 0.0
     present: float = 1.0
     noisy: int = 0
+    decay: float = 1.0
     data: ClickSettings = field(default_factory=ClickSettings)
 
     def __post_init__(self) -> None:
         if self.rounds < 1 or not 0 < self.present <= 1:
             raise ValueError("an experiment needs rounds, and devices present in them")
+        if not 0 < self.decay <= 1:
+            raise ValueError(f"decay is {self.decay}; expected above 0 and at most 1")
         if not 0 <= self.noisy < self.data.devices:
             raise ValueError("at least one device must be honest")
 
@@ -77,5 +81,7 @@ class Experiment:
         described = {"revision": _REVISION, **asdict(self)}
         if self.model.attention:
             described["attention_revision"] = _ATTENTION_REVISION
+        if self.decay == 1:
+            del described["decay"]  # so that results from before there was one still count
         canonical = json.dumps(described, sort_keys=True)
         return hashlib.sha256(canonical.encode()).hexdigest()[:20]

@@ -35,10 +35,22 @@ class Row:
 
 
 def _logits(
-    training: TeacherLogitsTraining, model: ModelChoice, *, present: float = 1.0, noisy: int = 0
+    training: TeacherLogitsTraining,
+    model: ModelChoice,
+    *,
+    present: float = 1.0,
+    noisy: int = 0,
+    decay: float = 1.0,
 ) -> Callable[[int], Experiment]:
     return lambda seed: Experiment(
-        seed, "teacher_logits", model, _ROUNDS, training, present=present, noisy=noisy
+        seed,
+        "teacher_logits",
+        model,
+        _ROUNDS,
+        training,
+        present=present,
+        noisy=noisy,
+        decay=decay,
     )
 
 
@@ -72,6 +84,16 @@ FLEET_ROWS = (
         "FD + SGD",
         "plain steps, for the optimizer's time",
         _logits(_PLAIN, replace(_ADAM, optimizer="sgd", learning_rate=0.3)),
+    ),
+    Row(
+        "AFD, falling rate",
+        "beyond the paper: the rate halves each round",
+        _logits(_JOINT, _AFD_MODEL, decay=0.5),
+    ),
+    Row(
+        "FD, falling rate",
+        "the same for FD: Adam from 3e-3, by 0.6 a round",
+        _logits(_PLAIN, replace(_ADAM, learning_rate=3e-3), decay=0.6),
     ),
     Row(
         "FedAvg, Wide & Deep", "models are exchanged", _fedavg(replace(_ADAM, network="wide_deep"))

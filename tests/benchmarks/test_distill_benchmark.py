@@ -94,6 +94,20 @@ def test_results_are_kept_under_their_settings(tmp_path: Path) -> None:
     assert [path.suffix for path in tmp_path.iterdir()] == [".json"]
 
 
+def test_a_falling_rate_is_told_to_devices_and_has_a_key_of_its_own(
+    clicks: Clicks, shelf: ArtifactShelf
+) -> None:
+    steady = replace(experiment(), model=replace(MODEL, learning_rate=0.05))
+    falling = replace(steady, decay=0.5)
+    assert falling.key != steady.key == replace(falling, decay=1.0).key
+    one, two = ran(steady, clicks, shelf), ran(falling, clicks, shelf)
+    # The first round's rate is the same, the second's is half.
+    assert one.curve[0].validation_loss == two.curve[0].validation_loss
+    assert one.curve[1].validation_loss != two.curve[1].validation_loss
+    with pytest.raises(ValueError, match="decay is 0"):
+        replace(steady, decay=0.0)
+
+
 def test_another_encoding_leaves_results_without_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = experiment()
     encoded = replace(plain, model=replace(MODEL, attention=True))

@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 from tabulate import tabulate
 
+from benchmarks.distill.experiment import Experiment
 from benchmarks.distill.outcome import GLOBAL, Outcome
 from benchmarks.distill.paper import PAPER, PaperFigures
-from benchmarks.distill.presets import AFD, BASELINE
+from benchmarks.distill.presets import AFD, BASELINE, ROWS
 from benchmarks.recommendation.click_metrics import ClickQuality
 from benchmarks.scatter.statistics import paired_difference, spread
 
@@ -42,32 +43,20 @@ def quality_table(outcomes: Outcomes) -> str:
 
 
 def device_table(outcomes: Outcomes) -> str:
-    """MAE and AUC of each device, mean over seeds."""
-    lines = []
-    devices: list[str] = []
-    for name, by_seed in outcomes.items():
-        if by_seed:
-            first = next(iter(by_seed.values())).best.quality
-            devices = [device for device in first if device != GLOBAL]
-            paper = PAPER.get(name, _NOTHING).by_device
-            mae = [
-                _short(_of(by_seed, lambda q: q.mae, device), paper[place] if paper else None)
-                for place, device in enumerate(devices)
-            ]
-            auc = [_short(_of(by_seed, lambda q: q.auc, device), None) for device in devices]
-            lines.append((name, *mae, *auc))
-    headers = ("", *(f"MAE {one}" for one in devices), *(f"AUC {one}" for one in devices))
-    return _table(lines, headers)
+    """Each measure of each device, mean over seeds: two tables, each as wide as a terminal."""
+    tables = (_device_table(outcomes, pair) for pair in (("MAE", "AUC"), ("ACC", "NDCG@5")))
+    return "\n\n".join(tables)
 
 
 def cost_table(outcomes: Outcomes) -> str:
     """Training time to FD's validation loss, and bytes of a round.
 
     FD's loss is that of the round which validation picks. Times are processor seconds of a device;
-    the ratio is taken seed by seed.
+    the ratio is taken seed by seed. Rows without an exchange have no bytes.
     """
     lines = []
     for name, by_seed in outcomes.items():
+        apart = name in _APART
         if by_seed:
             lines.append(
                 (
@@ -77,8 +66,8 @@ def cost_table(outcomes: Outcomes) -> str:
                     _mean(
                         [one.curve[-1].seconds / len(one.curve) for one in by_seed.values()], ".2f"
                     ),
-                    _mean([one.up_bytes for one in by_seed.values()], ",.0f"),
-                    _mean([one.down_bytes for one in by_seed.values()], ",.0f"),
+                    "" if apart else _mean([one.up_bytes for one in by_seed.values()], ",.0f"),
+                    "" if apart else _mean([one.down_bytes for one in by_seed.values()], ",.0f"),
                     _mean([one.parameters for one in by_seed.values()], ",.0f"),
                     _switches(by_seed),
                 )
@@ -161,6 +150,39 @@ _READERS: Mapping[str, Callable[[ClickQuality], float]] = {
     "NDCG@5": lambda quality: quality.ndcg,
     "MAE": lambda quality: quality.mae,
 }
+
+
+def _device_table(outcomes: Outcomes, measures: Sequence[str]) -> str:
+    lines = []
+    devices: list[str] = []
+    for name, by_seed in outcomes.items():
+        if by_seed:
+            first = next(iter(by_seed.values())).best.quality
+            devices = [device for device in first if device != GLOBAL]
+            paper = PAPER.get(name, _NOTHING).by_device
+            cells = [
+                _short(
+                    _of(by_seed, _READERS[measure], device),
+                    paper[place] if paper and measure == "MAE" else None,
+                )
+                for measure in measures
+                for place, device in enumerate(devices)
+            ]
+            lines.append((name, *cells))
+    headers = ("", *(f"{measure} {device}" for measure in measures for device in devices))
+    return _table(lines, headers)
+
+
+def _exchanges(experiment: Experiment) -> bool:
+    """Whether devices learn from one another; where not, what they send is of no use."""
+    if experiment.method == "teacher_logits":
+        told = experiment.training
+        return told.beta > 0 or (told.divergence and told.alpha + told.beta < 1)
+    return experiment.method == "fedavg"
+
+
+_APART = frozenset(row.name for row in ROWS if not _exchanges(row.make(0)))
+"""Rows without an exchange: they cost no bytes, whatever the simulated channel counts."""
 
 
 def _of(

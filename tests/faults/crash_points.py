@@ -17,8 +17,8 @@ from aggregator.store.update_log import UpdateLog
 from aggregator.uplink import Uplink
 from device_sdk.home.membership import MembershipStore
 from device_sdk.home.round_store import RoundStore
+from device_sdk.rounds.current_round import CurrentRound
 from device_sdk.rounds.open_round import OpenRound
-from device_sdk.rounds.participant import Participant
 from device_sdk.rounds.sender import Sender
 from device_sdk.wire.link import Link
 from tests.faults.hooks import after, before
@@ -61,7 +61,7 @@ AGGREGATOR_POINTS: dict[str, _Point] = {
 }
 DEVICE_POINTS: dict[str, _Point] = {
     "in the device's transaction": (RoundStore, "post", "after", _always),
-    "between commit and send": (Participant, "_close_round", "after", _always),
+    "between commit and send": (CurrentRound, "_close", "after", _always),
     "before a send": (Sender, "_send", "before", _always),
     "after a send": (Link, "publish", "after", _update),
     "before a receipt is settled": (RoundStore, "settle", "before", _always),

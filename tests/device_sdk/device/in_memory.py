@@ -66,6 +66,7 @@ class Bench:
         self.aggregator.publish_standing()
         self.folder = folder
         self.pace = pace if pace is not None else Pace()
+        self.installed = installed_artifacts(packaged_artifact())
         self.connected = True
         self.rows = 2
         self.wanted: list[str] = []
@@ -178,7 +179,7 @@ class Bench:
         participant = Participant(
             self.home,
             membership,
-            artifacts=installed_artifacts(packaged_artifact()),
+            artifacts=self.installed,
             pace=self.pace,
             clock=lambda: self.now_seconds,
             rng=self._rng,

@@ -264,7 +264,8 @@ def test_a_failed_training_ends_its_round_only(bench: Bench) -> None:
 
 def test_an_artifact_of_the_task_is_fetched_checked_and_kept(bench: Bench) -> None:
     files = {path.name: path.read_bytes() for path in packaged_artifact().iterdir()}
-    bench.participant._artifacts = {}  # as a device that has no artifact of this kind installed
+    bench.installed = {}  # as a device that has no artifact of this kind installed
+    bench.restart()
     bench.aggregator.use_artifact(files)
     bench.aggregator.open_round()
     bench.run(1)

@@ -6,11 +6,13 @@ from collections.abc import Mapping
 
 from tests.fuzz.codec_targets import CODEC_TARGETS
 from tests.fuzz.file_targets import FILE_TARGETS
+from tests.fuzz.method_targets import METHOD_TARGETS
 from tests.fuzz.sealed_targets import SEALED_TARGETS
 from tests.fuzz.target import Target
 
 __all__ = ["TARGETS"]
 
 TARGETS: Mapping[str, Target] = {
-    target.name: target for target in (*CODEC_TARGETS, *SEALED_TARGETS, *FILE_TARGETS)
+    target.name: target
+    for target in (*CODEC_TARGETS, *SEALED_TARGETS, *METHOD_TARGETS, *FILE_TARGETS)
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from device_sdk.agent import Agent
+from device_sdk.background import Background
 from device_sdk.enrol import Fleet, enrol
 from device_sdk.factorisation import packaged_artifact
 from device_sdk.forecaster import Forecaster
@@ -20,14 +19,11 @@ from device_sdk.home.errors import HomeError, NotEnrolled
 from device_sdk.home.home import Home
 from device_sdk.local_data import DataSource, LocalData
 from device_sdk.recommender import Recommender
-from device_sdk.rounds.artifact_wishes import ArtifactWishes
 from device_sdk.rounds.installed import installed_artifacts
-from device_sdk.rounds.lazy_trainer import LazyTrainer
 from device_sdk.rounds.monotonic import awake_clock
 from device_sdk.rounds.options import TrainingOptions
-from device_sdk.rounds.outbox_limit import OutboxLimit
 from device_sdk.rounds.pace import Pace
-from device_sdk.status import DeviceStatus, Live, read_status
+from device_sdk.status import DeviceStatus, read_status
 from device_sdk.wire.broker_url import TlsFiles
 from device_sdk.wire.link_settings import LinkSettings
 
@@ -70,19 +66,19 @@ class Device:
         self._home = home
         self._membership = membership
         self._options = options if options is not None else TrainingOptions()
-        self._pace = pace if pace is not None else Pace()
-        self._link_settings = link_settings if link_settings is not None else LinkSettings()
-        self._clock = clock
-        self._work_clock = work_clock
-        self._rng = rng if rng is not None else np.random.default_rng()
         self._recommender = Recommender(home, membership.task)
-        self._installed = installed_artifacts(packaged_artifact())
-        self._forecaster = Forecaster(home, membership.task, self._installed)
+        installed = installed_artifacts(packaged_artifact())
+        self._forecaster = Forecaster(home, membership.task, installed)
         self._source: DataSource | None = None
         if data is not None:
             self.provide(data)
-        self._agent: Agent | None = None
-        self._lock = threading.Lock()
+        self._background = Background(
+            home, membership, self._options, installed=installed, source=lambda: self._source,
+            pace=pace if pace is not None else Pace(),
+            link_settings=link_settings if link_settings is not None else LinkSettings(),
+            clock=clock, work_clock=work_clock,
+            rng=rng if rng is not None else np.random.default_rng(),
+        )  # fmt: skip
         self._closed = False
 
     @classmethod
@@ -219,33 +215,7 @@ class Device:
     def start(self) -> None:
         """Take part in rounds from now on, in a background thread. Does nothing if it runs."""
         self._require_open(writing=True)
-        with self._lock:
-            if self._agent is not None and self._agent.running:
-                return
-            training_rng, agent_rng = self._rng.spawn(2)
-            trainer = LazyTrainer(
-                self._home,
-                self._options,
-                source=lambda: self._source,
-                sender=self.device_id,
-                clock=self._work_clock,
-                rng=training_rng,
-            )
-            self._agent = Agent(
-                self._home,
-                self._membership,
-                trainer,
-                artifacts=self._installed,
-                wishes=ArtifactWishes(self._options.artifact, self._options.most_artifact_bytes),
-                outbox_limit=OutboxLimit(
-                    self._options.most_outbox_updates, self._options.most_outbox_bytes
-                ),
-                pace=self._pace,
-                link_settings=self._link_settings,
-                clock=self._clock,
-                rng=agent_rng,
-            )
-            self._agent.start()
+        self._background.start()
 
     def stop(self, timeout_seconds: float = 10.0) -> bool:
         """Stop taking part; whether the thread ended in time. May be called at any moment.
@@ -253,10 +223,7 @@ class Device:
         A training in progress is finished first. What waits in the outbox is sent after the next
         :meth:`start`, in this process or another.
         """
-        with self._lock:
-            if self._agent is None:
-                return True
-            return self._agent.stop(timeout_seconds)
+        return self._background.stop(timeout_seconds)
 
     def recommend(self, count: int = 10, user: str = "default") -> list[tuple[str, float]]:
         """The ``count`` best items that the user has not touched, as (item, score), best first.
@@ -295,7 +262,8 @@ class Device:
     def status(self) -> DeviceStatus:
         """A snapshot for people and for monitoring."""
         self._require_open(writing=False)
-        return read_status(self._home, self._membership, self._options.slowdown, self._live())
+        live = self._background.live()
+        return read_status(self._home, self._membership, self._options.slowdown, live)
 
     def close(self, timeout_seconds: float = 30.0) -> None:
         """Stop, and give the home folder back. May be called twice.
@@ -320,23 +288,6 @@ class Device:
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-    def _live(self) -> Live:
-        agent = self._agent
-        if agent is None or not agent.running:
-            return Live()
-        participant = agent.participant
-        manifest = participant.working_on
-        return Live(
-            running=True,
-            connected=agent.connected,
-            session=participant.sessions.is_open,
-            working_on=None if manifest is None else manifest.round,
-            time_unix_seconds=participant.sessions.time.largest_unix_seconds,
-            sent_bytes=participant.sender.sent_bytes,
-            refused=participant.refusals.counts(),
-            problem=agent.problem or participant.problem,
-        )
 
     def _require_open(self, *, writing: bool) -> None:
         if self._closed:

@@ -19,9 +19,10 @@ _COUNTS = "label_counts"
 
 @dataclass(frozen=True, slots=True)
 class TeacherLogitsSettings:
-    """Settings of a task of teacher-logit aggregation."""
+    """Settings of a task of teacher-logit aggregation; see :class:`TeacherLogitsMethod`."""
 
     training: TeacherLogitsTraining
+    rate_decay: float = 1.0
 
 
 def read_teacher_logits(table: TomlTable) -> ArrayBinding[TeacherLogitsSettings]:
@@ -44,4 +45,4 @@ def _method(artifacts: Sequence[Artifact], settings: TeacherLogitsSettings) -> T
             raise ValueError(
                 f"artifact {name!r} knows {shapes[0]} classes, the task {settings.training.classes}"
             )
-    return TeacherLogitsMethod(settings.training)
+    return TeacherLogitsMethod(settings.training, settings.rate_decay)

@@ -7,6 +7,7 @@ remember who sent what.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,12 +26,21 @@ class TeacherLogitsMethod:
 
     Args:
         training: the task's settings, which the broadcast carries.
+        rate_decay: ``learning_rate`` falls by this factor a round. Adaptive steps are fast at a
+            high rate, and need a lower one to settle.
+
+    Raises ValueError for a ``rate_decay`` out of range, or without a ``learning_rate``.
 
     Memory is that of two [classes, classes] tables, however many updates are absorbed.
     """
 
-    def __init__(self, training: TeacherLogitsTraining) -> None:
+    def __init__(self, training: TeacherLogitsTraining, rate_decay: float = 1.0) -> None:
+        if not 0 < rate_decay <= 1:
+            raise ValueError(f"rate_decay is {rate_decay}; expected above 0, at most 1")
+        if rate_decay < 1 and training.learning_rate == 0:
+            raise ValueError("rate_decay needs a learning_rate: the artifact's own cannot fall")
         self._training = training
+        self._rate_decay = rate_decay
         classes = training.classes
         self._known_sums = np.zeros((classes, classes), dtype=np.float32)
         self._known_weights = np.zeros(classes, dtype=np.int64)
@@ -66,6 +76,11 @@ class TeacherLogitsMethod:
             raise ValueError(f"round {round_id} does not follow round {self._round_id}")
         self._round_id = round_id
         self._clear()
+        told = self._training
+        if self._rate_decay < 1:
+            # Never quite 0, which would stand for the artifact's own.
+            rate = max(1e-9, told.learning_rate * self._rate_decay ** (round_id - 1))
+            told = replace(told, learning_rate=rate)
         return Broadcast(
             round_id=round_id,
             version=self._version,
@@ -76,7 +91,7 @@ class TeacherLogitsMethod:
                 "participants": np.asarray(self._known_participants, dtype=np.int64),
                 "round": np.asarray(self._known_round, dtype=np.int64),
             },
-            settings=self._training.as_scalars(),
+            settings=told.as_scalars(),
         )
 
     def check(self, update: Update) -> None:

@@ -15,10 +15,10 @@ from aggregator.methods.fedavg import FedAvgMethod, FedAvgSettings
 from aggregator.methods.method import Method
 from benchmarks.attention.channel import HalfChannel
 from benchmarks.attention.experiment import Experiment, Local
+from benchmarks.attention.falling_rate import FallingRate
 from benchmarks.attention.fleet import DeviceData, Fleet, Part, export_artifacts, fleet_of
 from benchmarks.attention.local_only import LocalLearner, LocalMethod
 from benchmarks.attention.outcome import Outcome, Point, Scores
-from benchmarks.falling_rate import FallingRate
 from benchmarks.simulator.simulation import Simulation, device_name
 from device_sdk.learners.attention import AttentionLearner
 from device_sdk.learners.fedavg import FedAvgLearner

@@ -16,7 +16,6 @@ from benchmarks.distill.experiment import Experiment
 from benchmarks.distill.fleet import Fleet, build_fleet, entries_of
 from benchmarks.distill.measured_channel import MeasuredChannel
 from benchmarks.distill.outcome import GLOBAL, Outcome, Point
-from benchmarks.falling_rate import FallingRate
 from benchmarks.recommendation.click_metrics import ClickQuality, click_quality
 from benchmarks.simulator import Simulation
 from device_sdk.learners.local_steps import predict_all
@@ -47,8 +46,7 @@ def execute(
     exact = experiment.method != "fedavg"
     channel = MeasuredChannel(Codec.FLOAT16, np.random.default_rng(coding), exact_broadcasts=exact)
     rng = np.random.default_rng(order)
-    method = FallingRate(fleet.method, experiment.decay) if experiment.decay < 1 else fleet.method
-    simulation = Simulation(method, fleet.learners, rng, channel)
+    simulation = Simulation(fleet.method, fleet.learners, rng, channel)
     count = len(fleet.learners)
     honest = len(clicks.devices) - experiment.noisy
     present = max(1, round(experiment.present * count))

@@ -53,7 +53,7 @@ class Experiment:
         proximal_mu: FedProx's, with ``fedavg``.
         present: the share of devices that take part in a round.
         noisy: so many devices, the last ones, send random distributions.
-        decay: the learning rate falls by this factor a round.
+        decay: the learning rate falls by this factor a round (not with ``fedavg``).
     """
 
     seed: int
@@ -72,6 +72,8 @@ class Experiment:
             raise ValueError("an experiment needs rounds, and devices present in them")
         if not 0 < self.decay <= 1:
             raise ValueError(f"decay is {self.decay}; expected above 0 and at most 1")
+        if self.decay < 1 and self.method == "fedavg":
+            raise ValueError("FedAvg's rate does not fall here")
         if not 0 <= self.noisy < self.data.devices:
             raise ValueError("at least one device must be honest")
 

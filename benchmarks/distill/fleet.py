@@ -117,18 +117,17 @@ def build_fleet(
 
 def _method(experiment: Experiment, trainer: Trainer) -> Method:
     told = experiment.training
-    if experiment.decay < 1:
-        # A rate that falls has to be told: the artifact's own is one number.
-        told = replace(told, learning_rate=experiment.model.learning_rate)
     if experiment.method == "fedavg":
         training = FedAvgTraining(
             epochs=told.epochs,
             batch_size=told.batch_size,
             most_steps=told.most_steps,
-            learning_rate=told.learning_rate,
             proximal_mu=experiment.proximal_mu,
         )
         return FedAvgMethod(trainer.parameters, trainer.buffers, FedAvgSettings(training=training))
     if experiment.method == "pooled":
         told = replace(told, alpha=1.0, beta=0.0, divergence=False)
-    return TeacherLogitsMethod(told)
+    if experiment.decay < 1:
+        # A rate that falls has to be told: the artifact's own is one number.
+        told = replace(told, learning_rate=experiment.model.learning_rate)
+    return TeacherLogitsMethod(told, experiment.decay)

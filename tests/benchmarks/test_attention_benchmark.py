@@ -9,11 +9,11 @@ import pytest
 from benchmarks.attention.__main__ import main
 from benchmarks.attention.channel import HalfChannel
 from benchmarks.attention.experiment import Experiment, Local
+from benchmarks.attention.falling_rate import FallingRate
 from benchmarks.attention.local_only import LocalMethod
 from benchmarks.attention.outcome import Outcome, OutcomeStore, Point, Scores
 from benchmarks.attention.presets import BEST, OBSERVED, ROWS, STAGES, TABLES
 from benchmarks.attention.table import joining_table, main_table, validation_table
-from benchmarks.falling_rate import FallingRate
 from device_sdk.wire.exchange import Attachment, Broadcast, Update
 
 

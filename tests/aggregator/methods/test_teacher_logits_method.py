@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,18 @@ def test_a_round_without_updates_leaves_the_sums_and_the_version() -> None:
     assert (second.version, second.participants) == (1, 0)
     np.testing.assert_array_equal(method.knowledge, before)
     assert int(method.open_round(3).tensors["round"]) == 1
+
+
+def test_the_rate_falls_round_by_round() -> None:
+    method = TeacherLogitsMethod(replace(TRAINING, learning_rate=0.1), rate_decay=0.5)
+    rates = [method.open_round(number).settings["learning_rate"] for number in (1, 2, 4, 400)]
+    assert rates == pytest.approx([0.1, 0.05, 0.0125, 1e-9])
+    steady = TeacherLogitsMethod(TRAINING)
+    assert [steady.open_round(n).settings["learning_rate"] for n in (1, 2)] == [0, 0]
+    with pytest.raises(ValueError, match="rate_decay is 0"):
+        TeacherLogitsMethod(replace(TRAINING, learning_rate=0.1), rate_decay=0)
+    with pytest.raises(ValueError, match="needs a learning_rate"):
+        TeacherLogitsMethod(TRAINING, rate_decay=0.5)
 
 
 def test_a_round_that_is_given_up_is_forgotten() -> None:

@@ -29,7 +29,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.datasets.air import CLASSES, FEATURES, AirStation, load_air
+from benchmarks.datasets.air import CLASSES, FEATURES, SUBURBS, AirStation, load_air
 from device_sdk import Device, LocalData, Trainer, TrainingOptions
 from device_sdk.cli.arguments import positive_int
 from device_sdk.learners.attention_mixer import AttentionScores, scores_of
@@ -46,7 +46,6 @@ from export.models.gru_classifier import (
     export_gru_classifier,
 )
 
-_SUBURBS = frozenset({"Changping", "Dingling", "Huairou", "Shunyi"})
 _HIDDEN = 32
 _STEPS = 30
 _BATCH = 32
@@ -108,7 +107,7 @@ def _run(arguments: argparse.Namespace, console: Console) -> None:
     gained = np.mean([one.together - one.alone for one in results.values()])
     console.print(f"Together the stations are right {gained:+.1f} points more often than alone.")
     if late:
-        groups = {name: "suburbs" if name in _SUBURBS else "city" for name in senders}
+        groups = {name: "suburbs" if name in SUBURBS else "city" for name in senders}
         picture = draw_attention(out / "air_quality.png", [early, late], senders, groups)
         console.print(f"picture: {picture}", highlight=False)
 
@@ -117,8 +116,8 @@ def _chosen(stations: list[AirStation], count: int) -> list[AirStation]:
     """All, or so many of them, city and suburbs by turns."""
     if count < 2:
         raise ValueError("one station has nobody to listen to; expected --stations 2 or more")
-    suburbs = [station for station in stations if station.name in _SUBURBS]
-    city = [station for station in stations if station.name not in _SUBURBS]
+    suburbs = [station for station in stations if station.name in SUBURBS]
+    city = [station for station in stations if station.name not in SUBURBS]
     turns = [station for pair in zip(city, suburbs, strict=False) for station in pair]
     return [*turns, *city[len(suburbs) :]][:count]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 # Official onnxruntime wheels write to the user's cache folder unless this is set before the import.
@@ -13,8 +13,15 @@ os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 
 from benchmarks.attention.execute import execute
 from benchmarks.attention.outcome import Outcome, OutcomeStore
-from benchmarks.attention.presets import ROWS, TABLES, Row
-from benchmarks.attention.table import joining_table, main_table, validation_table
+from benchmarks.attention.pictures import draw_joining, draw_listening
+from benchmarks.attention.presets import BEST, ROWS, TABLES, Row
+from benchmarks.attention.table import (
+    BySeed,
+    joining_table,
+    main_caption,
+    main_table,
+    validation_table,
+)
 from benchmarks.data_folder import data_folder
 from benchmarks.progress_line import progress_line
 
@@ -37,6 +44,7 @@ examples:
   python -m benchmarks.attention --table air --rows "FedAvg;FedAMN"
   python -m benchmarks.attention --validation --table air --seeds 1      (to choose settings)
   python -m benchmarks.attention --table-only
+  python -m benchmarks.attention --table-only --pictures out/pictures   (figures 5 and 6)
 """
 
 
@@ -68,7 +76,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(joining_table(outcomes[table]))
         else:
             print(main_table(outcomes[table]))
+            print(f"\n{main_caption(rows[0].make(0).every)}")
+    if options.pictures is not None:
+        _draw(options.pictures, outcomes)
     return 0
+
+
+def _draw(folder: Path, outcomes: Mapping[str, Mapping[str, BySeed]]) -> None:
+    """Figure 5 of the first seed that has it, figure 6 of all; says what cannot be drawn."""
+    for table in (name for name in ("vmnist", "air") if name in outcomes):
+        found = outcomes[table].get(BEST, {})
+        if found:
+            seed = min(found)
+            path = draw_listening(folder / f"attention-{table}.png", table, found[seed])
+            print(f"\npicture: {path} ({BEST}, seed {seed})")
+        else:
+            print(f"no picture of {table}: no run of {BEST} is stored", file=sys.stderr)
+    if outcomes.get("joining"):
+        print(f"\npicture: {draw_joining(folder / 'joining.png', outcomes['joining'])}")
+    elif "joining" in outcomes:
+        print("no picture of joining: no run is stored", file=sys.stderr)
 
 
 def _outcome(
@@ -97,7 +124,15 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rows", help="names of rows, separated by semicolons (default: all)")
     parser.add_argument("--seeds", type=int, default=3, help="number of seeds (default: 3)")
     parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--validation", action="store_true", help="show validation accuracy alone")
+    shown = parser.add_mutually_exclusive_group()
+    shown.add_argument("--validation", action="store_true", help="show validation accuracy alone")
+    shown.add_argument(
+        "--pictures",
+        type=Path,
+        metavar="FOLDER",
+        help=f"draw there whom devices listen to ({BEST} on vmnist and air, an early round and the "
+        "last, the first seed; figure 5) and accuracy as stations join (figure 6)",
+    )
     parser.add_argument("--root", type=Path, help="data folder (default: TESSERA_DATA)")
     parser.add_argument("--artifacts", type=Path, default=_ARTIFACTS, help="where exports are kept")
     parser.add_argument("--results", type=Path, default=_RESULTS, help="where runs are stored")

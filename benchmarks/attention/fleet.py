@@ -46,10 +46,9 @@ class Part(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeviceData:
-    """One device: its name, its group (for pictures), its three sets, its model's width."""
+    """One device: its name, its three sets, its model's width."""
 
     name: str
-    group: str
     train: Part
     validation: Part
     test: Part
@@ -83,7 +82,7 @@ def fleet_of(data: str, seed: int, root: Path, only: Sequence[str] = ()) -> Flee
     """The fleet of an experiment; raises ValueError for unknown data or devices."""
     if data == "vmnist":
         devices = [
-            DeviceData(d.name, d.variant, d.train, d.validation, d.test)
+            DeviceData(d.name, d.train, d.validation, d.test)
             for d in load_vmnist(root, np.random.default_rng([seed, 1]))
         ]
         networks: list[nn.Module] = [DigitCnn(seed=seed)]
@@ -94,7 +93,7 @@ def fleet_of(data: str, seed: int, root: Path, only: Sequence[str] = ()) -> Flee
             stations = without_features(stations, _MISSING, np.random.default_rng([seed, 1]))
         wide = data == "air-widths"
         devices = [
-            DeviceData(s.name, "Beijing", s.train, s.validation, s.test, i % 2 if wide else 0)
+            DeviceData(s.name, s.train, s.validation, s.test, i % 2 if wide else 0)
             for i, s in enumerate(stations)
         ]
         sizes = (_HIDDEN, _WIDE) if wide else (_HIDDEN,)

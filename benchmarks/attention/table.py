@@ -11,7 +11,14 @@ from benchmarks.attention.outcome import Outcome
 from benchmarks.attention.presets import BEST, OBSERVED
 from benchmarks.scatter.statistics import paired_difference, spread
 
-__all__ = ["joining_table", "main_table", "validation_table"]
+__all__ = [
+    "BySeed",
+    "joining_accuracies",
+    "joining_table",
+    "main_caption",
+    "main_table",
+    "validation_table",
+]
 
 BySeed = Mapping[int, Outcome]
 
@@ -47,17 +54,35 @@ def main_table(outcomes: Mapping[str, BySeed]) -> str:
     return tabulate(lines, headers=headers, tablefmt="github", disable_numparse=True)
 
 
-def joining_table(outcomes: Mapping[str, BySeed]) -> str:
-    """Accuracy at the observed station: a line a method, a column a number of stations."""
-    cells: dict[str, dict[str, str]] = {}
+def main_caption(every: int) -> str:
+    """What the main table's times and bytes are; ``every``: rounds between evaluations."""
+    return (
+        f"Times are those of the first evaluation at the accuracy or above, one every {every} "
+        "rounds, not interpolated.\n"
+        "Bytes are those of the encoded arrays, without seals and padding."
+    )
+
+
+def joining_accuracies(outcomes: Mapping[str, BySeed]) -> dict[str, dict[int, list[float]]]:
+    """Accuracies % at the observed station, one a seed, by method and number of stations."""
+    accuracies: dict[str, dict[int, list[float]]] = {}
     for name, found in outcomes.items():
         method, _, count = name.partition(", ")
         if found:
-            accuracies = [100 * one.by_device[OBSERVED] for one in found.values()]
-            cells.setdefault(method, {})[count] = _spread(accuracies)
-    counts = list(dict.fromkeys(name.partition(", ")[2] for name in outcomes))
-    lines = [(method, *(row.get(c, "") for c in counts)) for method, row in cells.items()]
-    headers = (f"accuracy % at {OBSERVED}, stations:", *counts)
+            values = [100 * one.by_device[OBSERVED] for one in found.values()]
+            accuracies.setdefault(method, {})[int(count)] = values
+    return accuracies
+
+
+def joining_table(outcomes: Mapping[str, BySeed]) -> str:
+    """Accuracy at the observed station: a line a method, a column a number of stations."""
+    found = joining_accuracies(outcomes)
+    counts = sorted({count for by_count in found.values() for count in by_count})
+    lines = [
+        (method, *(_spread(by_count[c]) if c in by_count else "" for c in counts))
+        for method, by_count in found.items()
+    ]
+    headers = (f"accuracy % at {OBSERVED}, stations:", *(str(count) for count in counts))
     return tabulate(lines, headers=headers, tablefmt="github", disable_numparse=True)
 
 

@@ -17,7 +17,16 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["CLASSES", "FEATURES", "HOURS", "AirPart", "AirStation", "load_air", "without_features"]
+__all__ = [
+    "CLASSES",
+    "FEATURES",
+    "HOURS",
+    "SUBURBS",
+    "AirPart",
+    "AirStation",
+    "load_air",
+    "without_features",
+]
 
 HOURS = 48
 """Length of a window."""
@@ -26,6 +35,8 @@ STRIDE_HOURS = 6
 BOUNDS = (35.0, 75.0, 115.0, 150.0)
 """Upper limits of the PM2.5 levels 1 to 4 in ug/m3 (HJ 633-2012; its levels 5 and 6 are one)."""
 CLASSES = len(BOUNDS) + 1
+SUBURBS = frozenset({"Changping", "Dingling", "Huairou", "Shunyi"})
+"""The stations far outside of the city."""
 
 _NUMBERS = ("PM2.5", "PM10", "SO2", "NO2", "CO", "O3", "TEMP", "PRES", "DEWP", "RAIN", "WSPM")
 FEATURES = (*_NUMBERS, "wind_north", "wind_east", "hour_sin", "hour_cos")

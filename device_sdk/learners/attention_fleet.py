@@ -157,13 +157,14 @@ def read_fleet(broadcast: Broadcast, layout: FlatLayout) -> Fleet:
     try:
         training = AttentionTraining.from_scalars(broadcast.settings)
         layouts = layouts_from_text(broadcast.settings.get("layouts"))
-        widest = layout.places_in(layouts[-1])
+        # First, so that a layout takes no more memory than the model that came with it.
+        widest = _array(broadcast.tensors, "global", "the broadcast", (layouts[-1].size,))
+        shared = widest[layout.places_in(layouts[-1])]
     except ValueError as error:
         raise LearnerError(f"the broadcast does not fit: {error}") from error
     if layout not in layouts:
         raise LearnerError("the task has no model of this device's width")
     tensors = broadcast.tensors
-    shared = _array(tensors, "global", "the broadcast", (layouts[-1].size,))[widest]
     names = tensors.get("senders")
     if names is None or names.dtype != np.uint8 or names.ndim != 2 or names.shape[1] != 16:
         raise LearnerError("the broadcast lacks 'senders', uint8 of [n, 16]")

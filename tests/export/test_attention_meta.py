@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from device_sdk import Trainer
+from device_sdk.runtime.members import packed_view
 from export.models.attention_meta import AttentionMeta, base_layout, export_attention, meta_loss
 from export.models.gru_classifier import (
     DYNAMIC,
@@ -107,24 +108,53 @@ def test_one_graph_serves_any_number_of_neighbours(artifact: Path, n: int) -> No
     assert np.abs(trainer.parameters["keys"] - before).max() > 0 or n == 1
 
 
-@pytest.mark.parametrize("n", [1, 4])
-def test_the_meta_gradient_is_that_of_the_base_loss_at_the_mixture(artifact: Path, n: int) -> None:
+def first_moments(trainer: Trainer) -> dict[str, np.ndarray]:
+    """Adam's m by parameter, which after the first step is the gradient."""
+    manifest, state = trainer.artifact, trainer.state
+    names = {each.like: each.name for each in manifest.state if each.name.startswith("adam.m.")}
+    return {
+        member.name: packed_view(state[names[tensor.name]], member)
+        for tensor, member in manifest.members()
+    }
+
+
+@pytest.mark.parametrize(("n", "own_weight"), [(1, 0.0), (4, 0.0), (4, 0.7)])
+def test_the_meta_gradient_is_that_of_the_base_loss_at_the_mixture(
+    artifact: Path, n: int, own_weight: float
+) -> None:
     trainer = Trainer(artifact)
-    given = inputs(n, seed=3)
+    given = inputs(n, own_weight=own_weight, seed=3)
+    # Away from where they start: with keys of 0 the queries have no gradient.
+    rng = np.random.default_rng(4)
+    start = {
+        name: array + (0.5 * rng.standard_normal(array.shape)).astype(np.float32)
+        for name, array in trainer.parameters.items()
+    }
+    trainer.set_parameters(start)
     loss = trainer.step(given)
-    mixed = trainer.predict(given)["mixed"]
+
     torch_meta = AttentionMeta(LAYOUT, sketch=SKETCH, width=4, key_scale=1.0)
+    torch_meta.load_state_dict({name: torch.from_numpy(array) for name, array in start.items()})
+    optimizer = torch.optim.Adam(torch_meta.parameters(), lr=0.02)
     batch = {name: torch.from_numpy(np.asarray(array)) for name, array in given.items()}
     expected = meta_loss(GruClassifier(FEATURES, HIDDEN, CLASSES), classification)(
         torch_meta, batch
     )
     assert isinstance(expected, Tensor)
-    assert loss == pytest.approx(float(expected.detach()), rel=1e-4)
     expected.backward()
-    moved = np.abs(mixed - Trainer(artifact).predict(given)["mixed"]).max()
-    assert (moved > 0) == any(
-        p.grad is not None and p.grad.abs().max() > 0 for p in torch_meta.parameters()
-    )
+    optimizer.step()
+    assert loss == pytest.approx(float(expected.detach()), rel=1e-4)
+    found, moments = trainer.parameters, first_moments(trainer)
+    for name, parameter in torch_meta.named_parameters():
+        assert parameter.grad is not None
+        gradient = parameter.grad.numpy()
+        # Adam's first step alone would show little but the gradient's signs.
+        np.testing.assert_allclose(moments[name], gradient, rtol=1e-3, atol=1e-7)
+        # Where a gradient is rounding alone, so is the sign that Adam follows.
+        certain = np.abs(gradient) > 1e-6
+        moved = parameter.detach().numpy()
+        np.testing.assert_allclose(found[name][certain], moved[certain], rtol=1e-5, atol=1e-6)
+        assert certain.any() or (n == 1 and own_weight == 0 and name in ("keys", "likeness"))
 
 
 def test_layers_can_be_left_out(artifact: Path) -> None:

@@ -2,65 +2,43 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
-from aggregator.home import Home as AggregatorHome
-from aggregator.key_folder import initialise
+import export
 from aggregator.methods.fedavg import FedAvgMethod, FedAvgSettings
+from aggregator.methods.teacher_logits import TeacherLogitsMethod
 from benchmarks.simulator.simulation import Simulation
 from device_sdk import Trainer
 from device_sdk.artifact import load_artifact
 from device_sdk.device import Device
 from device_sdk.home.errors import NothingLearnt
 from device_sdk.learners.fedavg import FedAvgLearner
+from device_sdk.learners.teacher_logits import TeacherLogitsLearner
 from device_sdk.local_data import LocalData
 from device_sdk.wire.fedavg_settings import FedAvgTraining
+from device_sdk.wire.teacher_logits_settings import TeacherLogitsTraining
+from export.distillation import PENALTY, distillation, example_teachers
 from tests.aggregator.homes import ServeProcess, invite
 from tests.brokers.links import QUICK
 from tests.brokers.mosquitto import Mosquitto
-from tests.device_sdk.device.array_device import local_data
+from tests.device_sdk.device.array_device import labelled_data, local_data
 from tests.device_sdk.device.brisk import BRISK
-from tests.device_sdk.handmade import linear_artifact
+from tests.device_sdk.device.killed_rounds import (
+    DEVICES,
+    ROUNDS,
+    final_state,
+    make_home,
+    run_with_deaths,
+)
+from tests.device_sdk.handmade import FEATURES, TARGETS, linear_artifact
 
-DEVICES, ROUNDS = 3, 6
 TRAINING = FedAvgTraining(epochs=2, batch_size=0, learning_rate=0.1)
-SCRIPT = Path(__file__).with_name("array_device.py")
-
-
-def make_home(folder: Path, url: str, rounds: int = ROUNDS, pause: float = 0.15) -> AggregatorHome:
-    linear_artifact(folder / "linear")
-    home = AggregatorHome(folder / "fleet")
-    initialise(home, int(time.time()), os.urandom)
-    home.task_file.write_text(f"""
-[task]
-method = "fedavg"
-artifacts = ["{folder / "linear"}"]
-broadcast_codec = "float32"
-update_codec = "float32"
-[broker]
-url = "{url}"
-[round]
-quorum = {DEVICES}
-wait_for_devices = {DEVICES}
-deadline_seconds = 60.0
-resume_grace_seconds = 2.0
-pause_seconds = {pause}
-most_rounds = {rounds}
-[fedavg.training]
-epochs = {TRAINING.epochs}
-batch_size = {TRAINING.batch_size}
-learning_rate = {TRAINING.learning_rate}
-""")
-    return home
 
 
 def simulated(folder: Path) -> FedAvgMethod:
@@ -87,111 +65,93 @@ def simulated(folder: Path) -> FedAvgMethod:
     return method
 
 
-class DeviceProcess:
-    """A device that can be killed and started again."""
-
-    def __init__(self, home: Path, place: int) -> None:
-        self._command = [sys.executable, str(SCRIPT), str(home), str(place)]
-        self._process: subprocess.Popen[str] | None = None
-
-    def start(self) -> None:
-        self._process = subprocess.Popen(
-            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-
-    def kill(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.communicate(timeout=10)
-            self._process = None
-
-
-@contextmanager
-def enrolled(home: AggregatorHome, url: str, folder: Path) -> Iterator[list[Path]]:
-    homes = []
-    for place, code in enumerate(invite(home, DEVICES)):
-        device = Device.enrol(url, code, folder / f"device-{place}", link_settings=QUICK)
-        homes.append(device.home)
-        device.close()
-    yield homes
-
-
-def version_of(home: AggregatorHome) -> int:
-    store = home.open_store()
-    checkpoint = store.checkpoints.get("version")
-    store.database.close()
-    return 0 if checkpoint is None else checkpoint.version
-
-
-def await_version(home: AggregatorHome, version: int, seconds: float = 40.0) -> None:
-    until = time.monotonic() + seconds
-    while version_of(home) < version:
-        assert time.monotonic() < until, version_of(home)
-        time.sleep(0.02)
-
-
 def test_killed_devices_and_a_killed_aggregator_make_the_simulators_model(
     mosquitto: Mosquitto, tmp_path: Path
 ) -> None:
-    home = make_home(tmp_path, mosquitto.url)
-    server = ServeProcess(home)
-    server.start()
-    said = []
-    with ExitStack() as stack:
-        stack.callback(server.kill)
-        homes = stack.enter_context(enrolled(home, mosquitto.url, tmp_path))
-        processes = [DeviceProcess(folder, place) for place, folder in enumerate(homes)]
-        for process in processes:
-            stack.callback(process.kill)
-            process.start()
-        await_version(home, 2)
-        processes[0].kill()
-        time.sleep(0.3)
-        processes[0].start()
-        await_version(home, 3)
-        server.kill()
-        processes[1].kill()
-        processes[1].start()
-        server.start()
-        await_version(home, ROUNDS)
-        until = time.monotonic() + 20
-        for process, folder in zip(processes, homes, strict=True):
-            while True:
-                with Device.open(folder, read_only=True) as device:
-                    status = device.status()
-                if status.outbox == 0 and status.outcome == "read":
-                    break
-                assert time.monotonic() < until, status
-                time.sleep(0.05)
-            process.kill()
-            assert (status.verdict, status.artifact, status.k) == ("counted", "linear", 1)
-            assert (status.trained_round, status.version) == (ROUNDS, ROUNDS)
-            with Device.open(folder, read_only=True) as device:
-                said.append(device.predict({"x": local_data(0).train["x"]})["prediction"])
-    store = home.open_store()
-    checkpoint = store.checkpoints.get("version")
-    rounds = {row.round: row.participants for row in store.rounds.latest(50) if row.threshold}
-    store.database.close()
-    assert rounds == dict.fromkeys(range(1, ROUNDS + 1), DEVICES)
-    assert checkpoint is not None
+    linear_artifact(tmp_path / "linear")
+    home = make_home(tmp_path, mosquitto.url, method="fedavg", settings=asdict(TRAINING))
+    homes, states = run_with_deaths(home, mosquitto.url, tmp_path, "measured")
+    for status in states:
+        assert (status.verdict, status.artifact, status.k) == ("counted", "linear", 1)
+        assert (status.trained_round, status.version) == (ROUNDS, ROUNDS)
     expected = simulated(tmp_path / "linear")
     np.testing.assert_allclose(
-        checkpoint.state["model"], expected.state()["model"], rtol=1e-5, atol=1e-6
+        final_state(home)["model"], expected.state()["model"], rtol=1e-5, atol=1e-6
     )
     # The rounds are over: every device predicts with what all made.
     trainer = Trainer(tmp_path / "linear")
     trainer.set_parameters(expected.model)
     final = trainer.predict({"x": local_data(0).train["x"]})["prediction"]
-    for each in said:
-        np.testing.assert_allclose(each, final, rtol=1e-4, atol=1e-5)
+    for folder in homes:
+        with Device.open(folder, read_only=True) as device:
+            said = device.predict({"x": local_data(0).train["x"]})["prediction"]
+        np.testing.assert_allclose(said, final, rtol=1e-4, atol=1e-5)
+
+
+def write_student(folder: Path) -> None:
+    """A linear softmax that learns from teachers."""
+    torch.manual_seed(0)
+    batch = {"x": torch.randn(5, FEATURES), "label": torch.arange(5) % TARGETS}
+    export.train_step(
+        torch.nn.Linear(FEATURES, TARGETS),
+        distillation(lambda model, b: model(b["x"])),
+        {**batch, **example_teachers(TARGETS)},
+        optimizer=export.Sgd(lr=0.1),
+        dynamic={name: {0: "batch"} for name in batch},
+        predict=lambda model, b: {"probabilities": torch.softmax(model(b["x"]), -1)},
+        gradient=PENALTY,
+        directory=folder,
+        verify=False,
+    )
+
+
+@pytest.mark.slow
+def test_killed_teachers_are_summed_once_a_round_and_their_students_trained_once(
+    mosquitto: Mosquitto, tmp_path: Path
+) -> None:
+    training = TeacherLogitsTraining(
+        TARGETS, epochs=2, learning_rate=0.5, weights="samples", precision="float32"
+    )
+    write_student(tmp_path / "linear")
+    home = make_home(
+        tmp_path, mosquitto.url, method="teacher_logits", settings=training.as_scalars()
+    )
+    homes, states = run_with_deaths(home, mosquitto.url, tmp_path, "labelled")
+    for status in states:
+        assert (status.verdict, status.trained_round) == ("counted", ROUNDS)
+    method = TeacherLogitsMethod(training)
+    learners = [
+        TeacherLogitsLearner(
+            lambda place=place: labelled_data(place),  # type: ignore[misc]
+            Trainer(tmp_path / "linear"),
+            "",
+            np.random.default_rng(place),
+        )
+        for place in range(DEVICES)
+    ]
+    simulation = Simulation(method, learners, np.random.default_rng(1))
+    for _ in range(ROUNDS):
+        assert simulation.round().participants == DEVICES
+    found, expected = final_state(home), method.state()
+    # Whole numbers: a sample lost, or counted twice, would show.
+    for name in ("known_weights", "known_devices"):
+        np.testing.assert_array_equal(found[name], expected[name])
+    np.testing.assert_allclose(found["known_sums"], expected["known_sums"], rtol=1e-4)
+    for place, folder in enumerate(homes):
+        x = {"x": labelled_data(place).train["x"]}
+        with Device.open(folder, read_only=True) as device:
+            said = device.predict(x)["probabilities"]
+        alone = learners[place].trainer.predict(x)["probabilities"]
+        np.testing.assert_allclose(said, alone, rtol=1e-3, atol=1e-5)
 
 
 def test_a_device_without_data_sits_out_and_predicts_once_it_has_some(
     mosquitto: Mosquitto, tmp_path: Path
 ) -> None:
-    home = make_home(tmp_path, mosquitto.url, rounds=40, pause=0.2)
+    linear_artifact(tmp_path / "linear")
+    home = make_home(tmp_path, mosquitto.url, 40, 0.2, method="fedavg", settings=asdict(TRAINING))
     text = home.task_file.read_text().replace(f"= {DEVICES}\n", "= 1\n")
-    home.task_file.write_text(text.replace("deadline_seconds = 60.0", "deadline_seconds = 5.0"))
+    home.task_file.write_text(text.replace("deadline_seconds = 300.0", "deadline_seconds = 5.0"))
     server = ServeProcess(home)
     server.start()
     (code,) = invite(home, 1)

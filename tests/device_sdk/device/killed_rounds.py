@@ -1,0 +1,154 @@
+"""Rounds of a method on local arrays, over a real broker, in which processes are killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from aggregator.home import Home as AggregatorHome
+from aggregator.key_folder import initialise
+from aggregator.methods.method import State
+from device_sdk.device import Device
+from device_sdk.status import DeviceStatus
+from tests.aggregator.homes import ServeProcess, invite
+from tests.brokers.links import QUICK
+
+__all__ = ["DEVICES", "ROUNDS", "final_state", "make_home", "run_with_deaths"]
+
+DEVICES, ROUNDS = 3, 6
+SCRIPT = Path(__file__).with_name("array_device.py")
+
+
+def make_home(
+    folder: Path,
+    url: str,
+    rounds: int = ROUNDS,
+    pause: float = 0.15,
+    *,
+    method: str,
+    settings: Mapping[str, object],
+) -> AggregatorHome:
+    """The artifact is the one in ``folder / "linear"``; ``settings`` are those of the training."""
+    lines = (f"{name} = {json.dumps(value)}" for name, value in settings.items())
+    home = AggregatorHome(folder / "fleet")
+    initialise(home, int(time.time()), os.urandom)
+    home.task_file.write_text(
+        f"""
+[task]
+method = "{method}"
+artifacts = ["{folder / "linear"}"]
+broadcast_codec = "float32"
+update_codec = "float32"
+[broker]
+url = "{url}"
+[round]
+quorum = {DEVICES}
+wait_for_devices = {DEVICES}
+deadline_seconds = 300.0
+resume_grace_seconds = 2.0
+pause_seconds = {pause}
+most_rounds = {rounds}
+[{method}.training]
+"""
+        + "\n".join(lines)
+    )
+    return home
+
+
+class DeviceProcess:
+    """A device that can be killed and started again."""
+
+    def __init__(self, home: Path, place: int, data: str) -> None:
+        self._command = [sys.executable, str(SCRIPT), str(home), str(place), data]
+        self._process: subprocess.Popen[str] | None = None
+
+    def start(self) -> None:
+        self._process = subprocess.Popen(
+            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate(timeout=10)
+            self._process = None
+
+
+@contextmanager
+def enrolled(home: AggregatorHome, url: str, folder: Path) -> Iterator[list[Path]]:
+    homes = []
+    for place, code in enumerate(invite(home, DEVICES)):
+        device = Device.enrol(url, code, folder / f"device-{place}", link_settings=QUICK)
+        homes.append(device.home)
+        device.close()
+    yield homes
+
+
+def version_of(home: AggregatorHome) -> int:
+    store = home.open_store()
+    checkpoint = store.checkpoints.get("version")
+    store.database.close()
+    return 0 if checkpoint is None else checkpoint.version
+
+
+def await_version(home: AggregatorHome, version: int, seconds: float = 90.0) -> None:
+    until = time.monotonic() + seconds
+    while version_of(home) < version:
+        assert time.monotonic() < until, version_of(home)
+        time.sleep(0.02)
+
+
+def run_with_deaths(
+    home: AggregatorHome, url: str, folder: Path, data: str
+) -> tuple[list[Path], list[DeviceStatus]]:
+    """All rounds, with kill -9 of two devices and of the aggregator; the devices' homes and last
+    states, once each has its receipt of the last round."""
+    server = ServeProcess(home)
+    server.start()
+    with ExitStack() as stack:
+        stack.callback(server.kill)
+        homes = stack.enter_context(enrolled(home, url, folder))
+        processes = [DeviceProcess(each, place, data) for place, each in enumerate(homes)]
+        for process in processes:
+            stack.callback(process.kill)
+            process.start()
+        await_version(home, 2)
+        processes[0].kill()
+        time.sleep(0.3)
+        processes[0].start()
+        await_version(home, 3)
+        server.kill()
+        processes[1].kill()
+        processes[1].start()
+        server.start()
+        await_version(home, ROUNDS)
+        return homes, [await_receipts(each) for each in homes]
+
+
+def await_receipts(folder: Path, seconds: float = 60.0) -> DeviceStatus:
+    """A device's state, once nothing waits to be sent and the round after the last was read."""
+    until = time.monotonic() + seconds
+    while True:
+        with Device.open(folder, read_only=True) as device:
+            status = device.status()
+        if status.outbox == 0 and status.outcome == "read":
+            return status
+        assert time.monotonic() < until, status
+        time.sleep(0.05)
+
+
+def final_state(home: AggregatorHome) -> State:
+    """What the aggregator has after all rounds; each must have counted each device once."""
+    store = home.open_store()
+    checkpoint = store.checkpoints.get("version")
+    rounds = {row.round: row.participants for row in store.rounds.latest(50) if row.threshold}
+    store.database.close()
+    assert rounds == dict.fromkeys(range(1, ROUNDS + 1), DEVICES)
+    assert checkpoint is not None
+    return checkpoint.state

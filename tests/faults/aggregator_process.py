@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from aggregator.assembly import LINK_SETTINGS, World, assemble
+from aggregator.errors import AggregatorError
 from aggregator.home import Home
 from aggregator.ingest import Ingest
 from aggregator.refusals import Refusals
@@ -66,6 +67,13 @@ def serve(folder: str, counters: str, log: str, brisk: bool, point: str, calls: 
             service.run(lambda: False, lambda: None)
     except sqlite3.Error as error:
         logging.error("ended by the disk: %s", error)
+        os._exit(1)
+    except AggregatorError as error:
+        # A disk that is full already when the database is opened is told in the product's words.
+        if not isinstance(error.__context__, sqlite3.Error):
+            logging.exception("ended by a defect")
+            os._exit(2)
+        logging.error("could not start: %s", error)
         os._exit(1)
     except Exception:
         logging.exception("ended by a defect")

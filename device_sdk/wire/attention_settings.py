@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 from device_sdk.artifact.flat_layout import FlatLayout, flat_layout
-from device_sdk.wire.exchange import Scalar
 from device_sdk.wire.training_settings import (
-    from_scalars,
+    TrainingSettings,
     require_choice,
     require_flags,
     require_number,
     require_whole,
-    to_scalars,
 )
 
 __all__ = ["AttentionTraining", "Layers", "layouts_from_text", "layouts_to_text"]
@@ -35,7 +33,7 @@ _COUNTS = {
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionTraining:
+class AttentionTraining(TrainingSettings):
     """How every device trains in a round of attention-based aggregation.
 
     Attributes:
@@ -105,15 +103,6 @@ class AttentionTraining:
             raise ValueError(f"keeps is {self.keeps!r}; expected group names, with mix=False only")
         if self.personal and self.proximal == 0:
             raise ValueError("personal needs a proximal pull above 0: nothing else would be shared")
-
-    def as_scalars(self) -> dict[str, Scalar]:
-        """The settings as a broadcast carries them."""
-        return to_scalars(self)
-
-    @classmethod
-    def from_scalars(cls, values: Mapping[str, Scalar]) -> AttentionTraining:
-        """Read a broadcast's settings; names of other parts are ignored, missing ones refused."""
-        return from_scalars(cls, values)
 
 
 def layouts_to_text(layouts: Sequence[FlatLayout]) -> str:

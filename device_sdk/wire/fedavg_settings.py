@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from device_sdk.wire.exchange import Scalar
 from device_sdk.wire.training_settings import (
-    from_scalars,
+    TrainingSettings,
     require_choice,
     require_number,
     require_whole,
-    to_scalars,
 )
 
 __all__ = ["FedAvgTraining", "Weighting"]
@@ -21,7 +18,7 @@ Weighting = Literal["samples", "uniform"]
 
 
 @dataclass(frozen=True, slots=True)
-class FedAvgTraining:
+class FedAvgTraining(TrainingSettings):
     """How every device trains in a round of federated averaging.
 
     FedAvg (McMahan et al. 2017, algorithm 1) is the default. FedSGD is ``batch_size`` 0 and one
@@ -70,12 +67,3 @@ class FedAvgTraining:
     def personal_names(self) -> tuple[str, ...]:
         """``personal``, taken apart."""
         return tuple(name.strip() for name in self.personal.split(",") if name.strip())
-
-    def as_scalars(self) -> dict[str, Scalar]:
-        """The settings as a broadcast carries them."""
-        return to_scalars(self)
-
-    @classmethod
-    def from_scalars(cls, values: Mapping[str, Scalar]) -> FedAvgTraining:
-        """Read a broadcast's settings; names of other parts are ignored, missing ones refused."""
-        return from_scalars(cls, values)

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from device_sdk.wire.exchange import Scalar
 from device_sdk.wire.public_samples import SampleForm
 from device_sdk.wire.soft_labels import LabelForm
 from device_sdk.wire.training_settings import (
-    from_scalars,
+    TrainingSettings,
     require_choice,
     require_flags,
     require_number,
     require_whole,
-    to_scalars,
 )
 
 __all__ = ["Combine", "MutualTraining", "Schedule"]
@@ -47,7 +44,7 @@ _NUMBERS = {
 
 
 @dataclass(frozen=True, slots=True)
-class MutualTraining:
+class MutualTraining(TrainingSettings):
     """How every device learns from the others in a round.
 
     MAFML (papers/mafml) is the default. FedMD (Li and Wang 2019) is ``combine="mean"``,
@@ -124,12 +121,3 @@ class MutualTraining:
             raise ValueError("top_classes needs combine='own': a mean takes all probabilities")
         if self.schedule == "joint" and self.per_teacher:
             raise ValueError("per_teacher needs a public step of its own: not schedule='joint'")
-
-    def as_scalars(self) -> dict[str, Scalar]:
-        """The settings as a broadcast carries them."""
-        return to_scalars(self)
-
-    @classmethod
-    def from_scalars(cls, values: Mapping[str, Scalar]) -> MutualTraining:
-        """Read a broadcast's settings; names of other parts are ignored, missing ones refused."""
-        return from_scalars(cls, values)

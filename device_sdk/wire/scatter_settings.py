@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from device_sdk.wire.exchange import Scalar
 from device_sdk.wire.training_settings import (
-    from_scalars,
+    TrainingSettings,
     require_choice,
     require_number,
     require_whole,
-    to_scalars,
 )
 
 __all__ = ["ScatterTraining", "Scores"]
@@ -21,7 +18,7 @@ Scores = Literal["residual", "columns"]
 
 
 @dataclass(frozen=True, slots=True)
-class ScatterTraining:
+class ScatterTraining(TrainingSettings):
     """How every device trains in a round of scatter aggregation.
 
     Attributes:
@@ -51,12 +48,3 @@ class ScatterTraining:
         require_number("item_l2", self.item_l2, 0, 1e3)
         require_number("user_spread", self.user_spread, 0, 10, above=True)
         require_whole("most_triples", self.most_triples, 0)
-
-    def as_scalars(self) -> dict[str, Scalar]:
-        """The settings as a broadcast carries them."""
-        return to_scalars(self)
-
-    @classmethod
-    def from_scalars(cls, values: Mapping[str, Scalar]) -> ScatterTraining:
-        """Read a broadcast's settings; names of other parts are ignored, missing ones refused."""
-        return from_scalars(cls, values)

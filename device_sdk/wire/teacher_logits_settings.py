@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from device_sdk.wire.exchange import Scalar
 from device_sdk.wire.soft_outputs import MOST_CLASSES, Precision, SoftForm
 from device_sdk.wire.training_settings import (
-    from_scalars,
+    TrainingSettings,
     require_choice,
     require_flags,
     require_number,
     require_whole,
-    to_scalars,
 )
 
 __all__ = ["TeacherLogitsTraining", "TeacherWeights"]
@@ -23,7 +20,7 @@ TeacherWeights = Literal["devices", "samples"]
 
 
 @dataclass(frozen=True, slots=True)
-class TeacherLogitsTraining:
+class TeacherLogitsTraining(TrainingSettings):
     """How every device trains and what it sends in a round of teacher-logit aggregation.
 
     Attributes:
@@ -112,12 +109,3 @@ class TeacherLogitsTraining:
     def form(self) -> SoftForm:
         """How knowledge travels."""
         return SoftForm(self.precision, self.top_classes)
-
-    def as_scalars(self) -> dict[str, Scalar]:
-        """The settings as a broadcast carries them."""
-        return to_scalars(self)
-
-    @classmethod
-    def from_scalars(cls, values: Mapping[str, Scalar]) -> TeacherLogitsTraining:
-        """Read a broadcast's settings; names of other parts are ignored, missing ones refused."""
-        return from_scalars(cls, values)

@@ -5,42 +5,40 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import Field, asdict, fields
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Self
 
 from device_sdk.wire.exchange import Scalar
 
 __all__ = [
-    "from_scalars",
+    "TrainingSettings",
     "require_choice",
     "require_flags",
     "require_number",
     "require_whole",
-    "to_scalars",
 ]
 
 
-class _Settings(Protocol):
+class TrainingSettings:
+    """Base of the flat, frozen dataclasses that a broadcast carries beside its tensors."""
+
+    __slots__ = ()
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
+    def as_scalars(self) -> dict[str, Scalar]:
+        """The settings as a broadcast carries them."""
+        return dict(asdict(self))
 
-SettingsT = TypeVar("SettingsT", bound=_Settings)
+    @classmethod
+    def from_scalars(cls, values: Mapping[str, Scalar]) -> Self:
+        """Read a broadcast's settings; names of other parts are ignored.
 
-
-def to_scalars(settings: _Settings) -> dict[str, Scalar]:
-    """A flat dataclass as a broadcast carries it."""
-    return dict(asdict(settings))
-
-
-def from_scalars(kind: type[SettingsT], values: Mapping[str, Scalar]) -> SettingsT:
-    """Read a broadcast's settings; names of other parts are ignored.
-
-    Raises ValueError for missing names, and what ``kind`` raises for values that it refuses.
-    """
-    names = [field.name for field in fields(kind)]
-    missing = [name for name in names if name not in values]
-    if missing:
-        raise ValueError(f"the broadcast lacks the training settings {', '.join(missing)}")
-    return kind(**{name: values[name] for name in names})
+        Raises ValueError for missing names, and what the class raises for values that it refuses.
+        """
+        names = [field.name for field in fields(cls)]
+        missing = [name for name in names if name not in values]
+        if missing:
+            raise ValueError(f"the broadcast lacks the training settings {', '.join(missing)}")
+        return cls(**{name: values[name] for name in names})
 
 
 def require_whole(name: str, value: object, least: int, most: int | None = None) -> None:

@@ -18,6 +18,7 @@ from aggregator.methods.attention_sketches import cluster_points, gap_sketches, 
 from aggregator.methods.attention_update import check_parts
 from aggregator.methods.clustering import assign_clusters
 from aggregator.methods.device_models import DeviceModels, HeardModel
+from aggregator.methods.falling_rate import rate_at
 from aggregator.methods.method import Refused, RoundSummary, State, StateError
 from aggregator.methods.saved_state import part, require_array
 from device_sdk.artifact.flat_layout import FlatLayout
@@ -104,8 +105,7 @@ class AttentionMethod:
         self._round_id = round_id
         self._clear()
         told, models = self._settings.training, self._models
-        # Never quite 0, which no device would take.
-        rate = max(1e-9, told.learning_rate * self._settings.rate_decay ** (round_id - 1))
+        rate = rate_at(told.learning_rate, self._settings.rate_decay, round_id)
         told = replace(told, learning_rate=rate)
         sketched, scales = in_cluster_units(self._sketches(), self._clusters)
         attachments: dict[str, Attachment] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from aggregator.methods.clustering import ClusterSettings
+from aggregator.methods.falling_rate import require_decay
 from aggregator.methods.mixtures import MixtureSettings
 from device_sdk.wire.attention_settings import AttentionTraining
 
@@ -37,7 +38,6 @@ class AttentionSettings:
     def __post_init__(self) -> None:
         if not isinstance(self.keep_rounds, int) or self.keep_rounds < 1:
             raise ValueError(f"keep_rounds is {self.keep_rounds!r}; expected an integer, 1 or more")
-        if not 0 < self.rate_decay <= 1:
-            raise ValueError(f"rate_decay is {self.rate_decay}; expected above 0, at most 1")
+        require_decay(self.rate_decay)
         if self.mixture.rule == "fedamp" and not self.training.aggregator_mixes:
             raise ValueError("the rule 'fedamp' needs training with aggregator_mixes=True")

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from aggregator.methods.falling_rate import rate_at, require_decay
 from aggregator.methods.method import Refused, RoundSummary, State, StateError
 from device_sdk.wire.exchange import Broadcast, Update
 from device_sdk.wire.label_knowledge import decode_knowledge, share_of
@@ -35,8 +36,7 @@ class TeacherLogitsMethod:
     """
 
     def __init__(self, training: TeacherLogitsTraining, rate_decay: float = 1.0) -> None:
-        if not 0 < rate_decay <= 1:
-            raise ValueError(f"rate_decay is {rate_decay}; expected above 0, at most 1")
+        require_decay(rate_decay)
         if rate_decay < 1 and training.learning_rate == 0:
             raise ValueError("rate_decay needs a learning_rate: the artifact's own cannot fall")
         self._training = training
@@ -78,8 +78,7 @@ class TeacherLogitsMethod:
         self._clear()
         told = self._training
         if self._rate_decay < 1:
-            # Never quite 0, which would stand for the artifact's own.
-            rate = max(1e-9, told.learning_rate * self._rate_decay ** (round_id - 1))
+            rate = rate_at(told.learning_rate, self._rate_decay, round_id)
             told = replace(told, learning_rate=rate)
         return Broadcast(
             round_id=round_id,

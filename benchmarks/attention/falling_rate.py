@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from aggregator.methods.falling_rate import rate_at
 from aggregator.methods.method import Method, RoundSummary, State
 from device_sdk.wire.exchange import Broadcast, Update
 
@@ -23,7 +24,7 @@ class FallingRate:
     def open_round(self, round_id: int) -> Broadcast:
         """The method's, at this round's rate."""
         opened = self._method.open_round(round_id)
-        rate = float(opened.settings["learning_rate"]) * self._decay ** (round_id - 1)
+        rate = rate_at(float(opened.settings["learning_rate"]), self._decay, round_id)
         return replace(opened, settings={**opened.settings, "learning_rate": rate})
 
     def check(self, update: Update) -> None:

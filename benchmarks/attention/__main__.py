@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path
 
 # Official onnxruntime wheels write to the user's cache folder unless this is set before the import.
@@ -22,6 +23,7 @@ from benchmarks.attention.table import (
     main_table,
     validation_table,
 )
+from benchmarks.command_line import add_rows, add_run_options, seeds_of
 from benchmarks.data_folder import data_folder
 from benchmarks.progress_line import progress_line
 
@@ -61,11 +63,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     store = OutcomeStore(options.results)
     outcomes: dict[str, dict[str, dict[int, Outcome]]] = {table: {} for table in tables}
     # Seeds outside, rows inside: what is stopped early has all rows on the first seeds.
-    for seed in range(options.first_seed, options.first_seed + options.seeds):
-        for row in rows:
-            outcome = _outcome(row, seed, store, options)
-            if outcome is not None:
-                outcomes[row.table].setdefault(row.name, {})[seed] = outcome
+    for seed, row in product(seeds_of(options), rows):
+        outcome = _outcome(row, seed, store, options)
+        if outcome is not None:
+            outcomes[row.table].setdefault(row.name, {})[seed] = outcome
     for table in tables:
         if not outcomes[table]:
             continue
@@ -102,14 +103,13 @@ def _outcome(
     row: Row, seed: int, store: OutcomeStore, options: argparse.Namespace
 ) -> Outcome | None:
     experiment = row.make(seed)
-    outcome = store.load(experiment)
-    if outcome is None and not options.table_only:
+
+    def run() -> Outcome:
         with progress_line(f"{row.table}, seed {seed}, {row.name}") as progress:
-            outcome = execute(
-                experiment, data_folder(options.root, _HOLDS), options.artifacts, progress
-            )
-        store.save(experiment, outcome)
-    return outcome
+            root = data_folder(options.root, _HOLDS)
+            return execute(experiment, root, options.artifacts, progress)
+
+    return store.found_or_made(experiment, None if options.table_only else run)
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -121,9 +121,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--table", choices=(*TABLES, "all"), default="all")
-    parser.add_argument("--rows", help="names of rows, separated by semicolons (default: all)")
-    parser.add_argument("--seeds", type=int, default=3, help="number of seeds (default: 3)")
-    parser.add_argument("--first-seed", type=int, default=0)
+    add_rows(parser)
+    add_run_options(parser, _RESULTS)
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument("--validation", action="store_true", help="show validation accuracy alone")
     shown.add_argument(
@@ -133,10 +132,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         help=f"draw there whom devices listen to ({BEST} on vmnist and air, an early round and the "
         "last, the first seed; figure 5) and accuracy as stations join (figure 6)",
     )
-    parser.add_argument("--root", type=Path, help="data folder (default: TESSERA_DATA)")
     parser.add_argument("--artifacts", type=Path, default=_ARTIFACTS, help="where exports are kept")
-    parser.add_argument("--results", type=Path, default=_RESULTS, help="where runs are stored")
-    parser.add_argument("--table-only", action="store_true", help="print stored runs, run none")
     return parser.parse_args(arguments)
 
 

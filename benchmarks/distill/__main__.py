@@ -6,8 +6,11 @@ import argparse
 import sys
 import tempfile
 from collections.abc import Sequence
+from functools import partial
+from itertools import product
 from pathlib import Path
 
+from benchmarks.command_line import add_rows, add_run_options, seeds_of
 from benchmarks.datasets.click import Clicks, ClickSettings, data_root, load_clicks
 from benchmarks.distill.artifacts import ArtifactShelf, click_fields
 from benchmarks.distill.execute import execute
@@ -65,15 +68,12 @@ def _outcomes(
     store = OutcomeStore(options.results)
     outcomes: dict[str, dict[int, Outcome]] = {row.name: {} for row in rows}
     # Seeds outside, rows inside: what is stopped early has all rows on the first seeds.
-    for seed in range(options.first_seed, options.first_seed + options.seeds):
-        for row in rows:
-            experiment = row.make(seed)
-            outcome = store.load(experiment)
-            if outcome is None and not options.table_only:
-                outcome = runner.run(experiment, f"seed {seed}, {row.name}")
-                store.save(experiment, outcome)
-            if outcome is not None:
-                outcomes[row.name][seed] = outcome
+    for seed, row in product(seeds_of(options), rows):
+        experiment = row.make(seed)
+        run = partial(runner.run, experiment, f"seed {seed}, {row.name}")
+        outcome = store.found_or_made(experiment, None if options.table_only else run)
+        if outcome is not None:
+            outcomes[row.name][seed] = outcome
     return outcomes
 
 
@@ -118,12 +118,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         epilog=_EXAMPLES + "\nrows:\n" + "\n".join(f"  {r.name:24} {r.shows}" for r in ROWS),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--rows", help="names of rows, separated by semicolons (default: all)")
-    parser.add_argument("--seeds", type=int, default=3, help="number of seeds (default: 3)")
-    parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--root", type=Path, help="data folder (default: TESSERA_DATA)")
-    parser.add_argument("--results", type=Path, default=_RESULTS, help="where runs are stored")
-    parser.add_argument("--table-only", action="store_true", help="print stored runs, run none")
+    add_rows(parser)
+    add_run_options(parser, _RESULTS)
     return parser.parse_args(arguments)
 
 

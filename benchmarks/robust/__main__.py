@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
+from benchmarks.command_line import add_run_options, seeds_of
 from benchmarks.data_folder import data_folder
 from benchmarks.progress_line import progress_line
 from benchmarks.recommendation.given_splits import has_times, load_split
@@ -55,15 +57,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     found: dict[tuple[str, str, float], dict[int, Outcome]] = {}
     runner = _Runner(options)
     # Seeds outside: what is stopped early has all defences on the first seeds.
-    for seed in range(options.first_seed, options.first_seed + options.seeds):
+    for seed in seeds_of(options):
         for defence, attack, share in _cases(defences, attacks, options.shares):
             experiment = base_experiment(options.split, seed, defence, options.epochs)
             trial = Trial(experiment, attack, share)
-            outcome = store.load(trial)
-            if outcome is None and not options.table_only:
-                words = f"{share:.0%} {attack}" if attack else "clean"
-                outcome = runner.run(trial, f"seed {seed}, {defence.name}, {words}")
-                store.save(trial, outcome)
+            words = f"{share:.0%} {attack}" if attack else "clean"
+            run = partial(runner.run, trial, f"seed {seed}, {defence.name}, {words}")
+            outcome = store.found_or_made(trial, None if options.table_only else run)
             if outcome is not None:
                 found.setdefault((defence.name, attack or "", share), {})[seed] = outcome
     names = [defence.name for defence in defences]
@@ -131,13 +131,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--shares", type=float, nargs="+", choices=SHARES, default=SHARES, metavar="SHARE"
     )
-    parser.add_argument("--seeds", type=int, default=1, help="number of seeds (default: 1)")
-    parser.add_argument("--first-seed", type=int, default=0)
+    add_run_options(parser, _RESULTS, seeds=1)
     parser.add_argument("--epochs", type=int, default=0, help="fewer passes, for a quick look")
-    parser.add_argument("--root", type=Path, help="data folder (default: TESSERA_DATA)")
     parser.add_argument("--artifact", type=Path, help="another factorisation artifact's folder")
-    parser.add_argument("--results", type=Path, default=_RESULTS, help="where runs are stored")
-    parser.add_argument("--table-only", action="store_true", help="print stored runs, run none")
     return parser.parse_args(arguments)
 
 

@@ -51,14 +51,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     console = Console()
     seconds = max(1.0, options.minutes * 60.0 / len(names))
-    outcomes = []
+    outcomes: list[Outcome] = []
+    totals: dict[str, int] = {}
     for index, name in enumerate(names):
         left = (len(names) - index) * seconds / 60.0
         console.print(f"{name}: {seconds:.0f} s ({left:.1f} minutes left)", style="dim")
         outcomes.append(_fuzz(name, seconds, options.work, options.seed))
+        totals = _add_to_totals(options.work, outcomes[-1])
         if options.keep:
             _keep(name, options.work)
-    totals = _add_to_totals(options.work, outcomes)
     console.print(_table(outcomes, totals))
     findings = [outcome for outcome in outcomes if outcome.finding is not None]
     for outcome in findings:
@@ -129,12 +130,11 @@ def _keep(name: str, work: Path) -> None:
     kept_corpus.add(name, [path.read_bytes() for path in least.iterdir()])
 
 
-def _add_to_totals(work: Path, outcomes: Sequence[Outcome]) -> dict[str, int]:
-    """Executions of all runs with this work folder."""
+def _add_to_totals(work: Path, outcome: Outcome) -> dict[str, int]:
+    """Executions of all runs with this work folder, written after each target."""
     path = work / "executions.json"
     totals: dict[str, int] = json.loads(path.read_text()) if path.exists() else {}
-    for outcome in outcomes:
-        totals[outcome.target] = totals.get(outcome.target, 0) + outcome.executions
+    totals[outcome.target] = totals.get(outcome.target, 0) + outcome.executions
     path.write_text(json.dumps(totals, indent=1, sort_keys=True))
     return totals
 

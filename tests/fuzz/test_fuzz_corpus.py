@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 
@@ -75,3 +76,19 @@ def test_inputs_that_reach_the_most_code_are_kept(
     program._keep("receipt", tmp_path / "work")
     kept = corpus.read("receipt")
     assert kept and set(kept) <= set(seeds)
+
+
+def test_a_run_that_is_stopped_keeps_its_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = program._fuzz
+
+    def stopped_at_the_second(name: str, seconds: float, work: Path, seed: int) -> program.Outcome:
+        if name == "url":
+            raise KeyboardInterrupt
+        return real(name, seconds, work, seed)
+
+    monkeypatch.setattr(program, "_fuzz", stopped_at_the_second)
+    with pytest.raises(KeyboardInterrupt):
+        program.main(["--targets", "topic,url", "--minutes", "0.03", "--work", str(tmp_path)])
+    assert json.loads((tmp_path / "executions.json").read_text())["topic"] > 0

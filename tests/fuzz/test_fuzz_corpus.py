@@ -78,9 +78,11 @@ def test_inputs_that_reach_the_most_code_are_kept(
     assert kept and set(kept) <= set(seeds)
 
 
+@pytest.mark.slow
 def test_a_run_that_is_stopped_keeps_its_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    pytest.importorskip("atheris")
     real = program._fuzz
 
     def stopped_at_the_second(name: str, seconds: float, work: Path, seed: int) -> program.Outcome:

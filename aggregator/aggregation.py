@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from aggregator.bindings import Binding
 from aggregator.errors import AggregatorError
-from aggregator.methods.method import Method, RoundSummary, State, StateError
+from aggregator.methods.method import Method, Remembering, RoundSummary, State, StateError
 from aggregator.store import Store
 from aggregator.store.checkpoints import Checkpoint
 from aggregator.store.rounds import RoundRow
@@ -123,9 +123,17 @@ class Aggregation:
             self._checkpoint(row)
         return failed
 
-    def close_round(self) -> RoundSummary:
-        """The method's ``close_round``; to be followed by :meth:`commit_version` or ``resume``."""
-        return self._method.close_round()
+    def close_round(self, revoked: Iterable[bytes] = ()) -> RoundSummary:
+        """The method's ``close_round``; to be followed by :meth:`commit_version` or ``resume``.
+
+        What the method would hand on of the devices ``revoked`` is dropped; what was counted stays
+        in the sums.
+        """
+        summary = self._method.close_round()
+        if isinstance(self._method, Remembering):
+            for device_id in revoked:
+                self._method.forget(device_id.hex())
+        return summary
 
     def commit_version(self, summary: RoundSummary) -> None:
         """Write the new version's checkpoint and clear the log; inside a transaction."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from aggregator.store.devices import DeviceRow, Devices
 from device_sdk.wire.errors import WireError
@@ -19,7 +19,7 @@ class Registry:
         self._devices = devices
         self._by_handle: dict[bytes, DeviceRow] = {}
         self._by_id: dict[bytes, DeviceRow] = {}
-        self._revoked: set[bytes] = set()
+        self._revoked: dict[bytes, bytes] = {}  # handle to device id
         self.reload()
 
     def __len__(self) -> int:
@@ -31,6 +31,10 @@ class Registry:
         """Devices that are revoked."""
         return len(self._revoked)
 
+    def revoked_ids(self) -> Iterable[bytes]:
+        """Ids of the devices that are revoked."""
+        return self._revoked.values()
+
     def reload(self) -> list[bytes]:
         """Read the table again; the ids of devices that were revoked since."""
         rows = list(self._devices.all())
@@ -38,7 +42,9 @@ class Registry:
         gone = self._by_id.keys() - {row.device_id for row in active}
         self._by_handle = {row.handle: row for row in active}
         self._by_id = {row.device_id: row for row in active}
-        self._revoked = {row.handle for row in rows if row.revoked_unix_seconds is not None}
+        self._revoked = {
+            row.handle: row.device_id for row in rows if row.revoked_unix_seconds is not None
+        }
         return sorted(gone)
 
     def add(self, row: DeviceRow) -> None:

@@ -248,7 +248,7 @@ class Rounds:
             self._end(now)
             return RoundClosed(row, summary, None)
         try:
-            summary = self._aggregation.close_round()
+            summary = self._aggregation.close_round(self._registry.revoked_ids())
         except Exception as error:
             why = f"the method could not close it: {error}"
             _LOG.error("round %d is held: %s", row.round, why, exc_info=error)

@@ -186,6 +186,15 @@ class AttentionMethod:
         self._clear()
         return RoundSummary(self._round_id, self._version, len(came), metrics)
 
+    def forget(self, sender: str) -> None:
+        """See :class:`~aggregator.methods.method.Remembering`. The global model stays as it is."""
+        if sender not in self._models.senders:
+            return
+        kept = np.asarray([name != sender for name in self._models.senders])
+        self._models = self._models.those(kept)
+        # Clusters are numbered without gaps.
+        self._clusters = np.unique(self._clusters[kept], return_inverse=True)[1].astype(np.int64)
+
     def state(self) -> State:
         """``global``, ``clusters``, ``losses``, ``counters``, the known models as ``models.*`` and
         those of the open round as ``incoming.*``."""

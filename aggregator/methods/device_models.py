@@ -97,7 +97,11 @@ class DeviceModels:
 
     def younger_than(self, round_id: int) -> DeviceModels:
         """Those that came after ``round_id``."""
-        rows = np.flatnonzero(self.rounds > round_id)
+        return self.those(self.rounds > round_id)
+
+    def those(self, kept: NDArray[np.bool_]) -> DeviceModels:
+        """The devices for which ``kept``, bool [n], is true."""
+        rows = np.flatnonzero(kept)
         return DeviceModels(
             tuple(self.senders[row] for row in rows),
             self.vectors[rows],

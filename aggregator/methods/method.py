@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from numpy.typing import NDArray
 
 from device_sdk.wire.errors import WireError
 from device_sdk.wire.exchange import Broadcast, Update
 
-__all__ = ["Method", "Refused", "RoundSummary", "State", "StateError"]
+__all__ = ["Method", "Refused", "Remembering", "RoundSummary", "State", "StateError"]
 
 State = Mapping[str, NDArray[Any]]
 
@@ -66,3 +66,11 @@ class Method(Protocol):
 
     def restore(self, state: State) -> None:
         """Continue, bit for bit, where ``state()`` was taken; raises :class:`StateError`."""
+
+
+@runtime_checkable
+class Remembering(Protocol):
+    """A method that hands on what single devices sent in earlier rounds."""
+
+    def forget(self, sender: str) -> None:
+        """Drop what is kept of a device, where it is known: it was revoked. Between rounds."""

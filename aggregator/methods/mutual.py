@@ -143,13 +143,16 @@ class MutualMethod:
             if name in update.metadata:
                 self._metric_sums[place] += float(update.metadata[name])
                 self._metric_counts[place] += 1
-        if public:
+        shared = bool(public) and self._has_room(update.sender)
+        if shared:
             self._new_public.put(update.sender, str(update.metadata["mark"]), public)
         if self._training.combine == "mean":
             for name, coded in labels.items():
                 probabilities = self._decoded({"labels": coded})
                 self._means.add(name.removeprefix("labels."), probabilities)
-        elif labels:
+        elif shared or (labels and not public and update.sender not in self._new_public.owners):
+            # Else the samples were one device's too many, or new ones were carried over from a
+            # round without quorum, and these labels are about those that they replace.
             self._new_labels.put(update.sender, self._closed + 1, labels)
 
     def close_round(self) -> RoundSummary:
@@ -180,7 +183,7 @@ class MutualMethod:
         return RoundSummary(self._round_id, self._version, participants, metrics)
 
     def forget(self, sender: str) -> None:
-        """Drop what a device shared, when it leaves the task. Between rounds."""
+        """See :class:`~aggregator.methods.method.Remembering`."""
         self._public.drop(sender)
         self._labels.drop(sender)
 
@@ -244,10 +247,13 @@ class MutualMethod:
             raise Refused("too-many", f"{len(target)} public samples; expected 1 to {most}")
         if int(target.min()) < 0 or int(target.max()) >= self._training.classes:
             raise Refused("bad-public", "a public sample is of a class that the task has not")
-        new = update.sender not in known.owners
-        if new and len(known.owners) >= self._settings.most_owners:
+        if not self._has_room(update.sender):
             raise Refused("too-many", "the task takes no further devices' public samples")
         return len(target)
+
+    def _has_room(self, sender: str) -> bool:
+        owners = {*self._public.owners, *self._new_public.owners}
+        return sender in owners or len(owners) < self._settings.most_owners
 
     def _check_labels(self, samples: int | None, labels: Arrays) -> None:
         if self._training.combine == "mean":

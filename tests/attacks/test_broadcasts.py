@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
+from aggregator.methods.method import Method
+from device_sdk.artifact import Artifact
 from device_sdk.wire.broadcast import Publication, derive_broadcast_keys, open_manifest
 from device_sdk.wire.chunk_set import seal_chunks
 from device_sdk.wire.group_key import GroupKey
@@ -17,6 +22,7 @@ from device_sdk.wire.topics import ChunkTopic, DescriptorTopic, ManifestTopic, P
 from tests.attacks.conftest import MakeStage
 from tests.attacks.simulated_broker import Parcel
 from tests.attacks.stage import Stage
+from tests.faults.known import KnownBinding, KnownSums
 
 
 def _manifest_topic(stage: Stage) -> str:
@@ -141,8 +147,13 @@ def test_an_old_presence_shown_again_causes_no_loop_of_opens(stage: Stage) -> No
     assert [device.participant.sessions.opened for device in stage.devices] == opened
 
 
-def _forge(stage: Stage, key: GroupKey, signing: Ed25519PrivateKey) -> list[tuple[str, bytes]]:
-    """A whole broadcast for the next round by somebody who knows the group key."""
+def _forge(
+    stage: Stage, key: GroupKey, signing: Ed25519PrivateKey, **changed: object
+) -> list[tuple[str, bytes]]:
+    """A whole broadcast for the next round by somebody who knows the group key.
+
+    ``changed``: fields of the manifest that tell something else than the round in hand.
+    """
     real = _open(stage, _manifests(stage)[-1], key)
     publication = Publication(key, "default", "all")
     chunks, digests = seal_chunks(publication, os.urandom(2000))
@@ -155,6 +166,7 @@ def _forge(stage: Stage, key: GroupKey, signing: Ed25519PrivateKey) -> list[tupl
         length=2000,
         chunks=digests,
     )
+    manifest = replace(manifest, **changed)  # type: ignore[arg-type]
     sealed = publication.seal_manifest(write_manifest(manifest), signing)
     named = [
         (stage.topics.write(ChunkTopic(publication.broadcast_id, index)), chunk)
@@ -172,6 +184,60 @@ def test_a_broadcast_forged_by_a_device_with_the_group_key_is_refused(stage: Sta
     assert _refused(stage)["bad-signature"] >= 1
     assert stage.devices[0].jobs == jobs
     _next_version(stage)
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"task": "another"}, "wrong-manifest"),
+        ({"cohort": "another"}, "wrong-manifest"),
+        ({"key_epoch": 77}, "wrong-manifest"),
+        ({"broadcast_id": bytes(32)}, "wrong-manifest"),
+        ({"root_fingerprint": bytes(16)}, "wrong-root"),
+        ({"deadline_unix_seconds": 9, "expiry_unix_seconds": 9}, "expired-manifest"),
+    ],
+)
+def test_a_signed_manifest_that_says_something_else_inside_is_refused(
+    stage: Stage, changed: dict[str, object], reason: str
+) -> None:
+    stage.run_until(lambda: stage.parts.rounds.current is None)
+    jobs = stage.devices[0].jobs
+    (key,) = stage.parts.keys.group_keys()
+    signing = stage.parts.keys.current().signing
+    for topic, message in _forge(stage, key, signing, **changed):
+        stage.broker.publish(topic, message, retain=True)
+    stage.settle()
+    assert _refused(stage).get(reason) == 1
+    assert stage.devices[0].jobs == jobs
+    _next_version(stage)  # the same number, by the aggregator: nothing of the other one was kept
+    assert stage.devices[0].jobs == jobs + 1
+
+
+def test_what_a_revoked_device_shared_is_handed_on_no_more(make_stage: MakeStage) -> None:
+    forgotten: list[tuple[str, int]] = []
+
+    class Remembering(KnownSums):
+        def forget(self, sender: str) -> None:
+            forgotten.append((sender, self.version))
+
+    class Binding(KnownBinding):
+        def build(
+            self, items: int, rng: np.random.Generator, artifacts: Sequence[Artifact] = ()
+        ) -> Method:
+            return Remembering(np.zeros((items, self.columns), np.float32), self.settings)
+
+    stage = make_stage(
+        binding=Binding(), round_lines="quorum = 2\ndeadline_seconds = 60\npause_seconds = 5"
+    )
+    _next_version(stage)
+    assert forgotten == []
+    revoked = stage.devices[0].grant.device_id.hex()
+    assert stage.command("revoke", revoked) == 0
+    _next_version(stage)
+    stage.kill_aggregator()
+    stage.start_aggregator()
+    _next_version(stage)
+    assert forgotten == [(revoked, 2), (revoked, 3)]
 
 
 def test_a_chunk_forged_by_a_device_with_the_group_key_is_refused(stage: Stage) -> None:

@@ -280,6 +280,25 @@ def test_a_state_that_does_not_fit_changes_nothing(key: str) -> None:
         np.testing.assert_array_equal(array, good[name_])
 
 
+def test_a_forgotten_device_is_handed_on_no_more() -> None:
+    sketches = 4 * (16 + 1 + 4 + 2 * TOLD.sketch_rows * 2)
+    one = method(clusters=ClusterSettings(most_bytes=4 * NARROW.size * 2 + sketches))
+    far = [-10, 10, 10, -10]
+    run_round(one, 1, *(update(1, i, vector(i) + np.float32(far[i])) for i in range(4)))
+    shared = one.shared
+    one.forget(name(7))  # nobody
+    for index in (0, 3):  # the whole of one cluster
+        one.forget(name(index))
+    opened = one.open_round(2)
+    assert set(opened.attachments) == {f"vector.{name(1)}", f"vector.{name(2)}"}
+    assert opened.cohorts == {"cluster.0": (name(1), name(2))}
+    assert len(opened.tensors["sketches"]) == len(opened.tensors["widths"]) == 2
+    np.testing.assert_array_equal(one.shared, shared)
+    one.close_round()
+    run_round(one, 3, update(3, 0, vector(0)))
+    assert set(one.clusters) == {name(0), name(1), name(2)}
+
+
 def test_a_given_up_round_is_forgotten() -> None:
     one = method()
     one.open_round(1)

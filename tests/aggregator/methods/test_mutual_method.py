@@ -129,6 +129,25 @@ def test_new_samples_replace_the_old_and_what_was_said_about_them() -> None:
     assert set(left.tensors) == {f"labels.{A}"}
 
 
+def test_labels_of_two_rounds_carried_over_are_about_the_samples_that_stay() -> None:
+    one = method()
+    run(one, 1, update(A), update(B))
+    grown = update(A, 6, 2, seed=5)
+    one.check(grown)
+    # The quorum was missed: the next round begins with what was counted. In it the device speaks
+    # of the four samples that the others still know, and not of the six that replace them.
+    one.open_round(3)
+    one.absorb(grown)
+    again = update(A, round_id=3, public=False)
+    one.check(again)
+    one.absorb(again)
+    one.close_round()
+    sent = one.open_round(4)
+    np.testing.assert_array_equal(sent.tensors[f"labels.{A}"], grown.tensors["labels"])
+    attached = sent.attachments[f"public.{A}.{grown.metadata['mark']}"]
+    assert len(attached.tensors["y"]) == len(sent.tensors[f"labels.{A}"]) == 6
+
+
 def test_confidence_and_metrics_are_reported() -> None:
     one = method()
     one.open_round(1)
@@ -194,6 +213,22 @@ def test_no_more_than_so_many_may_share_but_all_may_learn() -> None:
         one.check(update(B, round_id=2))
     one.check(Update(2, {}, {"local_loss": 1.0}, B))
     one.check(update(A, 6, 2))
+
+
+def test_newcomers_of_one_round_do_not_pass_the_limit_together() -> None:
+    one = method(most_owners=2)
+    one.open_round(1)
+    first, second, third = (update(owner, 3 + at) for at, owner in enumerate((B, C, A)))
+    for each in (first, second, third):
+        one.check(each)  # a group is checked before any of it is absorbed
+    for each in (first, second, third):
+        one.absorb(each)
+    with pytest.raises(Refused, match="no further"):
+        one.check(update("d" * 32))
+    assert one.close_round().participants == 3
+    sent = one.open_round(2)
+    assert one.owners == (B, C)
+    assert set(sent.tensors) == {f"labels.{B}", f"labels.{C}"}
 
 
 def test_thoughts_about_what_nobody_shares_are_refused() -> None:

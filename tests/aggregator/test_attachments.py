@@ -17,6 +17,7 @@ from device_sdk.wire.broadcast import derive_broadcast_keys, open_manifest, read
 from device_sdk.wire.chunk_set import ChunkSet
 from device_sdk.wire.cohort_key import unwrap_cohort_key
 from device_sdk.wire.content import ContentKind, read_content_head
+from device_sdk.wire.errors import WireError
 from device_sdk.wire.exchange import Attachment, Broadcast
 from device_sdk.wire.group_key import GroupKey, new_group_key
 from device_sdk.wire.keys import KeyKind, generate, signing_key
@@ -108,6 +109,28 @@ def test_a_cohorts_attachment_is_read_by_its_members_alone(attachments: Attachme
     assert key is not None
     content = opened(attachments, each.content_id, GroupKey(KEY.epoch, key), "near")
     assert read_attachment(content, "near").cohort == "near"
+
+
+def test_members_of_another_cohort_find_no_key(attachments: Attachments) -> None:
+    cohorts = {"near": (NAMES[0], NAMES[2]), "far": (NAMES[1],)}
+    sent = broadcast(
+        cohorts, vector_a=Attachment(VECTOR, "near"), vector_b=Attachment(VECTOR, "far")
+    )
+    offer, _ = seal(attachments, sent, broadcast_id=b"\x05" * 32)
+    found = {
+        (cohort, name): unwrap_cohort_key(wrapped, admission, "films", cohort, b"\x05" * 32)
+        for cohort, wrapped in offer.cohort_keys.items()
+        for name, admission in MEMBERS.items()
+    }
+    readers = {place for place, key in found.items() if key is not None}
+    assert readers == {(cohort, name) for cohort, names in cohorts.items() for name in names}
+    # And the key of one does not open what is sealed for the other.
+    key = found["far", NAMES[1]]
+    assert key is not None
+    near, _ = offer.attachments
+    for cohort in cohorts:
+        with pytest.raises(WireError, match="not sealed under"):
+            opened(attachments, near.content_id, GroupKey(KEY.epoch, key), cohort)
 
 
 def test_only_what_changed_is_sealed_again(attachments: Attachments) -> None:

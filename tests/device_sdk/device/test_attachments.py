@@ -6,12 +6,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from device_sdk.home.round_store import Outcome
 from device_sdk.learners.learner import LearnerError
 from device_sdk.rounds.actions import Subscribe
+from device_sdk.wire.broadcast import Publication
+from device_sdk.wire.content import ContentKind, seal_content
 from device_sdk.wire.exchange import Attachment
-from device_sdk.wire.group_key import new_group_key
+from device_sdk.wire.group_key import GroupKey, new_group_key
+from device_sdk.wire.task_messages import write_attachment
 from tests.device_sdk.device.in_memory import Bench
 
 PUBLIC = Attachment({"x": np.arange(60_000, dtype=np.float32)[:40_000]})
@@ -160,6 +164,60 @@ def test_a_cohorts_content_under_another_key_is_refused(bench: Bench) -> None:
     bench.run(40)
     assert bench.participant.refusals.counts().get("bad-tag", 0) >= 1
     assert last_outcome(bench) is Outcome.TOO_LATE and not bench.jobs
+
+
+def content_of(bench: Bench, name: str) -> dict[str, bytes]:
+    """The retained messages of an attachment, by their topics."""
+    attachment = bench.aggregator.attachments[name]
+    offered = bench.aggregator._publish_attachment(name, attachment, bench.aggregator._signing)
+    part = f"/{offered.content_id.hex()}/"
+    return {at: message for at, message in bench.broker.retained.items() if part in at}
+
+
+@pytest.mark.parametrize("name", ["public.a", "vector.a"])
+def test_an_attachment_forged_by_one_of_its_readers_is_refused(bench: Bench, name: str) -> None:
+    bench.wanted = [name]
+    bench.aggregator.open_round()
+    real = content_of(bench, name)
+    # Who may read it knows its key, and so could seal other arrays under its name.
+    topic, *_ = sorted(real)
+    content_id = bytes.fromhex(topic.split("/")[-2])
+    cohort = bench.aggregator.attachments[name].cohort
+    epoch, key = bench.aggregator.group_keys[-1].epoch, bench.aggregator.group_keys[-1].key
+    known = GroupKey(epoch, bench.aggregator.cohort_key if cohort else key)
+    forged = seal_content(
+        Publication(known, "default", cohort or "all"),
+        Ed25519PrivateKey.generate(),
+        ContentKind.ATTACHMENT,
+        content_id,
+        write_attachment({"w": np.full(8, 9, np.float32)}, "float16"),
+    )
+    for at in real:
+        del bench.broker.retained[at]
+    prefix = topic.rsplit("/", 1)[0]
+    bench.broker.retained |= {f"{prefix}/{place}": each for place, each in enumerate(forged)}
+    bench.run(5)
+    assert bench.participant.refusals.counts().get("bad-signature", 0) >= 1 and not bench.jobs
+    bench.broker.retained |= real
+    bench.run(40)
+    (job,) = bench.jobs
+    assert set(job.broadcast.attachments[name].tensors) == set(
+        bench.aggregator.attachments[name].tensors
+    )
+
+
+def test_one_attachment_shown_in_the_place_of_another_is_refused(bench: Bench) -> None:
+    bench.aggregator.attachments["public.b"] = Attachment({"x": np.ones(3, np.float32)})
+    bench.wanted = ["public.b"]
+    bench.aggregator.open_round()
+    here, other = content_of(bench, "public.b"), content_of(bench, "public.a")
+    moved = dict(zip(sorted(here), (other[at] for at in sorted(other)), strict=False))
+    bench.broker.retained |= moved
+    bench.run(5)
+    assert bench.participant.refusals.counts().get("wrong-content", 0) >= 1 and not bench.jobs
+    bench.broker.retained |= here
+    bench.run(40)
+    assert len(bench.jobs) == 1
 
 
 def test_a_rotated_group_key_reaches_attachments_too(bench: Bench) -> None:

@@ -173,6 +173,8 @@ def _state(seen: Snapshot) -> Text:
         f"in {size(seen.bytes_received)}, out {size(seen.bytes_sent)}   "
         f"{seen.counted} updates counted"
     )
+    for topic_filter in seen.refused_subscriptions:
+        text.append(f"\nthe broker refuses the subscription to {topic_filter}", style="bold red")
     return text
 
 

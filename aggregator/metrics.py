@@ -27,6 +27,10 @@ def format_metrics(seen: Snapshot) -> str:
     row = seen.current
     gauges = {
         "connected": ("Whether there is a connection to the broker", float(seen.connected)),
+        "subscriptions_refused": (
+            "Subscriptions that the broker refuses at present",
+            float(len(seen.refused_subscriptions)),
+        ),
         "devices": ("Devices that are enrolled and not revoked", float(seen.devices)),
         "sessions": ("Sessions in memory", float(seen.sessions)),
         "model_version": ("The model's version", float(seen.version)),

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from aggregator.aggregation import Aggregation
-from aggregator.errors import AggregatorError
 from aggregator.fleet_keys import FleetKeys
 from aggregator.housekeeping import Housekeeping
 from aggregator.ingest import Ingest, Settled
+from aggregator.listening import Listening
 from aggregator.outgoing import Outgoing
 from aggregator.publisher import Publisher
 from aggregator.refusals import Refusals
@@ -29,6 +29,7 @@ from device_sdk.wire.link_events import (
     Event,
     Message,
     PublishRefused,
+    Subscribed,
     SubscribeRefused,
 )
 from device_sdk.wire.session_table import SessionTable
@@ -72,6 +73,7 @@ class Service:
     def __init__(self, parts: Parts, on_round: Callable[[RoundEvent], None] | None = None) -> None:
         self._parts = parts
         self._on_round = on_round
+        self._listening = Listening()
         self.bytes_received = 0
         self._last: Snapshot | None = None
         self._next_snapshot_seconds = 0.0
@@ -148,6 +150,7 @@ class Service:
             bytes_sent=parts.outgoing.bytes_sent,
             widths=dict(parts.ingest.widths),
             refusals=dict(parts.refusals.counts),
+            refused_subscriptions=self._listening.refused,
             finished=tuple(row for row in latest if row.closed_unix_seconds is not None),
         )
 
@@ -170,11 +173,10 @@ class Service:
                     event.retry_seconds,
                 )
                 parts.outgoing.connection_lost()
+            case Subscribed():
+                self._listening.granted(event)
             case SubscribeRefused():
-                raise AggregatorError(
-                    f"the broker refused the subscription to {event.topic_filter} "
-                    f"({event.detail}): give this user the rights of aggregator/acl.template"
-                )
+                self._listening.was_refused(event)
             case PublishRefused():
                 _LOG.error("the broker refused a message to %s: %s", event.topic, event.detail)
 

@@ -32,5 +32,7 @@ class Snapshot:
     bytes_sent: int
     widths: Mapping[int, int] = field(default_factory=dict)
     refusals: Mapping[str, int] = field(default_factory=dict)
+    refused_subscriptions: tuple[str, ...] = ()
+    """The topic filters that the broker refuses at present; they are asked for again."""
     finished: tuple[RoundRow, ...] = ()
     """The last closed rounds, newest first."""

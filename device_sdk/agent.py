@@ -38,6 +38,7 @@ from device_sdk.wire.link_events import (
     Message,
     PublishRefused,
     Stopped,
+    Subscribed,
     SubscribeRefused,
 )
 from device_sdk.wire.link_settings import LinkSettings
@@ -90,6 +91,7 @@ class Agent:
         self._stopping = threading.Event()
         self._pause_seconds = _FIRST_PAUSE_SECONDS
         self._failures: Counter[str] = Counter()
+        self._refused: dict[str, str] = {}
         self.problem = ""
         """The last thing that went wrong and has not come right since; empty for none."""
         self._thread = threading.Thread(target=self._run, name="tessera-device", daemon=True)
@@ -190,6 +192,10 @@ class Agent:
                 self.participant.connected(False)
             case SubscribeRefused(topic_filter, _, detail):
                 self.problem = f"the broker refused the subscription to {topic_filter}: {detail}"
+                self._refused[topic_filter] = self.problem
+            case Subscribed(topic_filter):
+                if self._refused.pop(topic_filter, None) == self.problem:
+                    self.problem = ""
             case PublishRefused(topic, _, detail):
                 self.problem = f"the broker refused a message to {topic}: {detail}"
             case Stopped():

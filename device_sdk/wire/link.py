@@ -114,7 +114,10 @@ class Link:
         return delivery
 
     def subscribe(self, topic_filter: str, *, qos: int = 1) -> None:
-        """Subscribe now and at each later connection; ``Subscribed`` or a refusal reports it."""
+        """Subscribe now and at each later connection; ``Subscribed`` or a refusal reports it.
+
+        What the broker refuses is asked for again, with growing waits, until it grants it.
+        """
         if qos not in (0, 1) or not topic_filter:
             raise ValueError("a subscription needs a topic filter and a QoS of 0 or 1")
         self._loop.subscriptions.add(topic_filter, qos)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -73,11 +74,15 @@ class Subscribed:
 
 @dataclass(frozen=True, slots=True)
 class SubscribeRefused:
-    """The broker refused a subscription; it is tried again at the next connection."""
+    """The broker refused a subscription.
+
+    It is asked for again in ``retry_seconds``, or at the next connection if that comes first.
+    """
 
     topic_filter: str
     code: int
     detail: str
+    retry_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +126,7 @@ class Outcome(Enum):
 class Delivery:
     """A publication on its way. ``outcome`` is None until its fate is known."""
 
-    __slots__ = ("_done", "detail", "outcome", "payload", "qos", "retain", "topic")
+    __slots__ = ("detail", "done", "outcome", "payload", "qos", "retain", "topic")
 
     def __init__(
         self, topic: str, payload: bytes, qos: int, retain: bool, done: threading.Condition
@@ -134,10 +139,21 @@ class Delivery:
         self.detail = ""
         # One condition for all deliveries of a link: an object of its own for each would cost
         # more than the rest of a publication.
-        self._done = done
+        self.done = done
 
     def wait(self, timeout_seconds: float) -> Outcome | None:
         """The outcome, waiting for it; None when ``timeout_seconds`` passed without one."""
-        with self._done:
-            self._done.wait_for(lambda: self.outcome is not None, timeout_seconds)
+        with self.done:
+            self.done.wait_for(lambda: self.outcome is not None, timeout_seconds)
         return self.outcome
+
+
+def settle(deliveries: Sequence[Delivery], outcome: Outcome, detail: str) -> None:
+    """Decide the fate of some deliveries of one link, and wake whoever waits for it."""
+    if not deliveries:
+        return
+    with deliveries[0].done:
+        for delivery in deliveries:
+            delivery.detail = detail
+            delivery.outcome = outcome
+        deliveries[0].done.notify_all()

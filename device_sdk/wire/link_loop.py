@@ -6,6 +6,7 @@ import math
 import ssl
 import threading
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -25,6 +26,7 @@ from device_sdk.wire.link_events import (
     Stopped,
     Subscribed,
     SubscribeRefused,
+    settle,
 )
 from device_sdk.wire.link_settings import LinkSettings
 from device_sdk.wire.mqtt_version import VersionChoice
@@ -61,14 +63,16 @@ class LinkLoop:
         self._settings = settings
         self._client_id = client_id
         self._clock = clock
-        self._backoff = Backoff(
+        make_backoff = partial(
+            Backoff,
             rng,
             first_seconds=settings.backoff_first_seconds,
             most_seconds=settings.backoff_most_seconds,
         )
+        self._backoff = make_backoff()
         self.waker = WakeUp()
         self.done = threading.Condition(threading.Lock())
-        self.subscriptions = Subscriptions()
+        self.subscriptions = Subscriptions(make_backoff)
         self.queue = SendQueue(
             most_messages=settings.send_queue_messages,
             most_bytes=settings.send_queue_bytes,
@@ -121,9 +125,9 @@ class LinkLoop:
         if entry is None:
             return
         if code < _FAILURE:
-            self._settle([entry[0]], Outcome.ACKNOWLEDGED, "")
+            settle([entry[0]], Outcome.ACKNOWLEDGED, "")
         else:
-            self._settle([entry[0]], Outcome.REFUSED, detail)
+            settle([entry[0]], Outcome.REFUSED, detail)
             self.events.put(PublishRefused(entry[0].topic, code, detail))
 
     def granted(self, mid: int, code: int, detail: str) -> None:
@@ -131,10 +135,13 @@ class LinkLoop:
         entry = self._asked.pop(mid, None)
         if entry is None:
             return
+        topic_filter, _ = entry
         if code < _FAILURE:
-            self.events.put(Subscribed(entry[0], code))
+            self.subscriptions.granted(topic_filter)
+            self.events.put(Subscribed(topic_filter, code))
         else:
-            self.events.put(SubscribeRefused(entry[0], code, detail))
+            retry_seconds = self.subscriptions.refused(topic_filter, self._clock())
+            self.events.put(SubscribeRefused(topic_filter, code, detail, retry_seconds))
 
     # The thread.
 
@@ -179,7 +186,7 @@ class LinkLoop:
             lost = [delivery for delivery, _ in self._in_flight.values()]
             self._in_flight.clear()
             self._asked.clear()
-            self._settle(lost, Outcome.LOST, "the connection ended before the acknowledgement")
+            settle(lost, Outcome.LOST, "the connection ended before the acknowledgement")
         if self._clock() - opened_seconds >= self._settings.settled_seconds:
             self._backoff.reset()
         end = connection.end or End("closed", "the connection ended")
@@ -206,7 +213,7 @@ class LinkLoop:
             return
         # paho sends its ping when called after the keep-alive: be there in time.
         ping = connection.last_received_seconds + self._keepalive_seconds(connection)
-        until = min(deadline, ping if ping > now else now + 1.0)
+        until = min(deadline, ping if ping > now else now + 1.0, self.subscriptions.next_seconds())
         if self._stopping:
             until = min(until, self._flush_until_seconds)
         connection.step(until - now, self.waker.socket, read=not paused)
@@ -222,7 +229,7 @@ class LinkLoop:
 
     def _send(self, connection: Connection, limits: ServerLimits, now: float) -> None:
         self.waker.rearm()
-        for topic_filter, qos in self.subscriptions.take_changes():
+        for topic_filter, qos in self.subscriptions.take_changes(now):
             if qos is None:
                 connection.unsubscribe(topic_filter)
             else:
@@ -232,14 +239,14 @@ class LinkLoop:
         for index, delivery in enumerate(batch):
             why = refusal(delivery, limits)
             if why is not None:
-                self._settle([delivery], Outcome.REFUSED, why)
+                settle([delivery], Outcome.REFUSED, why)
                 self.events.put(PublishRefused(delivery.topic, None, why))
                 continue
             qos = min(delivery.qos, limits.maximum_qos)
             try:
                 mid = connection.publish(delivery.topic, delivery.payload, qos, delivery.retain)
             except Exception:
-                self._settle(batch[index:], Outcome.LOST, "the connection failed while sending")
+                settle(batch[index:], Outcome.LOST, "the connection failed while sending")
                 raise
             self._in_flight[mid] = (delivery, now)
 
@@ -290,20 +297,11 @@ class LinkLoop:
         else:
             self.events.put(Disconnected(end.reason, end.detail, retry_seconds, end.code))
 
-    def _settle(self, deliveries: list[Delivery], outcome: Outcome, detail: str) -> None:
-        if not deliveries:
-            return
-        with self.done:
-            for delivery in deliveries:
-                delivery.detail = detail
-                delivery.outcome = outcome
-            self.done.notify_all()
-
     def close(self) -> None:
         """After the loop, or in place of one that never ran: drop what is queued, say so."""
         self._stopping = True
         self.queue.close()
         waiting = self.queue.take(len(self.queue))
-        self._settle(waiting, Outcome.DROPPED, "the link was stopped")
+        settle(waiting, Outcome.DROPPED, "the link was stopped")
         self.events.put(Stopped())
         self.waker.close()

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from aggregator.assembly import World, assemble
+from aggregator.assembly import LINK_SETTINGS, World, assemble
 from aggregator.bindings import Binding
 from aggregator.cli import main
 from aggregator.home import Home
@@ -25,6 +25,7 @@ from aggregator.service import Parts, Service
 from aggregator.store import Store
 from aggregator.task import read_task
 from device_sdk.wire.enrolment_code import new_code
+from device_sdk.wire.link_settings import LinkSettings
 
 ITEMS, WIDTH = 20, 8
 
@@ -71,7 +72,9 @@ class Serving:
 
 
 @contextmanager
-def serving(home: Home, binding: Binding | None = None) -> Iterator[Serving]:
+def serving(
+    home: Home, binding: Binding | None = None, link_settings: LinkSettings = LINK_SETTINGS
+) -> Iterator[Serving]:
     """Serve a home in this process until the block ends; errors of the service come out here.
 
     ``binding`` takes the place of the task file's.
@@ -87,7 +90,7 @@ def serving(home: Home, binding: Binding | None = None) -> Iterator[Serving]:
             if binding is not None:
                 task = replace(task, binding=binding)
             world = World(time.monotonic, time.time, np.random.default_rng(3), os.urandom)
-            parts = assemble(home, home.open_store(), task, world)
+            parts = assemble(home, home.open_store(), task, world, link_settings)
             mine = Serving(parts, Service(parts))
             mine.service = Service(parts, mine.rounds.append)
             holder.append(mine)
@@ -143,6 +146,11 @@ class ServeProcess:
 
     def stop(self) -> int:
         return self._end(signal.SIGTERM)
+
+    def wait(self) -> int:
+        """The exit code, once it has ended by itself."""
+        assert self._process is not None
+        return self._process.wait(15)
 
     def _end(self, number: signal.Signals) -> int:
         if self._process is None:

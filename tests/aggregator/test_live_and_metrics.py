@@ -59,6 +59,8 @@ def test_the_live_view_shows_rounds_devices_and_refusals() -> None:
     for part in ("version 5", "12 of 48", "quorum 12/40", "k=8: 4", "1.2 MB", "late 2", "version"):
         assert part in text
     assert "no connection" in shown(Snapshot(**{**fields(SEEN), "connected": False}))
+    deaf = Snapshot(**{**fields(SEEN), "refused_subscriptions": ("tessera/up/0/+",)})
+    assert "refuses the subscription to tessera/up/0/+" in shown(deaf)
     held = RoundRow(7, 1, 5, NOW, NOW, bytes(32), 1, 48, 20, held="quarantine")
     assert "held: quarantine" in shown(Snapshot(**{**fields(SEEN), "current": held}))
     assert "waiting for devices" in shown(Snapshot(**{**fields(SEEN), "current": None}))

@@ -4,22 +4,36 @@ from __future__ import annotations
 
 import socket
 import threading
+from collections.abc import Sequence
+
+from tests.faults import packets
+
+__all__ = ["ScriptedBroker"]
 
 
 class ScriptedBroker:
-    """Answers CONNECT with ``connack`` (MQTT 5) and ``after``, and SUBSCRIBE with ``suback``."""
+    """Answers each CONNECT with ``connack`` (MQTT 5) and ``after``, and then does as a broker does.
+
+    SUBSCRIBEs (of one filter each) are answered with the reason codes of ``grants`` in turn, by
+    filter; the last one goes on for ever, and a filter that is not named is granted. Serves one
+    connection at a time.
+    """
 
     def __init__(
         self,
         connack: bytes = b"\x20\x03\x00\x00\x00",
         after: bytes = b"",
-        suback: bytes = b"",
+        grants: dict[str, Sequence[int]] | None = None,
     ) -> None:
-        self._connack, self._after, self._suback = connack, after, suback
+        self._connack, self._after = connack, after
+        self._grants = {name: list(codes) for name, codes in (grants or {}).items()}
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._listener.settimeout(0.05)
         self.url = f"mqtt://127.0.0.1:{self._listener.getsockname()[1]}"
+        self.asked: list[str] = []
+        """The filter of each SUBSCRIBE so far."""
         self._running = True
+        self._cut = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def __enter__(self) -> ScriptedBroker:
@@ -31,19 +45,66 @@ class ScriptedBroker:
         self._thread.join(5)
         self._listener.close()
 
+    def grant(self, topic_filter: str) -> None:
+        """From now on."""
+        self._grants[topic_filter] = [1]
+
+    def cut(self) -> None:
+        """End the connection of the moment."""
+        self._cut.set()
+
     def _run(self) -> None:
         while self._running:
             try:
                 peer, _ = self._listener.accept()
             except TimeoutError:
                 continue
+            self._cut.clear()
             with peer:
-                peer.settimeout(0.5)
+                peer.settimeout(0.02)
                 try:
-                    peer.recv(4096)
-                    peer.sendall(self._connack + self._after)
-                    if peer.recv(4096)[:1] == b"\x82":
-                        peer.sendall(self._suback)
-                        peer.recv(4096)
+                    self._serve(peer)
                 except OSError:
                     continue
+
+    def _serve(self, peer: socket.socket) -> None:
+        incoming = packets.Packets()
+        is_open = False
+        while self._running and not self._cut.is_set():
+            try:
+                data = peer.recv(1 << 16)
+            except TimeoutError:
+                continue
+            if not data:
+                return
+            for packet in incoming.feed(data):
+                peer.sendall(self._answer(packet) if is_open else self._connack + self._after)
+                is_open = True
+
+    def _answer(self, packet: bytes) -> bytes:
+        match packets.kind(packet):
+            case packets.PUBLISH if packet[0] & 6:
+                body = _body(packet)
+                at = 2 + int.from_bytes(body[:2], "big")
+                return b"\x40\x02" + body[at : at + 2]
+            case packets.SUBSCRIBE:
+                body = _body(packet)
+                at = 3 + body[2]  # packet id, length of the properties, properties
+                length = int.from_bytes(body[at : at + 2], "big")
+                name = body[at + 2 : at + 2 + length].decode()
+                self.asked.append(name)
+                return b"\x90\x04" + body[:2] + bytes([0, self._code(name)])
+            case packets.PINGREQ:
+                return b"\xd0\x00"
+        return b""
+
+    def _code(self, topic_filter: str) -> int:
+        codes = self._grants.get(topic_filter, [1])
+        return codes.pop(0) if len(codes) > 1 else codes[0]
+
+
+def _body(packet: bytes) -> bytes:
+    at = 1
+    while packet[at] & 128:
+        at += 1
+    return packet[at + 1 :]

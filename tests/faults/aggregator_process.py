@@ -41,8 +41,8 @@ _LINK = replace(
 def serve(folder: str, counters: str, log: str, brisk: bool, point: str, calls: int) -> None:
     """Serve the home ``folder`` until killed; at ``point``, if any, it kills itself.
 
-    ``brisk``: with waits of a second instead of the product's own. Ends with code 1 where the
-    command does: when the disk is full, and with an error of the product's own.
+    ``brisk``: with waits of a second instead of the product's own. Ends with code 1 when the disk
+    is full, as the command does.
     """
     logging.raiseExceptions = False  # the log's disk is full now and then, too
     logging.basicConfig(filename=log, level=logging.INFO, force=True)
@@ -69,9 +69,11 @@ def serve(folder: str, counters: str, log: str, brisk: bool, point: str, calls: 
         logging.error("ended by the disk: %s", error)
         os._exit(1)
     except AggregatorError as error:
-        # In the product's own words (a disk full at the start, a subscription that a damaged packet
-        # had refused): the command ends with them, and whoever supervises it starts it again.
-        logging.error("ended: %s", error)
+        # A disk that is full already when the database is opened is told in the product's words.
+        if not isinstance(error.__context__, sqlite3.Error):
+            logging.exception("ended by a defect")
+            os._exit(2)
+        logging.error("could not start: %s", error)
         os._exit(1)
     except Exception:
         logging.exception("ended by a defect")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-__all__ = ["CONNECT", "PUBLISH", "Packets", "client_id", "kind"]
+__all__ = ["CONNECT", "PINGREQ", "PUBLISH", "SUBSCRIBE", "Packets", "client_id", "kind"]
 
-CONNECT, PUBLISH = 1, 3
+CONNECT, PUBLISH, SUBSCRIBE, PINGREQ = 1, 3, 8, 12
 _MOST_LENGTH_BYTES = 4
 
 

@@ -19,7 +19,7 @@ from device_sdk.wire.link_events import (
 )
 from device_sdk.wire.link_settings import LinkSettings
 from device_sdk.wire.mqtt_version import MqttVersion
-from tests.brokers.links import MakeLink, await_event
+from tests.brokers.links import QUICK, MakeLink, await_event
 from tests.brokers.mosquitto import Mosquitto, free_port
 from tests.brokers.proxy import Proxy
 from tests.brokers.scripted import ScriptedBroker
@@ -42,11 +42,18 @@ def test_consumer_that_never_reads_is_disconnected(
     assert await_event(link, Disconnected).reason in ("consumer-stalled", "closed")
 
 
-def test_refused_subscription_is_reported(make_link: MakeLink) -> None:
-    with ScriptedBroker(suback=b"\x90\x04\x00\x01\x00\x87") as broker:
-        link = make_link(broker.url, subscriptions=("secret",))
-        refused = await_event(link, SubscribeRefused)
-        assert (refused.topic_filter, refused.code) == ("secret", 135)
+def test_refused_subscription_is_reported_and_asked_for_again(make_link: MakeLink) -> None:
+    with ScriptedBroker(grants={"secret": [0x87, 0x80, 1]}) as broker:
+        link = make_link(broker.url, subscriptions=("secret", "open"))
+        first = await_event(link, SubscribeRefused)
+        assert (first.topic_filter, first.code) == ("secret", 135)
+        second = await_event(link, SubscribeRefused)
+        assert (second.topic_filter, second.code) == ("secret", 128)
+        assert 0 < first.retry_seconds <= QUICK.backoff_first_seconds
+        assert 0 < second.retry_seconds <= 2 * QUICK.backoff_first_seconds
+        assert await_event(link, Subscribed) == Subscribed("secret", 1)
+        # On the connection that there was, and without disturbing what had been granted.
+        assert broker.asked == ["secret", "open", "secret", "secret"]
 
 
 def test_broker_killed_and_restarted(mosquitto: Mosquitto, make_link: MakeLink) -> None:

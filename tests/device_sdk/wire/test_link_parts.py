@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from pathlib import Path
@@ -167,20 +168,60 @@ def test_take_waits_for_the_first_event() -> None:
     timer.join()
 
 
+def some_subscriptions() -> Subscriptions:
+    rng = np.random.default_rng(0)
+    return Subscriptions(lambda: Backoff(rng, first_seconds=1, most_seconds=4))
+
+
 def test_subscriptions_tell_a_connection_all_and_later_only_changes() -> None:
-    subscriptions = Subscriptions()
+    subscriptions = some_subscriptions()
     subscriptions.add("a", 1)
     subscriptions.add("b", 0)
     assert subscriptions.remove("b") and not subscriptions.remove("b")
-    assert subscriptions.take_changes() == []
+    assert subscriptions.take_changes(0.0) == []
     assert subscriptions.connected() == [("a", 1)]
     subscriptions.add("c", 1)
     subscriptions.remove("a")
-    assert subscriptions.take_changes() == [("c", 1), ("a", None)]
-    assert subscriptions.take_changes() == []
+    assert subscriptions.take_changes(0.0) == [("c", 1), ("a", None)]
+    assert subscriptions.take_changes(0.0) == []
     subscriptions.disconnected()
     subscriptions.remove("c")
-    assert subscriptions.take_changes() == [] and subscriptions.connected() == []
+    assert subscriptions.take_changes(0.0) == [] and subscriptions.connected() == []
+
+
+def test_refused_subscriptions_are_due_again_after_waits_that_grow_to_a_limit() -> None:
+    subscriptions = some_subscriptions()
+    subscriptions.add("a", 1)
+    subscriptions.connected()
+    now, waits = 100.0, []
+    for _ in range(200):
+        waits.append(subscriptions.refused("a", now))
+        assert subscriptions.next_seconds() == now + waits[-1]
+        assert subscriptions.take_changes(now + 0.99 * waits[-1]) == []
+        now += waits[-1]
+        assert subscriptions.take_changes(now) == [("a", 1)]
+        assert subscriptions.take_changes(now) == [] and subscriptions.next_seconds() == math.inf
+    assert waits[0] <= 1 and waits[1] <= 2 and 2 < max(waits) <= 4
+    subscriptions.granted("a")
+    assert subscriptions.refused("a", now) <= 1  # from the first wait again
+
+
+def test_a_refused_subscription_that_nobody_wants_any_more_is_not_asked_for() -> None:
+    subscriptions = some_subscriptions()
+    subscriptions.connected()
+    for name in "abc":
+        subscriptions.add(name, 1)
+        subscriptions.refused(name, 0.0)
+    assert len(subscriptions.take_changes(0.0)) == 3
+    subscriptions.remove("a")
+    subscriptions.refused("a", 0.0)  # the answer came after the withdrawal
+    subscriptions.add("b", 0)  # asked for now, so not once more later
+    assert subscriptions.take_changes(9.0) == [("a", None), ("b", 0), ("c", 1)]
+    # A new connection is told all there is, at once.
+    subscriptions.refused("b", 0.0)
+    subscriptions.disconnected()
+    assert subscriptions.connected() == [("b", 0), ("c", 1)]
+    assert subscriptions.take_changes(9.0) == []
 
 
 def test_one_byte_wakes_until_the_thread_looks_anew() -> None:

@@ -1,0 +1,60 @@
+"""A device whose broker refuses a subscription says so, and goes on once the rules are mended."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.brokers.fixtures import MakeMosquitto
+from tests.brokers.links import MakeLink
+from tests.brokers.mosquitto import Mosquitto
+from tests.brokers.subscription_rules import SubscriptionRules
+from tests.device_sdk.device.conftest import MakeDevice
+from tests.device_sdk.device.small_aggregator import SmallAggregator
+
+
+@pytest.fixture
+def rules(tmp_path: Path) -> SubscriptionRules:
+    return SubscriptionRules(tmp_path)
+
+
+@pytest.fixture
+def mosquitto(make_mosquitto: MakeMosquitto, rules: SubscriptionRules) -> Mosquitto:
+    """In the place of the one that lets everybody in."""
+    return make_mosquitto(*rules.lines)
+
+
+def test_a_refused_subscription_is_a_problem_until_the_rules_are_mended(
+    make_device: MakeDevice,
+    aggregator: SmallAggregator,
+    make_link: MakeLink,
+    mosquitto: Mosquitto,
+    rules: SubscriptionRules,
+) -> None:
+    operator = make_link(mosquitto.url)
+    device = make_device()
+    rules.change(operator, "tessera/all/manifest/#")
+    device.start()
+    aggregator.await_(lambda: "refused the subscription" in device.status().problem)
+    aggregator.open_round()
+    rules.change(operator)
+    aggregator.await_(lambda: device.status().receipted_round == 1)
+    assert device.status().problem == ""
+
+
+def test_the_problem_ends_with_the_refusal_though_nothing_else_happens(
+    make_device: MakeDevice,
+    aggregator: SmallAggregator,
+    make_link: MakeLink,
+    mosquitto: Mosquitto,
+    rules: SubscriptionRules,
+) -> None:
+    operator = make_link(mosquitto.url)
+    device = make_device()
+    rules.change(operator, "tessera/all/manifest/#")
+    device.start()
+    aggregator.await_(lambda: "refused the subscription" in device.status().problem)
+    rules.change(operator)
+    aggregator.await_(lambda: device.status().problem == "")
+    assert device.status().connected

@@ -18,7 +18,13 @@ from numpy.typing import NDArray
 from device_sdk.errors import BatchError
 from device_sdk.learners.learner import LearnerError, State
 from device_sdk.learners.local_steps import SampleStream, predict_all, unchanged_on_error
-from device_sdk.learners.teachers import PublicSet, PublicStream, pool_names, public_sets
+from device_sdk.learners.teachers import (
+    PublicSet,
+    PublicStream,
+    learnable,
+    pool_names,
+    public_sets,
+)
 from device_sdk.learners.trainer_state import restore_trainer, trainer_state
 from device_sdk.local_data import DataSource, LocalData
 from device_sdk.trainer import Trainer
@@ -100,6 +106,9 @@ class MutualLearner:
         once there is somebody to learn from, ``public_loss`` and ``conflict_share``, the share of
         public steps whose gradient opposed the local one.
 
+        Samples that the model cannot take, or whose values are far beyond this device's own, are
+        left out: their owner must not decide whether this device's round succeeds.
+
         Raises LearnerError where the broadcast or the data do not fit the artifact, there are no
         samples, or training fails; the trainer is then unchanged.
         """
@@ -111,9 +120,11 @@ class MutualLearner:
         offered = pool_names(broadcast).get(self._sender) == attachment_name(self._sender, mark)
         # Its own samples count as a public set only where all are asked about all, as they are.
         counted = own if offered and training.combine == "mean" else {}
+        together = _together(data)
         sets = public_sets(broadcast, self._entries, training, counted)
+        sets = learnable(sets, together, self._trainer, training)
         with unchanged_on_error(self._trainer):
-            tally = self._steps(_together(data), sets, training)
+            tally = self._steps(together, sets, training)
             tensors = self._labels(own, sets, training)
         metadata = tally.metadata()
         if own and not offered:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,17 +10,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from device_sdk.errors import DeviceError
 from device_sdk.learners.learner import LearnerError
-from device_sdk.learners.local_steps import SampleStream
+from device_sdk.learners.local_steps import SampleStream, predict_all
+from device_sdk.trainer import Trainer
 from device_sdk.wire.errors import WireError
 from device_sdk.wire.exchange import Broadcast
 from device_sdk.wire.mutual_settings import MutualTraining
 from device_sdk.wire.public_samples import SampleEntry, decode_samples, owner_of
 from device_sdk.wire.soft_labels import decode_soft_labels
 
-__all__ = ["PublicSet", "PublicStream", "public_sets", "pool_names"]
+__all__ = ["PublicSet", "PublicStream", "learnable", "pool_names", "public_sets"]
 
 _TEACHER = "teacher"
+_REACH = 100.0
+_log = logging.getLogger("tessera.device")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +78,48 @@ def public_sets(
         if count:
             found.append(PublicSet(owner, samples, teacher, confidence))
     return found
+
+
+def learnable(
+    sets: list[PublicSet],
+    own: Mapping[str, NDArray[Any]],
+    trainer: Trainer,
+    training: MutualTraining,
+) -> list[PublicSet]:
+    """The sets whose samples the trainer's model can take, their floats within 100 times the
+    largest of ``own`` (and 100): no owner is to decide whether another device's round succeeds."""
+    found = []
+    for one in sets:
+        if not _within_reach(one.samples, own):
+            why = "their values are far beyond this device's own"
+        elif not _is_readable(one.samples, trainer, training):
+            why = "the model cannot take them"
+        else:
+            found.append(one)
+            continue
+        _log.warning("the public samples of %s are left out: %s", one.owner, why)
+    return found
+
+
+def _within_reach(theirs: Mapping[str, NDArray[Any]], own: Mapping[str, NDArray[Any]]) -> bool:
+    for name, array in theirs.items():
+        if array.dtype.kind == "f" and array.size:
+            largest = _REACH * max(1.0, float(np.abs(own[name]).max()))
+            if float(np.abs(array).max()) > largest:
+                return False
+    return True
+
+
+def _is_readable(
+    samples: Mapping[str, NDArray[Any]], trainer: Trainer, training: MutualTraining
+) -> bool:
+    if [name for name, array in samples.items() if array.dtype.kind in "iu"] == [training.target]:
+        return True  # floats within reach need no trial
+    try:
+        predict_all(trainer, samples, training.output)
+    except DeviceError:  # such as an id beyond the rows of an embedding
+        return False
+    return True
 
 
 def _teacher(

@@ -19,9 +19,12 @@ from device_sdk.wire.public_samples import sample_entries
 from device_sdk.wire.soft_labels import decode_soft_labels
 from tests.device_sdk.learners.mutual_artifact import (
     CLASSES,
+    KNOWN_IDS,
     local_data,
+    local_ids,
     samples,
     write_mutual_artifact,
+    write_mutual_ids_artifact,
 )
 
 TRAINING = MutualTraining(CLASSES, local_steps=3, batch_size=8, public_batch=4)
@@ -205,6 +208,51 @@ def test_a_device_may_learn_without_sharing(artifact: Path) -> None:
         summary = simulation.round()
     assert not simulation.failures
     assert summary.metrics["owners"] == 1 and method.owners == (device_name(1),)
+
+
+class Hostile(Recorded):
+    """Shows samples of its own making."""
+
+    def __init__(self, learner: MutualLearner, shown: Mapping[str, np.ndarray]) -> None:
+        super().__init__(learner)
+        self._shown = shown
+
+    def train(self, broadcast: Broadcast) -> Update:
+        update = self.learner.train(broadcast)
+        tensors = dict(update.tensors)
+        if "public.y" in tensors:
+            tensors |= {f"public.{name}": array for name, array in self._shown.items()}
+        return Update(update.round_id, tensors, update.metadata)
+
+
+@pytest.mark.parametrize("size", [1e4, 1e11])
+@pytest.mark.parametrize("changes", [{}, {"combine": "mean"}], ids=["own", "mean"])
+def test_absurd_samples_of_one_device_spoil_nobodys_round(
+    artifact: Path, size: float, changes: dict[str, object]
+) -> None:
+    simulation = fleet(artifact, 3, **changes)
+    *honest, last = simulation.learners
+    hostile = Hostile(last, {"x.step": np.asarray(size / 255, np.float32)})  # type: ignore[arg-type]
+    simulation = Simulation(simulation.method, [*honest, hostile], np.random.default_rng(0))
+    for _ in range(8):
+        summary = simulation.round()
+    assert not simulation.failures
+    assert summary.participants == 3 and summary.metrics["owners"] == 3
+    assert summary.metrics["public_loss"] < 10
+    # The honest ones go on teaching each other.
+    assert right(honest[0], samples(200, 77, 1.0)) > 0.9  # type: ignore[arg-type]
+
+
+def test_ids_that_a_model_does_not_know_spoil_nobodys_round(tmp_path: Path) -> None:
+    artifact = write_mutual_ids_artifact(tmp_path / "ids")
+    learners = [learner(artifact, place, local_ids(place)) for place in range(3)]
+    hostile = Hostile(learners[2], {"x": np.full((8, 2), KNOWN_IDS, np.int32)})
+    method = MutualMethod(sample_entries(learners[0].trainer.artifact), MutualSettings(TRAINING))
+    simulation = Simulation(method, [*learners[:2], hostile], np.random.default_rng(0))
+    for _ in range(3):
+        summary = simulation.round()
+    assert not simulation.failures
+    assert summary.participants == 3 and summary.metrics["owners"] == 3
 
 
 @pytest.mark.parametrize(

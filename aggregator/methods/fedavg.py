@@ -43,6 +43,8 @@ class FedAvgSettings:
         clip_norm: an update whose parameters moved further (Euclidean) is scaled down to it; 0 for
             no limit.
         clip_multiple: likewise for more than so many times the running median of norms.
+        outlier_multiple: an update more than so many times as large as the running median counts
+            for nothing; see :class:`~aggregator.methods.outliers.Outliers`. 0: none does.
         robust, trim_share: how a coordinate's values become one; see
             :class:`~aggregator.methods.robust.RobustRule`. All but ``none`` keep a round's updates
             in memory until it closes, and count every device alike, whatever samples it claims.
@@ -58,6 +60,7 @@ class FedAvgSettings:
     )
     clip_norm: float = 0.0
     clip_multiple: float = 0.0
+    outlier_multiple: float = 0.0
     robust: Robust = "none"
     trim_share: float = 0.1
     most_samples: int = 0
@@ -67,6 +70,7 @@ class FedAvgSettings:
         if not math.isfinite(self.clip_norm) or self.clip_norm < 0:
             raise ValueError(f"clip_norm is {self.clip_norm}; expected 0 (no limit) or above")
         require_multiple("clip_multiple", self.clip_multiple)
+        require_multiple("outlier_multiple", self.outlier_multiple)
         RobustRule(self.robust, self.trim_share)
         if not isinstance(self.most_samples, int) or self.most_samples < 0:
             raise ValueError(f"most_samples is {self.most_samples}; expected 0 (no limit) or above")
@@ -99,7 +103,10 @@ class FedAvgMethod:
         self._trained = sum(one.size for one in self._layout if one.kind == "parameter")
         self._optimizer = ServerOptimizer(self._settings.optimizer, (1, self._trained))
         self._rule = RobustRule(self._settings.robust, self._settings.trim_share)
-        self._limits = UpdateLimits(self._settings.clip_norm, self._settings.clip_multiple)
+        chosen = self._settings
+        self._limits = UpdateLimits(
+            chosen.clip_norm, chosen.clip_multiple, outlier_multiple=chosen.outlier_multiple
+        )
         self._version = 0
         self._round_id = 0
         self._clear()
@@ -159,9 +166,13 @@ class FedAvgMethod:
                 raise Refused("bad-values", "a value is not finite or is absurdly large")
 
     def absorb(self, update: Update) -> None:
-        """Adds the difference; ``update`` must have passed ``check``."""
+        """Adds the difference, unless it is an outlier; ``update`` must have passed ``check``."""
+        self._loss += float(update.metadata["loss"])
         values = _flat(self._layout, update.tensors)
-        _, factor = self._limits.apply(values[: self._trained])
+        # As one row: a model has none that could be compared.
+        _, factor = self._limits.apply(values[None, : self._trained])
+        if factor == 0:
+            return
         if factor < 1:
             values = values * np.float32(factor)
             self._clipped += 1
@@ -169,15 +180,18 @@ class FedAvgMethod:
             self._held.add(values)
         else:
             self._mean.add(values, self._weight(update))
-        self._loss += float(update.metadata["loss"])
 
     def close_round(self) -> RoundSummary:
-        """Metrics: ``clipped`` updates, mean ``loss`` of the devices, ``update_norm`` of the mean
-        difference and ``samples`` or devices behind it."""
-        participants = len(self._held) if self._rule.holds else self._mean.count
-        metrics: dict[str, float] = {"clipped": float(self._clipped)}
+        """Metrics: ``clipped`` updates, ``outliers`` with ``outlier_multiple``, mean ``loss`` of
+        the devices, ``update_norm`` of the mean difference and the ``weight`` behind it: samples
+        or devices."""
+        kept = len(self._held) + self._mean.count
+        metrics = {"clipped": float(self._clipped), **self._limits.metrics()}
+        participants = kept + int(metrics.get("outliers", 0))
         if participants:
-            difference = self._held.mean(self._rule) if self._rule.holds else self._mean.mean()
+            held = len(self._held) > 0
+            # Without anything that is kept, the mean is of no difference at all.
+            difference = self._held.mean(self._rule) if held else self._mean.mean()
             trained = self._trained
             moved = np.empty_like(self._values)
             moved[:trained] = self._optimizer.step(
@@ -194,7 +208,7 @@ class FedAvgMethod:
             self._version += 1
             metrics["update_norm"] = float(np.linalg.norm(difference[:trained]))
             metrics["loss"] = self._loss / participants
-            metrics["weight"] = float(participants) if self._rule.holds else self._mean.weight
+            metrics["weight"] = float(kept) if held else self._mean.weight
         self._clear()
         return RoundSummary(self._round_id, self._version, participants, metrics)
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from aggregator.methods.fedavg import FedAvgMethod, FedAvgSettings
 from aggregator.methods.method import StateError
 from aggregator.methods.outliers import Outliers
 from aggregator.methods.scatter import ScatterMethod, ScatterSettings
@@ -162,6 +163,47 @@ def test_an_outlier_moves_nothing_and_takes_part(robust: Any) -> None:
     assert [one.participants for one in summaries] == [11, 11]
     assert attacked.items.tobytes() == quiet.items.tobytes()
     assert attacked.items.any()
+
+
+def difference(round_id: int, seed: int, scale: float = 1.0, samples: int = 10) -> Update:
+    return Update(round_id, {"w.w": values(seed, scale)}, {"loss": abs(scale), "samples": samples})
+
+
+@pytest.mark.parametrize("robust", ["none", "trimmed", "median"])
+def test_averaging_leaves_out_an_update_far_too_large(robust: Any) -> None:
+    first = {"w": np.zeros((20, 4), dtype=np.float32)}
+    chosen = FedAvgSettings(robust=robust, outlier_multiple=3.0)
+    attacked, quiet = FedAvgMethod(first, {}, chosen), FedAvgMethod(first, {}, chosen)
+    for one in (attacked, quiet):
+        one.open_round(1)
+        for seed in range(10):
+            one.absorb(difference(1, seed))
+    attacked.absorb(difference(1, 99, -10.0, samples=10**6))
+    attacked.absorb(difference(1, 5, 2.5))
+    quiet.absorb(difference(1, 5, 2.5))
+    summaries = [one.close_round() for one in (attacked, quiet)]
+    assert [one.metrics["outliers"] for one in summaries] == [1.0, 0.0]
+    assert [one.participants for one in summaries] == [12, 11]
+    assert summaries[0].metrics["weight"] == summaries[1].metrics["weight"]
+    assert attacked.model["w"].tobytes() == quiet.model["w"].tobytes()
+    assert attacked.model["w"].any()
+
+
+@pytest.mark.parametrize("robust", ["none", "median"])
+def test_averaging_follows_a_fleet_whose_updates_all_grow(robust: Any) -> None:
+    chosen = FedAvgSettings(robust=robust, outlier_multiple=3.0)
+    one = FedAvgMethod({"w": np.zeros((20, 4), dtype=np.float32)}, {}, chosen)
+    left_out = []
+    for round_id in range(1, 40):
+        one.open_round(round_id)
+        for seed in range(10):
+            one.absorb(difference(round_id, seed, 1.0 if round_id < 20 else 100.0))
+        summary = one.close_round()
+        assert (summary.participants, summary.version) == (10, round_id)
+        left_out.append(summary.metrics["outliers"])
+    # Rounds without anything that is kept count, so the window goes on.
+    assert left_out[18:20] == [0.0, 10.0]
+    assert left_out[-1] == 0.0
 
 
 def test_an_honest_fleet_is_left_as_it_is() -> None:

@@ -200,14 +200,13 @@ def test_averaging_heeds_no_minority_and_no_claim_of_samples(robust: Any) -> Non
     assert (summary.participants, summary.metrics["weight"]) == (5, 5.0)
 
 
-OPTIONS = {"clip_multiple": 2.0, "trim_share": 0.2}
+OPTIONS = {"clip_multiple": 2.0, "trim_share": 0.2, "outlier_multiple": 4.0}
 
 
 def methods(robust: Any) -> list[tuple[Any, Any, Any]]:
     of_scatter = ScatterSettings(
         robust=robust,
         row_multiple=1.5,
-        outlier_multiple=4.0,
         item_multiple=1.1,
         **OPTIONS,  # type: ignore[arg-type]
     )
@@ -352,10 +351,11 @@ def test_settings_are_checked() -> None:
             ("trim_share", float("nan")),
             ("clip_multiple", 0.5),
             ("clip_multiple", float("inf")),
+            ("outlier_multiple", 0.5),
         ):
             with pytest.raises(ValueError, match=name):
                 kind(**{name: value})  # type: ignore[arg-type]
-    for name in ("row_multiple", "outlier_multiple", "item_multiple"):
+    for name in ("row_multiple", "item_multiple"):
         for value in (-1.0, 0.5, True):
             with pytest.raises(ValueError, match=name):
                 ScatterSettings(**{name: value})  # type: ignore[arg-type]

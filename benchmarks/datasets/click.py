@@ -1,4 +1,4 @@
-"""MovieLens 1M as clicks: who, which movie, their attributes, and whether the rating was high.
+"""MovieLens as clicks: who, which movie, their attributes, and whether the rating was high.
 
 The experiment of papers/afd, section 3.1: users with at least 10 and movies with more than 15
 ratings, 2,000 users, a click is a rating of 4 or 5.
@@ -15,7 +15,6 @@ All of it follows from one seed.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,19 +24,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.data_folder import default_data_folder
+from benchmarks.datasets.movielens import AGES, OCCUPATIONS, MovieLens, read_1m
 
-__all__ = ["GENRES", "ClickDevice", "ClickSettings", "Clicks", "data_root", "load_clicks"]
+__all__ = ["ClickDevice", "ClickSettings", "Clicks", "clicks_of", "data_root", "load_clicks"]
 
-GENRES = (
-    *("Action", "Adventure", "Animation", "Children's", "Comedy", "Crime", "Documentary"),
-    *("Drama", "Fantasy", "Film-Noir", "Horror", "Musical", "Mystery", "Romance", "Sci-Fi"),
-    *("Thriller", "War", "Western"),
-)
-AGES = (1, 18, 25, 35, 45, 50, 56)
-OCCUPATIONS = 21
 _LIKED = 4
-_YEAR = re.compile(r"\((\d{4})\)\s*$")
-_RATINGS, _USERS, _MOVIES = "ratings_no_timestamp.dat", "users.dat", "movies.dat"
 _FEWEST_USERS = 50
 
 Samples = Mapping[str, NDArray[Any]]
@@ -45,7 +36,7 @@ Samples = Mapping[str, NDArray[Any]]
 
 @dataclass(frozen=True, slots=True)
 class ClickSettings:
-    """What is drawn from MovieLens 1M, and how it lies on the devices.
+    """What is drawn from MovieLens, and how it lies on the devices.
 
     Attributes:
         users: how many users, of those with at least ``least_by_user`` ratings.
@@ -104,34 +95,31 @@ def data_root() -> Path:
 
 
 def load_clicks(root: Path, settings: ClickSettings) -> Clicks:
-    """Read ``ml-1m`` below ``root``.
+    """MovieLens 1M's clicks, from ``ml-1m`` below ``root``.
 
-    Raises FileNotFoundError, naming the file, and ValueError where fewer users than asked for have
-    enough ratings.
+    Raises FileNotFoundError, naming the file, and what :func:`clicks_of` does.
     """
-    folder = root / "ml-1m"
-    for name in (_RATINGS, _USERS, _MOVIES):
-        if not (folder / name).is_file():
-            raise FileNotFoundError(
-                f"{folder / name} is missing: unpack MovieLens 1M "
-                "(https://grouplens.org/datasets/movielens/1m/) there"
-            )
+    return clicks_of(read_1m(root), settings)
+
+
+def clicks_of(data: MovieLens, settings: ClickSettings) -> Clicks:
+    """Choose, split and deal out; raises ValueError where fewer users than asked for have enough
+    ratings."""
     choosing, thinning, splitting, past, dealing = (
         np.random.default_rng(child) for child in np.random.SeedSequence(settings.seed).spawn(5)
     )
-    ratings = _choose(_read_ratings(folder / _RATINGS), settings, choosing)
+    ratings = _choose(data.ratings, settings, choosing)
     if settings.most_ratings:
         ratings = _thin(ratings, settings.most_ratings, thinning)
     users, user = np.unique(ratings[:, 0], return_inverse=True)
     movies, movie = np.unique(ratings[:, 1], return_inverse=True)
-    people = _read_users(folder / _USERS)[users]
-    genres, years = _read_movies(folder / _MOVIES)
+    people = data.people[users]
     label = (ratings[:, 2] >= _LIKED).astype(np.int64)
     part = _split(user, splitting)
     samples: dict[str, NDArray[Any]] = {
         "categories": np.column_stack([user, movie, people[user]]),
-        "genres": genres[movies][movie],
-        "numbers": years[movies][movie][:, None],
+        "genres": data.genres[movies][movie],
+        "numbers": data.years[movies][movie][:, None],
         "history": _histories(user, movie, (part == 0) & (label == 1), settings.history, past),
         "label": label,
     }
@@ -152,36 +140,6 @@ def load_clicks(root: Path, settings: ClickSettings) -> Clicks:
 
 def _rows(samples: Samples, chosen: NDArray[np.bool_]) -> Samples:
     return {name: array[chosen] for name, array in samples.items()}
-
-
-def _read_ratings(path: Path) -> NDArray[np.int64]:
-    """User, movie, rating: [n, 3]."""
-    text = path.read_text(encoding="ascii").replace("::", " ")
-    return np.fromstring(text, dtype=np.int64, sep=" ").reshape(-1, 3)
-
-
-def _read_users(path: Path) -> NDArray[np.int64]:
-    """Gender, age group and occupation by user id, [largest id + 1, 3]."""
-    lines = [line.split("::") for line in path.read_text(encoding="latin-1").splitlines()]
-    table = np.zeros((max(int(line[0]) for line in lines) + 1, 3), dtype=np.int64)
-    for line in lines:
-        table[int(line[0])] = ("MF".index(line[1]), AGES.index(int(line[2])), int(line[3]))
-    return table
-
-
-def _read_movies(path: Path) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """By movie id: genres as 0 and 1 [largest id + 1, 18], and the year scaled to -1 to 1."""
-    lines = [line.split("::") for line in path.read_text(encoding="latin-1").splitlines()]
-    count = max(int(line[0]) for line in lines) + 1
-    genres = np.zeros((count, len(GENRES)), dtype=np.float32)
-    years = np.zeros(count, dtype=np.float32)
-    for number, title, listed in lines:
-        year = _YEAR.search(title)
-        if year is None:
-            raise ValueError(f"{path} names the movie {title!r} without its year")
-        years[int(number)] = (int(year[1]) - 1960) / 40
-        genres[int(number), [GENRES.index(genre) for genre in listed.split("|")]] = 1
-    return genres, years
 
 
 def _choose(

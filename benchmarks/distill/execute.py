@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from benchmarks.datasets.click import ClickDevice, Clicks
 from benchmarks.distill.artifacts import ArtifactShelf
 from benchmarks.distill.experiment import Experiment
-from benchmarks.distill.fleet import Fleet, build_fleet, entries_of
+from benchmarks.distill.fleet import Fleet, build_fleet
 from benchmarks.distill.measured_channel import MeasuredChannel
 from benchmarks.distill.outcome import GLOBAL, Outcome, Point
-from benchmarks.recommendation.click_metrics import ClickQuality, click_quality
+from benchmarks.distill.predictions import joined_quality, predictions
+from benchmarks.recommendation.click_metrics import click_quality
 from benchmarks.simulator import Simulation
-from device_sdk.learners.local_steps import predict_all
 from device_sdk.wire.tensors import Codec
 
 __all__ = ["execute"]
 
-Samples = Mapping[str, NDArray[Any]]
 _DEVICE_NAMES = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
@@ -80,7 +77,7 @@ def _evaluate(
 ) -> Point:
     """Test samples are looked at only where the round is better than ``best`` on validation."""
     losses = [
-        click_quality(*_predicted(fleet, place, device.validation)).loss
+        click_quality(*predictions(fleet.predictor(place), device.validation)).loss
         for place, device in enumerate(devices)
     ]
     loss = float(np.average(losses, weights=[len(one.validation["label"]) for one in devices]))
@@ -88,22 +85,7 @@ def _evaluate(
         raise RuntimeError(f"the validation loss of round {round_id} is not finite")
     if loss >= best:
         return Point(round_id, loss, seconds, {}, fleet.switched)
-    found = [_predicted(fleet, place, device.test) for place, device in enumerate(devices)]
+    found = [predictions(fleet.predictor(place), one.test) for place, one in enumerate(devices)]
     quality = {_DEVICE_NAMES[place]: click_quality(*one) for place, one in enumerate(found)}
-    quality[GLOBAL] = _joined(found)
+    quality[GLOBAL] = joined_quality(found)
     return Point(round_id, loss, seconds, quality, fleet.switched)
-
-
-def _predicted(
-    fleet: Fleet, device: int, samples: Samples
-) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.int64]]:
-    trainer = fleet.predictor(device)
-    clicks = predict_all(trainer, entries_of(trainer, samples), "click", batch_size=512)
-    return samples["label"], clicks, samples["categories"][:, 0]
-
-
-def _joined(
-    found: Sequence[tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.int64]]],
-) -> ClickQuality:
-    labels, clicks, users = (np.concatenate(part) for part in zip(*found, strict=True))
-    return click_quality(labels, clicks, users)

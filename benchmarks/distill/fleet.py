@@ -1,4 +1,4 @@
-"""Virtual devices of an experiment: their samples, their learners, and devices that lie."""
+"""Virtual devices of an experiment: their samples, and their learners."""
 
 from __future__ import annotations
 
@@ -15,17 +15,16 @@ from aggregator.methods.teacher_logits import TeacherLogitsMethod
 from benchmarks.datasets.click import Clicks
 from benchmarks.distill.artifacts import ArtifactShelf
 from benchmarks.distill.experiment import Experiment
+from benchmarks.distill.liars import LyingTeacher, random_claims
+from benchmarks.distill.predictions import entries_of
 from device_sdk.learners.fedavg import FedAvgLearner
-from device_sdk.learners.learner import Learner, State
+from device_sdk.learners.learner import Learner
 from device_sdk.learners.teacher_logits import TeacherLogitsLearner
 from device_sdk.local_data import LocalData
 from device_sdk.trainer import Trainer
-from device_sdk.wire.exchange import Broadcast, Update
 from device_sdk.wire.fedavg_settings import FedAvgTraining
-from device_sdk.wire.label_knowledge import LabelKnowledge, encode_knowledge
-from device_sdk.wire.teacher_logits_settings import TeacherLogitsTraining
 
-__all__ = ["Fleet", "NoisyLearner", "build_fleet", "entries_of", "whole"]
+__all__ = ["Fleet", "build_fleet", "whole"]
 
 Samples = Mapping[str, NDArray[Any]]
 
@@ -54,36 +53,6 @@ class Fleet:
         return float(np.mean([state is not None and int(state) > 0 for state in states]))
 
 
-class NoisyLearner:
-    """A device that sends random distributions, and claims as many samples as it likes."""
-
-    def __init__(self, rng: np.random.Generator) -> None:
-        self._rng = rng
-
-    def train(self, broadcast: Broadcast) -> Update:
-        """Softmax of normal logits of deviation 3 for every label."""
-        training = TeacherLogitsTraining.from_scalars(broadcast.settings)
-        logits = 3 * self._rng.standard_normal((training.classes, training.classes))
-        shares = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
-        labels = np.arange(training.classes)
-        claimed = np.full(training.classes, training.most_samples)
-        knowledge = LabelKnowledge(labels, claimed, shares.astype(np.float32))
-        return Update(broadcast.round_id, encode_knowledge(knowledge, training))
-
-    def state(self) -> State:
-        """Nothing."""
-        return {}
-
-    def restore(self, state: State) -> None:
-        """Nothing to take back."""
-
-
-def entries_of(trainer: Trainer, samples: Samples) -> Samples:
-    """Those entries that the trainer's artifact reads: only some networks want the history."""
-    wanted = {port.of for port in trainer.artifact.graphs["train"].select("batch")}
-    return {name: array for name, array in samples.items() if name in wanted}
-
-
 def whole(parts: list[Samples]) -> Samples:
     """All parts as one."""
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
@@ -107,7 +76,7 @@ def build_fleet(
         rng = np.random.default_rng(child)
         trainers.append(trainer)
         if place >= len(parts) - experiment.noisy:
-            learners.append(NoisyLearner(rng))
+            learners.append(LyingTeacher(random_claims(rng)))
         elif teaching:
             learners.append(TeacherLogitsLearner(lambda data=data: data, trainer, "", rng))  # type: ignore[misc]
         else:

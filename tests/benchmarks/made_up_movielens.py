@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.datasets.click import AGES, GENRES
+from benchmarks.datasets.movielens import AGES, GENRES
 
 
 def made_up_movielens(root: Path) -> Path:

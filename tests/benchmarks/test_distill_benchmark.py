@@ -176,10 +176,10 @@ def test_the_command_says_what_is_wrong(
 
 def test_noise_stays_within_what_the_method_takes() -> None:
     from aggregator.methods.teacher_logits import TeacherLogitsMethod
-    from benchmarks.distill.fleet import NoisyLearner
+    from benchmarks.distill.liars import LyingTeacher, random_claims
 
     method = TeacherLogitsMethod(replace(TRAINING, least_confidence=0.5))
-    liar = NoisyLearner(np.random.default_rng(0))
+    liar = LyingTeacher(random_claims(np.random.default_rng(0)))
     for round_id in range(1, 6):
         update = liar.train(method.open_round(round_id))
         method.check(update)

@@ -15,10 +15,11 @@ os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 from benchmarks.attention.execute import execute
 from benchmarks.attention.outcome import Outcome, OutcomeStore
 from benchmarks.attention.pictures import draw_joining, draw_listening
-from benchmarks.attention.presets import BEST, ROWS, TABLES, Row
+from benchmarks.attention.rows import BEST, ROWS, TABLES, Row
 from benchmarks.attention.table import (
     BySeed,
     joining_table,
+    known_table,
     main_caption,
     main_table,
     validation_table,
@@ -75,6 +76,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(validation_table(outcomes[table]))
         elif table == "joining":
             print(joining_table(outcomes[table]))
+        elif table == "known":
+            print(known_table(outcomes[table]))
         else:
             print(main_table(outcomes[table]))
             print(f"\n{main_caption(rows[0].make(0).every)}")

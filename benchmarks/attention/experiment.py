@@ -10,9 +10,10 @@ from typing import Literal, get_args
 from aggregator.methods.attention import AttentionSettings
 from aggregator.methods.fedavg import FedAvgSettings
 
-__all__ = ["DATA", "DataName", "Experiment", "Local"]
+__all__ = ["DATA", "DataName", "Experiment", "Local", "Shown"]
 
 DataName = Literal["vmnist", "air", "air-missing", "air-widths"]
+Shown = Literal["personal", "global"]
 DATA: tuple[str, ...] = get_args(DataName)
 
 # Raise when a change to the code changes what the same settings come to.
@@ -51,7 +52,7 @@ class Experiment:
     seed: int
     rounds: int
     method: AttentionSettings | FedAvgSettings | Local
-    shows: Literal["personal", "global"] = "personal"
+    shows: Shown = "personal"
     decay: float = 1.0
     every: int = 4
     key_scale: float = 0.0

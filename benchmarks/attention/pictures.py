@@ -13,7 +13,7 @@ matplotlib.use("Agg")
 from matplotlib import pyplot
 
 from benchmarks.attention.outcome import Outcome, Scores
-from benchmarks.attention.presets import OBSERVED
+from benchmarks.attention.rows import OBSERVED
 from benchmarks.attention.table import BySeed, joining_accuracies
 from benchmarks.datasets.air import SUBURBS
 from benchmarks.datasets.vmnist import VARIANTS

@@ -8,13 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from tabulate import tabulate
 
 from benchmarks.attention.outcome import Outcome
-from benchmarks.attention.presets import BEST, OBSERVED
+from benchmarks.attention.rows import BEST, KINDS, OBSERVED
 from benchmarks.scatter.statistics import paired_difference, spread
 
 __all__ = [
     "BySeed",
     "joining_accuracies",
     "joining_table",
+    "known_table",
     "main_caption",
     "main_table",
     "validation_table",
@@ -83,6 +84,27 @@ def joining_table(outcomes: Mapping[str, BySeed]) -> str:
         for method, by_count in found.items()
     ]
     headers = (f"accuracy % at {OBSERVED}, stations:", *(str(count) for count in counts))
+    return tabulate(lines, headers=headers, tablefmt="github", disable_numparse=True)
+
+
+def known_table(outcomes: Mapping[str, BySeed]) -> str:
+    """Accuracy by what devices' pictures show: a line a method, those told apart first."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for name, by_seed in outcomes.items():
+        method, _, among = name.partition(", ")
+        for kind, devices in KINDS.items():
+            if among not in (kind, "all") or not by_seed:
+                continue
+            line = method if among == "all" else f"{method}, told apart"
+            found.setdefault(line, {})[kind] = [
+                100 * sum(one.by_device[device] for device in devices) / len(devices)
+                for one in by_seed.values()
+            ]
+    lines = [
+        (line, *(_spread(by_kind[kind]) if kind in by_kind else "" for kind in KINDS))
+        for line, by_kind in found.items()
+    ]
+    headers = ("accuracy %", *(f"{len(devices)} with {k}" for k, devices in KINDS.items()))
     return tabulate(lines, headers=headers, tablefmt="github", disable_numparse=True)
 
 

@@ -12,8 +12,8 @@ from benchmarks.attention.experiment import Experiment, Local
 from benchmarks.attention.falling_rate import FallingRate
 from benchmarks.attention.local_only import LocalMethod
 from benchmarks.attention.outcome import Outcome, OutcomeStore, Point, Scores
-from benchmarks.attention.presets import BEST, OBSERVED, ROWS, STAGES, TABLES
-from benchmarks.attention.table import joining_table, main_table, validation_table
+from benchmarks.attention.rows import BEST, KINDS, OBSERVED, ROWS, STAGES, TABLES
+from benchmarks.attention.table import joining_table, known_table, main_table, validation_table
 from device_sdk.wire.exchange import Attachment, Broadcast, Update
 
 
@@ -47,7 +47,8 @@ def test_every_row_is_a_run_of_its_own() -> None:
         assert row.make(0).key != row.make(1).key
     shared = [names for names in keys.values() if len(names) > 1]
     # The last stage of figure 6 is the table of all stations; n = all is the plain method.
-    assert all({table for table, _ in names} & {"joining", "neighbours"} for names in shared)
+    again = {"joining", "neighbours", "known"}
+    assert all({table for table, _ in names} & again for names in shared)
     assert len(STAGES[-1]) == 0
 
 
@@ -67,6 +68,24 @@ def test_tables_show_means_and_paired_differences() -> None:
     assert "60.00" in found
     assert "65.00" in found
     assert "80.00" in validation_table({"FTL": {0: outcome(0.6)}})
+
+
+def test_devices_that_were_told_apart_stand_in_one_line() -> None:
+    by_kind = {
+        kind: dict.fromkeys(devices, 0.6 + 0.1 * place)
+        for place, (kind, devices) in enumerate(KINDS.items())
+    }
+    table = known_table(
+        {
+            **{f"FTL, {kind}": {0: outcome(0.5, by_device=by_kind[kind])} for kind in KINDS},
+            "FTL, all": {0: outcome(0.5, by_device=by_kind["digits"] | by_kind["clothes"])},
+            f"{BEST}, all": {},
+        }
+    )
+    apart, together = table.splitlines()[2:]
+    told = [cell.strip() for cell in apart.split("|")[1:4]]
+    assert told == ["FTL, told apart", "60.00", "70.00"]
+    assert [cell.strip() for cell in together.split("|")[1:4]] == ["FTL", "60.00", "70.00"]
 
 
 def test_the_channel_rounds_to_half_and_counts() -> None:

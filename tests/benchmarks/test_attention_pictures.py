@@ -8,7 +8,7 @@ import pytest
 from benchmarks.attention.__main__ import main
 from benchmarks.attention.outcome import Outcome, OutcomeStore, Point, Scores
 from benchmarks.attention.pictures import device_groups, draw_joining, draw_listening, moment_of
-from benchmarks.attention.presets import BEST, OBSERVED, ROWS
+from benchmarks.attention.rows import BEST, OBSERVED, ROWS
 from benchmarks.attention.table import joining_accuracies, joining_table, main_caption
 from benchmarks.datasets.air import SUBURBS, load_air
 from benchmarks.datasets.vmnist import VARIANTS, load_vmnist

@@ -1,0 +1,177 @@
+"""The rows of the tables: what each shows, and its experiment for a seed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from benchmarks.attention.experiment import DATA, DataName, Experiment, Shown
+from benchmarks.attention.presets import (
+    HEAD,
+    ROUNDS,
+    SGD_BATCH,
+    SGD_RATE,
+    attention,
+    fedamp,
+    local,
+    placed,
+    printed,
+    without_mixing,
+)
+from benchmarks.datasets.vmnist import DEVICES_A_VARIANT, VARIANTS
+
+__all__ = ["BEST", "KINDS", "OBSERVED", "ROWS", "STAGES", "TABLES", "Row", "stage_devices"]
+
+BEST = "FedAMN"
+"""The row that the others are compared with, seed by seed."""
+
+OBSERVED = "Dongsi"
+_CENTRE = (OBSERVED, "Guanyuan", "Tiantan", "Wanshouxigong")
+_CITY = (*_CENTRE, "Aotizhongxin", "Gucheng", "Nongzhanguan", "Wanliu")
+STAGES: tuple[tuple[str, ...], ...] = ((OBSERVED,), _CENTRE, _CITY, ())
+"""Figure 6: a station in the centre, with three others there, with all of the city, and with the
+four far outside (Changping, Dingling, Huairou, Shunyi; empty for all twelve)."""
+
+KINDS = {
+    "digits": tuple(
+        f"{variant}.{number}"
+        for variant in VARIANTS
+        for number in range(1, DEVICES_A_VARIANT + 1)
+        if variant != "fashion"
+    ),
+    "clothes": tuple(f"fashion.{number}" for number in range(1, DEVICES_A_VARIANT + 1)),
+}
+"""V-MNIST's devices by what their pictures show."""
+
+TABLES = {
+    "vmnist": "V-MNIST, 18 devices",
+    "air": "Beijing air, 12 stations",
+    "air-missing": "Beijing air, each station without 2 of its 13 measured features",
+    "air-widths": "Beijing air, GRUs of 32 and 64 by turns",
+    "neighbours": "V-MNIST, fetching the n favoured neighbours",
+    "schedules": "V-MNIST, 40 rounds, the rate falling by a factor a round",
+    "known": "V-MNIST, told beforehand which devices hold clothes",
+    "joining": f"Beijing air, accuracy at {OBSERVED} as others join (figure 6)",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A line of a table: what it shows, and its experiment for a seed."""
+
+    table: str
+    name: str
+    shows: str
+    make: Callable[[int], Experiment]
+
+
+def stage_devices(stage: int) -> int:
+    """Number of stations that take part in a stage of ``joining``."""
+    return len(STAGES[stage]) or 12
+
+
+def _main_rows(data: DataName) -> list[Row]:
+    head = HEAD[data]
+
+    def row(name: str, shows: str, make: Callable[[int], Experiment]) -> Row:
+        return Row(data, name, shows, make)
+
+    def plain(shows: Shown, **changes: object) -> Callable[[int], Experiment]:
+        return lambda seed: without_mixing(data, seed, shows, **changes)
+
+    def mixing(**changes: object) -> Callable[[int], Experiment]:
+        return lambda seed: attention(data, seed, **changes)
+
+    sgd = {"base_steps": 1, "batch_size": SGD_BATCH, "learning_rate": SGD_RATE}
+    rows = [
+        row("local only", "every device for itself", lambda seed: local(data, seed)),
+        row("FedSGD", f"one step a round on {SGD_BATCH} samples", plain("global", **sgd)),
+        row("FedAvg", "the global model", plain("global")),
+        row("FedProx", "the global model, mu 0.1", plain("global", proximal=0.1)),
+        row("FedPer", "the last layer stays", plain("personal", keeps=head)),
+        row("FTL", "the global model, fine-tuned by a round's steps", plain("personal")),
+        row("FedAMP", "attention at the aggregator", lambda seed: fedamp(data, seed)),
+        row("FedAMN layer 1", "neighbours, no global model", mixing(layers="first")),
+        row("FedAMN layer 2", "own and global model", mixing(layers="second")),
+        row(BEST, "both layers", mixing()),
+        row("FedAMN placed", "mixed by the aggregator", lambda seed: placed(data, seed)),
+    ]
+    rows.append(row("FedAMN as printed", "learns its own share", lambda s: printed(data, s)))
+    if data in ("vmnist", "air"):
+        rows += [
+            row("FedAMN unlearned", "attention as it starts", mixing(meta_learning_rate=0.0)),
+            row("FedAMN full", "a meta-step before each base step", mixing(meta_every=1)),
+        ]
+    return rows
+
+
+def _neighbour_rows() -> list[Row]:
+    def make(count: int) -> Callable[[int], Experiment]:
+        return lambda seed: attention("vmnist", seed, neighbours=count)
+
+    counts = (2, 4, 8, 0)
+    return [
+        Row("neighbours", f"n = {n or 'all'}", "favoured neighbours' vectors a round", make(n))
+        for n in counts
+    ]
+
+
+def _schedule_rows() -> list[Row]:
+    makers: dict[str, Callable[[int], Experiment]] = {
+        "FedAMP": lambda seed: fedamp("vmnist", seed),
+        "FedAMN unlearned": lambda seed: attention("vmnist", seed, meta_learning_rate=0.0),
+        BEST: lambda seed: attention("vmnist", seed),
+    }
+
+    def at(make: Callable[[int], Experiment], decay: float) -> Callable[[int], Experiment]:
+        return lambda seed: replace(make(seed), rounds=2 * ROUNDS, decay=decay)
+
+    return [
+        Row("schedules", f"{name}, {decay}", "factor a round", at(make, decay))
+        for name, make in makers.items()
+        for decay in (0.9, 0.94, 0.97)
+    ]
+
+
+def _known_rows() -> list[Row]:
+    """A global model for each kind of picture, as if somebody had told the devices apart."""
+
+    def among(devices: tuple[str, ...]) -> Callable[[int], Experiment]:
+        return lambda seed: replace(without_mixing("vmnist", seed, "personal"), devices=devices)
+
+    def row(name: str, make: Callable[[int], Experiment]) -> Row:
+        return Row("known", name, "accuracy by kind", make)
+
+    return [
+        *(row(f"FTL, {kind}", among(devices)) for kind, devices in KINDS.items()),
+        row("FTL, all", among(())),
+        row("FedAMP, all", lambda seed: fedamp("vmnist", seed)),
+        row(f"{BEST}, all", lambda seed: attention("vmnist", seed)),
+    ]
+
+
+def _joining_rows() -> list[Row]:
+    makers: dict[str, Callable[[int], Experiment]] = {
+        "FedAvg": lambda seed: without_mixing("air", seed, "global"),
+        "FTL": lambda seed: without_mixing("air", seed, "personal"),
+        "FedAMP": lambda seed: fedamp("air", seed),
+        BEST: lambda seed: attention("air", seed),
+    }
+
+    def at(make: Callable[[int], Experiment], stage: int) -> Callable[[int], Experiment]:
+        return lambda seed: replace(make(seed), devices=STAGES[stage])
+
+    return [
+        Row("joining", f"{name}, {stage_devices(stage)}", "stations in all", at(make, stage))
+        for name, make in makers.items()
+        for stage in range(len(STAGES))
+    ]
+
+
+ROWS: tuple[Row, ...] = (
+    *(row for data in DATA for row in _main_rows(data)),  # type: ignore[arg-type]
+    *_neighbour_rows(),
+    *_schedule_rows(),
+    *_known_rows(),
+    *_joining_rows(),
+)

@@ -139,12 +139,14 @@ class AttentionMethod:
             )
         if not update.sender:
             raise Refused("no-sender", "attention must know whose model it is")
-        if update.sender in self._incoming:
+        known = self._incoming.get(update.sender)
+        if known is not None and known.round_id == update.round_id:
             raise Refused("repeated", "this device's model of the round is here already")
         check_parts(update, self._layouts)
 
     def absorb(self, update: Update) -> None:
-        """Keeps the model; ``update`` must have passed ``check``."""
+        """Keeps the model; ``update`` must have passed ``check``. It takes the place of one of the
+        same device that was carried over from a round without quorum."""
         width = int(update.metadata["width"])
         whole = np.zeros(self._widest.size, dtype=np.float32)
         whole[self._places[width]] = update.tensors["vector"]
@@ -153,7 +155,7 @@ class AttentionMethod:
             whole,
             width=width,
             samples=int(update.metadata["samples"]),
-            round_id=self._round_id,
+            round_id=update.round_id,
             asks=bool(update.metadata["mixture"]),
         )
         self._losses += (float(update.metadata["loss"]), 1)
@@ -246,9 +248,11 @@ class AttentionMethod:
 
     def _average(self, came: DeviceModels) -> Floats:
         """FedAvg over the devices whose models have the number; what none has stays."""
+        most = self._settings.most_samples
+        counts = np.minimum(came.samples, most) if most else came.samples
         total = np.zeros(self._widest.size, dtype=np.float64)
         weight = np.zeros(self._widest.size, dtype=np.float64)
-        for vector, width, samples in zip(came.vectors, came.widths, came.samples, strict=True):
+        for vector, width, samples in zip(came.vectors, came.widths, counts, strict=True):
             places = self._places[width]
             total[places] += float(samples) * vector[places]
             weight[places] += float(samples)

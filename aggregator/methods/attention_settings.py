@@ -21,6 +21,8 @@ class AttentionSettings:
         clusters: how devices are grouped.
         mixture: how the aggregator mixes for devices that do not.
         keep_rounds: a device's last model takes part for so many rounds after it came.
+        most_samples: a device that claims more samples weighs as much as one with so many; 0 for no
+            limit.
         half: vectors and mixtures are handed on as float16.
         rate_decay: the devices' learning rate falls by this factor a round; personal models are
             used as they are after the last steps, which should be quiet ones.
@@ -32,12 +34,15 @@ class AttentionSettings:
     clusters: ClusterSettings = field(default_factory=ClusterSettings)
     mixture: MixtureSettings = field(default_factory=MixtureSettings)
     keep_rounds: int = 10
+    most_samples: int = 0
     half: bool = True
     rate_decay: float = 1.0
 
     def __post_init__(self) -> None:
         if not isinstance(self.keep_rounds, int) or self.keep_rounds < 1:
             raise ValueError(f"keep_rounds is {self.keep_rounds!r}; expected an integer, 1 or more")
+        if not isinstance(self.most_samples, int) or self.most_samples < 0:
+            raise ValueError(f"most_samples is {self.most_samples}; expected 0 (no limit) or above")
         require_decay(self.rate_decay)
         if self.mixture.rule == "fedamp" and not self.training.aggregator_mixes:
             raise ValueError("the rule 'fedamp' needs training with aggregator_mixes=True")

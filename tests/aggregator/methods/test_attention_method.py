@@ -224,6 +224,26 @@ def test_a_device_counts_once_a_round() -> None:
     assert caught.value.reason == "repeated"
 
 
+def test_a_newer_model_takes_the_place_of_one_carried_over() -> None:
+    one = method()
+    one.open_round(1)
+    carried = update(1, 0, vector(0))
+    one.check(carried)
+    one.open_round(2)  # the quorum was missed: the round begins with what was counted
+    one.absorb(carried)
+    newer = update(2, 0, vector(1))
+    one.check(newer)
+    one.absorb(newer)
+    assert one.close_round().participants == 1
+    np.testing.assert_allclose(one.shared, vector(1), rtol=1e-6)
+
+
+def test_a_claim_of_many_samples_is_capped() -> None:
+    one = method(most_samples=30)
+    run_round(one, 1, update(1, 0, vector(0), samples=1 << 40), update(1, 1, vector(1), samples=10))
+    np.testing.assert_allclose(one.shared, 0.75 * vector(0) + 0.25 * vector(1), rtol=1e-6)
+
+
 arrays = hnp.arrays(
     st.sampled_from([np.float32, np.float16, np.int64]), hnp.array_shapes(max_dims=3, max_side=20)
 )
@@ -320,6 +340,8 @@ def test_tasks_that_cannot_work_are_refused() -> None:
         AttentionSettings(mixture=MixtureSettings(rule="fedamp"))
     with pytest.raises(ValueError, match="keep_rounds"):
         AttentionSettings(keep_rounds=0)
+    with pytest.raises(ValueError, match="most_samples is -1"):
+        AttentionSettings(most_samples=-1)
     with pytest.raises(ValueError, match="does not follow"):
         one = method()
         one.open_round(1)

@@ -33,27 +33,11 @@ class NonceLedger:
         self.encapsulated = 0
         self.reused: list[tuple[bytes, bytes]] = []
         self._seen: set[bytes] = set()
-        ledger = self
-
-        class Noted:
-            """The cipher, but that it tells."""
-
-            def __init__(self, key: bytes) -> None:
-                self._key, self._cipher = bytes(key), ChaCha20Poly1305(key)
-
-            def encrypt(self, nonce: bytes, data: bytes, associated: bytes | None) -> bytes:
-                ledger.note(self._key, bytes(nonce))
-                return self._cipher.encrypt(nonce, data, associated)
-
-            def decrypt(self, nonce: bytes, data: bytes, associated: bytes | None) -> bytes:
-                return self._cipher.decrypt(nonce, data, associated)
-
-            @staticmethod
-            def generate_key() -> bytes:
-                return ChaCha20Poly1305.generate_key()
-
+        self.sealed_in: set[str] = set()
+        """Modules that sealed anything."""
         for name in modules_that_seal():
-            monkeypatch.setattr(f"{name}.ChaCha20Poly1305", Noted)
+            monkeypatch.setattr(f"{name}.ChaCha20Poly1305", self._noted(name))
+        ledger = self
         suite = hpke._SUITE
 
         class NotedSuite:
@@ -70,6 +54,25 @@ class NonceLedger:
                 return opened
 
         monkeypatch.setattr(hpke, "_SUITE", NotedSuite())
+
+    def _noted(self, module: str) -> type:
+        ledger = self
+
+        class Noted:
+            """The cipher, but that it tells."""
+
+            def __init__(self, key: bytes) -> None:
+                self._key, self._cipher = bytes(key), ChaCha20Poly1305(key)
+
+            def encrypt(self, nonce: bytes, data: bytes, associated: bytes | None) -> bytes:
+                ledger.note(self._key, bytes(nonce))
+                ledger.sealed_in.add(module)
+                return self._cipher.encrypt(nonce, data, associated)
+
+            def decrypt(self, nonce: bytes, data: bytes, associated: bytes | None) -> bytes:
+                return self._cipher.decrypt(nonce, data, associated)
+
+        return Noted
 
     def note(self, key: bytes, nonce: bytes) -> None:
         """One sealing."""

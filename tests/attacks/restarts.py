@@ -9,15 +9,26 @@ import argparse
 import logging
 import sys
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from aggregator.methods.method import Method
+from aggregator.methods.scatter import ScatterSettings
+from device_sdk.artifact import Artifact
 from device_sdk.rounds.pace import Pace
+from device_sdk.wire.descriptor import read_descriptor
+from device_sdk.wire.enrolment import EnrolmentAttempt
+from device_sdk.wire.enrolment_code import new_code
+from device_sdk.wire.exchange import Attachment, Broadcast
+from device_sdk.wire.topics import EnrolRequestTopic
 from tests.attacks.nonce_ledger import NonceLedger
 from tests.attacks.stage import Stage
+from tests.faults.known import WIDTH, KnownBinding, KnownSums
 from tests.faults.oracle import judge
 
 __all__ = ["RestartFigures", "make_restart_stage", "restart_often"]
@@ -41,9 +52,50 @@ class RestartFigures:
     reused: int
 
 
+class _Attaching(KnownSums):
+    """Attaches its sums, for everybody and for a cohort."""
+
+    def __init__(self, items: int, settings: ScatterSettings, members: list[str]) -> None:
+        super().__init__(np.zeros((items, WIDTH), np.float32), settings)
+        self._members = members
+
+    def open_round(self, round_id: int) -> Broadcast:
+        """See :class:`~aggregator.methods.method.Method`."""
+        broadcast = super().open_round(round_id)
+        sums = {"sums": broadcast.tensors["items"][:1]}
+        return replace(
+            broadcast,
+            attachments={"for.all": Attachment(sums), "for.near": Attachment(sums, "near")},
+            cohorts={"near": tuple(self._members)},
+        )
+
+
 def make_restart_stage(folder: Path) -> Stage:
-    """Two devices in short rounds."""
-    return Stage(folder, 2, _ROUND, pace=_PACE)
+    """Two devices in short rounds, both of a cohort with an attachment of its own."""
+    members: list[str] = []
+
+    class Binding(KnownBinding):
+        """See :class:`_Attaching`."""
+
+        def build(
+            self, items: int, rng: np.random.Generator, artifacts: Sequence[Artifact] = ()
+        ) -> Method:
+            """See :class:`~aggregator.bindings.binding.Binding`."""
+            return _Attaching(items, self.settings, members)
+
+    stage = Stage(folder, 2, _ROUND, pace=_PACE, binding=Binding())
+    members += [device.grant.device_id.hex() for device in stage.devices]
+    return stage
+
+
+def _late_enrolment(stage: Stage) -> bytes:
+    """A request under a code that has expired: each time it comes it is answered, and sealed."""
+    facts, secrets = stage.store.facts, stage.store.secrets
+    code = new_code(facts.root_fingerprint)
+    with stage.store.database.transaction():
+        stage.store.tokens.add(code, int(stage.unix()) - 2, int(stage.unix()) - 1, None)
+    descriptor = read_descriptor(secrets.descriptors()[-1].message, facts.root_fingerprint)
+    return EnrolmentAttempt(code, descriptor, Ed25519PrivateKey.generate()).message
 
 
 def restart_often(stage: Stage, ledger: NonceLedger, restarts: int, seed: int) -> RestartFigures:
@@ -60,8 +112,10 @@ def restart_often(stage: Stage, ledger: NonceLedger, restarts: int, seed: int) -
             if left == 0:
                 raise _Killed
 
+    request, enrol = _late_enrolment(stage), stage.topics.write(EnrolRequestTopic())
     stage.broker.publish = publish  # type: ignore[method-assign]
     for _ in range(restarts):
+        stage.broker.publish(enrol, request)
         left = int(rng.integers(1, 30))
         try:
             stage.run(float(rng.uniform(1.0, 7.0)))

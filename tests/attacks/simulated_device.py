@@ -103,6 +103,9 @@ class SimulatedDevice:
                 case Unsubscribe(topic_filter):
                     self._filters.discard(topic_filter)
                     self._broker.unsubscribe(self.name, topic_filter)
+        if self.participant.take_question() is not None:
+            busy = True
+            self.participant.wanted(())
         job = self.participant.take_job()
         if job is not None:
             busy = True

@@ -303,6 +303,26 @@ def test_absorb_failing_after_the_commit_quarantines_and_holds(make_stage: MakeS
     assert [items[2, 1 + place] for place in range(3)] == [1, 0, 1]
 
 
+def test_a_quarantined_update_stays_refused_when_it_comes_again(make_stage: MakeStage) -> None:
+    stage = make_stage(
+        judged=False,
+        binding=_BrittleBinding(),
+        pace=_BRISK,
+        round_lines="quorum = 2\nwait_for_devices = 3\ndeadline_seconds = 60\npause_seconds = 5",
+    )
+    stage.run_until(lambda: stage.verdict(1, 1) == "counted")
+    stage.drop = _is_receipt(stage, 1)
+    stage.run_until(lambda: stage.parts.store.rounds.latest()[0].held is not None)
+    stage.kill_aggregator()
+    stage.start_aggregator()
+    stage.run(30.0)
+    assert stage.verdict(1, 2) is None
+    stage.drop = lambda parcel: False
+    stage.run_until(lambda: stage.verdict(1, 2) is not None)
+    part = stage.devices[1].part(2)
+    assert part is not None and (stage.verdict(1, 2), part.reason) == ("refused", "quarantined")
+
+
 class _Killed(BaseException):
     pass
 
@@ -354,6 +374,9 @@ def test_death_before_and_after_every_commit_of_three_rounds(
     _DyingDatabase.left = 0
     assert deaths >= 10
     _next_version(stage)
+    # Whatever was opened was also published: no round went by because nobody had heard of it.
+    closed = stage.parts.store.rounds.latest(50)[1:]
+    assert len(closed) > 3 and all(row.next_version is not None for row in closed)
 
 
 def test_a_full_disk_ends_the_aggregator_and_loses_nothing(make_stage: MakeStage) -> None:

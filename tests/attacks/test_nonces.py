@@ -38,6 +38,7 @@ def test_no_key_meets_a_nonce_twice_over_restarts_in_publications(
     assert figures.in_publications > RESTARTS / 4
     assert figures.sealed > RESTARTS and figures.encapsulated > RESTARTS / 4
     assert figures.reused == 0
+    assert ledger.sealed_in == set(modules_that_seal())
 
 
 def test_the_ledger_notices(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,6 +32,7 @@ class Simulation:
         learners: the devices' halves, one a device.
         rng: source of the cohorts.
         channel: what updates and broadcasts pass through.
+        names: what the devices are called; by default :func:`device_name`.
     """
 
     def __init__(
@@ -40,11 +41,13 @@ class Simulation:
         learners: Sequence[Learner],
         rng: np.random.Generator,
         channel: Channel | None = None,
+        names: Sequence[str] | None = None,
     ) -> None:
         self.method = method
         self.learners = learners
         self._rng = rng
         self._channel: Channel = channel if channel is not None else DirectChannel()
+        self._names = names or [device_name(index) for index in range(len(learners))]
         self._round_id = 0
         self.failures: dict[str, int] = {}
 
@@ -63,7 +66,7 @@ class Simulation:
             try:
                 received = self._fetch(device, broadcast, opened)
                 update = self._channel.up(self.learners[device].train(received))
-                update = replace(update, sender=device_name(device))
+                update = replace(update, sender=self._names[device])
                 self.method.check(update)
             except (LearnerError, Refused) as error:
                 self._count(error)
@@ -87,7 +90,7 @@ class Simulation:
         learner = self.learners[device]
         if not opened.attachments or not isinstance(learner, FetchingLearner):
             return broadcast
-        name = device_name(device)
+        name = self._names[device]
         readable = {
             key: attachment
             for key, attachment in opened.attachments.items()

@@ -126,13 +126,15 @@ class ServeProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self.log = home.folder / "serve.log"
 
-    def start(self) -> None:
+    def start(self, point: str = "", calls: int = 0) -> None:
+        """Start; at the ``calls``-th passage of ``point`` (``tests.faults.crash_points``), if any,
+        it kills itself."""
+        home = str(self._home.folder)
+        command = ["-m", "aggregator.cli", "serve", "--home", home]
+        if point:
+            command = ["-m", "tests.aggregator.dying_serve", home, point, str(calls)]
         with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "aggregator.cli", "serve", "--home", str(self._home.folder)],
-                stdout=log,
-                stderr=log,
-            )
+            self._process = subprocess.Popen([sys.executable, *command], stdout=log, stderr=log)
 
     def await_connections(self, count: int) -> None:
         """Wait until the processes started so far have connected ``count`` times to the broker."""
@@ -146,6 +148,11 @@ class ServeProcess:
 
     def stop(self) -> int:
         return self._end(signal.SIGTERM)
+
+    def ended(self) -> int | None:
+        """The exit code of a process that is gone, -9 for one killed; None while it runs."""
+        assert self._process is not None
+        return self._process.poll()
 
     def wait(self) -> int:
         """The exit code, once it has ended by itself."""

@@ -1,6 +1,7 @@
-"""A device's process that trains on arrays until it is killed: ``array_device.py HOME PLACE DATA``.
+"""A device's process that trains on arrays: ``array_device.py HOME PLACE DATA [POINT CALLS]``.
 
-``DATA`` is ``measured`` or ``labelled``.
+It runs until it is killed, or kills itself at the CALLS-th passage of POINT
+(``tests.faults.crash_points``). ``DATA`` is a key of the table below.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ import numpy as np
 
 from device_sdk.device import Device
 from device_sdk.local_data import LocalData
+from device_sdk.rounds.options import TrainingOptions
 from tests.brokers.links import QUICK
 from tests.device_sdk.device.brisk import BRISK
 from tests.device_sdk.handmade import FEATURES, TARGETS
+from tests.faults.crash_points import arm
 
 
 def local_data(place: int) -> LocalData:
@@ -34,12 +37,37 @@ def labelled_data(place: int) -> LocalData:
     return LocalData({"x": x.astype(np.float32), "label": label.astype(np.int64)})
 
 
-DATA = {"measured": local_data, "labelled": labelled_data}
+def shared_data(place: int) -> LocalData:
+    """The labelled samples, of which the last five are shown to the others."""
+    own = labelled_data(place).train
+    samples = {"x": own["x"], "y": own["label"]}
+    return LocalData(
+        {name: array[:-5] for name, array in samples.items()},
+        {name: array[-5:] for name, array in samples.items()},
+    )
+
+
+def classed_data(place: int) -> LocalData:
+    """The labelled samples, under the names that classifiers use."""
+    own = labelled_data(place).train
+    return LocalData({"x": own["x"], "y": own["label"]})
+
+
+DATA = {
+    "measured": local_data,
+    "labelled": labelled_data,
+    "shared": shared_data,
+    "classed": classed_data,
+}
 
 
 def main() -> None:
     home, data = Path(sys.argv[1]), DATA[sys.argv[3]](int(sys.argv[2]))
-    with Device.open(home, pace=BRISK, link_settings=QUICK, data=data) as device:
+    if len(sys.argv) > 4:
+        arm(sys.argv[4], int(sys.argv[5]))
+    # With attention, every device mixes for itself: what it can afford is not the question here.
+    options = TrainingOptions(placement="device")
+    with Device.open(home, pace=BRISK, link_settings=QUICK, data=data, options=options) as device:
         device.start()
         print("started", flush=True)
         sys.stdin.read()  # until whoever started this process ends it

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -19,9 +20,19 @@ from device_sdk.status import DeviceStatus
 from tests.aggregator.homes import ServeProcess, invite
 from tests.brokers.links import QUICK
 
-__all__ = ["DEVICES", "ROUNDS", "final_state", "make_home", "run_with_deaths"]
+__all__ = [
+    "DEVICES",
+    "ROUNDS",
+    "Death",
+    "final_state",
+    "make_home",
+    "run_with_deaths",
+    "run_with_deaths_at",
+]
 
 DEVICES, ROUNDS = 3, 6
+Death = tuple[str, int]
+"""A point of ``tests.faults.crash_points``, and which passage of it is the last."""
 SCRIPT = Path(__file__).with_name("array_device.py")
 
 
@@ -33,8 +44,11 @@ def make_home(
     *,
     method: str,
     settings: Mapping[str, object],
+    task: str = "",
+    table: str = "",
 ) -> AggregatorHome:
-    """The artifact is the one in ``folder / "linear"``; ``settings`` are those of the training."""
+    """The artifact is the one in ``folder / "linear"``; ``settings`` are those of the training;
+    ``task`` and ``table``: further lines of ``[task]`` and of the method's own table."""
     lines = (f"{name} = {json.dumps(value)}" for name, value in settings.items())
     home = AggregatorHome(folder / "fleet")
     initialise(home, int(time.time()), os.urandom)
@@ -45,6 +59,7 @@ method = "{method}"
 artifacts = ["{folder / "linear"}"]
 broadcast_codec = "float32"
 update_codec = "float32"
+{task}
 [broker]
 url = "{url}"
 [round]
@@ -54,6 +69,8 @@ deadline_seconds = 300.0
 resume_grace_seconds = 2.0
 pause_seconds = {pause}
 most_rounds = {rounds}
+[{method}]
+{table}
 [{method}.training]
 """
         + "\n".join(lines)
@@ -68,10 +85,17 @@ class DeviceProcess:
         self._command = [sys.executable, str(SCRIPT), str(home), str(place), data]
         self._process: subprocess.Popen[str] | None = None
 
-    def start(self) -> None:
+    def start(self, point: str = "", calls: int = 0) -> None:
+        """Start; at the ``calls``-th passage of ``point``, if any, it kills itself."""
+        armed = [point, str(calls)] if point else []
         self._process = subprocess.Popen(
-            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [*self._command, *armed], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
+
+    def ended(self) -> int | None:
+        """The exit code of a process that is gone, -9 for one killed; None while it runs."""
+        assert self._process is not None
+        return self._process.poll()
 
     def kill(self) -> None:
         if self._process is not None:
@@ -128,6 +152,43 @@ def run_with_deaths(
         processes[1].start()
         server.start()
         await_version(home, ROUNDS)
+        return homes, [await_receipts(each) for each in homes]
+
+
+def run_with_deaths_at(
+    home: AggregatorHome,
+    url: str,
+    folder: Path,
+    data: str,
+    *,
+    devices: Sequence[Death],
+    server: Sequence[Death],
+) -> tuple[list[Path], list[DeviceStatus]]:
+    """All rounds, in which each device kills itself once and the aggregator as often as told, each
+    at its point, and is started again. Returns as :func:`run_with_deaths` does."""
+    serving, waiting = ServeProcess(home), list(server)
+    serving.start(*waiting[0])
+    with ExitStack() as stack:
+        stack.callback(serving.kill)
+        homes = stack.enter_context(enrolled(home, url, folder))
+        processes = [DeviceProcess(each, place, data) for place, each in enumerate(homes)]
+        alive = set(range(DEVICES))
+        for process, death in zip(processes, devices, strict=True):
+            stack.callback(process.kill)
+            process.start(*death)
+        until = time.monotonic() + 90
+        while version_of(home) < ROUNDS or alive or waiting:
+            for place, process in enumerate(processes):
+                if process.ended() is not None:
+                    assert process.ended() == -signal.SIGKILL and place in alive
+                    alive.remove(place)
+                    process.start()
+            if serving.ended() is not None:
+                assert serving.ended() == -signal.SIGKILL, serving.log.read_text()
+                waiting.pop(0)
+                serving.start(*(waiting[0] if waiting else ()))
+            assert time.monotonic() < until, (version_of(home), alive, waiting)
+            time.sleep(0.02)
         return homes, [await_receipts(each) for each in homes]
 
 

@@ -112,8 +112,9 @@ def test_keys_differ_by_all_of_their_inputs() -> None:
 
 def test_a_publication_never_seals_two_contents_under_one_nonce() -> None:
     made = publication()
-    chunks = [made.seal_chunk(b"same") for _ in range(300)]
-    assert len({chunk[38:] for chunk in chunks}) == 300
+    chunks = [made.seal_chunk(bytes(16)) for _ in range(300)]
+    # Without head and tag, which differ by the index in the head: zeros show the key stream.
+    assert len({chunk[38:-16] for chunk in chunks}) == 300
     made.seal_manifest(b"body", SIGNING)
     with pytest.raises(ValueError, match="one manifest"):
         made.seal_manifest(b"other", SIGNING)

@@ -28,6 +28,7 @@ from tests.fuzz.targets import TARGETS
 
 _ROOT = Path(__file__).resolve().parent.parent.parent
 _GRACE_SECONDS = 60.0
+_MERGE_SECONDS = 600.0
 
 
 @dataclass(frozen=True)
@@ -58,8 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         console.print(f"{name}: {seconds:.0f} s ({left:.1f} minutes left)", style="dim")
         outcomes.append(_fuzz(name, seconds, options.work, options.seed))
         totals = _add_to_totals(options.work, outcomes[-1])
-        if options.keep:
-            _keep(name, options.work)
+        if options.keep and not _keep(name, options.work):
+            console.print(f"{name}: choosing inputs to keep took too long; none added", style="red")
     console.print(_table(outcomes, totals))
     findings = [outcome for outcome in outcomes if outcome.finding is not None]
     for outcome in findings:
@@ -111,23 +112,28 @@ def _fuzz(name: str, seconds: float, work: Path, seed: int) -> Outcome:
     )
 
 
-def _keep(name: str, work: Path) -> None:
-    """Add the least set of inputs that covers what all of them cover."""
+def _keep(name: str, work: Path) -> bool:
+    """Add the least set of inputs that covers what all of them cover; False where it is not found
+    in time."""
     least = work / "least" / name
     shutil.rmtree(least, ignore_errors=True)
     least.mkdir(parents=True)
-    subprocess.run(
-        [
-            *(sys.executable, "-m", "tests.fuzz.one_target", name, str(least)),
-            *("-merge=1", str(work / name)),
-        ],
-        cwd=_ROOT,
-        check=True,
-        capture_output=True,
-        timeout=600,
-        env={**os.environ, "PYTHONPATH": str(_ROOT), "ORT_DISABLE_TELEMETRY": "1"},
-    )
+    try:
+        subprocess.run(
+            [
+                *(sys.executable, "-m", "tests.fuzz.one_target", name, str(least)),
+                *("-merge=1", str(work / name)),
+            ],
+            cwd=_ROOT,
+            check=True,
+            capture_output=True,
+            timeout=_MERGE_SECONDS,
+            env={**os.environ, "PYTHONPATH": str(_ROOT), "ORT_DISABLE_TELEMETRY": "1"},
+        )
+    except subprocess.TimeoutExpired:
+        return False
     kept_corpus.add(name, [path.read_bytes() for path in least.iterdir()])
+    return True
 
 
 def _add_to_totals(work: Path, outcome: Outcome) -> dict[str, int]:

@@ -73,7 +73,12 @@ def test_inputs_that_reach_the_most_code_are_kept(
     found.mkdir(parents=True)
     for number, seed in enumerate(seeds):
         (found / str(number)).write_bytes(seed)
-    program._keep("receipt", tmp_path / "work")
+    monkeypatch.setattr(program, "_MERGE_SECONDS", 0.01)
+    assert not program._keep("receipt", tmp_path / "work")
+    assert corpus.read("receipt") == []
+    monkeypatch.undo()
+    monkeypatch.setattr(corpus, "_FOLDER", tmp_path / "corpus")
+    assert program._keep("receipt", tmp_path / "work")
     kept = corpus.read("receipt")
     assert kept and set(kept) <= set(seeds)
 

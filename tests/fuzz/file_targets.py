@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from aggregator.bindings.teacher_logits import TeacherLogitsSettings
 from aggregator.errors import TaskError
+from aggregator.methods.attention_settings import AttentionSettings
+from aggregator.methods.fedavg import FedAvgSettings
+from aggregator.methods.mutual import MutualSettings
 from aggregator.task import read_task
 from aggregator.task_template import TASK_TEMPLATE
 from device_sdk.artifact.manifest import Manifest
@@ -21,7 +28,12 @@ from device_sdk.factorisation import packaged_artifact
 from device_sdk.runtime.checkpoint import Checkpoint, decode_checkpoint, encode_checkpoint
 from device_sdk.wire.artifact_bundle import pack_artifact, unpack_artifact
 from device_sdk.wire.errors import WireError
+from device_sdk.wire.mutual_settings import MutualTraining
+from device_sdk.wire.teacher_logits_settings import TeacherLogitsTraining
 from tests.fuzz.target import Target
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 __all__ = ["FILE_TARGETS"]
 
@@ -48,6 +60,7 @@ def _task_folder() -> Path:
     memory = Path("/dev/shm")
     folder = Path(tempfile.mkdtemp(prefix="fuzz-", dir=memory if memory.is_dir() else None))
     (folder / "items.tsv").write_text("a\tA film\n")
+    (folder / "model").mkdir()
     for name in ("broker-password", "ca.pem", "client.pem", "client.key"):
         (folder / name).write_text("secret\n")
     return folder
@@ -77,10 +90,38 @@ FILE_TARGETS = (
     Target(
         "task",
         _task,
-        lambda: [TASK_TEMPLATE.encode(), _uncommented().encode()],
+        lambda: [TASK_TEMPLATE.encode(), _uncommented().encode(), *map(_method_task, _METHODS)],
         (TaskError,),
     ),
 )
+
+
+_METHODS: Mapping[str, DataclassInstance] = {
+    "attention": AttentionSettings(),
+    "fedavg": FedAvgSettings(),
+    "mutual": MutualSettings(MutualTraining(3)),
+    "teacher_logits": TeacherLogitsSettings(TeacherLogitsTraining(3)),
+}
+
+
+def _method_task(method: str) -> bytes:
+    """A task of a method on arrays, with every key of the method's tables."""
+    artifacts = 'artifacts = ["model"]'
+    head = f'[task]\nmethod = "{method}"\n{artifacts}\n[broker]\nurl = "mqtt://127.0.0.1"\n'
+    return "\n".join([head, *_toml(method, _METHODS[method])]).encode()
+
+
+def _toml(table: str, settings: DataclassInstance) -> Iterator[str]:
+    values = {each.name: getattr(settings, each.name) for each in fields(settings)}
+    yield f"[{table}]"
+    yield from (
+        f"{name} = {json.dumps(value)}"
+        for name, value in values.items()
+        if isinstance(value, (bool, int, float, str))
+    )
+    for name, value in values.items():
+        if is_dataclass(value):
+            yield from _toml(f"{table}.{name}", value)
 
 
 def _uncommented() -> str:

@@ -16,6 +16,7 @@ from device_sdk.wire.broadcast import (
 from device_sdk.wire.descriptor import read_descriptor
 from device_sdk.wire.enrolment_message import (
     EnrolRequest,
+    _answer_cipher,
     admit_request,
     decode_answer,
     decode_request,
@@ -117,6 +118,15 @@ def _answer(data: bytes) -> None:
     decode_answer(data, b"request", bytes(32), _DESCRIPTOR)
 
 
+def _unsealed_answer(data: bytes) -> None:
+    """What an aggregator could say in a right seal, and rightly signed."""
+    digest = hashlib.sha256(b"request").digest()
+    signed = signature.sign(_SERVING.signing, Purpose.ENROL_ANSWER, digest + data)
+    head, nonce = prefix(MessageType.ENROL_ANSWER), bytes(12)
+    sealed = _answer_cipher(bytes(32), digest).encrypt(nonce, signed + data, head)
+    decode_answer(head + nonce + sealed, b"request", bytes(32), _DESCRIPTOR)
+
+
 def _table(data: bytes) -> None:
     """The aggregator's table of sessions, fed by a stranger."""
     _fleet().table.receive(data, _ANNA.device_id)
@@ -169,6 +179,7 @@ SEALED_TARGETS = (
     Target("request", _request, lambda: [_request_message()], _WIRE),
     Target("unsealed-request", _unsealed_request, lambda: [_request_body()], _WIRE),
     Target("answer", _answer, lambda: [prefix(MessageType.ENROL_ANSWER) + bytes(80)], _WIRE),
+    Target("unsealed-answer", _unsealed_answer, lambda: _answer_bodies(), _WIRE),
     Target("sessions", _table, lambda: [_CIPHER.seal(16, bytes(8), 1, b"payload")], _WIRE),
     Target(
         "publication",
@@ -194,6 +205,19 @@ def _request_message() -> bytes:
 def _enrol_request() -> EnrolRequest:
     identity = key_from("identity").public_key().public_bytes_raw()
     return EnrolRequest(bytes(8), identity, bytes(16), bytes(32))
+
+
+def _answer_bodies() -> list[bytes]:
+    grant: cbor.Value = {
+        "admission": bytes(32),
+        "device": bytes(16),
+        "handle": bytes(16),
+        "shard": 0,
+    }
+    return [
+        cbor.encode({"grant": grant, "refused": None}),
+        cbor.encode({"grant": None, "refused": "revoked"}),
+    ]
 
 
 def _request_body() -> bytes:

@@ -1,65 +1,79 @@
-"""The results as a table: a line a defence, a column an attack."""
+"""The results as tables: a line a defence, a column an attack."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 from tabulate import tabulate
 
-from benchmarks.robust.hostile import ATTACKS, PROMOTING, Attack
-from benchmarks.robust.outcome import Outcome
-from benchmarks.robust.trial import SHARES, UNPROTECTED
+from benchmarks.robust.attacks import PROMOTING, SHARES, Attack
 from benchmarks.scatter.statistics import spread
 
-__all__ = ["Found", "accuracy_table", "exposure_table"]
+__all__ = ["UNPROTECTED", "Found", "Measure", "OutcomeT", "change_table", "promotion_table"]
 
-Found = Mapping[tuple[str, str, float], Mapping[int, Outcome]]
+UNPROTECTED = "none"
+
+OutcomeT = TypeVar("OutcomeT")
+Found = Mapping[tuple[str, str, float], Mapping[int, OutcomeT]]
 """By option, attack ("" for a clean run) and share; then by seed."""
+Measure = Callable[[OutcomeT], Mapping[str, float]]
+"""A measure of an outcome, by the share of devices that are hostile."""
 
 
-def accuracy_table(found: Found, options: Sequence[str]) -> str:
-    """HR@10 of honest users, and in brackets its change in per cent against the clean run without
+def change_table(
+    found: Found[OutcomeT],
+    options: Sequence[str],
+    attacks: Sequence[Attack],
+    measure: Measure[OutcomeT],
+    title: str,
+) -> str:
+    """The measure's mean, and in brackets its change in per cent against the clean run without
     protection, on the same users and seeds."""
+    base = found.get((UNPROTECTED, "", 0.0), {})
+
+    def cell(by_seed: Mapping[int, OutcomeT], share: float) -> str:
+        if not by_seed:
+            return ""
+        mean = spread([measure(one)[str(share)] for one in by_seed.values()]).mean
+        changes = [
+            100 * (measure(one)[str(share)] / measure(base[seed])[str(share)] - 1)
+            for seed, one in by_seed.items()
+            if seed in base
+        ]
+        return f"{mean:.4f} ({spread(changes).mean:+.1f} %)" if changes else f"{mean:.4f}"
+
     lines = []
     for option in options:
         clean = found.get((option, "", 0.0), {})
-        cells = [_accuracy(found, clean, 0.0)]
+        cells = [cell(clean, 0.0)]
         for share in SHARES:
-            for attack in ATTACKS:
-                cells.append(_accuracy(found, found.get((option, attack, share), {}), share))
+            cells += [cell(found.get((option, one, share), {}), share) for one in attacks]
         lines.append((option, len(clean), *cells))
-    headers = ("HR@10 of honest users", "seeds", "clean", *_attack_headers(ATTACKS))
+    headers = (title, "seeds", "clean", *_attack_headers(attacks))
     return tabulate(lines, headers=headers, tablefmt="github", disable_numparse=True)
 
 
-def exposure_table(found: Found, options: Sequence[str]) -> str:
-    """Per cent of honest users that have the promoted item among their ten best."""
+def promotion_table(
+    found: Found[OutcomeT],
+    options: Sequence[str],
+    attacks: Sequence[Attack],
+    measure: Measure[OutcomeT],
+    title: str,
+) -> str:
+    """The measure's mean in per cent under those attacks that promote an item."""
+    promoting = [attack for attack in attacks if attack in PROMOTING]
     lines = []
     for option in options:
         cells = []
-        attacked = [(share, attack) for share in SHARES for attack in PROMOTING]
+        attacked = [(share, attack) for share in SHARES for attack in promoting]
         for share, attack in ((0.0, ""), *attacked):
             by_seed = found.get((option, attack, share), {})
-            values = [100 * one.exposure[str(share)] for one in by_seed.values()]
+            values = [100 * measure(one)[str(share)] for one in by_seed.values()]
             cells.append(f"{spread(values).mean:.1f} %" if values else "")
         lines.append((option, *cells))
-    headers = ("promoted item in the top 10", "clean", *_attack_headers(PROMOTING))
+    headers = (title, "clean", *_attack_headers(promoting))
     return tabulate(lines, headers=headers, tablefmt="github", disable_numparse=True)
-
-
-def _accuracy(found: Found, by_seed: Mapping[int, Outcome], share: float) -> str:
-    if not by_seed:
-        return ""
-    mean = spread([one.hit_ratio[str(share)] for one in by_seed.values()]).mean
-    base = found.get((UNPROTECTED, "", 0.0), {})
-    changes = [
-        100 * (one.hit_ratio[str(share)] / base[seed].hit_ratio[str(share)] - 1)
-        for seed, one in by_seed.items()
-        if seed in base
-    ]
-    if not changes:
-        return f"{mean:.4f}"
-    return f"{mean:.4f} ({spread(changes).mean:+.1f} %)"
 
 
 def _attack_headers(attacks: Sequence[Attack]) -> list[str]:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks.datasets.click import ClickSettings, data_root, load_clicks
+from benchmarks.datasets.movielens import AGES, GENRES, read_100k
 from tests.benchmarks.made_up_movielens import made_up_movielens
 
 SMALL = ClickSettings(
@@ -112,3 +113,27 @@ def test_movielens_gives_the_numbers_that_are_reported() -> None:
     assert dict(clicks.sizes)["user"] == 2000 and dict(clicks.sizes)["movie"] <= 3115
     samples = [len(device.train["label"]) for device in clicks.devices]
     assert len(samples) == 4 and max(samples) > 1.2 * min(samples)
+
+
+def test_movielens_100k_is_read_into_the_same_tables(tmp_path: Path) -> None:
+    folder = tmp_path / "ml-100k"
+    folder.mkdir()
+    (folder / "u.data").write_text("2\t1\t5\t881250949\n1\t2\t3\t891717742\n")
+    (folder / "u.user").write_text("1|24|M|writer|85711\n2|7|F|artist|94043\n3|56|F|artist|1\n")
+    flags = ["0"] * 19
+    toy, unknown = flags.copy(), flags.copy()
+    toy[3] = toy[5] = unknown[0] = "1"
+    lines = [
+        "1|Caf\xe9 Story (1995)|01-Jan-2000||http://x|" + "|".join(toy),
+        "2|unknown||||" + "|".join(unknown),
+    ]
+    (folder / "u.item").write_text("\n".join(lines) + "\n", encoding="latin-1")
+    with pytest.raises(FileNotFoundError, match=r"u\.occupation is missing: unpack MovieLens 100K"):
+        read_100k(tmp_path)
+    (folder / "u.occupation").write_text("artist\nwriter\n")
+    found = read_100k(tmp_path)
+    assert found.ratings.tolist() == [[2, 1, 5], [1, 2, 3]]
+    assert found.people[1:].tolist() == [[0, AGES.index(18), 1], [1, 0, 0], [1, 6, 0]]
+    assert [GENRES[place] for place in np.flatnonzero(found.genres[1])] == ["Animation", "Comedy"]
+    assert not found.genres[2].any()
+    assert found.years.tolist() == [0, 1, 0]

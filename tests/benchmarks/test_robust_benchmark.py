@@ -8,11 +8,17 @@ import pytest
 
 from benchmarks.recommendation.split import hold_out_validation
 from benchmarks.robust.__main__ import main
-from benchmarks.robust.execute import execute, exposure, hostile_devices, unpopular_item
-from benchmarks.robust.hostile import ATTACKS, HostileLearner
-from benchmarks.robust.outcome import Outcome, OutcomeStore
-from benchmarks.robust.table import accuracy_table, exposure_table
-from benchmarks.robust.trial import OPTIONS, RECOMMENDED, SHARES, Trial, base_experiment
+from benchmarks.robust.attacks import ATTACKS, SHARES, hostile_devices, unpopular_item
+from benchmarks.robust.scatter.execute import execute, exposure
+from benchmarks.robust.scatter.hostile import HostileLearner
+from benchmarks.robust.scatter.outcome import Outcome, OutcomeStore
+from benchmarks.robust.scatter.suite import (
+    OPTIONS,
+    RECOMMENDED,
+    ScatterSuite,
+    base_experiment,
+)
+from benchmarks.robust.trial import Trial
 from benchmarks.scatter.presets import preset
 from benchmarks.simulator import FixedInteractions
 from device_sdk.learners.scatter import ScatterLearner
@@ -82,7 +88,12 @@ def test_exposure_counts_who_is_recommended_the_item() -> None:
     assert (found[~knows] == 1).all()
     items[25] = -1
     assert (exposure(users, items, split, 25)[~knows] == 0).all()  # type: ignore[arg-type]
-    assert unpopular_item(split, np.random.default_rng(0)) >= 0  # type: ignore[arg-type]
+
+
+def test_an_unpopular_item_is_known_to_few() -> None:
+    known = np.asarray([0, 5, 6, 1, 900])
+    found = {unpopular_item(known, np.random.default_rng(seed)) for seed in range(20)}
+    assert found == {1, 3}
 
 
 def test_a_trial_is_repeatable_and_measures_honest_users() -> None:
@@ -123,13 +134,27 @@ def test_tables_compare_with_the_clean_run_on_the_same_users() -> None:
         ("none", "promotion", 0.05): {0: Outcome({"0.05": 0.45}, {"0.05": 0.7}, 1.0)},
         ("none", "patient", 0.05): {0: Outcome({"0.05": 0.45}, {"0.05": 0.3}, 1.0)},
     }
-    assert "0.4500 (-10.0 %)" in accuracy_table(found, ["none"])
-    shown = exposure_table(found, ["none"])
+    accuracy, shown = ScatterSuite(None, None).tables(found, ["none"])
+    assert "0.4500 (-10.0 %)" in accuracy
     assert [cell in shown for cell in ("70.0 %", "30.0 %", "patient, 5%")] == [True] * 3
 
 
-def test_names_that_do_not_exist_are_refused(tmp_path: Path) -> None:
+def test_keys_of_earlier_runs_stay() -> None:
+    trial = Trial(base_experiment("test", 0, OPTIONS[0], 40), None, 0.0)
+    assert trial.key == "701e3942d96325cd9ce3"
+
+
+def test_names_that_do_not_exist_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert RECOMMENDED in [option.name for option in OPTIONS]
-    with pytest.raises(SystemExit, match="unknown name 'krum'"):
+    with pytest.raises(SystemExit):
         main(["--options", "krum", "--results", str(tmp_path)])
+    assert "--options: unknown name 'krum'" in capsys.readouterr().err
+    # An option of another method is none of this one.
+    with pytest.raises(SystemExit):
+        main(["--method", "logits", "--options", "trimmed", "--results", str(tmp_path)])
     assert main(["--table-only", "--results", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    for title in ("HR@10 of honest users", "AUC of honest devices", "promoted item in the top 10"):
+        assert title in printed

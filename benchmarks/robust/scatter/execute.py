@@ -11,24 +11,23 @@ from numpy.typing import NDArray
 from aggregator.methods.scatter import ScatterMethod, initial_items
 from benchmarks.recommendation.metrics import quality, sampled_ranks
 from benchmarks.recommendation.split import LeaveOneOut
-from benchmarks.robust.hostile import HostileLearner
-from benchmarks.robust.outcome import Outcome
-from benchmarks.robust.trial import SHARES, Trial
+from benchmarks.robust.attacks import SHARES, hostile_devices, unpopular_item
+from benchmarks.robust.scatter.hostile import HostileLearner
+from benchmarks.robust.scatter.outcome import Outcome
+from benchmarks.robust.trial import Trial
+from benchmarks.scatter.experiment import Experiment
 from benchmarks.scatter.measured_channel import MeasuredChannel
 from benchmarks.simulator import Simulation, mixed_columns, scatter_fleet
 from device_sdk.learners.factor_step import FactorStep
 from device_sdk.learners.scatter import ScatterLearner
 
-__all__ = ["execute", "exposure", "hostile_devices", "unpopular_item"]
+__all__ = ["execute", "exposure"]
 
 Floats = NDArray[np.float32]
-Rows = NDArray[np.int64]
-
-_FEW = 5
 
 
 def execute(
-    trial: Trial, split: LeaveOneOut, step: FactorStep, progress: Callable[[str], None]
+    trial: Trial[Experiment], split: LeaveOneOut, step: FactorStep, progress: Callable[[str], None]
 ) -> Outcome:
     """Train and evaluate; ``progress`` is called with a line of text after each epoch.
 
@@ -42,7 +41,8 @@ def execute(
     columns = mixed_columns(split.users, experiment.classes, np.random.default_rng(dealing))
     honest = scatter_fleet([[rows] for rows in split.train], columns, step, fleet, experiment.pool)
     order = np.random.default_rng(turning).permutation(split.users)
-    item = unpopular_item(split, np.random.default_rng(choosing))
+    known = np.bincount(np.concatenate(split.train), minlength=split.items)
+    item = unpopular_item(known, np.random.default_rng(choosing))
     learners: list[ScatterLearner | HostileLearner] = list(honest)
     if trial.attack is not None:
         hostile = hostile_devices(order, trial.share)
@@ -76,17 +76,6 @@ def execute(
         exposed[str(share)] = float(np.nanmean(sees[rest]))
     progress(f"HR@10 {hit_ratio}, exposure {exposed}, {spent:.0f} s")
     return Outcome(hit_ratio, exposed, spent / experiment.epochs)
-
-
-def hostile_devices(order: Rows, share: float) -> Rows:
-    """The first ``share`` of ``order``: a larger share holds the devices of a smaller one."""
-    return order[: round(share * len(order))]
-
-
-def unpopular_item(split: LeaveOneOut, rng: np.random.Generator) -> int:
-    """One of the items that at least one and at most five users know."""
-    known = np.bincount(np.concatenate(split.train), minlength=split.items)
-    return int(rng.choice(np.flatnonzero((known >= 1) & (known <= _FEW))))
 
 
 def exposure(users: Floats, items: Floats, split: LeaveOneOut, item: int, n: int = 10) -> Floats:

@@ -1,4 +1,4 @@
-"""What a run found, and how it is kept."""
+"""What a run of scatter aggregation found, and how it is kept."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from benchmarks.outcomes import OutcomeFolder
 from benchmarks.robust.trial import Trial
+from benchmarks.scatter.experiment import Experiment
 
 __all__ = ["Outcome", "OutcomeStore"]
 
@@ -28,10 +29,10 @@ class Outcome:
     epoch_seconds: float
 
 
-class OutcomeStore(OutcomeFolder[Trial, Outcome]):
-    """Outcomes of this benchmark."""
+class OutcomeStore(OutcomeFolder[Trial[Experiment], Outcome]):
+    """Outcomes of scatter aggregation."""
 
-    def prefix(self, run: Trial) -> str:
+    def prefix(self, run: Trial[Experiment]) -> str:
         """The data set."""
         return run.experiment.data
 
@@ -39,6 +40,6 @@ class OutcomeStore(OutcomeFolder[Trial, Outcome]):
         """The outcome."""
         return Outcome(**fields)
 
-    def described(self, run: Trial) -> dict[str, Any]:
+    def described(self, run: Trial[Experiment]) -> dict[str, Any]:
         """The trial, experiment and all."""
         return {"trial": asdict(run)}

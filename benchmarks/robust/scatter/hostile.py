@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.robust.attacks import STRENGTH, Attack, noise_like
 from device_sdk.learners.learner import State
 from device_sdk.learners.scatter import ScatterLearner
 from device_sdk.wire.exchange import Broadcast, Update
 
-__all__ = ["ATTACKS", "PROMOTING", "Attack", "HostileLearner"]
+__all__ = ["HostileLearner"]
 
-Attack = Literal["flip", "noise", "promotion", "patient"]
-ATTACKS: tuple[Attack, ...] = ("flip", "noise", "promotion", "patient")
-PROMOTING: tuple[Attack, ...] = ("promotion", "patient")
-"""Attacks that want an item recommended."""
-
-_STRENGTH = np.float32(10.0)
 _ADMIRED = 10
-
-Floats = NDArray[np.float32]
 
 
 class HostileLearner:
@@ -55,11 +48,11 @@ class HostileLearner:
         if not len(update.tensors["rows"]):
             return update
         if self._attack == "flip":
-            tensors = {**update.tensors, "values": update.tensors["values"] * -_STRENGTH}
+            tensors = {**update.tensors, "values": update.tensors["values"] * -STRENGTH}
         elif self._attack == "noise":
-            tensors = {**update.tensors, "values": self._noise(update.tensors["values"])}
+            tensors = {**update.tensors, "values": noise_like(update.tensors["values"], self._rng)}
         else:
-            strength = np.float32(1.0) if self._attack == "patient" else _STRENGTH
+            strength = np.float32(1.0) if self._attack == "patient" else STRENGTH
             tensors = self._promoting(update.tensors, broadcast.tensors["items"], strength)
         return replace(update, tensors=tensors)
 
@@ -70,11 +63,6 @@ class HostileLearner:
     def restore(self, state: State) -> None:
         """See :class:`device_sdk.learners.learner.Learner`."""
         self._honest.restore(state)
-
-    def _noise(self, values: Floats) -> Floats:
-        noise = self._rng.standard_normal(values.shape, dtype=np.float32)
-        scaled: Floats = noise * (_STRENGTH * np.linalg.norm(values) / np.linalg.norm(noise))
-        return scaled.astype(np.float32)
 
     def _promoting(
         self, tensors: State, items: NDArray[Any], strength: np.float32

@@ -1,0 +1,106 @@
+"""What the benchmark asks of a method: its defences, the attacks on it, runs and tables."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Generic, Literal, TypeVar
+
+from benchmarks.outcomes import OutcomeFolder
+from benchmarks.progress_line import progress_line
+from benchmarks.robust.attacks import Attack
+from benchmarks.robust.table import Found, OutcomeT
+from benchmarks.robust.trial import ExperimentT, Trial
+
+__all__ = ["Option", "Selection", "SplitName", "Suite", "changed"]
+
+SplitName = Literal["test", "validation"]
+SettingsT = TypeVar("SettingsT", bound=Any)
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A line of a table: what it shows, and how it changes the method's settings."""
+
+    name: str
+    shows: str
+    change: Callable[[Any], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What is asked for. ``rounds`` 0 stands for as many as the method's experiments have."""
+
+    split: SplitName
+    seeds: Sequence[int]
+    options: Sequence[str]
+    attacks: Sequence[Attack]
+    shares: Sequence[float]
+    rounds: int = 0
+
+
+class Suite(ABC, Generic[ExperimentT, OutcomeT]):
+    """A method's part of the benchmark. Its first option is ``UNPROTECTED``."""
+
+    options: Sequence[Option]
+    attacks: Sequence[Attack]
+
+    def found(
+        self, selection: Selection, results: Path, *, table_only: bool
+    ) -> dict[tuple[str, str, float], dict[int, OutcomeT]]:
+        """Stored outcomes, and unless ``table_only`` those of runs that were missing."""
+        store = self.store(results)
+        found: dict[tuple[str, str, float], dict[int, OutcomeT]] = {}
+        # Seeds outside: what is stopped early has all defences on the first seeds.
+        for seed in selection.seeds:
+            for option, attack, share in self._cases(selection):
+                experiment = self.experiment(selection.split, seed, option, selection.rounds)
+                trial = Trial(experiment, attack, share)
+                words = f"{share:.0%} {attack}" if attack else "clean"
+                run = partial(self._watched, trial, f"seed {seed}, {option.name}, {words}")
+                outcome = store.found_or_made(trial, None if table_only else run)
+                if outcome is not None:
+                    found.setdefault((option.name, attack or "", share), {})[seed] = outcome
+        return found
+
+    @abstractmethod
+    def experiment(self, split: SplitName, seed: int, option: Option, rounds: int) -> ExperimentT:
+        """The run of a seed under an option; ``rounds`` 0 for the usual number."""
+
+    @abstractmethod
+    def store(self, folder: Path) -> OutcomeFolder[Trial[ExperimentT], OutcomeT]:
+        """Where outcomes are kept."""
+
+    @abstractmethod
+    def run(self, trial: Trial[ExperimentT], progress: Callable[[str], None]) -> OutcomeT:
+        """Carry out a trial."""
+
+    @abstractmethod
+    def tables(self, found: Found[OutcomeT], options: Sequence[str]) -> list[str]:
+        """The tables of what was found."""
+
+    def _watched(self, trial: Trial[ExperimentT], label: str) -> OutcomeT:
+        with progress_line(label) as progress:
+            return self.run(trial, progress)
+
+    def _cases(self, selection: Selection) -> Iterator[tuple[Option, Attack | None, float]]:
+        for option in self.options:
+            if option.name not in selection.options:
+                continue
+            yield option, None, 0.0
+            for share in selection.shares:
+                for attack in self.attacks:
+                    if attack in selection.attacks:
+                        yield option, attack, share
+
+
+def changed(**fields: Any) -> Callable[[Any], Any]:
+    """What sets these fields of a method's settings."""
+
+    def change(base: SettingsT) -> SettingsT:
+        return replace(base, **fields)
+
+    return change

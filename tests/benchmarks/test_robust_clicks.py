@@ -1,0 +1,200 @@
+"""Federated averaging and teacher logits with hostile devices, over made-up clicks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.datasets.click import Clicks, ClickSettings, clicks_of
+from benchmarks.datasets.movielens import MovieLens
+from benchmarks.distill.artifacts import ArtifactShelf, click_fields
+from benchmarks.distill.experiment import ModelChoice
+from benchmarks.distill.predictions import entries_of
+from benchmarks.robust.attacks import ATTACKS, SHARES, Attack
+from benchmarks.robust.clicks.catalogue import Catalogue, Watcher, seen_by, watchers
+from benchmarks.robust.clicks.execute import execute
+from benchmarks.robust.clicks.experiment import Experiment, MethodName, base_experiment
+from benchmarks.robust.clicks.fleet import TrainerShelf
+from benchmarks.robust.clicks.hostile import HostileLearner
+from benchmarks.robust.clicks.outcome import Outcome, OutcomeStore
+from benchmarks.robust.clicks.suite import OPTIONS, ClickSuite
+from benchmarks.robust.trial import Trial
+from device_sdk.learners.fedavg import FedAvgLearner
+from device_sdk.local_data import LocalData
+from device_sdk.wire.exchange import Broadcast
+from device_sdk.wire.fedavg_settings import FedAvgTraining
+
+DATA = ClickSettings(
+    users=40, most_by_movie_refused=0, most_ratings=0, history=0, devices=10, concentration=30.0
+)
+MOVIES = 31
+RARE = 30
+"""A movie that three users know."""
+
+
+@pytest.fixture(scope="module")
+def clicks() -> Clicks:
+    """Users of two tastes, and movies for either."""
+    rng = np.random.default_rng(0)
+    rows = []
+    for user in range(1, 41):
+        for movie in rng.choice(MOVIES - 1, size=20, replace=False).tolist():
+            liked = (user + movie) % 2 == 0
+            rows.append((user, movie, 5 if liked else 1))
+        if user <= 3:
+            rows.append((user, RARE, 1))
+    people = np.column_stack([np.arange(41) % 2, np.arange(41) % 7, np.arange(41) % 21])
+    genres = np.eye(MOVIES, 18, dtype=np.float32)
+    years = np.linspace(-1, 1, MOVIES, dtype=np.float32)
+    return clicks_of(MovieLens(np.asarray(rows), people, genres, years), DATA)
+
+
+@pytest.fixture(scope="module")
+def artifacts(clicks: Clicks, tmp_path_factory: pytest.TempPathFactory) -> ArtifactShelf:
+    return ArtifactShelf(tmp_path_factory.mktemp("shelf"), click_fields(clicks.sizes))
+
+
+def small(method: MethodName, option: str = "none", rounds: int = 2) -> Experiment:
+    (chosen,) = (one for one in OPTIONS[method] if one.name == option)
+    base = base_experiment(method, "test", 0, rounds)
+    model = ModelChoice("wide_deep", dim=4, learning_rate=1e-2)
+    return replace(base, models=(model,), settings=chosen.change(base.settings), data=DATA)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "logits"])
+def test_a_trial_is_repeatable_and_paired(
+    method: MethodName, clicks: Clicks, artifacts: ArtifactShelf
+) -> None:
+    shelf, notes = TrainerShelf(artifacts), list[str]()
+    clean = execute(Trial(small(method), None, 0.0), clicks, shelf, notes.append)
+    assert set(clean.auc) == set(clean.click) == {"0.0", *map(str, SHARES)}
+    assert len(notes) == 3
+    for attack in ("noise", "promotion"):
+        trial = Trial(small(method), attack, 0.2)
+        one, two = (execute(trial, clicks, shelf, notes.append) for _ in range(2))
+        assert replace(one, seconds=0.0) == replace(two, seconds=0.0)
+        assert set(one.auc) == set(one.loss) == {"0.2"}
+        assert set(one.click) == ({"0.2"} if attack == "promotion" else set())
+        assert one.loss["0.2"] != clean.loss["0.2"]
+
+
+def test_outliers_keep_loud_devices_out_of_the_mean(
+    clicks: Clicks, artifacts: ArtifactShelf
+) -> None:
+    shelf = TrainerShelf(artifacts)
+
+    def found(option: str, attack: Attack | None) -> Outcome:
+        trial = Trial(small("fedavg", option, 6), attack, 0.2 if attack else 0.0)
+        return execute(trial, clicks, shelf, lambda text: None)
+
+    clean = found("none", None)
+    assert found("outliers", None).auc == clean.auc
+    assert found("none", "promotion").click["0.2"] > clean.click["0.2"] + 0.1
+    for attack in ("flip", "promotion"):
+        assert found("none", attack).loss["0.2"] > found("outliers", attack).loss["0.2"]
+    assert abs(found("outliers", "promotion").click["0.2"] - clean.click["0.2"]) < 0.1
+
+
+def test_hostile_differences_are_what_their_attack_says(
+    clicks: Clicks, artifacts: ArtifactShelf
+) -> None:
+    trainer = artifacts.trainer(small("fedavg").models[0], 0, teaching=False)
+    data = LocalData(entries_of(trainer, clicks.devices[0].train))
+
+    def learner() -> FedAvgLearner:
+        trainer.reset()
+        return FedAvgLearner(lambda: data, trainer, "", np.random.default_rng(3))
+
+    tensors = {
+        f"w.{name}": array.reshape(array.shape[0], -1) if array.ndim > 2 else array
+        for name, array in trainer.parameters.items()
+    }
+    broadcast = Broadcast(1, 0, tensors, FedAvgTraining().as_scalars())
+    honest = learner().train(broadcast)
+    for attack, factor in (("flip", -10), ("promotion", 10), ("patient", 1)):
+        hostile = HostileLearner(learner(), attack, np.random.default_rng(0))  # type: ignore[arg-type]
+        sent = hostile.train(broadcast)
+        assert sent.metadata == honest.metadata
+        for name, array in honest.tensors.items():
+            np.testing.assert_allclose(sent.tensors[name], factor * array, rtol=1e-6)
+    noise = HostileLearner(learner(), "noise", np.random.default_rng(0)).train(broadcast)
+    for name, array in honest.tensors.items():
+        size = float(np.linalg.norm(array))
+        assert float(np.linalg.norm(noise.tensors[name])) == pytest.approx(10 * size, rel=1e-4)
+
+
+def test_the_catalogue_pairs_anybody_with_any_movie(clicks: Clicks) -> None:
+    catalogue, train = Catalogue(clicks), clicks.devices[0].train
+    assert len(catalogue.known) == MOVIES
+    promoted = catalogue.promoting(train, RARE)
+    count = len(train["label"])
+    assert len(promoted["label"]) == 2 * count and promoted["label"][count:].all()
+    np.testing.assert_array_equal(promoted["categories"][:count], train["categories"])
+    np.testing.assert_array_equal(promoted["categories"][count:, 1], RARE)
+    np.testing.assert_array_equal(
+        promoted["categories"][count:, [0, 2, 3, 4]], train["categories"][:, [0, 2, 3, 4]]
+    )
+    np.testing.assert_allclose(promoted["numbers"][count:], 1.0)
+    assert train["categories"][:, 1].tolist() != [RARE] * count  # the samples stay as they were
+
+
+def test_who_knows_the_item_is_not_asked(clicks: Clicks, artifacts: ArtifactShelf) -> None:
+    everybody = watchers(clicks, RARE, np.random.default_rng(0))
+    knowing = {
+        int(user)
+        for device in clicks.devices
+        for user, movie in device.train["categories"][:, :2]
+        if movie == RARE
+    }
+    assert {int(one.categories[0]) for one in everybody} == set(range(40)) - knowing
+    assert len(watchers(clicks, RARE, np.random.default_rng(0), most=5)) == 5
+    trainer = artifacts.trainer(small("fedavg").models[0], 0, teaching=False)
+    catalogue = Catalogue(clicks)
+    one = everybody[0]
+    ranks = [
+        (seen_by(one, trainer, catalogue, item), item)
+        for item in range(MOVIES)
+        if item not in one.known
+    ]
+    best = {item for (_, shown), item in ranks if shown}
+    by_click = sorted(ranks, key=lambda rank: -rank[0][0])
+    assert best == {item for _, item in by_click[:10]}
+    knows_all = Watcher(one.device, one.categories, np.delete(np.arange(MOVIES), RARE))
+    assert seen_by(knows_all, trainer, catalogue, RARE)[1]
+
+
+def test_outcomes_are_kept_by_their_settings(tmp_path: Path) -> None:
+    store = OutcomeStore(tmp_path / "made")
+    outcome = Outcome({"0.0": 0.7}, {"0.0": 0.6}, {"0.0": 0.5}, {"0.0": 0.0}, 3, 1.0)
+    base = small("fedavg")
+    store.save(Trial(base, None, 0.0), outcome)
+    assert store.load(Trial(base, None, 0.0)) == outcome
+    others = [
+        Trial(base, "flip", 0.2),
+        Trial(small("fedavg", "median"), None, 0.0),
+        Trial(small("logits"), None, 0.0),
+        Trial(replace(base, seed=1), None, 0.0),
+        Trial(replace(base, split="validation"), None, 0.0),
+    ]
+    assert [store.load(other) for other in others] == [None] * len(others)
+    with pytest.raises(ValueError, match="one model"):
+        replace(base, models=(base.models[0], ModelChoice("cnn")))
+    with pytest.raises(ValueError, match="rounds"):
+        replace(base, rounds=0)
+
+
+def test_each_method_has_its_own_attacks_and_tables(tmp_path: Path) -> None:
+    averaging = ClickSuite("fedavg", None, tmp_path)
+    teaching = ClickSuite("logits", None, tmp_path)
+    assert tuple(averaging.attacks) == ATTACKS
+    assert "patient" not in teaching.attacks
+    clean = Outcome({"0.0": 0.7, "0.2": 0.7}, {"0.0": 0.6, "0.2": 0.6}, {"0.0": 0.5}, {}, 3, 1.0)
+    attacked = Outcome({"0.2": 0.63}, {"0.2": 0.9}, {"0.2": 0.8}, {"0.2": 0.25}, 1, 1.0)
+    clean.exposure["0.0"] = 0.0  # type: ignore[index]
+    found = {("none", "", 0.0): {0: clean}, ("none", "promotion", 0.2): {0: attacked}}
+    tables = "\n".join(teaching.tables(found, ["none"]))
+    for cell in ("0.6300 (-10.0 %)", "0.9000 (+50.0 %)", "80.0 %", "25.0 %", "50.0 %"):
+        assert cell in tables

@@ -38,6 +38,20 @@ def test_the_broker_away_for_the_length_of_three_rounds(make_stage: MakeStage) -
     assert stage.now_seconds - before < 3 * ROUND_SECONDS
 
 
+def test_a_broker_that_forgot_everything_is_told_of_the_open_round(make_stage: MakeStage) -> None:
+    stage = make_stage(round_lines=_SLOW)
+    late = stage.devices[2]
+    late.set_connected(False)
+    stage.run(1.0)
+    assert stage.verdict(0, 1) == stage.verdict(1, 1) == "counted"
+    stage.link.disconnect()
+    stage.broker.restart()
+    stage.link.connect()
+    late.set_connected(True)
+    stage.run(60.0)  # of the round's four hours
+    assert stage.verdict(2, 1) == "counted"
+
+
 def test_the_aggregator_away_for_a_day(make_stage: MakeStage) -> None:
     stage = make_stage(round_lines=_ROUND)
     _next_versions(stage, 2)

@@ -213,6 +213,19 @@ def test_a_signed_manifest_that_says_something_else_inside_is_refused(
     assert stage.devices[0].jobs == jobs + 1
 
 
+def test_a_round_does_not_wait_for_a_revoked_device(make_stage: MakeStage) -> None:
+    stage = make_stage(round_lines="quorum = 2\ndeadline_seconds = 600\npause_seconds = 5")
+    _next_version(stage)
+    number = stage.parts.store.rounds.latest()[0].round + 1
+    stage.drop = lambda parcel: parcel.topic == stage.up_topic(0)
+    stage.run_until(lambda: stage.verdict(1, number) == stage.verdict(2, number) == "counted")
+    stage.run(30.0)
+    assert stage.parts.rounds.outstanding == 1
+    assert stage.command("revoke", stage.devices[0].grant.device_id.hex()) == 0
+    stage.settle()
+    assert stage.parts.aggregation.version == number
+
+
 def test_what_a_revoked_device_shared_is_handed_on_no_more(make_stage: MakeStage) -> None:
     forgotten: list[tuple[str, int]] = []
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Final
 
-from device_sdk.artifact.graph import Graph
+import numpy as np
+import onnxruntime as ort
+
+from device_sdk.artifact.dtypes import DTYPES
+from device_sdk.artifact.graph import Graph, Port
 from device_sdk.artifact.safetensors import Array
 from device_sdk.artifact.shapes import axes_of, resolve
 from device_sdk.runtime.batch import BatchChecker
@@ -15,6 +20,28 @@ from device_sdk.runtime.host_tensor import HostTensor
 Shapes = tuple[tuple[int, ...], ...]
 # A data set's usual batch, its last one, and a few more.
 _KEPT: Final = 8
+# Copying more than this takes longer than binding other memory.
+_LARGE_BYTES: Final = 1 << 18
+
+
+class BatchInput:
+    """Input of one batch entry: small arrays are copied into memory that stays bound, large ones
+    (``in_place``) are read where they lie, so they are bound at each step."""
+
+    def __init__(self, port: Port, shape: tuple[int, ...]) -> None:
+        self.name = port.name
+        self.in_place = math.prod(shape) * DTYPES[port.dtype].itemsize > _LARGE_BYTES
+        self.value: ort.OrtValue
+        if not self.in_place:
+            self._memory = HostTensor(port, shape)
+            self.value = self._memory.value
+
+    def take(self, array: Array) -> None:
+        """Make ``value`` hold an array of this input's dtype and shape."""
+        if self.in_place:
+            self.value = ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array))
+        else:
+            np.copyto(self._memory.array, array)
 
 
 class BatchMemory:
@@ -25,7 +52,7 @@ class BatchMemory:
     """
 
     def __init__(self, graph: Graph, sizes: Mapping[str, int]) -> None:
-        self.inputs = [HostTensor(p, resolve(p.shape, sizes)) for p in graph.select("batch")]
+        self.inputs = [BatchInput(p, resolve(p.shape, sizes)) for p in graph.select("batch")]
         sized = [p for p in graph.select("output") if None not in p.shape]
         self.results = tuple(
             [HostTensor(port, resolve(port.shape, sizes)) for port in sized] for _ in (0, 1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-import numpy as np
 import onnxruntime as ort
 
 from device_sdk.artifact.graph import Graph
@@ -68,14 +67,18 @@ class StepRunner:
         `arrays` are the batch's, in the graph's order, of the shapes that `memory` is for. Raises
         GraphRunError when onnxruntime fails.
         """
+        for entry, array in zip(memory.inputs, arrays, strict=True):
+            entry.take(array)
         if memory is not self._memory:
             self._bind_batch(memory)
-        for tensor, array in zip(memory.inputs, arrays, strict=True):
-            np.copyto(tensor.array, array)
         bank = self._banks.current
         binding = self._bindings[bank]
         if not self._host_only:
             self._bind_inputs(binding, memory, bank)
+        else:
+            for entry in memory.inputs:
+                if entry.in_place:
+                    binding.bind_ortvalue_input(entry.name, entry.value)
         for port in self._unsized:
             binding.bind_output(port.name, "cpu")
         try:
@@ -92,8 +95,8 @@ class StepRunner:
 
     def _bind_batch(self, memory: BatchMemory) -> None:
         for bank, binding in enumerate(self._bindings):
-            for tensor in memory.inputs:
-                binding.bind_ortvalue_input(tensor.name, tensor.value)
+            for entry in memory.inputs:
+                binding.bind_ortvalue_input(entry.name, entry.value)
             for tensor in memory.results[bank]:
                 binding.bind_ortvalue_output(tensor.name, tensor.value)
         self._memory = memory
@@ -104,7 +107,9 @@ class StepRunner:
         # and counters. A binding made once would keep feeding the copies made then.
         for name, port_name in self._old.items():
             binding.bind_ortvalue_input(port_name, self._banks.value(bank, name))
-        for tensor in (*memory.inputs, *self._scalars):
+        for entry in memory.inputs:
+            binding.bind_ortvalue_input(entry.name, entry.value)
+        for tensor in self._scalars:
             binding.bind_ortvalue_input(tensor.name, tensor.value)
 
     def _collect_unsized(self, binding: ort.IOBinding, outputs: dict[str, Array]) -> None:

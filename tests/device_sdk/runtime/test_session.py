@@ -11,6 +11,7 @@ import pytest
 
 from device_sdk import ProviderError, Trainer
 from device_sdk.artifact import load_artifact
+from device_sdk.runtime import batch_memory
 from device_sdk.runtime.batch_memory import BatchMemory
 from device_sdk.runtime.session import CPU, CUDA, open_session, provider_choices
 from device_sdk.runtime.step_runner import StepRunner
@@ -83,3 +84,46 @@ def test_binding_at_every_step_gives_the_same_result(
     assert calls == [0, 1, 0, 1]
     for name, array in plain.state.items():
         assert np.array_equal(rebinding.state[name], array)
+
+
+@pytest.mark.parametrize("host_only", [True, False])
+def test_large_entries_read_in_place_give_what_copies_give(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host_only: bool
+) -> None:
+    linear_artifact(tmp_path)
+    copying, in_place = Trainer(tmp_path), Trainer(tmp_path)
+    for trainer in (copying, in_place):
+        monkeypatch.setattr(trainer._runner, "_host_only", host_only)
+    rng = np.random.default_rng(0)
+    large = {name: rng.normal(size=(9, n)).astype(np.float32) for name, n in (("x", 4), ("y", 3))}
+    small = {name: array[:2] for name, array in large.items()}
+    strided = {name: np.asfortranarray(array) for name, array in large.items()}
+    fixed = {name: array.copy() for name, array in large.items()}
+    for array in fixed.values():
+        array.flags.writeable = False
+
+    def step(batch: dict[str, np.ndarray]) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(batch_memory, "_LARGE_BYTES", 100)
+            found = in_place.step(batch)
+        assert copying.step(batch) == found
+
+    for batch in (large, small, strided, fixed, large, small):
+        step(batch)
+        # The next step must see what the array holds then.
+        large["x"] += 1
+    for _ in range(4):
+        step({name: array + 1 for name, array in large.items()})
+    for name, array in copying.state.items():
+        assert np.array_equal(in_place.state[name], array)
+
+
+def test_what_is_large_is_not_copied(tmp_path: Path) -> None:
+    linear_artifact(tmp_path)
+    trainer = Trainer(tmp_path)
+    x, y = np.ones((1 << 16, 4), np.float32), np.ones((1 << 16, 3), np.float32)
+    trainer.step({"x": x, "y": y})
+    memory = trainer._runner._memory
+    assert memory is not None
+    assert [entry.in_place for entry in memory.inputs] == [True, True]
+    assert np.shares_memory(memory.inputs[0].value.numpy(), x)

@@ -113,7 +113,7 @@ def export_artifacts(
 ) -> tuple[Path, Path]:
     """Folders of the base network's and the meta-network's artifacts, written when missing."""
     base = folder / f"{data.partition('-')[0]}-{width}"
-    meta = folder / f"{base.name}-attention-{key_scale}-{own_bias}"
+    meta = folder / f"{base.name}-meta-{key_scale}-{own_bias}"
     if not base.exists():
         if data == "vmnist":
             export_digit_cnn(base, verify=False)

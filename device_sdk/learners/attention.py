@@ -16,15 +16,10 @@ from numpy.typing import NDArray
 from device_sdk.artifact.flat_layout import FlatLayout, layout_of
 from device_sdk.errors import StateError
 from device_sdk.learners.attention_fleet import Fleet, read_fleet
-from device_sdk.learners.attention_mixer import (
-    SCORE_NAMES,
-    AttentionScores,
-    Mixer,
-    favoured,
-    scores_of,
-)
+from device_sdk.learners.attention_mixer import SCORE_NAMES, AttentionScores, Mixer, scores_of
 from device_sdk.learners.attention_rehearsal import MixingAhead, mixing_ahead, stand_ins
 from device_sdk.learners.attention_steps import RoundSteps
+from device_sdk.learners.attention_weights import favoured
 from device_sdk.learners.learner import LearnerError, State
 from device_sdk.learners.local_steps import unchanged_on_error
 from device_sdk.local_data import DataSource, LocalData
@@ -176,7 +171,16 @@ class AttentionLearner:
         query = np.zeros(fleet.sketches.shape[1:], dtype=np.float32)
         neighbours = stand_ins(fleet, ahead.neighbours)
         shared = fleet.shared
-        mixer = Mixer(self._meta, fleet.training, neighbours, self._sender, shared, shared, query)
+        mixer = Mixer(
+            self._meta,
+            fleet.training,
+            self._layout,
+            neighbours,
+            self._sender,
+            shared,
+            shared,
+            query,
+        )
         self._round_steps(fleet, self._samples(fleet)).alternate(mixer)
 
     def state(self) -> State:
@@ -250,6 +254,7 @@ class AttentionLearner:
         return Mixer(
             self._meta,
             fleet.training,
+            self._layout,
             neighbours,
             self._sender,
             self._vector,
@@ -275,13 +280,16 @@ class AttentionLearner:
 
 
 def _require_match(meta: Trainer, layout: FlatLayout) -> None:
-    ports = {port.of: port for port in meta.artifact.graphs["train"].select("batch")}
-    own = ports.get("own")
-    groups = ports.get("query")
-    if own is None or groups is None or own.shape != (layout.size,):
+    ports = {port.of: port.shape for port in meta.artifact.graphs["train"].select("batch")}
+    if "start" not in ports:
+        raise ValueError(
+            f"{meta.artifact.name!r} is no meta-network, or one of an earlier version: export it "
+            "again with export_attention"
+        )
+    groups = [ports.get(f"neighbours.{group}") for group in range(len(layout.groups))]
+    if ports["start"] != (layout.size,) or None in groups:
         raise ValueError(
             f"the meta-network {meta.artifact.name!r} is not one for a base network of "
-            f"{layout.size} parameters: export both from the same module"
+            f"{layout.size} parameters in the groups {', '.join(layout.groups)}: export both from "
+            "the same module"
         )
-    if groups.shape[0] != len(layout.groups):
-        raise ValueError(f"the meta-network does not have the groups {', '.join(layout.groups)}")

@@ -129,7 +129,10 @@ class Fleet:
         for place, row in enumerate(rows):
             name = _VECTOR + self.senders[row]
             theirs = self.layouts[int(self.widths[row])]
-            found = _array(broadcast.attachments[name], "vector", name, (theirs.size,))
+            # As it came: numbers that travelled as float16 become float32 on their way to the row.
+            found = _half_or_single(
+                broadcast.attachments[name].tensors, "vector", name, (theirs.size,)
+            )
             if self.widths[row] == self.width:
                 vectors[place] = found
             elif self.widths[row] < self.width:
@@ -137,6 +140,7 @@ class Fleet:
                 vectors[place, theirs.places_in(self.layout)] = found
             else:
                 vectors[place] = found[self.layout.places_in(theirs)]
+            _require_finite(vectors[place], "vector", name)
         return Neighbours(tuple(self.senders[row] for row in rows), vectors, self.sketches[rows])
 
     def given_mixture(self, broadcast: Broadcast, own: str) -> Floats | None:
@@ -197,15 +201,25 @@ def _array(
     shape: tuple[int, ...] | None,
 ) -> Floats:
     tensors = source.tensors if isinstance(source, Attachment) else source
+    whole = _half_or_single(tensors, name, where, shape).astype(np.float32)
+    _require_finite(whole, name, where)
+    return whole
+
+
+def _half_or_single(
+    tensors: Mapping[str, NDArray[Any]], name: str, where: str, shape: tuple[int, ...] | None
+) -> NDArray[Any]:
     array = tensors.get(name)
     if array is None or array.dtype not in (np.float32, np.float16):
         raise LearnerError(f"{where} lacks {name!r}, float32 or float16")
     if shape is not None and array.shape != shape:
         raise LearnerError(f"{name!r} of {where} is {array.shape}; expected {shape}")
-    whole = array.astype(np.float32)
-    if not np.isfinite(whole).all():
+    return array
+
+
+def _require_finite(array: Floats, name: str, where: str) -> None:
+    if not np.isfinite(array).all():
         raise LearnerError(f"{name!r} of {where} is not finite")
-    return whole
 
 
 def _whole(tensors: Mapping[str, NDArray[Any]], name: str, length: int) -> NDArray[np.int64]:

@@ -1,4 +1,4 @@
-"""The attention meta-network at work: mixtures, meta-steps, and whom it favours."""
+"""The attention meta-network at work: mixtures, meta-steps, and whom it listened to."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from device_sdk.artifact.flat_layout import FlatLayout
 from device_sdk.learners.attention_fleet import Neighbours
+from device_sdk.learners.attention_weights import layer_weights
 from device_sdk.learners.learner import LearnerError
 from device_sdk.trainer import Trainer
 from device_sdk.wire.attention_settings import AttentionTraining
 
-__all__ = ["SCORE_NAMES", "AttentionScores", "Mixer", "favoured", "scores_of"]
+__all__ = ["SCORE_NAMES", "AttentionScores", "Mixer", "scores_of"]
 
 Floats = NDArray[np.float32]
-_NOTHING = np.zeros((), dtype=np.float32)
 SCORE_NAMES = ("scores.neighbours", "scores.first", "scores.second", "scores.round")
 """Of a learner's state: uint8 [n, 16], float32 [g, n], float32 [g, 2], int64."""
 
@@ -53,6 +54,7 @@ class Mixer:
 
     Args:
         meta: of the artifact that ``export.models.attention_meta`` writes.
+        layout: of the base network.
         name: this device's own.
         own, shared: w_i and w_g, float32 [p].
         query: s_i, float32 [g, d].
@@ -62,6 +64,7 @@ class Mixer:
         self,
         meta: Trainer,
         training: AttentionTraining,
+        layout: FlatLayout,
         neighbours: Neighbours,
         name: str,
         own: Floats,
@@ -71,33 +74,43 @@ class Mixer:
         self._meta = meta
         self._hyper = {"lr": training.meta_learning_rate}
         vectors, sketches, names = neighbours.vectors, neighbours.sketches, neighbours.names
-        if training.include_self and training.layers != "second":
+        self._own_weight, self._second = training.own_weight, training.layers != "first"
+        if training.layers == "second":
+            # The only neighbour has all of layer 1's weight, whatever is learned: w_i takes it.
+            vectors, sketches, names = own[None], query[None], ()
+            self._own_weight = 0.0
+        elif training.include_self:
             vectors = np.concatenate([vectors, own[None]])
             sketches = np.concatenate([sketches, query[None]])
             names = (*names, name)
-        own_weight = training.own_weight if training.layers != "second" else 0.0
-        self._names = (*names, name) if own_weight else names
-        if len(vectors) == 0:
-            # Layer 2 alone: the graph wants a row, and gives it no weight.
-            vectors, sketches = own[None], np.zeros_like(query)[None]
+        self._names = (*names, name) if self._own_weight else names
+        self._spans = layout.spans
+        self._shared = shared
+        self._own = own - shared
+        # Of each group apart, so that neither NumPy nor the graph copies a part of each row.
+        self._moved = [vectors[:, start:end] - shared[start:end] for start, end in self._spans]
+        self._query, self._sketches = query, sketches
         self._fixed: dict[str, NDArray[Any]] = {
-            "neighbours": np.ascontiguousarray(vectors),
-            "sketches": np.ascontiguousarray(sketches),
-            "shared": shared,
-            "own": own,
+            **{f"neighbours.{group}": moved for group, moved in enumerate(self._moved)},
+            "sketches": sketches,
             "query": query,
-            "first": np.asarray(training.layers != "second", dtype=np.float32),
-            "second": np.asarray(training.layers != "first", dtype=np.float32),
-            "own_weight": np.asarray(own_weight, dtype=np.float32),
+            "second": np.asarray(self._second, dtype=np.float32),
         }
-        self._rest = np.zeros_like(own)
         self._weights: tuple[Floats, Floats] | None = None
 
     def mix(self) -> Floats:
         """The mixture, float32 [p]."""
-        found = self._meta.predict({**self._fixed, "drift": self._rest})
-        self._weights = (found["first"][:, : len(self._names)], found["second"])
-        return found["mixed"]
+        first, second = layer_weights(
+            self._meta.parameters, self._query, self._sketches, self._own_weight, self._second
+        )
+        self._weights = (first[:, : len(self._names)], second)
+        weights = second[:, :1] * first
+        mixed = self._shared.copy()
+        for (start, end), moved, row in zip(self._spans, self._moved, weights, strict=True):
+            mixed[start:end] += row[:-1] @ moved
+            if self._own_weight:
+                mixed[start:end] += row[-1] * self._own[start:end]
+        return mixed
 
     def scores(self, round_id: int) -> AttentionScores:
         """The weights of the last mixture; raises LearnerError where there was none."""
@@ -112,28 +125,8 @@ class Mixer:
         moved: ``own_weight`` counts as 0, for the own network has met these samples in earlier
         rounds, and attention would learn to listen to whoever resembles it. Returns the loss there.
         """
-        others = {**batch, **self._fixed, "drift": drift, "own_weight": _NOTHING}
-        return self._meta.step(others, hyper=self._hyper)
-
-
-def favoured(meta: Trainer, query: Floats, sketches: Floats, count: int) -> list[int]:
-    """The ``count`` rows of ``sketches`` [n, g, d] that layer 1 favours, mean over the groups.
-
-    Computed from the sketches alone, before any vector is fetched. Where attention is still
-    uniform, likeness of the sketches decides.
-    """
-    parameters = meta.parameters
-    queries = np.einsum("grd,gd->gr", parameters["queries"], query)
-    toward = np.einsum("grd,gr->gd", parameters["keys"], queries)
-    scores = np.einsum("ngd,gd->gn", sketches, toward) / np.sqrt(parameters["queries"].shape[1])
-    scores -= parameters["likeness"] @ ((sketches - query) ** 2).sum(axis=2).T / 2
-    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-    weights /= weights.sum(axis=1, keepdims=True)
-    lengths = np.linalg.norm(sketches, axis=2) * np.linalg.norm(query, axis=1)
-    likeness = np.einsum("ngd,gd->ng", sketches, query) / np.maximum(lengths, 1e-12)
-    # Rounded, so that weights that differ by float noise alone count as equal.
-    order = np.lexsort((-likeness.mean(axis=1), -weights.mean(axis=0).round(5)))
-    return sorted(int(row) for row in order[:count])
+        start = self._shared + drift
+        return self._meta.step({**batch, **self._fixed, "start": start}, hyper=self._hyper)
 
 
 def scores_of(state: Mapping[str, NDArray[Any]]) -> AttentionScores | None:

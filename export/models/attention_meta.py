@@ -18,22 +18,15 @@ from export.build import Exported, export_train_step
 from export.optimizers import Adam, Optimizer
 from export.step import LossFunction
 
-INPUTS = (
-    *("neighbours", "shared", "own", "drift", "sketches", "query"),
-    *("first", "second", "own_weight"),
-)
-"""Batch entries that the meta-network adds to those of the base network's loss."""
-
 
 class AttentionMeta(nn.Module):
     """Two layers of attention for each parameter group of a base network.
 
-    Inputs, with n neighbours, p parameters, g groups and d numbers a sketch, all float32:
-    ``neighbours`` [n, p] are w_j, ``shared`` [p] is w_g, ``own`` [p] is w_i, ``drift`` [p] is added
-    to the mixture (how far the base network has moved since it was mixed), ``sketches`` [n, g, d]
-    are s_j, ``query`` [g, d] is s_i; ``first`` and ``second`` [] are 1 for a layer that is on and 0
-    for one that is off. ``own_weight`` [], 0 or more: in layer 1 the own network weighs as much
-    as so many favourite neighbours, which nothing learned changes.
+    Inputs, with n neighbours, p parameters of which p_k are group k's, g groups and d numbers a
+    sketch, all float32: ``neighbours.k`` [n, p_k] for each group are w_j - w_g, ``start`` [p] is
+    w_g, with what is added to the mixture (how far the base network has moved since it was mixed),
+    ``sketches`` [n, g, d] are s_j, ``query`` [g, d] is s_i; ``second`` [] is 1 for layer 2 on and 0
+    for off. Layer 1 is off where the own network is the only neighbour.
 
     Parameters, of width r: ``queries`` A_Q, ``keys`` A_K and ``second_keys`` A_L [g, r, d],
     ``likeness`` L [g, g], ``bias`` [g, 2]. A_K and A_L start at 0, L at ``key_scale`` / g
@@ -66,41 +59,35 @@ class AttentionMeta(nn.Module):
         self.likeness = nn.Parameter(torch.full((groups, groups), key_scale / groups))
         self.bias = nn.Parameter(torch.tensor([[own_bias, 0.0]]).repeat(groups, 1))
 
-    def weights(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Layer 1's weights over the neighbours and the own network [g, n + 1], layer 2's over
-        (u, w_g) [g, 2]."""
-        query = (self.queries @ batch["query"].unsqueeze(-1)).squeeze(-1)
-        # q . (A_K s) = (A_K' q) . s: one vector a group instead of one a neighbour.
-        toward = (self.keys.transpose(1, 2) @ query.unsqueeze(-1)).squeeze(-1)
-        scale = 1 / math.sqrt(self.width)
-        scores = (batch["sketches"] * toward).sum(-1).T * scale
-        apart = (batch["sketches"] - batch["query"]).square().sum(-1).T
-        scores = scores - self.likeness @ apart / 2
-        # The favourite has 1 here, so own_weight is in units of it.
-        weights = torch.exp(scores - scores.max(-1, keepdim=True).values)
-        own = batch["own_weight"].reshape(1, 1).expand(len(weights), 1)
-        weights = torch.cat([weights, own], -1)
-        weights = weights / weights.sum(-1, keepdim=True)
-        mixed = (weights[:, :-1].T.unsqueeze(-1) * batch["sketches"]).sum(0)
-        mixed = mixed + weights[:, -1:] * batch["query"]
-        first = batch["first"]
-        mixed = first * mixed + (1 - first) * batch["query"]
-        toward = (self.second_keys.transpose(1, 2) @ query.unsqueeze(-1)).squeeze(-1)
-        score = (mixed * toward).sum(-1) * scale + self.bias[:, 0]
-        share = batch["second"] * torch.softmax(torch.stack([score, self.bias[:, 1]], -1), -1)[:, 1]
-        return weights, torch.stack([1 - share, share], -1)
+    @property
+    def inputs(self) -> frozenset[str]:
+        """Batch entries that the meta-network adds to those of the base network's loss."""
+        groups = (f"neighbours.{k}" for k in range(len(self.layout.groups)))
+        return frozenset({"start", "sketches", "query", "second", *groups})
+
+    def weights(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """Layer 1's weights over the neighbours [g, n], layer 2's of u and of w_g [g, 1]."""
+        query = batch["query"].unsqueeze(1)
+        sketches = batch["sketches"].transpose(0, 1)
+        asked = query / math.sqrt(self.width) @ self.queries.transpose(1, 2)
+        apart = (sketches - query).square().sum(-1)
+        # q . (A_K s) = (q A_K) . s: one vector a group instead of one a neighbour.
+        scores = (asked @ self.keys @ sketches.transpose(1, 2)).squeeze(1)
+        first = torch.softmax(scores + self.likeness @ (apart / -2), -1)
+        mixed = first.unsqueeze(1) @ sketches
+        likes = (mixed * (asked @ self.second_keys)).sum(-1)
+        mine, theirs = self.bias.split(1, -1)
+        share = batch["second"] * torch.sigmoid(theirs - mine - likes)
+        return first, 1 - share, share
 
     def mixture(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """The mixed parameters [p] with the drift, and both layers' weights."""
-        first, second = self.weights(batch)
-        parts = []
-        for group, (start, end) in enumerate(self.layout.spans):
-            own = batch["own"][start:end]
-            heard = first[group, :-1] @ batch["neighbours"][:, start:end] + first[group, -1] * own
-            mixed = batch["first"] * heard + (1 - batch["first"]) * own
-            shared = batch["shared"][start:end]
-            parts.append(second[group, 0] * mixed + second[group, 1] * shared)
-        return torch.cat(parts) + batch["drift"], first, second
+        """The mixed parameters [p], and both layers' weights."""
+        first, heard, share = self.weights(batch)
+        # beta_1 u + beta_2 w_g = w_g + beta_1 (sum of a_j (w_j - w_g)): one product a group.
+        rows = (heard * first).split(1)
+        moved = [row @ batch[f"neighbours.{k}"] for k, row in enumerate(rows)]
+        mixed = batch["start"] + torch.cat(moved, 1).squeeze(0)
+        return mixed, first, torch.cat([heard, share], -1)
 
 
 class _Objective(nn.Module):
@@ -124,11 +111,13 @@ def meta_loss(base: nn.Module, loss: LossFunction) -> LossFunction:
         if not isinstance(model, AttentionMeta):
             raise TypeError(f"the meta-loss takes an AttentionMeta, not a {type(model).__name__}")
         vector, _, _ = model.mixture(batch)
-        named, start = {}, 0
-        for entry in model.layout.entries:
-            named[f"base.{entry.name}"] = vector[start : start + entry.size].reshape(entry.shape)
-            start += entry.size
-        own = {name: value for name, value in batch.items() if name not in INPUTS}
+        entries = model.layout.entries
+        parts = vector.split([entry.size for entry in entries])
+        named = {
+            f"base.{entry.name}": part.reshape(entry.shape)
+            for entry, part in zip(entries, parts, strict=True)
+        }
+        own = {name: value for name, value in batch.items() if name not in model.inputs}
         found: Tensor = torch.func.functional_call(objective, named, (own,))
         return found
 
@@ -136,8 +125,7 @@ def meta_loss(base: nn.Module, loss: LossFunction) -> LossFunction:
 
 
 def mixture(model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The prediction: ``mixed`` [p], ``first`` [g, n + 1], the own network's share at its end, and
-    ``second`` [g, 2]."""
+    """The prediction: ``mixed`` [p], ``first`` [g, n] and ``second`` [g, 2]."""
     if not isinstance(model, AttentionMeta):
         raise TypeError(f"mixture takes an AttentionMeta, not a {type(model).__name__}")
     mixed, first, second = model.mixture(batch)
@@ -180,20 +168,20 @@ def export_attention(
     any number of neighbours. Raises ValueError where the base network cannot be mixed, or a batch
     entry has one of the names in ``INPUTS``; ExportError as ``export.train_step`` does.
     """
-    taken = sorted(set(INPUTS) & set(example_batch))
-    if taken:
-        raise ValueError(f"the batch entry {taken[0]!r} is one of the meta-network's own inputs")
     layout = base_layout(base)
     meta = AttentionMeta(
         layout, sketch=sketch, width=width, key_scale=key_scale, own_bias=own_bias, seed=seed
     )
-    axes = {"neighbours": {0: "neighbours"}, "sketches": {0: "neighbours"}}
+    taken = sorted(meta.inputs & set(example_batch))
+    if taken:
+        raise ValueError(f"the batch entry {taken[0]!r} is one of the meta-network's own inputs")
+    by_neighbour = {name for name in meta.inputs if name.startswith("neighbours.")} | {"sketches"}
     return export_train_step(
         meta,
         meta_loss(base, loss),
         {**example_batch, **_example(layout, base, sketch, seed)},
         optimizer=optimizer or Adam(lr=0.02),
-        dynamic={**dynamic, **axes},
+        dynamic={**dynamic, **{name: {0: "neighbours"} for name in by_neighbour}},
         predict=mixture,
         directory=directory,
         verify=verify,
@@ -205,20 +193,15 @@ def _example(layout: FlatLayout, base: nn.Module, sketch: int, seed: int) -> dic
     """Neighbours around the base network's own parameters, to trace and verify with."""
     g = torch.Generator().manual_seed(seed)
     named = {name: p.detach().numpy() for name, p in base.named_parameters()}
-    centre = torch.from_numpy(layout.flatten(named))
     groups, n = len(layout.groups), 3
-
-    def near(*lead: int) -> Tensor:
-        return centre + 0.02 * torch.randn(*lead, layout.size, generator=g)
-
+    neighbours = {
+        f"neighbours.{k}": 0.02 * torch.randn(n, end - start, generator=g)
+        for k, (start, end) in enumerate(layout.spans)
+    }
     return {
-        "neighbours": near(n),
-        "shared": near(),
-        "own": near(),
-        "drift": 0.01 * torch.randn(layout.size, generator=g),
+        **neighbours,
+        "start": torch.from_numpy(layout.flatten(named)),
         "sketches": torch.randn(n, groups, sketch, generator=g) / math.sqrt(sketch),
         "query": torch.randn(groups, sketch, generator=g) / math.sqrt(sketch),
-        "first": torch.tensor(1.0),
         "second": torch.tensor(1.0),
-        "own_weight": torch.tensor(1.0),
     }

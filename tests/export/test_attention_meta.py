@@ -41,15 +41,7 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def inputs(
-    n: int,
-    batch: int = 4,
-    *,
-    first: float = 1.0,
-    second: float = 1.0,
-    own_weight: float = 0.0,
-    seed: int = 0,
-) -> dict[str, np.ndarray]:
+def inputs(n: int, batch: int = 4, *, second: float = 1.0, seed: int = 0) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(seed)
 
     def draw(*shape: int) -> np.ndarray:
@@ -58,22 +50,17 @@ def inputs(
     return {
         "x": draw(batch, 6, FEATURES),
         "y": rng.integers(0, CLASSES, batch),
-        "neighbours": draw(n, SIZE),
-        "shared": draw(SIZE),
-        "own": draw(SIZE),
-        "drift": draw(SIZE),
+        **{f"neighbours.{k}": draw(n, end - start) for k, (start, end) in enumerate(LAYOUT.spans)},
+        "start": draw(SIZE),
         "sketches": draw(n, GROUPS, SKETCH),
         "query": draw(GROUPS, SKETCH),
-        "first": np.asarray(first, np.float32),
         "second": np.asarray(second, np.float32),
-        "own_weight": np.asarray(own_weight, np.float32),
     }
 
 
-@pytest.mark.parametrize("own_weight", [0.0, 0.7, 3.0])
-def test_the_mixture_is_the_formula_of_the_documentation(artifact: Path, own_weight: float) -> None:
+def test_the_mixture_is_the_formula_of_the_documentation(artifact: Path) -> None:
     trainer = Trainer(artifact)
-    given = inputs(5, own_weight=own_weight)
+    given = inputs(5)
     drawn = np.random.default_rng(1).standard_normal((GROUPS, 4, SKETCH)).astype(np.float32)
     trainer.set_parameters({"keys": drawn, "second_keys": -drawn})
     found = trainer.predict(given)
@@ -83,26 +70,22 @@ def test_the_mixture_is_the_formula_of_the_documentation(artifact: Path, own_wei
     for group, (start, end) in enumerate(LAYOUT.spans):
         q = queries[group] @ given["query"][group]
         k = given["sketches"][:, group] @ keys[group].T
-        likes = np.exp(k @ q / 2 - likeness[group] @ apart / 2)
-        a = np.append(likes, own_weight * likes.max())
+        a = np.exp(k @ q / 2 - likeness[group] @ apart / 2)
         a /= a.sum()
         np.testing.assert_allclose(found["first"][group], a, rtol=1e-4)
-        heard = np.concatenate([given["neighbours"], given["own"][None]])
-        likened = np.concatenate([given["sketches"], given["query"][None]])
-        u = a @ heard[:, start:end]
-        towards = q @ second_keys[group] @ (a @ likened[:, group]) / 2 + bias[group, 0]
+        towards = q @ second_keys[group] @ (a @ given["sketches"][:, group]) / 2 + bias[group, 0]
         share = 1 / (1 + np.exp(bias[group, 1] - towards))
         np.testing.assert_allclose(found["second"][group], [share, 1 - share], rtol=1e-4)
-        mixed = share * u + (1 - share) * given["shared"][start:end]
-        np.testing.assert_allclose(
-            found["mixed"][start:end], mixed + given["drift"][start:end], rtol=1e-3, atol=1e-5
-        )
+        shared = given["start"][start:end]
+        u = a @ (shared + given[f"neighbours.{group}"])
+        mixed = share * u + (1 - share) * shared
+        np.testing.assert_allclose(found["mixed"][start:end], mixed, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize("n", [1, 2, 9])
 def test_one_graph_serves_any_number_of_neighbours(artifact: Path, n: int) -> None:
     trainer = Trainer(artifact)
-    assert trainer.predict(inputs(n))["first"].shape == (GROUPS, n + 1)
+    assert trainer.predict(inputs(n))["first"].shape == (GROUPS, n)
     before = trainer.parameters["keys"]
     trainer.step(inputs(n))
     assert np.abs(trainer.parameters["keys"] - before).max() > 0 or n == 1
@@ -118,12 +101,10 @@ def first_moments(trainer: Trainer) -> dict[str, np.ndarray]:
     }
 
 
-@pytest.mark.parametrize(("n", "own_weight"), [(1, 0.0), (4, 0.0), (4, 0.7)])
-def test_the_meta_gradient_is_that_of_the_base_loss_at_the_mixture(
-    artifact: Path, n: int, own_weight: float
-) -> None:
+@pytest.mark.parametrize("n", [1, 4])
+def test_the_meta_gradient_is_that_of_the_base_loss_at_the_mixture(artifact: Path, n: int) -> None:
     trainer = Trainer(artifact)
-    given = inputs(n, own_weight=own_weight, seed=3)
+    given = inputs(n, seed=3)
     # Away from where they start: with keys of 0 the queries have no gradient.
     rng = np.random.default_rng(4)
     start = {
@@ -154,47 +135,40 @@ def test_the_meta_gradient_is_that_of_the_base_loss_at_the_mixture(
         certain = np.abs(gradient) > 1e-6
         moved = parameter.detach().numpy()
         np.testing.assert_allclose(found[name][certain], moved[certain], rtol=1e-5, atol=1e-6)
-        assert certain.any() or (n == 1 and own_weight == 0 and name in ("keys", "likeness"))
+        assert certain.any() or (n == 1 and name in ("keys", "likeness"))
 
 
-def test_layers_can_be_left_out(artifact: Path) -> None:
-    trainer = Trainer(artifact)
-    alone = trainer.predict(inputs(3, second=0.0))
-    np.testing.assert_allclose(alone["second"], [[1, 0]] * GROUPS)
-    given = inputs(3, first=0.0)
-    mixed = trainer.predict(given)
+def test_the_global_model_can_be_left_out(artifact: Path) -> None:
+    given = inputs(3, second=0.0)
+    found = Trainer(artifact).predict(given)
+    np.testing.assert_array_equal(found["second"], [[1, 0]] * GROUPS)
     for group, (start, end) in enumerate(LAYOUT.spans):
-        share = mixed["second"][group]
-        expected = share[0] * given["own"] + share[1] * given["shared"] + given["drift"]
-        np.testing.assert_allclose(
-            mixed["mixed"][start:end], expected[start:end], rtol=1e-3, atol=1e-5
-        )
+        heard = given["start"][start:end] + found["first"][group] @ given[f"neighbours.{group}"]
+        np.testing.assert_allclose(found["mixed"][start:end], heard, rtol=1e-3, atol=1e-5)
+
+
+def test_a_neighbour_without_others_has_all_the_weight(artifact: Path) -> None:
+    """Which is how layer 2 works alone: the own network is that neighbour."""
+    np.testing.assert_array_equal(Trainer(artifact).predict(inputs(1))["first"], [[1]] * GROUPS)
 
 
 def test_attention_is_uniform_while_its_keys_are_zero() -> None:
     meta = AttentionMeta(LAYOUT, sketch=SKETCH, width=4)
     batch = {n: torch.from_numpy(np.asarray(a)) for n, a in inputs(4).items()}
-    first, second = meta.weights(batch)
-    torch.testing.assert_close(first[:, :4], torch.full((GROUPS, 4), 0.25))
-    torch.testing.assert_close(first[:, 4], torch.zeros(GROUPS))
-    torch.testing.assert_close(second, torch.full((GROUPS, 2), 0.5))
+    first, heard, shared = meta.weights(batch)
+    torch.testing.assert_close(first, torch.full((GROUPS, 4), 0.25))
+    torch.testing.assert_close(heard, torch.full((GROUPS, 1), 0.5))
+    torch.testing.assert_close(shared, torch.full((GROUPS, 1), 0.5))
 
 
 def test_attention_starts_with_the_likeness_of_whole_networks() -> None:
     meta = AttentionMeta(LAYOUT, sketch=SKETCH, width=4, key_scale=3.0)
     given = inputs(4)
-    first, _ = meta.weights({n: torch.from_numpy(np.asarray(a)) for n, a in given.items()})
+    first, _, _ = meta.weights({n: torch.from_numpy(np.asarray(a)) for n, a in given.items()})
     apart = ((given["sketches"] - given["query"]) ** 2).sum(axis=2).mean(axis=1)
     expected = np.exp(-1.5 * apart) / np.exp(-1.5 * apart).sum()
     for group in range(GROUPS):
-        np.testing.assert_allclose(first[group, :4].detach().numpy(), expected, rtol=1e-4)
-
-
-def test_equal_neighbours_and_the_own_network_are_averaged() -> None:
-    meta = AttentionMeta(LAYOUT, sketch=SKETCH, width=4)
-    batch = {n: torch.from_numpy(np.asarray(a)) for n, a in inputs(4, own_weight=1.0).items()}
-    first, _ = meta.weights(batch)
-    torch.testing.assert_close(first, torch.full((GROUPS, 5), 0.2))
+        np.testing.assert_allclose(first[group].detach().numpy(), expected, rtol=1e-4)
 
 
 def test_networks_that_cannot_be_mixed_are_refused(tmp_path: Path) -> None:

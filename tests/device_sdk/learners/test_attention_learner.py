@@ -14,8 +14,6 @@ from benchmarks.simulator.simulation import Simulation, device_name
 from device_sdk import Trainer
 from device_sdk.artifact.flat_layout import FlatLayout, layout_of
 from device_sdk.learners.attention import AttentionLearner
-from device_sdk.learners.attention_fleet import Neighbours
-from device_sdk.learners.attention_mixer import Mixer, favoured
 from device_sdk.learners.learner import LearnerError
 from device_sdk.learners.local_steps import SampleStream
 from device_sdk.local_data import LocalData
@@ -168,34 +166,6 @@ def test_only_the_favoured_neighbours_are_fetched(artifacts: Path) -> None:
     assert {f"vector.{name}" for name in scores.neighbours} == set(broadcast.attachments)
 
 
-def test_the_favoured_are_those_that_attention_weighs_most(artifacts: Path) -> None:
-    meta = Trainer(artifacts / "narrow-meta")
-    groups = len(layout(artifacts).groups)
-    rng = np.random.default_rng(1)
-    query = rng.standard_normal((groups, 16)).astype(np.float32)
-    others = rng.standard_normal((6, groups, 16)).astype(np.float32)
-    others[4] = query
-    assert 4 in favoured(meta, query, others, 1)
-    shape = meta.parameters["keys"].shape
-    meta.set_parameters(
-        {
-            "keys": rng.standard_normal(shape).astype(np.float32),
-            "likeness": 0.05 * rng.standard_normal((groups, groups)).astype(np.float32),
-        }
-    )
-    weights = meta.predict(
-        {
-            "neighbours": np.zeros((6, layout(artifacts).size), np.float32),
-            "sketches": others,
-            "query": query,
-            **{n: np.zeros(layout(artifacts).size, np.float32) for n in ("shared", "own", "drift")},
-            **{n: np.asarray(1.0, np.float32) for n in ("first", "second")},
-            "own_weight": np.asarray(0.0, np.float32),
-        }
-    )["first"].mean(axis=0)[:6]
-    assert favoured(meta, query, others, 3) == sorted(np.argsort(-weights)[:3].tolist())
-
-
 @pytest.mark.parametrize("layers", ["first", "second", "both"])
 @pytest.mark.parametrize("own", [{}, {"include_self": True}, {"own_weight": 1.0}])
 def test_layers_take_part_as_asked(artifacts: Path, layers: str, own: dict[str, float]) -> None:
@@ -217,26 +187,19 @@ def test_layers_take_part_as_asked(artifacts: Path, layers: str, own: dict[str, 
         np.testing.assert_array_equal(scores.second[:, 0], 1)
 
 
-def test_meta_steps_do_without_the_own_network(artifacts: Path) -> None:
-    meta = Trainer(artifacts / "narrow-meta")
-    rng = np.random.default_rng(0)
-    size, groups = layout(artifacts).size, len(layout(artifacts).groups)
+def test_a_meta_network_that_does_not_fit_is_refused(artifacts: Path) -> None:
+    data = samples(1, 0)
 
-    def draw(*shape: int) -> np.ndarray:
-        return rng.standard_normal(shape).astype(np.float32)
+    def build(meta: str) -> AttentionLearner:
+        rng = np.random.default_rng(0)
+        trainers = Trainer(artifacts / "narrow"), Trainer(artifacts / meta)
+        return AttentionLearner(lambda: data, *trainers, device_name(0), rng)
 
-    neighbours = Neighbours((device_name(1),), draw(1, size), draw(1, groups, 16))
-    shared, query, batch = draw(size), draw(groups, 16), samples(1, 0).train
-    told = replace(TOLD, own_weight=1.0)
-    losses, mixtures = [], []
-    for own in (draw(size), draw(size)):
-        mixer = Mixer(meta, told, neighbours, device_name(0), own, shared, query)
-        mixtures.append(mixer.mix())
-        before = meta.state
-        losses.append(mixer.step(batch, np.zeros(size, np.float32)))
-        meta.set_state(before)
-    assert losses[0] == losses[1]
-    assert np.abs(mixtures[0] - mixtures[1]).max() > 0.1
+    assert build("narrow-meta").scores is None
+    with pytest.raises(ValueError, match="not one for a base network of 22 parameters"):
+        build("wide-meta")
+    with pytest.raises(ValueError, match="or one of an earlier version: export it again"):
+        build("narrow")
 
 
 def test_a_weak_device_gets_its_mixture_and_nothing_else(artifacts: Path) -> None:

@@ -23,6 +23,7 @@ __all__ = [
     "aggregator_command",
     "make_aggregator",
     "serving",
+    "task_file",
 ]
 
 _COMMAND_SECONDS = 60.0
@@ -30,13 +31,18 @@ _COMMAND_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class FleetSettings:
-    """``train_seconds``: what a round's training may take on a device; ``columns``: K."""
+    """``train_seconds``: what a round's training may take on a device; ``columns``: K.
+
+    ``least_deadline_seconds``: no round closes sooner without everybody. A device whose broker left
+    it without an answer has noticed, connected and sent again by then.
+    """
 
     devices: int
     rounds: int
     columns: int
     train_seconds: float
-    deadline_seconds: float = 120.0
+    deadline_seconds: float
+    least_deadline_seconds: float = 30.0
     pause_seconds: float = 0.2
 
 
@@ -76,7 +82,7 @@ def make_aggregator(
         for item, title in zip(catalogue.items, catalogue.titles, strict=True)
     ]
     (home / "items.tsv").write_text("\n".join([*lines, ""]), encoding="utf-8")
-    (home / "task.toml").write_text(_task_file(broker_url, settings), encoding="utf-8")
+    (home / "task.toml").write_text(task_file(broker_url, settings), encoding="utf-8")
     printed = aggregator_command(
         "invite", "--home", str(home), "--count", str(settings.devices), "--expires", "1h"
     )
@@ -100,7 +106,8 @@ def serving(home: Path, folder: Path) -> Iterator[RunningAggregator]:
         store.database.close()
 
 
-def _task_file(broker_url: str, settings: FleetSettings) -> str:
+def task_file(broker_url: str, settings: FleetSettings) -> str:
+    """The text of ``task.toml``."""
     return f"""\
 # Written by the demo. docs/aggregator.md explains every key.
 [task]
@@ -116,6 +123,7 @@ url = "{broker_url}"
 quorum = {max(1, settings.devices // 2)}
 wait_for_devices = {settings.devices}
 deadline_seconds = {settings.deadline_seconds}
+least_deadline_seconds = {settings.least_deadline_seconds}
 adaptive_deadline = true
 pause_seconds = {settings.pause_seconds}
 most_rounds = {settings.rounds}

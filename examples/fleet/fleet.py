@@ -19,7 +19,14 @@ from examples.fleet.calibration import LIKE_SLOWDOWN, round_seconds
 from examples.fleet.child import Child
 from examples.fleet.data import FleetData
 from examples.fleet.journal import JournalReader
-from examples.fleet.plan import PlannedDevice, budget_seconds, class_named, plan_devices, slowdown
+from examples.fleet.plan import (
+    PlannedDevice,
+    budget_seconds,
+    class_named,
+    deadline_seconds,
+    plan_devices,
+    slowdown,
+)
 from examples.fleet.progress import Show
 from examples.fleet.results import FleetResults, Run
 from examples.fleet.training import TRAINING
@@ -121,6 +128,7 @@ class Fleet:
                 options.rounds,
                 options.columns,
                 self.results.run.train_seconds,
+                deadline_seconds(self.plan),
             ),
         )
 

@@ -14,6 +14,7 @@ from device_sdk.home.round_store import Outcome
 from examples.fleet.assignment import AssignedDevice, Assignment
 from examples.fleet.evaluate import device_quality
 from examples.fleet.journal import Finished, Measured, RoundQuality, UserShown
+from examples.fleet.plan import MEASURE_SECONDS
 from examples.fleet.work_clock import WorkClock
 
 __all__ = ["HeldDevice"]
@@ -21,7 +22,6 @@ __all__ = ["HeldDevice"]
 _ENROL_SECONDS = 60.0
 # Emulated seconds for one measurement of k: room for hundreds of runs of a few milliseconds.
 _CAPABILITY_SECONDS = 1.5
-_MEASURE_SECONDS = 30.0
 _FINAL_SECONDS = 15.0
 _POLL_SECONDS = 0.02
 _SHOWN = 8
@@ -63,7 +63,7 @@ class HeldDevice:
         """
         device = self._open(None)
         device.start()
-        until = time.monotonic() + _MEASURE_SECONDS
+        until = time.monotonic() + MEASURE_SECONDS
         status = device.status()
         while (status.trained_round is None or status.outbox) and not stopping():
             if time.monotonic() > until:

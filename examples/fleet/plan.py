@@ -12,11 +12,13 @@ from numpy.typing import NDArray
 __all__ = [
     "CLASSES",
     "HEADROOM",
+    "MEASURE_SECONDS",
     "TIMED_PER_CLASS",
     "CapacityClass",
     "PlannedDevice",
     "budget_seconds",
     "class_named",
+    "deadline_seconds",
     "deal_users",
     "plan_devices",
     "slowdown",
@@ -25,8 +27,13 @@ __all__ = [
 TIMED_PER_CLASS = 6
 """So many devices of each class time themselves; the class takes the median of their ks."""
 
+MEASURE_SECONDS = 60.0
+"""The longest that a device may take for that, with its connections and its part in the round."""
+
 HEADROOM = 0.2
 """A device's k has to fit into this much less than the time it is given (the SDK's default)."""
+# All that a device may still have to do once everybody has timed itself.
+_AFTERWARDS_SECONDS = 120.0
 # The strongest class has time for so many times the columns that there are.
 _ROOM = 1.6
 
@@ -98,6 +105,15 @@ def plan_devices(
         )
         for number, users in enumerate(deal_users(interactions, devices))
     )
+
+
+def deadline_seconds(plan: Sequence[PlannedDevice]) -> float:
+    """The longest that a round may take.
+
+    In the first one devices time themselves one after another. Each gets all the time that it may
+    take, however slow broker and machine are: a round ends as soon as everybody has answered.
+    """
+    return _AFTERWARDS_SECONDS + MEASURE_SECONDS * sum(device.times for device in plan)
 
 
 def budget_seconds(p90_seconds: Mapping[int, float], widest: int) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -56,10 +55,7 @@ def test_a_small_fleet_learns_and_is_reported(
     printed = " ".join(capsys.readouterr().out.split())
     assert "SYNTHETIC DATA" in printed
     assert "no network in this test" in printed
-    found = re.search(r"4 of 4 rounds, (\d+) updates counted", printed)
-    assert found, printed
-    # amqtt drops connections now and then: a device that is late for a round is no defect there.
-    assert int(found[1]) == 32 or (broker == "amqtt" and int(found[1]) >= 26)
+    assert "4 of 4 rounds, 32 updates counted" in printed
     assert "refused by the aggregator: 0" in printed
     assert printed.count("recommended") == 3
     assert "Synthetic item" in printed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from itertools import pairwise
 
 import numpy as np
@@ -9,10 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from examples.fleet.aggregator import FleetSettings, task_file
 from examples.fleet.plan import (
     CLASSES,
     HEADROOM,
+    MEASURE_SECONDS,
+    TIMED_PER_CLASS,
     budget_seconds,
+    deadline_seconds,
     deal_users,
     plan_devices,
     slowdown,
@@ -62,3 +67,18 @@ def test_a_machine_too_noisy_to_tell_keeps_the_classes_in_order() -> None:
     factors = [slowdown(now, each.about_k, 64, budget_seconds(now, 64)) for each in CLASSES]
     assert all(factor >= 1.0 for factor in factors)
     assert factors == sorted(factors, reverse=True)
+
+
+def test_the_first_round_has_time_for_all_that_time_themselves_in_it() -> None:
+    few, many = (plan_devices([3] * devices, devices, 2) for devices in (8, 48))
+    assert deadline_seconds(few) > 8 * MEASURE_SECONDS
+    more = TIMED_PER_CLASS * len(CLASSES) - 8
+    assert deadline_seconds(many) - deadline_seconds(few) == more * MEASURE_SECONDS
+
+
+def test_the_task_file_holds_the_deadlines_of_the_plan() -> None:
+    deadline = deadline_seconds(plan_devices([3] * 8, 8, 2))
+    settings = FleetSettings(8, 4, 64, 0.01, deadline)
+    found = tomllib.loads(task_file("mqtt://127.0.0.1:1", settings))["round"]
+    assert found["deadline_seconds"] == deadline
+    assert 5 < found["least_deadline_seconds"] < deadline and found["adaptive_deadline"]

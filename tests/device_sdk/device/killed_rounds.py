@@ -176,7 +176,7 @@ def run_with_deaths_at(
         for process, death in zip(processes, devices, strict=True):
             stack.callback(process.kill)
             process.start(*death)
-        until = time.monotonic() + 90
+        until = time.monotonic() + 240  # a machine that is busy otherwise takes minutes
         while version_of(home) < ROUNDS or alive or waiting:
             for place, process in enumerate(processes):
                 if process.ended() is not None:

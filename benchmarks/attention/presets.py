@@ -26,6 +26,8 @@ _OWN_BIAS = {"vmnist": 3.0, "air": 0.0, "air-missing": 3.0, "air-widths": 0.0}
 _KEY_SCALE = {"vmnist": 5.0, "air": 0.0, "air-missing": 5.0, "air-widths": 0.0}
 _OWN_WEIGHT = {"vmnist": 0.0, "air": 1.0, "air-missing": 4.0, "air-widths": 1.0}
 _META_RATE = {"vmnist": 0.01, "air": 0.02, "air-missing": 0.01, "air-widths": 0.02}
+# A meta-step on fewer samples costs less; with 8 validation on V-MNIST is that of 32.
+_META_BATCH = {"vmnist": 8, "air": 32, "air-missing": 32, "air-widths": 32}
 # FedAMP's alpha / sigma, its sigma, and its pull towards the mixture.
 _FEDAMP = {
     "vmnist": (5.0, 0.2, 0.0),
@@ -43,7 +45,7 @@ SGD_RATE = 0.5
 
 def attention(data: DataName, seed: int, **changes: object) -> Experiment:
     """FedAMN; ``changes`` to its training settings."""
-    told = replace(_training(data), own_weight=_OWN_WEIGHT[data])
+    told = replace(_training(data), own_weight=_OWN_WEIGHT[data], meta_batch_size=_META_BATCH[data])
     found = _experiment(data, seed, AttentionSettings(training=replace(told, **changes)))  # type: ignore[arg-type]
     return replace(found, key_scale=_KEY_SCALE[data], own_bias=_OWN_BIAS[data])
 

@@ -179,7 +179,8 @@ class Aggregation:
                 self._method.open_round(open_round.round)
         except StateError as error:
             raise AggregatorError(
-                f"the stored state does not fit the task file's settings: {error}"
+                f"the stored state does not fit the task file's settings: {error}. Change them "
+                "back, or begin anew with another --home"
             ) from None
 
     def _absorb_log(self, row: RoundRow) -> bool:

@@ -19,7 +19,9 @@ def serve_lock(home: Home) -> Iterator[None]:
     Raises AggregatorError when another process holds it.
     """
     if not home.folder.is_dir():
-        raise AggregatorError(f"{home.folder} does not exist; run tessera-aggregator init first")
+        raise AggregatorError(
+            f"{home.folder} does not exist; run tessera-aggregator init --home {home.folder} first"
+        )
     handle = os.open(home.folder / "serve.lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
         _lock(handle)

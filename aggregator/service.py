@@ -167,7 +167,7 @@ class Service:
                 )
             case Disconnected() | ConnectRefused():
                 _LOG.warning(
-                    "no connection to %s (%s); next try in %.0f s",
+                    "no connection to %s (%s); next try in %.1f s",
                     parts.task.broker.url,
                     event.detail,
                     event.retry_seconds,

@@ -11,7 +11,7 @@ import numpy as np
 from device_sdk.home.errors import AlreadyEnrolled, EnrolmentFailed, EnrolmentRefused, NotEnrolled
 from device_sdk.home.home import Home
 from device_sdk.home.membership import Membership
-from device_sdk.wire.broker_url import TlsFiles
+from device_sdk.wire.broker_url import TlsFiles, parse_broker_url
 from device_sdk.wire.descriptor import Descriptor, read_descriptor
 from device_sdk.wire.enrolment import EnrolmentAttempt
 from device_sdk.wire.enrolment_code import EnrolmentCode, parse_code
@@ -84,7 +84,9 @@ def enrol(
     try:
         code = parse_code(code_text)
     except WireError as error:
-        raise EnrolmentRefused(error.reason, f"the enrolment code is mistyped: {error}") from error
+        raise EnrolmentRefused(
+            error.reason, f"the enrolment code is mistyped: {error.args[0]}"
+        ) from error
     home.identity(create=True)
     mailbox = draw(os.urandom, MAILBOX_BYTES)
     link = Link(
@@ -169,7 +171,10 @@ class _Conversation:
                         f"the TLS connection failed ({detail}): check the CA file and the URL's "
                         "host name"
                     )
-                self._trouble = f"the broker cannot be reached ({reason}): {detail}"
+                self._trouble = (
+                    f"the broker at {parse_broker_url(self._fleet.url)} cannot be reached "
+                    f"({detail}): is it running there, and is the URL right, TLS (mqtts://) or not (mqtt://)?"
+                )
             case SubscribeRefused(_, _, detail) | PublishRefused(_, _, detail):
                 self._trouble = f"the broker's rules forbid enrolment: {detail}"
         return None

@@ -35,7 +35,10 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps([_as_json(row) for row in rows], indent=2))
         return 0
     now = time.time()
-    print(tabulate([_as_line(row, now) for row in rows], headers="keys", tablefmt="plain"))
+    if rows:
+        print(tabulate([_as_line(row, now) for row in rows], headers="keys", tablefmt="plain"))
+    else:
+        print("no device has joined yet: tessera-aggregator invite prints codes")
     for token in tried:
         owner = "nobody" if token.device_id is None else token.device_id.hex()
         stranger = (token.last_stranger or b"").hex()[:16]

@@ -48,5 +48,6 @@ def run(arguments: argparse.Namespace) -> int:
         home.task_file.write_text(TASK_TEMPLATE, encoding="utf-8")
     print(f"made an aggregator in {home.folder}")
     print(f"  root key     {home.root_key} (fingerprint {fingerprint(descriptor.root).hex()})")
-    print(f"  task file    {home.task_file}: edit it, then run tessera-aggregator serve")
+    print(f"  task file    {home.task_file}: edit it (the broker, the catalogue), then")
+    print(f"  next         tessera-aggregator serve --home {home.folder}")
     return 0

@@ -48,12 +48,12 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 def run(arguments: argparse.Namespace) -> int:
     """Run the command."""
     home = home_of(arguments)
-    task = read_task(arguments.task or home.task_file)
     live = sys.stdout.isatty() and not arguments.plain
     view: View = LiveView() if live else PlainView(time.monotonic)
     stopping = _stop_on_signals()
     with ExitStack() as stack:
         stack.enter_context(serve_lock(home))
+        task = read_task(arguments.task or home.task_file)
         stack.enter_context(view)
         world = World(time.monotonic, time.time, np.random.default_rng(), os.urandom)
         parts = assemble(home, home.open_store(), task, world)

@@ -37,7 +37,9 @@ class Database:
             except FileExistsError:
                 raise AggregatorError(f"{path} exists already") from None
         elif not path.exists():
-            raise AggregatorError(f"{path} does not exist; run tessera-aggregator init first")
+            raise AggregatorError(
+                f"{path} does not exist; run tessera-aggregator init --home {path.parent} first"
+            )
         self._connection = sqlite3.connect(
             path, isolation_level=None, check_same_thread=False, cached_statements=256
         )

@@ -39,7 +39,8 @@ def test_init_keeps_secrets_to_the_owner(
 ) -> None:
     home = tmp_path / "fleet"
     assert main(["init", "--home", str(home)]) == 0
-    assert "task.toml" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "task.toml" in said and f"tessera-aggregator serve --home {home}" in said
     secret = [*(home / "keys").iterdir(), home / "aggregator.sqlite"]
     assert len(secret) == 4
     assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in secret)
@@ -51,9 +52,19 @@ def test_init_keeps_secrets_to_the_owner(
 def test_commands_without_a_home_say_what_to_do(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in ("invite", "status", "devices", "release", "restored"):
-        assert main([name, "--home", str(tmp_path / "none")]) == 1
-        assert "tessera-aggregator init" in capsys.readouterr().err
+    none = tmp_path / "none"
+    for name in ("invite", "serve", "status", "devices", "release", "restored"):
+        assert main([name, "--home", str(none)]) == 1
+        assert f"tessera-aggregator init --home {none}" in capsys.readouterr().err
+
+
+def test_a_fleet_without_devices_is_told_how_to_get_some(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["init", "--home", str(tmp_path / "fleet")]) == 0
+    capsys.readouterr()
+    assert main(["devices", "--home", str(tmp_path / "fleet")]) == 0
+    assert "tessera-aggregator invite" in capsys.readouterr().out
 
 
 def test_invite_prints_codes_and_replaces(

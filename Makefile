@@ -90,7 +90,7 @@ bench-scatter: $(STAMP) ## accuracy of scatter aggregation on MovieLens, equal a
 	$(RUN) -m benchmarks.scatter $(ARGS)
 
 .PHONY: bench-robust
-bench-robust: $(STAMP) ## what hostile devices do to a model on MovieLens, and what helps
+bench-robust: $(STAMP) ## what hostile devices do to a model on MovieLens 100K, and what helps
 	$(RUN) -m benchmarks.robust $(ARGS)
 
 .PHONY: bench-attention

@@ -52,6 +52,11 @@ OPTIONS: Mapping[MethodName, tuple[Option, ...]] = {
             "voices by claimed samples, confidence of at least one half",
             changed(weights="samples", least_confidence=0.5),
         ),
+        Option(
+            "samples, capped",
+            "the same, and no claim counts for more than 1,000",
+            changed(weights="samples", least_confidence=0.5, most_samples=1_000),
+        ),
     ),
 }
 # A teacher that pushes an item no harder than others is an honest one.

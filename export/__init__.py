@@ -6,6 +6,16 @@ import os
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
+try:
+    import onnx  # noqa: F401
+    import torch  # noqa: F401
+except ModuleNotFoundError as error:  # the light install has this package and its command too
+    raise ModuleNotFoundError(
+        f"export needs {error.name}, which a device does without: "
+        "pip install 'tessera-edge[export]'",
+        name=error.name,
+    ) from None
+
 from export import losses
 from export.build import Exported
 from export.build import export_train_step as train_step

@@ -7,8 +7,25 @@ import sqlite3
 import sys
 from collections.abc import Sequence
 
-from aggregator.cli import devices, init, invite, release, restored, revoke, rotate, serve, status
 from aggregator.errors import AggregatorError
+
+try:
+    from aggregator.cli import (
+        devices,
+        init,
+        invite,
+        release,
+        restored,
+        revoke,
+        rotate,
+        serve,
+        status,
+    )
+except ModuleNotFoundError as error:  # the light install has this command too
+    sys.exit(
+        f"tessera-aggregator: {error.name} is not installed, which a device does without: "
+        "pip install 'tessera-edge[aggregator]'"
+    )
 
 _DESCRIPTION = """\
 The server of a fleet: enrols devices, runs rounds, keeps the model. Everything lies in one folder,

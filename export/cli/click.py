@@ -11,6 +11,11 @@ from export.cli.report import print_written
 from export.models.click import CLICK_MODELS, MOVIELENS, export_click
 from export.models.fields import Fields
 
+_DESCRIPTION = """\
+Export a click model over MovieLens's fields (user, movie, gender, age, occupation, genres, year),
+with the distillation loss; without teachers that is plain cross-entropy. For fields of your own
+call export.models.click.export_click."""
+
 _EXAMPLES = """\
 examples:
   tessera-export click cnn -o artifacts/cnn --attention --optimizer segmented
@@ -25,9 +30,7 @@ def add_to(commands: Any) -> None:
     parser = commands.add_parser(
         "click",
         help="export a click model over MovieLens's fields",
-        description="Export a click model over MovieLens's fields (user, movie, gender, age, "
-        "occupation, genres, year), with the distillation loss; without teachers that is plain "
-        "cross-entropy. For fields of your own call export.models.click.export_click.",
+        description=_DESCRIPTION,
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

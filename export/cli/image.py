@@ -11,6 +11,11 @@ from export.cli.report import print_written
 from export.models.images import IMAGE_MODELS, export_image
 from export.models.mutual import export_mutual
 
+_DESCRIPTION = """\
+Export a small image network: lenet, or a resnet, vgg or alexnet in small. With --mutual its train
+step is that of mutual learning, where devices with different networks teach each other through what
+they predict."""
+
 _EXAMPLES = """\
 examples:
   tessera-export image lenet -o artifacts/lenet               28 x 28 grey images, 10 classes
@@ -24,9 +29,7 @@ def add_to(commands: Any) -> None:
     parser = commands.add_parser(
         "image",
         help="export a small image network",
-        description="Export a small image network: lenet, or a resnet, vgg or alexnet in small. "
-        "With --mutual its train step is that of mutual learning, where devices with different "
-        "networks teach each other through what they predict.",
+        description=_DESCRIPTION,
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

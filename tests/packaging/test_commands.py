@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import subprocess
+import sys
 
 import pytest
 
@@ -36,4 +38,21 @@ def test_help_names_every_command_with_examples(
     for command in commands:
         with pytest.raises(SystemExit):
             main([command, "--help"])
-        assert capsys.readouterr().out.startswith(f"usage: {program} {command}")
+        shown = capsys.readouterr().out
+        assert shown.startswith(f"usage: {program} {command}")
+        assert max(map(len, shown.splitlines())) <= 100
+
+
+@pytest.mark.parametrize(
+    ("module", "missing", "extra"),
+    [("export.cli", "torch", "export"), ("aggregator.cli", "rich", "aggregator")],
+)
+def test_a_command_of_an_extra_names_the_extra_that_is_not_installed(
+    module: str, missing: str, extra: str
+) -> None:
+    without = f"import sys; sys.modules[{missing!r}] = None; import {module}"
+    done = subprocess.run(
+        [sys.executable, "-c", without], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert f"pip install 'tessera-edge[{extra}]'" in done.stderr.splitlines()[-1]

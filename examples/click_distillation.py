@@ -1,12 +1,13 @@
 """Four unequal devices learn to predict clicks on MovieLens 1M and teach each other over MQTT.
 
-    TESSERA_DATA=../shared/data python -m examples.click_distillation
+    python -m examples.click_distillation
+    python -m examples.click_distillation --rounds 3 --users 200     (a look in a minute)
 
 The task offers three models. Each device times them and takes the largest that it can train
 within a round; two of the four pretend to be slow. Models and samples stay where they are: a
-round's update is a device's mean prediction for each label, 164 bytes once sealed (papers/afd; see
-docs/methods/teacher_logits.md). At the end: a table, and a picture of the rounds and of which
-fields look at which (the paper's figure 7).
+round's update is a device's mean prediction for each label, 164 bytes once sealed (attentive
+federated distillation, docs/methods/teacher_logits.md). At the end: a table, and a picture of the
+rounds and of which fields look at which.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from __future__ import annotations
 import argparse
 import math
 import os
-import sys
-import tempfile
+import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +27,17 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 import numpy as np
 from numpy.typing import NDArray
+from rich.console import Console
 from tabulate import tabulate
 
-from benchmarks.datasets.click import Clicks, ClickSettings, data_root, load_clicks
+from benchmarks.datasets.click import Clicks, ClickSettings, load_clicks
 from benchmarks.recommendation.click_metrics import ClickQuality, click_quality
 from device_sdk import Device, LocalData, Trainer, TrainingOptions
-from device_sdk.home.errors import HomeError, NothingLearnt
+from device_sdk.home.errors import NothingLearnt
 from device_sdk.wire.teacher_logits_settings import TeacherLogitsTraining
-from examples.fleet.errors import FleetError
 from examples.fleet.work_clock import WorkClock, yardstick_seconds
 from examples.local_fleet import FleetTask, LocalFleet, Member, local_fleet
+from examples.program import carried_out, option_parser
 from export.distillation import example_teachers
 from export.models.click import export_click
 from export.models.fields import Fields
@@ -69,31 +71,22 @@ class Curve:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the fleet; 0 on success, 1 where a part failed, 2 where the data are missing."""
-    options = _parse(arguments)
-    try:
-        clicks = load_clicks(
-            options.root or data_root(),
-            ClickSettings(users=options.users, most_ratings=60, seed=options.seed, history=1),
-        )
-    except FileNotFoundError as error:
-        print(f"click_distillation: {error}", file=sys.stderr)
-        return 2
-    try:
-        with tempfile.TemporaryDirectory(prefix="tessera-clicks-") as folder:
-            _run(clicks, options.rounds, options.seed, Path(folder), options.picture)
-    except (FleetError, HomeError) as error:
-        print(f"click_distillation: {error}", file=sys.stderr)
-        return 1
-    return 0
+    """Run the fleet; 0 on success, 1 where a part failed or was stopped."""
+    return carried_out("click_distillation", partial(_run, _parse(arguments)))
 
 
-def _run(clicks: Clicks, rounds: int, seed: int, folder: Path, picture: Path) -> None:
+def _run(options: argparse.Namespace, console: Console) -> None:
+    rounds: int = options.rounds
+    out: Path = options.out
+    clicks = load_clicks(
+        options.data,
+        ClickSettings(users=options.users, most_ratings=60, seed=options.seed, history=1),
+    )
     fields = Fields(
         categorical=clicks.sizes, multi_valued=(("genres", 18),), numeric=("year",), history="movie"
     )
-    print("exporting three models, and timing a step of each here")
-    artifacts = _export(fields, folder / "models", seed)
+    with console.status("exporting three models, and timing a step of each here"):
+        artifacts = _export(fields, out / "artifacts", options.seed)
     reference = yardstick_seconds()
     seconds = [
         _step_seconds(one, clicks.devices[0].train, WorkClock(reference)) for one in artifacts
@@ -120,7 +113,8 @@ def _run(clicks: Clicks, rounds: int, seed: int, folder: Path, picture: Path) ->
     ]
     curves = {name: Curve([], []) for name in _NAMES}
     began = time.monotonic()
-    with local_fleet(task, members, folder / "fleet") as fleet:
+    shutil.rmtree(out / "fleet", ignore_errors=True)  # of the run before
+    with local_fleet(task, members, out / "fleet") as fleet:
         print(f"broker at {fleet.broker.url}, four devices; a round may take {budget:.1f} s")
         for row in fleet.rounds():
             _follow(fleet, clicks, row.round, curves)
@@ -133,8 +127,9 @@ def _run(clicks: Clicks, rounds: int, seed: int, folder: Path, picture: Path) ->
         fleet.settle()
         print("\n" + _table(fleet, clicks) + "\n")
         heat = _interactions(fleet, clicks)
+    picture = out / "click_distillation.png"
     _draw(picture, curves, heat, fields.names)
-    print(f"wrote {picture}")
+    print(f"picture: {picture}")
 
 
 def _export(fields: Fields, folder: Path, seed: int) -> list[Path]:
@@ -265,26 +260,14 @@ def _draw(
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m examples.click_distillation",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--rounds", type=int, default=12, help="rounds to train (default: 12)")
+    parser = option_parser("click_distillation", __doc__, rounds=12, holds="ml-1m/")
     parser.add_argument(
         "--users", type=int, default=800, help="users of all devices (default: 800)"
     )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--root", type=Path, help="data folder (default: TESSERA_DATA)")
-    parser.add_argument(
-        "--picture",
-        type=Path,
-        default=Path("out/click_distillation.png"),
-        help="where the picture goes (default: out/click_distillation.png)",
-    )
     options = parser.parse_args(arguments)
-    if options.rounds < 1 or options.users < 8:
-        parser.error("expected at least 1 round and 8 users")
+    if options.users < 8:
+        parser.error("expected at least 8 users")
     return options
 
 

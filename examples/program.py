@@ -57,7 +57,8 @@ def carried_out(name: str, run: Callable[[Console], None]) -> int:
     try:
         run(console)
     except (DeviceError, ExportError, FleetError, OSError, ValueError) as error:
-        console.print(f"{name.replace('_', ' ')}: {error}", style="red", markup=False)
+        said = f"{name.replace('_', ' ')}: {error}"
+        Console(stderr=True).print(said, style="red", markup=False, soft_wrap=True)
         return 1
     except KeyboardInterrupt:
         console.print("stopped")

@@ -75,7 +75,8 @@ def _texts(folder: Path, names: tuple[str, ...], title: str, page: str) -> list[
         if not (folder / name).is_file():
             raise FileNotFoundError(
                 f"{folder / name} is missing: unpack {title} "
-                f"(https://grouplens.org/datasets/movielens/{page}/) there"
+                f"(https://grouplens.org/datasets/movielens/{page}/) there, or point TESSERA_DATA "
+                "elsewhere"
             )
     return [(folder / name).read_text(encoding="latin-1") for name in names]
 

@@ -30,11 +30,10 @@ _RESULTS = Path(__file__).resolve().parent.parent / "results" / "distill"
 
 _DESCRIPTION = """\
 Four devices with unequal shares of MovieLens 1M's users predict clicks and teach one another by
-mean outputs (AFD, FD), or average their models (FedAvg). Tables 5 to 7 of papers/afd, our figures
-first, the paper's in brackets. The round with the least validation loss is reported; bytes are
-those of sealed messages. Every finished run is stored under its settings, so a benchmark that was
-stopped continues where it was. A run takes one to three minutes of one core.
-"""
+mean outputs (AFD, FD), or average their models (FedAvg). Tables 5 to 7 of the AFD paper, our
+figures first, the paper's in brackets. The round with the least validation loss is reported; bytes
+are those of sealed messages. Every finished run is stored under its settings, so a benchmark that
+was stopped continues where it was. A run takes one to three minutes of one core."""
 _EXAMPLES = """\
 examples:
   python -m benchmarks.distill                           (everything, three seeds)

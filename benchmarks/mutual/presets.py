@@ -17,10 +17,10 @@ LENETS: FourModels = ("lenet", "lenet", "lenet", "lenet")
 FOUR: FourModels = ("resnet", "alexnet", "lenet", "vgg")
 
 TABLES = {
-    "independent": "Rotated MNIST, LeNet, every domain split by itself (papers/mafml, table 1)",
+    "independent": "Rotated MNIST, LeNet, every domain split by itself (MAFML, table 1)",
     "by-image": "Rotated MNIST, LeNet, split by image: no test image trains in any rotation",
     "architectures": f"Rotated MNIST, four architectures: {', '.join(FOUR)}",
-    "pacs64": f"PACS at 64 x 64, four architectures: {', '.join(FOUR)} (papers/mafml, table 2)",
+    "pacs64": f"PACS at 64 x 64, four architectures: {', '.join(FOUR)} (MAFML, table 2)",
     "variants": "Rotated MNIST, LeNet, 10 % shared: what else was tried",
 }
 

@@ -59,7 +59,7 @@ def test_the_command_line_teaches(capsys: pytest.CaptureFixture[str], tmp_path: 
         main(["--help"])
     assert "--stations" in capsys.readouterr().out
     assert main(["--data", str(tmp_path), "--out", str(tmp_path / "out")]) == 1
-    assert "PRSA_Data" in capsys.readouterr().out
+    assert "PRSA_Data" in capsys.readouterr().err
 
 
 @pytest.mark.slow

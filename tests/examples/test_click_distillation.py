@@ -16,10 +16,10 @@ def test_help_teaches_and_missing_data_are_explained(
     with pytest.raises(SystemExit) as stopped:
         click_distillation.main(["--help"])
     assert stopped.value.code == 0
-    assert "TESSERA_DATA=" in capsys.readouterr().out
+    assert "TESSERA_DATA" in capsys.readouterr().out
     monkeypatch.setenv("TESSERA_DATA", str(tmp_path))
-    assert click_distillation.main([]) == 2
-    assert "set TESSERA_DATA to the folder" in capsys.readouterr().err
+    assert click_distillation.main([]) == 1
+    assert "unpack MovieLens 1M" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         click_distillation.main(["--rounds", "0"])
 
@@ -27,8 +27,8 @@ def test_help_teaches_and_missing_data_are_explained(
 @pytest.mark.slow
 def test_four_devices_teach_each_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = made_up_movielens(tmp_path)
-    picture = tmp_path / "out" / "picture.png"
-    command = ["--root", str(root), "--users", "52", "--rounds", "3", "--picture", str(picture)]
+    out = tmp_path / "out"
+    command = ["--data", str(root), "--users", "52", "--rounds", "3", "--out", str(out)]
     assert click_distillation.main(command) == 0
     printed = capsys.readouterr().out
     assert "round  3/3" in printed
@@ -37,4 +37,4 @@ def test_four_devices_teach_each_other(tmp_path: Path, capsys: pytest.CaptureFix
     for line in table:
         assert line[4] in ("wide_deep", "deepfm_attention", "cnn_attention")
         assert 100 < int(line[-1]) < 600  # bytes a round, sealed
-    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert (out / "click_distillation.png").read_bytes().startswith(b"\x89PNG")

@@ -24,7 +24,7 @@ def test_the_exit_status_says_whether_it_went_well(
             raise ending
 
     assert carried_out("some_thing", run) == (0 if ending is None else 1)
-    assert said in capsys.readouterr().out
+    assert said in capsys.readouterr().err
 
 
 def test_a_programming_error_is_not_hidden() -> None:

@@ -30,7 +30,7 @@ def test_four_architectures_learn_each_others_rotations(
 
 def test_a_missing_data_set_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert rotated_digits.main(["--data", str(tmp_path), "--out", str(tmp_path / "out")]) == 1
-    assert "TESSERA_DATA" in capsys.readouterr().out
+    assert "TESSERA_DATA" in capsys.readouterr().err
 
 
 def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:

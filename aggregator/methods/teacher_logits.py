@@ -2,7 +2,7 @@
 
 Methods: AFD (papers/afd: table 3, equation 6) and federated distillation (Jeong et al. 2018). A
 device leaves itself out of the sums, so that one broadcast serves all of them and nobody needs to
-remember who sent what.
+remember who sent what: the rounds that the updates were sent for are enough.
 """
 
 from __future__ import annotations
@@ -46,9 +46,10 @@ class TeacherLogitsMethod:
         self._known_weights = np.zeros(classes, dtype=np.int64)
         self._known_devices = np.zeros(classes, dtype=np.int64)
         self._known_participants = 0
+        self._known_first_round = 0
         self._known_round = 0
         self._version = 0
-        self._round_id = 0
+        self._round_id = self._first_round = 0
         self._clear()
 
     @property
@@ -67,10 +68,11 @@ class TeacherLogitsMethod:
         return means
 
     def open_round(self, round_id: int) -> Broadcast:
-        """The broadcast holds the sums of the last round that had updates, and which one that was.
+        """The broadcast holds the sums of the last version, and the rounds of its updates.
 
         ``sums`` float32 [classes, classes], ``weights`` and ``devices`` int64 [classes],
-        ``participants`` and ``round`` int64 [] (round 0: nothing summed yet).
+        ``participants`` (updates), ``first_round`` and ``round`` int64 [] (both 0: nothing summed
+        yet). They differ where rounds missed their quorum: what counted in them was carried over.
         """
         if round_id <= self._round_id:
             raise ValueError(f"round {round_id} does not follow round {self._round_id}")
@@ -88,6 +90,7 @@ class TeacherLogitsMethod:
                 "weights": self._known_weights.copy(),
                 "devices": self._known_devices.copy(),
                 "participants": np.asarray(self._known_participants, dtype=np.int64),
+                "first_round": np.asarray(self._known_first_round, dtype=np.int64),
                 "round": np.asarray(self._known_round, dtype=np.int64),
             },
             settings=told.as_scalars(),
@@ -111,8 +114,9 @@ class TeacherLogitsMethod:
         share = share_of(decode_knowledge(update.tensors, self._training), self._training)
         self._sums += share.sums
         self._weights += share.weights
-        self._devices += share.has
+        self._devices += share.devices
         self._participants += 1
+        self._first_round = min(self._first_round, update.round_id)
         self._bounded += share.bounded
 
     def close_round(self) -> RoundSummary:
@@ -124,7 +128,7 @@ class TeacherLogitsMethod:
             self._known_sums = self._sums.astype(np.float32)
             self._known_weights, self._known_devices = self._weights, self._devices
             self._known_participants = participants
-            self._known_round = self._round_id
+            self._known_first_round, self._known_round = self._first_round, self._round_id
             self._version += 1
             known = self._known_weights > 0
             metrics["labels"] = float(known.sum())
@@ -139,8 +143,10 @@ class TeacherLogitsMethod:
         counters = (
             self._version,
             self._round_id,
+            self._known_first_round,
             self._known_round,
             self._known_participants,
+            self._first_round,
             self._participants,
             self._bounded,
         )
@@ -164,7 +170,7 @@ class TeacherLogitsMethod:
             "sums": (np.float64, (classes, classes)),
             "weights": (np.int64, (classes,)),
             "devices": (np.int64, (classes,)),
-            "counters": (np.int64, (6,)),
+            "counters": (np.int64, (8,)),
         }
         if set(state) != set(shapes):
             raise StateError(f"the state holds {sorted(state)}; expected {sorted(shapes)}")
@@ -178,8 +184,10 @@ class TeacherLogitsMethod:
         (
             self._version,
             self._round_id,
+            self._known_first_round,
             self._known_round,
             self._known_participants,
+            self._first_round,
             self._participants,
             self._bounded,
         ) = (int(count) for count in state["counters"])
@@ -190,6 +198,7 @@ class TeacherLogitsMethod:
         self._sums = np.zeros((classes, classes), dtype=np.float64)
         self._weights = np.zeros(classes, dtype=np.int64)
         self._devices = np.zeros(classes, dtype=np.int64)
+        self._first_round = self._round_id
         self._participants = 0
         self._bounded = 0
 

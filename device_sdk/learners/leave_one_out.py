@@ -13,7 +13,7 @@ from device_sdk.wire.exchange import Broadcast
 from device_sdk.wire.label_knowledge import Share
 from device_sdk.wire.teacher_logits_settings import TeacherLogitsTraining
 
-__all__ = ["LabelTeachers", "leave_one_out", "summed_round"]
+__all__ = ["LabelTeachers", "leave_one_out", "summed_rounds"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,17 +30,18 @@ class LabelTeachers:
     taught: NDArray[np.float32]
 
 
-def summed_round(broadcast: Broadcast) -> int:
-    """The round whose updates are in the broadcast's sums; 0 for none.
+def summed_rounds(broadcast: Broadcast) -> range:
+    """The rounds whose updates are in the broadcast's sums; empty for none.
 
+    More than one where rounds missed their quorum, and what counted in them was carried over.
     Raises LearnerError where the broadcast does not say so.
     """
-    number = int(_tensor(broadcast, "round", np.int64, ()))
-    if not 0 <= number < max(1, broadcast.round_id):
+    first, last = (int(_tensor(broadcast, name, np.int64, ())) for name in ("first_round", "round"))
+    if not (0 < first <= last < broadcast.round_id or first == last == 0):
         raise LearnerError(
-            f"the broadcast of round {broadcast.round_id} holds sums of round {number}"
+            f"the broadcast of round {broadcast.round_id} holds sums of rounds {first} to {last}"
         )
-    return number
+    return range(first, last + 1) if last else range(0)
 
 
 def leave_one_out(
@@ -48,10 +49,10 @@ def leave_one_out(
 ) -> LabelTeachers:
     """Teachers out of the sums over all devices, less this device's own share.
 
-    AFD (papers/afd), table 3 and equation 6. ``own`` is the device's share of these very sums, None
-    where it has none. A label that no other device has is without a teacher. The mean is over the
-    other devices that have the label (or over their samples, as ``weights`` says); with
-    ``normalise`` off the sum is divided by the number of all devices in the round.
+    AFD (papers/afd), table 3 and equation 6. ``own`` is all that the device added to these very
+    sums, None where it added nothing. A label that no other device has is without a teacher. The
+    mean is over what came of other devices that have the label (or over their samples, as
+    ``weights`` says); with ``normalise`` off the sum is divided by the number of all updates.
 
     Raises LearnerError where the broadcast's arrays are missing or do not fit.
     """
@@ -69,7 +70,7 @@ def leave_one_out(
             )
         sums -= own.sums
         weights -= own.weights
-        devices -= own.has
+        devices -= own.devices
     taught = (devices > 0) & (weights > 0)
     table = np.full((classes, classes), 1 / classes)
     divisors = weights[taught] if training.normalise else np.full(int(taught.sum()), participants)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+import operator
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,13 +16,16 @@ from device_sdk.wire.label_knowledge import Share
 
 __all__ = ["SentShare", "SentShares"]
 
-# Rounds that miss their quorum leave the sums of an older round in place, but not for ever.
-_MOST_ROUNDS = 8
+# Verdicts that never come do not make the state grow for ever.
+_MOST_SHARES = 8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SentShare:
-    """A share that went out in a round, and whether the aggregator says that it counted."""
+    """What went out in a round, and whether the aggregator says that it counted.
+
+    What went out in several rounds for one version is one, under the newest round's number.
+    """
 
     round_id: int
     share: Share
@@ -36,7 +41,7 @@ class SentShares:
     def sent(self, round_id: int, share: Share) -> SentShares:
         """With one more, which does not count until a receipt says so."""
         others = tuple(one for one in self.shares if one.round_id != round_id)
-        return SentShares((*others, SentShare(round_id, share, False))[-_MOST_ROUNDS:])
+        return SentShares((*others, SentShare(round_id, share, False))[-_MOST_SHARES:])
 
     def receipted(self, round_id: int, counted: bool) -> SentShares:
         """With the verdict on the share of ``round_id``, if that one is still known."""
@@ -47,30 +52,40 @@ class SentShares:
             )
         )
 
-    def in_sums_of(self, round_id: int) -> Share | None:
-        """The share that is within the sums of ``round_id``; None where none of ours is."""
-        for one in self.shares:
-            if one.round_id == round_id and one.counted:
-                return one.share
-        return None
+    def in_sums_of(self, rounds: range) -> Share | None:
+        """All of ours within the sums of ``rounds``; None where there is nothing of ours."""
+        return _total([one for one in self.shares if one.counted and one.round_id in rounds])
 
-    def since(self, round_id: int) -> SentShares:
-        """Without those of rounds before ``round_id``, whose sums no broadcast carries any more."""
-        return SentShares(tuple(one for one in self.shares if one.round_id >= round_id))
+    def at(self, summed: range) -> SentShares:
+        """What is worth keeping once the sums of the rounds ``summed`` were broadcast.
+
+        Sums of earlier rounds come no more. What counted since then, in however many rounds without
+        quorum, waits for one and the same version: it is added up.
+        """
+        kept = [one for one in self.shares if one.round_id >= summed.start]
+        waiting = [one for one in kept if one.counted and one.round_id >= summed.stop]
+        total = _total(waiting)
+        if total is not None:
+            kept = [one for one in kept if one not in waiting]
+            kept.append(SentShare(waiting[-1].round_id, total, True))
+        return SentShares(tuple(sorted(kept, key=lambda one: one.round_id)))
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """``sent_rounds`` int64 [n], ``sent_counted`` bool [n], ``sent_weights`` int64 [n, classes]
-        and ``sent_sums`` float32 [n, classes, classes]."""
+        """``sent_rounds`` int64 [n], ``sent_counted`` bool [n], ``sent_weights`` and
+        ``sent_devices`` int64 [n, classes], and ``sent_sums`` float32 [n, classes, classes]."""
         shares = self.shares
         classes = len(shares[0].share.weights) if shares else 0
         weights = np.zeros((len(shares), classes), dtype=np.int64)
+        devices = np.zeros_like(weights)
         sums = np.zeros((len(shares), classes, classes), dtype=np.float32)
         for place, one in enumerate(shares):
-            weights[place], sums[place] = one.share.weights, one.share.sums
+            weights[place], devices[place] = one.share.weights, one.share.devices
+            sums[place] = one.share.sums
         return {
             "sent_rounds": np.asarray([one.round_id for one in shares], dtype=np.int64),
             "sent_counted": np.asarray([one.counted for one in shares], dtype=np.bool_),
             "sent_weights": weights,
+            "sent_devices": devices,
             "sent_sums": sums,
         }
 
@@ -80,22 +95,33 @@ class SentShares:
         rounds = _array(state, "sent_rounds", np.int64, 1)
         counted = _array(state, "sent_counted", np.bool_, 1)
         weights = _array(state, "sent_weights", np.int64, 2)
+        devices = _array(state, "sent_devices", np.int64, 2)
         sums = _array(state, "sent_sums", np.float32, 3)
         count, classes = weights.shape
         if not (
             rounds.shape == counted.shape == (count,)
+            and devices.shape == weights.shape
             and sums.shape == (count, classes, classes)
             and np.isfinite(sums).all()
-            and (weights >= 0).all()
+            and (weights >= devices).all()
+            and (devices >= 0).all()
             and (np.diff(rounds) > 0).all()
         ):
             raise LearnerError("the state's sent shares do not fit together")
         return SentShares(
             tuple(
-                SentShare(int(number), Share(sums[i].copy(), weights[i].copy(), 0), bool(verdict))
-                for i, (number, verdict) in enumerate(zip(rounds, counted, strict=True))
+                SentShare(
+                    int(rounds[i]),
+                    Share(sums[i].copy(), weights[i].copy(), devices[i].copy(), 0),
+                    bool(counted[i]),
+                )
+                for i in range(count)
             )
         )
+
+
+def _total(sent: Sequence[SentShare]) -> Share | None:
+    return functools.reduce(operator.add, [one.share for one in sent]) if sent else None
 
 
 def _array(state: Mapping[str, NDArray[Any]], name: str, dtype: type, rank: int) -> NDArray[Any]:

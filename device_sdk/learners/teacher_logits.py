@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from device_sdk.errors import StateError
 from device_sdk.learners.learner import LearnerError, State
-from device_sdk.learners.leave_one_out import LabelTeachers, leave_one_out, summed_round
+from device_sdk.learners.leave_one_out import LabelTeachers, leave_one_out, summed_rounds
 from device_sdk.learners.local_steps import StepsReport, epoch_batches, unchanged_on_error
 from device_sdk.learners.sent_shares import SentShares
 from device_sdk.local_data import DataSource
@@ -86,7 +86,7 @@ class TeacherLogitsLearner:
 
         Raises LearnerError where the broadcast does not fit.
         """
-        own = self._sent.in_sums_of(summed_round(broadcast))
+        own = self._sent.in_sums_of(summed_rounds(broadcast))
         return leave_one_out(broadcast, own, _training(broadcast))
 
     def train(self, broadcast: Broadcast) -> Update:
@@ -116,8 +116,7 @@ class TeacherLogitsLearner:
                 raise LearnerError(f"the model's outputs cannot be sent: {error}") from error
             # As the aggregator will read it: rounded, and bounded by the task's settings.
             share = share_of(decode_knowledge(tensors, training), training)
-        summed = summed_round(broadcast)
-        self._sent = self._sent.since(summed).sent(broadcast.round_id, share)
+        self._sent = self._sent.at(summed_rounds(broadcast)).sent(broadcast.round_id, share)
         self._report = report
         return Update(broadcast.round_id, tensors)
 

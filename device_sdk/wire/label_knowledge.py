@@ -44,17 +44,23 @@ class Share:
         sums: float32 [classes, classes], row t = weight times the mean output of label t; zero for
             labels that the device lacks.
         weights: int64 [classes], 0 for labels that it lacks.
+        devices: int64 [classes], 1 for labels that it has, else 0.
         bounded: labels whose confidence lay outside the task's bounds.
     """
 
     sums: NDArray[np.float32]
     weights: NDArray[np.int64]
+    devices: NDArray[np.int64]
     bounded: int
 
-    @property
-    def has(self) -> NDArray[np.bool_]:
-        """bool [classes]: which labels the device has."""
-        return self.weights > 0
+    def __add__(self, other: Share) -> Share:
+        """What a device adds in two rounds of one version."""
+        return Share(
+            self.sums + other.sums,
+            self.weights + other.weights,
+            self.devices + other.devices,
+            self.bounded + other.bounded,
+        )
 
 
 def encode_knowledge(
@@ -106,7 +112,7 @@ def share_of(knowledge: LabelKnowledge, training: TeacherLogitsTraining) -> Shar
     weights = np.zeros(training.classes, dtype=np.int64)
     sums[knowledge.labels] = means * weight[:, None].astype(np.float32)
     weights[knowledge.labels] = weight
-    return Share(sums, weights, bounded)
+    return Share(sums, weights, (weights > 0).astype(np.int64), bounded)
 
 
 def _bounded(

@@ -80,13 +80,14 @@ def test_the_round_says_how_sure_devices_are_and_what_was_bounded() -> None:
 
 @pytest.mark.parametrize("cut", [0, 1, 3])
 def test_a_method_restored_mid_round_continues_bit_for_bit(cut: int) -> None:
-    updates = [update(seed, round_id=2) for seed in range(4)]
+    # Round 2 missed its quorum: round 3 begins with what counted in it.
+    updates = [update(0, round_id=2), *(update(seed, round_id=3) for seed in range(1, 4))]
     whole, first = TeacherLogitsMethod(TRAINING), TeacherLogitsMethod(TRAINING)
     for method in (whole, first):
         method.open_round(1)
         method.absorb(update(9))
         method.close_round()
-        method.open_round(2)
+        method.open_round(3)
     for one in updates[:cut]:
         first.absorb(one)
     second = TeacherLogitsMethod(TRAINING)
@@ -97,6 +98,8 @@ def test_a_method_restored_mid_round_continues_bit_for_bit(cut: int) -> None:
         whole.absorb(one)
     assert second.close_round() == whole.close_round()
     assert state_bytes(second) == state_bytes(whole)
+    told = second.open_round(4).tensors
+    assert (int(told["first_round"]), int(told["round"])) == (2, 3)
 
 
 @given(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from aggregator.methods.teacher_logits import TeacherLogitsMethod
 from device_sdk.learners.learner import LearnerError
-from device_sdk.learners.leave_one_out import leave_one_out, summed_round
+from device_sdk.learners.leave_one_out import leave_one_out, summed_rounds
 from device_sdk.learners.sent_shares import SentShares
 from device_sdk.wire.exchange import Broadcast, Update
 from device_sdk.wire.label_knowledge import (
@@ -72,7 +72,7 @@ def test_a_teacher_is_the_mean_of_what_was_read_from_the_others(
         found = leave_one_out(broadcast, own, training)
         others = [share for place, share in enumerate(shares) if place != device]
         for label in range(classes):
-            having = [share for share in others if share.has[label]]
+            having = [share for share in others if share.devices[label]]
             assert found.taught[label] == bool(having)
             if not having:
                 np.testing.assert_allclose(found.table[label], 1 / classes)
@@ -113,7 +113,7 @@ def test_equation_6_divides_by_all_devices_and_stays_below_a_distribution() -> N
 def test_before_the_first_round_nobody_teaches() -> None:
     training = TeacherLogitsTraining(classes=4)
     broadcast = TeacherLogitsMethod(training).open_round(1)
-    assert summed_round(broadcast) == 0
+    assert not summed_rounds(broadcast)
     assert not leave_one_out(broadcast, None, training).taught.any()
 
 
@@ -124,6 +124,8 @@ def test_before_the_first_round_nobody_teaches() -> None:
         ("sums", np.zeros((2, 2), dtype=np.float16)),
         ("weights", np.full(2, -1, dtype=np.int64)),
         ("round", np.asarray(9, dtype=np.int64)),
+        ("first_round", np.asarray(1, dtype=np.int64)),
+        ("first_round", None),
         ("round", np.asarray([0], dtype=np.int64)),
         ("participants", None),
     ],
@@ -136,31 +138,44 @@ def test_broadcasts_that_do_not_fit_are_refused(name: str, array: Any) -> None:
         tensors[name] = array
     broadcast = Broadcast(1, 0, tensors, opened.settings)
     with pytest.raises(LearnerError, match=r"broadcast"):
-        summed_round(broadcast)
+        summed_rounds(broadcast)
         leave_one_out(broadcast, None, training)
 
 
 def share(value: float) -> Share:
-    return Share(np.full((2, 2), value, dtype=np.float32), np.ones(2, dtype=np.int64), 0)
+    ones = np.ones(2, dtype=np.int64)
+    return Share(np.full((2, 2), value, dtype=np.float32), ones, ones, 0)
 
 
 def test_shares_count_once_a_receipt_says_so_and_old_ones_go() -> None:
     sent = SentShares().sent(4, share(0.4)).sent(5, share(0.5))
-    assert sent.in_sums_of(4) is None
+    assert sent.in_sums_of(range(4, 5)) is None
     sent = sent.receipted(4, True).receipted(77, True)
-    found = sent.in_sums_of(4)
+    found = sent.in_sums_of(range(3, 6))
     assert found is not None and found.sums[0, 0] == np.float32(0.4)
-    assert sent.receipted(4, False).in_sums_of(4) is None
-    assert [one.round_id for one in sent.since(5).shares] == [5]
+    assert sent.receipted(4, False).in_sums_of(range(4, 5)) is None
+    assert [one.round_id for one in sent.at(range(5, 6)).shares] == [5]
     for round_id in range(6, 40):
         sent = sent.sent(round_id, share(0.1))
     assert len(sent.shares) == 8
 
 
+def test_shares_that_wait_for_one_version_are_added_up() -> None:
+    sent = SentShares().sent(3, share(0.3)).receipted(3, True)
+    for round_id in range(4, 40):  # none of which reaches its quorum
+        sent = sent.at(range(3, 4)).sent(round_id, share(1.0)).receipted(round_id, round_id != 20)
+        assert len(sent.shares) <= 4
+    found = [sent.in_sums_of(rounds) for rounds in (range(3, 4), range(4, 40), range(40, 41))]
+    assert found[0] is not None and found[0].devices.tolist() == [1, 1]
+    assert found[1] is not None and found[1].devices.tolist() == [35, 35]
+    np.testing.assert_array_equal(found[1].sums, np.full((2, 2), 35))
+    assert found[2] is None
+
+
 def test_shares_survive_a_restart() -> None:
     sent = SentShares().sent(4, share(0.4)).receipted(4, True).sent(5, share(0.5))
     back = SentShares.from_state(sent.state())
-    assert back.in_sums_of(4) is not None and back.in_sums_of(5) is None
+    assert back.in_sums_of(range(4, 5)) is not None and back.in_sums_of(range(5, 6)) is None
     for name, array in sent.state().items():
         np.testing.assert_array_equal(back.state()[name], array)
         with pytest.raises(LearnerError):

@@ -116,6 +116,41 @@ def test_each_devices_teacher_is_what_the_others_said(artifacts: list[Path]) -> 
     assert not run.failures
 
 
+@pytest.mark.parametrize("missed", [1, 11])
+def test_a_device_takes_out_all_that_it_sent_since_rounds_missed_their_quorum(
+    artifacts: list[Path], missed: int
+) -> None:
+    """What was counted is carried over, and each next round's update of a device is added to it."""
+    method = TeacherLogitsMethod(FAST)
+    one = learner(artifacts[0], samples(40, 0))
+    two = learner(artifacts[1], samples(40, 1, labels=(0, 1)))
+    theirs = two.train(method.open_round(1))
+    counted = [theirs]
+    for number in range(2, 2 + missed + 1):
+        broadcast = method.open_round(number)
+        for update in counted:
+            method.absorb(update)
+        assert not one.teachers(broadcast).taught.any()  # nothing is summed yet
+        counted.append(one.train(broadcast))
+        method.check(counted[-1])
+        method.absorb(counted[-1])
+        one.receipt(number, counted=True)
+        one.restore(one.state())  # as after a restart
+    assert method.close_round().participants == missed + 2
+    found = one.teachers(method.open_round(missed + 3))
+    assert found.taught.tolist() == [1, 1, 0]
+    means = np.maximum(decode_knowledge(theirs.tensors, FAST).means, 1e-4)
+    np.testing.assert_allclose(
+        found.table[:2], means / means.sum(axis=1, keepdims=True), rtol=0, atol=1e-5
+    )
+    # The next sums are of its next update alone.
+    broadcast = method.open_round(missed + 4)
+    method.absorb(one.train(broadcast))
+    one.receipt(missed + 4, counted=True)
+    method.close_round()
+    assert not one.teachers(method.open_round(missed + 5)).taught.any()
+
+
 def test_unequal_models_learn_from_one_another(artifacts: list[Path]) -> None:
     run = fleet(artifacts, replace(FAST, alpha=0.6, beta=0.2))
     first = run.round().metrics["confidence"]

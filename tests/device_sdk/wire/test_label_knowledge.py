@@ -45,7 +45,7 @@ def test_two_labels_take_a_few_dozen_bytes() -> None:
 def test_a_share_weighs_devices_or_samples() -> None:
     share = share_of(TWO_LABELS, THREE)
     np.testing.assert_array_equal(share.sums[[0, 2]], TWO_LABELS.means)
-    assert share.weights.tolist() == [1, 0, 1] and share.has.tolist() == [True, False, True]
+    assert share.weights.tolist() == [1, 0, 1] and share.devices.tolist() == [1, 0, 1]
     by_samples = TeacherLogitsTraining(classes=3, weights="samples", most_samples=5)
     share = share_of(TWO_LABELS, by_samples)
     assert share.weights.tolist() == [4, 0, 5]

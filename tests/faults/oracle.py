@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +14,7 @@ from aggregator.methods.method import Method
 from tests.faults.fleet_home import FleetHome
 from tests.faults.known import ITEMS, KnownBinding, known_check_value
 
-__all__ = ["Judgement", "Mismatch", "judge", "outbox_rows"]
+__all__ = ["Judgement", "Mismatch", "check_verdicts", "judge", "outbox_rows"]
 
 
 class Mismatch(AssertionError):
@@ -40,38 +41,29 @@ class _Part:
     round: int
     version: int
     verdict: str | None
+    reason: str
+
+    @property
+    def key(self) -> _Key:
+        return self.place, self.generation, self.round
+
+
+_Key = tuple[int, int, int]  # place, generation, round
 
 
 def judge(fleet: FleetHome) -> Judgement:
     """Compare both sides after all processes ended. Raises :class:`Mismatch`.
 
-    1. A device's outbox holds exactly its updates without a verdict.
-    2. The updates receipted ``counted`` are those that the aggregator has as counted; one that is
-       counted and still in an outbox is allowed (its receipt is on its way), but only that way.
-    3. The sums are the oracle's over exactly the counted updates: for each device apart.
-    4. The state is, bit for bit, that of a method that absorbs the commits in their order and never
+    1. Devices and aggregator agree about every update: :func:`check_verdicts`.
+    2. The sums are the oracle's over exactly the counted updates: for each device apart.
+    3. The state is, bit for bit, that of a method that absorbs the commits in their order and never
        crashed.
-    5. Rounds rise and versions never fall, on every device and at the aggregator.
+    4. Rounds rise and versions never fall, on every device and at the aggregator.
     """
-    parts = [part for place in range(len(fleet.devices)) for part in _parts(fleet, place)]
-    waiting = {
-        (place, generation, number)
-        for place in range(len(fleet.devices))
-        for generation, number in outbox_rows(fleet, place)
-    }
-    without = {(p.place, p.generation, p.round) for p in parts if p.verdict is None}
-    if waiting != without:
-        raise Mismatch(f"outboxes and verdicts disagree about {sorted(waiting ^ without)[:5]}")
-    told = {(p.place, p.generation, p.round) for p in parts if p.verdict == "counted"}
-    database = sqlite3.connect(f"file:{fleet.aggregator.database}?mode=ro", uri=True)
+    counted = check_verdicts(fleet)
+    parts = _all_parts(fleet)
+    database = _aggregator(fleet)
     try:
-        place_of = {device_id: place for place, device_id in enumerate(fleet.device_ids)}
-        query = "SELECT device_id, generation, round FROM verdicts WHERE reason IS NULL"
-        counted = {(place_of[row[0]], row[1], row[2]) for row in database.execute(query)}
-        if not told <= counted:
-            raise Mismatch(f"receipted, but not in the log of verdicts: {sorted(told - counted)}")
-        if not counted - told <= waiting:
-            raise Mismatch(f"counted without a device's update: {sorted(counted - told - waiting)}")
         _check_versions(database, parts)
         items = _aggregate(fleet)
         lost, twice = _compare(items, counted, len(fleet.devices))
@@ -82,7 +74,63 @@ def judge(fleet: FleetHome) -> Judgement:
     finally:
         database.close()
     verdicts = Counter(part.verdict for part in parts if part.verdict is not None)
-    return Judgement(len(parts), dict(verdicts), len(waiting), lost, twice, rounds, versions)
+    waiting = sum(part.verdict is None for part in parts)
+    return Judgement(len(parts), dict(verdicts), waiting, lost, twice, rounds, versions)
+
+
+def check_verdicts(fleet: FleetHome) -> set[_Key]:
+    """The counted updates, as (place, generation, round). Raises :class:`Mismatch`. At any moment:
+
+    1. A device's outbox holds exactly its updates without a verdict.
+    2. What a device was told is what the aggregator's log says: ``counted`` or the reason of a
+       refusal; ``late`` and ``forgotten`` only of an update that the log does not know.
+    3. The log knows no update that no device made. One that it knows may still be in its device's
+       outbox: the receipt is on its way.
+    """
+    parts = _all_parts(fleet)
+    waiting = {
+        (place, generation, number)
+        for place in range(len(fleet.devices))
+        for generation, number in outbox_rows(fleet, place)
+    }
+    without = {part.key for part in parts if part.verdict is None}
+    if waiting != without:
+        raise Mismatch(f"outboxes and verdicts disagree about {sorted(waiting ^ without)[:5]}")
+    place_of = {device_id: place for place, device_id in enumerate(fleet.device_ids)}
+    database = _aggregator(fleet)
+    try:
+        query = "SELECT device_id, generation, round, reason FROM verdicts"
+        log = {(place_of[row[0]], row[1], row[2]): row[3] for row in database.execute(query)}
+    finally:
+        database.close()
+    for part in parts:
+        if part.verdict is not None and not _agree(part, log):
+            known = _in_words(log[part.key]) if part.key in log else "nothing"
+            raise Mismatch(
+                f"device {part.place} was told {part.verdict!r} {part.reason!r} about round "
+                f"{part.round}; the log of verdicts says {known}"
+            )
+    unknown = log.keys() - {part.key for part in parts}
+    if unknown:
+        raise Mismatch(f"in the log of verdicts without a device's update: {sorted(unknown)[:5]}")
+    return {key for key, reason in log.items() if reason is None}
+
+
+def _agree(part: _Part, log: Mapping[_Key, str | None]) -> bool:
+    match part.verdict:
+        case "counted":
+            return part.key in log and log[part.key] is None
+        case "refused":
+            # What is refused before it is looked at (of a device that was not selected, say) is
+            # not in the log.
+            return log.get(part.key, part.reason) == part.reason
+        case "conflict":
+            return part.key in log
+    return part.key not in log
+
+
+def _in_words(reason: str | None) -> str:
+    return "'counted'" if reason is None else f"'refused' {reason!r}"
 
 
 def outbox_rows(fleet: FleetHome, place: int) -> list[tuple[int, int]]:
@@ -90,9 +138,13 @@ def outbox_rows(fleet: FleetHome, place: int) -> list[tuple[int, int]]:
     return _device(fleet, place, "SELECT generation, round FROM outbox")
 
 
+def _all_parts(fleet: FleetHome) -> list[_Part]:
+    return [part for place in range(len(fleet.devices)) for part in _parts(fleet, place)]
+
+
 def _parts(fleet: FleetHome, place: int) -> list[_Part]:
     query = (
-        "SELECT generation, round, version, verdict FROM "
+        "SELECT generation, round, version, verdict, coalesce(reason, '') FROM "
         "(SELECT * FROM participation UNION ALL SELECT * FROM forgotten) "
         "WHERE outcome = 'trained' ORDER BY number"
     )
@@ -106,6 +158,10 @@ def _device(fleet: FleetHome, place: int, query: str) -> list[tuple]:  # type: i
         return database.execute(query).fetchall()
     finally:
         database.close()
+
+
+def _aggregator(fleet: FleetHome) -> sqlite3.Connection:
+    return sqlite3.connect(f"file:{fleet.aggregator.database}?mode=ro", uri=True)
 
 
 def _aggregate(fleet: FleetHome) -> NDArray[np.float32]:

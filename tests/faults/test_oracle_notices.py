@@ -58,7 +58,7 @@ def test_rounds_that_devices_have_forgotten_are_judged_too(
     monkeypatch.setattr("device_sdk.home.round_store._KEPT_ROUNDS", 2)
     fleet = _played(tmp_path, versions=5)
     _run(fleet.aggregator.database, "DELETE FROM verdicts WHERE round = 1")
-    with pytest.raises(Mismatch, match="not in the log of verdicts"):
+    with pytest.raises(Mismatch, match="'counted' '' about round 1; the log of verdicts says noth"):
         judge(fleet)
 
 
@@ -88,7 +88,37 @@ def test_other_bits(fleet: FleetHome) -> None:
 
 def test_a_receipt_for_nothing(fleet: FleetHome) -> None:
     _run(fleet.aggregator.database, "DELETE FROM verdicts WHERE round = 2")
-    with pytest.raises(Mismatch, match="not in the log of verdicts"):
+    with pytest.raises(Mismatch, match="'counted' '' about round 2; the log of verdicts says noth"):
+        judge(fleet)
+
+
+@pytest.mark.parametrize("wrong", ["late", "refused", "forgotten"])
+def test_a_counted_update_of_which_its_device_was_told_something_else(
+    fleet: FleetHome, wrong: str
+) -> None:
+    _run(
+        fleet.devices[1] / "device.sqlite",
+        f"UPDATE participation SET verdict = '{wrong}' WHERE round = 2",
+    )
+    with pytest.raises(Mismatch, match=f"device 1 was told '{wrong}' .* says 'counted'"):
+        judge(fleet)
+
+
+@pytest.mark.parametrize(("verdict", "reason"), [("counted", ""), ("refused", "bad-rows")])
+def test_a_refused_update_of_which_its_device_was_told_something_else(
+    fleet: FleetHome, verdict: str, reason: str
+) -> None:
+    told = f"UPDATE participation SET verdict = '{verdict}', reason = '{reason}' WHERE round = 2"
+    _run(fleet.devices[1] / "device.sqlite", told)
+    _run(fleet.aggregator.database, "UPDATE verdicts SET reason = 'bad-values' WHERE round = 2")
+    with pytest.raises(Mismatch, match=r"round 2; .* says 'refused' 'bad-values'"):
+        judge(fleet)
+
+
+def test_a_verdict_on_an_update_that_no_device_made(fleet: FleetHome) -> None:
+    _run(fleet.devices[2] / "device.sqlite", "DELETE FROM participation WHERE round = 3")
+    _run(fleet.devices[2] / "device.sqlite", "DELETE FROM forgotten WHERE round = 3")
+    with pytest.raises(Mismatch, match="without a device's update"):
         judge(fleet)
 
 

@@ -77,7 +77,7 @@ def _print_classes(console: Console, results: FleetResults) -> None:
     run = results.run
     table = Table(
         "class", "slowed down", "picked k", "trains k", "p90 when timed", "mean in rounds",
-        "bytes an update", "dense float32", "NDCG@10",
+        "bytes an update", "NDCG @10",
         title=f"Capacity classes, given {milliseconds(run.train_seconds)} for a round",
         title_justify="left",
     )  # fmt: skip
@@ -93,15 +93,13 @@ def _print_classes(console: Console, results: FleetResults) -> None:
             milliseconds(results.p90_seconds(each.name)),
             milliseconds(results.train_seconds(each.name)),
             "-" if mean is None else f"{mean:,.0f}",
-            "-"
-            if mean is None
-            else f"{results.dense_bytes:,} ({results.dense_bytes / mean:.1f} x)",
             "-" if quality is None else f"{quality.ndcg:.3f}",
         )
     console.print(table)
     console.print(
         f"Slowness is emulated by sleeping. Up to {TIMED_PER_CLASS} devices of a class timed "
-        "themselves, alone; the class trains the median of the ks that they picked.\n",
+        "themselves, alone; the class trains the median of the ks that they picked. A dense "
+        f"float32 update has {results.dense_bytes:,} bytes.\n",
         highlight=False,
     )
 

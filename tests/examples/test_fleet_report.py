@@ -169,6 +169,16 @@ def test_the_summary_says_the_same() -> None:
             assert part in text.getvalue()
 
 
+def test_the_summary_is_readable_on_a_terminal_of_80_columns() -> None:
+    found = filled()
+    for number in range(3, 8, 4):  # as the demo's desktops
+        found.take(Finished(f"device-{number}", "desktop", 64, 11, 11 * 113_712, 0.0123, 0))
+    text = io.StringIO()
+    print_summary(Console(file=text, width=80), found)
+    assert "113,712" in text.getvalue()
+    assert "…" not in text.getvalue()
+
+
 numbers = st.floats(-1e6, 1e6, allow_nan=False, allow_subnormal=False)
 
 

@@ -36,7 +36,7 @@ from device_sdk.learners.attention_mixer import AttentionScores, scores_of
 from device_sdk.learners.local_steps import SampleStream, predict_all
 from examples.attention_picture import draw_attention
 from examples.local_fleet import FleetTask, LocalFleet, Member, local_fleet
-from examples.program import carried_out, option_parser, round_bar
+from examples.program import carried_out, how_often, option_parser, round_bar
 from export.models.attention_meta import export_attention
 from export.models.gru_classifier import (
     DYNAMIC,
@@ -105,7 +105,7 @@ def _run(arguments: argparse.Namespace, console: Console) -> None:
         }
     console.print(_table(results, late, senders, sent))
     gained = np.mean([one.together - one.alone for one in results.values()])
-    console.print(f"Together the stations are right {gained:+.1f} points more often than alone.")
+    console.print(f"Together the stations are right {how_often(gained)} than alone.")
     if late:
         groups = {name: "suburbs" if name in SUBURBS else "city" for name in senders}
         picture = draw_attention(out / "air_quality.png", [early, late], senders, groups)

@@ -242,6 +242,7 @@ def _draw(
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.6), layout="constrained")
     for name, curve in curves.items():
         left.plot(curve.rounds, curve.auc, marker="o", markersize=3, label=name)
+    left.xaxis.get_major_locator().set_params(integer=True)
     left.set(xlabel="round", ylabel="AUC on validation samples", title="Each device's own model")
     left.legend()
     if heat is None:

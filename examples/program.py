@@ -16,7 +16,7 @@ from device_sdk.errors import DeviceError
 from examples.fleet.errors import FleetError
 from export import ExportError
 
-__all__ = ["carried_out", "option_parser", "round_bar"]
+__all__ = ["carried_out", "how_often", "option_parser", "round_bar"]
 
 
 def option_parser(
@@ -64,6 +64,11 @@ def carried_out(name: str, run: Callable[[Console], None]) -> int:
         console.print("stopped")
         return 1
     return 0
+
+
+def how_often(points: float) -> str:
+    """A difference of percentages in words: "1.4 points less often"."""
+    return f"{abs(points):.1f} points {'less' if points < 0 else 'more'} often"
 
 
 @contextmanager

@@ -33,7 +33,7 @@ from device_sdk import Device, LocalData, Trainer, TrainingOptions
 from device_sdk.cli.arguments import positive_int
 from device_sdk.learners.local_steps import SampleStream, predict_all
 from examples.local_fleet import FleetTask, LocalFleet, Member, local_fleet
-from examples.program import carried_out, option_parser, round_bar
+from examples.program import carried_out, how_often, option_parser, round_bar
 from examples.rotated_picture import draw_picture
 from export import Adam
 from export.models.images import export_image
@@ -104,8 +104,8 @@ def _run(arguments: argparse.Namespace, console: Console) -> None:
     console.print(_table(together, alone, sent))
     gained = np.mean([together[name].others - alone[name].others for name in together])
     console.print(
-        f"On rotations that a device never had, it is right {gained:+.1f} points more often than "
-        "after training alone."
+        f"On rotations that a device never had, it is right {how_often(gained)} than after "
+        "training alone."
     )
     picture = draw_picture(
         out / "rotated_digits.png",

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from examples.fleet.errors import FleetError
-from examples.program import carried_out, option_parser, round_bar
+from examples.program import carried_out, how_often, option_parser, round_bar
 
 
 @pytest.mark.parametrize(
@@ -25,6 +25,11 @@ def test_the_exit_status_says_whether_it_went_well(
 
     assert carried_out("some_thing", run) == (0 if ending is None else 1)
     assert said in capsys.readouterr().err
+
+
+def test_a_loss_is_not_called_a_gain() -> None:
+    assert how_often(17.46) == "17.5 points more often"
+    assert how_often(-1.42) == "1.4 points less often"
 
 
 def test_a_programming_error_is_not_hidden() -> None:

@@ -65,7 +65,8 @@ class ReceiptLearner(Protocol):
         """The aggregator's verdict on this learner's update for ``round_id``.
 
         Called before the next ``train``, once or more often; what is unknown or old is ignored.
-        Without a verdict an update is taken for not counted.
+        A device begins no round while an update of it waits for its verdict; where there is none
+        all the same, the update is taken for not counted.
         """
 
 

@@ -16,7 +16,7 @@ from device_sdk.rounds.job import Declined
 from device_sdk.rounds.options import TrainingOptions
 from device_sdk.trainer import Trainer
 
-__all__ = ["ARRAY_LEARNERS", "PLACED_METHODS", "LearnerParts"]
+__all__ = ["ARRAY_LEARNERS", "PLACED_METHODS", "RECEIPT_METHODS", "LearnerParts"]
 
 
 @dataclass(frozen=True)
@@ -74,3 +74,6 @@ ARRAY_LEARNERS: Mapping[str, Callable[[LearnerParts], Learner]] = {
 
 PLACED_METHODS = frozenset({"attention"})
 """Those whose learner is a :class:`~device_sdk.rounds.placement.PlacedLearner`."""
+
+RECEIPT_METHODS = frozenset({"teacher_logits"})
+"""Those whose learner is a :class:`~device_sdk.learners.learner.ReceiptLearner`."""

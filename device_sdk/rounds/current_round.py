@@ -15,6 +15,7 @@ from device_sdk.home.home import Home
 from device_sdk.home.membership import Membership
 from device_sdk.home.round_store import Outcome
 from device_sdk.rounds.actions import Actions
+from device_sdk.rounds.array_learners import RECEIPT_METHODS
 from device_sdk.rounds.artifact_wishes import ArtifactWishes
 from device_sdk.rounds.intake import Accepted
 from device_sdk.rounds.job import Declined, TrainedRound, TrainingJob
@@ -127,14 +128,20 @@ class CurrentRound:
             raise
         self._advance(round_)
 
+    def receipted(self) -> None:
+        """An update got its receipt: the round may have waited for it."""
+        if self._round is not None and self.job is None and self.question is None:
+            self._advance(self._round)
+
     def tick(self) -> None:
         """Ask again for what did not come, or give up at the deadline."""
         round_ = self._round
         if round_ is None or self.job is not None:
             return
         if self._is_past(round_.manifest.deadline_unix_seconds):
-            self._conclude(round_.manifest, Outcome.TOO_LATE, "not all chunks came in time")
-        elif self._connected and round_.retry.due():
+            what = "receipts" if round_.is_complete else "chunks"
+            self._conclude(round_.manifest, Outcome.TOO_LATE, f"not all {what} came in time")
+        elif self._asks_again(round_) and round_.retry.due():
             round_.ask_again()
 
     def next_seconds(self) -> float:
@@ -143,7 +150,7 @@ class CurrentRound:
         if round_ is None or self.job is not None:
             return math.inf
         deadline = self._sessions.time.clock_seconds(round_.manifest.deadline_unix_seconds)
-        retry = round_.retry.next_seconds if self._connected else math.inf
+        retry = round_.retry.next_seconds if self._asks_again(round_) else math.inf
         return retry if deadline is None else min(retry, deadline)
 
     def wanted(self, names: Sequence[str]) -> None:
@@ -227,10 +234,20 @@ class CurrentRound:
             raise
         if round_.manifest.threshold == 0 and not self._has_own_model(job):
             self.read(job)
+        elif self._must_hear_first(job):
+            return  # until :meth:`receipted`
         elif round_.asks:
             self.question = job
         else:
             self.job = job
+
+    def _must_hear_first(self, job: TrainingJob) -> bool:
+        """Whether the learner has to know first what of its own counted."""
+        trains = job.manifest.threshold > 0
+        return trains and job.terms.method in RECEIPT_METHODS and self._sender.waits
+
+    def _asks_again(self, round_: OpenRound) -> bool:
+        return self._connected and not round_.is_complete
 
     def _has_own_model(self, job: TrainingJob) -> bool:
         return self._home.models.learner_artifact(job.manifest.task) is not None

@@ -224,6 +224,7 @@ class Participant:
         receipt = read_receipt(received.payload)
         self.sessions.went_well()
         self.sender.on_receipt(receipt)
+        self._current.receipted()
 
     def _retry_refused(self) -> None:
         presence, self._presence = self._presence, None

@@ -72,6 +72,11 @@ class Sender:
         bodies = sum(len(row.body) for row in self._rows.values())
         return self._limit.obstacle(len(self._rows), bodies)
 
+    @property
+    def waits(self) -> bool:
+        """Whether any update is without its receipt."""
+        return bool(self._rows)
+
     def add(self, row: OutboxRow) -> None:
         """Send an update that lies in the outbox from now on."""
         backoff = Backoff(

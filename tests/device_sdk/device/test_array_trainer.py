@@ -14,9 +14,13 @@ from aggregator.methods.fedavg import FedAvgMethod, FedAvgSettings
 from device_sdk.artifact import MANIFEST_FILE, load_artifact
 from device_sdk.home.home import Home
 from device_sdk.home.model_store import CapabilityRow
+from device_sdk.learners.attention import AttentionLearner
+from device_sdk.learners.fedavg import FedAvgLearner
 from device_sdk.learners.learner import LearnerError
+from device_sdk.learners.mutual import MutualLearner
+from device_sdk.learners.teacher_logits import TeacherLogitsLearner
 from device_sdk.local_data import DataSource, LocalData
-from device_sdk.rounds.array_learners import ARRAY_LEARNERS
+from device_sdk.rounds.array_learners import ARRAY_LEARNERS, RECEIPT_METHODS
 from device_sdk.rounds.array_trainer import ArrayTrainer
 from device_sdk.rounds.job import Declined, LocalArtifact, TrainedRound, TrainingJob
 from device_sdk.rounds.options import TrainingOptions
@@ -110,6 +114,17 @@ def test_a_round_gives_an_update_a_state_and_a_model(
     assert result.model is not None and set(result.model) == kept
     commit(home, job(artifacts[:1]), result)
     assert home.models.learner_artifact("t") == artifacts[0].artifact_id
+
+
+def test_methods_whose_learners_take_receipts_are_named() -> None:
+    learners = {
+        "fedavg": FedAvgLearner,
+        "teacher_logits": TeacherLogitsLearner,
+        "mutual": MutualLearner,
+        "attention": AttentionLearner,
+    }
+    assert learners.keys() == ARRAY_LEARNERS.keys()
+    assert {name for name, one in learners.items() if hasattr(one, "receipt")} == RECEIPT_METHODS
 
 
 def test_the_state_goes_on_from_the_last_commit_and_from_nothing_else(

@@ -135,6 +135,37 @@ def test_updates_without_receipts_hold_further_rounds_back_until_receipts_come(
     assert {each.round for each, _ in bench.aggregator.seen.bodies} == {*range(1, 9), 22}
 
 
+def test_a_learner_that_must_know_what_counted_trains_once_the_receipts_are_there(
+    bench: Bench,
+) -> None:
+    """Else, after a lost receipt, a device would take its own share for the others'."""
+    bench.aggregator.knobs.receipts = False
+    bench.aggregator.open_round(method="teacher_logits")
+    bench.run(5)
+    bench.aggregator.open_round(deadline_seconds=300, method="teacher_logits")
+    bench.run(5)
+    bench.restart()
+    bench.run(5)
+    assert [job.manifest.round for job in bench.jobs] == [1]
+    bench.aggregator.knobs.receipts = True
+    bench.run(60)
+    assert [job.manifest.round for job in bench.jobs] == [1, 2]
+    assert bench.home.rounds.outbox() == []
+    # A receipt that does not come at all costs rounds, as late chunks do, and no more.
+    bench.aggregator.knobs.receipts = False
+    for _ in range(2):
+        bench.aggregator.open_round(deadline_seconds=60, method="teacher_logits")
+        bench.run(100)
+    last = bench.home.rounds.last()
+    assert last is not None and (last.round, last.outcome) == (4, Outcome.TOO_LATE)
+    assert "receipt" in last.detail
+    bench.aggregator.knobs.receipts = True
+    bench.run(700)
+    bench.aggregator.open_round(method="teacher_logits")
+    bench.run(5)
+    assert [job.manifest.round for job in bench.jobs] == [1, 2, 3, 5]
+
+
 def test_a_task_that_rests_is_read_with_a_full_outbox(bench: Bench) -> None:
     bench.aggregator.knobs.receipts = False
     for _ in range(9):

@@ -28,17 +28,19 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the command."""
     store = home_of(arguments).open_store()
     now = int(time.time())
-    if now <= store.facts.generation:
+    if now < store.facts.generation:
         raise AggregatorError("this machine's clock is behind the backup's; set it first")
+    # A fleet that is less than a second old has this second's number already.
+    generation = max(now, store.facts.generation + 1)
     with store.database.transaction():
-        store.facts.generation = now
+        store.facts.generation = generation
         # Another epoch than any that was used after the backup was made.
-        store.secrets.add_group_key(new_group_key(now, os.urandom))
+        store.secrets.add_group_key(new_group_key(generation, os.urandom))
         store.facts.rotation_due = True
         for row in store.rounds.latest():
             if row.closed_unix_seconds is None:
                 store.rounds.give_up(row.round, now)
         store.checkpoints.drop_partial()
     store.database.close()
-    print(f"generation {now} begins")
+    print(f"generation {generation} begins")
     return 0

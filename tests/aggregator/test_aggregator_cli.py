@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from aggregator.cli import main
+from aggregator.home import Home
 from aggregator.store.devices import DeviceRow
 from aggregator.store.rounds import RoundRow
 from device_sdk.wire.enrolment_code import parse_code
-from tests.aggregator.homes import command, make_home
+from tests.aggregator.homes import command, make_home, open_store
 
 COMMANDS = (
     "init", "invite", "serve", "status", "devices", "revoke", "rotate", "release", "restored"
@@ -144,3 +145,31 @@ def test_serve_says_what_is_wrong_in_one_line(
     home.task_file.write_text("[task]\n")
     assert command(home, "serve") == 1
     assert "task.catalogue is missing" in capsys.readouterr().err
+
+
+def generation_of(home: Home) -> int:
+    store = open_store(home)
+    generation = store.facts.generation
+    store.database.close()
+    return generation
+
+
+@pytest.mark.parametrize("seconds_since", [0, 5])
+def test_a_restored_backup_begins_a_new_generation_even_within_a_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds_since: int
+) -> None:
+    home = make_home(tmp_path, "mqtt://127.0.0.1:1")
+    before = generation_of(home)
+    monkeypatch.setattr("time.time", lambda: float(before + seconds_since))
+    assert command(home, "restored") == 0
+    assert generation_of(home) == before + max(seconds_since, 1)
+
+
+def test_a_clock_behind_the_backup_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = make_home(tmp_path, "mqtt://127.0.0.1:1")
+    before = generation_of(home)
+    monkeypatch.setattr("time.time", lambda: float(before - 1))
+    assert command(home, "restored") == 1
+    assert "clock is behind the backup's" in capsys.readouterr().err

@@ -8,6 +8,7 @@ from aggregator.methods.clustering import ClusterSettings
 from aggregator.methods.falling_rate import require_decay
 from aggregator.methods.mixtures import MixtureSettings
 from device_sdk.wire.attention_settings import AttentionTraining
+from device_sdk.wire.training_settings import require_whole
 
 __all__ = ["AttentionSettings"]
 
@@ -39,10 +40,8 @@ class AttentionSettings:
     rate_decay: float = 1.0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.keep_rounds, int) or self.keep_rounds < 1:
-            raise ValueError(f"keep_rounds is {self.keep_rounds!r}; expected an integer, 1 or more")
-        if not isinstance(self.most_samples, int) or self.most_samples < 0:
-            raise ValueError(f"most_samples is {self.most_samples}; expected 0 (no limit) or above")
+        require_whole("keep_rounds", self.keep_rounds, 1)
+        require_whole("most_samples", self.most_samples, 0)
         require_decay(self.rate_decay)
         if self.mixture.rule == "fedamp" and not self.training.aggregator_mixes:
             raise ValueError("the rule 'fedamp' needs training with aggregator_mixes=True")

@@ -25,6 +25,7 @@ from aggregator.methods.weighted_mean import WeightedMean
 from device_sdk.wire.exchange import Broadcast, Update
 from device_sdk.wire.fedavg_settings import FedAvgTraining
 from device_sdk.wire.model_tensors import SharedTensor, shared_tensors
+from device_sdk.wire.training_settings import require_whole
 
 __all__ = ["FedAvgMethod", "FedAvgSettings"]
 
@@ -72,8 +73,7 @@ class FedAvgSettings:
         require_multiple("clip_multiple", self.clip_multiple)
         require_multiple("outlier_multiple", self.outlier_multiple)
         RobustRule(self.robust, self.trim_share)
-        if not isinstance(self.most_samples, int) or self.most_samples < 0:
-            raise ValueError(f"most_samples is {self.most_samples}; expected 0 (no limit) or above")
+        require_whole("most_samples", self.most_samples, 0)
 
 
 class FedAvgMethod:

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from device_sdk.device import Device
+from device_sdk.wire.link import Link
 from tests.brokers.fixtures import MakeMosquitto
 from tests.brokers.links import MakeLink
 from tests.brokers.mosquitto import Mosquitto
@@ -25,36 +27,36 @@ def mosquitto(make_mosquitto: MakeMosquitto, rules: SubscriptionRules) -> Mosqui
     return make_mosquitto(*rules.lines)
 
 
-def test_a_refused_subscription_is_a_problem_until_the_rules_are_mended(
-    make_device: MakeDevice,
-    aggregator: SmallAggregator,
-    make_link: MakeLink,
-    mosquitto: Mosquitto,
-    rules: SubscriptionRules,
-) -> None:
-    operator = make_link(mosquitto.url)
+@pytest.fixture
+def operator(make_link: MakeLink, mosquitto: Mosquitto) -> Link:
+    """Who may change the broker's rules."""
+    return make_link(mosquitto.url)
+
+
+@pytest.fixture
+def refused(
+    make_device: MakeDevice, aggregator: SmallAggregator, operator: Link, rules: SubscriptionRules
+) -> Device:
+    """A device that runs and says that a subscription is refused."""
     device = make_device()
     rules.change(operator, "tessera/all/manifest/#")
     device.start()
     aggregator.await_(lambda: "refused the subscription" in device.status().problem)
+    return device
+
+
+def test_a_refused_subscription_is_a_problem_until_the_rules_are_mended(
+    refused: Device, aggregator: SmallAggregator, operator: Link, rules: SubscriptionRules
+) -> None:
     aggregator.open_round()
     rules.change(operator)
-    aggregator.await_(lambda: device.status().receipted_round == 1)
-    assert device.status().problem == ""
+    aggregator.await_(lambda: refused.status().receipted_round == 1)
+    assert refused.status().problem == ""
 
 
 def test_the_problem_ends_with_the_refusal_though_nothing_else_happens(
-    make_device: MakeDevice,
-    aggregator: SmallAggregator,
-    make_link: MakeLink,
-    mosquitto: Mosquitto,
-    rules: SubscriptionRules,
+    refused: Device, aggregator: SmallAggregator, operator: Link, rules: SubscriptionRules
 ) -> None:
-    operator = make_link(mosquitto.url)
-    device = make_device()
-    rules.change(operator, "tessera/all/manifest/#")
-    device.start()
-    aggregator.await_(lambda: "refused the subscription" in device.status().problem)
     rules.change(operator)
-    aggregator.await_(lambda: device.status().problem == "")
-    assert device.status().connected
+    aggregator.await_(lambda: refused.status().problem == "")
+    assert refused.status().connected

@@ -88,9 +88,14 @@ def learnable(
 ) -> list[PublicSet]:
     """The sets whose samples the trainer's model can take, their floats within 100 times the
     largest of ``own`` (and 100): no owner is to decide whether another device's round succeeds."""
+    reach = {
+        name: _REACH * float(np.abs(array).max(initial=1.0))
+        for name, array in own.items()
+        if array.dtype.kind == "f"
+    }
     found = []
     for one in sets:
-        if not _within_reach(one.samples, own):
+        if not _within_reach(one.samples, reach):
             why = "their values are far beyond this device's own"
         elif not _is_readable(one.samples, trainer, training):
             why = "the model cannot take them"
@@ -101,13 +106,12 @@ def learnable(
     return found
 
 
-def _within_reach(theirs: Mapping[str, NDArray[Any]], own: Mapping[str, NDArray[Any]]) -> bool:
-    for name, array in theirs.items():
-        if array.dtype.kind == "f" and array.size:
-            largest = _REACH * max(1.0, float(np.abs(own[name]).max()))
-            if float(np.abs(array).max()) > largest:
-                return False
-    return True
+def _within_reach(theirs: Mapping[str, NDArray[Any]], reach: Mapping[str, float]) -> bool:
+    return not any(
+        float(np.abs(array).max(initial=0.0)) > reach[name]
+        for name, array in theirs.items()
+        if array.dtype.kind == "f"
+    )
 
 
 def _is_readable(

@@ -74,7 +74,7 @@ def assemble(
     link_rng, sealing_rng = world.rng.spawn(2)
     verdict_seconds = task.store.verdict_days * 86_400.0
     topics = Topics(task.broker.prefix)
-    keys = FleetKeys(home, store, unix_clock)
+    keys = FleetKeys(home, store, unix_clock, world.random_bytes, task.descriptor_seconds)
     presence = new_presence(int(unix_clock()), world.random_bytes)
     table = SessionTable(
         keys.keyring,

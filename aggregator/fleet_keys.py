@@ -1,4 +1,4 @@
-"""The keys in force while serving: read again when the operator, or a round, changed them."""
+"""The keys in force while serving: renewed in time, and read again when somebody changed them."""
 
 from __future__ import annotations
 
@@ -7,34 +7,52 @@ from collections.abc import Callable
 
 from aggregator.errors import AggregatorError
 from aggregator.home import Home
-from aggregator.key_folder import read_serving_keys
+from aggregator.key_folder import read_serving_keys, renew_descriptor, tidy_keys
 from aggregator.store import Store
-from device_sdk.wire.errors import WireError
 from device_sdk.wire.group_key import GroupKey
 from device_sdk.wire.keyring import Keyring, ServingKeys
+from device_sdk.wire.keys import RandomBytes
 
 __all__ = ["FleetKeys"]
 
 _LOG = logging.getLogger(__name__)
 _DAY_SECONDS = 86_400
 _WARN_DAYS = 30
+# Shares of a descriptor's life that are left when it is renewed.
+_LEFT_BETWEEN_ROUNDS = 1 / 3
+_LEFT_AT_MOST = 1 / 6
 
 
 class FleetKeys:
     """Serving keys and group keys. ``watch`` what must be told of another keyring.
 
-    Warns in the log, once a day, in the last month before the descriptor expires.
+    The descriptor is renewed, for ``descriptor_seconds`` each time, for as long as the root key's
+    delegation allows; in its last month there is a warning in the log once a day. Raises
+    AggregatorError where there is no descriptor to serve under.
     """
 
-    def __init__(self, home: Home, store: Store, unix_clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        home: Home,
+        store: Store,
+        unix_clock: Callable[[], float],
+        random_bytes: RandomBytes,
+        descriptor_seconds: int,
+    ) -> None:
         self._home = home
         self._store = store
         self._unix_clock = unix_clock
+        self._random_bytes = random_bytes
+        self._descriptor_seconds = descriptor_seconds
         self._watchers: list[Callable[[Keyring], None]] = []
         self._next_warning_unix = 0.0
+        self._next_try_unix = 0.0
+        tidy_keys(home, store, int(unix_clock()))
         self._serving = self._read()
-        self._warn_of_expiry()
         self._group_keys = store.secrets.group_keys()
+        self.tend(between_rounds=True)
+        if self._left_seconds() <= 0:
+            raise AggregatorError("the descriptor has expired; run tessera-aggregator rotate keys")
 
     @property
     def keyring(self) -> Keyring:
@@ -56,34 +74,78 @@ class FleetKeys:
     def refresh(self) -> bool:
         """Read the store again; whether another descriptor is in force."""
         self._group_keys = self._store.secrets.group_keys()
-        self._warn_of_expiry()
         newest = self._store.secrets.descriptors()[-1].serial
         if newest == self.current().descriptor.serial:
             return False
-        self._serving = self._read()
-        for replace_keyring in self._watchers:
-            replace_keyring(self.keyring)
+        self._replace(self._read())
         return True
 
-    def _warn_of_expiry(self) -> None:
+    def tend(self, *, between_rounds: bool) -> bool:
+        """Do what is due: erase keys whose grace is over, renew the descriptor, warn.
+
+        A device that takes up a new descriptor in the middle of a round may have to leave that
+        round out, so it is renewed early between two rounds, and late within one. Returns whether
+        another descriptor is in force.
+        """
         now = self._unix_clock()
-        left = self.current().descriptor.expires_unix_seconds - now
+        if any(_is_over(keys, now) for keys in self._serving):
+            tidy_keys(self._home, self._store, int(now))
+            self._replace([keys for keys in self._serving if not _is_over(keys, now)])
+        self._warn_of_delegation()
+        share = _LEFT_BETWEEN_ROUNDS if between_rounds else _LEFT_AT_MOST
+        if self._left_seconds() > share * self._descriptor_seconds or now < self._next_try_unix:
+            return False
+        held = self.current().descriptor
+        if held.expires_unix_seconds >= held.delegation.expires_unix_seconds:
+            return False  # a new one could not hold for longer
+        return self._renew(now)
+
+    def _renew(self, now_unix_seconds: float) -> bool:
+        try:
+            renewed = renew_descriptor(
+                self._home,
+                self._store,
+                int(now_unix_seconds),
+                self._random_bytes,
+                self._descriptor_seconds,
+            )
+        except AggregatorError as error:
+            # Serving goes on under the old one while it holds: there is time to put this right.
+            _LOG.error("the descriptor cannot be renewed: %s", error)
+            self._next_try_unix = now_unix_seconds + _DAY_SECONDS
+            return False
+        _LOG.info(
+            "the descriptor was renewed; the next holds for %.1f days",
+            (renewed.expires_unix_seconds - now_unix_seconds) / _DAY_SECONDS,
+        )
+        self._replace(self._read())
+        return True
+
+    def _left_seconds(self) -> float:
+        return self.current().descriptor.expires_unix_seconds - self._unix_clock()
+
+    def _warn_of_delegation(self) -> None:
+        now = self._unix_clock()
+        left = self.current().descriptor.delegation.expires_unix_seconds - now
         if left >= _WARN_DAYS * _DAY_SECONDS or now < self._next_warning_unix:
             return
         self._next_warning_unix = now + _DAY_SECONDS
-        when = f"expires in {left / _DAY_SECONDS:.1f} days" if left > 0 else "has expired"
+        when = f"ends in {left / _DAY_SECONDS:.1f} days" if left > 0 else "has ended"
         _LOG.warning(
-            "the descriptor %s, and devices refuse it from then on: run tessera-aggregator rotate "
-            "keys (it needs keys/root.key)",
+            "the root key's delegation %s, and devices refuse this aggregator from then on: run "
+            "tessera-aggregator rotate keys (it needs keys/root.key)",
             when,
         )
 
+    def _replace(self, serving: list[ServingKeys]) -> None:
+        self._serving = serving
+        for replace_keyring in self._watchers:
+            replace_keyring(self.keyring)
+
     def _read(self) -> list[ServingKeys]:
-        keys = read_serving_keys(self._home, self._store, self._unix_clock)
-        if not keys:
-            raise AggregatorError("there is no descriptor in force; run tessera-aggregator init")
-        try:
-            keys[-1].descriptor.require_unexpired(int(self._unix_clock()))
-        except WireError as error:
-            raise AggregatorError(f"{error}; run tessera-aggregator rotate keys") from None
-        return keys
+        return read_serving_keys(self._home, self._store, self._unix_clock)
+
+
+def _is_over(keys: ServingKeys, now_unix_seconds: float) -> bool:
+    until = keys.honoured_until_unix_seconds
+    return until is not None and until <= now_unix_seconds

@@ -14,7 +14,7 @@ __all__ = ["Home"]
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """The layout. ``root.key`` may be moved away: only ``rotate keys`` needs it."""
+    """The layout. ``root.key`` may be moved away: only ``rotate`` needs it."""
 
     folder: Path
 
@@ -29,6 +29,11 @@ class Home:
         return self.keys / "root.key"
 
     @property
+    def next_root_key(self) -> Path:
+        """The root key to be, until ``rotate root`` has put it in the place of the old one."""
+        return self.keys / "next-root.key"
+
+    @property
     def database(self) -> Path:
         """The SQLite file."""
         return self.folder / "aggregator.sqlite"
@@ -37,6 +42,10 @@ class Home:
     def task_file(self) -> Path:
         """What is learnt, and how."""
         return self.folder / "task.toml"
+
+    def delegate_key(self, first_serial: int) -> Path:
+        """The key that signs the descriptors of a delegation, named by its first serial."""
+        return self.keys / f"delegate-{first_serial}.key"
 
     def signing_key(self, serial: int) -> Path:
         """The online signing key of a descriptor."""

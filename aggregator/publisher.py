@@ -92,7 +92,8 @@ class Publisher:
         The group key is replaced first where that is due, and contents are sealed anew with it.
         """
         key = self._current_key()
-        signing = self._keys().signing
+        serving = self._keys()
+        signing = serving.signing
         artifacts = self._task.artifacts
         catalogue = self._store.facts.catalogue
         self._seal_contents(key, signing, catalogue)
@@ -111,7 +112,7 @@ class Publisher:
             ) from None
         chunks, digests = seal_chunks(publication, plaintext)
         manifest = Manifest(
-            root_fingerprint=self._store.facts.root_fingerprint,
+            root_fingerprint=serving.descriptor.root_fingerprint,
             task=self._task.name,
             cohort=self._task.cohort,
             generation=row.generation,

@@ -110,6 +110,7 @@ class Service:
         self._settle(parts.ingest.commit())
         while (happened := parts.rounds.tick()) is not None:
             self._tell(happened)
+        self._tend_keys()
         parts.outgoing.pump()
         parts.housekeeping.turn()
 
@@ -212,8 +213,14 @@ class Service:
             parts.outgoing.announce([], parts.store.publications.take_replaced())
         elif isinstance(event, RoundClosed):
             parts.housekeeping.between_rounds()
+            self._tend_keys()
         if self._on_round is not None:
             self._on_round(event)
+
+    def _tend_keys(self) -> None:
+        parts = self._parts
+        if parts.keys.tend(between_rounds=parts.rounds.current is None):
+            parts.outgoing.announce(parts.publisher.standing(), [])
 
     def _look_again(self) -> None:
         """The operator changed something: revoked, rotated, released."""

@@ -20,6 +20,7 @@ __all__ = ["BrokerSettings", "StoreSettings", "Task", "read_task"]
 
 SHIPPED_PREFIX = "shipped:"
 _HIGHEST_PORT = 65_535
+_DAY_SECONDS = 86_400
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,8 @@ class Task:
     update_codec: str
     metrics_port: int
     """On the loopback interface; 0 for none."""
+    descriptor_seconds: int
+    """What a renewed descriptor holds for."""
     broker: BrokerSettings
     round: RoundSettings
     store: StoreSettings
@@ -83,7 +86,7 @@ def read_task(path: Path) -> Task:
 def _task(root: TomlTable, folder: Path) -> Task:
     table = root.table("task")
     method = table.choice("method", sorted(BINDINGS), "scatter")
-    metrics = root.table("metrics")
+    metrics, keys = root.table("metrics"), root.table("keys")
     name, cohort = _name(table, "name", "default"), _name(table, "cohort", "all")
     artifacts, companions = _artifacts(table, folder)
     binding = BINDINGS[method](root.table(method))
@@ -97,6 +100,7 @@ def _task(root: TomlTable, folder: Path) -> Task:
         broadcast_codec=table.choice("broadcast_codec", sorted(BROADCAST_CODECS), "float16"),
         update_codec=table.choice("update_codec", sorted(UPDATE_CODECS), "int8"),
         metrics_port=metrics.integer("port", 0, least=0, most=_HIGHEST_PORT),
+        descriptor_seconds=keys.integer("descriptor_days", 30, least=1, most=365) * _DAY_SECONDS,
         broker=_broker(root.table("broker"), folder),
         round=RoundSettings.read(root.table("round")),
         store=_store(root.table("store")),
@@ -104,6 +108,7 @@ def _task(root: TomlTable, folder: Path) -> Task:
     )
     table.finish()
     metrics.finish()
+    keys.finish()
     root.finish()
     return task
 

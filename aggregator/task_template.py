@@ -70,6 +70,9 @@ url = "mqtt://127.0.0.1:1883"  # mqtts://host:8883 for TLS
 # checkpoint_updates = 20000
 # verdict_days = 30            # how long a closed round's verdicts are kept
 
+[keys]
+# descriptor_days = 30         # a renewed descriptor holds this long, then devices refuse it
+
 [metrics]
 # port = 0                     # Prometheus on 127.0.0.1; 0: none
 """

@@ -10,7 +10,7 @@ import numpy as np
 
 from device_sdk.home.errors import AlreadyEnrolled, EnrolmentFailed, EnrolmentRefused, NotEnrolled
 from device_sdk.home.home import Home
-from device_sdk.home.membership import Membership
+from device_sdk.home.membership import Membership, seen
 from device_sdk.wire.broker_url import TlsFiles, parse_broker_url
 from device_sdk.wire.descriptor import Descriptor, read_descriptor
 from device_sdk.wire.enrolment import EnrolmentAttempt
@@ -44,6 +44,7 @@ _FINAL = {
     "revoked": "belongs to a device that was revoked: ask the operator for another code",
 }
 # Not authorised, bad user or password, banned: in MQTT 5, and in 3.1.1.
+_OUTDATED = frozenset({"serial-fell", "descriptor-expired"})
 _HOPELESS_CODES = frozenset({4, 5, 134, 135, 138})
 _RESEND_SECONDS = 3.0
 
@@ -84,8 +85,9 @@ def enrol(
     try:
         code = parse_code(code_text)
     except WireError as error:
+        what = "cannot be used" if error.reason == "old-code" else "is mistyped"
         raise EnrolmentRefused(
-            error.reason, f"the enrolment code is mistyped: {error.args[0]}"
+            error.reason, f"the enrolment code {what}: {error.args[0]}"
         ) from error
     home.identity(create=True)
     mailbox = draw(os.urandom, MAILBOX_BYTES)
@@ -180,23 +182,20 @@ class _Conversation:
         return None
 
     def _on_descriptor(self, message: bytes) -> None:
+        known = self._descriptor
+        root = self._code.root_fingerprint if known is None else known.root_fingerprint
         try:
-            descriptor = read_descriptor(message, self._code.root_fingerprint)
+            descriptor = read_descriptor(message, root, seen(known))
+            if known is not None and descriptor.digest == known.digest:
+                return
+            attempt = EnrolmentAttempt(
+                self._code, descriptor, self._home.identity(), random_bytes=self._random
+            )
         except WireError as error:
             # Anybody may have put it there, so a right one can still come.
-            self._trouble = f"the descriptor at this broker is not usable: {error}"
-            if error.reason == "wrong-root":
-                self._trouble = (
-                    "the aggregator at this broker (and topic prefix) is another one than the "
-                    "enrolment code was made by"
-                )
+            self._trouble = _words_for(error)
             return
-        if self._descriptor is not None and descriptor.serial <= self._descriptor.serial:
-            return
-        self._descriptor = descriptor
-        self._attempt = EnrolmentAttempt(
-            self._code, descriptor, self._home.identity(), random_bytes=self._random
-        )
+        self._descriptor, self._attempt = descriptor, attempt
         self._send_at_seconds = self._clock()
 
     def _random(self, count: int) -> bytes:
@@ -207,13 +206,15 @@ class _Conversation:
         if self._attempt is None or self._descriptor is None:
             return None
         try:
-            grant = self._attempt.accept(message)
+            enrolled = self._attempt.accept(message)
         except WireError as error:
             if error.reason in _FINAL:
                 raise EnrolmentRefused(
                     error.reason, f"the enrolment code {_FINAL[error.reason]}"
                 ) from error
             self._trouble = f"an answer came that is none: {error}"
+            if error.reason in _OUTDATED:
+                self._trouble = _words_for(error)
             return None
         fleet = self._fleet
         membership = Membership(
@@ -222,10 +223,10 @@ class _Conversation:
             fleet.task,
             fleet.cohort,
             fleet.tls,
-            self._code.root_fingerprint,
-            grant,
+            self._descriptor.root_fingerprint,
+            enrolled.grant,
         )
-        self._home.membership.save(membership, self._descriptor)
+        self._home.membership.save(membership, self._descriptor, enrolled.time_unix_seconds)
         saved = self._home.membership.load()
         if saved is None:
             raise NotEnrolled("the membership was not stored")
@@ -243,3 +244,19 @@ class _Conversation:
             "the aggregator did not answer: it may be down (`tessera-aggregator serve`), or the "
             "code is none of its codes. The code is not lost; try again"
         )
+
+
+def _words_for(error: WireError) -> str:
+    """Why a descriptor cannot be used, for people."""
+    if error.reason == "wrong-root":
+        return (
+            "the aggregator at this broker (and topic prefix) is another one than the "
+            "enrolment code was made by"
+        )
+    if error.reason in _OUTDATED:
+        return (
+            f"this broker shows an old descriptor of the aggregator ({error}). Whoever holds keys "
+            "that were replaced may be behind it: nothing was sent under them. Check that the "
+            "aggregator is serving at this broker, and try again"
+        )
+    return f"the descriptor at this broker is not usable: {error}"

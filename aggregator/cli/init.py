@@ -6,10 +6,10 @@ import argparse
 import os
 import time
 
-from aggregator.cli.arguments import add_home, duration_seconds, home_of
-from aggregator.key_folder import DESCRIPTOR_SECONDS, initialise
+from aggregator.cli.arguments import add_home, home_of
+from aggregator.cli.lives import add_lives, lives_of
+from aggregator.key_folder import initialise
 from aggregator.task_template import TASK_TEMPLATE
-from device_sdk.wire.keys import fingerprint
 
 _HELP = "make keys, database and a task file"
 _DESCRIPTION = """\
@@ -17,7 +17,7 @@ Makes a new aggregator in a folder that only its owner can read: the root key th
 trust, the keys for serving, the database, and task.toml, which says what the fleet learns.
 
 keys/root.key may be kept elsewhere (a USB stick in a drawer): serve does not need it, only
-rotate keys does."""
+rotate does. It lets another key, the delegate, renew the descriptor in its place for a year."""
 
 
 def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -29,25 +29,18 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_home(parser)
-    parser.add_argument(
-        "--descriptor-expires",
-        type=duration_seconds,
-        default=DESCRIPTOR_SECONDS,
-        metavar="DURATION",
-        help="rotate keys before this passes (default: 365d)",
-    )
+    add_lives(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the command."""
     home = home_of(arguments)
-    seconds = arguments.descriptor_expires
-    descriptor = initialise(home, int(time.time()), os.urandom, seconds)
+    descriptor = initialise(home, int(time.time()), os.urandom, lives_of(arguments))
     if not home.task_file.exists():
         home.task_file.write_text(TASK_TEMPLATE, encoding="utf-8")
     print(f"made an aggregator in {home.folder}")
-    print(f"  root key     {home.root_key} (fingerprint {fingerprint(descriptor.root).hex()})")
+    print(f"  root key     {home.root_key} (fingerprint {descriptor.root_fingerprint.hex()})")
     print(f"  task file    {home.task_file}: edit it (the broker, the catalogue), then")
     print(f"  next         tessera-aggregator serve --home {home.folder}")
     return 0

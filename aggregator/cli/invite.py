@@ -8,8 +8,8 @@ import time
 
 from aggregator.cli.arguments import add_home, device_of, duration_seconds, home_of, positive_int
 from aggregator.errors import AggregatorError
+from aggregator.invitation import make_codes
 from aggregator.revocation import revoke
-from device_sdk.wire.enrolment_code import new_code
 
 _HELP = "print enrolment codes"
 _DESCRIPTION = """\
@@ -53,8 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
     replaced = None
     if arguments.replaces is not None:
         replaced = device_of(store, arguments.replaces).device_id
-    root = store.facts.root_fingerprint
-    codes = [new_code(root, os.urandom) for _ in range(arguments.count)]
+    codes = make_codes(store, arguments.count, now, os.urandom)
     with store.database.transaction():
         if replaced is not None:
             revoke(store, replaced, now)

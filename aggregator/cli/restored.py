@@ -8,13 +8,15 @@ import time
 
 from aggregator.cli.arguments import add_home, home_of
 from aggregator.errors import AggregatorError
+from aggregator.key_folder import Lives, renew_descriptor
 from device_sdk.wire.group_key import new_group_key
 
 _HELP = "begin a new generation, after the home came back from a backup"
 _DESCRIPTION = """\
 Run this once, before serve, after the home was restored from a backup. Devices have seen rounds
 that the backup does not know: they accept them again only in a new generation. The open round is
-given up; what was counted in it stays counted. The group key is replaced."""
+given up; what was counted in it stays counted. The group key is replaced, and the descriptor is
+renewed: devices may have seen newer ones than the backup's."""
 
 
 def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -26,7 +28,8 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the command."""
-    store = home_of(arguments).open_store()
+    home = home_of(arguments)
+    store = home.open_store()
     now = int(time.time())
     if now < store.facts.generation:
         raise AggregatorError("this machine's clock is behind the backup's; set it first")
@@ -41,6 +44,9 @@ def run(arguments: argparse.Namespace) -> int:
             if row.closed_unix_seconds is None:
                 store.rounds.give_up(row.round, now)
         store.checkpoints.drop_partial()
-    store.database.close()
     print(f"generation {generation} begins")
+    try:
+        renew_descriptor(home, store, now, os.urandom, Lives().descriptor_seconds)
+    finally:
+        store.database.close()
     return 0

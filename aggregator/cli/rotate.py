@@ -7,16 +7,24 @@ import os
 import time
 
 from aggregator.cli.arguments import add_home, duration_seconds, home_of
-from aggregator.key_folder import DESCRIPTOR_SECONDS, GRACE_SECONDS, rotate_keys
+from aggregator.cli.lives import add_lives, lives_of
+from aggregator.home import Home
+from aggregator.key_folder import Lives, rotate_keys, rotate_root
+from aggregator.store import Store
 
-_HELP = "replace the serving keys or the group key"
+_HELP = "replace the serving keys, the root key or the group key"
 _DESCRIPTION = """\
-rotate keys   makes new signing and HPKE keys under a new descriptor, signed by the root key, which
-              has to be in keys/root.key for this. The old keys are honoured for a grace period.
+rotate keys   makes a new delegate, and new signing and HPKE keys under a new descriptor. The root
+              key signs the delegation: it has to be in keys/root.key for this. The old keys are
+              honoured for a grace period, and then erased.
+rotate root   makes a new root key and lets the old one, which has to be in keys/root.key, sign that
+              it takes its place; then as rotate keys. Devices that trust the old root follow, up to
+              8 rotations later. The old root key is erased here; destroy its copies.
 rotate group  replaces the key that broadcasts are encrypted with, from the next round on. A
               revocation does this by itself.
 
-A running serve takes up both without a restart."""
+A running serve takes up all of them without a restart. It renews descriptors by itself: rotate keys
+when a key may have leaked, and before the delegation ends."""
 
 
 def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -28,20 +36,14 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_home(parser)
-    parser.add_argument("what", choices=("keys", "group"), help="what to replace")
-    parser.add_argument(
-        "--expires",
-        type=duration_seconds,
-        default=DESCRIPTOR_SECONDS,
-        metavar="DURATION",
-        help="of the new descriptor (default: 365d)",
-    )
+    parser.add_argument("what", choices=("keys", "root", "group"), help="what to replace")
+    add_lives(parser)
     parser.add_argument(
         "--grace",
         type=duration_seconds,
-        default=GRACE_SECONDS,
         metavar="DURATION",
-        help="how long the old keys are honoured (default: 7d)",
+        help="how long the old keys are honoured, 30d at most (default: 7d, and never longer than "
+        "their descriptor)",
     )
     parser.set_defaults(run=run)
 
@@ -49,14 +51,26 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 def run(arguments: argparse.Namespace) -> int:
     """Run the command."""
     home = home_of(arguments)
+    lives = lives_of(arguments, arguments.grace)
     store = home.open_store()
     if arguments.what == "group":
         with store.database.transaction():
             store.facts.rotation_due = True
         print("the next round is published under a new group key")
     else:
-        now = int(time.time())
-        new = rotate_keys(home, store, now, os.urandom, arguments.expires, arguments.grace)
-        print(f"descriptor {new.serial} is in force")
+        _rotate(arguments.what, home, store, lives)
     store.database.close()
     return 0
+
+
+def _rotate(what: str, home: Home, store: Store, lives: Lives) -> None:
+    now = int(time.time())
+    if what == "root":
+        new = rotate_root(home, store, now, os.urandom, lives)
+        print(
+            f"the root key is another one now (fingerprint {new.root_fingerprint.hex()}): keep a "
+            f"copy of {home.root_key}, and destroy the copies of the old one"
+        )
+    else:
+        new = rotate_keys(home, store, now, os.urandom, lives)
+    print(f"descriptor {new.serial} is in force")

@@ -31,12 +31,17 @@ class Secrets:
         return [IssuedDescriptor(*row) for row in self._database.rows(query)]
 
     def issue(self, serial: int, message: bytes, retire_others_at_unix_seconds: int) -> None:
-        """Make this descriptor the current one; the one before is honoured a while longer."""
+        """Make this descriptor the current one; no other is honoured longer than said."""
         self._database.execute(
-            "UPDATE descriptors SET honoured_until_unix = ? WHERE honoured_until_unix IS NULL",
+            "UPDATE descriptors SET honoured_until_unix = "
+            "min(coalesce(honoured_until_unix, ?1), ?1)",
             (retire_others_at_unix_seconds,),
         )
         self._database.execute("INSERT INTO descriptors VALUES (?, ?, NULL)", (serial, message))
+
+    def forget(self, serial: int) -> None:
+        """A descriptor whose keys are erased."""
+        self._database.execute("DELETE FROM descriptors WHERE serial = ?", (serial,))
 
     def group_keys(self) -> tuple[GroupKey, ...]:
         """Keys that sessions are told, epochs rising; the last one is used for what comes next."""

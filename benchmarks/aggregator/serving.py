@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from aggregator.key_folder import current_descriptor
 from benchmarks.aggregator.broker import running_mosquitto
 from benchmarks.aggregator.fleet import (
     BenchDevice,
@@ -21,7 +22,6 @@ from benchmarks.aggregator.fleet import (
     scatter_body,
 )
 from benchmarks.aggregator.load import Load
-from device_sdk.wire.descriptor import read_descriptor
 
 __all__ = ["Served", "serving"]
 
@@ -49,8 +49,7 @@ def serving(devices: int, folder: Path, stop_seconds: float = 20) -> Iterator[Se
         home = make_bench_home(folder / "home", f"mqtt://127.0.0.1:{port}", lines)
         store = home.open_store()
         fleet = enrol_directly(store, devices, rng)
-        issued = store.secrets.descriptors()[-1]
-        descriptor = read_descriptor(issued.message, store.facts.root_fingerprint)
+        descriptor = current_descriptor(store)
         store.database.close()
         command = [sys.executable, "-m", "aggregator.cli", "serve", "--home", str(home.folder)]
         log = folder / "serve.log"

@@ -13,7 +13,7 @@ from device_sdk.home.errors import HomeBroken
 
 __all__ = ["SCHEMA_VERSION", "Database"]
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 # Pages of the file that stay in memory. A device reads little and seldom, and the kernel keeps the
 # file too; SQLite's own 2 MB would fill up over the rounds.
 _CACHE_KIB = 64
@@ -24,7 +24,8 @@ CREATE TABLE membership (
     url TEXT NOT NULL, prefix TEXT NOT NULL, task TEXT NOT NULL, cohort TEXT NOT NULL,
     ca_file TEXT, certificate_file TEXT, key_file TEXT,
     root_fingerprint BLOB NOT NULL, device_id BLOB NOT NULL, handle BLOB NOT NULL,
-    admission_key BLOB NOT NULL, shard INTEGER NOT NULL);
+    admission_key BLOB NOT NULL, shard INTEGER NOT NULL,
+    least_serial INTEGER NOT NULL DEFAULT 0);
 CREATE TABLE descriptor (
     one INTEGER PRIMARY KEY CHECK (one = 1), message BLOB NOT NULL);
 CREATE TABLE clock (
@@ -66,6 +67,11 @@ ALTER TABLE participation ADD COLUMN artifact TEXT;
 ALTER TABLE learner ADD COLUMN artifact BLOB;
 ALTER TABLE model ADD COLUMN artifact BLOB;
 CREATE TABLE attachment (id BLOB PRIMARY KEY, content BLOB NOT NULL);
+""",
+    # The descriptor was signed by the root itself: the aggregator's next one is waited for.
+    2: """
+ALTER TABLE membership ADD COLUMN least_serial INTEGER NOT NULL DEFAULT 0;
+DELETE FROM descriptor;
 """,
 }
 

@@ -40,7 +40,7 @@ class NotEnrolled(HomeError):
 class EnrolmentRefused(HomeError, ValueError):
     """The code cannot be used: mistyped, used, expired, revoked, or of another fleet.
 
-    ``reason`` is the wire's slug: ``bad-code``, ``wrong-root``, ``code-used``, ``code-expired``,
+    ``reason`` is the wire's slug: ``bad-code``, ``old-code``, ``code-used``, ``code-expired``,
     ``revoked``.
     """
 

@@ -24,7 +24,10 @@ class Membership:
     cohort: str
     tls: TlsFiles | None
     root_fingerprint: bytes
+    """Of the root that is trusted now; it changes when the root in force hands over."""
     grant: Grant
+    least_serial: int = 0
+    """Of descriptors under this root, where the device has accepted none yet."""
 
 
 class MembershipStore:
@@ -37,19 +40,22 @@ class MembershipStore:
         """The membership; None before enrolment."""
         row: tuple[Any, ...] | None = self._database.row(
             "SELECT url, prefix, task, cohort, ca_file, certificate_file, key_file, "
-            "root_fingerprint, device_id, handle, admission_key, shard FROM membership"
+            "root_fingerprint, device_id, handle, admission_key, shard, least_serial "
+            "FROM membership"
         )
         if row is None:
             return None
         files = [None if name is None else Path(name) for name in row[4:7]]
         tls = TlsFiles(*files) if any(files) else None
         url, prefix, task, cohort = row[:4]
-        root_fingerprint, device_id, handle, admission_key, shard = row[7:]
+        root_fingerprint, device_id, handle, admission_key, shard, least_serial = row[7:]
         grant = Grant(device_id, handle, admission_key, shard)
-        return Membership(url, prefix, task, cohort, tls, root_fingerprint, grant)
+        return Membership(
+            url, prefix, task, cohort, tls, root_fingerprint, grant, least_serial=least_serial
+        )
 
-    def save(self, membership: Membership, descriptor: Descriptor) -> None:
-        """Store the outcome of an enrolment, once."""
+    def save(self, membership: Membership, descriptor: Descriptor, unix_seconds: int) -> None:
+        """Store the outcome of an enrolment, once. ``unix_seconds``: no later time falls below."""
         tls = membership.tls if membership.tls is not None else TlsFiles()
         files = [
             None if file is None else str(file.expanduser().absolute())
@@ -58,7 +64,7 @@ class MembershipStore:
         grant = membership.grant
         with self._database.transaction() as sql:
             sql.execute(
-                "INSERT INTO membership VALUES (1, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                "INSERT INTO membership VALUES (1, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (
                     membership.url,
                     membership.prefix,
@@ -70,9 +76,11 @@ class MembershipStore:
                     grant.handle,
                     grant.admission_key,
                     grant.shard,
+                    membership.least_serial,
                 ),
             )
             self.save_descriptor(descriptor)
+            self.raise_time(unix_seconds)
 
     def descriptor(self, root_fingerprint: bytes) -> Descriptor | None:
         """The newest descriptor accepted, verified again. Raises ``WireError`` if damaged."""
@@ -80,9 +88,26 @@ class MembershipStore:
         return None if row is None else read_descriptor(row[0], root_fingerprint)
 
     def save_descriptor(self, descriptor: Descriptor) -> None:
-        """Keep a descriptor that was accepted; its serial must not fall."""
+        """Keep a descriptor that was accepted, and trust the root it is under from now on."""
         with self._database.transaction() as sql:
             sql.execute("INSERT OR REPLACE INTO descriptor VALUES (1, ?)", (descriptor.message,))
+            sql.execute(
+                "UPDATE membership SET root_fingerprint = ?", (descriptor.root_fingerprint,)
+            )
+
+    def trust(self, root_fingerprint: bytes, least_serial: int, unix_seconds: int) -> None:
+        """Trust another root, on the operator's word; all that the former one vouched for goes.
+
+        That is its descriptor, the marks of rounds that it published, and its time.
+        """
+        with self._database.transaction() as sql:
+            sql.execute(
+                "UPDATE membership SET root_fingerprint = ?, least_serial = ?",
+                (root_fingerprint, least_serial),
+            )
+            sql.execute("DELETE FROM descriptor")
+            sql.execute("DELETE FROM mark")
+            sql.execute("INSERT OR REPLACE INTO clock VALUES (1, ?)", (unix_seconds,))
 
     def largest_time(self) -> int:
         """The largest Unix time ever seen, 0 before the first session."""
@@ -103,4 +128,4 @@ def seen(descriptor: Descriptor | None) -> DescriptorSeen | None:
     """What the next descriptor is compared with."""
     if descriptor is None:
         return None
-    return DescriptorSeen(descriptor.serial, descriptor.digest)
+    return DescriptorSeen(descriptor.root, descriptor.serial, descriptor.digest)

@@ -20,7 +20,9 @@ from device_sdk.wire.manifest import Manifest, Order, order, read_manifest, sele
 __all__ = ["Accepted", "ManifestIntake"]
 
 # A manifest refused for one of these may be right after the next descriptor or session.
-_MAY_COME_RIGHT = frozenset({"unknown-epoch", "bad-signature", "bad-tag", "no-descriptor"})
+_MAY_COME_RIGHT = frozenset(
+    {"unknown-epoch", "bad-signature", "bad-tag", "no-descriptor", "descriptor-expired"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +107,7 @@ class ManifestIntake:
             raise WireError("wrong-manifest", "epoch or broadcast id differ inside and outside")
         if (manifest.task, manifest.cohort) != (membership.task, membership.cohort):
             raise WireError("wrong-manifest", "a manifest of another task or cohort")
-        if manifest.root_fingerprint != membership.root_fingerprint:
+        if manifest.root_fingerprint != self._sessions.root_fingerprint:
             raise WireError("wrong-root", "a manifest of another root")
         which, mark = order(self._store.mark(manifest.task, manifest.cohort), manifest, body)
         now_unix_seconds = self._sessions.time.now()

@@ -48,6 +48,7 @@ class SessionKeeper:
     ) -> None:
         self._store = home.membership
         self._root_fingerprint = membership.root_fingerprint
+        self._least_serial = membership.least_serial
         grant = membership.grant
         self._credential = DeviceCredential(grant.device_id, home.identity(), grant.admission_key)
         self._up = Topics(membership.prefix).write(UpTopic(grant.shard, grant.handle))
@@ -88,6 +89,11 @@ class SessionKeeper:
         """What keeps a session from being opened, for people; empty for nothing."""
         if self._descriptor is None:
             return "no aggregator is known at this broker under this topic prefix"
+        if self.time.largest_unix_seconds >= self._descriptor.expires_unix_seconds:
+            return (
+                "the aggregator's descriptor has expired and no newer one is at this broker: is "
+                "the aggregator serving?"
+            )
         if self._unanswered > _SENDS_AN_ATTEMPT:
             return (
                 "the aggregator does not answer: it may be down, or this device was revoked "
@@ -99,10 +105,19 @@ class SessionKeeper:
         """The group key of an epoch. Raises ``WireError("unknown-epoch")``."""
         return find_group_key(self._group_keys, epoch)
 
+    @property
+    def root_fingerprint(self) -> bytes:
+        """Of the root that is trusted now."""
+        return self._root_fingerprint
+
     def signing(self) -> Ed25519PublicKey:
-        """The aggregator's signing key. Raises ``WireError("no-descriptor")``."""
+        """The aggregator's signing key.
+
+        Raises ``WireError``: ``no-descriptor``, or ``descriptor-expired``: keys end with it.
+        """
         if self._descriptor is None:
             raise WireError("no-descriptor", "no descriptor has come yet")
+        self._descriptor.require_unexpired(self.time.largest_unix_seconds)
         if self._signing is None:
             self._signing = signature.public_key(self._descriptor.signing)
         return self._signing
@@ -114,11 +129,15 @@ class SessionKeeper:
     def on_descriptor(self, message: bytes) -> None:
         """A descriptor came. Raises ``WireError``."""
         known = self._descriptor
-        descriptor = read_descriptor(message, self._root_fingerprint, seen(known))
-        if known is not None and descriptor.digest == known.digest:
+        if known is not None and message == known.message:
             return
+        descriptor = read_descriptor(
+            message, self._root_fingerprint, seen(known), self._least_serial
+        )
+        descriptor.require_unexpired(self.time.largest_unix_seconds)
         self._store.save_descriptor(descriptor)
         self._descriptor, self._signing = descriptor, None
+        self._root_fingerprint = descriptor.root_fingerprint
         # An attempt under the old keys may never be answered.
         self._opening = None
         if self._wanted:

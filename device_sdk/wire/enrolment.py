@@ -17,6 +17,7 @@ from device_sdk.wire.enrolment_message import (
     MAILBOX_BYTES,
     NONCE_BYTES,
     REPLY_SECRET_BYTES,
+    EnrolAnswer,
     EnrolRefusal,
     EnrolRequest,
     Grant,
@@ -29,11 +30,23 @@ from device_sdk.wire.enrolment_message import (
 from device_sdk.wire.errors import WireError
 from device_sdk.wire.handshake import ADMISSION_KEY_BYTES, DEVICE_ID_BYTES
 from device_sdk.wire.keyring import Keyring
-from device_sdk.wire.keys import RandomBytes, draw, fingerprint
+from device_sdk.wire.keys import RandomBytes, draw
+
+
+@dataclass(frozen=True)
+class Enrolled:
+    """What a device takes from its enrolment."""
+
+    grant: Grant
+    time_unix_seconds: int
+    """The aggregator's time, or that of the code where it is later."""
 
 
 class EnrolmentAttempt:
     """The device's end: :attr:`message` goes out, the answer comes to :attr:`mailbox`.
+
+    A descriptor that the code rules out is refused before anything is sent under its keys: somebody
+    who got hold of keys that were replaced may show the old one.
 
     ``identity`` must lie on disk, flushed, before the message is sent: the first key that arrives
     binds the code, and a device that lost its key could never use the code again. A later attempt
@@ -49,8 +62,13 @@ class EnrolmentAttempt:
         random_bytes: RandomBytes = os.urandom,
         seal: hpke.Seal = hpke.seal,
     ) -> None:
-        if fingerprint(descriptor.root) != code.root_fingerprint:
+        """Raises ``WireError``: ``wrong-root``, ``serial-fell``, ``descriptor-expired``."""
+        if not descriptor.follows_from(code.root_fingerprint):
             raise WireError("wrong-root", "the code names another root than the descriptor's")
+        if descriptor.serial < code.least_serial:
+            raise WireError("serial-fell", "the code was made under a newer descriptor")
+        descriptor.require_unexpired(code.made_unix_seconds)
+        self._code_unix_seconds = code.made_unix_seconds
         self._descriptor = descriptor
         self._request = EnrolRequest(
             token_id=code.token_id,
@@ -65,18 +83,21 @@ class EnrolmentAttempt:
         """16 random bytes that name the topic of the answer."""
         return self._request.mailbox
 
-    def accept(self, answer_message: bytes) -> Grant:
-        """The grant in an answer.
+    def accept(self, answer_message: bytes) -> Enrolled:
+        """What an answer grants.
 
         Raises ``WireError``: ``code-used``, ``code-expired``, ``revoked`` (the aggregator refused:
-        final), or the reason why this message is no answer to the request (wait for another).
+        final), ``descriptor-expired`` (by the time in the answer), or the reason why this message
+        is no answer to the request (wait for another).
         """
         answer = decode_answer(
             answer_message, self.message, self._request.reply_secret, self._descriptor
         )
-        if isinstance(answer, EnrolRefusal):
-            raise WireError(answer.value, "the aggregator refused the enrolment code")
-        return answer
+        now_unix_seconds = max(answer.time_unix_seconds, self._code_unix_seconds)
+        self._descriptor.require_unexpired(now_unix_seconds)
+        if isinstance(answer.verdict, EnrolRefusal):
+            raise WireError(answer.verdict.value, "the aggregator refused the enrolment code")
+        return Enrolled(answer.verdict, now_unix_seconds)
 
 
 @dataclass(frozen=True)
@@ -156,13 +177,14 @@ class EnrolmentDesk:
         self._buckets.take(token.token_id)
         request = decode_request(message, token.secret, serving, self._unseal)
         verdict, row = self._judge(request, token, shard, now_unix_seconds)
+        answer = EnrolAnswer(verdict, now_unix_seconds)
         nonce = draw(self._random_bytes, NONCE_BYTES)
         return EnrolmentOutcome(
             token=row,
             refusal=verdict if isinstance(verdict, EnrolRefusal) else None,
             identity=request.identity,
             mailbox=request.mailbox,
-            answer=encode_answer(verdict, message, request.reply_secret, serving.signing, nonce),
+            answer=encode_answer(answer, message, request.reply_secret, serving.signing, nonce),
             joined=row is not token,
         )
 

@@ -3,7 +3,7 @@
 Request: ``version 1 | type 1 | descriptor serial 8 | token id 8 | admission tag 16 | sealed``, the
 sealed part (HPKE) ``signature 64 | CBOR {identity, mailbox, proof, secret, token}``. Answer:
 ``version 1 | type 1 | nonce 12 | sealed``, the sealed part (ChaCha20-Poly1305 under a key that the
-request's secret gives) ``signature 64 | CBOR {grant, refused}``.
+request's secret gives) ``signature 64 | CBOR {grant, refused, time}``.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ MAX_ANSWER_BYTES = 1024
 SHARD_LIMIT = 2**16 - 1
 
 _PROOF_BYTES = 32
+_TIME_LIMIT = 2**63 - 1
 _SERIAL = struct.Struct("<Q")
 _TOKEN_AT = 2 + _SERIAL.size
 _TAG_AT = _TOKEN_AT + TOKEN_ID_BYTES
@@ -102,6 +103,30 @@ class Grant:
 
     def __repr__(self) -> str:
         return f"Grant(device_id={self.device_id.hex()}, shard={self.shard}, ...)"
+
+
+@dataclass(frozen=True)
+class EnrolAnswer:
+    """What the aggregator answers to a request made with the code's secret."""
+
+    verdict: Grant | EnrolRefusal
+    time_unix_seconds: int
+    """The aggregator's time."""
+
+    def to_body(self) -> bytes:
+        """Canonical CBOR {grant, refused, time}."""
+        grant: cbor.Value = None
+        refused: cbor.Value = None
+        if isinstance(self.verdict, Grant):
+            grant = {
+                "admission": self.verdict.admission_key,
+                "device": self.verdict.device_id,
+                "handle": self.verdict.handle,
+                "shard": self.verdict.shard,
+            }
+        else:
+            refused = self.verdict.value
+        return cbor.encode({"grant": grant, "refused": refused, "time": self.time_unix_seconds})
 
 
 def enrol_info(descriptor: Descriptor) -> bytes:
@@ -186,7 +211,7 @@ def decode_request(
 
 
 def encode_answer(
-    answer: Grant | EnrolRefusal,
+    answer: EnrolAnswer,
     request_message: bytes,
     reply_secret: bytes,
     signing: Ed25519PrivateKey,
@@ -196,16 +221,7 @@ def encode_answer(
     several times (and first by a grant, later by ``revoked``)."""
     if len(nonce) != NONCE_BYTES:
         raise ValueError(f"the nonce has {NONCE_BYTES} bytes, {len(nonce)} given")
-    if isinstance(answer, Grant):
-        grant: cbor.Value = {
-            "admission": answer.admission_key,
-            "device": answer.device_id,
-            "handle": answer.handle,
-            "shard": answer.shard,
-        }
-        body = cbor.encode({"grant": grant, "refused": None})
-    else:
-        body = cbor.encode({"grant": None, "refused": answer.value})
+    body = answer.to_body()
     request_digest = hashlib.sha256(request_message).digest()
     signed = signature.sign(signing, Purpose.ENROL_ANSWER, request_digest + body)
     head = prefix(MessageType.ENROL_ANSWER)
@@ -215,7 +231,7 @@ def encode_answer(
 
 def decode_answer(
     message: bytes, request_message: bytes, reply_secret: bytes, descriptor: Descriptor
-) -> Grant | EnrolRefusal:
+) -> EnrolAnswer:
     """Open and verify an answer.
 
     Raises ``WireError``: ``bad-tag``, ``bad-signature``, or a parser's reason.
@@ -235,8 +251,12 @@ def decode_answer(
     return _read_answer(cbor.decode(body, limit_bytes=MAX_ANSWER_BYTES))
 
 
-def _read_answer(value: cbor.Value) -> Grant | EnrolRefusal:
-    record = Record(value, ("grant", "refused"))
+def _read_answer(value: cbor.Value) -> EnrolAnswer:
+    record = Record(value, ("grant", "refused", "time"))
+    return EnrolAnswer(_read_verdict(record), record.unsigned("time", _TIME_LIMIT))
+
+
+def _read_verdict(record: Record) -> Grant | EnrolRefusal:
     if not record.is_null("refused"):
         if not record.is_null("grant"):
             raise WireError("bad-field", "an answer grants or refuses, not both")

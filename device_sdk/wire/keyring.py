@@ -51,17 +51,18 @@ class Keyring:
             self._by_serial[serial] = entry
         if not self._by_serial:
             raise ValueError("a keyring needs the keys of at least the current descriptor")
+        self._newest = max(self._by_serial)
 
     def find(self, serial: int, now_unix_seconds: int) -> ServingKeys:
         """Keys for a message that names ``serial``.
 
         Raises ``WireError``: ``unknown-descriptor``, or ``retired-descriptor`` after its grace
-        period. The device has to fetch the current descriptor.
+        period, when its keys may be erased. The device has to fetch the current descriptor.
         """
         entry = self._by_serial.get(serial)
-        if entry is None:
+        if entry is None and serial > self._newest:
             raise WireError("unknown-descriptor", f"no keys for descriptor serial {serial}")
-        until = entry.honoured_until_unix_seconds
-        if until is not None and now_unix_seconds >= until:
+        until = None if entry is None else entry.honoured_until_unix_seconds
+        if entry is None or (until is not None and now_unix_seconds >= until):
             raise WireError("retired-descriptor", f"descriptor {serial} is no longer honoured")
         return entry

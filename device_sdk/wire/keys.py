@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import hashlib
 import os
 import stat
@@ -93,7 +94,7 @@ def write_key(path: Path, kind: KeyKind, secret: bytes) -> None:
         os.link(temporary, path)  # unlike a rename, a link never replaces what is there
     finally:
         temporary.unlink()
-    _flush_folder(path.parent)
+    flush_folder(path.parent)
 
 
 def read_key(path: Path, kind: KeyKind) -> bytes:
@@ -124,11 +125,30 @@ def read_key(path: Path, kind: KeyKind) -> bytes:
     return secret
 
 
+def erase_key(path: Path) -> None:
+    """Overwrite a key file and remove it; on the disk when this returns. None there is right too.
+
+    What the file system or the drive copied elsewhere by itself is out of reach.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        handle = os.open(path, os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0))
+        with os.fdopen(handle, "wb") as file:
+            status = os.fstat(file.fileno())
+            # Under a second name it is somebody's good key: a crash in write_key leaves one so.
+            if status.st_nlink == 1:
+                file.write(bytes(status.st_size))
+                file.flush()
+                os.fsync(file.fileno())
+        path.unlink()
+        flush_folder(path.parent)
+
+
 def _bad_file(path: Path, what: str) -> WireError:
     return WireError("bad-key-file", f"{path} {what}")
 
 
-def _flush_folder(folder: Path) -> None:
+def flush_folder(folder: Path) -> None:
+    """Put a folder's entries on the disk."""
     if os.name != "posix":
         return  # a folder cannot be opened, and its entries are flushed with the file
     handle = os.open(folder, os.O_RDONLY)

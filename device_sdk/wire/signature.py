@@ -26,6 +26,8 @@ class Purpose(Enum):
     """What a signature is for. The value is the label that the signature covers."""
 
     DESCRIPTOR = b"tessera/1 descriptor"
+    DELEGATION = b"tessera/1 delegation"
+    SUCCESSION = b"tessera/1 succession"
     PRESENCE = b"tessera/1 presence"
     ENROL_REQUEST = b"tessera/1 enrol request"
     ENROL_ANSWER = b"tessera/1 enrol answer"

@@ -116,7 +116,7 @@ class ScriptedDevice:
             link.publish(self.topics.write(EnrolRequestTopic()), attempt.message)
             self.pump(0.5)
             assert time.monotonic() < until, "no answer to the enrolment"
-        self.grant = attempt.accept(self._retained.pop(answer_topic))
+        self.grant = attempt.accept(self._retained.pop(answer_topic)).grant
         self.disconnect()
         return self
 

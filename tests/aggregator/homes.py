@@ -19,12 +19,12 @@ from aggregator.assembly import LINK_SETTINGS, World, assemble
 from aggregator.bindings import Binding
 from aggregator.cli import main
 from aggregator.home import Home
+from aggregator.invitation import make_codes
 from aggregator.key_folder import initialise
 from aggregator.rounds import RoundEvent
 from aggregator.service import Parts, Service
 from aggregator.store import Store
 from aggregator.task import read_task
-from device_sdk.wire.enrolment_code import new_code
 from device_sdk.wire.link_settings import LinkSettings
 
 ITEMS, WIDTH = 20, 8
@@ -49,7 +49,7 @@ def invite(home: Home, count: int = 1, expires_seconds: int = 3600) -> list[str]
     """Codes, as ``tessera-aggregator invite`` makes them."""
     store = home.open_store()
     now = int(time.time())
-    codes = [new_code(store.facts.root_fingerprint) for _ in range(count)]
+    codes = make_codes(store, count, now, os.urandom)
     with store.database.transaction():
         for code in codes:
             store.tokens.add(code, now, now + expires_seconds, None)

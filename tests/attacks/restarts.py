@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -17,13 +18,12 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from aggregator.invitation import make_codes
 from aggregator.methods.method import Method
 from aggregator.methods.scatter import ScatterSettings
 from device_sdk.artifact import Artifact
 from device_sdk.rounds.pace import Pace
-from device_sdk.wire.descriptor import read_descriptor
 from device_sdk.wire.enrolment import EnrolmentAttempt
-from device_sdk.wire.enrolment_code import new_code
 from device_sdk.wire.exchange import Attachment, Broadcast
 from device_sdk.wire.topics import EnrolRequestTopic
 from tests.attacks.nonce_ledger import NonceLedger
@@ -92,11 +92,10 @@ def make_restart_stage(folder: Path) -> Stage:
 
 def _late_enrolment(stage: Stage) -> bytes:
     """A request under a code that has expired: each time it comes it is answered, and sealed."""
-    facts, secrets = stage.store.facts, stage.store.secrets
-    code = new_code(facts.root_fingerprint)
+    [code] = make_codes(stage.store, 1, int(stage.unix()), os.urandom)
     with stage.store.database.transaction():
         stage.store.tokens.add(code, int(stage.unix()) - 2, int(stage.unix()) - 1, None)
-    descriptor = read_descriptor(secrets.descriptors()[-1].message, facts.root_fingerprint)
+    descriptor = stage.parts.keys.current().descriptor
     return EnrolmentAttempt(code, descriptor, Ed25519PrivateKey.generate()).message
 
 

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from aggregator.bindings.scatter import ScatterBinding
+from aggregator.invitation import make_codes
 from aggregator.methods.scatter import ScatterSettings
 from aggregator.methods.server_optimizer import OptimizerSettings
 from aggregator.uplink import Refusal
 from device_sdk.wire import hpke
 from device_sdk.wire.admission import AdmissionPurpose, admission_tag
-from device_sdk.wire.enrolment_code import new_code
 from device_sdk.wire.enrolment_message import enrol_info
 from device_sdk.wire.envelope import MAX_PAYLOAD_BYTES, Fragment
 from device_sdk.wire.exchange import Update
@@ -58,7 +58,7 @@ def test_garbage_of_every_size_is_refused_in_bounded_memory(stage: Stage) -> Non
 
 def test_deep_and_huge_cbor_is_refused_in_bounded_memory(stage: Stage) -> None:
     # Only who holds a code gets as far as the decoder: the HMAC is right, and the seal.
-    code = new_code(stage.store.facts.root_fingerprint)
+    [code] = make_codes(stage.store, 1, int(stage.unix()), os.urandom)
     with stage.store.database.transaction():
         stage.store.tokens.add(code, int(stage.unix()), int(stage.unix()) + 3600, None)
     descriptor = stage.parts.keys.current().descriptor

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from aggregator.invitation import make_codes
 from aggregator.uplink import Answer, Refusal
-from device_sdk.wire.descriptor import read_descriptor
 from device_sdk.wire.enrolment import EnrolmentAttempt
-from device_sdk.wire.enrolment_code import EnrolmentCode, new_code
+from device_sdk.wire.enrolment_code import EnrolmentCode
 from device_sdk.wire.errors import WireError
 from device_sdk.wire.header import MessageType
 from device_sdk.wire.link_events import Message
@@ -135,9 +136,7 @@ def test_retained_uplinks_are_refused(stage: Stage) -> None:
 
 
 def _attempt(stage: Stage, code: EnrolmentCode, key: Ed25519PrivateKey) -> EnrolmentAttempt:
-    facts, secrets = stage.store.facts, stage.store.secrets
-    descriptor = read_descriptor(secrets.descriptors()[-1].message, facts.root_fingerprint)
-    return EnrolmentAttempt(code, descriptor, key)
+    return EnrolmentAttempt(code, stage.parts.keys.current().descriptor, key)
 
 
 def _ask(stage: Stage, message: bytes) -> bytes:
@@ -148,8 +147,8 @@ def _ask(stage: Stage, message: bytes) -> bytes:
 
 
 def _invite(stage: Stage) -> EnrolmentCode:
-    code = new_code(stage.store.facts.root_fingerprint)
     now = int(stage.unix())
+    [code] = make_codes(stage.store, 1, now, os.urandom)
     with stage.store.database.transaction():
         stage.store.tokens.add(code, now, now + 3600, None)
     return code
@@ -157,10 +156,10 @@ def _invite(stage: Stage) -> EnrolmentCode:
 
 def test_a_replayed_enrolment_makes_no_second_device(stage: Stage) -> None:
     attempt = _attempt(stage, _invite(stage), Ed25519PrivateKey.generate())
-    grant = attempt.accept(_ask(stage, attempt.message))
+    grant = attempt.accept(_ask(stage, attempt.message)).grant
     assert len(stage.parts.registry) == 4
     for _ in range(10):
-        assert attempt.accept(_ask(stage, attempt.message)) == grant
+        assert attempt.accept(_ask(stage, attempt.message)).grant == grant
     assert len(stage.parts.registry) == 4
 
 
@@ -183,7 +182,7 @@ def test_enrolment_messages_without_the_code_s_secret_cost_no_public_key_work(
     stage: Stage,
 ) -> None:
     code = _invite(stage)
-    forged = EnrolmentCode(code.root_fingerprint, code.token_id, os.urandom(16))
+    forged = replace(code, secret=os.urandom(16))
     attempt = _attempt(stage, forged, Ed25519PrivateKey.generate())
     topic = stage.topics.write(EnrolRequestTopic())
     refused = stage.parts.uplink.receive(Message(topic, attempt.message, False))

@@ -10,11 +10,10 @@ from pathlib import Path
 import numpy as np
 
 from aggregator.home import Home as AggregatorHome
-from aggregator.key_folder import initialise
+from aggregator.key_folder import current_descriptor, initialise
 from aggregator.store.devices import DeviceRow
 from device_sdk.home.home import Home as DeviceHome
 from device_sdk.home.membership import Membership
-from device_sdk.wire.descriptor import read_descriptor
 from device_sdk.wire.enrolment_message import Grant
 from tests.faults.known import ITEMS, MOST_DEVICES, WIDTH
 
@@ -77,8 +76,8 @@ def make_fleet(
         f"[scatter]\ncolumns = {WIDTH}\n"
     )
     store = home.open_store()
-    fingerprint = store.facts.root_fingerprint
-    descriptor = read_descriptor(store.secrets.descriptors()[-1].message, fingerprint)
+    descriptor = current_descriptor(store)
+    fingerprint = descriptor.root_fingerprint
     paths, ids = [], []
     with store.database.transaction():
         for place in range(devices):
@@ -87,7 +86,9 @@ def make_fleet(
             identity = mine.identity(create=True).public_key().public_bytes_raw()
             grant = Grant(rng.bytes(16), rng.bytes(16), rng.bytes(32), 0)
             mine.membership.save(
-                Membership(url, "tessera", "default", "all", None, fingerprint, grant), descriptor
+                Membership(url, "tessera", "default", "all", None, fingerprint, grant),
+                descriptor,
+                int(time.time()),
             )
             mine.close()
             _run_script(path / "device.sqlite", _HISTORY)

@@ -13,9 +13,13 @@ from device_sdk.wire.broadcast import (
     open_manifest,
     read_chunk_index,
 )
-from device_sdk.wire.descriptor import read_descriptor
+from device_sdk.wire.delegation import DELEGATION_BYTES, read_delegation
+from device_sdk.wire.descriptor import Descriptor, make_descriptor, read_descriptor, root_of
 from device_sdk.wire.enrolment_message import (
+    EnrolAnswer,
+    EnrolRefusal,
     EnrolRequest,
+    Grant,
     _answer_cipher,
     admit_request,
     decode_answer,
@@ -38,7 +42,15 @@ from device_sdk.wire.keys import fingerprint
 from device_sdk.wire.messages import read_receipt, read_update
 from device_sdk.wire.presence import read_presence
 from device_sdk.wire.signature import Purpose
-from tests.device_sdk.wire.parties import NOW, Fleet, key_from, make_credential, make_serving
+from device_sdk.wire.succession import make_succession, read_line
+from tests.device_sdk.wire.parties import (
+    EXPIRES,
+    NOW,
+    Fleet,
+    key_from,
+    make_credential,
+    make_serving,
+)
 from tests.fuzz.codec_targets import vectors
 from tests.fuzz.target import Target
 
@@ -50,7 +62,9 @@ _SERVING = make_serving()
 _DESCRIPTOR = _SERVING.descriptor
 _KEYRING = Keyring([_SERVING])
 _FINGERPRINT = fingerprint(_DESCRIPTOR.root)
-_ROOT = key_from("root")
+_ROOT, _DELEGATE = key_from("root"), key_from("delegate")
+_SUCCESSION = make_succession(key_from("former root"), _DESCRIPTOR.root)
+_BODY = _DESCRIPTOR.message[3 + DELEGATION_BYTES + signature.SIGNATURE_BYTES :]
 _ANNA = make_credential("anna")
 _IDENTITY = _ANNA.identity.public_key().public_bytes_raw()
 _BROADCAST_KEYS = BroadcastKeys(bytes(32), bytes(32))
@@ -79,9 +93,30 @@ def _descriptor(data: bytes) -> None:
 
 
 def _signed_descriptor(data: bytes) -> None:
-    root = _ROOT.public_key().public_bytes_raw()
-    signed = signature.sign(_ROOT, Purpose.DESCRIPTOR, root + data)
-    read_descriptor(prefix(MessageType.DESCRIPTOR) + root + signed + data, _FINGERPRINT)
+    """What a delegate could say."""
+    head = b"\x00" + _DESCRIPTOR.delegation.to_bytes()
+    signed = signature.sign(_DELEGATE, Purpose.DESCRIPTOR, head + data)
+    read_descriptor(prefix(MessageType.DESCRIPTOR) + head + signed + data, _FINGERPRINT)
+
+
+def _delegation(data: bytes) -> None:
+    read_delegation(data)
+
+
+def _signed_delegation(data: bytes) -> None:
+    """What a root could say."""
+    part = _DESCRIPTOR.root + data
+    read_delegation(part + signature.sign(_ROOT, Purpose.DELEGATION, part))
+
+
+def _successions(data: bytes) -> None:
+    read_line(data, _DESCRIPTOR.root)
+
+
+def _headed_descriptor(data: bytes) -> None:
+    """Successions, delegation and all of a stranger's, who is trusted as a root."""
+    read_descriptor(data, fingerprint(data[3:35]))
+    root_of(data)
 
 
 def _presence(data: bytes) -> None:
@@ -166,7 +201,26 @@ SEALED_TARGETS = (
     ),
     Target("inside", _inside, lambda: [bytes(40)], _WIRE),
     Target("descriptor", _descriptor, lambda: [_DESCRIPTOR.message], _WIRE),
-    Target("signed-descriptor", _signed_descriptor, lambda: [_DESCRIPTOR.message[98:]], _WIRE),
+    Target("signed-descriptor", _signed_descriptor, lambda: [_BODY], _WIRE),
+    Target(
+        "headed-descriptor",
+        _headed_descriptor,
+        lambda: [_DESCRIPTOR.message, _succeeded().message],
+        _WIRE,
+    ),
+    Target("delegation", _delegation, lambda: [_DESCRIPTOR.delegation.to_bytes()], _WIRE),
+    Target(
+        "signed-delegation",
+        _signed_delegation,
+        lambda: [_DESCRIPTOR.delegation.signed_part()[32:]],
+        _WIRE,
+    ),
+    Target(
+        "successions",
+        _successions,
+        lambda: [_SUCCESSION.to_bytes(), _SUCCESSION.to_bytes() * 2],
+        _WIRE,
+    ),
     Target(
         "presence",
         _presence,
@@ -208,16 +262,21 @@ def _enrol_request() -> EnrolRequest:
 
 
 def _answer_bodies() -> list[bytes]:
-    grant: cbor.Value = {
-        "admission": bytes(32),
-        "device": bytes(16),
-        "handle": bytes(16),
-        "shard": 0,
-    }
-    return [
-        cbor.encode({"grant": grant, "refused": None}),
-        cbor.encode({"grant": None, "refused": "revoked"}),
-    ]
+    grant = Grant(bytes(16), bytes(16), bytes(32), 0)
+    return [EnrolAnswer(each, NOW).to_body() for each in (grant, EnrolRefusal.REVOKED)]
+
+
+def _succeeded() -> Descriptor:
+    """Under a root that took another's place."""
+    return make_descriptor(
+        _DELEGATE,
+        _DESCRIPTOR.delegation,
+        1,
+        EXPIRES,
+        _DESCRIPTOR.signing,
+        _DESCRIPTOR.hpke,
+        (_SUCCESSION,),
+    )
 
 
 def _request_body() -> bytes:

@@ -15,6 +15,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import TypeAlias
 
@@ -29,6 +30,7 @@ from device_sdk.wire.broadcast import (
     open_manifest,
 )
 from device_sdk.wire.cohort_key import unwrap_cohort_key, wrap_cohort_key
+from device_sdk.wire.delegation import make_delegation
 from device_sdk.wire.descriptor import Descriptor, make_descriptor
 from device_sdk.wire.device_session import DeviceCredential, SessionOpening
 from device_sdk.wire.enrolment import EnrolmentAttempt, EnrolmentDesk, Token
@@ -39,10 +41,11 @@ from device_sdk.wire.errors import WireError
 from device_sdk.wire.group_key import GroupKey, new_group_key
 from device_sdk.wire.handshake import open_info, reply_info
 from device_sdk.wire.keyring import Keyring, serving_keys
-from device_sdk.wire.keys import KeyKind, fingerprint, generate, signing_key
+from device_sdk.wire.keys import KeyKind, generate, signing_key
 from device_sdk.wire.presence import new_presence, sign_presence
 from device_sdk.wire.session import derive_session_keys
 from device_sdk.wire.session_table import RegisteredDevice, SessionTable
+from device_sdk.wire.succession import make_succession
 
 PATH = Path(__file__).with_name("sealing.json")
 NOW = 1_800_000_000
@@ -97,8 +100,23 @@ def build(recorded: dict[str, str]) -> Section:
     signing = signing_key(generate(KeyKind.ED25519, Stream("signing")))
     identity = signing_key(generate(KeyKind.ED25519, Stream("identity")))
     hpke_seed = generate(KeyKind.HPKE, Stream("hpke"))
+    delegate = signing_key(generate(KeyKind.ED25519, Stream("delegate")))
+    roots = [signing_key(generate(KeyKind.ED25519, Stream(f"former root {n}"))) for n in (1, 2)]
+    successions = [
+        make_succession(old, new.public_key().public_bytes_raw())
+        for old, new in pairwise([*roots, root])
+    ]
+    delegation = make_delegation(
+        root, delegate.public_key().public_bytes_raw(), 7, 106, NOW + 365 * 86_400
+    )
     descriptor = make_descriptor(
-        root, 7, NOW + 86_400, signing.public_key().public_bytes_raw(), hpke.public_bytes(hpke_seed)
+        delegate,
+        delegation,
+        7,
+        NOW + 86_400,
+        signing.public_key().public_bytes_raw(),
+        hpke.public_bytes(hpke_seed),
+        successions,
     )
     keyring = Keyring([serving_keys(descriptor, signing, hpke_seed)])
     presence = new_presence(NOW - 60, Stream("incarnation"))
@@ -115,12 +133,19 @@ def build(recorded: dict[str, str]) -> Section:
         "keys": {
             "root_seed": Stream("root")(32).hex(),
             "root_public": descriptor.root.hex(),
-            "root_fingerprint": fingerprint(descriptor.root).hex(),
+            "root_fingerprint": descriptor.root_fingerprint.hex(),
+            "former_root_seeds": [Stream(f"former root {n}")(32).hex() for n in (1, 2)],
+            "delegate_seed": Stream("delegate")(32).hex(),
             "signing_seed": Stream("signing")(32).hex(),
             "hpke_seed": hpke_seed.hex(),
             "identity_seed": Stream("identity")(32).hex(),
         },
         "descriptor": {
+            "successions": [each.to_bytes().hex() for each in descriptor.successions],
+            "delegation": descriptor.delegation.to_bytes().hex(),
+            "first_serial": delegation.first_serial,
+            "last_serial": delegation.last_serial,
+            "delegation_expires_unix_seconds": delegation.expires_unix_seconds,
             "serial": descriptor.serial,
             "expires_unix_seconds": descriptor.expires_unix_seconds,
             "digest": descriptor.digest.hex(),
@@ -147,7 +172,7 @@ def _enrolment(
     recorded: dict[str, str],
     sealed: dict[str, str],
 ) -> tuple[Section, DeviceCredential]:
-    code = new_code(fingerprint(descriptor.root), Stream("code"))
+    code = new_code(descriptor.root_fingerprint, descriptor.serial, NOW - 3600, Stream("code"))
     seal = RecordedSeal(recorded.get("enrol_request"), hpke_seed)
     attempt = EnrolmentAttempt(
         parse_code(code.to_text()), descriptor, identity, random_bytes=Stream("enrol"), seal=seal
@@ -158,11 +183,14 @@ def _enrolment(
         keyring, TokenBuckets(1, 1, clock), _still(NOW), random_bytes=Stream("desk")
     )
     outcome = desk.answer(attempt.message, Token(code.token_id, code.secret, NOW + 3600))
-    grant = attempt.accept(outcome.answer)
+    enrolled = attempt.accept(outcome.answer)
+    grant = enrolled.grant
     section: Section = {
         "code": code.to_text(),
         "token_id": code.token_id.hex(),
         "secret": code.secret.hex(),
+        "least_serial": code.least_serial,
+        "made_unix_seconds": code.made_unix_seconds,
         "hpke_info": enrol_info(descriptor).hex(),
         "request": attempt.message.hex(),
         "mailbox": attempt.mailbox.hex(),
@@ -171,6 +199,7 @@ def _enrolment(
         "handle": grant.handle.hex(),
         "admission_key": grant.admission_key.hex(),
         "shard": grant.shard,
+        "time_unix_seconds": enrolled.time_unix_seconds,
     }
     return section, DeviceCredential(grant.device_id, identity, grant.admission_key)
 

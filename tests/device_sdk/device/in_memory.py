@@ -165,13 +165,15 @@ class Bench:
         answer_topic = topics.write(EnrolAnswerTopic(attempt.mailbox))
         self.broker.filters.add(answer_topic)
         self.aggregator._take(Message(topics.write(EnrolRequestTopic()), attempt.message, False))
-        grant = attempt.accept(self.broker.to_device.popleft()[1])
+        enrolled = attempt.accept(self.broker.to_device.popleft()[1])
         self.broker.filters.clear()
         fingerprint = parse_code(code).root_fingerprint
         membership = Membership(
-            "mqtt://unused", "tessera", "default", "all", None, fingerprint, grant
+            "mqtt://unused", "tessera", "default", "all", None, fingerprint, enrolled.grant
         )
-        self.home.membership.save(membership, self.aggregator.descriptor)
+        self.home.membership.save(
+            membership, self.aggregator.descriptor, enrolled.time_unix_seconds
+        )
 
     def _participant(self) -> Participant:
         membership = self.home.membership.load()

@@ -21,6 +21,7 @@ from device_sdk.wire.catalogue import Catalogue, catalogue_id
 from device_sdk.wire.chunk_set import seal_chunks
 from device_sdk.wire.cohort_key import wrap_cohort_key
 from device_sdk.wire.content import ContentKind, seal_content
+from device_sdk.wire.delegation import make_delegation
 from device_sdk.wire.descriptor import make_descriptor
 from device_sdk.wire.enrolment import EnrolmentDesk, Token
 from device_sdk.wire.enrolment_code import new_code
@@ -30,7 +31,6 @@ from device_sdk.wire.exchange import Attachment
 from device_sdk.wire.exchange import Update as MethodUpdate
 from device_sdk.wire.group_key import GroupKey, new_group_key
 from device_sdk.wire.keyring import Keyring, serving_keys
-from device_sdk.wire.keys import fingerprint
 from device_sdk.wire.link import Link
 from device_sdk.wire.link_events import Message, Stopped, Subscribed
 from device_sdk.wire.manifest import EVERYONE, Manifest, write_manifest
@@ -103,7 +103,14 @@ class SmallAggregator:
         self.knobs, self.seen = Knobs(), Seen()
         self.topics = Topics()
         self._url = url
-        self._root = Ed25519PrivateKey.generate()
+        self._delegate = Ed25519PrivateKey.generate()
+        self._delegation = make_delegation(
+            Ed25519PrivateKey.generate(),
+            self._delegate.public_key().public_bytes_raw(),
+            1,
+            1000,
+            int(clock()) + 10 * 365 * 86_400,
+        )
         self.generation = int(clock())
         self.round = 0
         self.offset_seconds = 0
@@ -155,7 +162,8 @@ class SmallAggregator:
         return self._clock() + self.offset_seconds
 
     def code(self) -> str:
-        code = new_code(fingerprint(self._root.public_key().public_bytes_raw()))
+        now, serial = int(self.unix_seconds()), self.descriptor.serial
+        code = new_code(self.descriptor.root_fingerprint, serial, now)
         self._tokens[code.token_id] = Token(code.token_id, code.secret, int(self._clock()) + 600)
         return code.to_text()
 
@@ -166,7 +174,8 @@ class SmallAggregator:
             self._signing = Ed25519PrivateKey.generate()
             seed = os.urandom(hpke.SEED_BYTES)
             self.descriptor = make_descriptor(
-                self._root,
+                self._delegate,
+                self._delegation,
                 self.serial,
                 int(self.unix_seconds()) + lifetime_seconds,
                 self._signing.public_key().public_bytes_raw(),
@@ -234,7 +243,7 @@ class SmallAggregator:
             messages, digests = seal_chunks(publication, plaintext)
             now = int(self.unix_seconds())
             manifest = Manifest(
-                root_fingerprint=fingerprint(self._root.public_key().public_bytes_raw()),
+                root_fingerprint=self.descriptor.root_fingerprint,
                 task="default",
                 cohort="all",
                 generation=self.generation,

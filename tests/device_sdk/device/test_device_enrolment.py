@@ -76,7 +76,7 @@ def test_a_code_may_be_tried_again_when_nobody_answered(
 ) -> None:
     with pytest.raises(EnrolmentFailed, match="prefix 'else'"):
         join(mosquitto.url, aggregator.code(), tmp_path, seconds=0.5, prefix="else")
-    stranger = new_code(aggregator.descriptor.digest[:16]).to_text()
+    stranger = new_code(aggregator.descriptor.digest[:16], 1, 0).to_text()
     with pytest.raises(EnrolmentFailed, match="another one than the enrolment code"):
         join(mosquitto.url, stranger, tmp_path, seconds=0.5)
     closed = f"mqtt://127.0.0.1:{free_port()}"

@@ -9,6 +9,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from device_sdk.wire import hpke
 from device_sdk.wire.admission import TokenBuckets
+from device_sdk.wire.delegation import Delegation, make_delegation
 from device_sdk.wire.descriptor import Descriptor, make_descriptor
 from device_sdk.wire.device_session import DeviceCredential, OpenedSession, SessionOpening
 from device_sdk.wire.group_key import GroupKey, new_group_key
@@ -18,6 +19,7 @@ from device_sdk.wire.session_table import RegisteredDevice, SessionTable
 
 NOW = 1_800_000_000
 EXPIRES = NOW + 86_400
+DELEGATION_EXPIRES = NOW + 365 * 86_400
 INCARNATION = bytes(range(16))
 
 
@@ -73,13 +75,22 @@ def make_serving(serial: int = 1, until: int | None = None, root: str = "root") 
     signing = key_from(f"signing {serial}")
     seed = SeededBytes(f"hpke {serial}")(hpke.SEED_BYTES)
     descriptor = make_descriptor(
-        key_from(root),
+        key_from("delegate"),
+        delegation_of(root),
         serial,
         EXPIRES,
         signing.public_key().public_bytes_raw(),
         hpke.public_bytes(seed),
     )
     return serving_keys(descriptor, signing, seed, until)
+
+
+def delegation_of(
+    root: str = "root", first: int = 1, last: int = 1000, expires: int = DELEGATION_EXPIRES
+) -> Delegation:
+    """What a root lets the key "delegate" sign."""
+    delegate = key_from("delegate").public_key().public_bytes_raw()
+    return make_delegation(key_from(root), delegate, first, last, expires)
 
 
 def make_credential(name: str) -> DeviceCredential:

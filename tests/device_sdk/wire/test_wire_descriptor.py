@@ -1,11 +1,23 @@
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from device_sdk.wire import cbor, hpke, signature
-from device_sdk.wire.descriptor import DescriptorSeen, make_descriptor, read_descriptor
+from device_sdk.wire.delegation import DELEGATION_BYTES, make_delegation, read_delegation
+from device_sdk.wire.descriptor import (
+    Descriptor,
+    DescriptorSeen,
+    make_descriptor,
+    read_descriptor,
+    root_of,
+)
 from device_sdk.wire.errors import WireError
 from device_sdk.wire.group_key import (
     GroupKey,
@@ -25,54 +37,134 @@ from device_sdk.wire.presence import (
     sign_presence,
 )
 from device_sdk.wire.signature import Purpose
-from tests.device_sdk.wire.parties import EXPIRES, NOW, SeededBytes, key_from, make_serving
+from device_sdk.wire.succession import (
+    MOST_SUCCESSIONS,
+    Succession,
+    extend_line,
+    make_succession,
+    read_line,
+)
+from tests.device_sdk.wire.parties import (
+    DELEGATION_EXPIRES,
+    EXPIRES,
+    NOW,
+    SeededBytes,
+    delegation_of,
+    key_from,
+    make_serving,
+)
 
 SERVING = make_serving(5)
 DESCRIPTOR = SERVING.descriptor
 ROOT = fingerprint(DESCRIPTOR.root)
+BODY_AT = 3 + DELEGATION_BYTES + signature.SIGNATURE_BYTES
 
 
-def reason_of(message: bytes, root: bytes = ROOT, seen: DescriptorSeen | None = None) -> str:
+def reason_of(
+    message: bytes, root: bytes = ROOT, seen: DescriptorSeen | None = None, least: int = 0
+) -> str:
     with pytest.raises(WireError) as caught:
-        read_descriptor(message, root, seen)
+        read_descriptor(message, root, seen, least)
     return caught.value.reason
+
+
+def under(line: Sequence[Succession], root: str = "root", serial: int = 5) -> Descriptor:
+    """A descriptor at the end of a line of successions."""
+    return make_descriptor(
+        key_from("delegate"),
+        delegation_of(root),
+        serial,
+        EXPIRES,
+        DESCRIPTOR.signing,
+        DESCRIPTOR.hpke,
+        line,
+    )
+
+
+def line_of(*names: str) -> list[Succession]:
+    """Successions from root to root."""
+    return [
+        make_succession(key_from(old), key_from(new).public_key().public_bytes_raw())
+        for old, new in pairwise(names)
+    ]
+
+
+def print_of(name: str) -> bytes:
+    return fingerprint(key_from(name).public_key().public_bytes_raw())
 
 
 def test_round_trip() -> None:
     assert read_descriptor(DESCRIPTOR.message, ROOT) == DESCRIPTOR
     assert (DESCRIPTOR.serial, DESCRIPTOR.expires_unix_seconds) == (5, EXPIRES)
+    assert DESCRIPTOR.root_fingerprint == ROOT == root_of(DESCRIPTOR.message)
 
 
-def test_every_changed_byte_is_refused() -> None:
-    message = DESCRIPTOR.message
+@pytest.mark.parametrize("names", [("root",), ("older", "old", "root")])
+def test_every_changed_byte_is_refused(names: tuple[str, ...]) -> None:
+    made = under(line_of(*names))
+    message, root = made.message, print_of(names[0])
     for place in range(len(message)):
         changed = bytearray(message)
         changed[place] ^= 0x10
-        expected = ["bad-version", "bad-type"][place] if place < 2 else "bad-signature"
-        if 2 <= place < 34:
-            expected = "wrong-root"
-        assert reason_of(bytes(changed)) == expected
-    assert reason_of(message[:-1]) == "bad-signature"
-    assert reason_of(message + b"x") == "bad-signature"
-    assert reason_of(message[:90]) == "truncated"
-    assert reason_of(bytes(5000)) == "too-large"
+        if place < 2:
+            assert reason_of(bytes(changed), root) == ["bad-version", "bad-type"][place]
+        elif place == 2:
+            assert reason_of(bytes(changed), root) == "bad-succession"
+        else:
+            reasons = {"bad-signature", "wrong-root", "bad-succession", "bad-key"}
+            assert reason_of(bytes(changed), root) in reasons
+    assert reason_of(message[:-1], root) == "bad-signature"
+    assert reason_of(message + b"x", root) == "bad-signature"
+    assert reason_of(message[:90], root) == "truncated"
+    assert reason_of(message[:BODY_AT], root) == "truncated"
+    assert reason_of(bytes(5000), root) == "too-large"
 
 
-def signed_by_root(body: bytes) -> bytes:
-    root = key_from("root")
-    signed = signature.sign(root, Purpose.DESCRIPTOR, DESCRIPTOR.root + body)
-    return prefix(MessageType.DESCRIPTOR) + DESCRIPTOR.root + signed + body
+def signed_by_delegate(body: bytes) -> bytes:
+    head = b"\x00" + DESCRIPTOR.delegation.to_bytes()
+    signed = signature.sign(key_from("delegate"), Purpose.DESCRIPTOR, head + body)
+    return prefix(MessageType.DESCRIPTOR) + head + signed + body
 
 
 def test_a_signed_but_malformed_body_is_refused() -> None:
-    body = DESCRIPTOR.message[98:]
-    assert signed_by_root(body) == DESCRIPTOR.message
-    assert reason_of(signed_by_root(body + b"\x00")) == "bad-cbor"
-    assert reason_of(signed_by_root(b"\xa0")) == "wrong-fields"
-    assert reason_of(signed_by_root(body.replace(b"serial\x05", b"serial\x20"))) == "bad-field"
-    assert reason_of(signed_by_root(body.replace(DESCRIPTOR.signing, bytes(32)))) == "bad-key"
+    body = DESCRIPTOR.message[BODY_AT:]
+    assert signed_by_delegate(body) == DESCRIPTOR.message
+    assert reason_of(signed_by_delegate(body + b"\x00")) == "bad-cbor"
+    assert reason_of(signed_by_delegate(b"\xa0")) == "wrong-fields"
+    assert reason_of(signed_by_delegate(body.replace(b"serial\x05", b"serial\x20"))) == "bad-field"
+    assert reason_of(signed_by_delegate(body.replace(DESCRIPTOR.signing, bytes(32)))) == "bad-key"
     mlkem = DESCRIPTOR.hpke[:1184]
-    assert reason_of(signed_by_root(body.replace(mlkem, b"\xff" * 1184))) == "bad-key"
+    assert reason_of(signed_by_delegate(body.replace(mlkem, b"\xff" * 1184))) == "bad-key"
+
+
+def test_what_the_root_did_not_allow_is_refused() -> None:
+    body = DESCRIPTOR.message[BODY_AT:]
+    for serial in (b"\x00", b"\x19\x03\xe9"):
+        assert (
+            reason_of(signed_by_delegate(body.replace(b"serial\x05", b"serial" + serial)))
+            == "bad-delegation"
+        )
+    late = cbor.encode(DELEGATION_EXPIRES + 1)
+    changed = body.replace(cbor.encode(EXPIRES), late)
+    assert reason_of(signed_by_delegate(changed)) == "bad-delegation"
+    with pytest.raises(ValueError, match="did not allow"):
+        make_descriptor(
+            key_from("delegate"),
+            DESCRIPTOR.delegation,
+            1001,
+            EXPIRES,
+            DESCRIPTOR.signing,
+            DESCRIPTOR.hpke,
+        )
+    with pytest.raises(ValueError, match="signature"):
+        make_descriptor(
+            key_from("another delegate"),
+            DESCRIPTOR.delegation,
+            5,
+            EXPIRES,
+            DESCRIPTOR.signing,
+            DESCRIPTOR.hpke,
+        )
 
 
 def test_another_root_and_a_small_order_root_are_refused() -> None:
@@ -83,14 +175,92 @@ def test_another_root_and_a_small_order_root_are_refused() -> None:
 
 
 def test_serials_never_fall_and_never_name_two_descriptors() -> None:
-    seen = DescriptorSeen(5, DESCRIPTOR.digest)
+    seen = DescriptorSeen(DESCRIPTOR.root, 5, DESCRIPTOR.digest)
     assert read_descriptor(DESCRIPTOR.message, ROOT, seen).serial == 5
     assert read_descriptor(make_serving(6).descriptor.message, ROOT, seen).serial == 6
     assert reason_of(make_serving(4).descriptor.message, seen=seen) == "serial-fell"
+    assert reason_of(DESCRIPTOR.message, least=6) == "serial-fell"
     same_serial = make_descriptor(
-        key_from("root"), 5, EXPIRES + 1, DESCRIPTOR.signing, DESCRIPTOR.hpke
+        key_from("delegate"),
+        DESCRIPTOR.delegation,
+        5,
+        EXPIRES + 1,
+        DESCRIPTOR.signing,
+        DESCRIPTOR.hpke,
     )
     assert reason_of(same_serial.message, seen=seen) == "serial-reused"
+
+
+def test_who_trusts_any_root_of_the_line_follows_to_its_end() -> None:
+    names = [f"root {n}" for n in range(MOST_SUCCESSIONS + 1)]
+    made = under(line_of(*names), names[-1])
+    for name in names:
+        assert read_descriptor(made.message, print_of(name)) == made
+        assert made.follows_from(print_of(name))
+    assert reason_of(made.message, print_of("root")) == "wrong-root"
+    assert not made.follows_from(print_of("root"))
+    longer = extend_line(line_of(*names), line_of(names[-1], "root")[0])
+    assert len(longer) == MOST_SUCCESSIONS
+    assert reason_of(under(longer).message, print_of(names[0])) == "wrong-root"
+    assert read_descriptor(under(longer).message, print_of(names[1])).root == DESCRIPTOR.root
+    with pytest.raises(ValueError, match="successions"):
+        under(line_of(*names, "root"))
+
+
+def test_a_line_with_a_gap_a_branch_or_a_way_back_is_refused() -> None:
+    for wrong in (
+        line_of("a", "b"),  # does not reach the root
+        [*line_of("a", "b"), *line_of("c", "root")],
+        [*line_of("a", "b"), *line_of("a", "root")],
+        line_of("root", "b", "root"),
+        line_of("a", "b", "a", "root"),
+        line_of("root", "root"),
+    ):
+        with pytest.raises(ValueError, match="successions"):
+            under(wrong)
+    stranger = replace(line_of("a", "root")[0], signed=line_of("b", "root")[0].signed)
+    with pytest.raises(ValueError, match="signature"):
+        under([stranger])
+
+
+def test_a_root_that_was_left_is_never_gone_back_to() -> None:
+    follower = read_descriptor(under(line_of("old", "root")).message, print_of("old"))
+    trusted = follower.root_fingerprint
+    for message in (
+        make_serving(900, root="old").descriptor.message,
+        under(line_of("old", "other"), "other").message,  # the old root's second word
+    ):
+        assert reason_of(message, trusted) == "wrong-root"
+
+
+def test_serials_are_a_root_s_own() -> None:
+    """Who held the old root could have used them all up."""
+    old = make_serving(1000, root="old").descriptor
+    seen = DescriptorSeen(old.root, old.serial, old.digest)
+    made = under(line_of("old", "root"), serial=5)
+    assert read_descriptor(made.message, print_of("old"), seen) == made
+    assert reason_of(made.message, print_of("old"), seen, 6) == "serial-fell"
+
+
+def test_delegations_and_successions_out_of_range_are_refused() -> None:
+    for first, last, expires in [(0, 5, NOW), (6, 5, NOW), (1, 2**40, NOW), (1, 2, 0)]:
+        with pytest.raises(ValueError, match="delegation"):
+            delegation_of("root", first, last, expires)
+    with pytest.raises(ValueError, match="32 bytes"):
+        make_delegation(key_from("root"), b"", 1, 2, NOW)
+    with pytest.raises(ValueError, match="32 bytes"):
+        make_succession(key_from("root"), b"")
+    for data in (bytes(127), bytes(128 * 9)):
+        with pytest.raises(WireError) as caught:
+            read_line(data, DESCRIPTOR.root)
+        assert caught.value.reason == "bad-succession"
+    part = bytearray(DESCRIPTOR.delegation.signed_part())
+    part[64:72] = bytes(8)
+    signed = signature.sign(key_from("root"), Purpose.DELEGATION, bytes(part))
+    for data, reason in [(bytes(part) + signed, "bad-delegation"), (b"", "bad-delegation")]:
+        with pytest.raises(WireError) as caught:
+            read_delegation(data)
+        assert caught.value.reason == reason
 
 
 def test_expiry_is_judged_apart() -> None:
@@ -101,16 +271,16 @@ def test_expiry_is_judged_apart() -> None:
 
 
 def test_values_out_of_range_are_refused_at_construction() -> None:
-    root, signing, public = key_from("root"), DESCRIPTOR.signing, DESCRIPTOR.hpke
+    signing, public = DESCRIPTOR.signing, DESCRIPTOR.hpke
     for arguments in [
         (0, EXPIRES, signing, public),
-        (2**63, EXPIRES, signing, public),
+        (2**40, EXPIRES, signing, public),
         (1, 0, signing, public),
         (1, EXPIRES, b"", public),
         (1, EXPIRES, signing, b""),
     ]:
         with pytest.raises(ValueError, match=r"expected|must"):
-            make_descriptor(root, *arguments)
+            make_descriptor(key_from("delegate"), DESCRIPTOR.delegation, *arguments)
 
 
 def test_keys_must_belong_to_their_descriptor() -> None:
@@ -128,7 +298,11 @@ def test_the_previous_keys_are_honoured_for_their_grace_period() -> None:
     ring = Keyring([old, new])
     assert ring.find(1, NOW + 9) is old
     assert ring.find(2, NOW + 99) is new
-    for serial, reason in [(1, "retired-descriptor"), (3, "unknown-descriptor")]:
+    for serial, reason in [
+        (1, "retired-descriptor"),
+        (0, "retired-descriptor"),
+        (3, "unknown-descriptor"),
+    ]:
         with pytest.raises(WireError) as caught:
             ring.find(serial, NOW + 10)
         assert caught.value.reason == reason
@@ -211,7 +385,9 @@ def test_group_keys_round_trip_in_rising_order() -> None:
 def test_random_bytes_never_escape_as_another_error(data: bytes, root: bytes) -> None:
     for message in (data, prefix(MessageType.DESCRIPTOR) + data):
         with pytest.raises(WireError):
-            read_descriptor(message, fingerprint(message[2:34]))
+            read_descriptor(message, fingerprint(message[3:35]))
+        with contextlib.suppress(WireError):
+            root_of(message)
     for message in (data, prefix(MessageType.PRESENCE) + data):
         with pytest.raises(WireError):
             read_presence(message, DESCRIPTOR)
@@ -220,7 +396,7 @@ def test_random_bytes_never_escape_as_another_error(data: bytes, root: bytes) ->
 @given(st.binary(max_size=300))
 def test_random_signed_bodies_never_escape_as_another_error(body: bytes) -> None:
     with pytest.raises(WireError):
-        read_descriptor(signed_by_root(body), ROOT)
+        read_descriptor(signed_by_delegate(body), ROOT)
     signed = signature.sign(SERVING.signing, Purpose.PRESENCE, DESCRIPTOR.digest + body)
     with pytest.raises(WireError):
         read_presence(prefix(MessageType.PRESENCE) + signed + body, DESCRIPTOR)

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import base64
+import hashlib
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -17,6 +19,7 @@ from device_sdk.wire.enrolment import (
 )
 from device_sdk.wire.enrolment_code import EnrolmentCode, new_code, parse_code
 from device_sdk.wire.enrolment_message import (
+    EnrolAnswer,
     EnrolRefusal,
     EnrolRequest,
     Grant,
@@ -28,9 +31,9 @@ from device_sdk.wire.enrolment_message import (
 from device_sdk.wire.errors import WireError
 from device_sdk.wire.header import MessageType, prefix
 from device_sdk.wire.keyring import Keyring
-from device_sdk.wire.keys import fingerprint
 from device_sdk.wire.signature import Purpose
 from tests.device_sdk.wire.parties import (
+    EXPIRES,
     NOW,
     Clock,
     CountingHpke,
@@ -41,7 +44,7 @@ from tests.device_sdk.wire.parties import (
 
 SERVING = make_serving()
 DESCRIPTOR = SERVING.descriptor
-CODE = new_code(fingerprint(DESCRIPTOR.root), SeededBytes("code"))
+CODE = new_code(DESCRIPTOR.root_fingerprint, 1, NOW - 60, SeededBytes("code"))
 TOKEN = Token(CODE.token_id, CODE.secret, NOW + 3600)
 
 
@@ -82,7 +85,7 @@ def reason_of(call: object, *arguments: object) -> str:
 
 def test_a_code_as_text_round_trips_as_people_type_it() -> None:
     text = CODE.to_text()
-    assert len(text) == 72 + 11
+    assert len(text) == 88 + 10
     assert parse_code(text) == CODE
     typed = text.lower().replace("-", " ").replace("o", "0").replace("i", "1").replace("b", "8")
     assert parse_code(f"  {typed}\n") == CODE
@@ -99,16 +102,36 @@ def test_every_wrong_character_of_a_code_is_noticed() -> None:
             assert reason_of(parse_code, swapped) == "bad-code"
 
 
-@given(st.text(max_size=100) | st.text("ABCD234567-", min_size=70, max_size=80))
+@given(st.text(max_size=100) | st.text("ABCD234567-", min_size=70, max_size=100))
 def test_other_texts_are_no_codes(text: str) -> None:
     assert reason_of(parse_code, text) == "bad-code"
 
 
 def test_letters_outside_ascii_are_no_code() -> None:
-    assert reason_of(parse_code, "É" * 72) == "bad-code"
-    assert reason_of(parse_code, base64.b32encode(bytes(45)).decode()) == "bad-code"
+    assert reason_of(parse_code, "É" * 88) == "bad-code"
+    assert reason_of(parse_code, base64.b32encode(bytes(55)).decode()) == "bad-code"
+
+
+def test_a_code_of_an_older_version_is_told_apart_from_a_mistyped_one() -> None:
+    body = bytes(range(40))
+    checksum = hashlib.sha256(b"tessera/1 enrolment code\x00" + body).digest()[:5]
+    text = base64.b32encode(body + checksum).decode()
+    assert reason_of(parse_code, text) == "old-code"
+    assert reason_of(parse_code, "A" + text[1:-1] + "B") == "bad-code"
+
+
+@given(st.integers(0, 2**40 - 1), st.integers(0, 2**40 - 1))
+def test_every_serial_and_time_round_trips(serial: int, made: int) -> None:
+    code = new_code(bytes(16), serial, made, SeededBytes("any"))
+    assert parse_code(code.to_text()) == code
+
+
+def test_codes_out_of_range_are_refused_at_construction() -> None:
     with pytest.raises(ValueError, match="is made of"):
-        EnrolmentCode(b"", b"", b"")
+        EnrolmentCode(b"", b"", b"", 0, 0)
+    for serial, made, what in [(-1, 0, "serial"), (2**40, 0, "serial"), (0, 2**40, "time")]:
+        with pytest.raises(ValueError, match=what):
+            new_code(bytes(16), serial, made)
 
 
 def test_the_first_key_binds_the_code_and_gets_the_same_answer_again() -> None:
@@ -118,19 +141,21 @@ def test_the_first_key_binds_the_code_and_gets_the_same_answer_again() -> None:
     assert outcome.joined
     assert outcome.refusal is None
     assert outcome.mailbox == first.mailbox
-    grant = first.accept(outcome.answer)
+    enrolled = first.accept(outcome.answer)
+    grant = enrolled.grant
+    assert enrolled.time_unix_seconds == NOW
     identity = key_from("anna").public_key().public_bytes_raw()
     assert outcome.token.binding == Binding(identity, grant)
 
     repeated = office.answer(first.message)  # the broker delivers twice
     assert not repeated.joined
     assert repeated.answer != outcome.answer, "a nonce must not be used twice"
-    assert first.accept(repeated.answer) == grant
+    assert first.accept(repeated.answer) == enrolled
 
     again = attempt_of("anna", "after a crash")
-    assert again.accept(office.answer(again.message).answer) == grant
+    assert again.accept(office.answer(again.message).answer) == enrolled
     office.unix_clock.seconds = NOW + 7200.0  # the code's expiry no longer matters to its holder
-    assert again.accept(office.answer(again.message).answer) == grant
+    assert again.accept(office.answer(again.message).answer).grant == grant
 
 
 def test_another_key_is_refused_and_shown() -> None:
@@ -157,7 +182,7 @@ def test_an_expired_code_and_a_revoked_key_are_refused() -> None:
 
     office = Office()
     first = attempt_of("anna")
-    grant = first.accept(office.answer(first.message).answer)
+    grant = first.accept(office.answer(first.message).answer).grant
     identity = key_from("anna").public_key().public_bytes_raw()
     office.token = Token(CODE.token_id, CODE.secret, NOW, Binding(identity, grant, revoked=True))
     assert reason_of(first.accept, office.answer(first.message).answer) == "revoked"
@@ -173,7 +198,7 @@ def test_every_changed_byte_is_refused_before_public_key_work() -> None:
         if 10 <= place < 18:
             expected = "wrong-token"
         assert reason_of(office.answer, bytes(changed)) == expected
-    wrong_secret = EnrolmentCode(CODE.root_fingerprint, CODE.token_id, bytes(16))
+    wrong_secret = replace(CODE, secret=bytes(16))
     guess = attempt_of("anna", code=wrong_secret)
     assert reason_of(office.answer, guess.message) == "bad-admission"
     assert reason_of(office.answer, message[:30]) == "truncated"
@@ -251,14 +276,37 @@ def test_every_changed_byte_of_an_answer_is_refused() -> None:
     other = attempt_of("anna", "2")
     assert reason_of(other.accept, answer) == "bad-tag"
     secret = attempt._request.reply_secret
-    grant = attempt.accept(answer)
+    grant = EnrolAnswer(attempt.accept(answer).grant, NOW)
     forged = encode_answer(grant, attempt.message, secret, key_from("mallory"), bytes(12))
     assert reason_of(attempt.accept, forged) == "bad-signature"
 
 
 def test_a_code_of_another_root_is_refused_before_anything_is_sent() -> None:
-    other = new_code(bytes(16), SeededBytes("x"))
+    other = replace(CODE, root_fingerprint=bytes(16))
     assert reason_of(attempt_of, "anna", "", other) == "wrong-root"
+
+
+def test_an_old_descriptor_is_refused_before_anything_is_sent() -> None:
+    newer = replace(CODE, least_serial=2)
+    assert reason_of(attempt_of, "anna", "", newer) == "serial-fell"
+    later = replace(CODE, made_unix_seconds=EXPIRES)
+    assert reason_of(attempt_of, "anna", "", later) == "descriptor-expired"
+    attempt_of("anna", "", replace(CODE, made_unix_seconds=EXPIRES - 1))
+
+
+def test_a_descriptor_that_expired_by_the_answer_s_time_enrols_nobody() -> None:
+    office = Office()
+    office.unix_clock.seconds = float(EXPIRES)
+    office.token = replace(TOKEN, expires_unix_seconds=EXPIRES + 1)
+    attempt = attempt_of("anna")
+    answer = office.answer(attempt.message).answer
+    assert reason_of(attempt.accept, answer) == "descriptor-expired"
+
+
+def test_the_time_never_falls_below_the_code_s() -> None:
+    office = Office()
+    attempt = attempt_of("anna", code=replace(CODE, made_unix_seconds=NOW + 7))
+    assert attempt.accept(office.answer(attempt.message).answer).time_unix_seconds == NOW + 7
 
 
 def test_values_out_of_range_are_refused_at_construction() -> None:
@@ -269,7 +317,7 @@ def test_values_out_of_range_are_refused_at_construction() -> None:
         Grant(bytes(16), bytes(16), bytes(32), 2**16)
     grant = Grant(bytes(16), bytes(16), b"k" * 32, 1)
     with pytest.raises(ValueError, match="nonce"):
-        encode_answer(grant, b"", bytes(32), SERVING.signing, b"")
+        encode_answer(EnrolAnswer(grant, NOW), b"", bytes(32), SERVING.signing, b"")
     assert "kkkk" not in repr(grant)
 
 
@@ -294,7 +342,7 @@ wild = st.none() | st.binary(max_size=40) | st.text(max_size=10) | st.integers(0
 @settings(max_examples=100)
 @given(
     st.dictionaries(
-        st.sampled_from(["grant", "refused", "x"]),
+        st.sampled_from(["grant", "refused", "time", "x"]),
         wild | st.dictionaries(st.sampled_from(["admission", "device", "handle", "shard"]), wild),
     )
 )

@@ -185,7 +185,12 @@ def test_an_open_is_bound_to_every_byte_of_its_descriptor() -> None:
     """Two descriptors with one serial and the same keys: no open serves for both."""
     fleet = Fleet()
     twin = make_descriptor(
-        key_from("root"), 1, EXPIRES + 1, fleet.descriptor.signing, fleet.descriptor.hpke
+        key_from("delegate"),
+        fleet.descriptor.delegation,
+        1,
+        EXPIRES + 1,
+        fleet.descriptor.signing,
+        fleet.descriptor.hpke,
     )
     message = SessionOpening(fleet.anna, twin, fleet.clock).message
     assert reason_of(fleet.grant, message) == "cannot-unseal"

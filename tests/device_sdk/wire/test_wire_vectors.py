@@ -5,10 +5,12 @@ The second half shares no code with the package: it is what docs/wire.md says, w
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import hmac
 import json
 import struct
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +54,9 @@ def verify(public: bytes, label: str, signed: bytes, message: bytes) -> None:
     Ed25519PublicKey.from_public_bytes(public).verify(signed, label.encode() + b"\x00" + message)
 
 
+BODY = raw("descriptor", "message")[475:]
+
+
 def test_the_script_gives_the_recorded_file() -> None:
     assert generate_sealing.main(["--check"]) == 0
 
@@ -70,13 +75,20 @@ def test_cbor(vector: dict[str, str]) -> None:
 
 def test_descriptor_and_presence() -> None:
     message = raw("descriptor", "message")
-    root, signed, body = message[2:34], message[34:98], message[98:]
-    assert message[:2] == b"\x01\x01"
+    assert message[:3] == b"\x01\x01\x02"
+    successions, delegation = [message[3:131], message[131:259]], message[259:411]
+    for former, following in pairwise([*successions, delegation]):
+        assert former[32:64] == following[:32]
+        verify(former[:32], "tessera/1 succession", former[64:], former[:64])
+    root = delegation[:32]
+    assert root == raw("keys", "root_public")
     assert hashlib.sha256(b"tessera/1 root\x00" + root).digest()[:16] == raw(
         "keys", "root_fingerprint"
     )
-    verify(root, "tessera/1 descriptor", signed, root + body)
-    fields = cbor2.loads(body)
+    verify(root, "tessera/1 delegation", delegation[88:], delegation[:88])
+    assert struct.unpack("<QQQ", delegation[64:88]) == (7, 106, 1_800_000_000 + 365 * 86_400)
+    verify(delegation[32:64], "tessera/1 descriptor", message[411:475], message[2:411] + BODY)
+    fields = cbor2.loads(BODY)
     assert (fields["serial"], fields["expires"]) == (7, 1_800_086_400)
     digest = hashlib.sha256(message).digest()
     assert digest == raw("descriptor", "digest")
@@ -85,6 +97,19 @@ def test_descriptor_and_presence() -> None:
     assert message[:2] == b"\x01\x02"
     verify(fields["signing"], "tessera/1 presence", message[2:66], digest + message[66:])
     assert cbor2.loads(message[66:])["incarnation"] == raw("presence", "incarnation")
+
+
+def test_code() -> None:
+    text = str(VECTORS["enrolment"]["code"])
+    assert [len(group) for group in text.split("-")] == [8] * 11
+    code = base64.b32decode(text.replace("-", ""))
+    assert code[:16] == raw("keys", "root_fingerprint")
+    assert code[16:24] == raw("enrolment", "token_id")
+    assert code[24:40] == raw("enrolment", "secret")
+    assert code[40:45] == (7).to_bytes(5, "little")
+    assert code[45:50] == (1_800_000_000 - 3600).to_bytes(5, "little")
+    checked = hashlib.sha256(b"tessera/1 enrolment code\x00" + code[:50]).digest()
+    assert code[50:] == checked[:5]
 
 
 def test_enrolment() -> None:
@@ -106,10 +131,11 @@ def test_enrolment() -> None:
     asked = hashlib.sha256(request).digest()
     key = hkdf(fields["secret"], asked, b"tessera/1 enrol answer", 32)
     opened = ChaCha20Poly1305(key).decrypt(answer[2:14], answer[14:], answer[:2])
-    signing = cbor2.loads(raw("descriptor", "message")[98:])["signing"]
+    signing = cbor2.loads(BODY)["signing"]
     verify(signing, "tessera/1 enrol answer", opened[:64], asked + opened[64:])
     granted = cbor2.loads(opened[64:])
     assert granted["refused"] is None
+    assert granted["time"] == 1_800_000_000
     assert granted["grant"] == {
         "admission": raw("enrolment", "admission_key"),
         "device": raw("enrolment", "device_id"),
@@ -141,7 +167,7 @@ def test_session() -> None:
     assert reply[:2] == b"\x01\x06"
     digest = hashlib.sha256(opening).digest()
     signed, body = unseal(raw("session", "ephemeral_seed"), b"tessera/1 reply" + digest, reply[2:])
-    signing = cbor2.loads(raw("descriptor", "message")[98:])["signing"]
+    signing = cbor2.loads(BODY)["signing"]
     verify(signing, "tessera/1 session reply", signed, digest + body)
     answered = cbor2.loads(body)
     assert answered["incarnation"] == raw("presence", "incarnation")
@@ -189,7 +215,7 @@ def test_broadcast() -> None:
     assert manifest[:42] == head
     cipher = ChaCha20Poly1305(hkdf(group, broadcast_id, context + b"manifest", 32))
     opened = cipher.decrypt(bytes(12), manifest[42:], head)
-    signing = cbor2.loads(raw("descriptor", "message")[98:])["signing"]
+    signing = cbor2.loads(BODY)["signing"]
     verify(signing, "tessera/1 manifest", opened[:64], head + opened[64:])
     assert opened[64:] == raw("broadcast", "manifest_body")
     cipher = ChaCha20Poly1305(hkdf(group, broadcast_id, context + b"chunks", 32))

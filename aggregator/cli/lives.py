@@ -1,0 +1,39 @@
+"""The options that say how long descriptors and delegations hold."""
+
+from __future__ import annotations
+
+import argparse
+
+from aggregator.cli.arguments import duration_seconds
+from aggregator.key_folder import Lives
+
+__all__ = ["add_lives", "lives_of"]
+
+_USUAL = Lives()
+_DAY_SECONDS = 86_400
+
+
+def add_lives(parser: argparse.ArgumentParser) -> None:
+    """The options ``--descriptor-expires`` and ``--delegation-expires``."""
+    parser.add_argument(
+        "--descriptor-expires",
+        type=duration_seconds,
+        default=_USUAL.descriptor_seconds,
+        metavar="DURATION",
+        help="of the next descriptor; serve renews it in time, for keys.descriptor_days of the "
+        f"task file (default: {_USUAL.descriptor_seconds // _DAY_SECONDS}d)",
+    )
+    parser.add_argument(
+        "--delegation-expires",
+        type=duration_seconds,
+        default=_USUAL.delegation_seconds,
+        metavar="DURATION",
+        help="how long descriptors can be renewed without the root key: rotate keys before this "
+        f"passes (default: {_USUAL.delegation_seconds // _DAY_SECONDS}d)",
+    )
+
+
+def lives_of(arguments: argparse.Namespace, grace_seconds: int | None = None) -> Lives:
+    """What was chosen. Raises AggregatorError for what does not go together."""
+    grace = _USUAL.grace_seconds if grace_seconds is None else grace_seconds
+    return Lives(arguments.descriptor_expires, arguments.delegation_expires, grace)

@@ -73,4 +73,5 @@ def _rotate(what: str, home: Home, store: Store, lives: Lives) -> None:
         )
     else:
         new = rotate_keys(home, store, now, os.urandom, lives)
-    print(f"descriptor {new.serial} is in force")
+    until = time.strftime("%Y-%m-%d", time.gmtime(new.delegation.expires_unix_seconds))
+    print(f"descriptor {new.serial} is in force; serve can renew it until {until}")

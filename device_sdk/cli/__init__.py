@@ -6,13 +6,13 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from device_sdk.cli import bench, join, recommend, run, status, train
+from device_sdk.cli import bench, join, recommend, run, status, train, trust
 from device_sdk.cli.errors import CommandError
 from device_sdk.errors import ArtifactError, DeviceError
 
 _DESCRIPTION = """\
-Runs on the device. join, run, status and recommend belong to a fleet: the device learns with others
-and sends them sealed updates, never its data. bench and train work alone: nothing leaves the
+Runs on the device. join, run, status, recommend and trust belong to a fleet: the device learns with
+others and sends them sealed updates, never its data. bench and train work alone: nothing leaves the
 machine."""
 
 _EXAMPLES = """\
@@ -37,7 +37,7 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = main_parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for module in (join, run, status, recommend, bench, train):
+    for module in (join, run, status, recommend, trust, bench, train):
         module.add_to(commands)
     return main_parser
 

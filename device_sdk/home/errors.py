@@ -41,7 +41,7 @@ class EnrolmentRefused(HomeError, ValueError):
     """The code cannot be used: mistyped, used, expired, revoked, or of another fleet.
 
     ``reason`` is the wire's slug: ``bad-code``, ``old-code``, ``code-used``, ``code-expired``,
-    ``revoked``.
+    ``revoked``; for a root to be trusted also ``serial-fell`` and ``time-fell``.
     """
 
     def __init__(self, reason: str, message: str) -> None:

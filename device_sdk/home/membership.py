@@ -96,18 +96,20 @@ class MembershipStore:
             )
 
     def trust(self, root_fingerprint: bytes, least_serial: int, unix_seconds: int) -> None:
-        """Trust another root, on the operator's word; all that the former one vouched for goes.
+        """Trust a root on the operator's word. What another one vouched for goes.
 
-        That is its descriptor, the marks of rounds that it published, and its time.
+        That is its descriptor, the marks of rounds that were published under it, and its time.
         """
         with self._database.transaction() as sql:
-            sql.execute(
-                "UPDATE membership SET root_fingerprint = ?, least_serial = ?",
-                (root_fingerprint, least_serial),
-            )
-            sql.execute("DELETE FROM descriptor")
-            sql.execute("DELETE FROM mark")
+            changed = sql.execute(
+                "UPDATE membership SET root_fingerprint = ?1 WHERE root_fingerprint <> ?1",
+                (root_fingerprint,),
+            ).rowcount
+            sql.execute("UPDATE membership SET least_serial = ?", (least_serial,))
             sql.execute("INSERT OR REPLACE INTO clock VALUES (1, ?)", (unix_seconds,))
+            if changed:
+                sql.execute("DELETE FROM descriptor")
+                sql.execute("DELETE FROM mark")
 
     def largest_time(self) -> int:
         """The largest Unix time ever seen, 0 before the first session."""

@@ -33,8 +33,9 @@ def test_rotated_keys_are_taken_up_without_a_restart(mosquitto: Mosquitto, tmp_p
     with serving(home), ScriptedDevice(mosquitto.url, invite(home)[0]) as anna:
         anna.enrol().join()
         anna.await_round(1)
+        before = anna.require_descriptor().serial
         assert command(home, "rotate", "keys") == 0
-        anna.wait_for(lambda: anna.require_descriptor().serial == 2)
+        anna.wait_for(lambda: anna.require_descriptor().serial > before)
         # The live session goes on, the old round's manifest was signed by the old key.
         assert anna.take_part(1).verdict is Verdict.COUNTED
         anna.open_session()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import time
 from dataclasses import dataclass
@@ -102,28 +103,28 @@ def test_a_closed_rounds_verdicts_are_kept_for_thirty_days(tmp_path: Path) -> No
     parts.store.database.close()
 
 
-def test_an_expiring_descriptor_is_told_of_every_day(
+def test_a_delegation_that_ends_is_told_of_every_day(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     home = make_home(tmp_path, "mqtt://127.0.0.1:1")
     store = home.open_store()
     start = time.time()
     clock = SteppedClock(start)
-    keys = FleetKeys(home, store, clock)
-    expires = keys.current().descriptor.expires_unix_seconds
-    clock.now = expires - 31 * DAY_SECONDS
-    keys.refresh()
+    keys = FleetKeys(home, store, clock, os.urandom, 30 * DAY_SECONDS)
+    ends = keys.current().descriptor.delegation.expires_unix_seconds
+    clock.now = ends - 31 * DAY_SECONDS
+    keys.tend(between_rounds=True)
     assert caplog.messages == []
-    clock.now = expires - 29.5 * DAY_SECONDS
-    keys.refresh()
-    keys.refresh()
+    clock.now = ends - 29.5 * DAY_SECONDS
+    keys.tend(between_rounds=True)
+    keys.tend(between_rounds=True)
     assert len(caplog.messages) == 1
-    assert "expires in 29.5 days" in caplog.text and "rotate keys" in caplog.text
+    assert "ends in 29.5 days" in caplog.text and "rotate keys" in caplog.text
     clock.now += DAY_SECONDS
-    keys.refresh()
-    assert "expires in 28.5 days" in caplog.text
+    keys.tend(between_rounds=True)
+    assert "ends in 28.5 days" in caplog.text
     with caplog.at_level(logging.WARNING):
-        FleetKeys(home, store, clock)  # a start says it too
+        FleetKeys(home, store, clock, os.urandom, 30 * DAY_SECONDS)  # a start says it too
     assert len(caplog.messages) == 3
     store.database.close()
 

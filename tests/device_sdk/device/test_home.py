@@ -225,13 +225,24 @@ def test_a_home_of_the_first_format_is_brought_up_to_date(tmp_path: Path) -> Non
     folder.mkdir(mode=0o700)
     old = sqlite3.connect(folder / "device.sqlite")
     for statement in _SCHEMA.split(";"):
-        for gone in (", artifact TEXT", ", artifact BLOB", ",\n    artifact BLOB"):
+        for gone in (
+            ", artifact TEXT",
+            ", artifact BLOB",
+            ",\n    artifact BLOB",
+            ",\n    least_serial INTEGER NOT NULL DEFAULT 0",
+        ):
             statement = statement.replace(gone, "")
         if statement.strip() and "CREATE TABLE attachment" not in statement:
             old.execute(statement)
     state = encode_tensors({"users": np.ones((1, 2), np.float32)}, Codec.FLOAT32)
     items = encode_tensors({"items": np.ones((3, 2), np.float32)}, Codec.FLOAT32)
     old.execute("INSERT INTO learner VALUES ('t', ?)", (state,))
+    old.execute("INSERT INTO descriptor VALUES (1, ?)", (b"signed by the root itself",))
+    old.execute(
+        "INSERT INTO membership VALUES (1, 'mqtt://x', 'p', 't', 'all', NULL, NULL, NULL, "
+        "?, ?, ?, ?, 0)",
+        (b"r" * 16, b"d" * 16, b"h" * 16, b"a" * 32),
+    )
     old.execute("INSERT INTO model VALUES ('t', 1, 2, 3, ?, ?)", (bytes(32), items))
     old.execute(
         "INSERT INTO participation (task, generation, round, version, outcome, detail, k) "
@@ -249,6 +260,9 @@ def test_a_home_of_the_first_format_is_brought_up_to_date(tmp_path: Path) -> Non
     last = home.rounds.last(trained=True)
     assert last is not None and (last.k, last.artifact) == (5, "")
     home.attachments.save(b"a" * 32, b"content")
+    membership = home.membership.load()
+    assert membership is not None and membership.least_serial == 0
+    assert home.membership.descriptor(b"r" * 16) is None, "the aggregator's next one is waited for"
     home.close()
     Home(folder, read_only=True).close()
 

@@ -83,7 +83,7 @@ def test_forged_epochs_cost_few_sessions(bench: Bench) -> None:
     topic = bench.aggregator.topics.write(ManifestTopic("default", "all"))
     for epoch in range(100, 460):
         forged = Publication(new_group_key(epoch), "default", "all").seal_manifest(
-            b"x", bench.aggregator._root
+            b"x", bench.aggregator._delegate
         )
         bench.broker.publish(topic, forged)
         bench.broker.publish(topic, bench.aggregator.manifest_message)

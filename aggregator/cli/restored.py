@@ -44,7 +44,10 @@ def run(arguments: argparse.Namespace) -> int:
             if row.closed_unix_seconds is None:
                 store.rounds.give_up(row.round, now)
         store.checkpoints.drop_partial()
-    print(f"generation {generation} begins")
+    print(
+        f"generation {generation} begins; if keys were rotated since the backup was made, run "
+        "tessera-aggregator rotate keys now"
+    )
     try:
         renew_descriptor(home, store, now, os.urandom, Lives().descriptor_seconds)
     finally:

@@ -19,7 +19,7 @@ may be made again with the same code and home."""
 
 _EXAMPLES = """\
 examples:
-  tessera-device join mqtt://127.0.0.1 ABCDEF-GHIJKL-... --home ./device-1
+  tessera-device join mqtt://127.0.0.1 ABCDEFGH-IJKLMNOP-... --home ./device-1
   tessera-device join mqtts://broker.example:8883 CODE --home /var/lib/tessera \\
       --ca-file ca.pem --user edge --password-file password.txt
 

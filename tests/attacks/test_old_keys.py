@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import os
 import threading
 import time
@@ -14,9 +16,14 @@ import numpy as np
 import pytest
 
 from aggregator.home import Home as AggregatorHome
-from aggregator.key_folder import initialise, read_serving_keys, rotate_keys
+from aggregator.key_folder import (
+    current_descriptor,
+    initialise,
+    read_serving_keys,
+    rotate_keys,
+)
 from device_sdk.enrol import Fleet, enrol
-from device_sdk.home.errors import EnrolmentFailed
+from device_sdk.home.errors import EnrolmentFailed, EnrolmentRefused
 from device_sdk.home.home import Home as DeviceHome
 from device_sdk.wire.admission import TokenBuckets
 from device_sdk.wire.enrolment import EnrolmentDesk, Token
@@ -25,7 +32,7 @@ from device_sdk.wire.keyring import Keyring, ServingKeys
 from device_sdk.wire.link import Link
 from device_sdk.wire.link_events import Message
 from device_sdk.wire.topics import DescriptorTopic, EnrolAnswerTopic, EnrolRequestTopic, Topics
-from tests.aggregator.homes import invite
+from tests.aggregator.homes import command, invite, make_home, serving
 from tests.brokers.links import QUICK
 from tests.brokers.mosquitto import Mosquitto
 
@@ -91,7 +98,7 @@ def _stolen(home: AggregatorHome, at_unix_seconds: int) -> ServingKeys:
     return keys
 
 
-def _join(url: str, code: str, folder: Path) -> None:
+def _join(url: str, code: str, folder: Path, seconds: float = 2.0) -> None:
     home = DeviceHome(folder, create=True)
     try:
         enrol(
@@ -100,7 +107,7 @@ def _join(url: str, code: str, folder: Path) -> None:
             code,
             clock=time.monotonic,
             rng=np.random.default_rng(2),
-            timeout_seconds=2.0,
+            timeout_seconds=seconds,
             link_settings=QUICK,
         )
     finally:
@@ -134,3 +141,34 @@ def test_keys_that_expired_enrol_no_new_device_though_none_came_after_them(
     with thief.at(mosquitto.url), pytest.raises(EnrolmentFailed, match="old"):
         _join(mosquitto.url, code, tmp_path / "device")
     assert not thief.answered
+
+
+def test_an_unused_code_of_before_leads_to_the_keys_and_the_root_of_today(
+    mosquitto: Mosquitto, tmp_path: Path
+) -> None:
+    home = make_home(tmp_path, mosquitto.url)
+    codes = invite(home, 2)
+    began = int(time.time())
+    with serving(home):
+        for code, what in zip(codes, ["keys", "root"], strict=True):
+            assert command(home, "rotate", what) == 0
+            _join(mosquitto.url, code, tmp_path / what, seconds=15.0)
+    store = home.open_store()
+    held = current_descriptor(store)
+    store.database.close()
+    joined = DeviceHome(tmp_path / "root")
+    membership = joined.membership.load()
+    assert membership is not None
+    assert membership.root_fingerprint == held.root_fingerprint
+    assert joined.membership.descriptor(held.root_fingerprint) == held
+    assert joined.membership.largest_time() >= began, "no later time falls below this one"
+    joined.close()
+
+
+def test_a_code_of_an_older_version_says_so(tmp_path: Path) -> None:
+    body = bytes(range(40))
+    checksum = hashlib.sha256(b"tessera/1 enrolment code\x00" + body).digest()[:5]
+    code = base64.b32encode(body + checksum).decode()
+    with pytest.raises(EnrolmentRefused, match="older version of Tessera") as refused:
+        _join("mqtt://127.0.0.1:1", code, tmp_path / "device")
+    assert refused.value.reason == "old-code"

@@ -15,6 +15,7 @@ import pytest
 from device_sdk.cli import main
 from device_sdk.cli.progress import ProgressLine
 from device_sdk.factorisation import ITEMS, USERS, packaged_artifact
+from device_sdk.home.home import Home
 from device_sdk.trainer import Trainer
 
 BENCH = ["bench", "--items", "200", "--interactions", "300", "--max-k", "8", "--time-box", "2"]
@@ -204,3 +205,12 @@ def test_progress_is_for_terminals_only() -> None:
         line.clear()
     assert silent.text == ""
     assert live.text == "\rlong text\rshort    \r     \r"
+
+
+def test_trust_needs_a_home_and_a_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    home = str(tmp_path / "home")
+    assert main(["trust", "CODE", "--home", home]) == 1
+    assert "enrol first" in capsys.readouterr().err
+    Home(tmp_path / "home", create=True).close()
+    assert main(["trust", "CODE", "--home", home]) == 1
+    assert "has not joined a fleet" in capsys.readouterr().err

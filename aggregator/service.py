@@ -208,9 +208,10 @@ class Service:
         parts = self._parts
         if isinstance(event, RoundOpened):
             parts.ingest.round_opened()
-            parts.keys.refresh()
+            # The operator may have rotated keys since the loop looked.
+            standing = parts.publisher.standing() if parts.keys.refresh() else []
             # Only what is new: artifacts need not be sent again for each round.
-            parts.outgoing.announce([], parts.store.publications.take_replaced())
+            parts.outgoing.announce(standing, parts.store.publications.take_replaced())
         elif isinstance(event, RoundClosed):
             parts.housekeeping.between_rounds()
             self._tend_keys()

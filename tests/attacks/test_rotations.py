@@ -10,6 +10,7 @@ import pytest
 from aggregator.home import Home as AggregatorHome
 from aggregator.invitation import make_codes
 from aggregator.key_folder import rotate_keys, rotate_root
+from aggregator.rounds import RoundEvent, RoundOpened
 from device_sdk.home.errors import EnrolmentRefused
 from device_sdk.home.home import Home
 from device_sdk.trust import trust
@@ -282,3 +283,21 @@ def _forge(folder: Path, now_unix_seconds: int) -> bytes:
     made = rotate_root(home, store, now_unix_seconds, os.urandom)
     store.database.close()
     return made.message
+
+
+def test_a_rotation_at_the_moment_that_a_round_opens_is_announced(stage: Stage) -> None:
+    """The loop had looked for changes just before."""
+    rounds, rotated = stage.parts.rounds, []
+    tick = rounds.tick
+
+    def then_rotate() -> RoundEvent | None:
+        happened = tick()
+        if isinstance(happened, RoundOpened) and not rotated:
+            rotated.append(stage.command("rotate", "keys"))
+        return happened
+
+    rounds.tick = then_rotate  # type: ignore[method-assign]
+    _await_versions(stage, 3)
+    assert rotated == [0]
+    held = stage.parts.keys.current().descriptor.message
+    assert held == stage.broker.retained[TOPIC] == _descriptor_of(stage, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 
 from aggregator.errors import AggregatorError
@@ -47,6 +48,7 @@ class FleetKeys:
         self._watchers: list[Callable[[Keyring], None]] = []
         self._next_warning_unix = 0.0
         self._next_try_unix = 0.0
+        self._grace_ends_unix = math.inf
         tidy_keys(home, store, int(unix_clock()))
         self._serving = self._read()
         self._group_keys = store.secrets.group_keys()
@@ -88,9 +90,9 @@ class FleetKeys:
         another descriptor is in force.
         """
         now = self._unix_clock()
-        if any(_is_over(keys, now) for keys in self._serving):
+        if now >= self._grace_ends_unix:
             tidy_keys(self._home, self._store, int(now))
-            self._replace([keys for keys in self._serving if not _is_over(keys, now)])
+            self._replace(self._read())
         self._warn_of_delegation()
         share = _LEFT_BETWEEN_ROUNDS if between_rounds else _LEFT_AT_MOST
         if self._left_seconds() > share * self._descriptor_seconds or now < self._next_try_unix:
@@ -143,9 +145,7 @@ class FleetKeys:
             replace_keyring(self.keyring)
 
     def _read(self) -> list[ServingKeys]:
+        ends = [each.honoured_until_unix_seconds for each in self._store.secrets.descriptors()]
+        # Of the next keys to be erased, those included that are honoured no more.
+        self._grace_ends_unix = min((end for end in ends if end is not None), default=math.inf)
         return read_serving_keys(self._home, self._store, self._unix_clock)
-
-
-def _is_over(keys: ServingKeys, now_unix_seconds: float) -> bool:
-    until = keys.honoured_until_unix_seconds
-    return until is not None and until <= now_unix_seconds

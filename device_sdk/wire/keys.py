@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import contextlib
 import hashlib
 import os
 import stat
@@ -83,7 +82,7 @@ def write_key(path: Path, kind: KeyKind, secret: bytes) -> None:
             f"a {kind.value} key has {kind.secret_bytes} bytes, {len(secret)} were given"
         )
     line = f"{_MAGIC} {_FORMAT} {kind.value} {base64.b64encode(secret).decode()}\n"
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = _temporary(path)
     temporary.unlink(missing_ok=True)  # left behind by a crash of a process with our number
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
@@ -128,19 +127,28 @@ def read_key(path: Path, kind: KeyKind) -> bytes:
 def erase_key(path: Path) -> None:
     """Overwrite a key file and remove it; on the disk when this returns. None there is right too.
 
-    What the file system or the drive copied elsewhere by itself is out of reach.
+    It loses its name first: nobody meets half a key, and what a crash leaves over has the name of a
+    temporary file. What the file system or the drive copied elsewhere by itself is out of reach.
     """
-    with contextlib.suppress(FileNotFoundError):
-        handle = os.open(path, os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0))
-        with os.fdopen(handle, "wb") as file:
-            status = os.fstat(file.fileno())
-            # Under a second name it is somebody's good key: a crash in write_key leaves one so.
-            if status.st_nlink == 1:
-                file.write(bytes(status.st_size))
-                file.flush()
-                os.fsync(file.fileno())
-        path.unlink()
-        flush_folder(path.parent)
+    temporary = path if path.name.endswith(".tmp") else _temporary(path)
+    try:
+        os.replace(path, temporary)
+    except FileNotFoundError:
+        return
+    handle = os.open(temporary, os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0))
+    with os.fdopen(handle, "wb") as file:
+        status = os.fstat(file.fileno())
+        # Under a second name it is somebody's good key: a crash in write_key leaves one so.
+        if status.st_nlink == 1:
+            file.write(bytes(status.st_size))
+            file.flush()
+            os.fsync(file.fileno())
+    temporary.unlink()
+    flush_folder(path.parent)
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
 
 
 def _bad_file(path: Path, what: str) -> WireError:

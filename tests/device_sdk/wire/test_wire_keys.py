@@ -8,7 +8,15 @@ import pytest
 
 from device_sdk.wire import hpke, signature
 from device_sdk.wire.errors import WireError
-from device_sdk.wire.keys import KeyKind, draw, fingerprint, generate, read_key, write_key
+from device_sdk.wire.keys import (
+    KeyKind,
+    draw,
+    erase_key,
+    fingerprint,
+    generate,
+    read_key,
+    write_key,
+)
 from device_sdk.wire.signature import Purpose
 from tests.device_sdk.wire.parties import SeededBytes, key_from
 
@@ -159,3 +167,24 @@ def test_keys_that_identify_nobody_are_refused(raw: bytes) -> None:
 def test_a_fingerprint_is_not_the_bare_hash() -> None:
     assert len(fingerprint(bytes(32))) == 16
     assert fingerprint(bytes(32)) != fingerprint(bytes(31) + b"\x01")
+
+
+def test_an_erased_key_is_gone_and_its_bytes_are_zero(tmp_path: Path) -> None:
+    path = tmp_path / "some.key"
+    write_key(path, KeyKind.SYMMETRIC, b"s" * 32)
+    with path.open("rb") as held:
+        length = len(held.read())
+        erase_key(path)
+        held.seek(0)
+        assert held.read() == bytes(length)
+    assert list(tmp_path.iterdir()) == []
+    erase_key(path)  # none there is right too
+
+
+def test_erasing_what_a_crash_left_spares_the_key_that_shares_its_bytes(tmp_path: Path) -> None:
+    path, left = tmp_path / "some.key", tmp_path / ".some.key.7.tmp"
+    write_key(path, KeyKind.SYMMETRIC, b"s" * 32)
+    os.link(path, left)  # killed between giving the name and taking the temporary one away
+    erase_key(left)
+    assert read_key(path, KeyKind.SYMMETRIC) == b"s" * 32
+    assert list(tmp_path.iterdir()) == [path]

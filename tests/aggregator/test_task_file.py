@@ -98,6 +98,8 @@ def test_user_and_password_come_from_files(tmp_path: Path) -> None:
         (GOOD + '[scatter.training]\nscores = "x"\n', "scatter.*scores is 'x'"),
         (GOOD + "[scatter.training]\nrate = 1\n", "scatter.training.rate is unknown here"),
         (GOOD + "[metrics]\nport = 70000\n", "metrics.port is 70000"),
+        (GOOD + "[keys]\ndescriptor_days = 0\n", "keys.descriptor_days is 0"),
+        (GOOD + "[keys]\ndays = 3\n", "keys.days"),
         (GOOD + "[store]\ngroup_updates = 0\n", "store.group_updates is 0"),
         (GOOD + "[rounds]\n", "rounds is unknown here; known are"),
         ("task = 3\n", "task must be a table"),

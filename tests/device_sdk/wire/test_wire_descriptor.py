@@ -388,6 +388,9 @@ def test_random_bytes_never_escape_as_another_error(data: bytes, root: bytes) ->
             read_descriptor(message, fingerprint(message[3:35]))
         with contextlib.suppress(WireError):
             root_of(message)
+    for parse in (read_delegation, lambda raw: read_line(raw, DESCRIPTOR.root)):
+        with contextlib.suppress(WireError):
+            assert parse(data) == ()
     for message in (data, prefix(MessageType.PRESENCE) + data):
         with pytest.raises(WireError):
             read_presence(message, DESCRIPTOR)

@@ -89,20 +89,22 @@ class FleetKeys:
         round out, so it is renewed early between two rounds, and late within one. Returns whether
         another descriptor is in force.
         """
+        before = self.current().descriptor.serial
         now = self._unix_clock()
         if now >= self._grace_ends_unix:
             tidy_keys(self._home, self._store, int(now))
             self._replace(self._read())
         self._warn_of_delegation()
         share = _LEFT_BETWEEN_ROUNDS if between_rounds else _LEFT_AT_MOST
-        if self._left_seconds() > share * self._descriptor_seconds or now < self._next_try_unix:
-            return False
         held = self.current().descriptor
-        if held.expires_unix_seconds >= held.delegation.expires_unix_seconds:
-            return False  # a new one could not hold for longer
-        return self._renew(now)
+        could_hold_longer = held.expires_unix_seconds < held.delegation.expires_unix_seconds
+        if could_hold_longer and self._left_seconds() <= share * self._descriptor_seconds:
+            self._renew(now)
+        return self.current().descriptor.serial != before
 
-    def _renew(self, now_unix_seconds: float) -> bool:
+    def _renew(self, now_unix_seconds: float) -> None:
+        if _is_soon(self._next_try_unix, now_unix_seconds):
+            return
         try:
             renewed = renew_descriptor(
                 self._home,
@@ -115,13 +117,12 @@ class FleetKeys:
             # Serving goes on under the old one while it holds: there is time to put this right.
             _LOG.error("the descriptor cannot be renewed: %s", error)
             self._next_try_unix = now_unix_seconds + _DAY_SECONDS
-            return False
+            return
         _LOG.info(
             "the descriptor was renewed; the next holds for %.1f days",
             (renewed.expires_unix_seconds - now_unix_seconds) / _DAY_SECONDS,
         )
         self._replace(self._read())
-        return True
 
     def _left_seconds(self) -> float:
         return self.current().descriptor.expires_unix_seconds - self._unix_clock()
@@ -129,7 +130,7 @@ class FleetKeys:
     def _warn_of_delegation(self) -> None:
         now = self._unix_clock()
         left = self.current().descriptor.delegation.expires_unix_seconds - now
-        if left >= _WARN_DAYS * _DAY_SECONDS or now < self._next_warning_unix:
+        if left >= _WARN_DAYS * _DAY_SECONDS or _is_soon(self._next_warning_unix, now):
             return
         self._next_warning_unix = now + _DAY_SECONDS
         when = f"ends in {left / _DAY_SECONDS:.1f} days" if left > 0 else "has ended"
@@ -149,3 +150,8 @@ class FleetKeys:
         # Of the next keys to be erased, those included that are honoured no more.
         self._grace_ends_unix = min((end for end in ends if end is not None), default=math.inf)
         return read_serving_keys(self._home, self._store, self._unix_clock)
+
+
+def _is_soon(at_unix_seconds: float, now_unix_seconds: float) -> bool:
+    """Whether it lies within a day from now; further off, it was reckoned by a clock set back."""
+    return now_unix_seconds < at_unix_seconds <= now_unix_seconds + _DAY_SECONDS

@@ -146,7 +146,7 @@ def test_from_nothing_to_a_revoked_device(fleet: Fleet, capsys: pytest.CaptureFi
     folder = str(fleet.home.folder)
     capsys.readouterr()
     assert main(["invite", "--home", folder, "--count", "2", "--expires", "24h"]) == 0
-    codes = re.findall(r"(?:[A-Z2-7]{6}-){11}[A-Z2-7]{6}", capsys.readouterr().out)
+    codes = re.findall(r"(?:[A-Z2-7]{8}-){10}[A-Z2-7]{8}", capsys.readouterr().out)
     assert len(codes) == 2
     serve = ServeProcess(fleet.home)
     serve.start()

@@ -64,6 +64,7 @@ _KEYRING = Keyring([_SERVING])
 _FINGERPRINT = fingerprint(_DESCRIPTOR.root)
 _ROOT, _DELEGATE = key_from("root"), key_from("delegate")
 _SUCCESSION = make_succession(key_from("former root"), _DESCRIPTOR.root)
+_LINE = (make_succession(key_from("first root"), _SUCCESSION.old), _SUCCESSION)
 _BODY = _DESCRIPTOR.message[3 + DELEGATION_BYTES + signature.SIGNATURE_BYTES :]
 _ANNA = make_credential("anna")
 _IDENTITY = _ANNA.identity.public_key().public_bytes_raw()
@@ -218,7 +219,7 @@ SEALED_TARGETS = (
     Target(
         "successions",
         _successions,
-        lambda: [_SUCCESSION.to_bytes(), _SUCCESSION.to_bytes() * 2],
+        lambda: [_SUCCESSION.to_bytes(), b"".join(each.to_bytes() for each in _LINE)],
         _WIRE,
     ),
     Target(

@@ -42,11 +42,21 @@ class Enrolled:
     """The aggregator's time, or that of the code where it is later."""
 
 
+def require_current(code: EnrolmentCode, descriptor: Descriptor) -> None:
+    """Refuse a descriptor that the code rules out, before anything is sent under its keys.
+
+    Somebody who got hold of keys that were replaced may show an old one. Raises ``WireError``:
+    ``wrong-root``, ``serial-fell``, ``descriptor-expired``.
+    """
+    if not descriptor.follows_from(code.root_fingerprint):
+        raise WireError("wrong-root", "the code names another root than the descriptor's")
+    if descriptor.serial < code.least_serial:
+        raise WireError("serial-fell", "the code was made under a newer descriptor")
+    descriptor.require_unexpired(code.made_unix_seconds)
+
+
 class EnrolmentAttempt:
     """The device's end: :attr:`message` goes out, the answer comes to :attr:`mailbox`.
-
-    A descriptor that the code rules out is refused before anything is sent under its keys: somebody
-    who got hold of keys that were replaced may show the old one.
 
     ``identity`` must lie on disk, flushed, before the message is sent: the first key that arrives
     binds the code, and a device that lost its key could never use the code again. A later attempt
@@ -62,12 +72,8 @@ class EnrolmentAttempt:
         random_bytes: RandomBytes = os.urandom,
         seal: hpke.Seal = hpke.seal,
     ) -> None:
-        """Raises ``WireError``: ``wrong-root``, ``serial-fell``, ``descriptor-expired``."""
-        if not descriptor.follows_from(code.root_fingerprint):
-            raise WireError("wrong-root", "the code names another root than the descriptor's")
-        if descriptor.serial < code.least_serial:
-            raise WireError("serial-fell", "the code was made under a newer descriptor")
-        descriptor.require_unexpired(code.made_unix_seconds)
+        """Raises what :func:`require_current` raises."""
+        require_current(code, descriptor)
         self._code_unix_seconds = code.made_unix_seconds
         self._descriptor = descriptor
         self._request = EnrolRequest(

@@ -31,7 +31,14 @@ from device_sdk.wire.enrolment_code import parse_code
 from device_sdk.wire.keyring import Keyring, ServingKeys
 from device_sdk.wire.link import Link
 from device_sdk.wire.link_events import Message
-from device_sdk.wire.topics import DescriptorTopic, EnrolAnswerTopic, EnrolRequestTopic, Topics
+from device_sdk.wire.presence import new_presence, sign_presence
+from device_sdk.wire.topics import (
+    DescriptorTopic,
+    EnrolAnswerTopic,
+    EnrolRequestTopic,
+    PresenceTopic,
+    Topics,
+)
 from tests.aggregator.homes import command, invite, make_home, serving
 from tests.brokers.links import QUICK
 from tests.brokers.mosquitto import Mosquitto
@@ -59,6 +66,8 @@ class Thief:
             topics.write(DescriptorTopic()), self.keys.descriptor.message, retain=True
         ).wait(5)
         then = float(self.keys.descriptor.expires_unix_seconds - DAY)
+        presence = sign_presence(new_presence(int(then)), self.keys.descriptor, self.keys.signing)
+        link.publish(topics.write(PresenceTopic()), presence, retain=True)
         buckets = TokenBuckets(100, 100, time.monotonic)
         desk = EnrolmentDesk(Keyring([self.keys]), buckets, lambda: then)
         code = parse_code(self.code)

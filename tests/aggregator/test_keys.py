@@ -492,3 +492,25 @@ def test_key_files_of_a_running_serve_go_at_their_time(tmp_path: Path) -> None:
             time.sleep(0.05)
     assert old.serial not in {each.serial for each in store.secrets.descriptors()}
     store.database.close()
+
+
+def test_a_restored_home_shows_a_descriptor_above_those_made_since_the_backup(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = make_home(tmp_path, "mqtt://127.0.0.1:1")
+    store = home.open_store()
+    before = current_descriptor(store)
+    assert command(home, "restored") == 0
+    assert "rotate keys now" in capsys.readouterr().out
+    assert current_descriptor(store).serial > before.serial
+    store.database.close()
+
+
+def test_a_restored_home_without_its_delegate_s_key_says_what_to_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = make_home(tmp_path, "mqtt://127.0.0.1:1")
+    for path in home.keys.glob("delegate-*"):
+        path.unlink()
+    assert command(home, "restored") == 1
+    assert "the delegate's key cannot be used" in capsys.readouterr().err

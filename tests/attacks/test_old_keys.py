@@ -161,7 +161,7 @@ def test_an_unused_code_of_before_leads_to_the_keys_and_the_root_of_today(
     with serving(home):
         for code, what in zip(codes, ["keys", "root"], strict=True):
             assert command(home, "rotate", what) == 0
-            _join(mosquitto.url, code, tmp_path / what, seconds=15.0)
+            _join(mosquitto.url, code, tmp_path / what, seconds=60.0)
     store = home.open_store()
     held = current_descriptor(store)
     store.database.close()

@@ -70,6 +70,10 @@ url = "mqtt://127.0.0.1:1883"  # mqtts://host:8883 for TLS
 # checkpoint_updates = 20000
 # verdict_days = 30            # how long a closed round's verdicts are kept
 
+[admission]                    # shares of the time, at most; what is beyond them asks again
+# opens_share = 0.35           # of sessions' opens
+# enrolments_share = 0.15
+
 [metrics]
 # port = 0                     # Prometheus on 127.0.0.1; 0: none
 """

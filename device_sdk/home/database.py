@@ -13,7 +13,7 @@ from device_sdk.home.errors import HomeBroken
 
 __all__ = ["SCHEMA_VERSION", "Database"]
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 # Pages of the file that stay in memory. A device reads little and seldom, and the kernel keeps the
 # file too; SQLite's own 2 MB would fill up over the rounds.
 _CACHE_KIB = 64
@@ -29,6 +29,9 @@ CREATE TABLE descriptor (
     one INTEGER PRIMARY KEY CHECK (one = 1), message BLOB NOT NULL);
 CREATE TABLE clock (
     one INTEGER PRIMARY KEY CHECK (one = 1), largest_unix_seconds INTEGER NOT NULL);
+CREATE TABLE request_counter (
+    one INTEGER PRIMARY KEY CHECK (one = 1), highest INTEGER NOT NULL,
+    unanswered INTEGER NOT NULL);
 CREATE TABLE user (place INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE);
 CREATE TABLE interaction (
     user INTEGER NOT NULL REFERENCES user (place), item TEXT NOT NULL,
@@ -66,6 +69,11 @@ ALTER TABLE participation ADD COLUMN artifact TEXT;
 ALTER TABLE learner ADD COLUMN artifact BLOB;
 ALTER TABLE model ADD COLUMN artifact BLOB;
 CREATE TABLE attachment (id BLOB PRIMARY KEY, content BLOB NOT NULL);
+""",
+    2: """
+CREATE TABLE request_counter (
+    one INTEGER PRIMARY KEY CHECK (one = 1), highest INTEGER NOT NULL,
+    unanswered INTEGER NOT NULL);
 """,
 }
 

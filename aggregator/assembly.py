@@ -27,7 +27,7 @@ from aggregator.service import Parts
 from aggregator.store import Store
 from aggregator.task import Task
 from aggregator.uplink import Uplink
-from device_sdk.wire.admission import TokenBuckets
+from device_sdk.wire.admission import TokenBuckets, WorkBudget
 from device_sdk.wire.chunks import Reassembler
 from device_sdk.wire.enrolment import EnrolmentDesk
 from device_sdk.wire.keys import RandomBytes
@@ -80,13 +80,16 @@ def assemble(
         keys.keyring,
         presence.incarnation,
         TokenBuckets(_BURST, _REFILL_PER_SECOND, clock),
+        WorkBudget(task.admission.opens_share, clock),
         clock,
         unix_clock,
         random_bytes=world.random_bytes,
     )
     desk = EnrolmentDesk(
         keys.keyring,
+        presence.incarnation,
         TokenBuckets(_BURST, _REFILL_PER_SECOND, clock),
+        WorkBudget(task.admission.enrolments_share, clock),
         unix_clock,
         random_bytes=world.random_bytes,
     )

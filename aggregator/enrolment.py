@@ -12,7 +12,7 @@ from aggregator.store import Store
 from aggregator.store.devices import DeviceRow
 from aggregator.store.tokens import TokenRow
 from device_sdk.wire.enrolment import Binding, EnrolmentDesk, EnrolmentOutcome, Token
-from device_sdk.wire.enrolment_message import EnrolRefusal, Grant, read_token_id
+from device_sdk.wire.enrolment_message import EnrolRefusal, Grant
 from device_sdk.wire.errors import WireError
 
 __all__ = ["Enrolment", "EnrolmentAnswer"]
@@ -55,7 +55,7 @@ class Enrolment:
 
         Raises ``WireError`` where none is due: ``unknown-token``, or the desk's reasons.
         """
-        row = self._store.tokens.find(read_token_id(message))
+        row = self._store.tokens.find(self._desk.read_head(message).token_id)
         if row is None:
             raise WireError("unknown-token", "no such enrolment code was made here")
         outcome = self._desk.answer(message, self._token(row))

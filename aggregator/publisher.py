@@ -77,14 +77,14 @@ class Publisher:
 
     def standing(self) -> list[tuple[str, bytes]]:
         """Topics and messages of descriptor and presence."""
+        descriptor = self._keys().descriptor.message
+        return [(self._topics.write(DescriptorTopic()), descriptor), self.presence()]
+
+    def presence(self) -> tuple[str, bytes]:
+        """Topic and message of the presence."""
         keys = self._keys()
-        return [
-            (self._topics.write(DescriptorTopic()), keys.descriptor.message),
-            (
-                self._topics.write(PresenceTopic()),
-                sign_presence(self._presence, keys.descriptor, keys.signing),
-            ),
-        ]
+        message = sign_presence(self._presence, keys.descriptor, keys.signing)
+        return self._topics.write(PresenceTopic()), message
 
     def seal_round(self, row: RoundRow, broadcast: Broadcast) -> None:
         """Store a round's publication; called inside the transaction that opens the round.

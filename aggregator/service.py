@@ -43,6 +43,7 @@ _GATHER_SECONDS = 0.004
 _FLUSH_SECONDS = 2.0
 _SHOWN_ROUNDS = 8
 _SNAPSHOT_SECONDS = 1.0
+_SHOW_AGAIN_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,7 @@ class Service:
         self.bytes_received = 0
         self._last: Snapshot | None = None
         self._next_snapshot_seconds = 0.0
+        self._next_showing_seconds = parts.clock() + _SHOW_AGAIN_SECONDS
 
     def run(self, stopping: Callable[[], bool], on_turn: Callable[[], None]) -> None:
         """Work until ``stopping()``; ``on_turn`` is called a few times a second or more."""
@@ -190,6 +192,8 @@ class Service:
                 parts.outgoing.send(result.topic, result.payload)
             case Refusal():
                 parts.refusals.note(result.error, result.device_id)
+                if result.error.reason == "old-incarnation":
+                    self._show_presence_again()
             case Arrived():
                 try:
                     settled = parts.ingest.offer(result.device_id, result.payload)
@@ -197,6 +201,16 @@ class Service:
                     parts.refusals.note(error, result.device_id)
                 else:
                     self._settle([] if settled is None else [settled])
+
+    def _show_presence_again(self) -> None:
+        """Somebody asks another life: perhaps an old presence was put in the place of ours.
+
+        Not more often, since anybody can send such a request, and all devices get the presence.
+        """
+        now = self._parts.clock()
+        if now >= self._next_showing_seconds:
+            self._next_showing_seconds = now + _SHOW_AGAIN_SECONDS
+            self._parts.outgoing.announce([self._parts.publisher.presence()], [])
 
     def _settle(self, settled: Sequence[Settled]) -> None:
         for each in settled:

@@ -16,7 +16,7 @@ from device_sdk.wire.names import require_name
 from device_sdk.wire.task_messages import BROADCAST_CODECS, UPDATE_CODECS
 from device_sdk.wire.topics import Topics
 
-__all__ = ["BrokerSettings", "StoreSettings", "Task", "read_task"]
+__all__ = ["AdmissionSettings", "BrokerSettings", "StoreSettings", "Task", "read_task"]
 
 SHIPPED_PREFIX = "shipped:"
 _HIGHEST_PORT = 65_535
@@ -42,6 +42,14 @@ class StoreSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class AdmissionSettings:
+    """The shares of the time that go into sessions' opens and into enrolments, at most."""
+
+    opens_share: float
+    enrolments_share: float
+
+
+@dataclass(frozen=True, slots=True)
 class Task:
     """A whole task file."""
 
@@ -62,6 +70,7 @@ class Task:
     broker: BrokerSettings
     round: RoundSettings
     store: StoreSettings
+    admission: AdmissionSettings
     binding: Binding
 
 
@@ -104,6 +113,7 @@ def _task(root: TomlTable, folder: Path) -> Task:
         broker=_broker(root.table("broker"), folder),
         round=RoundSettings.read(root.table("round")),
         store=_store(root.table("store")),
+        admission=_admission(root.table("admission")),
         binding=binding,
     )
     table.finish()
@@ -218,6 +228,15 @@ def _store(table: TomlTable) -> StoreSettings:
         group_updates=table.integer("group_updates", 128, least=1, most=65_536),
         checkpoint_updates=table.integer("checkpoint_updates", 20_000, least=1),
         verdict_days=table.integer("verdict_days", 30, least=1, most=3650),
+    )
+    table.finish()
+    return settings
+
+
+def _admission(table: TomlTable) -> AdmissionSettings:
+    settings = AdmissionSettings(
+        opens_share=table.number("opens_share", 0.35, above=0.0, most=1.0),
+        enrolments_share=table.number("enrolments_share", 0.15, above=0.0, most=1.0),
     )
     table.finish()
     return settings

@@ -73,6 +73,10 @@ url = "mqtt://127.0.0.1:1883"  # mqtts://host:8883 for TLS
 [keys]
 # descriptor_days = 30         # a renewed descriptor holds this long, then devices refuse it
 
+[admission]                    # shares of the time, at most; what is beyond them asks again
+# opens_share = 0.35           # of sessions' opens
+# enrolments_share = 0.15
+
 [metrics]
 # port = 0                     # Prometheus on 127.0.0.1; 0: none
 """

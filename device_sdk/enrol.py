@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -11,12 +12,14 @@ import numpy as np
 from device_sdk.home.errors import AlreadyEnrolled, EnrolmentFailed, EnrolmentRefused, NotEnrolled
 from device_sdk.home.home import Home
 from device_sdk.home.membership import Membership, seen
+from device_sdk.wire.backoff import Backoff
 from device_sdk.wire.broker_url import TlsFiles, parse_broker_url
 from device_sdk.wire.descriptor import Descriptor, read_descriptor
-from device_sdk.wire.enrolment import EnrolmentAttempt
+from device_sdk.wire.enrolment import Enrolled, EnrolmentAttempt, require_current
 from device_sdk.wire.enrolment_code import EnrolmentCode, parse_code
 from device_sdk.wire.enrolment_message import MAILBOX_BYTES
 from device_sdk.wire.errors import WireError
+from device_sdk.wire.freshness import Freshness
 from device_sdk.wire.keys import draw
 from device_sdk.wire.link import Link
 from device_sdk.wire.link_events import (
@@ -29,10 +32,12 @@ from device_sdk.wire.link_events import (
     SubscribeRefused,
 )
 from device_sdk.wire.link_settings import LinkSettings
+from device_sdk.wire.presence import PresenceWatch, read_presence
 from device_sdk.wire.topics import (
     DescriptorTopic,
     EnrolAnswerTopic,
     EnrolRequestTopic,
+    PresenceTopic,
     Topics,
 )
 
@@ -43,10 +48,12 @@ _FINAL = {
     "code-expired": "has expired: ask the operator for another code",
     "revoked": "belongs to a device that was revoked: ask the operator for another code",
 }
-# Not authorised, bad user or password, banned: in MQTT 5, and in 3.1.1.
 _OUTDATED = frozenset({"serial-fell", "descriptor-expired"})
+# Not authorised, bad user or password, banned: in MQTT 5, and in 3.1.1.
 _HOPELESS_CODES = frozenset({4, 5, 134, 135, 138})
-_RESEND_SECONDS = 3.0
+_ANSWER_SECONDS = 3.0
+_MOST_ANSWER_SECONDS = 30.0
+_MOST_ATTEMPTS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +106,7 @@ def enrol(
         client_id=mailbox.hex(),
         settings=link_settings,
     )
-    desk = _Conversation(home, fleet, code, mailbox, link, clock)
+    desk = _Conversation(home, fleet, code, mailbox, link, clock, rng)
     link.start()
     try:
         return desk.hold(clock() + timeout_seconds)
@@ -118,6 +125,7 @@ class _Conversation:
         mailbox: bytes,
         link: Link,
         clock: Callable[[], float],
+        rng: np.random.Generator,
     ) -> None:
         self._home = home
         self._fleet = fleet
@@ -127,24 +135,32 @@ class _Conversation:
         self._clock = clock
         topics = Topics(fleet.prefix)
         self._descriptor_topic = topics.write(DescriptorTopic())
+        self._presence_topic = topics.write(PresenceTopic())
         self._request_topic = topics.write(EnrolRequestTopic())
         self._answer_topic = topics.write(EnrolAnswerTopic(mailbox))
-        self._attempt: EnrolmentAttempt | None = None
         self._descriptor: Descriptor | None = None
+        self._presence = b""
+        self._watch = PresenceWatch()
+        self._waits = Backoff(rng, first_seconds=_ANSWER_SECONDS, most_seconds=_MOST_ANSWER_SECONDS)
+        # A slow answer may be to an earlier one.
+        self._attempts: deque[EnrolmentAttempt] = deque(maxlen=_MOST_ATTEMPTS)
+        self._sent = 0
         self._can_hear = False
         self._send_at_seconds = 0.0
         self._trouble = ""
 
     def hold(self, until_seconds: float) -> Membership:
         self._link.subscribe(self._descriptor_topic)
+        self._link.subscribe(self._presence_topic)
         self._link.subscribe(self._answer_topic)
         while (now := self._clock()) < until_seconds:
             # Before the answer's topic is subscribed to, the answer would be lost.
-            if self._attempt is not None and self._can_hear and now >= self._send_at_seconds:
-                self._send_at_seconds = now + _RESEND_SECONDS
-                self._link.publish(self._request_topic, self._attempt.message)
+            life = self._watch.incarnation(self._sent) if self._can_hear else None
+            if self._descriptor is not None and life is not None and now >= self._send_at_seconds:
+                self._send_at_seconds = now + max(_ANSWER_SECONDS / 2, self._waits.next_seconds())
+                self._send(self._descriptor, life)
             wait = min(until_seconds - now, max(0.05, self._send_at_seconds - now))
-            if self._attempt is None or not self._can_hear:
+            if self._descriptor is None or life is None:
                 wait = until_seconds - now
             for event in self._link.events(timeout_seconds=wait):
                 membership = self._take(event)
@@ -156,6 +172,9 @@ class _Conversation:
         match event:
             case Message(topic, payload) if topic == self._descriptor_topic:
                 self._on_descriptor(payload)
+            case Message(topic, payload) if topic == self._presence_topic:
+                self._presence = payload
+                self._on_presence()
             case Message(topic, payload, False) if topic == self._answer_topic:
                 return self._on_answer(payload)
             case Subscribed(topic_filter) if topic_filter == self._answer_topic:
@@ -188,33 +207,50 @@ class _Conversation:
             descriptor = read_descriptor(message, root, seen(known))
             if known is not None and descriptor.digest == known.digest:
                 return
-            attempt = EnrolmentAttempt(
-                self._code, descriptor, self._home.identity(), random_bytes=self._random
-            )
+            require_current(self._code, descriptor)
         except WireError as error:
             # Anybody may have put it there, so a right one can still come.
             self._trouble = _words_for(error)
             return
-        self._descriptor, self._attempt = descriptor, attempt
+        self._descriptor = descriptor
+        self._attempts.clear()
         self._send_at_seconds = self._clock()
+        self._on_presence()
+
+    def _on_presence(self) -> None:
+        """Judge the presence shown last, which may have come before the descriptor it is under."""
+        if self._descriptor is None or not self._presence:
+            return
+        try:
+            presence = read_presence(self._presence, self._descriptor)
+        except WireError as error:
+            self._trouble = f"the presence at this broker is not usable: {error}"
+            return
+        if self._watch.should_reopen(presence):
+            self._send_at_seconds = self._clock()
+
+    def _send(self, descriptor: Descriptor, life: bytes) -> None:
+        # Each time another request, since none is answered twice.
+        attempt = EnrolmentAttempt(
+            self._code,
+            descriptor,
+            self._home.identity(),
+            Freshness(life, self._home.requests.next()),
+            random_bytes=self._random,
+        )
+        self._attempts.append(attempt)
+        self._sent += 1
+        self._link.publish(self._request_topic, attempt.message)
 
     def _random(self, count: int) -> bytes:
         # The mailbox names the MQTT client too, and must stay the same over attempts.
         return self._mailbox if count == MAILBOX_BYTES else os.urandom(count)
 
     def _on_answer(self, message: bytes) -> Membership | None:
-        if self._attempt is None or self._descriptor is None:
+        if self._descriptor is None:
             return None
-        try:
-            enrolled = self._attempt.accept(message)
-        except WireError as error:
-            if error.reason in _FINAL:
-                raise EnrolmentRefused(
-                    error.reason, f"the enrolment code {_FINAL[error.reason]}"
-                ) from error
-            self._trouble = f"an answer came that is none: {error}"
-            if error.reason in _OUTDATED:
-                self._trouble = _words_for(error)
+        enrolled = self._enrolled(message)
+        if enrolled is None:
             return None
         fleet = self._fleet
         membership = Membership(
@@ -226,20 +262,39 @@ class _Conversation:
             self._descriptor.root_fingerprint,
             enrolled.grant,
         )
-        self._home.membership.save(membership, self._descriptor, enrolled.time_unix_seconds)
+        with self._home.database.transaction():
+            self._home.membership.save(membership, self._descriptor, enrolled.time_unix_seconds)
+            self._home.requests.answered()
         saved = self._home.membership.load()
         if saved is None:
             raise NotEnrolled("the membership was not stored")
         return saved
 
+    def _enrolled(self, message: bytes) -> Enrolled | None:
+        for attempt in reversed(self._attempts):
+            try:
+                return attempt.accept(message)
+            except WireError as error:
+                if error.reason in _FINAL:
+                    raise EnrolmentRefused(
+                        error.reason, f"the enrolment code {_FINAL[error.reason]}"
+                    ) from error
+                self._trouble = f"an answer came that is none: {error}"
+                if error.reason in _OUTDATED:
+                    self._trouble = _words_for(error)
+                    break
+        return None
+
     def _why(self) -> str:
         if self._trouble:
             return self._trouble
-        if self._attempt is None:
+        if self._descriptor is None:
             return (
                 f"no aggregator is known at this broker under the topic prefix "
                 f"{self._fleet.prefix!r}: is it serving, and is the prefix right?"
             )
+        if not self._sent:
+            return "the aggregator has not shown itself at this broker: is it serving?"
         return (
             "the aggregator did not answer: it may be down (`tessera-aggregator serve`), or the "
             "code is none of its codes. The code is not lost; try again"

@@ -11,13 +11,21 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from aggregator.home import Home
 from aggregator.key_folder import initialise
+from aggregator.service import Parts
 from aggregator.store import Store
 from aggregator.store.devices import DeviceRow
 from device_sdk.wire.device_session import DeviceCredential
 from device_sdk.wire.exchange import Update
+from device_sdk.wire.presence import read_presence
 from device_sdk.wire.scatter_body import encode_scatter_update
 
-__all__ = ["BenchDevice", "enrol_directly", "make_bench_home", "scatter_body"]
+__all__ = [
+    "BenchDevice",
+    "enrol_directly",
+    "make_bench_home",
+    "scatter_body",
+    "shown_incarnation",
+]
 
 ITEMS, WIDTH = 3706, 64
 ROWS, COLUMNS = 100, 16
@@ -65,6 +73,12 @@ def enrol_directly(store: Store, count: int, rng: np.random.Generator) -> list[B
             credential = DeviceCredential(row.device_id, identities[index % 64], row.admission_key)
             devices.append(BenchDevice(credential, row.handle))
     return devices
+
+
+def shown_incarnation(parts: Parts) -> bytes:
+    """What devices open sessions for."""
+    _, message = parts.publisher.presence()
+    return read_presence(message, parts.keys.current().descriptor).incarnation
 
 
 def scatter_body(rng: np.random.Generator) -> bytes:

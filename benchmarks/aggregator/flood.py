@@ -8,11 +8,15 @@ import sys
 import time
 from pathlib import Path
 
-from benchmarks.aggregator.mqtt_client import connect_packet, publish_packet
+from benchmarks.aggregator.mqtt_client import MiniClient, connect_packet, publish_packet
+from device_sdk.wire.freshness import INCARNATION_BYTES
+from device_sdk.wire.record import Record
+from device_sdk.wire.topics import PresenceTopic, Topics
 
 __all__ = ["main"]
 
 _BATCH_SECONDS = 0.01
+_PATIENCE_SECONDS = 10.0
 _KINDS = ("garbage", "opens")
 
 
@@ -25,7 +29,8 @@ def main() -> int:
         raise ValueError(f"{kind!r} is no kind of flood; expected one of {', '.join(_KINDS)}")
     link = socket.create_connection(("127.0.0.1", port))
     link.sendall(connect_packet("flood"))
-    packets = [publish_packet(topic, _payload(kind)) for topic in topics]
+    life = _shown_incarnation(port) if kind == "opens" else b""
+    packets = [publish_packet(topic, _payload(kind, life)) for topic in topics]
     sent, began = 0, time.perf_counter()
     next_note = began
     while True:
@@ -40,11 +45,28 @@ def main() -> int:
         time.sleep(_BATCH_SECONDS)
 
 
-def _payload(kind: str) -> bytes:
+def _payload(kind: str, life: bytes) -> bytes:
     if kind == "garbage":
         return b"\x01\x10" + bytes(2) + os.urandom(596)  # looks like an envelope
-    # A session open of the right form and length under an admission key that nobody has.
-    return b"\x01\x05" + (1).to_bytes(8, "little") + os.urandom(16 + 2500)
+    # A session open of the right form and length, for this life of the aggregator (else it is
+    # refused before the tag), under an admission key that nobody has.
+    fresh = life + (2**40).to_bytes(8, "little")
+    return b"\x01\x05" + (1).to_bytes(8, "little") + fresh + os.urandom(16 + 2500)
+
+
+def _shown_incarnation(port: int) -> bytes:
+    """What anybody can read at the broker."""
+    client, topic = MiniClient(port, "flood-ear"), Topics().write(PresenceTopic())
+    client.subscribe(topic)
+    until = time.perf_counter() + _PATIENCE_SECONDS
+    while time.perf_counter() < until:
+        for at, payload in client.received():
+            if at == topic:
+                client.socket.close()
+                body = Record.decode(payload[66:], ("incarnation", "started"), limit_bytes=256)
+                return body.octets("incarnation", INCARNATION_BYTES)
+        time.sleep(_BATCH_SECONDS)
+    raise TimeoutError("no aggregator has shown itself at this broker")
 
 
 if __name__ == "__main__":

@@ -16,8 +16,15 @@ from aggregator.registry import credential
 from aggregator.service import Parts
 from aggregator.task import read_task
 from aggregator.uplink import Arrived
-from benchmarks.aggregator.fleet import BenchDevice, enrol_directly, make_bench_home, scatter_body
+from benchmarks.aggregator.fleet import (
+    BenchDevice,
+    enrol_directly,
+    make_bench_home,
+    scatter_body,
+    shown_incarnation,
+)
 from device_sdk.wire.device_session import SessionOpening
+from device_sdk.wire.freshness import Freshness
 from device_sdk.wire.link_events import Message
 from device_sdk.wire.messages import RecordType, UpdateIdentity, Verdict, write_update
 from device_sdk.wire.topics import Topics, UpTopic
@@ -43,7 +50,8 @@ def measure_ingest(updates: int, folder: Path) -> IngestFigures:
 
     Sessions belong to 500 devices; a device sends one update a round, so rounds follow each other.
     """
-    home = make_bench_home(folder, "mqtt://127.0.0.1:1", "quorum = 1\ndeadline_seconds = 86400.0")
+    lines = "quorum = 1\ndeadline_seconds = 86400.0\n[admission]\nopens_share = 1.0"
+    home = make_bench_home(folder, "mqtt://127.0.0.1:1", lines)
     store = home.open_store()
     rng = np.random.default_rng(2)
     devices = enrol_directly(store, updates, rng)
@@ -85,9 +93,10 @@ def _ingest(parts: Parts, messages: list[Message]) -> int:
 def _messages(parts: Parts, batch: list[BenchDevice], bodies: list[bytes]) -> Iterator[Message]:
     row = parts.rounds.current
     assert row is not None
-    topics = Topics()
+    topics, descriptor = Topics(), parts.keys.current().descriptor
+    freshness = Freshness(shown_incarnation(parts), 1)
     for index, device in enumerate(batch):
-        opening = SessionOpening(device.credential, parts.keys.current().descriptor, time.monotonic)
+        opening = SessionOpening(device.credential, descriptor, freshness, time.monotonic)
         known = credential(parts.registry.by_handle(device.handle))
         reply = parts.table.accept_open(known, opening.message, parts.keys.group_keys())
         session = opening.accept(reply, 0).session

@@ -13,6 +13,7 @@ from benchmarks.aggregator.mqtt_client import MiniClient
 from device_sdk.wire.broadcast import derive_broadcast_keys, open_manifest, read_manifest_label
 from device_sdk.wire.descriptor import Descriptor
 from device_sdk.wire.device_session import DeviceSessions, SessionOpening
+from device_sdk.wire.freshness import Freshness
 from device_sdk.wire.group_key import GroupKey, find_group_key
 from device_sdk.wire.header import MessageType
 from device_sdk.wire.manifest import Manifest, read_manifest
@@ -24,13 +25,15 @@ from device_sdk.wire.messages import (
     update_digest,
     write_update,
 )
+from device_sdk.wire.presence import read_presence
 from device_sdk.wire.signature import public_key
-from device_sdk.wire.topics import DownTopic, ManifestTopic, Topics, UpTopic
+from device_sdk.wire.topics import DownTopic, ManifestTopic, PresenceTopic, Topics, UpTopic
 
 __all__ = ["Load"]
 
 _PATIENCE_SECONDS = 60.0
 _RESEND_SECONDS = 10.0
+_OPEN_AGAIN_SECONDS = 3.0
 
 
 @dataclass
@@ -63,6 +66,8 @@ class Load:
         self._topics = Topics()
         self._selector = selectors.DefaultSelector()
         self._group_keys: tuple[GroupKey, ...] = ()
+        self._incarnation = b""
+        self._presence_topic = self._topics.write(PresenceTopic())
         self._manifest: Manifest | None = None
         self._sealed_manifest = b""
         self._fleet: list[_Connected] = []
@@ -74,6 +79,7 @@ class Load:
             client.subscribe(self._topics.write(DownTopic(device.handle)))
             if index == 0:
                 client.subscribe(self._topics.write(ManifestTopic("default", "all")))
+                client.subscribe(self._presence_topic)
             topic = self._topics.write(UpTopic(0, device.handle))
             one = _Connected(device, client, topic, bodies[index % len(bodies)])
             self._selector.register(client.socket, selectors.EVENT_READ, one)
@@ -81,15 +87,29 @@ class Load:
 
     def open_sessions(self) -> None:
         """One session each."""
+        until = time.monotonic() + _PATIENCE_SECONDS
+        while not self._incarnation:
+            self._hear(self._fleet[0])
+            self._turn(0.1)
+            if time.monotonic() > until:
+                raise TimeoutError("the aggregator did not show itself in time")
+        freshness = Freshness(self._incarnation, 1)
         for one in self._fleet:
-            one.opening = SessionOpening(one.device.credential, self._descriptor, time.monotonic)
+            one.opening = SessionOpening(
+                one.device.credential, self._descriptor, freshness, time.monotonic
+            )
             one.client.publish(one.up_topic, one.opening.message)
             self._turn(0.0)
-        until = time.monotonic() + _PATIENCE_SECONDS
-        while any(one.opening is not None for one in self._fleet):
+        again_at = time.monotonic() + _OPEN_AGAIN_SECONDS
+        while waiting := [one for one in self._fleet if one.opening is not None]:
             self._turn(0.1)
             if time.monotonic() > until:
                 raise TimeoutError("sessions were not opened in time")
+            if time.monotonic() > again_at:
+                again_at = time.monotonic() + _OPEN_AGAIN_SECONDS
+                for one in waiting:
+                    if one.opening is not None:
+                        one.client.publish(one.up_topic, one.opening.message)
 
     def run(self, updates: int) -> float:
         """Send ``updates`` and wait for their receipts; the seconds it took."""
@@ -135,13 +155,17 @@ class Load:
 
     def _turn(self, timeout_seconds: float) -> None:
         for key, _ in self._selector.select(timeout_seconds):
-            one: _Connected = key.data
-            for topic, payload in one.client.received():
-                if "/manifest/" in topic:
-                    self._sealed_manifest = payload
-                    self._read_manifest()
-                else:
-                    self._take(one, payload)
+            self._hear(key.data)
+
+    def _hear(self, one: _Connected) -> None:
+        for topic, payload in one.client.received():
+            if "/manifest/" in topic:
+                self._sealed_manifest = payload
+                self._read_manifest()
+            elif topic == self._presence_topic:
+                self._incarnation = read_presence(payload, self._descriptor).incarnation
+            else:
+                self._take(one, payload)
 
     def _take(self, one: _Connected, payload: bytes) -> None:
         if payload[1] == MessageType.SESSION_REPLY:

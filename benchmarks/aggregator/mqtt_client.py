@@ -35,11 +35,11 @@ class MiniClient:
         try:
             # The socket blocks, so that a full one delays a publication instead of cutting it off.
             data = self.socket.recv(262_144, socket.MSG_DONTWAIT)
+            if not data:
+                raise ConnectionError("the broker closed the connection")
+            self._buffer += data
         except BlockingIOError:
-            return
-        if not data:
-            raise ConnectionError("the broker closed the connection")
-        self._buffer += data
+            pass  # what came before an answer that was waited for is there still
         while (packet := self._take()) is not None:
             kind, body = packet
             if kind & 0xF0 != _PUBLISH:
@@ -68,10 +68,19 @@ class MiniClient:
         return kind, body
 
     def _await(self, kind: int) -> None:
-        while (packet := self._take()) is None:
-            self._buffer += self.socket.recv(4096)
-        if packet[0] != kind:
-            raise ConnectionError(f"packet {packet[0]:#x} instead of {kind:#x}")
+        passed = b""
+        while True:
+            before = self._buffer
+            packet = self._take()
+            if packet is None:
+                self._buffer += self.socket.recv(4096)
+            elif packet[0] == kind:
+                break
+            elif packet[0] & 0xF0 != _PUBLISH:
+                raise ConnectionError(f"packet {packet[0]:#x} instead of {kind:#x}")
+            else:  # brokers send what is retained before they answer a subscription
+                passed += before[: len(before) - len(self._buffer)]
+        self._buffer = passed + self._buffer
 
     def _id(self) -> bytes:
         self._next_id = self._next_id % 65_535 + 1

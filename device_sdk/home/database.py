@@ -30,6 +30,9 @@ CREATE TABLE descriptor (
     one INTEGER PRIMARY KEY CHECK (one = 1), message BLOB NOT NULL);
 CREATE TABLE clock (
     one INTEGER PRIMARY KEY CHECK (one = 1), largest_unix_seconds INTEGER NOT NULL);
+CREATE TABLE request_counter (
+    one INTEGER PRIMARY KEY CHECK (one = 1), highest INTEGER NOT NULL,
+    unanswered INTEGER NOT NULL);
 CREATE TABLE user (place INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE);
 CREATE TABLE interaction (
     user INTEGER NOT NULL REFERENCES user (place), item TEXT NOT NULL,
@@ -72,6 +75,9 @@ CREATE TABLE attachment (id BLOB PRIMARY KEY, content BLOB NOT NULL);
     2: """
 ALTER TABLE membership ADD COLUMN least_serial INTEGER NOT NULL DEFAULT 0;
 DELETE FROM descriptor;
+CREATE TABLE request_counter (
+    one INTEGER PRIMARY KEY CHECK (one = 1), highest INTEGER NOT NULL,
+    unanswered INTEGER NOT NULL);
 """,
 }
 

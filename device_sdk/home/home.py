@@ -16,6 +16,7 @@ from device_sdk.home.interaction_store import InteractionStore
 from device_sdk.home.lock import HomeLock
 from device_sdk.home.membership import MembershipStore
 from device_sdk.home.model_store import ModelStore
+from device_sdk.home.request_counter import RequestCounter
 from device_sdk.home.round_store import RoundStore
 from device_sdk.runtime.atomic_file import write_atomically
 from device_sdk.wire.errors import WireError
@@ -63,6 +64,7 @@ class Home:
                 raise
             raise HomeBroken(f"the home folder {folder} cannot be used: {error}") from error
         self.membership = MembershipStore(self.database)
+        self.requests = RequestCounter(self.database)
         self.interactions = InteractionStore(self.database)
         self.rounds = RoundStore(self.database)
         self.models = ModelStore(self.database)

@@ -197,7 +197,7 @@ class Participant:
                 self._retry_refused()
             case PresenceTopic():
                 self._presence = payload
-                self.sessions.on_presence(payload)
+                self.sessions.on_presence(payload, retained=retained)
             case DownTopic():
                 if retained:
                     raise WireError("retained", "nothing retained is accepted on this topic")

@@ -19,8 +19,9 @@ from device_sdk.wire.descriptor import Descriptor, read_descriptor
 from device_sdk.wire.device_session import DeviceCredential, DeviceSessions, SessionOpening
 from device_sdk.wire.envelope import Fragment
 from device_sdk.wire.errors import WireError
+from device_sdk.wire.freshness import Freshness
 from device_sdk.wire.group_key import GroupKey, find_group_key
-from device_sdk.wire.presence import Presence, PresenceWatch, read_presence
+from device_sdk.wire.presence import PresenceWatch, read_presence
 from device_sdk.wire.session import Received
 from device_sdk.wire.topics import Topics, UpTopic
 
@@ -46,6 +47,7 @@ class SessionKeeper:
         clock: Callable[[], float],
         rng: np.random.Generator,
     ) -> None:
+        self._home = home
         self._store = home.membership
         self._root_fingerprint = membership.root_fingerprint
         self._least_serial = membership.least_serial
@@ -61,7 +63,6 @@ class SessionKeeper:
         self._sessions = DeviceSessions()
         self._group_keys: tuple[GroupKey, ...] = ()
         self._watch = PresenceWatch()
-        self._presence: Presence | None = None
         self._opening: SessionOpening | None = None
         self._sends = 0
         self._connected = False
@@ -71,6 +72,7 @@ class SessionKeeper:
         self._reopens = self._new_backoff(pace.reopen_seconds)
         self.time = TrustedTime(clock, self._store.largest_time())
         self._unanswered = 0
+        self._attempts = 0  # since the last reply
         self.opened = 0
         """Sessions opened since the process started."""
 
@@ -94,6 +96,8 @@ class SessionKeeper:
                 "the aggregator's descriptor has expired and no newer one is at this broker: is "
                 "the aggregator serving?"
             )
+        if self._wanted and self._life() is None:
+            return "the aggregator has not shown itself at this broker since this device started"
         if self._unanswered > _SENDS_AN_ATTEMPT:
             return (
                 "the aggregator does not answer: it may be down, or this device was revoked "
@@ -143,12 +147,25 @@ class SessionKeeper:
         if self._wanted:
             self._next_seconds = self._clock()
 
-    def on_presence(self, message: bytes) -> None:
-        """A presence came. Raises ``WireError``."""
+    def on_presence(self, message: bytes, *, retained: bool) -> None:
+        """A presence came. Raises ``WireError``.
+
+        ``retained``: it lay at the broker when this device subscribed; else the aggregator has just
+        shown it to the whole fleet.
+        """
         if self._descriptor is None:
             raise WireError("no-descriptor", "a presence before any descriptor")
-        self._presence = read_presence(message, self._descriptor)
-        self._judge_presence()
+        if not self._watch.should_reopen(read_presence(message, self._descriptor)):
+            return
+        if not self._wanted:
+            self.reopen()
+            return
+        # Another life answers no open that was made for the one before.
+        self._opening = None
+        if self._attempts or not retained:
+            now = self._clock()
+            soon = now + self._reopens.next_seconds()
+            self._next_seconds = min(soon, self._next_seconds) if self._next_seconds > now else soon
 
     def on_reply(self, message: bytes) -> None:
         """A session's reply came. Raises ``WireError``; the right one may still come.
@@ -166,17 +183,18 @@ class SessionKeeper:
                 self._next_seconds = self._clock() + self._pace.most_seconds
             raise
         self._opening = None
-        self._unanswered = 0
+        self._unanswered = self._attempts = 0
         self.time.set(opened.time_unix_seconds)
         # First, since the disk may be full: then there is no session, and another open is due.
-        self._store.raise_time(self.time.largest_unix_seconds)
+        with self._home.database.transaction():
+            self._store.raise_time(self.time.largest_unix_seconds)
+            self._home.requests.answered()
         self._wanted = False
         self._answers.reset()
         self._sessions.install(opened.session)
         self._group_keys = opened.group_keys
         self._watch.session_opened(opened.incarnation)
         self.opened += 1
-        self._judge_presence()
 
     def seal(self, message_type: int, payload: bytes, fragment: Fragment | None = None) -> bytes:
         """An envelope under the newest session. Raises ``WireError``."""
@@ -203,32 +221,38 @@ class SessionKeeper:
             self._next_seconds = self._clock()
         if not self._due():
             return
-        assert self._descriptor is not None
+        # At least half the wait: an aggregator that is merely slow should not be asked twice.
+        wait = max(self._pace.answer_seconds / 2, self._answers.next_seconds())
+        self._next_seconds = self._clock() + wait
         if self._opening is None or self._sends >= _SENDS_AN_ATTEMPT:
-            self._opening = SessionOpening(self._credential, self._descriptor, self._clock)
+            self._opening = None
+            self._opening = self._new_opening()
             self._sends = 0
         self._sends += 1
         self._unanswered += 1
         self._actions.publish(self._up, self._opening.message)
-        # At least half the wait: an aggregator that is merely slow should not be asked twice.
-        wait = max(self._pace.answer_seconds / 2, self._answers.next_seconds())
-        self._next_seconds = self._clock() + wait
 
     def next_seconds(self) -> float:
         """The monotonic time at which :meth:`tick` has something to do; infinite for never."""
-        if not self._connected or not self._wanted or self._descriptor is None:
+        if not self._connected or not self._wanted:
+            return math.inf
+        if self._descriptor is None or self._life() is None:
             return math.inf
         return self._next_seconds
 
     def _due(self) -> bool:
         return self._clock() >= self.next_seconds()
 
-    def _judge_presence(self) -> None:
-        # Before there is a session, one is being opened anyway.
-        if self._presence is None or not self.opened:
-            return
-        if self._watch.should_reopen(self._presence):
-            self.reopen()
+    def _life(self) -> bytes | None:
+        """The life of the aggregator to ask; None before any is known."""
+        return self._watch.incarnation(self._attempts)
+
+    def _new_opening(self) -> SessionOpening:
+        life = self._life()
+        assert self._descriptor is not None and life is not None
+        freshness = Freshness(life, self._home.requests.next())
+        self._attempts += 1
+        return SessionOpening(self._credential, self._descriptor, freshness, self._clock)
 
     def _new_backoff(self, first_seconds: float) -> Backoff:
         return Backoff(self._rng, first_seconds=first_seconds, most_seconds=self._pace.most_seconds)

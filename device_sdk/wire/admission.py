@@ -1,15 +1,17 @@
-"""Cheap refusal first: a short HMAC and a token bucket stand before any public-key work.
+"""Cheap refusal first: a short HMAC and two bounds stand before any public-key work.
 
 An HMAC takes a few microseconds, opening a sealed message hundreds. Only who holds a code or an
-admission key gets past the HMAC, so an outsider cannot make the aggregator work; the bucket bounds
-what an insider, or a broker that replays an insider's message, can make it do.
+admission key gets past the HMAC, and a message only once (:mod:`freshness`), so an outsider cannot
+make the aggregator work; a bucket bounds what one insider can make it do, and the budget what all
+of them can together.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import Enum
 from typing import TypeAlias
 
@@ -112,3 +114,42 @@ class TokenBuckets:
         }
         # Waiting for as many new keys as are left keeps the sweeps' cost constant per new key.
         self._until_sweep = max(self._SWEEP_EVERY, len(self._buckets))
+
+
+class WorkBudget:
+    """Holds some work to a share of the time, whoever asks for it and however fast the machine is.
+
+    On average ``share`` of the time goes into the work, and at most ``burst_seconds`` and one piece
+    of it at once, so that what else the thread has to do always gets the rest.
+    Raises ValueError unless 0 < ``share`` <= 1 and 0 < ``burst_seconds``.
+    """
+
+    def __init__(self, share: float, clock: Clock, *, burst_seconds: float = 1.0) -> None:
+        if not (0 < share <= 1 and burst_seconds > 0):
+            raise ValueError(
+                f"a share of {share} with {burst_seconds} seconds at once would let nothing "
+                "through, or all: expected a share above 0 and at most 1, and seconds above 0"
+            )
+        self._share = share
+        self._clock = clock
+        self._burst_seconds = burst_seconds
+        self._left_seconds = burst_seconds
+        self._seen_seconds = clock()
+
+    @contextmanager
+    def work(self) -> Iterator[None]:
+        """The work is done within. Raises ``WireError("busy")`` before it when there is no time.
+
+        Work that fails is charged too.
+        """
+        began_seconds = self._clock()
+        # As with a bucket: a clock that falls takes nothing away.
+        gained_seconds = max(0.0, began_seconds - self._seen_seconds) * self._share
+        self._seen_seconds = began_seconds
+        self._left_seconds = min(self._burst_seconds, self._left_seconds + gained_seconds)
+        if self._left_seconds <= 0:
+            raise WireError("busy", "too many ask at once; try again later")
+        try:
+            yield
+        finally:
+            self._left_seconds -= max(0.0, self._clock() - began_seconds)

@@ -13,6 +13,7 @@ from device_sdk.wire.admission import Clock
 from device_sdk.wire.descriptor import Descriptor
 from device_sdk.wire.envelope import Fragment, read_header
 from device_sdk.wire.errors import WireError
+from device_sdk.wire.freshness import Freshness
 from device_sdk.wire.group_key import GroupKey
 from device_sdk.wire.handshake import (
     ADMISSION_KEY_BYTES,
@@ -58,13 +59,17 @@ class SessionOpening:
     """One attempt to open a session: :attr:`message` goes out, :meth:`accept` takes the reply.
 
     A resend within the attempt sends the same bytes; the aggregator answers them with the same
-    reply. The ephemeral key and the secret are dropped as soon as a reply was accepted.
+    reply. ``freshness``: of the life of the aggregator that is asked, with a counter that no other
+    attempt ever had; it must be on the disk, flushed, before the message is sent.
+
+    The ephemeral key and the secret are dropped as soon as a reply was accepted.
     """
 
     def __init__(
         self,
         credential: DeviceCredential,
         descriptor: Descriptor,
+        freshness: Freshness,
         clock: Clock,
         *,
         random_bytes: RandomBytes = os.urandom,
@@ -74,7 +79,7 @@ class SessionOpening:
         secret = draw(random_bytes, SECRET_BYTES)
         request = OpenRequest(credential.device_id, hpke.public_bytes(ephemeral_seed), secret)
         self.message = encode_open(
-            request, credential.identity, credential.admission_key, descriptor, seal
+            request, credential.identity, credential.admission_key, descriptor, freshness, seal
         )
         self._descriptor = descriptor
         self._clock = clock

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from device_sdk.wire import hpke
-from device_sdk.wire.admission import TokenBuckets
+from device_sdk.wire.admission import TokenBuckets, WorkBudget
 from device_sdk.wire.descriptor import Descriptor
 from device_sdk.wire.enrolment_code import EnrolmentCode
 from device_sdk.wire.enrolment_message import (
@@ -18,16 +18,20 @@ from device_sdk.wire.enrolment_message import (
     NONCE_BYTES,
     REPLY_SECRET_BYTES,
     EnrolAnswer,
+    EnrolHead,
     EnrolRefusal,
     EnrolRequest,
     Grant,
-    admit_request,
+    check_request_tag,
     decode_answer,
     decode_request,
     encode_answer,
     encode_request,
+    read_request_head,
+    requester_of,
 )
 from device_sdk.wire.errors import WireError
+from device_sdk.wire.freshness import Freshness, FreshnessMarks
 from device_sdk.wire.handshake import ADMISSION_KEY_BYTES, DEVICE_ID_BYTES
 from device_sdk.wire.keyring import Keyring
 from device_sdk.wire.keys import RandomBytes, draw
@@ -59,8 +63,9 @@ class EnrolmentAttempt:
     """The device's end: :attr:`message` goes out, the answer comes to :attr:`mailbox`.
 
     ``identity`` must lie on disk, flushed, before the message is sent: the first key that arrives
-    binds the code, and a device that lost its key could never use the code again. A later attempt
-    with the same identity gets the same answer.
+    binds the code, and a device that lost its key could never use the code again. The message is
+    answered once; a later attempt with the same identity gets the same answer. ``freshness``: of
+    the life of the aggregator that is asked, with a counter that no other attempt ever had.
     """
 
     def __init__(
@@ -68,6 +73,7 @@ class EnrolmentAttempt:
         code: EnrolmentCode,
         descriptor: Descriptor,
         identity: Ed25519PrivateKey,
+        freshness: Freshness,
         *,
         random_bytes: RandomBytes = os.urandom,
         seal: hpke.Seal = hpke.seal,
@@ -82,7 +88,9 @@ class EnrolmentAttempt:
             mailbox=draw(random_bytes, MAILBOX_BYTES),
             reply_secret=draw(random_bytes, REPLY_SECRET_BYTES),
         )
-        self.message = encode_request(self._request, identity, code.secret, descriptor, seal)
+        self.message = encode_request(
+            self._request, identity, code.secret, descriptor, freshness, seal
+        )
 
     @property
     def mailbox(self) -> bytes:
@@ -146,21 +154,28 @@ class EnrolmentOutcome:
 class EnrolmentDesk:
     """The aggregator's end. Pure but for the random bytes drawn: the store is the caller's.
 
-    The caller looks the token up by :func:`enrolment_message.read_token_id`, gives its row here,
-    commits the row that comes back, and then sends the answer to the mailbox.
+    The caller reads a request's head, looks the token up, gives its row here, commits the row that
+    comes back, and then sends the answer to the mailbox.
+
+    ``buckets`` bounds the requests under each code that cost public-key work, ``budget`` the work
+    for all of them.
     """
 
     def __init__(
         self,
         keyring: Keyring,
+        incarnation: bytes,
         buckets: TokenBuckets,
+        budget: WorkBudget,
         unix_clock: Callable[[], float],
         *,
         random_bytes: RandomBytes = os.urandom,
         unseal: hpke.Unseal = hpke.unseal,
     ) -> None:
         self._keyring = keyring
+        self._marks = FreshnessMarks(incarnation)
         self._buckets = buckets
+        self._budget = budget
         self._unix_clock = unix_clock
         self._random_bytes = random_bytes
         self._unseal = unseal
@@ -169,28 +184,45 @@ class EnrolmentDesk:
         """Use other keys from now on."""
         self._keyring = keyring
 
-    def answer(self, message: bytes, token: Token, shard: int = 0) -> EnrolmentOutcome:
-        """Judge a request: first the HMAC and the bucket, then the public-key work.
+    def read_head(self, message: bytes) -> EnrolHead:
+        """What a request for this life says in clear, to look its code up. Proves nothing yet.
 
-        Raises ``WireError`` (no answer is due): ``wrong-token``, ``bad-admission``, ``too-many``,
-        ``unknown-descriptor``, ``retired-descriptor``, ``cannot-unseal``, ``bad-proof``,
-        ``bad-key``, ``bad-signature``, or a parser's reason.
+        Raises ``WireError``: ``old-incarnation``, or a parser's reason.
         """
+        head = read_request_head(message)
+        self._marks.require_this_life(head.freshness)
+        return head
+
+    def answer(self, message: bytes, token: Token, shard: int = 0) -> EnrolmentOutcome:
+        """Judge a request: HMAC and counter first, budget and bucket, then the public-key work.
+
+        Raises ``WireError`` (no answer is due): ``old-incarnation``, ``wrong-token``,
+        ``bad-admission``, ``replayed``, ``unknown-descriptor``, ``retired-descriptor``, ``busy``,
+        ``too-many``, ``cannot-unseal``, ``wrong-requester``, ``bad-proof``, ``bad-key``,
+        ``bad-signature``, or a parser's reason.
+        """
+        head = self.read_head(message)
+        if head.token_id != token.token_id:
+            raise WireError("wrong-token", "the request names another token")
+        check_request_tag(message, token.secret)
+        if not self._marks.is_new(_sender(token, head), head.freshness):
+            raise WireError("replayed", "a request with this counter, or a higher one, came before")
         now_unix_seconds = int(self._unix_clock())
-        serving = admit_request(
-            message, token.token_id, token.secret, self._keyring, now_unix_seconds
-        )
-        self._buckets.take(token.token_id)
-        request = decode_request(message, token.secret, serving, self._unseal)
-        verdict, row = self._judge(request, token, shard, now_unix_seconds)
-        answer = EnrolAnswer(verdict, now_unix_seconds)
-        nonce = draw(self._random_bytes, NONCE_BYTES)
+        serving = self._keyring.find(head.serial, now_unix_seconds)
+        with self._budget.work():
+            self._buckets.take(token.token_id)
+            request = decode_request(message, head, token.secret, serving, self._unseal)
+            verdict, row = self._judge(request, token, shard, now_unix_seconds)
+            nonce = draw(self._random_bytes, NONCE_BYTES)
+            said = EnrolAnswer(verdict, now_unix_seconds)
+            answer = encode_answer(said, message, request.reply_secret, serving.signing, nonce)
+        self._marks.raise_to(_sender(row, head), head.freshness)
         return EnrolmentOutcome(
             token=row,
             refusal=verdict if isinstance(verdict, EnrolRefusal) else None,
             identity=request.identity,
             mailbox=request.mailbox,
-            answer=encode_answer(answer, message, request.reply_secret, serving.signing, nonce),
+            answer=answer,
             joined=row is not token,
         )
 
@@ -218,3 +250,14 @@ class EnrolmentDesk:
             admission_key=draw(self._random_bytes, ADMISSION_KEY_BYTES),
             shard=shard,
         )
+
+
+def _sender(token: Token, head: EnrolHead) -> bytes:
+    """Whose mark a request is held against: that of the code's owner, or of all others together.
+
+    So a thief's high counter cannot keep the owner from asking again, nor the owner's the thief
+    from being noticed; and there are two marks a code at most, however many identities try it.
+    """
+    binding = token.binding
+    is_owner = binding is not None and requester_of(binding.identity) == head.requester
+    return token.token_id + (b"owner" if is_owner else b"others")

@@ -1,7 +1,8 @@
 """Enrolment's request and answer, as bytes.
 
-Request: ``version 1 | type 1 | descriptor serial 8 | token id 8 | admission tag 16 | sealed``, the
-sealed part (HPKE) ``signature 64 | CBOR {identity, mailbox, proof, secret, token}``. Answer:
+Request: ``version 1 | type 1 | descriptor serial 8 | token id 8 | requester 16 | incarnation 16 |
+counter 8 | admission tag 16 | sealed``, the sealed part (HPKE) ``signature 64 | CBOR {identity,
+mailbox, proof, secret, token}``. Answer:
 ``version 1 | type 1 | nonce 12 | sealed``, the sealed part (ChaCha20-Poly1305 under a key that the
 request's secret gives) ``signature 64 | CBOR {grant, refused, time}``.
 """
@@ -30,13 +31,15 @@ from device_sdk.wire.admission import (
 from device_sdk.wire.descriptor import Descriptor
 from device_sdk.wire.enrolment_code import TOKEN_ID_BYTES
 from device_sdk.wire.errors import WireError
+from device_sdk.wire.freshness import FRESHNESS_BYTES, Freshness
 from device_sdk.wire.handshake import ADMISSION_KEY_BYTES, DEVICE_ID_BYTES
 from device_sdk.wire.header import MessageType, check_prefix, prefix
-from device_sdk.wire.keyring import Keyring, ServingKeys
+from device_sdk.wire.keyring import ServingKeys
 from device_sdk.wire.record import Record
 from device_sdk.wire.signature import SIGNATURE_BYTES, Purpose
 
 HANDLE_BYTES = 16
+REQUESTER_BYTES = 16
 MAILBOX_BYTES = 16
 REPLY_SECRET_BYTES = 32
 NONCE_BYTES = 12
@@ -48,7 +51,9 @@ _PROOF_BYTES = 32
 _TIME_LIMIT = 2**63 - 1
 _SERIAL = struct.Struct("<Q")
 _TOKEN_AT = 2 + _SERIAL.size
-_TAG_AT = _TOKEN_AT + TOKEN_ID_BYTES
+_REQUESTER_AT = _TOKEN_AT + TOKEN_ID_BYTES
+_FRESHNESS_AT = _REQUESTER_AT + REQUESTER_BYTES
+_TAG_AT = _FRESHNESS_AT + FRESHNESS_BYTES
 _SEALED_AT = _TAG_AT + TAG_BYTES
 _ANSWER_SEALED_AT = 2 + NONCE_BYTES
 
@@ -59,6 +64,18 @@ class EnrolRefusal(Enum):
     CODE_USED = "code-used"
     CODE_EXPIRED = "code-expired"
     REVOKED = "revoked"
+
+
+@dataclass(frozen=True, slots=True)
+class EnrolHead:
+    """What a request says in clear. Proves nothing yet."""
+
+    serial: int
+    """Of the descriptor that it was sealed to."""
+    token_id: bytes
+    requester: bytes
+    """:func:`requester_of` the identity inside, 16 bytes."""
+    freshness: Freshness
 
 
 @dataclass(frozen=True)
@@ -129,9 +146,14 @@ class EnrolAnswer:
         return cbor.encode({"grant": grant, "refused": refused, "time": self.time_unix_seconds})
 
 
-def enrol_info(descriptor: Descriptor) -> bytes:
-    """HPKE's info for an enrolment: bound to every byte of the descriptor."""
-    return b"tessera/1 enrol" + descriptor.digest
+def requester_of(identity: bytes) -> bytes:
+    """16 bytes that tell one identity's requests from another's before they are unsealed."""
+    return hashlib.sha256(b"tessera/1 requester\x00" + identity).digest()[:REQUESTER_BYTES]
+
+
+def enrol_info(descriptor: Descriptor, freshness: Freshness) -> bytes:
+    """HPKE's info for an enrolment: bound to every byte of the descriptor, and to this one time."""
+    return b"tessera/1 enrol" + descriptor.digest + freshness.to_bytes()
 
 
 def encode_request(
@@ -139,10 +161,11 @@ def encode_request(
     identity: Ed25519PrivateKey,
     code_secret: bytes,
     descriptor: Descriptor,
+    freshness: Freshness,
     seal: hpke.Seal = hpke.seal,
 ) -> bytes:
     """The request message: proven, signed, sealed and tagged."""
-    info = enrol_info(descriptor)
+    info = enrol_info(descriptor, freshness)
     body = cbor.encode(
         {
             "identity": request.identity,
@@ -154,41 +177,48 @@ def encode_request(
     )
     signed = signature.sign(identity, Purpose.ENROL_REQUEST, info + body)
     sealed = seal(hpke.public_key(descriptor.hpke), info, signed + body)
-    head = prefix(MessageType.ENROL_REQUEST) + _SERIAL.pack(descriptor.serial) + request.token_id
+    head = (
+        prefix(MessageType.ENROL_REQUEST)
+        + _SERIAL.pack(descriptor.serial)
+        + request.token_id
+        + requester_of(request.identity)
+        + freshness.to_bytes()
+    )
     tag = admission_tag(code_secret, AdmissionPurpose.ENROL, head + sealed)
     return head + tag + sealed
 
 
-def read_token_id(message: bytes) -> bytes:
-    """The token id that a request names, to look its code up. Proves nothing yet."""
+def read_request_head(message: bytes) -> EnrolHead:
+    """What a request says in clear. Raises ``WireError``: a parser's reason."""
     check_prefix(message, MessageType.ENROL_REQUEST, _SEALED_AT, MAX_REQUEST_BYTES)
-    return message[_TOKEN_AT:_TAG_AT]
+    (serial,) = _SERIAL.unpack_from(message, 2)
+    return EnrolHead(
+        serial,
+        message[_TOKEN_AT:_REQUESTER_AT],
+        message[_REQUESTER_AT:_FRESHNESS_AT],
+        Freshness.from_bytes(message, _FRESHNESS_AT),
+    )
 
 
-def admit_request(
-    message: bytes, token_id: bytes, code_secret: bytes, keyring: Keyring, now_unix_seconds: int
-) -> ServingKeys:
-    """Everything about a request that can be judged without public-key work.
-
-    Raises ``WireError``: ``wrong-token``, ``bad-admission``, ``unknown-descriptor``,
-    ``retired-descriptor``, or a parser's reason.
-    """
-    if read_token_id(message) != token_id:
-        raise WireError("wrong-token", "the request names another token")
-    head, tag = message[:_TAG_AT], message[_TAG_AT:_SEALED_AT]
-    check_admission(code_secret, AdmissionPurpose.ENROL, head + message[_SEALED_AT:], tag)
-    return keyring.find(_SERIAL.unpack_from(message, 2)[0], now_unix_seconds)
+def check_request_tag(message: bytes, code_secret: bytes) -> None:
+    """Judge the tag of a request whose head was read. Raises ``WireError("bad-admission")``."""
+    covered = message[:_TAG_AT] + message[_SEALED_AT:]
+    check_admission(code_secret, AdmissionPurpose.ENROL, covered, message[_TAG_AT:_SEALED_AT])
 
 
 def decode_request(
-    message: bytes, code_secret: bytes, keys: ServingKeys, unseal: hpke.Unseal = hpke.unseal
+    message: bytes,
+    head: EnrolHead,
+    code_secret: bytes,
+    keys: ServingKeys,
+    unseal: hpke.Unseal = hpke.unseal,
 ) -> EnrolRequest:
     """Unseal and verify an admitted request.
 
-    Raises ``WireError``: ``cannot-unseal``, ``wrong-token``, ``bad-proof``, ``bad-key``,
-    ``bad-signature``, or a parser's reason.
+    Raises ``WireError``: ``cannot-unseal``, ``wrong-token``, ``wrong-requester``, ``bad-proof``,
+    ``bad-key``, ``bad-signature``, or a parser's reason.
     """
-    info = enrol_info(keys.descriptor)
+    info = enrol_info(keys.descriptor, head.freshness)
     opened = unseal(keys.hpke, info, message[_SEALED_AT:])
     signed, body = opened[:SIGNATURE_BYTES], opened[SIGNATURE_BYTES:]
     fields = ("identity", "mailbox", "proof", "secret", "token")
@@ -199,8 +229,10 @@ def decode_request(
         record.octets("mailbox", MAILBOX_BYTES),
         record.octets("secret", REPLY_SECRET_BYTES),
     )
-    if request.token_id != message[_TOKEN_AT:_TAG_AT]:
+    if request.token_id != head.token_id:
         raise WireError("wrong-token", "another token is sealed than the one outside")
+    if requester_of(request.identity) != head.requester:
+        raise WireError("wrong-requester", "another identity is sealed than the one outside")
     if not hmac.compare_digest(
         record.octets("proof", _PROOF_BYTES), request.proof(code_secret, info)
     ):
@@ -217,8 +249,8 @@ def encode_answer(
     signing: Ed25519PrivateKey,
     nonce: bytes,
 ) -> bytes:
-    """The answer message. ``nonce``: 12 fresh random bytes, since one request may be answered
-    several times (and first by a grant, later by ``revoked``)."""
+    """The answer message. ``nonce``: 12 fresh random bytes: nothing but this process's memory
+    keeps it from answering one request twice (and first by a grant, later by ``revoked``)."""
     if len(nonce) != NONCE_BYTES:
         raise ValueError(f"the nonce has {NONCE_BYTES} bytes, {len(nonce)} given")
     body = answer.to_body()

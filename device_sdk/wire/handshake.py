@@ -1,8 +1,9 @@
 """Open and reply: the two messages that make a session, as bytes.
 
-Open: ``version 1 | type 1 | descriptor serial 8 | admission tag 16 | sealed``; reply: ``version 1 |
-type 1 | sealed``. What is sealed is ``signature 64 | canonical CBOR`` in both. State and order of
-checks are in :mod:`device_session` (device) and :mod:`session_table` (aggregator).
+Open: ``version 1 | type 1 | descriptor serial 8 | incarnation 16 | counter 8 | admission tag 16 |
+sealed``; reply: ``version 1 | type 1 | sealed``. What is sealed is ``signature 64 | canonical
+CBOR`` in both. State and order of checks are in :mod:`device_session` (device) and
+:mod:`session_table` (aggregator).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from device_sdk.wire.admission import (
 from device_sdk.wire.descriptor import Descriptor
 from device_sdk.wire.envelope import SESSION_ID_BYTES
 from device_sdk.wire.errors import WireError
+from device_sdk.wire.freshness import FRESHNESS_BYTES, INCARNATION_BYTES, Freshness
 from device_sdk.wire.group_key import (
     MOST_KEYS,
     GroupKey,
@@ -29,8 +31,7 @@ from device_sdk.wire.group_key import (
     group_keys_to_value,
 )
 from device_sdk.wire.header import MessageType, check_prefix, prefix
-from device_sdk.wire.keyring import Keyring, ServingKeys
-from device_sdk.wire.presence import INCARNATION_BYTES
+from device_sdk.wire.keyring import ServingKeys
 from device_sdk.wire.record import Record
 from device_sdk.wire.session import SECRET_BYTES
 from device_sdk.wire.signature import SIGNATURE_BYTES, Purpose
@@ -41,8 +42,19 @@ MAX_OPEN_BYTES = 4096
 MAX_REPLY_BYTES = 4096
 
 _SERIAL = struct.Struct("<Q")
-_SEALED_AT = 2 + _SERIAL.size + TAG_BYTES
+_FRESHNESS_AT = 2 + _SERIAL.size
+_TAG_AT = _FRESHNESS_AT + FRESHNESS_BYTES
+_SEALED_AT = _TAG_AT + TAG_BYTES
 _TIME_LIMIT = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class OpenHead:
+    """What an open says in clear. Proves nothing yet."""
+
+    serial: int
+    """Of the descriptor that it was sealed to."""
+    freshness: Freshness
 
 
 @dataclass(frozen=True)
@@ -86,9 +98,9 @@ class SessionReply:
         )
 
 
-def open_info(descriptor: Descriptor) -> bytes:
-    """HPKE's info for an open: bound to every byte of the descriptor."""
-    return b"tessera/1 open" + descriptor.digest
+def open_info(descriptor: Descriptor, freshness: Freshness) -> bytes:
+    """HPKE's info for an open: bound to every byte of the descriptor, and to this one time."""
+    return b"tessera/1 open" + descriptor.digest + freshness.to_bytes()
 
 
 def reply_info(open_digest: bytes) -> bytes:
@@ -101,39 +113,37 @@ def encode_open(
     identity: Ed25519PrivateKey,
     admission_key: bytes,
     descriptor: Descriptor,
+    freshness: Freshness,
     seal: hpke.Seal = hpke.seal,
 ) -> bytes:
     """The open message, signed, sealed and tagged."""
-    info = open_info(descriptor)
+    info = open_info(descriptor, freshness)
     body = request.to_body()
     signed = signature.sign(identity, Purpose.SESSION_OPEN, info + body)
     sealed = seal(hpke.public_key(descriptor.hpke), info, signed + body)
-    head = prefix(MessageType.SESSION_OPEN) + _SERIAL.pack(descriptor.serial)
+    serial = _SERIAL.pack(descriptor.serial)
+    head = prefix(MessageType.SESSION_OPEN) + serial + freshness.to_bytes()
     tag = admission_tag(admission_key, AdmissionPurpose.SESSION_OPEN, head + sealed)
     return head + tag + sealed
 
 
-def admit_open(
-    message: bytes, admission_key: bytes, keyring: Keyring, now_unix_seconds: int
-) -> ServingKeys:
-    """Everything about an open that can be judged without public-key work.
-
-    Raises ``WireError``: a parser's reason, ``bad-admission``, ``unknown-descriptor``,
-    ``retired-descriptor``.
-    """
+def read_open_head(message: bytes) -> OpenHead:
+    """What an open says in clear. Raises ``WireError``: a parser's reason."""
     check_prefix(message, MessageType.SESSION_OPEN, _SEALED_AT, MAX_OPEN_BYTES)
-    head = message[: 2 + _SERIAL.size]
-    check_admission(
-        admission_key,
-        AdmissionPurpose.SESSION_OPEN,
-        head + message[_SEALED_AT:],
-        message[len(head) : _SEALED_AT],
-    )
-    return keyring.find(_SERIAL.unpack_from(message, 2)[0], now_unix_seconds)
+    (serial,) = _SERIAL.unpack_from(message, 2)
+    return OpenHead(serial, Freshness.from_bytes(message, _FRESHNESS_AT))
+
+
+def check_open_tag(message: bytes, admission_key: bytes) -> None:
+    """Judge the tag of an open whose head was read. Raises ``WireError("bad-admission")``."""
+    covered = message[:_TAG_AT] + message[_SEALED_AT:]
+    tag = message[_TAG_AT:_SEALED_AT]
+    check_admission(admission_key, AdmissionPurpose.SESSION_OPEN, covered, tag)
 
 
 def decode_open(
     message: bytes,
+    head: OpenHead,
     device_id: bytes,
     identity: bytes,
     keys: ServingKeys,
@@ -143,7 +153,7 @@ def decode_open(
 
     Raises ``WireError``: ``cannot-unseal``, ``wrong-device``, ``bad-signature``, or a parser's.
     """
-    info = open_info(keys.descriptor)
+    info = open_info(keys.descriptor, head.freshness)
     signed, body = _split(unseal(keys.hpke, info, message[_SEALED_AT:]))
     record = Record.decode(body, ("device", "ephemeral", "secret"), limit_bytes=MAX_OPEN_BYTES)
     request = OpenRequest(

@@ -13,12 +13,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from device_sdk.wire import cbor, signature
 from device_sdk.wire.descriptor import Descriptor
+from device_sdk.wire.freshness import INCARNATION_BYTES
 from device_sdk.wire.header import MessageType, check_prefix, prefix
 from device_sdk.wire.keys import RandomBytes, draw
 from device_sdk.wire.record import Record
 from device_sdk.wire.signature import Purpose
 
-INCARNATION_BYTES = 16
 MAX_BYTES = 256
 _BODY_AT = 2 + signature.SIGNATURE_BYTES
 _TIME_LIMIT = 2**63 - 1
@@ -67,31 +67,44 @@ def read_presence(message: bytes, descriptor: Descriptor) -> Presence:
 
 
 class PresenceWatch:
-    """Decides whether a presence calls for a new session.
+    """Decides which life of the aggregator to ask, and whether a presence calls for a new session.
 
     The broker keeps old presences and may show them again. One that started before the newest seen
-    is ignored, and one for which a session was opened already asks for no second one: a broker can
-    cause one needless session for each presence the aggregator ever signed, and no loop.
+    calls for nothing, and one for which a session was opened already asks for no second one: a
+    broker can cause one needless session for each presence the aggregator ever signed, and no loop.
     """
 
     _MOST_ASKED = 64
 
     def __init__(self) -> None:
         self._session: bytes | None = None
-        self._newest_unix_seconds = 0
+        self._newest: Presence | None = None
+        self._shown: Presence | None = None
         self._asked: set[bytes] = set()
 
     def session_opened(self, incarnation: bytes) -> None:
         """Note the incarnation that a session's reply gave."""
         self._session = incarnation
 
+    def incarnation(self, unanswered: int) -> bytes | None:
+        """The life to ask, after so many attempts in a row without an answer; None for none known.
+
+        By turns the newest, and the one shown last: the first alone would shut the device out when
+        the aggregator's clock was set back before it started, the second while somebody shows an
+        old presence.
+        """
+        presence = self._shown if unanswered % 2 else self._newest
+        return None if presence is None else presence.incarnation
+
     def should_reopen(self, presence: Presence) -> bool:
         """Whether to open a new session (after a random wait) because of this presence."""
-        if presence.started_unix_seconds < self._newest_unix_seconds:
+        self._shown = presence
+        newest = self._newest
+        if newest is not None and presence.started_unix_seconds < newest.started_unix_seconds:
             return False
-        if presence.started_unix_seconds > self._newest_unix_seconds:
-            self._newest_unix_seconds = presence.started_unix_seconds
+        if newest is None or presence.started_unix_seconds > newest.started_unix_seconds:
             self._asked.clear()
+        self._newest = presence
         if presence.incarnation == self._session or presence.incarnation in self._asked:
             return False
         if len(self._asked) >= self._MOST_ASKED:

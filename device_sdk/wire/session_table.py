@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from device_sdk.wire import hpke
-from device_sdk.wire.admission import Clock, TokenBuckets
+from device_sdk.wire.admission import Clock, TokenBuckets, WorkBudget
 from device_sdk.wire.envelope import SESSION_ID_BYTES, Fragment, read_header
 from device_sdk.wire.errors import WireError
+from device_sdk.wire.freshness import FreshnessMarks
 from device_sdk.wire.group_key import GroupKey
-from device_sdk.wire.handshake import SessionReply, admit_open, decode_open, encode_reply
+from device_sdk.wire.handshake import (
+    SessionReply,
+    check_open_tag,
+    decode_open,
+    encode_reply,
+    read_open_head,
+)
 from device_sdk.wire.keyring import Keyring
 from device_sdk.wire.keys import RandomBytes, draw
 from device_sdk.wire.session import SECRET_BYTES, End, Received, Session, derive_session_keys
 
 PENDING_SECONDS = 300.0
 MOST_PENDING = 4
-_REMEMBERED_OPENS = 64
+MOST_REPEATS = 8
+"""Times that one open is answered again: more than a device sends it, and QoS 1 doubles that."""
 
 
 @dataclass(frozen=True)
@@ -33,12 +40,13 @@ class RegisteredDevice:
     admission_key: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Pending:
     session: Session
     open_digest: bytes
     reply: bytes
     granted_at_seconds: float
+    repeats_left: int = MOST_REPEATS
 
 
 @dataclass(slots=True)
@@ -47,18 +55,18 @@ class _Seat:
 
     live: Session | None = None
     pending: list[_Pending] = field(default_factory=list)  # oldest first
-    opens: deque[bytes] = field(default_factory=lambda: deque(maxlen=_REMEMBERED_OPENS))
 
 
 class SessionTable:
     """Sessions of all devices, in memory only. Not for several threads at once.
 
-    A granted session waits beside the live one and replaces it at its first valid envelope, so a
-    replayed open, whose keys the replayer does not have, evicts nobody.
+    An open is granted once: it names this life of the aggregator and a counter above those of the
+    device's opens that were granted before. A granted session waits beside the live one and
+    replaces it at its first valid envelope, so a lost reply costs the device no session.
 
     ``clock`` gives monotonic seconds, ``unix_clock`` Unix time in seconds. ``buckets`` bounds the
-    opens of each device that cost public-key work. A reply goes out under the keys of the
-    descriptor that the open named.
+    opens of each device that cost public-key work, ``budget`` the work for all of them. A reply
+    goes out under the keys of the descriptor that the open named.
     """
 
     def __init__(
@@ -66,6 +74,7 @@ class SessionTable:
         keyring: Keyring,
         incarnation: bytes,
         buckets: TokenBuckets,
+        budget: WorkBudget,
         clock: Clock,
         unix_clock: Callable[[], float],
         *,
@@ -75,7 +84,9 @@ class SessionTable:
     ) -> None:
         self._keyring = keyring
         self._incarnation = incarnation
+        self._marks = FreshnessMarks(incarnation)
         self._buckets = buckets
+        self._budget = budget
         self._clock = clock
         self._unix_clock = unix_clock
         self._random_bytes = random_bytes
@@ -93,34 +104,42 @@ class SessionTable:
     ) -> bytes:
         """The reply to an open that came on ``device``'s topic.
 
-        Cheapest checks first: form, admission tag, repetition, token bucket, and only then
-        unsealing and the signature. The same bytes again get the same reply while the session
-        waits for its first envelope.
+        Cheapest checks first: form, incarnation, admission tag, counter, and only then budget and
+        token bucket, unsealing and the signature. The same bytes again get the same reply a few
+        times while the session waits for its first envelope.
 
-        Raises ``WireError``: ``bad-admission``, ``unknown-descriptor``, ``retired-descriptor``,
-        ``replayed``, ``too-many``, ``cannot-unseal``, ``wrong-device``, ``bad-signature``,
-        ``bad-key``, or a parser's reason.
+        Raises ``WireError``: ``old-incarnation``, ``bad-admission``, ``replayed``,
+        ``unknown-descriptor``, ``retired-descriptor``, ``busy``, ``too-many``, ``cannot-unseal``,
+        ``wrong-device``, ``bad-signature``, ``bad-key``, or a parser's reason.
         """
-        now_unix_seconds = int(self._unix_clock())
-        serving = admit_open(message, device.admission_key, self._keyring, now_unix_seconds)
-        digest = hashlib.sha256(message).digest()
+        head = read_open_head(message)
+        self._marks.require_this_life(head.freshness)
+        check_open_tag(message, device.admission_key)
         seat = self._seats.get(device.device_id, _Seat())
         self._drop_stale(seat)
-        for pending in seat.pending:
-            if pending.open_digest == digest:
-                return pending.reply
-        if digest[:16] in seat.opens:
-            raise WireError("replayed", "this open came before")
-        self._buckets.take(device.device_id)
-        request = decode_open(message, device.device_id, device.identity, serving, self._unseal)
-        reply = SessionReply(
-            self._new_session_id(),
-            draw(self._random_bytes, SECRET_BYTES),
-            self._incarnation,
-            now_unix_seconds,
-            group_keys,
-        )
-        reply_message = encode_reply(reply, digest, request.ephemeral, serving.signing, self._seal)
+        if not self._marks.is_new(device.device_id, head.freshness):
+            return self._reply_again(seat, message)
+        now_unix_seconds = int(self._unix_clock())
+        serving = self._keyring.find(head.serial, now_unix_seconds)
+        with self._budget.work():
+            self._buckets.take(device.device_id)
+            request = decode_open(
+                message, head, device.device_id, device.identity, serving, self._unseal
+            )
+            digest = hashlib.sha256(message).digest()
+            reply = SessionReply(
+                self._new_session_id(),
+                draw(self._random_bytes, SECRET_BYTES),
+                self._incarnation,
+                now_unix_seconds,
+                group_keys,
+            )
+            reply_message = encode_reply(
+                reply, digest, request.ephemeral, serving.signing, self._seal
+            )
+        # Not before: an open that found no time may come again, and who has the admission key but
+        # not the identity must not be able to raise the mark above all that the device will send.
+        self._marks.raise_to(device.device_id, head.freshness)
         keys = derive_session_keys(request.secret, reply.secret, message, reply_message)
         session = Session(reply.session_id, keys, End.AGGREGATOR, self._clock)
         self._seats[device.device_id] = seat
@@ -168,7 +187,8 @@ class SessionTable:
         return seat is not None and seat.live is not None and not seat.live.is_spent()
 
     def end(self, device_id: bytes) -> None:
-        """End all sessions of a device at once (it was revoked)."""
+        """End all sessions of a device at once, for good (it was revoked)."""
+        self._marks.forget(device_id)
         seat = self._seats.pop(device_id, None)
         if seat is not None:
             self._forget(seat.live)
@@ -196,9 +216,17 @@ class SessionTable:
             if session_id not in self._owners:
                 return session_id
 
+    def _reply_again(self, seat: _Seat, message: bytes) -> bytes:
+        newest = seat.pending[-1] if seat.pending else None
+        if newest is None or newest.open_digest != hashlib.sha256(message).digest():
+            raise WireError("replayed", "the device opened with this counter, or a higher one")
+        if newest.repeats_left == 0:
+            raise WireError("replayed", "this open was answered often enough")
+        newest.repeats_left -= 1
+        return newest.reply
+
     def _wait(self, device_id: bytes, seat: _Seat, pending: _Pending) -> None:
         seat.pending.append(pending)
-        seat.opens.append(pending.open_digest[:16])
         self._owners[pending.session.session_id] = device_id
         while len(seat.pending) > MOST_PENDING:
             self._forget(seat.pending.pop(0).session)

@@ -21,6 +21,7 @@ from device_sdk.wire.enrolment_code import parse_code
 from device_sdk.wire.enrolment_message import Grant
 from device_sdk.wire.errors import WireError
 from device_sdk.wire.exchange import Broadcast, Update
+from device_sdk.wire.freshness import Freshness
 from device_sdk.wire.group_key import GroupKey, find_group_key
 from device_sdk.wire.link import Link
 from device_sdk.wire.link_events import Message
@@ -72,6 +73,7 @@ class ScriptedDevice:
         self._retained: dict[str, bytes] = {}
         self._opening: SessionOpening | None = None
         self._presence = PresenceWatch()
+        self._counter = 0
         self._epoch_wanted = 0
 
     # Connection.
@@ -106,16 +108,16 @@ class ScriptedDevice:
 
     def enrol(self) -> ScriptedDevice:
         """Join, or join again with the same identity."""
-        link = self.connect(os.urandom(16).hex(), [self.topics.write(DescriptorTopic())])
-        self.wait_for(lambda: self.descriptor() is not None)
-        attempt = EnrolmentAttempt(self.code, self.require_descriptor(), self.identity)
+        topics = [self.topics.write(topic) for topic in (DescriptorTopic(), PresenceTopic())]
+        link = self.connect(os.urandom(16).hex(), topics)
+        self.wait_for(self.knows_the_aggregator)
+        attempt = EnrolmentAttempt(
+            self.code, self.require_descriptor(), self.identity, self.fresh()
+        )
         answer_topic = self.topics.write(EnrolAnswerTopic(attempt.mailbox))
         link = self.connect(attempt.mailbox.hex(), [answer_topic])
-        until = time.monotonic() + PATIENCE_SECONDS
-        while answer_topic not in self._retained:
-            link.publish(self.topics.write(EnrolRequestTopic()), attempt.message)
-            self.pump(0.5)
-            assert time.monotonic() < until, "no answer to the enrolment"
+        link.publish(self.topics.write(EnrolRequestTopic()), attempt.message)
+        self.wait_for(lambda: answer_topic in self._retained)
         self.grant = attempt.accept(self._retained.pop(answer_topic)).grant
         self.disconnect()
         return self
@@ -132,12 +134,18 @@ class ScriptedDevice:
                 self.topics.write(ManifestTopic(self._task, "all")),
             ],
         )
-        self.wait_for(lambda: self.descriptor() is not None)
+        self.wait_for(self.knows_the_aggregator)
         self.open_session()
         return self
 
+    def new_opening(self) -> SessionOpening:
+        """An attempt that nobody sent yet."""
+        return SessionOpening(
+            self.credential(), self.require_descriptor(), self.fresh(), time.monotonic
+        )
+
     def open_session(self) -> None:
-        opening = SessionOpening(self.credential(), self.require_descriptor(), time.monotonic)
+        opening = self.new_opening()
         self._opening = opening
         self.publish_up(opening.message)
         self.wait_for(lambda: self._opening is None)
@@ -236,6 +244,18 @@ class ScriptedDevice:
         name = self.topics.write(topic)
         self.wait_for(lambda: name in self._retained)
         return self._retained[name]
+
+    def knows_the_aggregator(self) -> bool:
+        """Whether descriptor and presence came."""
+        presence = self.topics.write(PresenceTopic())
+        return self.descriptor() is not None and presence in self._retained
+
+    def fresh(self) -> Freshness:
+        """Of a new request to the life of the aggregator that was shown last."""
+        message = self._retained[self.topics.write(PresenceTopic())]
+        self._counter += 1
+        presence = read_presence(message, self.require_descriptor())
+        return Freshness(presence.incarnation, self._counter)
 
     def credential(self) -> DeviceCredential:
         grant = self.require_grant()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from aggregator.rounds import RoundClosed
-from device_sdk.wire.device_session import DeviceSessions, SessionOpening
+from device_sdk.wire.device_session import DeviceSessions
 from device_sdk.wire.errors import WireError
 from device_sdk.wire.messages import RecordType, UpdateIdentity, Verdict, write_update
 from device_sdk.wire.topics import UpTopic
@@ -118,10 +118,13 @@ def test_replayed_forged_misplaced_and_retained(mosquitto: Mosquitto, tmp_path: 
             link = anna.require_link()
             link.publish(anna.topics.write(UpTopic(0, bytes(16))), b"\x01\x05hello")
             counted(served, "unknown-handle")
-            link.publish("tessera/enrol/request", b"\x01\x03" + bytes(60))
+            nobody = b"\x01\x03" + bytes(8 + 8 + 16)
+            link.publish("tessera/enrol/request", nobody + anna.fresh().to_bytes() + bytes(60))
             counted(served, "unknown-token")
+            link.publish("tessera/enrol/request", nobody + bytes(24 + 60))
+            counted(served, "old-incarnation")
             # An open that was recorded is opened once, and evicts nobody.
-            opening = SessionOpening(anna.credential(), anna.require_descriptor(), time.monotonic)
+            opening = anna.new_opening()
             wrong = bytearray(opening.message)
             wrong[-1] ^= 1
             anna.publish_up(bytes(wrong))
@@ -156,7 +159,7 @@ def test_revocation_ends_sessions_and_rotates_the_group_key(
             wait_until(lambda: not served.parts.table.has_session(device_id))
             anna.send(anna.identity_for(first), anna.body())
             counted(served, "revoked")
-            opening = SessionOpening(anna.credential(), anna.require_descriptor(), time.monotonic)
+            opening = anna.new_opening()
             anna.publish_up(opening.message)
             counted(served, "revoked", 2)
             with pytest.raises(WireError, match="revoked"):

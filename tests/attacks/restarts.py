@@ -10,7 +10,7 @@ import logging
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from device_sdk.artifact import Artifact
 from device_sdk.rounds.pace import Pace
 from device_sdk.wire.enrolment import EnrolmentAttempt
 from device_sdk.wire.exchange import Attachment, Broadcast
+from device_sdk.wire.freshness import Freshness
 from device_sdk.wire.topics import EnrolRequestTopic
 from tests.attacks.nonce_ledger import NonceLedger
 from tests.attacks.stage import Stage
@@ -90,13 +91,19 @@ def make_restart_stage(folder: Path) -> Stage:
     return stage
 
 
-def _late_enrolment(stage: Stage) -> bytes:
-    """A request under a code that has expired: each time it comes it is answered, and sealed."""
+def _late_enrolment(stage: Stage) -> Callable[[int], bytes]:
+    """A request under a code that has expired, by its counter: each is answered, and sealed."""
     [code] = make_codes(stage.store, 1, int(stage.unix()), os.urandom)
     with stage.store.database.transaction():
         stage.store.tokens.add(code, int(stage.unix()) - 2, int(stage.unix()) - 1, None)
     descriptor = stage.parts.keys.current().descriptor
-    return EnrolmentAttempt(code, descriptor, Ed25519PrivateKey.generate()).message
+    identity = Ed25519PrivateKey.generate()
+
+    def request(counter: int) -> bytes:
+        freshness = Freshness(stage.incarnation(), counter)
+        return EnrolmentAttempt(code, descriptor, identity, freshness).message
+
+    return request
 
 
 def restart_often(stage: Stage, ledger: NonceLedger, restarts: int, seed: int) -> RestartFigures:
@@ -115,8 +122,8 @@ def restart_often(stage: Stage, ledger: NonceLedger, restarts: int, seed: int) -
 
     request, enrol = _late_enrolment(stage), stage.topics.write(EnrolRequestTopic())
     stage.broker.publish = publish  # type: ignore[method-assign]
-    for _ in range(restarts):
-        stage.broker.publish(enrol, request)
+    for count in range(1, restarts + 1):
+        stage.broker.publish(enrol, request(count))
         left = int(rng.integers(1, 60))
         try:
             stage.run(float(rng.uniform(1.0, 7.0)))

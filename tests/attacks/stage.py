@@ -17,6 +17,7 @@ from aggregator.service import Service
 from aggregator.store import Database, Store
 from aggregator.task import read_task
 from device_sdk.rounds.pace import Pace
+from device_sdk.wire.presence import read_presence
 from device_sdk.wire.topics import EnrolRequestTopic, Topics, UpTopic
 from tests.attacks.simulated_broker import AGGREGATOR, Parcel, SimulatedBroker, StandInLink
 from tests.attacks.simulated_device import SimulatedDevice
@@ -148,6 +149,11 @@ class Stage:
         while not true():
             assert self.now_seconds < until, "it did not come true in time"
             self.run(1.0)
+
+    def incarnation(self) -> bytes:
+        """Of the aggregator's present life."""
+        _, message = self.parts.publisher.presence()
+        return read_presence(message, self.parts.keys.current().descriptor).incarnation
 
     def refusals(self, reason: str) -> int:
         """How often the aggregator refused something for this reason since it started."""

@@ -25,7 +25,7 @@ from aggregator.key_folder import (
 from device_sdk.enrol import Fleet, enrol
 from device_sdk.home.errors import EnrolmentFailed, EnrolmentRefused
 from device_sdk.home.home import Home as DeviceHome
-from device_sdk.wire.admission import TokenBuckets
+from device_sdk.wire.admission import TokenBuckets, WorkBudget
 from device_sdk.wire.enrolment import EnrolmentDesk, Token
 from device_sdk.wire.enrolment_code import parse_code
 from device_sdk.wire.keyring import Keyring, ServingKeys
@@ -66,10 +66,17 @@ class Thief:
             topics.write(DescriptorTopic()), self.keys.descriptor.message, retain=True
         ).wait(5)
         then = float(self.keys.descriptor.expires_unix_seconds - DAY)
-        presence = sign_presence(new_presence(int(then)), self.keys.descriptor, self.keys.signing)
+        life = new_presence(int(then))
+        presence = sign_presence(life, self.keys.descriptor, self.keys.signing)
         link.publish(topics.write(PresenceTopic()), presence, retain=True)
         buckets = TokenBuckets(100, 100, time.monotonic)
-        desk = EnrolmentDesk(Keyring([self.keys]), buckets, lambda: then)
+        desk = EnrolmentDesk(
+            Keyring([self.keys]),
+            life.incarnation,
+            buckets,
+            WorkBudget(1.0, time.monotonic),
+            lambda: then,
+        )
         code = parse_code(self.code)
         token = Token(code.token_id, code.secret, int(then) + DAY)
         stopping = threading.Event()

@@ -16,9 +16,10 @@ from aggregator.methods.server_optimizer import OptimizerSettings
 from aggregator.uplink import Refusal
 from device_sdk.wire import hpke
 from device_sdk.wire.admission import AdmissionPurpose, admission_tag
-from device_sdk.wire.enrolment_message import enrol_info
+from device_sdk.wire.enrolment_message import REQUESTER_BYTES, enrol_info
 from device_sdk.wire.envelope import MAX_PAYLOAD_BYTES, Fragment
 from device_sdk.wire.exchange import Update
+from device_sdk.wire.freshness import Freshness
 from device_sdk.wire.header import MessageType, prefix
 from device_sdk.wire.link_events import Message
 from device_sdk.wire.messages import RecordType
@@ -62,7 +63,9 @@ def test_deep_and_huge_cbor_is_refused_in_bounded_memory(stage: Stage) -> None:
     with stage.store.database.transaction():
         stage.store.tokens.add(code, int(stage.unix()), int(stage.unix()) + 3600, None)
     descriptor = stage.parts.keys.current().descriptor
+    freshness = Freshness(stage.incarnation(), 1)
     head = prefix(MessageType.ENROL_REQUEST) + struct.pack("<Q", descriptor.serial) + code.token_id
+    head += bytes(REQUESTER_BYTES) + freshness.to_bytes()
     messages = []
     for bomb in (
         b"\x81" * 2500,  # arrays in arrays
@@ -72,7 +75,7 @@ def test_deep_and_huge_cbor_is_refused_in_bounded_memory(stage: Stage) -> None:
         b"\xc2" * 2500,
     ):
         public = hpke.public_key(descriptor.hpke)
-        sealed = hpke.seal(public, enrol_info(descriptor), bytes(SIGNATURE_BYTES) + bomb)
+        sealed = hpke.seal(public, enrol_info(descriptor, freshness), bytes(SIGNATURE_BYTES) + bomb)
         tag = admission_tag(code.secret, AdmissionPurpose.ENROL, head + sealed)
         messages.append((stage.topics.write(EnrolRequestTopic()), head + tag + sealed))
     for topic, payload in messages:

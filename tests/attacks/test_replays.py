@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import os
+import shutil
 from dataclasses import replace
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from aggregator.invitation import make_codes
+from aggregator.task import read_task
 from aggregator.uplink import Answer, Refusal
+from device_sdk.wire import hpke
 from device_sdk.wire.enrolment import EnrolmentAttempt
 from device_sdk.wire.enrolment_code import EnrolmentCode
 from device_sdk.wire.errors import WireError
+from device_sdk.wire.freshness import Freshness
 from device_sdk.wire.header import MessageType
 from device_sdk.wire.link_events import Message
 from device_sdk.wire.messages import RecordType
-from device_sdk.wire.topics import DownTopic, EnrolRequestTopic
+from device_sdk.wire.session_table import MOST_REPEATS
+from device_sdk.wire.topics import DownTopic, EnrolRequestTopic, PresenceTopic
+from tests.attacks.conftest import MakeStage
+from tests.attacks.simulated_broker import Parcel
 from tests.attacks.stage import Stage
+from tests.device_sdk.wire.parties import CountingHpke
 
 UPDATE, OPEN = RecordType.UPDATE, MessageType.SESSION_OPEN
 
@@ -121,6 +129,208 @@ def test_an_open_replayed_after_the_aggregator_s_restart_evicts_nobody(stage: St
     assert stage.devices[0].participant.sessions.opened == opened
 
 
+def _next_version(stage: Stage) -> None:
+    version = stage.parts.aggregation.version
+    stage.run_until(lambda: stage.parts.aggregation.version > version)
+
+
+def _count_unsealing(stage: Stage) -> CountingHpke:
+    """Counts what the aggregator's present life unseals from now on, of opens and enrolments."""
+    counting = CountingHpke()
+    parts = stage.parts
+    parts.table._unseal = parts.uplink._enrolment._desk._unseal = counting.unseal
+    return counting
+
+
+def _record_opens(stage: Stage, count: int) -> list[bytes]:
+    """What a listener has of device 0 after ``count`` restarts of its process, oldest first."""
+    device = stage.devices[0]
+    for _ in range(count):
+        device.kill()
+        device.start()
+        stage.run_until(lambda: device.participant.sessions.opened == 1)
+        stage.run(30.0)
+    return list(dict.fromkeys(stage.sent_up(0, OPEN)))
+
+
+def test_a_hundred_recorded_opens_replayed_within_a_life_cost_an_hmac_each(stage: Stage) -> None:
+    recorded, sessions = _record_opens(stage, 100), len(stage.parts.table)
+    assert len(recorded) > 100
+    counting, before = _count_unsealing(stage), stage.refusals("replayed")
+    for message in recorded * 3:
+        answer = stage.parts.uplink.receive(Message(stage.up_topic(0), message, False))
+        assert isinstance(answer, Refusal) and answer.error.reason == "replayed"
+        stage.parts.refusals.note(answer.error)
+    assert (counting.unseals, len(stage.parts.table)) == (0, sessions)
+    assert stage.refusals("replayed") == before + 3 * len(recorded)
+    # Nobody was charged for it: the device opens as many sessions as it could before.
+    device = stage.devices[0]
+    for _ in range(5):
+        device.kill()
+        device.start()
+        stage.run_until(lambda: device.participant.sessions.opened == 1, seconds=30)
+    assert stage.refusals("too-many") == 0
+
+
+def test_opens_recorded_before_a_restart_shut_nobody_out_after_it(stage: Stage) -> None:
+    recorded = _record_opens(stage, 60)
+    stage.kill_aggregator()
+    stage.start_aggregator()
+    counting = _count_unsealing(stage)
+    for message in recorded[:20]:
+        stage.broker.publish(stage.up_topic(0), message)
+    stage.settle()
+    assert counting.unseals == 0
+    device, other = stage.devices[:2]
+    device.kill()
+    device.start()
+    trained, others, until = device.jobs, other.jobs, stage.now_seconds + 1800.0
+    place = 0
+    while stage.now_seconds < until:
+        stage.broker.publish(stage.up_topic(0), recorded[place % len(recorded)])
+        place += 1
+        stage.run(5.0)
+    assert device.participant.sessions.opened == 1
+    assert stage.refusals("too-many") == 0
+    assert counting.unseals <= 2 * len(stage.devices)
+    assert device.jobs - trained >= other.jobs - others - 1 > 10
+
+
+def test_a_reply_that_is_lost_is_sent_again_and_no_more_than_a_few_times(stage: Stage) -> None:
+    device, down = stage.devices[0], stage.topics.write(DownTopic(stage.devices[0].grant.handle))
+    lost = 0
+
+    def lose(parcel: Parcel) -> bool:
+        nonlocal lost
+        is_reply = parcel.topic == down and parcel.payload[1] == MessageType.SESSION_REPLY
+        lost += is_reply
+        return is_reply and lost <= 2
+
+    stage.drop = lose
+    device.kill()
+    device.start()
+    counting = _count_unsealing(stage)
+    opens = len(stage.sent_up(0, OPEN))
+    stage.run_until(lambda: device.participant.sessions.opened == 1, seconds=120)
+    sent = stage.sent_up(0, OPEN)[opens:]
+    assert len(sent) == 3 and len(set(sent)) == 1 and counting.unseals == 1
+    # A broker that doubles packets, and then somebody who goes on.
+    replies = lost
+    for _ in range(100):
+        stage.broker.publish(stage.up_topic(0), sent[0])
+    stage.settle()
+    assert lost - replies <= MOST_REPEATS and counting.unseals == 1
+
+
+def test_a_home_from_a_backup_opens_again_in_the_same_life(make_stage: MakeStage) -> None:
+    stage = make_stage(judged=False)  # what the device knew of its rounds is gone
+    device = stage.devices[0]
+    stage.run(5.0)
+    device.kill()
+    backup = device.folder.with_name("backup")
+    shutil.copytree(device.folder, backup)
+    device.start()
+    _record_opens(stage, 300)
+    # Somebody swallowed the replies for an hour, too.
+    down = stage.topics.write(DownTopic(device.grant.handle))
+    stage.drop = lambda parcel: parcel.topic == down
+    device.kill()
+    device.start()
+    stage.run(3600.0)
+    stage.drop = lambda parcel: False
+    unanswered = device.participant.sessions._attempts
+    device.kill()
+    shutil.rmtree(device.folder)
+    shutil.copytree(backup, device.folder)
+    counting = _count_unsealing(stage)
+    device.start()
+    opens = len(stage.sent_up(0, OPEN))
+    stage.run_until(lambda: device.participant.sessions.opened == 1, seconds=6 * 3600)
+    attempts = len(set(stage.sent_up(0, OPEN)[opens:]))
+    assert attempts <= unanswered + 9
+    assert counting.unseals <= 5  # the others' renewals among them
+    version = stage.parts.aggregation.version
+    stage.run_until(lambda: stage.parts.aggregation.version > version)
+
+
+def test_a_device_that_starts_while_an_old_presence_is_shown_is_not_shut_out(stage: Stage) -> None:
+    topic = stage.topics.write(PresenceTopic())
+    old = stage.broker.retained[topic]
+    stage.kill_aggregator()
+    stage.now_seconds += 10.0
+    stage.start_aggregator()
+    _next_version(stage)
+    stage.run(120.0)
+    stage.broker.publish(topic, old, retain=True)
+    device = stage.devices[0]
+    device.kill()
+    device.start()
+    stage.run_until(lambda: device.participant.sessions.opened == 1, seconds=120)
+    assert stage.refusals("old-incarnation") >= 1
+    assert stage.broker.retained[topic] != old  # the aggregator has shown itself again
+    # Shown on and on, it costs no session, and no open but the one.
+    device.kill()
+    device.start()
+    opens, until = len(stage.sent_up(0, OPEN)), stage.now_seconds + 600.0
+    while stage.now_seconds < until:
+        stage.broker.publish(topic, old, retain=True)
+        stage.run(7.0)
+    assert device.participant.sessions.opened == 1
+    assert len(set(stage.sent_up(0, OPEN)[opens:])) <= 3
+
+
+def test_an_aggregator_whose_clock_was_set_back_before_its_start_is_found(stage: Stage) -> None:
+    stage.kill_aggregator()
+    stage.offset_seconds = -30.0
+    stage.start_aggregator()
+    before = [device.jobs for device in stage.devices]
+    stage.run(900.0)
+    assert all(device.participant.sessions.opened >= 2 for device in stage.devices)
+    device = stage.devices[0]
+    device.kill()
+    device.start()
+    stage.run_until(lambda: device.participant.sessions.opened == 1, seconds=60)
+    assert [each.jobs for each in stage.devices] >= before
+
+
+def test_devices_that_open_while_the_aggregator_restarts_find_the_new_life(stage: Stage) -> None:
+    for _ in range(5):
+        for device in stage.devices:
+            device.kill()
+        stage.drop = lambda parcel: parcel.payload[1:2] == bytes((OPEN,))
+        for device in stage.devices:
+            device.start()
+        stage.run(4.0)
+        stage.kill_aggregator()
+        stage.start_aggregator()
+        stage.drop = lambda parcel: False
+        for device in stage.devices:
+            stage.run_until(lambda d=device: d.participant.sessions.opened >= 1, seconds=60)  # type: ignore[misc]
+    _next_version(stage)
+
+
+def test_public_key_work_is_held_to_its_share_and_devices_come_back(make_stage: MakeStage) -> None:
+    stage = make_stage()
+    stage.run(30.0)
+    stage.kill_aggregator()
+    stage.start_aggregator()
+    # Each unsealing takes longer than a second of this machine's time.
+    table, slow = stage.parts.table, CountingHpke()
+
+    def unseal(key: hpke.PrivateKey, info: bytes, sealed: bytes) -> bytes:
+        stage.now_seconds += 2.0
+        return slow.unseal(key, info, sealed)
+
+    table._unseal = unseal
+    began = stage.now_seconds
+    stage.run_until(lambda: all(d.participant.sessions.opened == 2 for d in stage.devices))
+    assert stage.refusals("busy") > 0 and stage.refusals("too-many") == 0
+    share = read_task(stage.fleet.aggregator.task_file).admission.opens_share
+    worked = 2.0 * slow.unseals
+    assert worked <= share * (stage.now_seconds - began) + 1.0 + 2.0
+    _next_version(stage)
+
+
 def test_retained_uplinks_are_refused(stage: Stage) -> None:
     stage.kill_aggregator()
     for place in range(3):
@@ -135,8 +345,11 @@ def test_retained_uplinks_are_refused(stage: Stage) -> None:
     stage.run_until(lambda: stage.parts.aggregation.version == 2)
 
 
-def _attempt(stage: Stage, code: EnrolmentCode, key: Ed25519PrivateKey) -> EnrolmentAttempt:
-    return EnrolmentAttempt(code, stage.parts.keys.current().descriptor, key)
+def _attempt(
+    stage: Stage, code: EnrolmentCode, key: Ed25519PrivateKey, counter: int = 1
+) -> EnrolmentAttempt:
+    descriptor = stage.parts.keys.current().descriptor
+    return EnrolmentAttempt(code, descriptor, key, Freshness(stage.incarnation(), counter))
 
 
 def _ask(stage: Stage, message: bytes) -> bytes:
@@ -154,13 +367,35 @@ def _invite(stage: Stage) -> EnrolmentCode:
     return code
 
 
-def test_a_replayed_enrolment_makes_no_second_device(stage: Stage) -> None:
-    attempt = _attempt(stage, _invite(stage), Ed25519PrivateKey.generate())
+def _refusal(stage: Stage, message: bytes) -> str:
+    refused = stage.parts.uplink.receive(
+        Message(stage.topics.write(EnrolRequestTopic()), message, False)
+    )
+    assert isinstance(refused, Refusal), refused
+    return refused.error.reason
+
+
+def test_a_replayed_enrolment_makes_no_second_device_and_costs_an_hmac(stage: Stage) -> None:
+    code, key = _invite(stage), Ed25519PrivateKey.generate()
+    attempt = _attempt(stage, code, key)
     grant = attempt.accept(_ask(stage, attempt.message)).grant
+    # The answer was lost: the same identity asks again, in words of its own.
+    again = _attempt(stage, code, key, counter=2)
+    assert again.accept(_ask(stage, again.message)).grant == grant
     assert len(stage.parts.registry) == 4
-    for _ in range(10):
-        assert attempt.accept(_ask(stage, attempt.message)).grant == grant
+    counting = _count_unsealing(stage)
+    assert {_refusal(stage, each.message) for each in (attempt, again) * 50} == {"replayed"}
+    stage.kill_aggregator()
+    stage.start_aggregator()
+    stage.settle()
+    after = _count_unsealing(stage)
+    assert {_refusal(stage, each.message) for each in (attempt, again) * 50} == {"old-incarnation"}
+    assert counting.unseals == after.unseals == 0
     assert len(stage.parts.registry) == 4
+    # Nobody was charged: the code's owner is still heard, in the new life too.
+    for counter in range(3, 10):
+        later = _attempt(stage, code, key, counter)
+        assert later.accept(_ask(stage, later.message)).grant == grant
 
 
 def test_a_stolen_code_used_twice_is_refused_and_shown(stage: Stage) -> None:

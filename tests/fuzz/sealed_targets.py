@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Sequence
 from functools import lru_cache
 
 from device_sdk.wire import cbor, hpke, signature
+from device_sdk.wire.admission import (
+    TAG_BYTES,
+    AdmissionPurpose,
+    TokenBuckets,
+    WorkBudget,
+    admission_tag,
+)
 from device_sdk.wire.broadcast import (
     BroadcastKeys,
     open_chunk,
@@ -15,24 +23,26 @@ from device_sdk.wire.broadcast import (
 )
 from device_sdk.wire.delegation import DELEGATION_BYTES, read_delegation
 from device_sdk.wire.descriptor import Descriptor, make_descriptor, read_descriptor, root_of
+from device_sdk.wire.enrolment import EnrolmentDesk, Token
 from device_sdk.wire.enrolment_message import (
     EnrolAnswer,
+    EnrolHead,
     EnrolRefusal,
     EnrolRequest,
     Grant,
     _answer_cipher,
-    admit_request,
     decode_answer,
     decode_request,
     encode_request,
-    read_token_id,
+    requester_of,
 )
 from device_sdk.wire.envelope import Direction, DirectionKeys, EnvelopeCipher, read_header
 from device_sdk.wire.errors import WireError
+from device_sdk.wire.freshness import Freshness
 from device_sdk.wire.handshake import (
+    OpenHead,
     OpenRequest,
     SessionReply,
-    admit_open,
     decode_open,
     decode_reply,
 )
@@ -45,7 +55,9 @@ from device_sdk.wire.signature import Purpose
 from device_sdk.wire.succession import make_succession, read_line
 from tests.device_sdk.wire.parties import (
     EXPIRES,
+    INCARNATION,
     NOW,
+    Clock,
     Fleet,
     key_from,
     make_credential,
@@ -68,12 +80,20 @@ _LINE = (make_succession(key_from("first root"), _SUCCESSION.old), _SUCCESSION)
 _BODY = _DESCRIPTOR.message[3 + DELEGATION_BYTES + signature.SIGNATURE_BYTES :]
 _ANNA = make_credential("anna")
 _IDENTITY = _ANNA.identity.public_key().public_bytes_raw()
+_FRESHNESS = Freshness(INCARNATION, 1)
+_OPEN_HEAD = OpenHead(1, _FRESHNESS)
+_ENROL_HEAD = EnrolHead(1, bytes(8), requester_of(bytes(32)), _FRESHNESS)
+_COUNTERS = itertools.count(1)
+_OPEN_TAG_AT, _REQUEST_TAG_AT = 34, 58
 _BROADCAST_KEYS = BroadcastKeys(bytes(32), bytes(32))
+_DESK = EnrolmentDesk(
+    _KEYRING, INCARNATION, TokenBuckets(1e9, 1e9, Clock()), WorkBudget(1.0, Clock()), Clock(NOW)
+)
 
 
 @lru_cache
 def _fleet() -> Fleet:
-    return Fleet()
+    return Fleet(burst=1e9)
 
 
 def _envelope(data: bytes) -> None:
@@ -126,11 +146,22 @@ def _presence(data: bytes) -> None:
 
 
 def _open(data: bytes) -> None:
-    admit_open(data, _ANNA.admission_key, _KEYRING, NOW)
+    """All that the table does with an open of whoever has not the admission key."""
+    _fleet().grant(data)
+
+
+def _tagged_open(data: bytes) -> None:
+    """What an insider's admission key gets past the tag."""
+    head, sealed = data[:_OPEN_TAG_AT], data[_OPEN_TAG_AT:]
+    tag = admission_tag(_ANNA.admission_key, AdmissionPurpose.SESSION_OPEN, data)
+    _open(head + tag + sealed)
 
 
 def _unsealed_open(data: bytes) -> None:
-    decode_open(bytes(64), _ANNA.device_id, _IDENTITY, _SERVING, unseal=lambda *_: bytes(64) + data)
+    decode_open(
+        bytes(64), _OPEN_HEAD, _ANNA.device_id, _IDENTITY, _SERVING,
+        unseal=lambda *_: bytes(64) + data,
+    )  # fmt: skip
 
 
 def _reply(data: bytes) -> None:
@@ -142,12 +173,17 @@ def _reply(data: bytes) -> None:
 
 
 def _request(data: bytes) -> None:
-    token = read_token_id(data)
-    admit_request(data, token, bytes(16), _KEYRING, NOW)
+    _DESK.answer(data, Token(_DESK.read_head(data).token_id, bytes(16), NOW))
+
+
+def _tagged_request(data: bytes) -> None:
+    """What a code's secret gets past the tag."""
+    head, sealed = data[:_REQUEST_TAG_AT], data[_REQUEST_TAG_AT:]
+    _request(head + admission_tag(bytes(16), AdmissionPurpose.ENROL, data) + sealed)
 
 
 def _unsealed_request(data: bytes) -> None:
-    decode_request(bytes(64), bytes(16), _SERVING, unseal=lambda *_: bytes(64) + data)
+    decode_request(bytes(64), _ENROL_HEAD, bytes(16), _SERVING, unseal=lambda *_: bytes(64) + data)
 
 
 def _answer(data: bytes) -> None:
@@ -228,10 +264,17 @@ SEALED_TARGETS = (
         lambda: _body_of(_messages("presence", "message")[0], 66),
         _WIRE,
     ),
-    Target("open", _open, lambda: [_fleet().opening().message], _WIRE),
+    Target("open", _open, lambda: [_open_message()], _WIRE),
+    Target("tagged-open", _tagged_open, lambda: [_untagged(_open_message(), _OPEN_TAG_AT)], _WIRE),
     Target("unsealed-open", _unsealed_open, lambda: [_open_body()], _WIRE),
     Target("reply", _reply, lambda: [_reply_body()], _WIRE),
     Target("request", _request, lambda: [_request_message()], _WIRE),
+    Target(
+        "tagged-request",
+        _tagged_request,
+        lambda: [_untagged(_request_message(), _REQUEST_TAG_AT)],
+        _WIRE,
+    ),
     Target("unsealed-request", _unsealed_request, lambda: [_request_body()], _WIRE),
     Target("answer", _answer, lambda: [prefix(MessageType.ENROL_ANSWER) + bytes(80)], _WIRE),
     Target("unsealed-answer", _unsealed_answer, lambda: _answer_bodies(), _WIRE),
@@ -245,6 +288,14 @@ SEALED_TARGETS = (
 )
 
 
+def _open_message() -> bytes:
+    return _fleet().opening().message
+
+
+def _untagged(message: bytes, tag_at: int) -> bytes:
+    return message[:tag_at] + message[tag_at + TAG_BYTES :]
+
+
 def _open_body() -> bytes:
     return OpenRequest(_ANNA.device_id, bytes(hpke.PUBLIC_KEY_BYTES), bytes(32)).to_body()
 
@@ -254,7 +305,8 @@ def _reply_body() -> bytes:
 
 
 def _request_message() -> bytes:
-    return encode_request(_enrol_request(), key_from("identity"), bytes(16), _DESCRIPTOR)
+    identity, freshness = key_from("identity"), Freshness(INCARNATION, next(_COUNTERS))
+    return encode_request(_enrol_request(), identity, bytes(16), _DESCRIPTOR, freshness)
 
 
 def _enrol_request() -> EnrolRequest:

@@ -22,7 +22,7 @@ from typing import TypeAlias
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from device_sdk.wire import cbor, hpke
-from device_sdk.wire.admission import TokenBuckets
+from device_sdk.wire.admission import TokenBuckets, WorkBudget
 from device_sdk.wire.broadcast import (
     Publication,
     derive_broadcast_keys,
@@ -38,6 +38,7 @@ from device_sdk.wire.enrolment_code import new_code, parse_code
 from device_sdk.wire.enrolment_message import enrol_info
 from device_sdk.wire.envelope import Fragment
 from device_sdk.wire.errors import WireError
+from device_sdk.wire.freshness import Freshness
 from device_sdk.wire.group_key import GroupKey, new_group_key
 from device_sdk.wire.handshake import open_info, reply_info
 from device_sdk.wire.keyring import Keyring, serving_keys
@@ -49,6 +50,7 @@ from device_sdk.wire.succession import make_succession
 
 PATH = Path(__file__).with_name("sealing.json")
 NOW = 1_800_000_000
+ENROL_COUNTER, OPEN_COUNTER = 1, 258
 Section: TypeAlias = dict[str, object]
 
 
@@ -122,7 +124,9 @@ def build(recorded: dict[str, str]) -> Section:
     presence = new_presence(NOW - 60, Stream("incarnation"))
     group_keys = (new_group_key(1, Stream("group 1")), new_group_key(2, Stream("group 2")))
     sealed: dict[str, str] = {}
-    enrolment, credential = _enrolment(descriptor, keyring, hpke_seed, identity, recorded, sealed)
+    enrolment, credential = _enrolment(
+        descriptor, keyring, hpke_seed, identity, presence.incarnation, recorded, sealed
+    )
     session = _session(
         descriptor, keyring, hpke_seed, credential, presence.incarnation, group_keys, recorded,
         sealed,
@@ -169,19 +173,23 @@ def _enrolment(
     keyring: Keyring,
     hpke_seed: bytes,
     identity: Ed25519PrivateKey,
+    incarnation: bytes,
     recorded: dict[str, str],
     sealed: dict[str, str],
 ) -> tuple[Section, DeviceCredential]:
     code = new_code(descriptor.root_fingerprint, descriptor.serial, NOW - 3600, Stream("code"))
     seal = RecordedSeal(recorded.get("enrol_request"), hpke_seed)
+    freshness = Freshness(incarnation, ENROL_COUNTER)
     attempt = EnrolmentAttempt(
-        parse_code(code.to_text()), descriptor, identity, random_bytes=Stream("enrol"), seal=seal
-    )
+        parse_code(code.to_text()), descriptor, identity, freshness,
+        random_bytes=Stream("enrol"), seal=seal,
+    )  # fmt: skip
     sealed["enrol_request"] = seal.sealed.hex()
     clock = _still(0.0)
     desk = EnrolmentDesk(
-        keyring, TokenBuckets(1, 1, clock), _still(NOW), random_bytes=Stream("desk")
-    )
+        keyring, incarnation, TokenBuckets(1, 1, clock), WorkBudget(1, clock), _still(NOW),
+        random_bytes=Stream("desk"),
+    )  # fmt: skip
     outcome = desk.answer(attempt.message, Token(code.token_id, code.secret, NOW + 3600))
     enrolled = attempt.accept(outcome.answer)
     grant = enrolled.grant
@@ -191,7 +199,8 @@ def _enrolment(
         "secret": code.secret.hex(),
         "least_serial": code.least_serial,
         "made_unix_seconds": code.made_unix_seconds,
-        "hpke_info": enrol_info(descriptor).hex(),
+        "counter": freshness.counter,
+        "hpke_info": enrol_info(descriptor, freshness).hex(),
         "request": attempt.message.hex(),
         "mailbox": attempt.mailbox.hex(),
         "answer": outcome.answer.hex(),
@@ -216,15 +225,16 @@ def _session(
 ) -> Section:
     clock = _still(0.0)
     open_seal = RecordedSeal(recorded.get("session_open"), hpke_seed)
+    freshness = Freshness(incarnation, OPEN_COUNTER)
     opening = SessionOpening(
-        credential, descriptor, clock, random_bytes=Stream("open"), seal=open_seal
+        credential, descriptor, freshness, clock, random_bytes=Stream("open"), seal=open_seal
     )
     drawn = Stream("open")
     ephemeral_seed, device_secret = drawn(hpke.SEED_BYTES), drawn(32)
     reply_seal = RecordedSeal(recorded.get("session_reply"), ephemeral_seed)
     table = SessionTable(
-        keyring, incarnation, TokenBuckets(1, 1, clock), clock, _still(NOW),
-        random_bytes=Stream("table"), seal=reply_seal,
+        keyring, incarnation, TokenBuckets(1, 1, clock), WorkBudget(1, clock), clock,
+        _still(NOW), random_bytes=Stream("table"), seal=reply_seal,
     )  # fmt: skip
     public = credential.identity.public_key().public_bytes_raw()
     device = RegisteredDevice(credential.device_id, public, credential.admission_key)
@@ -248,7 +258,8 @@ def _session(
         "aggregator_secret": aggregator_secret.hex(),
         "session_id": session_id.hex(),
         "group_keys": [{"epoch": key.epoch, "key": key.key.hex()} for key in group_keys],
-        "open_hpke_info": open_info(descriptor).hex(),
+        "counter": freshness.counter,
+        "open_hpke_info": open_info(descriptor, freshness).hex(),
         "open": opening.message.hex(),
         "reply_hpke_info": reply_info(hashlib.sha256(opening.message).digest()).hex(),
         "reply": reply.hex(),

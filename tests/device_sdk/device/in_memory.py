@@ -19,6 +19,7 @@ from device_sdk.rounds.participant import Participant
 from device_sdk.wire.enrolment import EnrolmentAttempt
 from device_sdk.wire.enrolment_code import parse_code
 from device_sdk.wire.exchange import Update
+from device_sdk.wire.freshness import Freshness
 from device_sdk.wire.link_events import Message
 from device_sdk.wire.scatter_body import encode_scatter_update
 from device_sdk.wire.topics import EnrolAnswerTopic, EnrolRequestTopic
@@ -159,7 +160,10 @@ class Bench:
     def _enrol(self) -> None:
         code = self.aggregator.code()
         attempt = EnrolmentAttempt(
-            parse_code(code), self.aggregator.descriptor, self.home.identity(create=True)
+            parse_code(code),
+            self.aggregator.descriptor,
+            self.home.identity(create=True),
+            Freshness(self.aggregator.presence.incarnation, self.home.requests.next()),
         )
         topics = self.aggregator.topics
         answer_topic = topics.write(EnrolAnswerTopic(attempt.mailbox))

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from aggregator.methods.scatter import ScatterMethod, initial_items
 from device_sdk.wire import hpke
-from device_sdk.wire.admission import TokenBuckets
+from device_sdk.wire.admission import TokenBuckets, WorkBudget
 from device_sdk.wire.artifact_bundle import pack_artifact
 from device_sdk.wire.broadcast import Publication
 from device_sdk.wire.catalogue import Catalogue, catalogue_id
@@ -25,7 +25,7 @@ from device_sdk.wire.delegation import make_delegation
 from device_sdk.wire.descriptor import make_descriptor
 from device_sdk.wire.enrolment import EnrolmentDesk, Token
 from device_sdk.wire.enrolment_code import new_code
-from device_sdk.wire.enrolment_message import read_token_id
+from device_sdk.wire.enrolment_message import read_request_head
 from device_sdk.wire.errors import WireError
 from device_sdk.wire.exchange import Attachment
 from device_sdk.wire.exchange import Update as MethodUpdate
@@ -182,7 +182,6 @@ class SmallAggregator:
                 hpke.public_bytes(seed),
             )
             self._keyring = Keyring([serving_keys(self.descriptor, self._signing, seed)])
-            self._desk = EnrolmentDesk(self._keyring, _wide(), self.unix_seconds)
         if publish:
             self.forget_sessions()
             self.publish_standing()
@@ -192,7 +191,11 @@ class SmallAggregator:
         with self._lock:
             self.presence = new_presence(int(self.unix_seconds()))
             self._sessions = SessionTable(
-                self._keyring, self.presence.incarnation, _wide(), self._clock,
+                self._keyring, self.presence.incarnation, _wide(), WorkBudget(1.0, self._clock),
+                self._clock, self.unix_seconds,
+            )  # fmt: skip
+            self._desk = EnrolmentDesk(
+                self._keyring, self.presence.incarnation, _wide(), WorkBudget(1.0, self._clock),
                 self.unix_seconds,
             )  # fmt: skip
 
@@ -342,7 +345,7 @@ class SmallAggregator:
     def _take(self, event: Message) -> None:
         topic = self.topics.parse(event.topic)
         if isinstance(topic, EnrolRequestTopic):
-            token = self._tokens[read_token_id(event.payload)]
+            token = self._tokens[read_request_head(event.payload).token_id]
             outcome = self._desk.answer(event.payload, token)
             self._tokens[token.token_id] = outcome.token
             binding = outcome.token.binding

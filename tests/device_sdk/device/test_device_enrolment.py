@@ -24,7 +24,8 @@ from device_sdk.home.errors import (
 from device_sdk.wire.broker_url import TlsFiles
 from device_sdk.wire.enrolment_code import new_code
 from device_sdk.wire.link import Link
-from device_sdk.wire.topics import EnrolRequestTopic
+from device_sdk.wire.presence import sign_presence
+from device_sdk.wire.topics import EnrolRequestTopic, PresenceTopic
 from tests.brokers.authority import Authority
 from tests.brokers.fixtures import MakeMosquitto
 from tests.brokers.links import QUICK
@@ -98,6 +99,26 @@ def test_a_request_lost_on_the_way_is_sent_again(
     timer.start()
     join(mosquitto.url, code, tmp_path, seconds=8).close()
     timer.join()
+
+
+def test_nothing_is_sent_before_the_aggregator_has_shown_which_life_it_is(
+    aggregator: SmallAggregator, mosquitto: Mosquitto, tmp_path: Path
+) -> None:
+    presence = aggregator.topics.write(PresenceTopic())
+    code, shown = aggregator.code(), aggregator.presence
+    aggregator._link.publish(presence, b"", retain=True)
+    with pytest.raises(EnrolmentFailed, match="has not shown itself"):
+        join(mosquitto.url, code, tmp_path, seconds=1.5)
+    # One of an earlier life, shown in its place: asked in vain, until the right one comes.
+    aggregator.offset_seconds = 5
+    aggregator.forget_sessions()
+    old = sign_presence(shown, aggregator.descriptor, aggregator._signing)
+    aggregator._link.publish(presence, old, retain=True)
+    timer = threading.Timer(2.0, aggregator.publish_standing)
+    timer.start()
+    join(mosquitto.url, code, tmp_path, seconds=20).close()
+    timer.join()
+    assert "old-incarnation" in aggregator.seen.refused
 
 
 @pytest.mark.parametrize("code", ["", "AAAA", "A" * 72, "é" * 72])

@@ -232,7 +232,8 @@ def test_a_home_of_the_first_format_is_brought_up_to_date(tmp_path: Path) -> Non
             ",\n    least_serial INTEGER NOT NULL DEFAULT 0",
         ):
             statement = statement.replace(gone, "")
-        if statement.strip() and "CREATE TABLE attachment" not in statement:
+        came_later = ("CREATE TABLE attachment", "CREATE TABLE request_counter")
+        if statement.strip() and not any(each in statement for each in came_later):
             old.execute(statement)
     state = encode_tensors({"users": np.ones((1, 2), np.float32)}, Codec.FLOAT32)
     items = encode_tensors({"items": np.ones((3, 2), np.float32)}, Codec.FLOAT32)
@@ -263,8 +264,26 @@ def test_a_home_of_the_first_format_is_brought_up_to_date(tmp_path: Path) -> Non
     membership = home.membership.load()
     assert membership is not None and membership.least_serial == 0
     assert home.membership.descriptor(b"r" * 16) is None, "the aggregator's next one is waited for"
+    assert home.requests.next() == 1
     home.close()
     Home(folder, read_only=True).close()
+
+
+def test_the_counter_of_requests_rises_over_restarts_by_growing_steps(tmp_path: Path) -> None:
+    folder = tmp_path / "home"
+    seen = [0]
+    for unanswered in range(40):
+        home = Home(folder, create=True)
+        seen.append(home.requests.next())
+        assert seen[-1] - seen[-2] == min(16**unanswered, 2**32)
+        home.close()
+    home = Home(folder)
+    home.requests.answered()
+    assert home.requests.next() == seen[-1] + 1 and home.requests.next() == seen[-1] + 17
+    # Never beyond what SQLite keeps, whatever somebody wrote there: requests are refused then.
+    home.database.row(f"UPDATE request_counter SET highest = {2**63 - 2}")
+    assert [home.requests.next() for _ in range(3)] == [2**63 - 1] * 3
+    home.close()
 
 
 def test_a_models_names_are_kept_whatever_they_are(home: Home) -> None:

@@ -214,6 +214,9 @@ def test_a_round_whose_mark_could_not_be_written_is_taken_when_the_disk_has_room
 
 def test_a_session_whose_time_could_not_be_written_is_opened_again(bench: Bench) -> None:
     bench.aggregator.open_round(deadline_seconds=600)
+    bench.aggregator.knobs.answers_opens = False
+    bench.run(1)
+    bench.aggregator.knobs.answers_opens = True
     bench.home.database.row("PRAGMA query_only = ON")
     with pytest.raises(sqlite3.OperationalError):
         bench.run(30)
@@ -222,7 +225,54 @@ def test_a_session_whose_time_could_not_be_written_is_opened_again(bench: Bench)
     bench.run(60)
     assert bench.participant.sessions.is_open
     assert [each.round for each, _ in bench.aggregator.seen.bodies] == [1]
-    assert bench.home.rounds.outbox() == [] and len(bench.sent(OPEN)) == 2
+    # The one that went unanswered at first was sent twice.
+    assert bench.home.rounds.outbox() == [] and len(bench.sent(OPEN)) == 3
+
+
+def test_a_presence_that_comes_before_its_descriptor_is_judged_again(bench: Bench) -> None:
+    bench.run(1)
+    bench.aggregator.rotate_descriptor()
+    bench.restart()
+    topics, retained = bench.aggregator.topics, bench.broker.retained
+    opens = len(bench.sent(OPEN))
+    presence, descriptor = topics.write(PresenceTopic()), topics.write(DescriptorTopic())
+    bench.participant.message(presence, retained[presence], retained=True)
+    bench.participant.tick()
+    assert bench.participant.refusals.counts() == {"bad-signature": 1}
+    assert "has not shown itself" in bench.participant.problem
+    assert not any(isinstance(each, Publish) for each in bench.participant.actions.drain())
+    bench.participant.message(descriptor, retained[descriptor], retained=True)
+    bench.participant.start()  # subscribes again: what it asked for was drained
+    bench.run(1)
+    assert bench.participant.sessions.is_open and bench.participant.problem == ""
+    assert len(bench.sent(OPEN)) == opens + 1
+
+
+def test_devices_that_waited_for_the_aggregator_do_not_ask_at_once(tmp_path: Path) -> None:
+    waits = []
+    for seed in range(6):
+        bench = Bench(tmp_path / str(seed), seed=seed)
+        bench.broker.retained.clear()
+        bench.run(60)
+        assert bench.sent(OPEN) == [] and "has not shown itself" in bench.participant.problem
+        began = bench.now_seconds
+        bench.aggregator.publish_standing()
+        bench.run(60)
+        waits.append(bench.sent(OPEN)[0] - began)
+        bench.home.close()
+    assert min(waits) > 0 and max(waits) <= bench.pace.reopen_seconds
+    assert max(waits) - min(waits) > 1
+
+
+def test_no_open_is_sent_whose_counter_could_not_be_written(bench: Bench) -> None:
+    bench.home.database.row("PRAGMA query_only = ON")
+    for _ in range(3):
+        with pytest.raises(sqlite3.OperationalError):
+            bench.run(60)
+    assert bench.sent(OPEN) == []
+    bench.home.database.row("PRAGMA query_only = OFF")
+    bench.run(60)
+    assert len(bench.sent(OPEN)) == 1 and bench.participant.sessions.is_open
 
 
 def test_a_large_update_goes_in_parts(bench: Bench) -> None:

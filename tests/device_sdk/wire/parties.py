@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from device_sdk.wire import hpke
-from device_sdk.wire.admission import TokenBuckets
+from device_sdk.wire.admission import TokenBuckets, WorkBudget
 from device_sdk.wire.delegation import Delegation, make_delegation
 from device_sdk.wire.descriptor import Descriptor, make_descriptor
 from device_sdk.wire.device_session import DeviceCredential, OpenedSession, SessionOpening
+from device_sdk.wire.freshness import Freshness
 from device_sdk.wire.group_key import GroupKey, new_group_key
 from device_sdk.wire.keyring import Keyring, ServingKeys, serving_keys
 from device_sdk.wire.keys import signing_key
@@ -122,6 +123,8 @@ class Fleet:
         new_group_key(4, SeededBytes("group 4")),
     )
     burst: float = 1000.0
+    counter: int = 0
+    """Of the devices' last open: all share it."""
 
     def __post_init__(self) -> None:
         self.keyring = Keyring([self.serving])
@@ -129,6 +132,7 @@ class Fleet:
             self.keyring,
             INCARNATION,
             TokenBuckets(self.burst, 1.0, self.clock),
+            WorkBudget(1.0, self.clock),
             self.clock,
             self.unix_clock,
             random_bytes=SeededBytes("table"),
@@ -140,10 +144,24 @@ class Fleet:
     def descriptor(self) -> Descriptor:
         return self.serving.descriptor
 
-    def opening(self, name: str = "1", who: DeviceCredential | None = None) -> SessionOpening:
-        """An attempt with randomness of its own."""
+    def fresh(self) -> Freshness:
+        """Of a new request in this life of the aggregator."""
+        self.counter += 1
+        return Freshness(INCARNATION, self.counter)
+
+    def opening(
+        self,
+        name: str = "1",
+        who: DeviceCredential | None = None,
+        freshness: Freshness | None = None,
+    ) -> SessionOpening:
+        """An attempt with randomness of its own, and the next counter unless one is given."""
         return SessionOpening(
-            who or self.anna, self.descriptor, self.clock, random_bytes=SeededBytes(f"open {name}")
+            who or self.anna,
+            self.descriptor,
+            freshness or self.fresh(),
+            self.clock,
+            random_bytes=SeededBytes(f"open {name}"),
         )
 
     def grant(self, message: bytes, who: DeviceCredential | None = None) -> bytes:

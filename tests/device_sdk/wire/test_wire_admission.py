@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from device_sdk.wire.admission import (
     AdmissionPurpose,
     TokenBucket,
     TokenBuckets,
+    WorkBudget,
     admission_tag,
     check_admission,
 )
@@ -82,3 +85,59 @@ def test_buckets_are_apart_and_full_ones_are_forgotten() -> None:
     for number in range(3000):
         busy.take(number.to_bytes(8, "big"))
     assert len(busy) == 3000, "a bucket that is not full must not be forgotten"
+
+
+def did_work(budget: WorkBudget, clock: Clock, seconds: float) -> bool:
+    try:
+        with budget.work():
+            clock.seconds += seconds
+    except WireError as error:
+        assert error.reason == "busy"
+        return False
+    return True
+
+
+def test_a_budget_holds_work_to_its_share_of_the_time() -> None:
+    clock = Clock()
+    budget = WorkBudget(0.25, clock, burst_seconds=1.0)
+    # The eight pieces of a second, and what is gained while they are done.
+    assert sum(did_work(budget, clock, 0.125) for _ in range(1000)) == 11
+    clock.seconds += 0.5
+    assert [did_work(budget, clock, 0.125) for _ in range(3)] == [True, False, False]
+    clock.seconds += 1e6  # nothing is saved up beyond a second
+    assert sum(did_work(budget, clock, 0.125) for _ in range(1000)) == 11
+
+
+def test_work_that_fails_is_charged_and_a_clock_that_falls_takes_nothing() -> None:
+    clock = Clock(100.0)
+    budget = WorkBudget(0.5, clock, burst_seconds=1.0)
+    with pytest.raises(ZeroDivisionError), budget.work():
+        clock.seconds += 2.0
+        raise ZeroDivisionError
+    assert not did_work(budget, clock, 0.0)
+    clock.seconds = 0.0
+    assert not did_work(budget, clock, 0.0)
+    clock.seconds = 5.0
+    assert did_work(budget, clock, -5.0)
+
+
+@given(
+    st.floats(0.01, 1.0),
+    st.lists(st.tuples(st.floats(0.0, 5.0), st.floats(0.0, 0.5)), min_size=1, max_size=60),
+)
+def test_never_more_than_the_share_a_burst_and_one_piece(
+    share: float, asked: list[tuple[float, float]]
+) -> None:
+    clock = Clock()
+    budget = WorkBudget(share, clock, burst_seconds=1.0)
+    worked = 0.0
+    for pause, piece in asked:
+        clock.seconds += pause
+        worked += piece if did_work(budget, clock, piece) else 0.0
+    assert worked <= share * clock.seconds + 1.0 + 0.5 + 1e-6
+
+
+@pytest.mark.parametrize(("share", "burst"), [(0.0, 1.0), (1.1, 1.0), (0.5, 0.0), (-1.0, 1.0)])
+def test_a_budget_that_is_none_is_refused(share: float, burst: float) -> None:
+    with pytest.raises(ValueError, match="share"):
+        WorkBudget(share, Clock(), burst_seconds=burst)

@@ -348,6 +348,20 @@ def test_a_presence_asks_for_one_session_and_an_old_one_for_none() -> None:
     assert asked == [False] * 10
 
 
+def test_the_newest_life_and_the_one_shown_last_are_asked_by_turns() -> None:
+    watch = PresenceWatch()
+    assert watch.incarnation(0) is watch.incarnation(1) is None
+    first, second = Presence(b"a" * 16, NOW), Presence(b"b" * 16, NOW + 5)
+    watch.should_reopen(second)
+    assert {watch.incarnation(unanswered) for unanswered in range(4)} == {second.incarnation}
+    watch.should_reopen(first)  # shown again; or the clock was set back
+    asked = [watch.incarnation(unanswered) for unanswered in range(4)]
+    assert asked == [second.incarnation, first.incarnation] * 2
+    same_second = Presence(b"c" * 16, NOW + 5)
+    watch.should_reopen(same_second)
+    assert {watch.incarnation(unanswered) for unanswered in range(4)} == {same_second.incarnation}
+
+
 def test_presences_of_one_second_are_bounded() -> None:
     watch = PresenceWatch()
     asked = [watch.should_reopen(Presence(i.to_bytes(16, "big"), NOW)) for i in range(1000)]

@@ -9,7 +9,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from device_sdk.wire import cbor, hpke, signature
-from device_sdk.wire.admission import AdmissionPurpose, TokenBuckets, admission_tag
+from device_sdk.wire.admission import (
+    AdmissionPurpose,
+    TokenBuckets,
+    WorkBudget,
+    admission_tag,
+)
 from device_sdk.wire.enrolment import (
     Binding,
     EnrolmentAttempt,
@@ -26,14 +31,17 @@ from device_sdk.wire.enrolment_message import (
     _read_answer,
     encode_answer,
     enrol_info,
-    read_token_id,
+    read_request_head,
+    requester_of,
 )
 from device_sdk.wire.errors import WireError
+from device_sdk.wire.freshness import Freshness
 from device_sdk.wire.header import MessageType, prefix
 from device_sdk.wire.keyring import Keyring
 from device_sdk.wire.signature import Purpose
 from tests.device_sdk.wire.parties import (
     EXPIRES,
+    INCARNATION,
     NOW,
     Clock,
     CountingHpke,
@@ -48,23 +56,36 @@ CODE = new_code(DESCRIPTOR.root_fingerprint, 1, NOW - 60, SeededBytes("code"))
 TOKEN = Token(CODE.token_id, CODE.secret, NOW + 3600)
 
 
-def attempt_of(name: str, again: str = "", code: EnrolmentCode = CODE) -> EnrolmentAttempt:
+def attempt_of(
+    name: str,
+    again: str = "",
+    code: EnrolmentCode = CODE,
+    *,
+    counter: int = 1,
+    incarnation: bytes = INCARNATION,
+) -> EnrolmentAttempt:
     return EnrolmentAttempt(
-        code, DESCRIPTOR, key_from(name), random_bytes=SeededBytes(f"attempt {name} {again}")
+        code,
+        DESCRIPTOR,
+        key_from(name),
+        Freshness(incarnation, counter),
+        random_bytes=SeededBytes(f"attempt {name} {again}"),
     )
 
 
 class Office:
     """A desk and the store's one row."""
 
-    def __init__(self, burst: float = 1000.0) -> None:
+    def __init__(self, burst: float = 1000.0, share: float = 1.0) -> None:
         self.unix_clock = Clock(float(NOW))
         self.clock = Clock()
         self.counting = CountingHpke()
         self.token = TOKEN
         self.desk = EnrolmentDesk(
             Keyring([SERVING]),
+            INCARNATION,
             TokenBuckets(burst, 1.0, self.clock),
+            WorkBudget(share, self.clock),
             self.unix_clock,
             random_bytes=SeededBytes("desk"),
             unseal=self.counting.unseal,
@@ -147,15 +168,55 @@ def test_the_first_key_binds_the_code_and_gets_the_same_answer_again() -> None:
     identity = key_from("anna").public_key().public_bytes_raw()
     assert outcome.token.binding == Binding(identity, grant)
 
-    repeated = office.answer(first.message)  # the broker delivers twice
+    assert reason_of(office.answer, first.message) == "replayed"  # the broker delivers twice
+    again = attempt_of("anna", "after a lost answer", counter=2)
+    repeated = office.answer(again.message)
     assert not repeated.joined
-    assert repeated.answer != outcome.answer, "a nonce must not be used twice"
-    assert first.accept(repeated.answer) == enrolled
-
-    again = attempt_of("anna", "after a crash")
-    assert again.accept(office.answer(again.message).answer) == enrolled
+    assert again.accept(repeated.answer) == enrolled
     office.unix_clock.seconds = NOW + 7200.0  # the code's expiry no longer matters to its holder
+    again = attempt_of("anna", "after a crash", counter=3)
     assert again.accept(office.answer(again.message).answer).grant == grant
+
+
+def test_a_request_is_answered_once_and_in_one_life_at_no_further_cost() -> None:
+    office = Office(burst=2.0)
+    recorded = [attempt_of("anna", str(n), counter=n).message for n in (1, 2)]
+    for message in recorded:
+        office.answer(message)
+    for message in recorded * 50:
+        assert reason_of(office.answer, message) == "replayed"
+    other_life = attempt_of("anna", "3", counter=3, incarnation=bytes(16)).message
+    for message in (other_life, other_life[:-1] + b"?"):  # judged before the tag
+        assert reason_of(office.answer, message) == "old-incarnation"
+        assert reason_of(office.desk.read_head, message) == "old-incarnation"
+    assert office.counting.unseals == 2
+
+
+def test_the_owner_of_a_code_and_all_others_are_held_against_marks_of_their_own() -> None:
+    office = Office()
+    office.answer(attempt_of("anna", counter=10).message)
+    # The owner's counter hides no stranger, and a stranger's locks no owner out.
+    top = 2**64 - 1
+    thief = attempt_of("thief", counter=1)
+    assert office.answer(thief.message).refusal is EnrolRefusal.CODE_USED
+    assert office.answer(attempt_of("thief", "2", counter=top).message).refusal is not None
+    assert reason_of(office.answer, attempt_of("bert", counter=top).message) == "replayed"
+    assert reason_of(office.answer, attempt_of("anna", "2", counter=10).message) == "replayed"
+    assert office.answer(attempt_of("anna", "3", counter=11).message).refusal is None
+    # Marks do not grow with the identities that try a code.
+    assert len(office.desk._marks) == 2
+
+
+def test_a_request_that_finds_no_time_costs_nothing_and_may_come_again() -> None:
+    office = Office(burst=1.0, share=0.5)
+    with office.desk._budget.work():
+        office.clock.seconds += 3.0  # somebody else's work took so long
+    message = attempt_of("anna").message
+    for _ in range(3):
+        assert reason_of(office.answer, message) == "busy"
+    assert office.counting.unseals == 0
+    office.clock.seconds += 5.0
+    assert office.answer(message).joined
 
 
 def test_another_key_is_refused_and_shown() -> None:
@@ -185,7 +246,8 @@ def test_an_expired_code_and_a_revoked_key_are_refused() -> None:
     grant = first.accept(office.answer(first.message).answer).grant
     identity = key_from("anna").public_key().public_bytes_raw()
     office.token = Token(CODE.token_id, CODE.secret, NOW, Binding(identity, grant, revoked=True))
-    assert reason_of(first.accept, office.answer(first.message).answer) == "revoked"
+    again = attempt_of("anna", "again", counter=2)
+    assert reason_of(again.accept, office.answer(again.message).answer) == "revoked"
 
 
 def test_every_changed_byte_is_refused_before_public_key_work() -> None:
@@ -197,37 +259,43 @@ def test_every_changed_byte_is_refused_before_public_key_work() -> None:
         expected = ["bad-version", "bad-type"][place] if place < 2 else "bad-admission"
         if 10 <= place < 18:
             expected = "wrong-token"
+        if 34 <= place < 50:
+            expected = "old-incarnation"
         assert reason_of(office.answer, bytes(changed)) == expected
     wrong_secret = replace(CODE, secret=bytes(16))
     guess = attempt_of("anna", code=wrong_secret)
     assert reason_of(office.answer, guess.message) == "bad-admission"
-    assert reason_of(office.answer, message[:30]) == "truncated"
+    assert reason_of(office.answer, message[:73]) == "truncated"
     assert reason_of(office.answer, message + bytes(4096)) == "too-large"
     assert office.counting.unseals == 0
-    assert read_token_id(message) == CODE.token_id
+    head = read_request_head(message)
+    assert (head.serial, head.token_id) == (DESCRIPTOR.serial, CODE.token_id)
+    assert head.freshness == Freshness(INCARNATION, 1)
     office.answer(message)
     assert office.counting.unseals == 1
 
 
 def test_a_flood_under_one_code_stops_at_its_bucket() -> None:
     office = Office(burst=2.0)
-    message = attempt_of("anna").message
-    office.answer(message)
-    office.answer(message)
+    for counter in (1, 2):
+        office.answer(attempt_of("anna", counter=counter).message)
+    message = attempt_of("anna", counter=3).message
     assert reason_of(office.answer, message) == "too-many"
     assert office.counting.unseals == 2
     office.clock.seconds = 1.0
     office.answer(message)
 
 
-def tagged(sealed: bytes, serial: int = 1) -> bytes:
+def tagged(sealed: bytes, serial: int = 1, by: str = "anna") -> bytes:
     head = prefix(MessageType.ENROL_REQUEST) + serial.to_bytes(8, "little") + CODE.token_id
+    head += requester_of(key_from(by).public_key().public_bytes_raw())
+    head += Freshness(INCARNATION, 1).to_bytes()
     return head + admission_tag(CODE.secret, AdmissionPurpose.ENROL, head + sealed) + sealed
 
 
 def test_a_right_tag_with_a_wrong_inside_is_refused() -> None:
     office = Office()
-    info = enrol_info(DESCRIPTOR)
+    info = enrol_info(DESCRIPTOR, Freshness(INCARNATION, 1))
     key = key_from("anna")
     public = key.public_key().public_bytes_raw()
     request = EnrolRequest(CODE.token_id, public, bytes(16), bytes(32))
@@ -256,7 +324,9 @@ def test_a_right_tag_with_a_wrong_inside_is_refused() -> None:
     point = b"\x01" + bytes(31)
     nobody = EnrolRequest(CODE.token_id, point, bytes(16), bytes(32))
     proof = nobody.proof(CODE.secret, info)
-    assert attempt({"identity": point, "proof": proof}) == "bad-key"
+    assert attempt({"identity": point, "proof": proof}) == "wrong-requester"
+    bert = key_from("bert").public_key().public_bytes_raw()
+    assert attempt({"identity": bert}, by="bert") == "wrong-requester"
     assert reason_of(office.answer, tagged(b"")) == "cannot-unseal"
     assert reason_of(office.answer, tagged(b"", serial=9)) == "unknown-descriptor"
     assert office.token is TOKEN
@@ -326,7 +396,7 @@ def test_values_out_of_range_are_refused_at_construction() -> None:
 def test_random_bytes_never_escape_as_another_error(data: bytes) -> None:
     office = Office()
     attempt = attempt_of("anna")
-    info = enrol_info(DESCRIPTOR)
+    info = enrol_info(DESCRIPTOR, Freshness(INCARNATION, 1))
     sealed = hpke.seal(hpke.public_key(DESCRIPTOR.hpke), info, data)
     for message in (data, prefix(MessageType.ENROL_REQUEST) + data, tagged(data), tagged(sealed)):
         with pytest.raises(WireError):

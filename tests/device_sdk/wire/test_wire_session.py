@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from device_sdk.wire import hpke, signature
-from device_sdk.wire.admission import AdmissionPurpose, admission_tag
+from device_sdk.wire.admission import AdmissionPurpose, WorkBudget, admission_tag
 from device_sdk.wire.descriptor import make_descriptor
 from device_sdk.wire.device_session import (
     DeviceCredential,
@@ -19,6 +19,7 @@ from device_sdk.wire.device_session import (
 )
 from device_sdk.wire.envelope import Direction, EnvelopeCipher
 from device_sdk.wire.errors import WireError
+from device_sdk.wire.freshness import Freshness, FreshnessMarks
 from device_sdk.wire.handshake import (
     OpenRequest,
     SessionReply,
@@ -35,7 +36,7 @@ from device_sdk.wire.session import (
     Session,
     derive_session_keys,
 )
-from device_sdk.wire.session_table import MOST_PENDING, PENDING_SECONDS
+from device_sdk.wire.session_table import MOST_PENDING, MOST_REPEATS, PENDING_SECONDS
 from tests.device_sdk.wire.parties import (
     EXPIRES,
     INCARNATION,
@@ -84,8 +85,10 @@ def test_every_changed_byte_of_an_open_is_refused_before_public_key_work() -> No
         changed = bytearray(message)
         changed[place] ^= 1
         expected = ["bad-version", "bad-type"][place] if place < 2 else "bad-admission"
+        if 10 <= place < 26:
+            expected = "old-incarnation"
         assert reason_of(fleet.grant, bytes(changed)) == expected
-    assert reason_of(fleet.grant, message[:20]) == "truncated"
+    assert reason_of(fleet.grant, message[:49]) == "truncated"
     assert reason_of(fleet.grant, message + bytes(4096)) == "too-large"
     assert fleet.counting.unseals == 0
     assert len(fleet.table) == 0
@@ -100,8 +103,9 @@ def tagged(fleet: Fleet, head: bytes, sealed: bytes, credential: DeviceCredentia
 
 def test_an_open_with_a_right_tag_but_a_wrong_inside_is_refused() -> None:
     fleet = Fleet()
-    anna, info = fleet.anna, open_info(fleet.descriptor)
-    head = prefix(MessageType.SESSION_OPEN) + (1).to_bytes(8, "little")
+    anna, freshness = fleet.anna, Freshness(INCARNATION, 1)
+    info = open_info(fleet.descriptor, freshness)
+    head = prefix(MessageType.SESSION_OPEN) + (1).to_bytes(8, "little") + freshness.to_bytes()
     to = hpke.public_key(fleet.descriptor.hpke)
     good = OpenRequest(anna.device_id, fleet.descriptor.hpke, bytes(32)).to_body()
     signed = signature.sign(anna.identity, signature.Purpose.SESSION_OPEN, info + good)
@@ -121,7 +125,9 @@ def test_an_open_with_a_right_tag_but_a_wrong_inside_is_refused() -> None:
     assert attempt(signed + good, b"tessera/1 open" + bytes(32)) == "cannot-unseal"
     assert attempt(unusable_signed + unusable) == "bad-key"
     assert reason_of(fleet.grant, tagged(fleet, head, b"", anna)) == "cannot-unseal"
-    later = prefix(MessageType.SESSION_OPEN) + (9).to_bytes(8, "little")
+    for moved in (Freshness(INCARNATION, 2), Freshness(bytes(16), 1)):
+        assert attempt(signed + good, open_info(fleet.descriptor, moved)) == "cannot-unseal"
+    later = prefix(MessageType.SESSION_OPEN) + (9).to_bytes(8, "little") + freshness.to_bytes()
     assert reason_of(fleet.grant, tagged(fleet, later, b"", anna)) == "unknown-descriptor"
     assert len(fleet.table) == 0
     # The tag alone proves nothing: another device's identity under anna's admission key.
@@ -192,7 +198,7 @@ def test_an_open_is_bound_to_every_byte_of_its_descriptor() -> None:
         fleet.descriptor.signing,
         fleet.descriptor.hpke,
     )
-    message = SessionOpening(fleet.anna, twin, fleet.clock).message
+    message = SessionOpening(fleet.anna, twin, fleet.fresh(), fleet.clock).message
     assert reason_of(fleet.grant, message) == "cannot-unseal"
 
 
@@ -298,7 +304,7 @@ def test_the_same_open_again_gets_the_same_reply_without_work() -> None:
     fleet = Fleet(burst=1.0)
     attempt = fleet.opening()
     reply = fleet.grant(attempt.message)
-    assert fleet.grant(attempt.message) == reply
+    assert [fleet.grant(attempt.message) for _ in range(3)] == [reply] * 3
     assert (fleet.counting.unseals, fleet.counting.seals) == (1, 1)
     session = attempt.accept(reply, NOW).session
     fleet.table.receive(session.seal(16, b""), fleet.anna.device_id)
@@ -309,19 +315,98 @@ def test_the_same_open_again_gets_the_same_reply_without_work() -> None:
     fleet.grant(fleet.opening("2").message)
 
 
-def test_a_flood_of_replayed_opens_evicts_no_live_session() -> None:
+def test_an_open_is_answered_again_a_few_times_only() -> None:
     fleet = Fleet()
+    message = fleet.opening().message
+    assert len({fleet.grant(message) for _ in range(1 + MOST_REPEATS)}) == 1
+    assert reason_of(fleet.grant, message) == "replayed"
+    # An older one not at all: its device has given it up.
+    newer = fleet.opening("2").message
+    fleet.grant(newer)
+    assert reason_of(fleet.grant, message) == "replayed"
+    fleet.clock.seconds = PENDING_SECONDS
+    assert reason_of(fleet.grant, newer) == "replayed"
+    assert fleet.counting.unseals == 2
+
+
+def test_two_opens_with_one_counter_get_one_session() -> None:
+    """A device's clone: neither hears the other's reply."""
+    fleet = Fleet()
+    one, other = (fleet.opening(name, freshness=Freshness(INCARNATION, 9)) for name in "ab")
+    fleet.grant(one.message)
+    assert reason_of(fleet.grant, other.message) == "replayed"
+    assert reason_of(fleet.grant, fleet.opening("c").message) == "replayed"
+    assert len(fleet.table) == 1
+
+
+def test_replayed_opens_are_refused_for_ever_at_no_cost_but_the_tag() -> None:
+    fleet = Fleet(burst=1000.0)
     live = fleet.open("live").session
     fleet.table.receive(live.seal(16, b""), fleet.anna.device_id)
-    recorded = [fleet.opening(f"old {i}").message for i in range(20)]
-    for message in recorded * 3:
-        try:
-            fleet.grant(message)
-        except WireError as error:
-            assert error.reason == "replayed"
-    assert len(fleet.table) == 1 + MOST_PENDING
+    recorded = [fleet.opening(f"old {i}").message for i in range(200)]
+    for message in recorded:
+        fleet.grant(message)
+    unsealed, taken = fleet.counting.unseals, len(fleet.table)
+    assert taken == 1 + MOST_PENDING
+    fleet.clock.seconds = PENDING_SECONDS
+    fleet.table.sweep()
+    for message in recorded * 2:
+        assert reason_of(fleet.grant, message) == "replayed"
+    assert fleet.counting.unseals == unsealed and len(fleet.table) == 1
     fleet.table.receive(live.seal(16, b""), fleet.anna.device_id)
     live.open(fleet.table.seal(fleet.anna.device_id, 17, b""))
+
+
+def test_opens_of_another_life_are_refused_before_the_tag() -> None:
+    fleet = Fleet()
+    message = fleet.opening(freshness=Freshness(bytes(16), 7)).message
+    assert reason_of(fleet.grant, message) == "old-incarnation"
+    assert reason_of(fleet.grant, message[:-1]) == "old-incarnation"
+    assert fleet.counting.unseals == len(fleet.table) == len(fleet.table._marks) == 0
+
+
+def test_an_open_that_finds_no_time_charges_nobody_and_may_come_again() -> None:
+    fleet = Fleet(burst=1.0)
+    fleet.table._budget = WorkBudget(0.5, fleet.clock)
+    with fleet.table._budget.work():
+        fleet.clock.seconds += 3.0  # somebody else's work took so long
+    message = fleet.opening().message
+    for _ in range(5):
+        assert reason_of(fleet.grant, message) == "busy"
+    assert fleet.counting.unseals == 0
+    fleet.clock.seconds += 5.0
+    fleet.grant(message)
+
+
+def test_who_has_the_admission_key_alone_raises_no_mark() -> None:
+    fleet = Fleet()
+    thief = DeviceCredential(fleet.anna.device_id, key_from("thief"), fleet.anna.admission_key)
+    high = fleet.opening("t", thief, Freshness(INCARNATION, 2**64 - 1)).message
+    assert reason_of(fleet.grant, high) == "bad-signature"
+    fleet.open()
+
+
+@given(st.lists(st.tuples(st.sampled_from([b"a", b"b"]), st.integers(0, 2**64 - 1))))
+def test_a_mark_never_falls_and_counts_for_its_sender_alone(asked: list[tuple[bytes, int]]) -> None:
+    marks, highest = FreshnessMarks(INCARNATION), {b"a": 0, b"b": 0}
+    for sender, counter in asked:
+        freshness = Freshness(INCARNATION, counter)
+        assert Freshness.from_bytes(b"." + freshness.to_bytes(), 1) == freshness
+        assert marks.is_new(sender, freshness) == (counter > highest[sender])
+        if marks.is_new(sender, freshness):
+            marks.raise_to(sender, freshness)
+            highest[sender] = counter
+    assert len(marks) <= 2
+    marks.forget(b"a")
+    assert marks.is_new(b"a", Freshness(INCARNATION, 1))
+
+
+def test_values_out_of_range_have_no_freshness() -> None:
+    with pytest.raises(ValueError, match="16 bytes"):
+        Freshness(b"", 1)
+    for counter in (-1, 2**64):
+        with pytest.raises(ValueError, match="8 bytes"):
+            Freshness(INCARNATION, counter)
 
 
 def test_sessions_that_nobody_used_or_that_ended_are_forgotten() -> None:
@@ -395,13 +480,13 @@ def test_credentials_do_not_print_themselves_and_are_checked() -> None:
 @given(st.binary(max_size=400), st.data())
 def test_random_insides_never_escape_as_another_error(inside: bytes, data: st.DataObject) -> None:
     """Whatever an insider seals, signs and tags: only WireError comes out, at either end."""
-    fleet, anna = FUZZED, FUZZED.anna
-    info = open_info(fleet.descriptor)
+    fleet, anna, freshness = FUZZED, FUZZED.anna, FUZZED.fresh()
+    info = open_info(fleet.descriptor, freshness)
     body = OpenRequest(anna.device_id, fleet.descriptor.hpke, bytes(32)).to_body()
     mutated = bytearray(body)
     for _ in range(data.draw(st.integers(1, 3))):
         mutated[data.draw(st.integers(0, len(mutated) - 1))] = data.draw(st.integers(0, 255))
-    head = prefix(MessageType.SESSION_OPEN) + (1).to_bytes(8, "little")
+    head = prefix(MessageType.SESSION_OPEN) + (1).to_bytes(8, "little") + freshness.to_bytes()
     for content in (inside, bytes(mutated)):
         signed = signature.sign(anna.identity, signature.Purpose.SESSION_OPEN, info + content)
         sealed = hpke.seal(hpke.public_key(fleet.descriptor.hpke), info, signed + content)
@@ -446,6 +531,8 @@ class ReplaceMachine(RuleBasedStateMachine):
         self.waiting: list[int] = []
         self.gone: set[int] = set()
         self.opens: list[tuple[int, bytes]] = []
+        self.repeats: dict[int, int] = {}
+        self.highest = 0
         self.used: list[bytes] = []
 
     @property
@@ -461,6 +548,7 @@ class ReplaceMachine(RuleBasedStateMachine):
     def open(self) -> None:
         number = len(self.opened)
         attempt = self.fleet.opening(str(number))
+        self.highest = self.fleet.counter
         self.opens.append((number, attempt.message))
         self.opened.append(attempt.accept(self.fleet.grant(attempt.message), NOW))
         self.waiting.append(number)
@@ -470,10 +558,33 @@ class ReplaceMachine(RuleBasedStateMachine):
     @rule(pick=st.integers(0, 99))
     def replay_an_open(self, pick: int) -> None:
         number, message = self.opens[pick % len(self.opens)]
-        if number in self.waiting:
+        times = self.repeats.get(number, 0)
+        unsealed = self.fleet.counting.unseals
+        if self.waiting and number == self.waiting[-1] and times < MOST_REPEATS:
             self.fleet.grant(message)
+            self.repeats[number] = times + 1
         else:
             assert reason_of(self.fleet.grant, message) == "replayed"
+        assert self.fleet.counting.unseals == unsealed
+
+    @rule(behind=st.integers(0, 99))
+    def open_with_a_counter_that_fell(self, behind: int) -> None:
+        freshness = Freshness(INCARNATION, max(0, self.highest - behind))
+        message = self.fleet.opening("fallen", freshness=freshness).message
+        assert reason_of(self.fleet.grant, message) == "replayed"
+
+    @rule(ahead=st.integers(1, 2**32))
+    def skip_counters(self, ahead: int) -> None:
+        self.fleet.counter += ahead
+
+    @rule()
+    def sweep(self) -> None:
+        self.fleet.table.sweep()
+
+    @rule(counter=st.integers(0, 2**64 - 1))
+    def ask_another_life(self, counter: int) -> None:
+        message = self.fleet.opening("other", freshness=Freshness(bytes(16), counter)).message
+        assert reason_of(self.fleet.grant, message) == "old-incarnation"
 
     @precondition(lambda self: self.opened)
     @rule(pick=st.integers(0, 99))
@@ -516,8 +627,9 @@ class ReplaceMachine(RuleBasedStateMachine):
     @rule()
     def revoke(self) -> None:
         self.fleet.table.end(self.anna)
+        assert len(self.fleet.table._marks) == 0
         self.gone |= set(range(len(self.opened)))
-        self.live, self.waiting = None, []
+        self.live, self.waiting, self.highest = None, [], 0
         self.opens.clear()  # the table forgot them too; a revoked device's opens are not asked for
 
     @invariant()

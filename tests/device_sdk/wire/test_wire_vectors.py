@@ -115,14 +115,18 @@ def test_code() -> None:
 def test_enrolment() -> None:
     secret, request = raw("enrolment", "secret"), raw("enrolment", "request")
     digest = raw("descriptor", "digest")
-    head, tag, sealed = request[:18], request[18:34], request[34:]
-    assert head == b"\x01\x03" + struct.pack("<Q", 7) + raw("enrolment", "token_id")
+    head, tag, sealed = request[:58], request[58:74], request[74:]
+    fresh = raw("presence", "incarnation") + struct.pack("<Q", VECTORS["enrolment"]["counter"])
+    named = b"\x01\x03" + struct.pack("<Q", 7) + raw("enrolment", "token_id")
+    assert head[:18] == named and head[34:] == fresh
     label = b"tessera/1 enrol admission\x00"
     assert tag == hmac.digest(secret, label + head + sealed, "sha256")[:16]
-    info = b"tessera/1 enrol" + digest
+    info = b"tessera/1 enrol" + digest + fresh
     signed, body = unseal(raw("keys", "hpke_seed"), info, sealed)
     fields = cbor2.loads(body)
     verify(fields["identity"], "tessera/1 enrol request", signed, info + body)
+    requester = hashlib.sha256(b"tessera/1 requester\x00" + fields["identity"]).digest()[:16]
+    assert head[18:34] == requester
     covered = fields["token"] + fields["identity"] + fields["mailbox"] + fields["secret"]
     proof = hmac.digest(secret, b"tessera/1 enrol proof\x00" + info + covered, "sha256")
     assert fields["proof"] == proof
@@ -146,19 +150,20 @@ def test_enrolment() -> None:
 
 def test_session() -> None:
     opening, reply = raw("session", "open"), raw("session", "reply")
-    head, tag, sealed = opening[:10], opening[10:26], opening[26:]
-    assert head == b"\x01\x05" + struct.pack("<Q", 7)
+    head, tag, sealed = opening[:34], opening[34:50], opening[50:]
+    fresh = raw("presence", "incarnation") + struct.pack("<Q", VECTORS["session"]["counter"])
+    assert head == b"\x01\x05" + struct.pack("<Q", 7) + fresh
     label = b"tessera/1 session open admission\x00"
     key = raw("enrolment", "admission_key")
     assert tag == hmac.digest(key, label + head + sealed, "sha256")[:16]
-    info = b"tessera/1 open" + raw("descriptor", "digest")
+    info = b"tessera/1 open" + raw("descriptor", "digest") + fresh
     signed, body = unseal(raw("keys", "hpke_seed"), info, sealed)
     asked = cbor2.loads(body)
     identity = cbor2.loads(
         unseal(
             raw("keys", "hpke_seed"),
             raw("enrolment", "hpke_info"),
-            raw("enrolment", "request")[34:],
+            raw("enrolment", "request")[74:],
         )[1]
     )["identity"]
     verify(identity, "tessera/1 session open", signed, info + body)

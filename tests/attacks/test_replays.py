@@ -230,7 +230,7 @@ def test_a_home_from_a_backup_opens_again_in_the_same_life(make_stage: MakeStage
     backup = device.folder.with_name("backup")
     shutil.copytree(device.folder, backup)
     device.start()
-    _record_opens(stage, 300)
+    _record_opens(stage, 40)
     # Somebody swallowed the replies for an hour, too.
     down = stage.topics.write(DownTopic(device.grant.handle))
     stage.drop = lambda parcel: parcel.topic == down

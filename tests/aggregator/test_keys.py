@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from aggregator import key_folder
 from aggregator.errors import AggregatorError
@@ -34,7 +33,7 @@ from aggregator.store import Store
 from aggregator.store.secrets import Secrets
 from device_sdk.wire import cbor, hpke, signature
 from device_sdk.wire.descriptor import DescriptorSeen, make_descriptor, read_descriptor
-from device_sdk.wire.enrolment import EnrolmentAttempt
+from device_sdk.wire.enrolment import require_current
 from device_sdk.wire.errors import WireError
 from device_sdk.wire.header import MessageType, prefix
 from device_sdk.wire.keyring import Keyring
@@ -234,7 +233,7 @@ def test_a_new_delegation_outranks_all_that_the_last_one_can_sign(home: Home, st
         old.hpke,
     )
     with pytest.raises(WireError) as refused:
-        EnrolmentAttempt(code, forged, Ed25519PrivateKey.generate())
+        require_current(code, forged)
     assert refused.value.reason == "serial-fell"
     new = current_descriptor(store)
     with pytest.raises(WireError) as refused:
@@ -287,7 +286,7 @@ def test_whoever_trusted_the_root_some_rotations_ago_follows(
     followed = read_descriptor(message, trusted)
     assert followed.root_fingerprint == store.facts.root_fingerprint
     # A code of before still leads there.
-    EnrolmentAttempt(code, followed, Ed25519PrivateKey.generate())
+    require_current(code, followed)
     assert rotate_keys(home, store, BEGIN + 9 * DAY, os.urandom).successions == (
         followed.successions
     )

@@ -142,7 +142,6 @@ def assemble(
         aggregation,
         refusals,
         unix_clock,
-        verdict_seconds,
     )
     housekeeping = Housekeeping(
         store,
@@ -153,7 +152,6 @@ def assemble(
         task.catalogue,
         verdict_seconds,
         clock,
-        unix_clock,
     )
     link = Link(
         task.broker.url, rng=link_rng, clock=clock, tls=task.broker.tls, settings=link_settings

@@ -60,7 +60,6 @@ class Ingest:
         aggregation: Aggregation,
         refusals: Refusals,
         unix_clock: Callable[[], float],
-        verdict_seconds: float,
     ) -> None:
         self._task = task
         self._binding = binding
@@ -70,7 +69,6 @@ class Ingest:
         self._aggregation = aggregation
         self._refusals = refusals
         self._unix_clock = unix_clock
-        self._verdict_seconds = verdict_seconds
         self._staged: dict[tuple[bytes, int], _Staged] = {}
         self._accepted = 0  # of those staged
         self.counted = 0
@@ -193,10 +191,8 @@ class Ingest:
             identity.generation == generation and identity.round >= self._rounds.next_number()
         ):
             return self._refuse(update, "unknown-round")
-        if row is None or row.generation != identity.generation:
-            return self._settled(update, Verdict.FORGOTTEN)
-        closed = row.closed_unix_seconds
-        if closed is not None and closed < self._unix_clock() - self._verdict_seconds:
+        if row is None or row.generation != identity.generation or row.forgotten:
+            # By the mark that was set when the verdicts were deleted, and by no clock.
             return self._settled(update, Verdict.FORGOTTEN)
         self._rounds.came_late(row)
         self._refusals.note_reason("late", identity.device_id)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from aggregator.errors import AggregatorError
-from aggregator.store.schema import SCHEMA, SCHEMA_VERSION
+from aggregator.store.schema import SCHEMA, SCHEMA_VERSION, STEPS
 
 __all__ = ["Database"]
 
@@ -62,18 +62,32 @@ class Database:
         run(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
         if create:
             with self.transaction():
-                for statement in SCHEMA.split(";\n"):
-                    run(statement)
+                self._run_script(SCHEMA)
                 run(f"PRAGMA application_id = {_APPLICATION_ID}")
                 run(f"PRAGMA user_version = {SCHEMA_VERSION}")
-        ours = run("PRAGMA application_id").fetchone()[0] == _APPLICATION_ID
-        version = run("PRAGMA user_version").fetchone()[0]
-        if not ours:
+        if run("PRAGMA application_id").fetchone()[0] != _APPLICATION_ID:
             raise AggregatorError(f"{path} is no aggregator's database")
-        if version != SCHEMA_VERSION:
-            raise AggregatorError(
-                f"{path} has schema version {version}; this program reads {SCHEMA_VERSION}"
-            )
+        if self._version() != SCHEMA_VERSION:
+            self._migrate(path)
+
+    def _migrate(self, path: Path) -> None:
+        with self.transaction():
+            # Read again: another process may have done it meanwhile.
+            while (version := self._version()) != SCHEMA_VERSION:
+                if version not in STEPS:
+                    raise AggregatorError(
+                        f"{path} has schema version {version}, this program reads up to "
+                        f"{SCHEMA_VERSION}: install a newer one"
+                    )
+                self._run_script(STEPS[version])
+                self._connection.execute(f"PRAGMA user_version = {version + 1}")
+
+    def _run_script(self, script: str) -> None:
+        for statement in script.split(";\n"):
+            self._connection.execute(statement)
+
+    def _version(self) -> int:
+        return int(self._connection.execute("PRAGMA user_version").fetchone()[0])
 
     @contextmanager
     def transaction(self) -> Iterator[None]:

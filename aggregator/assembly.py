@@ -22,6 +22,7 @@ from aggregator.outgoing import Outgoing
 from aggregator.publisher import PublishedTask, Publisher
 from aggregator.refusals import Refusals
 from aggregator.registry import Registry
+from aggregator.repeats import Repeats
 from aggregator.rounds import Rounds
 from aggregator.service import Parts
 from aggregator.store import Store
@@ -132,7 +133,8 @@ def assemble(
         grow_catalogue(store, aggregation, task.catalogue)
     enrolment = Enrolment(desk, store, registry, refusals, unix_clock, rounds.next_number)
     reassembler = Reassembler(clock)
-    uplink = Uplink(topics, registry, table, reassembler, enrolment, keys.group_keys)
+    repeats = Repeats(clock)
+    uplink = Uplink(topics, registry, table, reassembler, enrolment, repeats, keys.group_keys)
     ingest = Ingest(
         task.name,
         task.binding,
@@ -141,6 +143,7 @@ def assemble(
         rounds,
         aggregation,
         refusals,
+        repeats,
         unix_clock,
     )
     housekeeping = Housekeeping(

@@ -124,7 +124,7 @@ def test_a_verdict_that_became_another_after_it_was_deleted(fleet: FleetHome) ->
     _run(device, "UPDATE participation SET verdict = 'forgotten' WHERE round = 2")
     judge(fleet)
     _run(device, "UPDATE participation SET verdict = 'late' WHERE round = 2")
-    with pytest.raises(Mismatch, match="device 1 was told 'late' .* says 'counted'"):
+    with pytest.raises(Mismatch, match=r"device 1 was told 'late' .* says 'counted'"):
         judge(fleet)
 
 

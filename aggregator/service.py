@@ -207,10 +207,12 @@ class Service:
         parts = self._parts
         if isinstance(event, RoundOpened):
             parts.ingest.round_opened()
+            parts.housekeeping.something_was_deleted()  # keys and publications that it replaced
             parts.keys.refresh()
             # Only what is new: artifacts need not be sent again for each round.
             parts.outgoing.announce([], parts.store.publications.take_replaced())
         elif isinstance(event, RoundClosed):
+            parts.housekeeping.something_was_deleted()  # the log, or an older checkpoint
             parts.housekeeping.between_rounds()
         if self._on_round is not None:
             self._on_round(event)
@@ -223,5 +225,6 @@ class Service:
             parts.rounds.revoked(device_id)
             _LOG.info("revoked %s: its sessions have ended", device_id.hex())
         parts.rounds.reload_hold()
+        parts.housekeeping.something_was_deleted()
         if parts.keys.refresh():
             parts.outgoing.announce(parts.publisher.standing(), [])

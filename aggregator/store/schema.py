@@ -26,7 +26,7 @@ CREATE TABLE devices (
     device_id BLOB PRIMARY KEY,
     identity BLOB NOT NULL,
     handle BLOB NOT NULL UNIQUE,
-    admission_key BLOB NOT NULL,
+    admission_key BLOB NOT NULL,         -- zeros once it is revoked
     shard INTEGER NOT NULL,
     token_id BLOB NOT NULL,
     enrolled_unix INTEGER NOT NULL,
@@ -91,6 +91,7 @@ STEPS = {
     1: """
 ALTER TABLE rounds ADD COLUMN closed_served_seconds REAL;
 CREATE INDEX remembered ON rounds (round) WHERE forgotten = 0;
+UPDATE devices SET admission_key = zeroblob(32) WHERE revoked_unix IS NOT NULL;
 """,
 }
 """By the version that a file has, what makes it one of the next version."""

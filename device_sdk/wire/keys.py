@@ -20,6 +20,7 @@ from typing import TypeAlias
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from device_sdk.wire import hpke
+from device_sdk.wire.durable import flush_file, flush_folder
 from device_sdk.wire.errors import WireError
 
 RandomBytes: TypeAlias = Callable[[int], bytes]
@@ -89,11 +90,11 @@ def write_key(path: Path, kind: KeyKind, secret: bytes) -> None:
         with os.fdopen(handle, "wb") as file:
             file.write(line.encode())
             file.flush()
-            os.fsync(file.fileno())
+            flush_file(file.fileno())
         os.link(temporary, path)  # unlike a rename, a link never replaces what is there
     finally:
         temporary.unlink()
-    _flush_folder(path.parent)
+    flush_folder(path.parent)
 
 
 def read_key(path: Path, kind: KeyKind) -> bytes:
@@ -126,13 +127,3 @@ def read_key(path: Path, kind: KeyKind) -> bytes:
 
 def _bad_file(path: Path, what: str) -> WireError:
     return WireError("bad-key-file", f"{path} {what}")
-
-
-def _flush_folder(folder: Path) -> None:
-    if os.name != "posix":
-        return  # a folder cannot be opened, and its entries are flushed with the file
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import sqlite3
+import time
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
@@ -59,3 +62,90 @@ def test_a_file_of_a_newer_version_is_refused(tmp_path: Path) -> None:
     connection.close()
     with pytest.raises(AggregatorError, match="install a newer one"):
         Database(path)
+
+
+def _write(path: Path, first: int, count: int, ready: Connection) -> None:
+    """Another process: commits, and checkpoints after nearly each of them."""
+    database = Database(path)
+    database._connection.execute("PRAGMA wal_autocheckpoint = 1")
+    ready.send(None)
+    ready.recv()
+    for number in range(first, first + count):
+        with database.transaction():
+            database.execute("INSERT INTO refusals VALUES (?, ?)", (str(number) * 200, number))
+        if number % 7 == 0:
+            database.erase_deleted()
+    database.close()
+
+
+def test_processes_that_write_and_checkpoint_at_once_lose_nothing(tmp_path: Path) -> None:
+    path = make_home(tmp_path, _URL).database
+    context = multiprocessing.get_context("spawn")
+    writers = []
+    for place in range(3):
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_write, args=(path, place * 1000, 150, theirs))
+        process.start()
+        writers.append((process, ours))
+    for _, pipe in writers:
+        pipe.recv()
+    for _, pipe in writers:
+        pipe.send(None)
+    for process, _ in writers:
+        process.join(120)
+        assert process.exitcode == 0
+    database = Database(path)
+    assert database.row("SELECT count(*) FROM refusals") == (450,)
+    assert database.row("PRAGMA integrity_check") == ("ok",)
+    database.close()
+
+
+def test_no_checkpoint_meets_another_connection_s_transaction(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aggregator.store.database._BUSY_SECONDS", 0.05)
+    path = make_home(tmp_path, _URL).database
+    one, other = Database(path), Database(path)
+    with one.transaction():
+        # Not even before the transaction has written anything, when SQLite's own lock is all that
+        # it has: a checkpoint would go on without it.
+        for write in (other.erase_deleted, lambda: other.execute("DELETE FROM refusals")):
+            with pytest.raises(sqlite3.OperationalError, match="another process"):
+                write()
+    assert other.erase_deleted()
+    other.execute("DELETE FROM refusals")
+    one.close()
+    other.close()
+
+
+def test_a_transaction_waits_for_another_process_s(tmp_path: Path) -> None:
+    path = make_home(tmp_path, _URL).database
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_hold, args=(path, theirs))
+    process.start()
+    ours.recv()
+    database = Database(path)
+    started = time.monotonic()
+    database.execute("INSERT INTO refusals VALUES ('late', 1)")
+    assert time.monotonic() - started > 0.3
+    process.join(30)
+    assert database.row("SELECT count(*) FROM refusals") == (2,)
+    database.close()
+
+
+def _hold(path: Path, ready: Connection) -> None:
+    database = Database(path)
+    with database.transaction():
+        database.execute("INSERT INTO refusals VALUES ('first', 1)")
+        ready.send(None)
+        time.sleep(0.5)
+    database.close()
+
+
+def test_flushes_reach_the_medium_on_systems_that_need_to_be_asked(tmp_path: Path) -> None:
+    database = Database(make_home(tmp_path, _URL).database)
+    for pragma in ("fullfsync", "checkpoint_fullfsync"):
+        assert database.row(f"PRAGMA {pragma}") == (1,)
+    assert database.row("PRAGMA synchronous") == (2,)
+    database.close()

@@ -14,6 +14,7 @@ from aggregator.artifact_content import read_artifacts
 from aggregator.catalogue_file import adopt_catalogue, read_catalogue_file, stored_catalogue
 from aggregator.enrolment import Enrolment
 from aggregator.errors import AggregatorError
+from aggregator.fence import Fence
 from aggregator.fleet_keys import FleetKeys
 from aggregator.home import Home
 from aggregator.housekeeping import Housekeeping, grow_catalogue
@@ -34,10 +35,10 @@ from device_sdk.wire.enrolment import EnrolmentDesk
 from device_sdk.wire.keys import RandomBytes
 from device_sdk.wire.link import Link
 from device_sdk.wire.link_settings import LinkSettings
-from device_sdk.wire.presence import new_presence
+from device_sdk.wire.presence import Presence, new_presence
 from device_sdk.wire.session_table import SessionTable
 from device_sdk.wire.task_messages import TaskTerms
-from device_sdk.wire.topics import EnrolRequestTopic, Topics
+from device_sdk.wire.topics import EnrolRequestTopic, PresenceTopic, Topics
 
 __all__ = ["LINK_SETTINGS", "World", "assemble"]
 
@@ -76,7 +77,9 @@ def assemble(
     verdict_seconds = task.store.verdict_days * 86_400.0
     topics = Topics(task.broker.prefix)
     keys = FleetKeys(home, store, unix_clock)
-    presence = new_presence(int(unix_clock()), world.random_bytes)
+    last_life = store.facts.started_unix_seconds
+    presence = _begin_life(store, int(unix_clock()), world.random_bytes)
+    fence = Fence(presence, last_life, home.folder, keys.descriptors, clock)
     table = SessionTable(
         keys.keyring,
         presence.incarnation,
@@ -159,6 +162,7 @@ def assemble(
     link = Link(
         task.broker.url, rng=link_rng, clock=clock, tls=task.broker.tls, settings=link_settings
     )
+    link.subscribe(topics.write(PresenceTopic()))
     link.subscribe(topics.up_filter(SHARD))
     link.subscribe(topics.write(EnrolRequestTopic()))
     return Parts(
@@ -175,10 +179,21 @@ def assemble(
         Outgoing(link, store.publications),
         refusals,
         keys,
+        fence,
         housekeeping,
         clock,
         world.sleep,
     )
+
+
+def _begin_life(store: Store, now_unix_seconds: int, random_bytes: RandomBytes) -> Presence:
+    """A presence that started after all before it in this home, whatever the calendar says."""
+    last = store.facts.started_unix_seconds
+    started = now_unix_seconds if last is None else max(now_unix_seconds, last + 1)
+    presence = new_presence(started, random_bytes)
+    with store.database.transaction():
+        store.facts.started_unix_seconds = started  # before anybody hears of it
+    return presence
 
 
 def _claim(store: Store, task: Task) -> None:

@@ -9,6 +9,7 @@ from aggregator.errors import AggregatorError
 from aggregator.home import Home
 from aggregator.key_folder import read_serving_keys
 from aggregator.store import Store
+from device_sdk.wire.descriptor import Descriptor
 from device_sdk.wire.errors import WireError
 from device_sdk.wire.group_key import GroupKey
 from device_sdk.wire.keyring import Keyring, ServingKeys
@@ -44,6 +45,10 @@ class FleetKeys:
     def current(self) -> ServingKeys:
         """The keys of the descriptor in force."""
         return self._serving[-1]
+
+    def descriptors(self) -> list[Descriptor]:
+        """Those that are honoured, the one in force last."""
+        return [each.descriptor for each in self._serving]
 
     def group_keys(self) -> tuple[GroupKey, ...]:
         """What a session's reply tells."""

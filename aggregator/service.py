@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from aggregator.aggregation import Aggregation
+from aggregator.fence import Fence
 from aggregator.fleet_keys import FleetKeys
 from aggregator.housekeeping import Housekeeping
 from aggregator.ingest import Ingest, Settled
@@ -33,6 +34,7 @@ from device_sdk.wire.link_events import (
     SubscribeRefused,
 )
 from device_sdk.wire.session_table import SessionTable
+from device_sdk.wire.topics import PresenceTopic, Topics
 
 __all__ = ["Parts", "Service"]
 
@@ -62,6 +64,7 @@ class Parts:
     outgoing: Outgoing
     refusals: Refusals
     keys: FleetKeys
+    fence: Fence
     housekeeping: Housekeeping
     clock: Callable[[], float]
     sleep: Callable[[float], None]
@@ -74,6 +77,7 @@ class Service:
         self._parts = parts
         self._on_round = on_round
         self._listening = Listening()
+        self._presence_topic = Topics(parts.task.broker.prefix).write(PresenceTopic())
         self.bytes_received = 0
         self._last: Snapshot | None = None
         self._next_snapshot_seconds = 0.0
@@ -110,6 +114,8 @@ class Service:
         self._settle(parts.ingest.commit())
         while (happened := parts.rounds.tick()) is not None:
             self._tell(happened)
+        if parts.fence.may_announce():
+            parts.outgoing.announce(parts.publisher.standing(), parts.store.publications.topics())
         parts.outgoing.pump()
         parts.housekeeping.turn()
 
@@ -162,9 +168,7 @@ class Service:
             case Connected():
                 _LOG.info("connected to %s", parts.task.broker.url)
                 parts.outgoing.connection_lost()
-                parts.outgoing.announce(
-                    parts.publisher.standing(), parts.store.publications.topics()
-                )
+                parts.fence.connected()
             case Disconnected() | ConnectRefused():
                 _LOG.warning(
                     "no connection to %s (%s); next try in %.1f s",
@@ -183,6 +187,9 @@ class Service:
     def _receive(self, message: Message) -> None:
         parts = self._parts
         self.bytes_received += len(message.payload)
+        if message.topic == self._presence_topic:
+            self._hear_presence(message.payload)
+            return
         result = parts.uplink.receive(message)
         match result:
             case Answer():
@@ -197,6 +204,12 @@ class Service:
                 else:
                     self._settle([] if settled is None else [settled])
 
+    def _hear_presence(self, payload: bytes) -> None:
+        try:
+            self._parts.fence.heard(payload)
+        except WireError as error:
+            self._parts.refusals.note(error)
+
     def _settle(self, settled: Sequence[Settled]) -> None:
         for each in settled:
             answer = self._parts.uplink.receipt(each.device_id, each.receipt)
@@ -209,8 +222,10 @@ class Service:
             parts.ingest.round_opened()
             parts.housekeeping.something_was_deleted()  # keys and publications that it replaced
             parts.keys.refresh()
-            # Only what is new: artifacts need not be sent again for each round.
-            parts.outgoing.announce([], parts.store.publications.take_replaced())
+            # Only what is new: artifacts need not be sent again for each round. Before the fence is
+            # passed nothing: all of it is announced then.
+            replaced = parts.store.publications.take_replaced()
+            parts.outgoing.announce([], replaced if parts.fence.passed else [])
         elif isinstance(event, RoundClosed):
             parts.housekeeping.something_was_deleted()  # the log, or an older checkpoint
             parts.housekeeping.between_rounds()
@@ -226,5 +241,5 @@ class Service:
             _LOG.info("revoked %s: its sessions have ended", device_id.hex())
         parts.rounds.reload_hold()
         parts.housekeeping.something_was_deleted()
-        if parts.keys.refresh():
+        if parts.keys.refresh() and parts.fence.passed:
             parts.outgoing.announce(parts.publisher.standing(), [])

@@ -64,7 +64,8 @@ def _print(store: Store, rounds: list[RoundRow], now: float) -> None:
     for row in rounds:
         if row.held is not None:
             print(
-                f"\nround {row.round} is held: {printable(row.held)}\n  see tessera-aggregator release"
+                f"\nround {row.round} is held: {printable(row.held)}\n"
+                "  see tessera-aggregator release"
             )
     for number, device_id, why in store.log.quarantined():
         print(f"quarantine   an update of {device_id.hex()} for round {number}: {printable(why)}")

@@ -84,6 +84,16 @@ class Facts:
         self._put("sealed_contents", label)
 
     @property
+    def started_unix_seconds(self) -> int | None:
+        """When the last life of this home began, as its presence said; None before the first."""
+        value = self._get("started")
+        return value if isinstance(value, int) else None
+
+    @started_unix_seconds.setter
+    def started_unix_seconds(self, unix_seconds: int) -> None:
+        self._put("started", unix_seconds)
+
+    @property
     def served_seconds(self) -> float:
         """How long ``serve`` has run in this home, in all: a clock that no calendar can turn."""
         value = self._get("served_seconds")

@@ -1,4 +1,4 @@
-"""One aggregator a fleet: a copy of the home that serves too is noticed, and one of the two ends."""
+"""One aggregator a fleet: a copy of the home that serves too is noticed, and one of them ends."""
 
 from __future__ import annotations
 

@@ -30,8 +30,10 @@ class FileLock:
         _unlock(self._handle)
 
     def close(self) -> None:
-        """Let go of it for good."""
-        os.close(self._handle)
+        """Let go of it for good. May be called twice."""
+        if self._handle >= 0:
+            os.close(self._handle)
+            self._handle = -1
 
 
 try:

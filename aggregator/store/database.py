@@ -50,10 +50,13 @@ class Database:
             raise AggregatorError(
                 f"{path} does not exist; run tessera-aggregator init --home {path.parent} first"
             )
+        try:
+            self._write_lock = FileLock(path.with_name(f"{path.name}.lock"))
+        except OSError as error:
+            raise AggregatorError(f"{path} cannot be used: {error}") from None
         self._connection = sqlite3.connect(
             path, isolation_level=None, check_same_thread=False, cached_statements=256
         )
-        self._write_lock = FileLock(path.with_name(f"{path.name}.lock"))
         try:
             self._prepare(path, create)
         except sqlite3.DatabaseError as error:
@@ -143,17 +146,15 @@ class Database:
 
         ``secure_delete`` overwrites deleted rows in new versions of their pages, but the log holds
         the versions before, and the file too until the log was moved into it. Not possible while
-        another process reads: to be tried again.
+        another process reads, or on a full disk: to be tried again.
         """
         with self._alone():
             # No waiting for readers: the server has other things to do.
             self._connection.execute("PRAGMA busy_timeout = 0")
             try:
                 row = self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-            except sqlite3.OperationalError as error:
-                if error.sqlite_errorcode != sqlite3.SQLITE_LOCKED:
-                    raise
-                return False  # a query of this connection's own is being read
+            except sqlite3.OperationalError:
+                return False  # what must be on the disk is there: a commit says what is wrong
             finally:
                 self._connection.execute(f"PRAGMA busy_timeout = {int(1000 * _BUSY_SECONDS)}")
         return bool(row[0] == 0)
@@ -175,7 +176,7 @@ class Database:
         return changed
 
     def close(self) -> None:
-        """Close; the file is whole without this too."""
+        """Close; the file is whole without this too. May be called twice."""
         # The last one to close moves the log into the file and removes it. SQLite does that only
         # where no other connection is left.
         self._connection.close()

@@ -14,6 +14,7 @@ from aggregator.artifact_content import read_artifacts
 from aggregator.catalogue_file import adopt_catalogue, read_catalogue_file, stored_catalogue
 from aggregator.enrolment import Enrolment
 from aggregator.errors import AggregatorError
+from aggregator.fence import Fence
 from aggregator.fleet_keys import FleetKeys
 from aggregator.home import Home
 from aggregator.housekeeping import Housekeeping, grow_catalogue
@@ -22,6 +23,7 @@ from aggregator.outgoing import Outgoing
 from aggregator.publisher import PublishedTask, Publisher
 from aggregator.refusals import Refusals
 from aggregator.registry import Registry
+from aggregator.repeats import Repeats
 from aggregator.rounds import Rounds
 from aggregator.service import Parts
 from aggregator.store import Store
@@ -33,10 +35,10 @@ from device_sdk.wire.enrolment import EnrolmentDesk
 from device_sdk.wire.keys import RandomBytes
 from device_sdk.wire.link import Link
 from device_sdk.wire.link_settings import LinkSettings
-from device_sdk.wire.presence import new_presence
+from device_sdk.wire.presence import Presence, new_presence
 from device_sdk.wire.session_table import SessionTable
 from device_sdk.wire.task_messages import TaskTerms
-from device_sdk.wire.topics import EnrolRequestTopic, Topics
+from device_sdk.wire.topics import EnrolRequestTopic, PresenceTopic, Topics
 
 __all__ = ["LINK_SETTINGS", "World", "assemble"]
 
@@ -75,7 +77,9 @@ def assemble(
     verdict_seconds = task.store.verdict_days * 86_400.0
     topics = Topics(task.broker.prefix)
     keys = FleetKeys(home, store, unix_clock, world.random_bytes, task.descriptor_seconds)
-    presence = new_presence(int(unix_clock()), world.random_bytes)
+    last_life = store.facts.started_unix_seconds
+    presence = _begin_life(store, int(unix_clock()), world.random_bytes)
+    fence = Fence(presence, last_life, home.folder, keys.descriptors, clock)
     table = SessionTable(
         keys.keyring,
         presence.incarnation,
@@ -135,7 +139,8 @@ def assemble(
         grow_catalogue(store, aggregation, task.catalogue)
     enrolment = Enrolment(desk, store, registry, refusals, unix_clock, rounds.next_number)
     reassembler = Reassembler(clock)
-    uplink = Uplink(topics, registry, table, reassembler, enrolment, keys.group_keys)
+    repeats = Repeats(clock)
+    uplink = Uplink(topics, registry, table, reassembler, enrolment, repeats, keys.group_keys)
     ingest = Ingest(
         task.name,
         task.binding,
@@ -144,8 +149,8 @@ def assemble(
         rounds,
         aggregation,
         refusals,
+        repeats,
         unix_clock,
-        verdict_seconds,
     )
     housekeeping = Housekeeping(
         store,
@@ -156,11 +161,11 @@ def assemble(
         task.catalogue,
         verdict_seconds,
         clock,
-        unix_clock,
     )
     link = Link(
         task.broker.url, rng=link_rng, clock=clock, tls=task.broker.tls, settings=link_settings
     )
+    link.subscribe(topics.write(PresenceTopic()))
     link.subscribe(topics.up_filter(SHARD))
     link.subscribe(topics.write(EnrolRequestTopic()))
     return Parts(
@@ -177,10 +182,21 @@ def assemble(
         Outgoing(link, store.publications),
         refusals,
         keys,
+        fence,
         housekeeping,
         clock,
         world.sleep,
     )
+
+
+def _begin_life(store: Store, now_unix_seconds: int, random_bytes: RandomBytes) -> Presence:
+    """A presence that started after all before it in this home, whatever the calendar says."""
+    last = store.facts.started_unix_seconds
+    started = now_unix_seconds if last is None else max(now_unix_seconds, last + 1)
+    presence = new_presence(started, random_bytes)
+    with store.database.transaction():
+        store.facts.started_unix_seconds = started  # before anybody hears of it
+    return presence
 
 
 def _claim(store: Store, task: Task) -> None:

@@ -10,6 +10,7 @@ from aggregator.errors import AggregatorError
 from aggregator.home import Home
 from aggregator.key_folder import read_serving_keys, renew_descriptor, tidy_keys
 from aggregator.store import Store
+from device_sdk.wire.descriptor import Descriptor
 from device_sdk.wire.group_key import GroupKey
 from device_sdk.wire.keyring import Keyring, ServingKeys
 from device_sdk.wire.keys import RandomBytes
@@ -64,6 +65,10 @@ class FleetKeys:
     def current(self) -> ServingKeys:
         """The keys of the descriptor in force."""
         return self._serving[-1]
+
+    def descriptors(self) -> list[Descriptor]:
+        """Those that are honoured, the one in force last."""
+        return [each.descriptor for each in self._serving]
 
     def group_keys(self) -> tuple[GroupKey, ...]:
         """What a session's reply tells."""

@@ -18,13 +18,14 @@ __all__ = ["Housekeeping"]
 
 _LOG = logging.getLogger(__name__)
 _SWEEP_SECONDS = 10.0
-_FORGET_SECONDS = 3600.0
+_FORGET_SECONDS = 60.0
 
 
 class Housekeeping:
-    """Sweeps memory, saves counters, forgets old verdicts, and takes in new items.
+    """Sweeps memory, saves counters, forgets and erases, and takes in new items.
 
-    ``clock`` gives monotonic, ``unix_clock`` Unix seconds.
+    ``clock`` gives monotonic seconds. Verdicts age by it alone, over all the time that ``serve``
+    has run: a calendar that jumps a month ahead for a moment would delete what must be kept.
     """
 
     def __init__(
@@ -37,7 +38,6 @@ class Housekeeping:
         catalogue: Path | None,
         verdict_seconds: float,
         clock: Callable[[], float],
-        unix_clock: Callable[[], float],
     ) -> None:
         self._store = store
         self._aggregation = aggregation
@@ -47,13 +47,14 @@ class Housekeeping:
         self._catalogue = catalogue
         self._verdict_seconds = verdict_seconds
         self._clock = clock
-        self._unix_clock = unix_clock
         self._next_sweep_seconds = clock() + _SWEEP_SECONDS
-        self._next_forget_seconds = clock()
+        self._next_forget_seconds = self._counted_seconds = clock()
         self._catalogue_stamp = _stamp(catalogue)
+        self._erase_due = True  # what a process before this one deleted and did not erase
+        self._next_erase_seconds = clock()
 
     def turn(self) -> None:
-        """To be called often; does something every ten seconds, or every hour."""
+        """To be called often; does something every ten seconds, or every minute."""
         now = self._clock()
         if now >= self._next_sweep_seconds:
             self._next_sweep_seconds = now + _SWEEP_SECONDS
@@ -61,10 +62,24 @@ class Housekeeping:
             self._reassembler.expire()
             with self._store.database.transaction():
                 self._refusals.save(self._store.refusals)
+        if self._erase_due and now >= self._next_erase_seconds:
+            self._erase_due = not self._store.database.erase_deleted()
+            if self._erase_due:
+                self._next_erase_seconds = now + _SWEEP_SECONDS
         if now >= self._next_forget_seconds:
             self._next_forget_seconds = now + _FORGET_SECONDS
-            with self._store.database.transaction():
-                self._store.rounds.forget_verdicts(self._unix_clock() - self._verdict_seconds)
+            self._forget(now)
+
+    def something_was_deleted(self) -> None:
+        """Updates, a key, a publication: erased from the disk in the next turn, or soon."""
+        self._erase_due = True
+
+    def _forget(self, now: float) -> None:
+        served = self._store.facts.served_seconds + (now - self._counted_seconds)
+        with self._store.database.transaction():
+            self._store.facts.served_seconds = served
+            self._store.rounds.forget_verdicts(served, self._verdict_seconds)
+        self._counted_seconds = now
 
     def between_rounds(self) -> None:
         """Take in items that the operator appended to the catalogue.

@@ -9,6 +9,7 @@ from aggregator.aggregation import Aggregation
 from aggregator.bindings import Binding
 from aggregator.refusals import Refusals
 from aggregator.registry import Registry
+from aggregator.repeats import Repeats
 from aggregator.rounds import Rounds
 from aggregator.store import Store
 from aggregator.store.rounds import RoundRow
@@ -59,8 +60,8 @@ class Ingest:
         rounds: Rounds,
         aggregation: Aggregation,
         refusals: Refusals,
+        repeats: Repeats,
         unix_clock: Callable[[], float],
-        verdict_seconds: float,
     ) -> None:
         self._task = task
         self._binding = binding
@@ -69,8 +70,8 @@ class Ingest:
         self._rounds = rounds
         self._aggregation = aggregation
         self._refusals = refusals
+        self._repeats = repeats
         self._unix_clock = unix_clock
-        self._verdict_seconds = verdict_seconds
         self._staged: dict[tuple[bytes, int], _Staged] = {}
         self._accepted = 0  # of those staged
         self.counted = 0
@@ -87,7 +88,20 @@ class Ingest:
 
         Raises ``WireError`` for bytes that are no update: nothing can be said about those.
         """
-        update = read_update(payload, device_id)
+        try:
+            settled = self._judge(read_update(payload, device_id))
+        except WireError:
+            self._charge(device_id)
+            raise
+        if settled is not None:
+            self._charge(device_id)
+        return settled
+
+    def _charge(self, device_id: bytes) -> None:
+        if self._repeats.answered(device_id):
+            self._refusals.note_reason("too-many-repeats", device_id)
+
+    def _judge(self, update: Update) -> Settled | None:
         identity = update.identity
         if identity.task != self._task:
             return self._refuse(update, "wrong-task")
@@ -193,12 +207,10 @@ class Ingest:
             identity.generation == generation and identity.round >= self._rounds.next_number()
         ):
             return self._refuse(update, "unknown-round")
-        if row is None or row.generation != identity.generation:
+        if row is None or row.generation != identity.generation or row.forgotten:
+            # By the mark that was set when the verdicts were deleted, and by no clock.
             return self._settled(update, Verdict.FORGOTTEN)
-        closed = row.closed_unix_seconds
-        if closed is not None and closed < self._unix_clock() - self._verdict_seconds:
-            return self._settled(update, Verdict.FORGOTTEN)
-        self._rounds.came_late(row)
+        self._rounds.came_late(row, identity.device_id)
         self._refusals.note_reason("late", identity.device_id)
         return self._settled(update, Verdict.LATE)
 

@@ -23,6 +23,7 @@ from aggregator.store.secrets import IssuedDescriptor
 from device_sdk.wire import hpke
 from device_sdk.wire.delegation import Delegation, make_delegation
 from device_sdk.wire.descriptor import Descriptor, make_descriptor, read_descriptor, root_of
+from device_sdk.wire.durable import flush_folder
 from device_sdk.wire.errors import WireError
 from device_sdk.wire.group_key import new_group_key
 from device_sdk.wire.keyring import ServingKeys, serving_keys
@@ -31,7 +32,6 @@ from device_sdk.wire.keys import (
     RandomBytes,
     erase_key,
     fingerprint,
-    flush_folder,
     generate,
     read_key,
     signing_key,

@@ -20,6 +20,7 @@ from aggregator.rounds import RoundClosed, RoundEvent, RoundHeld, RoundOpened
 from aggregator.service import Service
 from aggregator.snapshot import Snapshot
 from aggregator.words import size, span
+from device_sdk.wire.printable import PrintableFormatter, printable
 
 __all__ = ["LiveView", "PlainView", "View", "describe", "render"]
 
@@ -55,9 +56,9 @@ class PlainView:
         self._next_seconds = clock() + _PLAIN_SECONDS
 
     def __enter__(self) -> PlainView:
-        logging.basicConfig(
-            level=logging.INFO, format="%(asctime)s %(levelname)-7s %(message)s", stream=sys.stderr
-        )
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(PrintableFormatter("%(asctime)s %(levelname)-7s %(message)s"))
+        logging.basicConfig(level=logging.INFO, handlers=[handler])
         return self
 
     def __exit__(
@@ -98,7 +99,8 @@ class LiveView:
 
     def __enter__(self) -> LiveView:
         handler = RichHandler(console=self._console, show_path=False)
-        logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[handler])
+        handler.setFormatter(PrintableFormatter("%(message)s"))
+        logging.basicConfig(level=logging.INFO, handlers=[handler])
         self._live.__enter__()
         return self
 
@@ -156,10 +158,12 @@ def render(seen: Snapshot) -> Panel:
     if seen.finished:
         parts.append(_rounds(seen))
     if seen.refusals:
-        refused = ", ".join(f"{why} {count}" for why, count in sorted(seen.refusals.items()))
+        refused = ", ".join(
+            f"{printable(why)} {count}" for why, count in sorted(seen.refusals.items())
+        )
         parts.append(Text(f"refused  {refused}", style="yellow"))
-    title = f"tessera-aggregator: {seen.task}, version {seen.version}"
-    return Panel(Group(*parts), title=title, title_align="left")
+    title = f"tessera-aggregator: {printable(seen.task)}, version {seen.version}"
+    return Panel(Group(*parts), title=Text(title), title_align="left")
 
 
 def _state(seen: Snapshot) -> Text:
@@ -169,12 +173,14 @@ def _state(seen: Snapshot) -> Text:
         style="green" if seen.connected else "bold red",
     )
     text.append(
-        f" to {seen.broker}   {seen.devices} devices, {seen.sessions} sessions   "
+        f" to {printable(seen.broker)}   {seen.devices} devices, {seen.sessions} sessions   "
         f"in {size(seen.bytes_received)}, out {size(seen.bytes_sent)}   "
         f"{seen.counted} updates counted"
     )
     for topic_filter in seen.refused_subscriptions:
-        text.append(f"\nthe broker refuses the subscription to {topic_filter}", style="bold red")
+        text.append(
+            f"\nthe broker refuses the subscription to {printable(topic_filter)}", style="bold red"
+        )
     return text
 
 
@@ -185,7 +191,7 @@ def _round(seen: Snapshot) -> Group | Text:
     if row.threshold == 0:
         return Text("all rounds are done: the last version stays published")
     if row.held is not None:
-        return Text(f"round {row.round} is held: {row.held}", style="bold red")
+        return Text(f"round {row.round} is held: {printable(row.held)}", style="bold red")
     length = max(1e-9, row.deadline_unix_seconds - row.opened_unix_seconds)
     left = max(0.0, seen.seconds_left or 0.0)
     bars = Table.grid(padding=(0, 1))

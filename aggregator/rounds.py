@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.aggregation import Aggregation
-from aggregator.deadline import LAST_ROUNDS, deadline_seconds
+from aggregator.deadline import LAST_ROUNDS, LateArrivals, deadline_seconds
 from aggregator.methods.method import RoundSummary
 from aggregator.registry import Registry
 from aggregator.round_settings import RoundSettings
@@ -26,7 +26,6 @@ __all__ = ["RoundClosed", "RoundEvent", "RoundHeld", "RoundOpened", "Rounds", "S
 
 _LOG = logging.getLogger(__name__)
 _REST_SECONDS = 10 * 365 * 86_400
-_MOST_LATE = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +92,7 @@ class Rounds:
         self._random_bytes = random_bytes
         self._missing: set[bytes] = set()
         self._arrivals = array("f")
-        self._late: dict[int, array[float]] = {}
+        self._late = LateArrivals()
         self._earliest_close_unix = 0.0
         self._earliest_open_unix = 0.0
         self._told_waiting = -1
@@ -158,13 +157,14 @@ class Rounds:
         if counted_seconds is not None:
             self._arrivals.append(counted_seconds)
 
-    def came_late(self, row: RoundRow) -> None:
-        """An update of a closed round arrived: its time counts for adaptive deadlines."""
-        times = self._late.setdefault(row.round, array("f"))
-        if len(times) < _MOST_LATE:
-            times.append(self._unix_clock() - row.opened_unix_seconds)
-        for number in sorted(self._late)[:-LAST_ROUNDS]:
-            del self._late[number]
+    def came_late(self, row: RoundRow, device_id: bytes) -> None:
+        """A device's update of a closed round arrived; adaptive deadlines count it once.
+
+        If the round had selected the device: others do not wait to be waited for.
+        """
+        if self._registry.is_selected(device_id, row.seed, row.threshold, self._task, row.round):
+            seconds = max(0.0, self._unix_clock() - row.opened_unix_seconds)
+            self._late.note(row.round, device_id, seconds)
 
     def revoked(self, device_id: bytes) -> None:
         """A device that will not be heard of."""
@@ -210,6 +210,7 @@ class Rounds:
         number = self.next_number()
         if self._may_go_on(number):
             threshold = min(EVERYONE, int(self._settings.share * 2**64))
+            self._late.round_opens(number)
             seconds = deadline_seconds(self._settings, self._times())
         else:
             # The last version is published too, in a round that selects nobody.
@@ -274,10 +275,9 @@ class Rounds:
         return set(self._registry.selected(row.seed, row.threshold, self._task, row.round))
 
     def _times(self) -> list[NDArray[np.float32]]:
-        late = [np.asarray(times, dtype=np.float32) for times in self._late.values()]
         stored = self._store.rounds.arrivals(LAST_ROUNDS)
-        if late and stored:
-            stored[0] = np.concatenate([stored[0], *late])
+        if stored:
+            stored[0] = np.concatenate([stored[0], self._late.seconds()])
         return stored
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from aggregator.errors import AggregatorError
+from aggregator.file_lock import FileLock
 from aggregator.home import Home
 
 __all__ = ["serve_lock"]
@@ -22,24 +22,10 @@ def serve_lock(home: Home) -> Iterator[None]:
         raise AggregatorError(
             f"{home.folder} does not exist; run tessera-aggregator init --home {home.folder} first"
         )
-    handle = os.open(home.folder / "serve.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    lock = FileLock(home.folder / "serve.lock")
     try:
-        _lock(handle)
-    except OSError:
-        os.close(handle)
-        raise AggregatorError(f"another serve is running on {home.folder}") from None
-    try:
+        if not lock.try_acquire():
+            raise AggregatorError(f"another serve is running on {home.folder}")
         yield
     finally:
-        os.close(handle)
-
-
-def _lock(handle: int) -> None:
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        import msvcrt
-
-        msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
-    else:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock.close()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from aggregator.aggregation import Aggregation
+from aggregator.fence import Fence
 from aggregator.fleet_keys import FleetKeys
 from aggregator.housekeeping import Housekeeping
 from aggregator.ingest import Ingest, Settled
@@ -33,6 +34,7 @@ from device_sdk.wire.link_events import (
     SubscribeRefused,
 )
 from device_sdk.wire.session_table import SessionTable
+from device_sdk.wire.topics import PresenceTopic, Topics
 
 __all__ = ["Parts", "Service"]
 
@@ -63,6 +65,7 @@ class Parts:
     outgoing: Outgoing
     refusals: Refusals
     keys: FleetKeys
+    fence: Fence
     housekeeping: Housekeeping
     clock: Callable[[], float]
     sleep: Callable[[float], None]
@@ -75,6 +78,7 @@ class Service:
         self._parts = parts
         self._on_round = on_round
         self._listening = Listening()
+        self._presence_topic = Topics(parts.task.broker.prefix).write(PresenceTopic())
         self.bytes_received = 0
         self._last: Snapshot | None = None
         self._next_snapshot_seconds = 0.0
@@ -113,6 +117,8 @@ class Service:
         while (happened := parts.rounds.tick()) is not None:
             self._tell(happened)
         self._tend_keys()
+        if parts.fence.may_announce():
+            parts.outgoing.announce(parts.publisher.standing(), parts.store.publications.topics())
         parts.outgoing.pump()
         parts.housekeeping.turn()
 
@@ -165,9 +171,7 @@ class Service:
             case Connected():
                 _LOG.info("connected to %s", parts.task.broker.url)
                 parts.outgoing.connection_lost()
-                parts.outgoing.announce(
-                    parts.publisher.standing(), parts.store.publications.topics()
-                )
+                parts.fence.connected()
             case Disconnected() | ConnectRefused():
                 _LOG.warning(
                     "no connection to %s (%s); next try in %.1f s",
@@ -186,6 +190,9 @@ class Service:
     def _receive(self, message: Message) -> None:
         parts = self._parts
         self.bytes_received += len(message.payload)
+        if message.topic == self._presence_topic:
+            self._hear_presence(message.payload)
+            return
         result = parts.uplink.receive(message)
         match result:
             case Answer():
@@ -210,7 +217,18 @@ class Service:
         now = self._parts.clock()
         if now >= self._next_showing_seconds:
             self._next_showing_seconds = now + _SHOW_AGAIN_SECONDS
-            self._parts.outgoing.announce([self._parts.publisher.presence()], [])
+            self._announce([self._parts.publisher.presence()], [])
+
+    def _announce(self, standing: Iterable[tuple[str, bytes]], topics: Iterable[str]) -> None:
+        """Before the fence is passed nothing: all of it is announced then."""
+        if self._parts.fence.passed:
+            self._parts.outgoing.announce(standing, topics)
+
+    def _hear_presence(self, payload: bytes) -> None:
+        try:
+            self._parts.fence.heard(payload)
+        except WireError as error:
+            self._parts.refusals.note(error)
 
     def _settle(self, settled: Sequence[Settled]) -> None:
         for each in settled:
@@ -222,11 +240,13 @@ class Service:
         parts = self._parts
         if isinstance(event, RoundOpened):
             parts.ingest.round_opened()
+            parts.housekeeping.something_was_deleted()  # keys and publications that it replaced
             # The operator may have rotated keys since the loop looked.
             standing = parts.publisher.standing() if parts.keys.refresh() else []
             # Only what is new: artifacts need not be sent again for each round.
-            parts.outgoing.announce(standing, parts.store.publications.take_replaced())
+            self._announce(standing, parts.store.publications.take_replaced())
         elif isinstance(event, RoundClosed):
+            parts.housekeeping.something_was_deleted()  # the log, or an older checkpoint
             parts.housekeeping.between_rounds()
             self._tend_keys()
         if self._on_round is not None:
@@ -235,7 +255,7 @@ class Service:
     def _tend_keys(self) -> None:
         parts = self._parts
         if parts.keys.tend(between_rounds=parts.rounds.current is None):
-            parts.outgoing.announce(parts.publisher.standing(), [])
+            self._announce(parts.publisher.standing(), [])
 
     def _look_again(self) -> None:
         """The operator changed something: revoked, rotated, released."""
@@ -245,5 +265,6 @@ class Service:
             parts.rounds.revoked(device_id)
             _LOG.info("revoked %s: its sessions have ended", device_id.hex())
         parts.rounds.reload_hold()
+        parts.housekeeping.something_was_deleted()
         if parts.keys.refresh():
-            parts.outgoing.announce(parts.publisher.standing(), [])
+            self._announce(parts.publisher.standing(), [])

@@ -68,7 +68,7 @@ url = "mqtt://127.0.0.1:1883"  # mqtts://host:8883 for TLS
 [store]
 # group_updates = 128          # updates a commit at most
 # checkpoint_updates = 20000
-# verdict_days = 30            # how long a closed round's verdicts are kept
+# verdict_days = 30            # how long a closed round's verdicts are kept: days served
 
 [keys]
 # descriptor_days = 30         # a renewed descriptor holds this long, then devices refuse it

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from aggregator.enrolment import Enrolment
 from aggregator.registry import Registry, credential
+from aggregator.repeats import Repeats
 from device_sdk.wire.chunks import Reassembler
 from device_sdk.wire.errors import WireError
 from device_sdk.wire.group_key import GroupKey
@@ -63,6 +64,7 @@ class Uplink:
         table: SessionTable,
         reassembler: Reassembler,
         enrolment: Enrolment,
+        repeats: Repeats,
         group_keys: Callable[[], tuple[GroupKey, ...]],
     ) -> None:
         self._topics = topics
@@ -72,6 +74,7 @@ class Uplink:
         self._table = table
         self._reassembler = reassembler
         self._enrolment = enrolment
+        self._repeats = repeats
         self._group_keys = group_keys
 
     def receive(self, message: Message) -> Answer | Arrived | Refusal | None:
@@ -92,6 +95,8 @@ class Uplink:
                 known, keys = credential(device), self._group_keys()
                 reply = self._table.accept_open(known, message.payload, keys)
                 return Answer(self._topics.write(DownTopic(topic.handle)), reply)
+            if self._repeats.exhausted(device.device_id):
+                raise WireError("too-many-repeats", "the device asks for old verdicts too often")
             received = self._table.receive(message.payload, device.device_id)
             device_id = device.device_id  # proven by the envelope's tag
             if received.message_type != _UPDATE:

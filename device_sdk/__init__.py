@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from device_sdk.status import DeviceStatus
     from device_sdk.trainer import Trainer
     from device_sdk.wire.broker_url import TlsFiles
+    from device_sdk.wire.printable import PrintableFormatter
 
 __all__ = [
     "AlreadyEnrolled",
@@ -57,6 +58,7 @@ __all__ = [
     "NonFiniteStep",
     "NotEnrolled",
     "NothingLearnt",
+    "PrintableFormatter",
     "ProviderError",
     "StateError",
     "TlsFiles",
@@ -84,6 +86,7 @@ _HOMES = {
     "NonFiniteStep": "device_sdk.errors",
     "NotEnrolled": "device_sdk.home.errors",
     "NothingLearnt": "device_sdk.home.errors",
+    "PrintableFormatter": "device_sdk.wire.printable",
     "ProviderError": "device_sdk.errors",
     "StateError": "device_sdk.errors",
     "TlsFiles": "device_sdk.wire.broker_url",

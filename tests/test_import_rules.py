@@ -81,7 +81,7 @@ RULES = (
     Rule(
         "export",
         frozenset(
-            {"export", "device_sdk.artifact"}
+            {"export", "device_sdk.artifact", "device_sdk.wire.printable"}
             | {"numpy", "onnx", "onnxruntime", "sympy", "tabulate", "torch"}
         ),
     ),

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from aggregator.errors import AggregatorError
+from device_sdk.wire.printable import printable
 
 try:
     from aggregator.cli import (
@@ -65,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         run = arguments.run
         return int(run(arguments))
     except AggregatorError as error:
-        print(f"tessera-aggregator: {error}", file=sys.stderr)
+        print(f"tessera-aggregator: {printable(str(error))}", file=sys.stderr)
         return 1
     except sqlite3.Error as error:
         print(
@@ -75,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         return 1
     except OSError as error:
-        print(f"tessera-aggregator: {error}", file=sys.stderr)
+        print(f"tessera-aggregator: {printable(str(error))}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("tessera-aggregator: interrupted", file=sys.stderr)

@@ -37,6 +37,8 @@ def run(arguments: argparse.Namespace) -> int:
     generation = max(now, store.facts.generation + 1)
     with store.database.transaction():
         store.facts.generation = generation
+        # Lives of the home that this one replaces began before: see aggregator/fence.py.
+        store.facts.started_unix_seconds = max(now, store.facts.started_unix_seconds or 0)
         # Another epoch than any that was used after the backup was made.
         store.secrets.add_group_key(new_group_key(generation, os.urandom))
         store.facts.rotation_due = True

@@ -12,6 +12,7 @@ from aggregator.cli.arguments import add_home, home_of, positive_int
 from aggregator.store import Store
 from aggregator.store.rounds import RoundRow
 from aggregator.words import ago, span
+from device_sdk.wire.printable import printable
 
 _HELP = "show rounds, version and refusals"
 _DESCRIPTION = """\
@@ -46,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _print(store: Store, rounds: list[RoundRow], now: float) -> None:
     devices = list(store.devices.all())
     revoked = sum(1 for row in devices if row.revoked_unix_seconds is not None)
-    print(f"task         {store.facts.task or 'not served yet'}")
+    print(f"task         {printable(store.facts.task or 'not served yet')}")
     print(f"version      {_version(store)}")
     print(f"devices      {len(devices) - revoked} active, {revoked} revoked")
     print(f"codes        {store.tokens.unused(int(now))} unused")
@@ -56,12 +57,18 @@ def _print(store: Store, rounds: list[RoundRow], now: float) -> None:
     refusals = store.refusals.all()
     if refusals:
         print()
-        print("refused      " + ", ".join(f"{why} {count}" for why, count in refusals.items()))
+        print(
+            "refused      "
+            + ", ".join(f"{printable(why)} {count}" for why, count in refusals.items())
+        )
     for row in rounds:
         if row.held is not None:
-            print(f"\nround {row.round} is held: {row.held}\n  see tessera-aggregator release")
+            print(
+                f"\nround {row.round} is held: {printable(row.held)}\n"
+                "  see tessera-aggregator release"
+            )
     for number, device_id, why in store.log.quarantined():
-        print(f"quarantine   an update of {device_id.hex()} for round {number}: {why}")
+        print(f"quarantine   an update of {device_id.hex()} for round {number}: {printable(why)}")
 
 
 def _version(store: Store) -> int:
@@ -83,7 +90,9 @@ def _line(row: RoundRow, now: float) -> dict[str, str]:
         "selected": str(row.expected),
         "counted": "-" if row.participants is None else str(row.participants),
         "state": state,
-        "metrics": ", ".join(f"{name} {value:.4g}" for name, value in (row.metrics or {}).items()),
+        "metrics": ", ".join(
+            f"{printable(name)} {value:.4g}" for name, value in (row.metrics or {}).items()
+        ),
     }
 
 

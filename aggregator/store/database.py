@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from aggregator.errors import AggregatorError
-from aggregator.store.schema import SCHEMA, SCHEMA_VERSION
+from aggregator.file_lock import FileLock
+from aggregator.store.schema import SCHEMA, SCHEMA_VERSION, STEPS
+from device_sdk.wire.durable import SQLITE_FLUSH_PRAGMAS
 
 __all__ = ["Database"]
 
 _APPLICATION_ID = 0x54455353  # "TESS"
-_BUSY_MILLISECONDS = 10_000
+_BUSY_SECONDS = 10.0
+_LOCK_POLL_SECONDS = 0.002
 # 64 MB of log: what is written back to the file again and again (the verdicts' tree) is written
 # once for many groups.
 _CHECKPOINT_PAGES = 16_000
@@ -26,6 +30,12 @@ class Database:
 
     The operator's commands write to the same file while the server runs: writers wait for each
     other, and :meth:`changed_elsewhere` tells when to look again.
+
+    Whoever writes, or moves the write-ahead log into the file, holds a lock of ours meanwhile.
+    SQLite's own would do but for an error in its versions 3.7.0 to 3.51.2: a commit of one
+    connection in the midst of another's checkpoint may lose pages (sqlite.org/wal.html, "The
+    WAL-Reset Bug"). So no two of the two ever meet here, whichever SQLite this Python came with.
+    Reading takes no lock.
     """
 
     def __init__(self, path: Path, *, create: bool = False) -> None:
@@ -40,62 +50,114 @@ class Database:
             raise AggregatorError(
                 f"{path} does not exist; run tessera-aggregator init --home {path.parent} first"
             )
+        try:
+            self._write_lock = FileLock(path.with_name(f"{path.name}.lock"))
+        except OSError as error:
+            raise AggregatorError(f"{path} cannot be used: {error}") from None
         self._connection = sqlite3.connect(
             path, isolation_level=None, check_same_thread=False, cached_statements=256
         )
         try:
             self._prepare(path, create)
         except sqlite3.DatabaseError as error:
-            self._connection.close()
+            self.close()
             raise AggregatorError(f"{path} cannot be used: {error}") from None
         except AggregatorError:
-            self._connection.close()
+            self.close()
             raise
         self._seen_version = self._data_version()
 
     def _prepare(self, path: Path, create: bool) -> None:
         run = self._connection.execute
-        run(f"PRAGMA busy_timeout = {_BUSY_MILLISECONDS}")
+        run(f"PRAGMA busy_timeout = {int(1000 * _BUSY_SECONDS)}")
         run("PRAGMA journal_mode = WAL")
         run("PRAGMA synchronous = FULL")
+        for pragma in SQLITE_FLUSH_PRAGMAS:
+            run(pragma)
         run("PRAGMA foreign_keys = ON")
+        # What is deleted is overwritten; see also erase_deleted.
+        run("PRAGMA secure_delete = ON")
+        # Checkpoints happen within a COMMIT, so under the lock.
         run(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
         if create:
             with self.transaction():
-                for statement in SCHEMA.split(";\n"):
-                    run(statement)
+                self._run_script(SCHEMA)
                 run(f"PRAGMA application_id = {_APPLICATION_ID}")
                 run(f"PRAGMA user_version = {SCHEMA_VERSION}")
-        ours = run("PRAGMA application_id").fetchone()[0] == _APPLICATION_ID
-        version = run("PRAGMA user_version").fetchone()[0]
-        if not ours:
+        if run("PRAGMA application_id").fetchone()[0] != _APPLICATION_ID:
             raise AggregatorError(f"{path} is no aggregator's database")
-        if version != SCHEMA_VERSION:
-            raise AggregatorError(
-                f"{path} has schema version {version}; this program reads {SCHEMA_VERSION}"
-            )
+        if self._version() != SCHEMA_VERSION:
+            self._migrate(path)
+
+    def _migrate(self, path: Path) -> None:
+        with self.transaction():
+            # Read again: another process may have done it meanwhile.
+            while (version := self._version()) != SCHEMA_VERSION:
+                if version not in STEPS:
+                    raise AggregatorError(
+                        f"{path} has schema version {version}, this program reads up to "
+                        f"{SCHEMA_VERSION}: install a newer one"
+                    )
+                self._run_script(STEPS[version])
+                self._connection.execute(f"PRAGMA user_version = {version + 1}")
+
+    def _run_script(self, script: str) -> None:
+        for statement in script.split(";\n"):
+            self._connection.execute(statement)
+
+    def _version(self) -> int:
+        return int(self._connection.execute("PRAGMA user_version").fetchone()[0])
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """All or nothing, durable at the end. Not to be nested."""
-        self._connection.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-            self._connection.execute("COMMIT")
-        except BaseException:
-            # A full disk may have rolled back already, or have left the transaction open: rolling
-            # back what is not there would hide the error that says what is wrong.
-            if self._connection.in_transaction:
-                self._connection.execute("ROLLBACK")
-            raise
+        with self._alone():
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self._connection.execute("COMMIT")
+            except BaseException:
+                # A full disk may have rolled back already, or have left the transaction open:
+                # rolling back what is not there would hide the error that says what is wrong.
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
+                raise
 
     def execute(self, sql: str, values: Sequence[Any] = ()) -> int:
-        """Run one statement; the number of rows it changed."""
-        return self._connection.execute(sql, values).rowcount
+        """Run one statement that writes; the number of rows it changed.
+
+        Outside of a transaction it is one by itself.
+        """
+        if self._connection.in_transaction:
+            return self._connection.execute(sql, values).rowcount
+        with self.transaction():
+            return self._connection.execute(sql, values).rowcount
 
     def execute_many(self, sql: str, rows: Iterable[Sequence[Any]]) -> None:
-        """Run one statement for each of many rows."""
-        self._connection.executemany(sql, rows)
+        """Run one statement for each of many rows, as :meth:`execute` does."""
+        if self._connection.in_transaction:
+            self._connection.executemany(sql, rows)
+            return
+        with self.transaction():
+            self._connection.executemany(sql, rows)
+
+    def erase_deleted(self) -> bool:
+        """Leave nothing in the file or its log of what was deleted; whether that was possible.
+
+        ``secure_delete`` overwrites deleted rows in new versions of their pages, but the log holds
+        the versions before, and the file too until the log was moved into it. Not possible while
+        another process reads, or on a full disk: to be tried again.
+        """
+        with self._alone():
+            # No waiting for readers: the server has other things to do.
+            self._connection.execute("PRAGMA busy_timeout = 0")
+            try:
+                row = self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+            except sqlite3.OperationalError:
+                return False  # what must be on the disk is there: a commit says what is wrong
+            finally:
+                self._connection.execute(f"PRAGMA busy_timeout = {int(1000 * _BUSY_SECONDS)}")
+        return bool(row[0] == 0)
 
     def rows(self, sql: str, values: Sequence[Any] = ()) -> Iterator[tuple[Any, ...]]:
         """The rows of a query, one at a time."""
@@ -114,8 +176,24 @@ class Database:
         return changed
 
     def close(self) -> None:
-        """Close; the file is whole without this too."""
+        """Close; the file is whole without this too. May be called twice."""
+        # The last one to close moves the log into the file and removes it. SQLite does that only
+        # where no other connection is left.
         self._connection.close()
+        self._write_lock.close()
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        patience = _BUSY_SECONDS
+        while not self._write_lock.try_acquire():
+            if patience <= 0.0:
+                raise sqlite3.OperationalError("another process has been writing to it for long")
+            time.sleep(_LOCK_POLL_SECONDS)
+            patience -= _LOCK_POLL_SECONDS
+        try:
+            yield
+        finally:
+            self._write_lock.release()
 
     def _data_version(self) -> int:
         return int(self._connection.execute("PRAGMA data_version").fetchone()[0])

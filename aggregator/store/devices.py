@@ -66,9 +66,10 @@ class Devices:
         return None if row is None else DeviceRow(*row)
 
     def revoke(self, device_id: bytes, now_unix_seconds: int) -> bool:
-        """Revoke; whether it was not revoked before."""
+        """Revoke, and delete its admission key; whether it was not revoked before."""
         changed = self._database.execute(
-            "UPDATE devices SET revoked_unix = ? WHERE device_id = ? AND revoked_unix IS NULL",
+            "UPDATE devices SET revoked_unix = ?, admission_key = zeroblob(32) "
+            "WHERE device_id = ? AND revoked_unix IS NULL",
             (now_unix_seconds, device_id),
         )
         return changed > 0

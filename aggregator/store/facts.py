@@ -83,15 +83,35 @@ class Facts:
     def sealed_contents(self, label: str) -> None:
         self._put("sealed_contents", label)
 
+    @property
+    def started_unix_seconds(self) -> int | None:
+        """When the last life of this home began, as its presence said; None before the first."""
+        value = self._get("started")
+        return value if isinstance(value, int) else None
+
+    @started_unix_seconds.setter
+    def started_unix_seconds(self, unix_seconds: int) -> None:
+        self._put("started", unix_seconds)
+
+    @property
+    def served_seconds(self) -> float:
+        """How long ``serve`` has run in this home, in all: a clock that no calendar can turn."""
+        value = self._get("served_seconds")
+        return value if isinstance(value, float) else 0.0
+
+    @served_seconds.setter
+    def served_seconds(self, seconds: float) -> None:
+        self._put("served_seconds", float(seconds))
+
     def _integer(self, name: str) -> int:
         value = self._get(name)
         if not isinstance(value, int):
             raise AggregatorError(f"the database lacks {name!r}; run tessera-aggregator init")
         return value
 
-    def _get(self, name: str) -> int | str | bytes | None:
+    def _get(self, name: str) -> int | float | str | bytes | None:
         row = self._database.row("SELECT value FROM facts WHERE name = ?", (name,))
         return None if row is None else row[0]
 
-    def _put(self, name: str, value: int | str | bytes) -> None:
+    def _put(self, name: str, value: int | float | str | bytes) -> None:
         self._database.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, value))

@@ -15,7 +15,7 @@ __all__ = ["RoundRow", "Rounds"]
 
 _COLUMNS = (
     "round, generation, version, opened_unix, deadline_unix, seed, threshold, expected, items, "
-    "closed_unix, next_version, participants, metrics, held"
+    "closed_unix, next_version, participants, metrics, held, forgotten"
 )
 
 
@@ -23,7 +23,8 @@ _COLUMNS = (
 class RoundRow:
     """One round. ``closed_unix_seconds`` None: open. ``next_version`` None: the quorum was missed.
 
-    ``held``: why the round may not close before the operator looked.
+    ``held``: why the round may not close before the operator looked. ``forgotten``: its verdicts
+    were deleted.
     """
 
     round: int
@@ -40,6 +41,7 @@ class RoundRow:
     participants: int | None = None
     metrics: Mapping[str, float] | None = None
     held: str | None = None
+    forgotten: bool = False
 
 
 class Rounds:
@@ -119,10 +121,23 @@ class Rounds:
             for row in self._database.rows(query, (last_rounds,))
         ]
 
-    def forget_verdicts(self, closed_before_unix_seconds: float) -> int:
-        """Drop the verdicts of rounds closed before then; the number of rounds."""
-        query = "SELECT generation, round FROM rounds WHERE forgotten = 0 AND closed_unix < ?"
-        old = list(self._database.rows(query, (closed_before_unix_seconds,)))
+    def forget_verdicts(self, served_seconds: float, kept_seconds: float) -> int:
+        """Drop the verdicts of rounds that closed long ago; the number of rounds.
+
+        In one transaction with the mark that they are forgotten. ``served_seconds``: how long
+        ``serve`` has run in this home, in all. A round's age is what has been served since a call
+        of this method first saw it closed.
+        """
+        self._database.execute(
+            "UPDATE rounds SET closed_served_seconds = ? WHERE forgotten = 0 "
+            "AND closed_unix NOT NULL AND closed_served_seconds IS NULL",
+            (served_seconds,),
+        )
+        query = (
+            "SELECT generation, round FROM rounds WHERE forgotten = 0 "
+            "AND closed_served_seconds <= ?"
+        )
+        old = list(self._database.rows(query, (served_seconds - kept_seconds,)))
         self._database.execute_many("DELETE FROM verdicts WHERE generation = ? AND round = ?", old)
         self._database.execute_many(
             "UPDATE rounds SET forgotten = 1, arrivals = NULL WHERE generation = ? AND round = ?",
@@ -137,4 +152,5 @@ def _row(values: tuple[object, ...] | None) -> RoundRow | None:
     fields = list(values)
     fields[6] = int.from_bytes(bytes(fields[6]), "little")  # type: ignore[call-overload]
     fields[12] = None if fields[12] is None else json.loads(str(fields[12]))
+    fields[14] = bool(fields[14])
     return RoundRow(*fields)  # type: ignore[arg-type]

@@ -1,8 +1,8 @@
-"""The tables. A change of them is a new version, which an older file is told apart by."""
+"""The tables. A change of them is a new version, with a step that brings an older file to it."""
 
 from __future__ import annotations
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 SCHEMA = """
 CREATE TABLE facts (name TEXT PRIMARY KEY, value ANY NOT NULL) STRICT;
@@ -26,7 +26,7 @@ CREATE TABLE devices (
     device_id BLOB PRIMARY KEY,
     identity BLOB NOT NULL,
     handle BLOB NOT NULL UNIQUE,
-    admission_key BLOB NOT NULL,
+    admission_key BLOB NOT NULL,         -- zeros once it is revoked
     shard INTEGER NOT NULL,
     token_id BLOB NOT NULL,
     enrolled_unix INTEGER NOT NULL,
@@ -51,8 +51,10 @@ CREATE TABLE rounds (
     metrics TEXT,                        -- JSON
     arrivals BLOB,                       -- float32, seconds after the round opened
     held TEXT,                           -- why the round may not close
-    forgotten INTEGER NOT NULL DEFAULT 0
+    forgotten INTEGER NOT NULL DEFAULT 0,
+    closed_served_seconds REAL           -- how long serve had run, in all, when it was seen closed
 ) STRICT;
+CREATE INDEX remembered ON rounds (round) WHERE forgotten = 0;
 CREATE TABLE updates (                   -- the log: what is not part of a version yet
     seq INTEGER PRIMARY KEY,
     round INTEGER NOT NULL,
@@ -84,3 +86,12 @@ CREATE TABLE publications (
 ) STRICT;
 CREATE TABLE refusals (reason TEXT PRIMARY KEY, count INTEGER NOT NULL) STRICT;
 """
+
+STEPS = {
+    1: """
+ALTER TABLE rounds ADD COLUMN closed_served_seconds REAL;
+CREATE INDEX remembered ON rounds (round) WHERE forgotten = 0;
+UPDATE devices SET admission_key = zeroblob(32) WHERE revoked_unix IS NOT NULL;
+""",
+}
+"""By the version that a file has, what makes it one of the next version."""

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from device_sdk.cli import bench, join, recommend, run, status, train, trust
 from device_sdk.cli.errors import CommandError
 from device_sdk.errors import ArtifactError, DeviceError
+from device_sdk.wire.printable import printable
 
 _DESCRIPTION = """\
 Runs on the device. join, run, status, recommend and trust belong to a fleet: the device learns with
@@ -49,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         run = arguments.run
         return int(run(arguments))
     except (ArtifactError, CommandError, DeviceError) as error:
-        print(f"tessera-device: {error}", file=sys.stderr)
+        print(f"tessera-device: {printable(str(error))}", file=sys.stderr)
         return 1
     except MemoryError:
         print("tessera-device: out of memory; try smaller sizes", file=sys.stderr)

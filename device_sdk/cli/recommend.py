@@ -10,6 +10,7 @@ from tabulate import tabulate
 from device_sdk.cli.arguments import positive_int
 from device_sdk.cli.home_option import add_home
 from device_sdk.device import Device
+from device_sdk.wire.printable import printable
 
 _DESCRIPTION = """\
 Recommends what a local user has not touched yet, from the last round that this device trained.
@@ -53,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(found, indent=2))
         return 0
     rows = [
-        (place, item, title, f"{score:.3f}")
+        (place, printable(item), printable(title), f"{score:.3f}")
         for place, ((item, score), title) in enumerate(zip(best, titles, strict=True), 1)
     ]
     print(tabulate(rows, headers=("", "item", "title", "score"), disable_numparse=True))

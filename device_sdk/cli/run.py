@@ -16,6 +16,7 @@ from device_sdk.device import Device
 from device_sdk.interactions import InteractionsError, read_interactions
 from device_sdk.rounds.options import TrainingOptions
 from device_sdk.status import DeviceStatus
+from device_sdk.wire.printable import PrintableFormatter, printable
 
 _DESCRIPTION = """\
 Takes part in the fleet's rounds in the foreground, and prints a line for each. Stops on Ctrl-C and
@@ -77,7 +78,9 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 
 def run(arguments: argparse.Namespace) -> int:
     """Run until a signal comes."""
-    logging.basicConfig(format="%(message)s", stream=sys.stderr, level=logging.WARNING)
+    log = logging.StreamHandler(sys.stderr)
+    log.setFormatter(PrintableFormatter("%(message)s"))
+    logging.basicConfig(level=logging.WARNING, handlers=[log])
     stop = threading.Event()
     options = TrainingOptions(
         k=arguments.k,
@@ -123,7 +126,7 @@ def _watch(device: Device, stop: threading.Event, for_seconds: float | None) -> 
     waited_seconds = 0.0
     while not stop.wait(0.5):
         waited_seconds += 0.5
-        line = status_line(device.status())
+        line = printable(status_line(device.status()))
         if line != shown:
             print(line, flush=True)
             shown = line

@@ -12,6 +12,7 @@ from tabulate import tabulate
 from device_sdk.cli.home_option import add_home
 from device_sdk.device import Device
 from device_sdk.status import DeviceStatus
+from device_sdk.wire.printable import printable
 
 _DESCRIPTION = """\
 Shows a device's identity, its data, its last round and what waits to be sent. Reads the home folder
@@ -43,7 +44,8 @@ def run(arguments: argparse.Namespace) -> int:
         del known["slowdown"]
         print(json.dumps(known, indent=2))
     else:
-        print(tabulate(_rows(status), tablefmt="plain"))
+        rows = [(name, printable(value)) for name, value in _rows(status)]
+        print(tabulate(rows, tablefmt="plain"))
     return 0
 
 

@@ -18,6 +18,7 @@ from device_sdk.errors import NonFiniteStep
 from device_sdk.factorisation import packaged_artifact
 from device_sdk.interactions import Interactions, InteractionsError, read_interactions
 from device_sdk.local_factorisation import LocalFactorisation, LocalSettings
+from device_sdk.wire.printable import printable
 
 _DEFAULT_K = 16
 _LINES = 10
@@ -196,12 +197,12 @@ def _print_recommendations(
     model: LocalFactorisation, interactions: Interactions, user: int, count: int
 ) -> None:
     best = model.recommend(user, count)
-    name = interactions.user_ids[user]
+    name = printable(interactions.user_ids[user])
     if not best:
         print(f"\nuser {name} has seen every item")
         return
     rows = [
-        (place, interactions.item_ids[item], f"{score:.3f}")
+        (place, printable(interactions.item_ids[item]), f"{score:.3f}")
         for place, (item, score) in enumerate(best, 1)
     ]
     align = ("right", "left", "right")

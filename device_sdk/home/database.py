@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from device_sdk.home.errors import HomeBroken
+from device_sdk.wire.durable import SQLITE_FLUSH_PRAGMAS
 
 __all__ = ["SCHEMA_VERSION", "Database"]
 
@@ -125,6 +126,8 @@ class Database:
             return
         run("PRAGMA journal_mode = WAL")
         run("PRAGMA synchronous = FULL")
+        for pragma in SQLITE_FLUSH_PRAGMAS:
+            run(pragma)
         run("PRAGMA foreign_keys = ON")
         # What was deleted (an interaction, an update that was sent) is overwritten, not only freed.
         run("PRAGMA secure_delete = ON")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from device_sdk.wire.durable import flush_file, flush_folder
+
 
 def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
     """Write to `.NAME.partial` beside the file, flush to disk, rename, flush the folder.
@@ -20,20 +22,9 @@ def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
         with open(os.open(partial, flags, 0o600), "wb") as file:
             file.write(data)
             file.flush()
-            os.fsync(file.fileno())
+            flush_file(file.fileno())
         os.replace(partial, path)
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
-    _flush_folder(path.parent)
-
-
-def _flush_folder(folder: Path) -> None:
-    # Windows has no way to open a folder for this, and commits renames by itself.
-    if os.name == "nt":
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    flush_folder(path.parent)

@@ -63,6 +63,11 @@ class TokenBucket:
             raise WireError("too-many", "more attempts than the limit allows; try again later")
         self._level -= 1
 
+    def is_empty(self) -> bool:
+        """Whether :meth:`take` would refuse."""
+        self._fill()
+        return self._level < 1
+
     def is_full(self) -> bool:
         """Whether the bucket is as good as new."""
         self._fill()
@@ -104,6 +109,11 @@ class TokenBuckets:
             bucket = TokenBucket(self._capacity, self._refill_per_second, self._clock)
             self._buckets[key] = bucket
         bucket.take()
+
+    def is_empty(self, key: bytes) -> bool:
+        """Whether :meth:`take` would refuse this key. Makes no bucket."""
+        bucket = self._buckets.get(key)
+        return bucket is not None and bucket.is_empty()
 
     def _make_room(self) -> None:
         self._until_sweep -= 1

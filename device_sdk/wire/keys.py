@@ -20,6 +20,7 @@ from typing import TypeAlias
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from device_sdk.wire import hpke
+from device_sdk.wire.durable import flush_file, flush_folder
 from device_sdk.wire.errors import WireError
 
 RandomBytes: TypeAlias = Callable[[int], bytes]
@@ -89,7 +90,7 @@ def write_key(path: Path, kind: KeyKind, secret: bytes) -> None:
         with os.fdopen(handle, "wb") as file:
             file.write(line.encode())
             file.flush()
-            os.fsync(file.fileno())
+            flush_file(file.fileno())
         os.link(temporary, path)  # unlike a rename, a link never replaces what is there
     finally:
         temporary.unlink()
@@ -142,7 +143,7 @@ def erase_key(path: Path) -> None:
         if status.st_nlink == 1:
             file.write(bytes(status.st_size))
             file.flush()
-            os.fsync(file.fileno())
+            flush_file(file.fileno())
     temporary.unlink()
     flush_folder(path.parent)
 
@@ -153,14 +154,3 @@ def _temporary(path: Path) -> Path:
 
 def _bad_file(path: Path, what: str) -> WireError:
     return WireError("bad-key-file", f"{path} {what}")
-
-
-def flush_folder(folder: Path) -> None:
-    """Put a folder's entries on the disk."""
-    if os.name != "posix":
-        return  # a folder cannot be opened, and its entries are flushed with the file
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from device_sdk.artifact import ArtifactError
+from device_sdk.wire.printable import printable_lines
 from export.cli import build, click, image, inspect, mf, operators
 from export.errors import ExportError
 
@@ -49,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         run = arguments.run
         return int(run(arguments))
     except (ExportError, ArtifactError) as error:
-        print(f"tessera-export: {error}", file=sys.stderr)
+        print(f"tessera-export: {printable_lines(str(error))}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("tessera-export: interrupted; nothing was written", file=sys.stderr)

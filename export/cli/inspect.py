@@ -11,6 +11,7 @@ from typing import Any
 from tabulate import tabulate
 
 from device_sdk.artifact import Artifact, Port, load_artifact
+from device_sdk.wire.printable import printable_lines
 
 
 def add_to(commands: Any) -> None:
@@ -31,7 +32,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(json.loads(artifact.manifest.to_json()), indent=2))
     else:
-        print(summary(artifact))
+        print(printable_lines(summary(artifact)))
     return 0
 
 

@@ -20,7 +20,7 @@ from aggregator.bindings import Binding
 from aggregator.cli import main
 from aggregator.home import Home
 from aggregator.invitation import make_codes
-from aggregator.key_folder import initialise
+from aggregator.key_folder import Lives, initialise
 from aggregator.rounds import RoundEvent
 from aggregator.service import Parts, Service
 from aggregator.store import Store
@@ -30,10 +30,17 @@ from device_sdk.wire.link_settings import LinkSettings
 ITEMS, WIDTH = 20, 8
 
 
-def make_home(folder: Path, url: str, round_lines: str = "", more: str = "") -> Home:
+def make_home(
+    folder: Path,
+    url: str,
+    round_lines: str = "",
+    more: str = "",
+    *,
+    lives: Lives | None = None,
+) -> Home:
     """A home with 20 items and K = 8."""
     home = Home(folder / "home")
-    initialise(home, int(time.time()), os.urandom)
+    initialise(home, int(time.time()), os.urandom, lives)
     lines = [f"item-{row}\tTitle {row}" for row in range(ITEMS)]
     (home.folder / "items.tsv").write_text("\n".join(lines) + "\n")
     home.task_file.write_text(

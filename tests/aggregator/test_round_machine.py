@@ -1,4 +1,6 @@
-"""Rounds, ingest and log against an oracle, with crashes before and after any commit."""
+"""Rounds, ingest and log against an oracle, with crashes before and after any commit.
+
+And under any calendar: it jumps by days and months, while verdicts age by the time served alone."""
 
 from __future__ import annotations
 
@@ -24,6 +26,7 @@ from hypothesis.stateful import (
 from aggregator.assembly import World, assemble
 from aggregator.bindings import Binding
 from aggregator.home import Home
+from aggregator.key_folder import Lives
 from aggregator.methods.method import Method
 from aggregator.rounds import RoundClosed, RoundOpened
 from aggregator.service import Parts
@@ -38,6 +41,10 @@ from tests.aggregator.homes import ITEMS, WIDTH, make_home
 DEVICES = [bytes([index]) * 16 for index in range(8)]
 QUORUM = 3
 DEADLINE_SECONDS = 100.0
+DAY_SECONDS = 86_400.0
+FIVE_YEARS = 5 * 365 * 86_400
+KEPT_SECONDS = 30 * DAY_SECONDS
+FARTHEST_SECONDS = (-400 * DAY_SECONDS, 400 * DAY_SECONDS)
 ROUND = f"""quorum = {QUORUM}
 deadline_seconds = {DEADLINE_SECONDS}
 resume_grace_seconds = 0.0
@@ -85,6 +92,8 @@ class Oracle:
         self.version = 0
         self.log: list[Update] = []
         self.verdicts: dict[tuple[int, bytes], tuple[bytes, str | None]] = {}
+        self.closed_seconds: dict[int, float] = {}
+        self.forgotten: set[int] = set()
 
     def opened(self, number: int) -> None:
         self.method.open_round(number)
@@ -107,7 +116,10 @@ class Oracle:
 
 
 class RoundMachine(RuleBasedStateMachine):
-    """Eight devices, a clock that rules move, and a process that dies."""
+    """Eight devices, two clocks that rules move, and a process that dies.
+
+    ``now``: seconds that pass for everybody; ``offset``: what the calendar is wrong by.
+    """
 
     template: Path
     started: int
@@ -118,6 +130,7 @@ class RoundMachine(RuleBasedStateMachine):
         self.home = Home(self.folder / "home")
         shutil.copytree(self.template, self.home.folder)
         self.now = float(self.started)
+        self.offset = 0.0
         self.chance = np.random.default_rng(7)
         self.pending: list[tuple[int, bytes, bytes]] = []
         self.start()
@@ -134,9 +147,18 @@ class RoundMachine(RuleBasedStateMachine):
     def start(self) -> None:
         self.database = CrashingDatabase(self.home.database)
         rng = np.random.default_rng(1)
-        world = World(lambda: self.now, lambda: self.now, rng, self.chance.bytes)
+        world = World(lambda: self.now, self.unix, rng, self.chance.bytes)
         task = read_task(self.home.task_file)
         self.parts: Parts = assemble(self.home, Store(self.database), task, world)
+
+    def unix(self) -> float:
+        return self.now + self.offset
+
+    def pass_the_deadline(self) -> None:
+        current = self.parts.rounds.current
+        assert current is not None
+        self.now += DEADLINE_SECONDS
+        self.offset += max(0.0, current.deadline_unix_seconds - self.unix())
 
     def die(self) -> None:
         self.parts.store.database.close()
@@ -152,10 +174,28 @@ class RoundMachine(RuleBasedStateMachine):
                 self.oracle.opened(event.row.round)
             else:
                 assert isinstance(event, RoundClosed)
-                made = self.oracle.closed()
+                made = self.closed(event.row.round)
                 assert (event.next_version is not None) == made
                 if made:
                     assert event.next_version == self.oracle.version
+
+    def closed(self, number: int) -> bool:
+        self.oracle.closed_seconds[number] = self.now
+        return self.oracle.closed()
+
+    @rule(days=st.sampled_from([-400.0, -31.0, -0.01, 0.01, 31.0, 400.0]))
+    def the_calendar_jumps(self, days: float) -> None:
+        self.commit()
+        # Keys outlive no more than five years of any calendar.
+        self.offset = float(np.clip(self.offset + days * DAY_SECONDS, *FARTHEST_SECONDS))
+        self.tick()
+
+    @rule(days=st.sampled_from([0.0, 0.0, 1.0, 11.0, 29.0]))
+    def housekeeping(self, days: float) -> None:
+        self.commit()
+        self.now += days * DAY_SECONDS
+        self.tick()
+        self.parts.housekeeping.turn()
 
     @rule(seconds=st.sampled_from([0.5, 10.0, DEADLINE_SECONDS]))
     def time_passes(self, seconds: float) -> None:
@@ -166,7 +206,7 @@ class RoundMachine(RuleBasedStateMachine):
     @rule(
         device=st.sampled_from(DEVICES),
         body=st.sampled_from([*BODIES, BAD_BODY]),
-        behind=st.sampled_from([0, 0, 0, 0, 1, -1]),
+        behind=st.sampled_from([0, 0, 0, 0, 1, 1, 2, 5, -1]),
     )
     def send(self, device: bytes, body: bytes, behind: int) -> None:
         current = self.parts.rounds.current
@@ -181,7 +221,13 @@ class RoundMachine(RuleBasedStateMachine):
         known = self.oracle.verdicts.get((number, device))
         if earlier is not None:
             known = (earlier, "pending")
-        if known is not None and known[0] != body:
+        if settled is not None and settled.receipt.verdict is Verdict.FORGOTTEN:
+            assert self.now - self.oracle.closed_seconds[number] >= KEPT_SECONDS
+            self.oracle.forgotten.add(number)
+            self.expect(settled.receipt, identity, body, Verdict.FORGOTTEN)
+        elif number in self.oracle.forgotten:
+            raise AssertionError(f"after it was forgotten: {settled}")
+        elif known is not None and known[0] != body:
             self.expect(settled and settled.receipt, identity, body, Verdict.CONFLICT)
         elif known is not None and known[1] == "pending":
             assert settled is None
@@ -261,7 +307,7 @@ class RoundMachine(RuleBasedStateMachine):
     @rule(when=st.sampled_from(["before", "after"]))
     def crash_at_the_end_of_a_round(self, when: str) -> None:
         self.commit()
-        self.now += DEADLINE_SECONDS
+        self.pass_the_deadline()
         number = self.open_number()
         self.database.armed = when
         try:
@@ -272,16 +318,17 @@ class RoundMachine(RuleBasedStateMachine):
         self.die()
         assert self.open_number() == (number if when == "before" else None)
         if when == "after":
-            self.oracle.closed()
+            assert number is not None
+            self.closed(number)
         self.tick()
 
     @rule(when=st.sampled_from(["before", "after"]))
     def crash_at_the_opening(self, when: str) -> None:
         self.commit()
-        self.now += DEADLINE_SECONDS
+        self.pass_the_deadline()
         event = self.parts.rounds.tick()
         assert isinstance(event, RoundClosed)
-        assert (event.next_version is not None) == self.oracle.closed()
+        assert (event.next_version is not None) == self.closed(event.row.round)
         self.database.armed = when
         try:
             self.parts.rounds.tick()
@@ -307,7 +354,10 @@ class RoundMachine(RuleBasedStateMachine):
 
 
 def test_rounds_agree_with_the_oracle(tmp_path: Path) -> None:
-    home = make_home(tmp_path, "mqtt://127.0.0.1:1", ROUND, "[store]\ncheckpoint_updates = 2")
+    more = "[store]\ncheckpoint_updates = 2"
+    home = make_home(
+        tmp_path, "mqtt://127.0.0.1:1", ROUND, more, lives=Lives(FIVE_YEARS, FIVE_YEARS)
+    )
     store = home.open_store()
     with store.database.transaction():
         for device in DEVICES:

@@ -92,6 +92,7 @@ def test_a_closed_rounds_verdicts_are_kept_for_thirty_days(tmp_path: Path) -> No
     berts = UpdateIdentity(bert, "default", row.generation, row.round)
     assert settle(parts, annas, 1).verdict is Verdict.COUNTED
     step(61.0)  # the deadline: the round closes with anna's update
+    step(60.0)  # its verdicts' age is counted from the next minute on
     step(29.9 * DAY_SECONDS)
     assert settle(parts, annas, 1).verdict is Verdict.COUNTED
     assert settle(parts, annas, 2).verdict is Verdict.CONFLICT

@@ -18,7 +18,7 @@ from aggregator.store import Database, Store
 from aggregator.task import read_task
 from device_sdk.rounds.pace import Pace
 from device_sdk.wire.presence import read_presence
-from device_sdk.wire.topics import EnrolRequestTopic, Topics, UpTopic
+from device_sdk.wire.topics import EnrolRequestTopic, PresenceTopic, Topics, UpTopic
 from tests.attacks.simulated_broker import AGGREGATOR, Parcel, SimulatedBroker, StandInLink
 from tests.attacks.simulated_device import SimulatedDevice
 from tests.faults.fleet_home import make_fleet
@@ -90,7 +90,11 @@ class Stage:
         )
         self.store = Store(self._database(home.database))
         parts = assemble(home, self.store, task, world)
-        filters = (self.topics.up_filter(0), self.topics.write(EnrolRequestTopic()))
+        filters = (
+            self.topics.write(PresenceTopic()),
+            self.topics.up_filter(0),
+            self.topics.write(EnrolRequestTopic()),
+        )
         self.link = StandInLink(self.broker, filters)
         outgoing = Outgoing(self.link, self.store.publications)  # type: ignore[arg-type]
         self.parts = replace(parts, link=self.link, outgoing=outgoing)  # type: ignore[arg-type]
@@ -136,6 +140,8 @@ class Stage:
                 return
             due = min(device.next_seconds() for device in self.devices)
             if self.aggregator_alive:
+                if not self.parts.fence.passed:
+                    due = min(due, self.now_seconds + 0.1)
                 left = self.parts.rounds.seconds_left()
                 due = min(
                     due, self.now_seconds + (self.idle_seconds if left is None else max(left, 0.01))

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from aggregator.errors import AggregatorError
 from aggregator.methods.method import Method
 from aggregator.rounds import RoundOpened
 from aggregator.store import Database
@@ -18,9 +19,9 @@ from device_sdk.artifact import Artifact
 from device_sdk.rounds.pace import Pace
 from device_sdk.wire.exchange import Update
 from device_sdk.wire.messages import RecordType, UpdateIdentity, write_update
-from device_sdk.wire.topics import DownTopic
+from device_sdk.wire.topics import DownTopic, PresenceTopic
 from tests.attacks.conftest import MakeStage
-from tests.attacks.simulated_broker import Parcel
+from tests.attacks.simulated_broker import AGGREGATOR, Parcel
 from tests.attacks.simulated_device import SimulatedDevice
 from tests.attacks.stage import Stage
 from tests.faults.known import KnownBinding, KnownSums, known_body
@@ -238,12 +239,28 @@ def test_an_aggregator_restored_from_a_backup_begins_a_new_generation(
         assert latest.verdict is not None and latest.verdict.value == "counted"
 
 
+def test_an_aggregator_restored_without_saying_so_ends_before_it_is_heard(
+    make_stage: MakeStage,
+) -> None:
+    stage = make_stage(judged=False)
+    _restore_a_backup(stage)
+    said = len(stage.broker.seen)
+    stage.start_aggregator()
+    with pytest.raises(AggregatorError, match=r"came back from a backup.* restored --home"):
+        stage.run(100.0)
+    down = [topic for topic, _ in stage.broker.seen[said:] if "/all/" in topic]
+    assert down == []
+
+
 def test_an_aggregator_restored_without_saying_so_is_noticed_by_devices(
     make_stage: MakeStage,
 ) -> None:
     stage = make_stage(judged=False)
     _restore_a_backup(stage)
     jobs = [device.jobs for device in stage.devices]
+    # A broker that shows the aggregator no presence of its lives keeps it from noticing itself.
+    presence = stage.topics.write(PresenceTopic())
+    stage.drop = lambda parcel: parcel.to == AGGREGATOR and parcel.topic == presence
     stage.start_aggregator()
     stage.run(100.0)
     # Lower numbers of the same generation: no device takes part, rather than train on the past.

@@ -20,11 +20,21 @@ from tests.faults.known import ITEMS, MOST_DEVICES, WIDTH
 __all__ = ["FleetHome", "make_fleet"]
 
 # A copy of every update that was ever committed, in the order of commits: the product's own log is
-# cleared at each version. A trigger, so that copy and original are in one transaction.
+# cleared at each version; and of every verdict, since the product forgets those in time. Triggers,
+# so that copy and original are in one transaction.
 _AUDIT = """
 CREATE TABLE audit (n INTEGER PRIMARY KEY, round INTEGER, device_id BLOB, body BLOB);
 CREATE TRIGGER copy_update AFTER INSERT ON updates BEGIN
     INSERT INTO audit (round, device_id, body) VALUES (NEW.round, NEW.device_id, NEW.body);
+END;
+CREATE TABLE judged (generation INTEGER, round INTEGER, device_id BLOB, reason TEXT,
+    PRIMARY KEY (generation, round, device_id)) WITHOUT ROWID;
+CREATE TRIGGER copy_verdict AFTER INSERT ON verdicts BEGIN
+    INSERT INTO judged VALUES (NEW.generation, NEW.round, NEW.device_id, NEW.reason);
+END;
+CREATE TRIGGER change_verdict AFTER UPDATE ON verdicts BEGIN
+    UPDATE judged SET reason = NEW.reason WHERE generation = NEW.generation
+        AND round = NEW.round AND device_id = NEW.device_id;
 END;
 """
 # What a device forgets about rounds long past, for the oracle.

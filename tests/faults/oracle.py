@@ -82,9 +82,11 @@ def check_verdicts(fleet: FleetHome) -> set[_Key]:
     """The counted updates, as (place, generation, round). Raises :class:`Mismatch`. At any moment:
 
     1. A device's outbox holds exactly its updates without a verdict.
-    2. What a device was told is what the aggregator's log says: ``counted`` or the reason of a
-       refusal; ``late`` and ``forgotten`` only of an update that the log does not know.
-    3. The log knows no update that no device made. One that it knows may still be in its device's
+    2. What a device was told is what was decided: ``counted`` or the reason of a refusal; ``late``
+       only of an update on which nothing was ever decided, ``forgotten`` only of a round whose
+       verdicts were deleted, or that the aggregator does not have.
+    3. The log of verdicts holds all that were ever made, but for those of forgotten rounds.
+    4. It knows no update that no device made. One that it knows may still be in its device's
        outbox: the receipt is on its way.
     """
     parts = _all_parts(fleet)
@@ -99,34 +101,50 @@ def check_verdicts(fleet: FleetHome) -> set[_Key]:
     place_of = {device_id: place for place, device_id in enumerate(fleet.device_ids)}
     database = _aggregator(fleet)
     try:
-        query = "SELECT device_id, generation, round, reason FROM verdicts"
-        log = {(place_of[row[0]], row[1], row[2]): row[3] for row in database.execute(query)}
+        query = "SELECT device_id, generation, round, reason FROM "
+        log, made = (
+            {(place_of[row[0]], row[1], row[2]): row[3] for row in database.execute(query + table)}
+            for table in ("verdicts", "judged")
+        )
+        query = "SELECT generation, round, forgotten FROM rounds"
+        forgotten = {(row[0], row[1]): bool(row[2]) for row in database.execute(query)}
     finally:
         database.close()
+    # Of a forgotten round what was decided, else what the product still says.
+    gone = {key: why for key, why in made.items() if forgotten.get(key[1:], True)}
+    known_verdicts = log | gone
     for part in parts:
-        if part.verdict is not None and not _agree(part, log):
-            known = _in_words(log[part.key]) if part.key in log else "nothing"
+        may_forget = part.key in gone or part.key not in made
+        if part.verdict is not None and not _agree(part, known_verdicts, may_forget):
+            known = "nothing"
+            if part.key in known_verdicts:
+                known = _in_words(known_verdicts[part.key])
             raise Mismatch(
                 f"device {part.place} was told {part.verdict!r} {part.reason!r} about round "
                 f"{part.round}; the log of verdicts says {known}"
             )
-    unknown = log.keys() - {part.key for part in parts}
+    if log != {key: why for key, why in made.items() if key not in gone}:
+        changed = sorted({*known_verdicts.items()} ^ {*made.items()}, key=str)
+        raise Mismatch(f"the log of verdicts does not hold what was decided: {changed[:5]}")
+    unknown = made.keys() - {part.key for part in parts}
     if unknown:
         raise Mismatch(f"in the log of verdicts without a device's update: {sorted(unknown)[:5]}")
-    return {key for key, reason in log.items() if reason is None}
+    return {key for key, reason in made.items() if reason is None}
 
 
-def _agree(part: _Part, log: Mapping[_Key, str | None]) -> bool:
+def _agree(part: _Part, known: Mapping[_Key, str | None], may_forget: bool) -> bool:
     match part.verdict:
         case "counted":
-            return part.key in log and log[part.key] is None
+            return part.key in known and known[part.key] is None
         case "refused":
             # What is refused before it is looked at (of a device that was not selected, say) is
             # not in the log.
-            return log.get(part.key, part.reason) == part.reason
+            return known.get(part.key, part.reason) == part.reason
         case "conflict":
-            return part.key in log
-    return part.key not in log
+            return part.key in known
+        case "forgotten":
+            return may_forget
+    return part.key not in known
 
 
 def _in_words(reason: str | None) -> str:

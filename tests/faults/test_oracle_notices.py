@@ -115,6 +115,33 @@ def test_a_refused_update_of_which_its_device_was_told_something_else(
         judge(fleet)
 
 
+def test_a_verdict_that_became_another_after_it_was_deleted(fleet: FleetHome) -> None:
+    database = fleet.aggregator.database
+    _run(database, "UPDATE rounds SET forgotten = 1 WHERE round = 2")
+    _run(database, "DELETE FROM verdicts WHERE round = 2")
+    judge(fleet)
+    device = fleet.devices[1] / "device.sqlite"
+    _run(device, "UPDATE participation SET verdict = 'forgotten' WHERE round = 2")
+    judge(fleet)
+    _run(device, "UPDATE participation SET verdict = 'late' WHERE round = 2")
+    with pytest.raises(Mismatch, match=r"device 1 was told 'late' .* says 'counted'"):
+        judge(fleet)
+
+
+def test_a_verdict_that_vanished_from_a_round_that_is_kept(fleet: FleetHome) -> None:
+    _run(
+        fleet.devices[1] / "device.sqlite",
+        "UPDATE participation SET verdict = 'late' WHERE round = 2",
+    )
+    device_id = fleet.device_ids[1].hex()
+    _run(
+        fleet.aggregator.database,
+        f"DELETE FROM verdicts WHERE round = 2 AND device_id = x'{device_id}'",
+    )
+    with pytest.raises(Mismatch, match="does not hold what was decided"):
+        judge(fleet)
+
+
 def test_a_verdict_on_an_update_that_no_device_made(fleet: FleetHome) -> None:
     _run(fleet.devices[2] / "device.sqlite", "DELETE FROM participation WHERE round = 3")
     _run(fleet.devices[2] / "device.sqlite", "DELETE FROM forgotten WHERE round = 3")

@@ -1,0 +1,80 @@
+"""Text from outside, made fit for logs and terminals.
+
+A broker's reason, an item's title, an error's message may hold line breaks that look like lines of
+our own, escape sequences that a terminal obeys, and marks that turn the direction of writing.
+"""
+
+from __future__ import annotations
+
+import logging
+from types import TracebackType
+from typing import TypeAlias
+
+__all__ = ["MOST_CHARACTERS", "PrintableFormatter", "printable", "printable_lines"]
+
+MOST_CHARACTERS = 2000
+_MARGIN = "  | "
+_SysExcInfo: TypeAlias = (
+    tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
+)
+
+
+def printable(text: str, most_characters: int = MOST_CHARACTERS) -> str:
+    """``text`` as one line that says what is in it: what does not print is written as an escape.
+
+    Control characters, line breaks, marks of direction and format, unassigned characters and
+    surrogates become escapes as in a Python string; other kinds of space become a space. What
+    prints, in any script, stays. Longer text is cut, and says by how much.
+    """
+    left_over = len(text) - most_characters
+    if left_over > 0:
+        text = text[:most_characters]
+    if not text.isprintable():
+        text = "".join(each if each.isprintable() else _escaped(each) for each in text)
+    return f"{text}... ({left_over} characters more)" if left_over > 0 else text
+
+
+def printable_lines(text: str, most_characters: int = MOST_CHARACTERS) -> str:
+    """The same for a text of several lines of ours, each of them for itself."""
+    return "\n".join(printable(line, most_characters) for line in text.split("\n"))
+
+
+def _escaped(character: str) -> str:
+    # Separators that are no line's or paragraph's end: non-breaking spaces and their like.
+    if character.isspace() and len(character.splitlines()[0]) == 1 and character > "\x7f":
+        return " "
+    return character.encode("unicode_escape").decode("ascii")
+
+
+class PrintableFormatter(logging.Formatter):
+    """Writes each record so that nothing in it can pass for another record.
+
+    The message becomes one printable line. Tracebacks and stacks, whose errors may quote anything,
+    follow in printable lines behind a margin.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        """See ``logging.Formatter``."""
+        # Another handler's formatter may have left its own rendering of the traceback here.
+        cached, record.exc_text = record.exc_text, None
+        try:
+            return super().format(record)
+        finally:
+            record.exc_text = cached
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """See ``logging.Formatter``."""
+        record.message = printable(record.message)
+        return super().formatMessage(record)
+
+    def formatException(self, ei: _SysExcInfo) -> str:
+        """See ``logging.Formatter``."""
+        return _behind_a_margin(super().formatException(ei))
+
+    def formatStack(self, stack_info: str) -> str:
+        """See ``logging.Formatter``."""
+        return _behind_a_margin(super().formatStack(stack_info))
+
+
+def _behind_a_margin(text: str) -> str:
+    return "\n".join(_MARGIN + printable(line) for line in text.splitlines())

@@ -1,0 +1,155 @@
+"""One enrolled device that sends the same again and again, and what that moves."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aggregator.deadline import LAST_ROUNDS, LateArrivals, deadline_seconds
+from aggregator.round_settings import RoundSettings
+from aggregator.toml_table import TomlTable
+from device_sdk.wire.messages import RecordType, UpdateIdentity, write_update
+from device_sdk.wire.topics import DownTopic
+from tests.attacks.conftest import MakeStage
+from tests.attacks.simulated_broker import AGGREGATOR, Parcel
+from tests.attacks.stage import Stage
+from tests.faults.known import known_body
+
+_COPIES = 3000
+_DEVICES = 10
+_ADAPTIVE = (
+    f"quorum = 5\nwait_for_devices = {_DEVICES}\ndeadline_seconds = 3600\n"
+    "adaptive_deadline = true\nleast_deadline_seconds = 5\npause_seconds = 2"
+)
+
+
+class Hammer:
+    """Device 0, which missed a round's end and now sends its update of that round."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+        rounds = stage.parts.rounds
+        stage.run_until(lambda: stage.parts.aggregation.version == 6)
+        stage.drop = lambda parcel: parcel.topic == stage.up_topic(0)
+        stage.run_until(lambda: rounds.current is not None and rounds.outstanding == 1, 300.0)
+        assert rounds.current is not None
+        self.round = rounds.current.round
+        stage.run_until(lambda: rounds.next_number() > self.round + 1, 8000.0)
+        # No update of its own gets through meanwhile, and no receipt makes it send another.
+        self.silence()
+
+    def silence(self) -> None:
+        """Nothing but what :meth:`send` sends reaches anybody."""
+        self.stage.drop = lambda parcel: True
+
+    def envelope(self) -> bytes:
+        """The update, sealed anew."""
+        device = self.stage.devices[0]
+        generation = self.stage.parts.rounds.generation
+        identity = UpdateIdentity(device.grant.device_id, "default", generation, self.round)
+        update = write_update(identity, known_body(0, generation, self.round))
+        return device.participant.sessions.seal(RecordType.UPDATE, update)
+
+    def send(self, copies: int, envelope: bytes | None = None) -> int:
+        """Send copies at once; how many receipts came back."""
+        before = self._receipts()
+        for _ in range(copies):
+            message = self.envelope() if envelope is None else envelope
+            self.stage.link.deliver(Parcel(AGGREGATOR, self.stage.up_topic(0), message, False))
+        for _ in range(copies // 16 + 1):
+            self.stage.service.turn()
+        return self._receipts() - before
+
+    def _receipts(self) -> int:
+        topic = self.stage.topics.write(DownTopic(self.stage.devices[0].grant.handle))
+        seen = self.stage.broker.seen
+        return sum(at == topic and sent[1] == RecordType.RECEIPT for at, sent in seen)
+
+    def deadline(self) -> float:
+        """What a round that opens now would be given."""
+        rounds = self.stage.parts.rounds
+        return deadline_seconds(rounds._settings, rounds._times())
+
+
+def test_a_late_update_sent_3000_times_moves_the_deadline_as_once(make_stage: MakeStage) -> None:
+    hammer = Hammer(make_stage(judged=False, devices=_DEVICES, round_lines=_ADAPTIVE))
+    hammer.stage.now_seconds += 900.0  # a quarter of an hour late
+    hammer.send(1)
+    once = hammer.deadline()
+    for _ in range(20):
+        # So that more are heard, while the calendar, and with it the round, stands still.
+        hammer.stage.now_seconds += 150.0
+        hammer.stage.offset_seconds -= 150.0
+        hammer.send(_COPIES // 20)
+    assert hammer.deadline() == once
+
+
+def test_a_device_that_hammers_is_answered_a_bounded_number_of_times(
+    make_stage: MakeStage,
+) -> None:
+    hammer = Hammer(make_stage(judged=False))
+    assert hammer.send(_COPIES) == 64
+    assert hammer.stage.refusals("too-many-repeats") == 1 + _COPIES - 64
+    hammer.stage.now_seconds += 10.0
+    assert hammer.send(_COPIES) == 10
+
+
+def test_nobody_else_can_silence_a_device(make_stage: MakeStage) -> None:
+    hammer = Hammer(make_stage(judged=False))
+    envelope = hammer.envelope()
+    assert hammer.send(_COPIES, envelope) == 1  # the rest are replays, and nobody's
+    assert hammer.send(_COPIES, b"\x01\x10" + bytes(200)) == 0
+    assert hammer.send(10) == 10
+
+
+def test_a_device_that_hammered_is_counted_again(make_stage: MakeStage) -> None:
+    stage = make_stage()
+    Hammer(stage).send(_COPIES)
+    stage.drop = lambda parcel: False
+    counted = stage.parts.ingest.counted
+    stage.run_until(lambda: stage.parts.ingest.counted >= counted + 6)
+    stage.run(30.0)
+    told = [stage.verdict(0, number) for number in range(1, stage.parts.rounds.next_number() - 1)]
+    assert None not in told and told[-1] == "counted"
+
+
+def _settings() -> RoundSettings:
+    return RoundSettings.read(
+        TomlTable({"deadline_seconds": 1000.0, "adaptive_deadline": True, "deadline_margin": 2.0})
+    )
+
+
+@given(
+    honest=st.lists(st.floats(0.1, 400.0), min_size=20, max_size=60),
+    lies=st.lists(st.floats(0.0, 1e9), max_size=6),
+)
+def test_less_than_a_tenth_of_the_arrivals_cannot_outbid_the_slowest_honest_one(
+    honest: list[float], lies: list[float]
+) -> None:
+    lies = lies[: (len(honest) - 1) // 10]
+    times = np.array(honest + lies, np.float32)
+    longest = float(np.float32(max(honest)))
+    assert deadline_seconds(_settings(), [times]) <= max(5.0, 2.0 * longest) * (1 + 1e-6)
+
+
+@given(
+    arrivals=st.lists(
+        st.tuples(st.integers(1, 20), st.integers(0, 5), st.floats(0.0, 1e6)), max_size=60
+    )
+)
+def test_each_device_is_late_once_a_round_and_only_in_the_last_rounds(
+    arrivals: list[tuple[int, int, float]],
+) -> None:
+    late, first = LateArrivals(), dict[tuple[int, int], float]()
+    newest = 0
+    for number, place, seconds in arrivals:
+        if number > newest:
+            newest = number
+            late.round_opens(number)
+        late.note(number, bytes([place]), seconds)
+        if number >= newest - LAST_ROUNDS:
+            first.setdefault((number, place), seconds)
+    wanted = [s for (number, _), s in first.items() if number >= newest - LAST_ROUNDS]
+    assert sorted(late.seconds()) == pytest.approx(sorted(wanted))

@@ -1,0 +1,116 @@
+"""Two aggregators from one home: a copy, a backup that was started, a machine that came back."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from aggregator.cli import main
+from aggregator.errors import AggregatorError
+from aggregator.fence import Fence
+from aggregator.home import Home
+from device_sdk.wire.errors import WireError
+from device_sdk.wire.presence import Presence, sign_presence
+from tests.aggregator.homes import make_home
+from tests.attacks.conftest import MakeStage
+from tests.brokers.mosquitto import Mosquitto
+
+_ENDS_SECONDS = 30.0
+
+
+class Serve:
+    """``tessera-aggregator serve --plain`` as a process; its log in a file."""
+
+    def __init__(self, home: Home, log: Path) -> None:
+        self.log = log
+        command = ["-m", "aggregator.cli", "serve", "--plain", "--home", str(home.folder)]
+        with open(log, "wb") as file:
+            self.process = subprocess.Popen([sys.executable, *command], stdout=file, stderr=file)
+
+    def wait_for(self, text: str) -> None:
+        """Until the log has this."""
+        ends = time.monotonic() + _ENDS_SECONDS
+        while text not in self.log.read_text():
+            assert time.monotonic() < ends, self.log.read_text()
+            time.sleep(0.1)
+
+
+def test_of_two_copies_one_serves(mosquitto: Mosquitto, tmp_path: Path) -> None:
+    original = make_home(tmp_path, mosquitto.url)
+    first = Serve(original, tmp_path / "first.log")
+    first.wait_for("connected to")
+    time.sleep(2.0)
+    first.process.terminate()
+    assert first.process.wait(_ENDS_SECONDS) == 0
+    copy = Home(tmp_path / "copy")
+    shutil.copytree(original.folder, copy.folder)
+    served = [Serve(original, tmp_path / "original.log")]
+    try:
+        served[0].wait_for("connected to")
+        time.sleep(2.0)
+        # The copy does not know of the life that serves now: it leaves that one alone.
+        served.append(Serve(copy, tmp_path / "copy.log"))
+        assert served[1].process.wait(_ENDS_SECONDS) == 1
+        served[1].wait_for("this home is a copy, or came back from a backup")
+        assert served[0].process.poll() is None
+        # Told to take the place of the other, it does, and the other one ends.
+        time.sleep(1.0)
+        assert main(["restored", "--home", str(copy.folder)]) == 0
+        served.append(Serve(copy, tmp_path / "copy-again.log"))
+        assert served[0].process.wait(_ENDS_SECONDS) == 1
+        served[0].wait_for("has taken the fleet over")
+        served[0].wait_for(f"tessera-aggregator restored --home {original.folder}")
+        assert served[2].process.poll() is None
+    finally:
+        for each in served:
+            each.process.kill()
+            each.process.wait()
+
+
+def test_a_home_whose_clock_was_set_back_is_no_copy(make_stage: MakeStage) -> None:
+    stage = make_stage()
+    stage.run_until(lambda: stage.parts.aggregation.version == 1)
+    stage.kill_aggregator()
+    stage.offset_seconds = -7 * 86_400.0
+    stage.start_aggregator()
+    stage.run(10.0)
+    assert stage.parts.fence.passed
+
+
+def test_a_forged_or_an_old_presence_ends_nobody(make_stage: MakeStage) -> None:
+    stage = make_stage()
+    fence: Fence = stage.parts.fence
+    stage.run_until(lambda: stage.parts.aggregation.version == 1)
+    keys = stage.parts.keys.current()
+    message = sign_presence(Presence(bytes(16), 1), keys.descriptor, keys.signing)
+    fence.heard(message)
+    for at in range(2, len(message), 7):
+        changed = bytearray(message)
+        changed[at] ^= 1
+        with pytest.raises(WireError):
+            fence.heard(bytes(changed))
+
+
+def test_the_later_of_two_lives_stays_also_within_a_second(make_stage: MakeStage) -> None:
+    stage = make_stage()
+    keys = stage.parts.keys.current()
+    ours = Presence(b"m" * 16, 1000)
+    fence = Fence(ours, 900, Path("home"), stage.parts.keys.descriptors, stage.clock)
+
+    def hear(incarnation: bytes, started: int) -> None:
+        presence = Presence(incarnation, started)
+        fence.heard(sign_presence(presence, keys.descriptor, keys.signing))
+
+    hear(b"m" * 16, 1000)  # our own
+    hear(b"z" * 16, 900)  # our last life, or one that started with it
+    for incarnation, started in ((b"a" * 16, 1001), (b"n" * 16, 1000)):
+        with pytest.raises(AggregatorError, match="has taken the fleet over"):
+            hear(incarnation, started)
+    for incarnation, started in ((b"z" * 16, 901), (b"l" * 16, 1000)):
+        with pytest.raises(AggregatorError, match="knows nothing"):
+            hear(incarnation, started)

@@ -16,18 +16,27 @@ class EventQueue:
 
     The bound is soft by the few messages that one read of the socket may bring. Notices (all
     events that are not messages) are few, but the newest are dropped, and counted in ``dropped``,
-    when nobody takes them.
+    when nobody takes them. ``on_event`` is called after each event, on the thread that put it.
     """
 
-    def __init__(self, *, most_messages: int, most_bytes: int, on_room: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        *,
+        most_messages: int,
+        most_bytes: int,
+        on_room: Callable[[], None],
+        on_event: Callable[[], None] | None = None,
+    ) -> None:
         self._most_messages = most_messages
         self._most_bytes = most_bytes
         self._on_room = on_room
+        self._on_event = on_event
         self._changed = threading.Condition(threading.Lock())
         self._events: deque[Event] = deque()
         self._messages = 0
         self._bytes = 0
         self._paused = False
+        self._nudged = False
         self.dropped = 0
 
     def put(self, event: Event) -> None:
@@ -41,11 +50,20 @@ class EventQueue:
                 return
             self._events.append(event)
             self._changed.notify()
+        if self._on_event is not None:
+            self._on_event()
+
+    def nudge(self) -> None:
+        """A ``take`` that waits, or the next that would, returns at once."""
+        with self._changed:
+            self._nudged = True
+            self._changed.notify()
 
     def take(self, most: int, timeout_seconds: float | None) -> list[Event]:
         """Up to ``most`` events, waiting for the first; empty when the time passed without any."""
         with self._changed:
-            self._changed.wait_for(self._events.__len__, timeout_seconds)
+            self._changed.wait_for(lambda: self._events or self._nudged, timeout_seconds)
+            self._nudged = False
             taken = [self._events.popleft() for _ in range(min(most, len(self._events)))]
             for event in taken:
                 if isinstance(event, Message):

@@ -175,6 +175,10 @@ def _state(seen: Snapshot) -> Text:
     )
     for topic_filter in seen.refused_subscriptions:
         text.append(f"\nthe broker refuses the subscription to {topic_filter}", style="bold red")
+    if seen.broker_losses:
+        text.append(
+            "\nthe broker drops what it acknowledges: raise max_queued_messages", style="bold red"
+        )
     return text
 
 

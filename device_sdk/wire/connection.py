@@ -187,7 +187,7 @@ class Connection:
 
     def _step(self, timeout_seconds: float, wake: socket.socket, read: bool) -> None:
         sock = self._socket
-        # Packets that were read ahead, or bytes that TLS has already decrypted, do not show in select.
+        # What was read ahead, or TLS has already decrypted, does not show in select.
         buffered = read and (
             self._client.has_read_ahead or (isinstance(sock, ssl.SSLSocket) and sock.pending() > 0)
         )

@@ -40,9 +40,7 @@ class SendQueue:
                 len(self) >= self._most_messages
                 or self._bytes + len(delivery.payload) > self._most_bytes
             ):
-                raise LinkError(
-                    "queue-full", f"{len(self)} publications are waiting already"
-                )
+                raise LinkError("queue-full", f"{len(self)} publications are waiting already")
             self._waiting[delivery.qos].append(delivery)
             self._bytes += len(delivery.payload)
 

@@ -15,8 +15,7 @@ class ScriptedBroker:
     """Answers each CONNECT with ``connack`` (MQTT 5) and ``after``, and then does as a broker does.
 
     SUBSCRIBEs (of one filter each) are answered with the reason codes of ``grants`` in turn, by
-    filter; the last one goes on for ever, and a filter that is not named is granted. Serves one
-    connection at a time.
+    filter; the last one goes on for ever, and a filter that is not named is granted.
     """
 
     def __init__(
@@ -33,16 +32,17 @@ class ScriptedBroker:
         self.asked: list[str] = []
         """The filter of each SUBSCRIBE so far."""
         self._running = True
-        self._cut = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._cuts = 0
+        self._threads = [threading.Thread(target=self._run, daemon=True)]
 
     def __enter__(self) -> ScriptedBroker:
-        self._thread.start()
+        self._threads[0].start()
         return self
 
     def __exit__(self, *details: object) -> None:
         self._running = False
-        self._thread.join(5)
+        for thread in self._threads:
+            thread.join(5)
         self._listener.close()
 
     def grant(self, topic_filter: str) -> None:
@@ -50,8 +50,8 @@ class ScriptedBroker:
         self._grants[topic_filter] = [1]
 
     def cut(self) -> None:
-        """End the connection of the moment."""
-        self._cut.set()
+        """End the connections of the moment."""
+        self._cuts += 1
 
     def _run(self) -> None:
         while self._running:
@@ -59,18 +59,22 @@ class ScriptedBroker:
                 peer, _ = self._listener.accept()
             except TimeoutError:
                 continue
-            self._cut.clear()
-            with peer:
-                peer.settimeout(0.02)
-                try:
-                    self._serve(peer)
-                except OSError:
-                    continue
+            thread = threading.Thread(target=self._serve, args=(peer, self._cuts), daemon=True)
+            thread.start()
+            self._threads.append(thread)
 
-    def _serve(self, peer: socket.socket) -> None:
+    def _serve(self, peer: socket.socket, cuts: int) -> None:
+        with peer:
+            peer.settimeout(0.02)
+            try:
+                self._converse(peer, cuts)
+            except OSError:
+                return
+
+    def _converse(self, peer: socket.socket, cuts: int) -> None:
         incoming = packets.Packets()
         is_open = False
-        while self._running and not self._cut.is_set():
+        while self._running and self._cuts == cuts:
             try:
                 data = peer.recv(1 << 16)
             except TimeoutError:

@@ -11,20 +11,16 @@ and a publication that nobody wants costs a look at its topic.
 from __future__ import annotations
 
 import ssl
-from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any
 
 from paho.mqtt.client import Client
 
-__all__ = ["Admits", "BufferedClient"]
+from device_sdk.wire.packet_cutter import Admits, PacketCutter
 
-Admits: TypeAlias = Callable[[bytes], bool]
-"""Whether to take a publication of this topic (UTF-8), asked in the order of arrival."""
+__all__ = ["BufferedClient"]
 
 _MOST_PACKETS = 256
 _WRITE_BYTES = 65_536
-_PUBLISH, _QOS_1, _QOS_2 = 0x30, 2, 4
-_INCOMPLETE = -1
 
 
 class BufferedClient(Client):
@@ -46,10 +42,7 @@ class BufferedClient(Client):
     ) -> None:
         super().__init__(*args, **settings)
         self._read_bytes = read_bytes
-        self._admits = admits
-        self._held = b""
-        self._place = 0  # of the first byte of ``_held`` that was not cut into packets yet
-        self._more = False  # whether a whole packet may be left there
+        self._cutter = PacketCutter(admits)
         self._ready = b""
         self._taken = 0  # of ``_ready``, by paho
         self._reading = False
@@ -60,7 +53,7 @@ class BufferedClient(Client):
     @property
     def has_read_ahead(self) -> bool:
         """Whether packets wait that were read already: ``select`` does not show these."""
-        return self._more or self._taken < len(self._ready)
+        return self._cutter.more or self._taken < len(self._ready)
 
     @property
     def has_to_write(self) -> bool:
@@ -114,13 +107,15 @@ class BufferedClient(Client):
         if self._taken == len(self._ready):
             if self._reading and self._had_its_share:
                 raise BlockingIOError
-            if not self._more:
+            if not self._cutter.more:
                 received = self._receive()
                 if not received:
                     return b""
-                self._held, self._place = self._held[self._place :] + received, 0
+                self._cutter.add(received)
             self._had_its_share = True
-            self._ready, self._taken = self._cut(), 0
+            self._ready, answers = self._cutter.cut(_MOST_PACKETS)
+            self._taken = 0
+            self._behind += answers
             if not self._ready:
                 raise BlockingIOError
         taken = self._ready[self._taken : self._taken + bufsize]
@@ -144,36 +139,6 @@ class BufferedClient(Client):
             size += len(part)
         return b"".join(parts)
 
-    def _cut(self) -> bytes:
-        """The next whole packets that are to be handled, one behind the other."""
-        held, at, end = self._held, self._place, len(self._held)
-        runs: list[bytes] = []
-        run = at  # where the packets begin that are wanted, and follow each other
-        packets = 0
-        while packets < _MOST_PACKETS and end - at >= 2:
-            length, body = held[at + 1], at + 2
-            if length > 127:
-                length, body = _long_length(held, at, end)
-                if length == _INCOMPLETE:
-                    break
-            after = body + length
-            if after > end:
-                break
-            if self._admits is not None and held[at] & 0xF0 == _PUBLISH and not held[at] & _QOS_2:
-                topic = body + 2 + int.from_bytes(held[body : body + 2], "big")
-                if topic + 2 <= after and not self._admits(held[body + 2 : topic]):
-                    if held[at] & _QOS_1:
-                        self._behind += b"\x40\x02" + held[topic : topic + 2]
-                    runs.append(held[run:at])
-                    run = at = after
-                    continue
-            at = after
-            packets += 1
-        runs.append(held[run:at])
-        self._place = at
-        self._more = packets == _MOST_PACKETS and at < end
-        return b"".join(runs)
-
     def _sock_send(self, buf: bytes | bytearray) -> int:
         if not self._gathering:
             if self._behind:
@@ -183,16 +148,3 @@ class BufferedClient(Client):
             raise BlockingIOError  # enough for one system call
         self._behind += buf
         return len(buf)
-
-
-def _long_length(held: bytes, at: int, end: int) -> tuple[int, int]:
-    """A length of several bytes, and where the packet's body begins."""
-    length = 0
-    for place in range(4):
-        if at + 1 + place >= end:
-            return _INCOMPLETE, 0
-        byte = held[at + 1 + place]
-        length |= (byte & 127) << (7 * place)
-        if byte < 128:
-            return length, at + 2 + place
-    return end - at - 1, at + 1  # no length at all: paho shall see it and say so

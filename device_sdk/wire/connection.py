@@ -27,10 +27,11 @@ from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
 from device_sdk.wire.broker_url import BrokerUrl
-from device_sdk.wire.buffered_client import Admits, BufferedClient
+from device_sdk.wire.buffered_client import BufferedClient
 from device_sdk.wire.link_events import Message, ServerLimits
 from device_sdk.wire.link_settings import LinkSettings
 from device_sdk.wire.mqtt_version import MqttVersion
+from device_sdk.wire.packet_cutter import Admits
 
 _FAILURE = 128
 _UNSUPPORTED_VERSION = 132

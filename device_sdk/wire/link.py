@@ -8,10 +8,10 @@ from collections.abc import Callable
 import numpy as np
 
 from device_sdk.wire.broker_url import BrokerUrl, TlsFiles, parse_broker_url
-from device_sdk.wire.buffered_client import Admits
 from device_sdk.wire.link_events import Delivery, Event, ServerLimits
 from device_sdk.wire.link_loop import LinkLoop
 from device_sdk.wire.link_settings import LinkSettings
+from device_sdk.wire.packet_cutter import Admits
 from device_sdk.wire.send_queue import LinkError
 
 __all__ = ["Link", "LinkError"]

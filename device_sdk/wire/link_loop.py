@@ -13,7 +13,6 @@ import numpy as np
 
 from device_sdk.wire.backoff import Backoff
 from device_sdk.wire.broker_url import BrokerUrl
-from device_sdk.wire.buffered_client import Admits
 from device_sdk.wire.connection import Connection, End
 from device_sdk.wire.event_queue import EventQueue
 from device_sdk.wire.link_events import (
@@ -32,6 +31,7 @@ from device_sdk.wire.link_events import (
 )
 from device_sdk.wire.link_settings import LinkSettings
 from device_sdk.wire.mqtt_version import VersionChoice
+from device_sdk.wire.packet_cutter import Admits
 from device_sdk.wire.send_queue import SendQueue, refusal
 from device_sdk.wire.subscriptions import Subscriptions
 from device_sdk.wire.wake_up import WakeUp

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from paho.mqtt.client import MQTT_CLEAN_START_FIRST_ONLY
 from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 
-from device_sdk.wire.buffered_client import Admits, BufferedClient
+from device_sdk.wire.buffered_client import BufferedClient
+from device_sdk.wire.packet_cutter import Admits
 
 CONNACK = b"\x20\x02\x00\x00"
 

@@ -77,9 +77,11 @@ class LossProbe:
 
     def came(self, payload: bytes) -> None:
         """A message came on the probe's topic."""
-        number = payload.removeprefix(self._nonce)
+        number = payload[len(self._nonce) :]
+        if payload[: len(self._nonce)] != self._nonce:
+            return  # another process', or made up
         if number not in [sent.number for sent in self._waiting]:
-            return  # another process', a repetition, or made up
+            return  # a repetition
         while (sent := self._waiting.popleft()).number != number:
             self._judge(sent)
         self._proven = True

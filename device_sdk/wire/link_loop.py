@@ -229,6 +229,8 @@ class LinkLoop:
         until = min(deadline, ping if ping > now else now + 1.0, self.subscriptions.next_seconds())
         if self._stopping:
             until = min(until, self._flush_until_seconds)
+        if self.limits is not None and self._can_write_more():
+            until = now
         connection.step(until - now, self.waker.socket, read=not paused)
 
     def _accept(self, connection: Connection, limits: ServerLimits) -> None:
@@ -268,6 +270,10 @@ class LinkLoop:
                 settle(batch[index:], Outcome.LOST, "the connection failed while sending")
                 raise
             self._in_flight[delivery.qos][mid] = (delivery, now)
+
+    def _can_write_more(self) -> bool:
+        # No acknowledgement will come to say that there is room again.
+        return self.queue.waiting(0) > 0 and len(self._in_flight[0]) < self._settings.in_flight
 
     def _ask(self, connection: Connection, topic_filter: str, qos: int) -> None:
         self._asked[connection.subscribe(topic_filter, qos)] = (topic_filter, self._clock())

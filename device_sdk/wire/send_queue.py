@@ -52,6 +52,10 @@ class SendQueue:
             self._bytes -= sum(len(delivery.payload) for delivery in taken)
         return taken
 
+    def waiting(self, qos: int) -> int:
+        """How many of this QoS wait."""
+        return len(self._waiting[qos])
+
     def close(self) -> None:
         """Take no more."""
         with self._lock:

@@ -15,7 +15,8 @@ class ScriptedBroker:
     """Answers each CONNECT with ``connack`` (MQTT 5) and ``after``, and then does as a broker does.
 
     SUBSCRIBEs (of one filter each) are answered with the reason codes of ``grants`` in turn, by
-    filter; the last one goes on for ever, and a filter that is not named is granted.
+    filter; the last one goes on for ever, and a filter that is not named is granted. ``silent``:
+    no publication is acknowledged.
     """
 
     def __init__(
@@ -23,12 +24,16 @@ class ScriptedBroker:
         connack: bytes = b"\x20\x03\x00\x00\x00",
         after: bytes = b"",
         grants: dict[str, Sequence[int]] | None = None,
+        silent: bool = False,
     ) -> None:
         self._connack, self._after = connack, after
         self._grants = {name: list(codes) for name, codes in (grants or {}).items()}
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._listener.settimeout(0.05)
         self.url = f"mqtt://127.0.0.1:{self._listener.getsockname()[1]}"
+        self._silent = silent
+        self.published: list[tuple[str, bytes]] = []
+        """Topic and payload of each PUBLISH so far, of MQTT 5 without properties."""
         self.asked: list[str] = []
         """The filter of each SUBSCRIBE so far."""
         self._running = True
@@ -87,10 +92,12 @@ class ScriptedBroker:
 
     def _answer(self, packet: bytes) -> bytes:
         match packets.kind(packet):
-            case packets.PUBLISH if packet[0] & 6:
+            case packets.PUBLISH:
                 body = _body(packet)
                 at = 2 + int.from_bytes(body[:2], "big")
-                return b"\x40\x02" + body[at : at + 2]
+                number = body[at : at + 2] if packet[0] & 6 else b""
+                self.published.append((body[2:at].decode(), body[at + len(number) + 1 :]))
+                return b"\x40\x02" + number if number and not self._silent else b""
             case packets.SUBSCRIBE:
                 body = _body(packet)
                 at = 3 + body[2]  # packet id, length of the properties, properties

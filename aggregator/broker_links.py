@@ -70,7 +70,9 @@ class BrokerLinks:
     ) -> None:
         self._parse = lru_cache(maxsize=_MOST_TOPICS)(topics.parse)
         self._registry = registry
-        self._device_limits = TopicLimits(self._owner, DEVICE_LIMIT, DEVICE_LIMIT, clock)
+        self._device_limits = TopicLimits(
+            self._owner, DEVICE_LIMIT, DEVICE_LIMIT, clock, self._crowded
+        )
         self._enrolment_limit = TopicLimits(
             lambda topic: None, DEVICE_LIMIT, ENROLMENT_LIMIT, clock
         )
@@ -172,6 +174,9 @@ class BrokerLinks:
         if isinstance(parsed, UpTopic):
             return self._registry.owner(parsed.handle)
         return _PROBE if isinstance(parsed, ProbeTopic) else None
+
+    def _crowded(self, topic: bytes) -> bool:
+        return self._devices.crowded(topic.decode(errors="replace"))
 
     def _of_devices(self, event: Event, events: list[Event]) -> None:
         match event:

@@ -23,10 +23,11 @@ class Limit:
 class TopicLimits:
     """A limit for each topic that somebody owns, and one for all others together.
 
-    ``owner_of`` names a topic's owner, None for none. :meth:`admits` is for the thread that reads,
-    :meth:`take_refused` for any. It stands before every HMAC: a flood on one topic costs a look-up
-    a message, and takes nothing from the other topics. Whoever can write to a topic can use up its
-    limit, so who can is for the broker's access rules to say.
+    ``owner_of`` names a topic's owner, None for none. ``crowded`` tells whether we are behind and
+    this topic has messages waiting: then others' go first, whatever the limits. :meth:`admits` is
+    for the thread that reads, :meth:`take_refused` for any. It stands before every HMAC: a flood on
+    one topic costs a look-up a message, and takes nothing from the other topics. Whoever can write
+    to a topic can use up its limit, so who can is for the broker's access rules to say.
     """
 
     def __init__(
@@ -35,8 +36,10 @@ class TopicLimits:
         each: Limit,
         others: Limit,
         clock: Clock,
+        crowded: Callable[[bytes], bool] = lambda topic: False,
     ) -> None:
         self._owner_of = owner_of
+        self._crowded = crowded
         self._each = TokenBuckets(each.burst, each.per_second, clock)
         self._others = TokenBucket(others.burst, others.per_second, clock)
         self._lock = threading.Lock()
@@ -45,7 +48,8 @@ class TopicLimits:
     def admits(self, topic: bytes) -> bool:
         """Whether to take one more message of this topic."""
         owner = self._owner_of(topic)
-        if self._others.allows() if owner is None else self._each.allows(owner):
+        within = self._others.allows() if owner is None else self._each.allows(owner)
+        if within and not self._crowded(topic):
             return True
         with self._lock:
             self._refused[owner or b""] += 1

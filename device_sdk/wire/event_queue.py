@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 
 from device_sdk.wire.link_events import Event, Message
 
 _MOST_NOTICES = 4096
+_CROWD = 4
 
 
 class EventQueue:
@@ -33,6 +34,7 @@ class EventQueue:
         self._on_event = on_event
         self._changed = threading.Condition(threading.Lock())
         self._events: deque[Event] = deque()
+        self._by_topic: Counter[str] = Counter()
         self._messages = 0
         self._bytes = 0
         self._paused = False
@@ -45,6 +47,7 @@ class EventQueue:
             if isinstance(event, Message):
                 self._messages += 1
                 self._bytes += len(event.payload) + len(event.topic)
+                self._by_topic[event.topic] += 1
             elif len(self._events) - self._messages >= _MOST_NOTICES:
                 self.dropped += 1
                 return
@@ -69,6 +72,9 @@ class EventQueue:
                 if isinstance(event, Message):
                     self._messages -= 1
                     self._bytes -= len(event.payload) + len(event.topic)
+                    self._by_topic[event.topic] -= 1
+                    if not self._by_topic[event.topic]:
+                        del self._by_topic[event.topic]
             room = (
                 self._paused
                 and 2 * self._messages <= self._most_messages
@@ -79,6 +85,14 @@ class EventQueue:
         if room:
             self._on_room()
         return taken
+
+    def crowded(self, topic: str) -> bool:
+        """Whether half of the messages that fit are waiting, and several of them are ``topic``'s.
+
+        Who then leaves out more of the same topic keeps room for the others.
+        """
+        with self._changed:
+            return 2 * self._messages >= self._most_messages and self._by_topic[topic] >= _CROWD
 
     @property
     def paused(self) -> bool:

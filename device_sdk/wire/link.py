@@ -141,6 +141,10 @@ class Link:
         """Up to ``most`` events in order, waiting for the first (None: for ever)."""
         return self._loop.events.take(most, timeout_seconds)
 
+    def crowded(self, topic: str) -> bool:
+        """Whether half of the messages that fit wait to be taken, several of them ``topic``'s."""
+        return self._loop.events.crowded(topic)
+
     def nudge(self) -> None:
         """Let :meth:`events`, where it waits, return with what there is."""
         self._loop.events.nudge()

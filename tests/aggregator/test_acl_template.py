@@ -93,6 +93,13 @@ def test_whoever_comes_without_a_user_may_enrol_and_no_more(
         assert served.service.bytes_received == before
 
 
+def test_each_mosquitto_conf_of_the_docs_has_the_recommended_settings() -> None:
+    text = (TEMPLATE.parents[1] / "docs" / "aggregator.md").read_text().splitlines()
+    listeners = sum(line.startswith("listener ") for line in text)
+    assert listeners >= 2
+    assert [text.count(line) for line in RECOMMENDED] == [listeners] * len(RECOMMENDED)
+
+
 @pytest.mark.parametrize("line", ["topic", "pattern"])
 def test_the_template_names_every_kind_of_topic(line: str) -> None:
     text = TEMPLATE.read_text()

@@ -34,6 +34,15 @@ def test_one_topics_flood_takes_nothing_from_another() -> None:
     assert sum(made.admits(b"up/a") for _ in range(100)) == 4
 
 
+def test_when_we_are_behind_a_topic_that_has_messages_waiting_stands_back() -> None:
+    behind: set[bytes] = set()
+    made = TopicLimits(OWNERS.get, Limit(8, 4), Limit(3, 2), Clock(), behind.__contains__)
+    assert made.admits(b"up/a")
+    behind.add(b"up/a")
+    assert not made.admits(b"up/a") and made.admits(b"up/b")
+    assert made.take_refused() == {b"anna": 1}
+
+
 @given(
     st.lists(
         st.tuples(st.sampled_from([*OWNERS, b"up/c", b"up/d"]), st.floats(0, 0.5)), max_size=80

@@ -246,7 +246,7 @@ class BrokerLinks:
             _LOG.warning(
                 "the broker acknowledges messages and does not deliver them, devices' updates "
                 "too: it drops what does not fit into its queue for a connection; in "
-                "mosquitto.conf, max_queued_messages 100000 (said once; counted in the metrics as "
+                "mosquitto.conf, max_queued_messages 10000 (said once; counted in the metrics as "
                 "tessera_broker_losses_total)"
             )
 

@@ -16,7 +16,7 @@ __all__ = ["ACCOUNTS", "ACCOUNTS_FOR", "MOSQUITTO", "SETTINGS", "Broker", "runni
 MOSQUITTO = shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin:/usr/bin:/usr/local/bin")
 ACL = Path(__file__).parents[2] / "aggregator" / "acl.template"
 SETTINGS: Mapping[str, Sequence[str]] = {
-    "recommended": ("max_queued_messages 100000", "max_inflight_messages 1000"),
+    "recommended": ("max_queued_messages 10000", "max_inflight_messages 1000"),
     "defaults": (),
 }
 """What docs/aggregator.md asks for, and what Mosquitto does without being asked."""

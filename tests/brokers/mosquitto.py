@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-RECOMMENDED = ("max_queued_messages 100000", "max_inflight_messages 1000")
+RECOMMENDED = ("max_queued_messages 10000", "max_inflight_messages 1000")
 """What docs/aggregator.md asks for."""
 EXECUTABLE = shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin:/usr/bin:/usr/local/bin")
 

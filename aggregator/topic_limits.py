@@ -6,6 +6,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from device_sdk.wire.admission import Clock, TokenBucket, TokenBuckets
 
@@ -18,6 +19,11 @@ class Limit:
 
     burst: float
     per_second: float
+
+
+class _Shut(NamedTuple):
+    owner: bytes
+    until_seconds: float
 
 
 class TopicLimits:
@@ -42,17 +48,32 @@ class TopicLimits:
         self._crowded = crowded
         self._each = TokenBuckets(each.burst, each.per_second, clock)
         self._others = TokenBucket(others.burst, others.per_second, clock)
+        self._clock = clock
+        # Until its next token a topic need not be looked at twice. At most as many as owners.
+        self._shut: dict[bytes, _Shut] = {}
+        self._shut_seconds = 1.0 / each.per_second
         self._lock = threading.Lock()
         self._refused: Counter[bytes] = Counter()
 
     def admits(self, topic: bytes) -> bool:
         """Whether to take one more message of this topic."""
+        now = self._clock()
+        shut = self._shut.get(topic)
+        if shut is not None:
+            if now < shut.until_seconds:
+                return self._refuse(shut.owner)
+            del self._shut[topic]
         owner = self._owner_of(topic)
         within = self._others.allows() if owner is None else self._each.allows(owner)
         if within and not self._crowded(topic):
             return True
+        if owner is not None and not within:
+            self._shut[topic] = _Shut(owner, now + self._shut_seconds)
+        return self._refuse(owner or b"")
+
+    def _refuse(self, owner: bytes) -> bool:
         with self._lock:
-            self._refused[owner or b""] += 1
+            self._refused[owner] += 1
         return False
 
     def take_refused(self) -> Counter[bytes]:

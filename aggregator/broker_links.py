@@ -36,7 +36,7 @@ _LOG = logging.getLogger(__name__)
 DEVICE_LIMIT = Limit(burst=1024, per_second=64)
 """Of one device. All that an outbox may hold, 64 MiB, travels in 683 messages, and a device sends
 it again after ten seconds at the soonest."""
-ENROLMENT_LIMIT = Limit(burst=1024, per_second=512)
+ENROLMENT_LIMIT = Limit(burst=1024, per_second=128)
 """Of everybody who has not enrolled: each request costs a look into the database."""
 _STRANGERS_A_TURN = 64
 _SMALL_RECEIVE_MAXIMUM = 256

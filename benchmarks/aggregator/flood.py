@@ -52,6 +52,7 @@ def main() -> int:
         for place in range(count)
     ]
     sent, began = 0, time.perf_counter()
+    note = Path(plan.count_file + ".new")
     next_note = began
     while True:
         now = time.perf_counter()
@@ -61,7 +62,8 @@ def main() -> int:
             sent += due
         if now >= next_note:
             next_note = now + 0.1
-            Path(plan.count_file).write_text(str(sent))
+            note.write_text(str(sent))
+            note.replace(plan.count_file)  # whole, whenever it is read
         time.sleep(_BATCH_SECONDS)
 
 

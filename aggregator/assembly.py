@@ -11,6 +11,7 @@ import numpy as np
 
 from aggregator.aggregation import Aggregation
 from aggregator.artifact_content import read_artifacts
+from aggregator.broker_links import BrokerLinks
 from aggregator.catalogue_file import adopt_catalogue, read_catalogue_file, stored_catalogue
 from aggregator.enrolment import Enrolment
 from aggregator.errors import AggregatorError
@@ -33,12 +34,11 @@ from device_sdk.wire.admission import TokenBuckets, WorkBudget
 from device_sdk.wire.chunks import Reassembler
 from device_sdk.wire.enrolment import EnrolmentDesk
 from device_sdk.wire.keys import RandomBytes
-from device_sdk.wire.link import Link
 from device_sdk.wire.link_settings import LinkSettings
 from device_sdk.wire.presence import Presence, new_presence
 from device_sdk.wire.session_table import SessionTable
 from device_sdk.wire.task_messages import TaskTerms
-from device_sdk.wire.topics import EnrolRequestTopic, PresenceTopic, Topics
+from device_sdk.wire.topics import Topics
 
 __all__ = ["LINK_SETTINGS", "World", "assemble"]
 
@@ -52,6 +52,7 @@ LINK_SETTINGS = LinkSettings(
     send_queue_messages=16_384,
     send_queue_bytes=64 << 20,
     receive_maximum=2048,
+    read_bytes=1 << 20,
 )
 
 
@@ -72,8 +73,8 @@ def assemble(
     """All parts, resumed from the store; the link is not started. Raises AggregatorError."""
     _claim(store, task)
     clock, unix_clock = world.clock, world.unix_clock
-    # One each: the link draws on its own thread.
-    link_rng, sealing_rng = world.rng.spawn(2)
+    # One each: links draw on threads of their own.
+    link_rng, sealing_rng, *more_link_rngs = world.rng.spawn(4)
     verdict_seconds = task.store.verdict_days * 86_400.0
     topics = Topics(task.broker.prefix)
     keys = FleetKeys(home, store, unix_clock, world.random_bytes, task.descriptor_seconds)
@@ -162,12 +163,16 @@ def assemble(
         verdict_seconds,
         clock,
     )
-    link = Link(
-        task.broker.url, rng=link_rng, clock=clock, tls=task.broker.tls, settings=link_settings
+    link = BrokerLinks(
+        task.broker,
+        topics,
+        SHARD,
+        registry,
+        link_settings,
+        [link_rng, *more_link_rngs],
+        world.random_bytes(16),
+        clock,
     )
-    link.subscribe(topics.write(PresenceTopic()))
-    link.subscribe(topics.up_filter(SHARD))
-    link.subscribe(topics.write(EnrolRequestTopic()))
     return Parts(
         task,
         store,

@@ -181,6 +181,10 @@ def _state(seen: Snapshot) -> Text:
         text.append(
             f"\nthe broker refuses the subscription to {printable(topic_filter)}", style="bold red"
         )
+    if seen.broker_losses:
+        text.append(
+            "\nthe broker drops what it acknowledges: raise max_queued_messages", style="bold red"
+        )
     return text
 
 

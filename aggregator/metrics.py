@@ -46,6 +46,10 @@ def format_metrics(seen: Snapshot) -> str:
         "updates_counted_total": ("Updates counted", float(seen.counted)),
         "received_bytes_total": ("Bytes of messages received", float(seen.bytes_received)),
         "sent_bytes_total": ("Bytes of messages sent", float(seen.bytes_sent)),
+        "broker_losses_total": (
+            "Test messages that the broker acknowledged and did not deliver",
+            float(seen.broker_losses),
+        ),
     }
     for name, (about, value) in counters.items():
         put(name, "counter", about, {"": value})

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
+from aggregator.broker_links import BrokerLinks
 from aggregator.store.publications import Publications
-from device_sdk.wire.link import Link, LinkError
+from device_sdk.wire.link import LinkError
 from device_sdk.wire.link_events import Delivery, Outcome
 
 __all__ = ["Outgoing"]
@@ -15,11 +16,13 @@ __all__ = ["Outgoing"]
 class Outgoing:
     """Nothing here waits, and nothing is lost that matters.
 
-    A receipt that finds no room is dropped: the device sends its update again and gets the same
-    verdict. Retained messages wait as topics; their bytes stay in the store until they are sent.
+    Receipts travel at QoS 0: the few messages that a broker lets wait for its acknowledgement,
+    times the round trips in a second, would be all that a fleet gets. A receipt that is lost, or
+    finds no room, does no harm: the device sends its update again and gets the same verdict.
+    Retained messages wait as topics; their bytes stay in the store until they are sent.
     """
 
-    def __init__(self, link: Link, publications: Publications) -> None:
+    def __init__(self, link: BrokerLinks, publications: Publications) -> None:
         self._link = link
         self._publications = publications
         self._standing: deque[tuple[str, bytes]] = deque()
@@ -29,8 +32,13 @@ class Outgoing:
         self.dropped = 0
 
     def send(self, topic: str, payload: bytes) -> None:
-        """Send to one device."""
+        """Send an answer to one device that would be dear to ask for again."""
         if not self._publish(topic, payload, retain=False):
+            self.dropped += 1
+
+    def send_receipt(self, topic: str, payload: bytes) -> None:
+        """Send a receipt to one device."""
+        if not self._publish(topic, payload, retain=False, qos=0):
             self.dropped += 1
 
     def announce(self, standing: Iterable[tuple[str, bytes]], topics: Iterable[str]) -> None:
@@ -76,9 +84,9 @@ class Outgoing:
             except LinkError:
                 return
 
-    def _publish(self, topic: str, payload: bytes, *, retain: bool) -> bool:
+    def _publish(self, topic: str, payload: bytes, *, retain: bool, qos: int = 1) -> bool:
         try:
-            self._link.publish(topic, payload, retain=retain)
+            self._link.publish(topic, payload, retain=retain, qos=qos)
         except LinkError:
             return False
         self.bytes_sent += len(payload)

@@ -29,10 +29,12 @@ class Refusals:
         """Count ``error``. ``device_id`` is empty while nobody is known to have sent it."""
         self.note_reason(error.reason, device_id, str(error))
 
-    def note_reason(self, reason: str, device_id: bytes = b"", detail: str = "") -> None:
-        """Count a refusal that is not an error."""
-        self.counts[reason] += 1
-        self._unsaved[reason] += 1
+    def note_reason(
+        self, reason: str, device_id: bytes = b"", detail: str = "", times: int = 1
+    ) -> None:
+        """Count refusals that are no error."""
+        self.counts[reason] += times
+        self._unsaved[reason] += times
         key = (reason, device_id)
         # Bounded, since an insider could make up reasons times devices.
         if key in self._logged or len(self._logged) >= _MOST_REMEMBERED:

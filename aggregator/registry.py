@@ -61,6 +61,11 @@ class Registry:
             raise WireError("unknown-handle", "no device has this topic")
         return row
 
+    def owner(self, handle: bytes) -> bytes | None:
+        """The id of a topic's device; None for one that is revoked or unknown. For any thread."""
+        row = self._by_handle.get(handle)
+        return None if row is None else row.device_id
+
     def by_id(self, device_id: bytes) -> DeviceRow | None:
         """The device of an id, unless it was revoked."""
         return self._by_id.get(device_id)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from aggregator.aggregation import Aggregation
+from aggregator.broker_links import BrokerLinks
 from aggregator.fence import Fence
 from aggregator.fleet_keys import FleetKeys
 from aggregator.housekeeping import Housekeeping
@@ -22,7 +23,6 @@ from aggregator.store import Store
 from aggregator.task import Task
 from aggregator.uplink import Answer, Arrived, Refusal, Uplink
 from device_sdk.wire.errors import WireError
-from device_sdk.wire.link import Link
 from device_sdk.wire.link_events import (
     Connected,
     ConnectRefused,
@@ -46,6 +46,7 @@ _FLUSH_SECONDS = 2.0
 _SHOWN_ROUNDS = 8
 _SNAPSHOT_SECONDS = 1.0
 _SHOW_AGAIN_SECONDS = 60.0
+_TOO_MANY = "more messages than the limit allows on its topic: they were not looked at"
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Parts:
 
     task: Task
     store: Store
-    link: Link
+    link: BrokerLinks
     registry: Registry
     table: SessionTable
     uplink: Uplink
@@ -113,6 +114,8 @@ class Service:
             parts.sleep(_GATHER_SECONDS)
             for event in parts.link.events(most=group, timeout_seconds=0.0):
                 self._handle(event)
+        for owner, times in parts.link.take_refused().items():
+            parts.refusals.note_reason("too-many", owner, _TOO_MANY, times)
         self._settle(parts.ingest.commit())
         while (happened := parts.rounds.tick()) is not None:
             self._tell(happened)
@@ -160,6 +163,7 @@ class Service:
             widths=dict(parts.ingest.widths),
             refusals=dict(parts.refusals.counts),
             refused_subscriptions=self._listening.refused,
+            broker_losses=parts.link.lost,
             finished=tuple(row for row in latest if row.closed_unix_seconds is not None),
         )
 
@@ -234,7 +238,7 @@ class Service:
         for each in settled:
             answer = self._parts.uplink.receipt(each.device_id, each.receipt)
             if answer is not None:
-                self._parts.outgoing.send(answer.topic, answer.payload)
+                self._parts.outgoing.send_receipt(answer.topic, answer.payload)
 
     def _tell(self, event: RoundEvent) -> None:
         parts = self._parts

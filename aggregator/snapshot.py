@@ -34,5 +34,7 @@ class Snapshot:
     refusals: Mapping[str, int] = field(default_factory=dict)
     refused_subscriptions: tuple[str, ...] = ()
     """The topic filters that the broker refuses at present; they are asked for again."""
+    broker_losses: int = 0
+    """Messages of our own to ourselves that the broker acknowledged and did not deliver."""
     finished: tuple[RoundRow, ...] = ()
     """The last closed rounds, newest first."""

@@ -52,7 +52,9 @@ def make_bench_home(folder: Path, url: str, round_lines: str) -> Home:
     return home
 
 
-def enrol_directly(store: Store, count: int, rng: np.random.Generator) -> list[BenchDevice]:
+def enrol_directly(
+    store: Store, count: int, rng: np.random.Generator, first_round: int = 1
+) -> list[BenchDevice]:
     """Rows as enrolment would write them; identities are shared by a few to save time."""
     identities = [Ed25519PrivateKey.from_private_bytes(rng.bytes(32)) for _ in range(64)]
     public = [identity.public_key().public_bytes_raw() for identity in identities]
@@ -67,7 +69,7 @@ def enrol_directly(store: Store, count: int, rng: np.random.Generator) -> list[B
                 0,
                 rng.bytes(8),
                 int(time.time()),
-                1,
+                first_round,
             )
             store.devices.add(row)
             credential = DeviceCredential(row.device_id, identities[index % 64], row.admission_key)

@@ -6,13 +6,15 @@ import hashlib
 import selectors
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+import numpy as np
 
 from benchmarks.aggregator.fleet import BenchDevice
 from benchmarks.aggregator.mqtt_client import MiniClient
 from device_sdk.wire.broadcast import derive_broadcast_keys, open_manifest, read_manifest_label
 from device_sdk.wire.descriptor import Descriptor
-from device_sdk.wire.device_session import DeviceSessions, SessionOpening
+from device_sdk.wire.device_session import DeviceCredential, DeviceSessions, SessionOpening
 from device_sdk.wire.freshness import Freshness
 from device_sdk.wire.group_key import GroupKey, find_group_key
 from device_sdk.wire.header import MessageType
@@ -32,8 +34,11 @@ from device_sdk.wire.topics import DownTopic, ManifestTopic, PresenceTopic, Topi
 __all__ = ["Load"]
 
 _PATIENCE_SECONDS = 60.0
-_RESEND_SECONDS = 10.0
+_ANSWER_SECONDS = 10.0
+_REPEAT_SECONDS = 2.0
+_LOOK_SECONDS = 0.1
 _OPEN_AGAIN_SECONDS = 3.0
+_FORGED_COUNTER = 2**40
 
 
 @dataclass
@@ -46,13 +51,16 @@ class _Connected:
     opening: SessionOpening | None = None
     awaited: bytes = b""
     """The digest of the update in flight; empty when there is none."""
+    resend_seconds: float = 0.0
+    """By the monotonic clock, when it is sent again."""
 
 
 class Load:
     """Connects ``devices``; :meth:`open_sessions` and :meth:`run` drive them.
 
-    As the protocol's devices do, these send an update again when no receipt comes for ten seconds;
-    ``resent`` counts that. Only the first receipt of an update counts.
+    As the protocol's devices do, these send an update again when no receipt came for two to three
+    seconds, and then every ten; ``resent`` counts that. Only the first receipt of an update counts.
+    ``account``: the devices' user and password at the broker, if it asks for any.
     """
 
     def __init__(
@@ -61,12 +69,15 @@ class Load:
         devices: Sequence[BenchDevice],
         bodies: Sequence[bytes],
         descriptor: Descriptor,
+        rng: np.random.Generator,
+        account: tuple[str, str] | None = None,
     ) -> None:
         self._descriptor = descriptor
+        self._rng = rng
         self._topics = Topics()
         self._selector = selectors.DefaultSelector()
         self._group_keys: tuple[GroupKey, ...] = ()
-        self._incarnation = b""
+        self.incarnation = b""
         self._presence_topic = self._topics.write(PresenceTopic())
         self._manifest: Manifest | None = None
         self._sealed_manifest = b""
@@ -75,7 +86,7 @@ class Load:
         self._done_for = 0
         self.resent = 0
         for index, device in enumerate(devices):
-            client = MiniClient(port, device.handle.hex())
+            client = MiniClient(port, device.handle.hex(), account)
             client.subscribe(self._topics.write(DownTopic(device.handle)))
             if index == 0:
                 client.subscribe(self._topics.write(ManifestTopic("default", "all")))
@@ -88,16 +99,13 @@ class Load:
     def open_sessions(self) -> None:
         """One session each."""
         until = time.monotonic() + _PATIENCE_SECONDS
-        while not self._incarnation:
+        while not self.incarnation:
             self._hear(self._fleet[0])
             self._turn(0.1)
             if time.monotonic() > until:
                 raise TimeoutError("the aggregator did not show itself in time")
-        freshness = Freshness(self._incarnation, 1)
         for one in self._fleet:
-            one.opening = SessionOpening(
-                one.device.credential, self._descriptor, freshness, time.monotonic
-            )
+            one.opening = self._opening(one.device.credential)
             one.client.publish(one.up_topic, one.opening.message)
             self._turn(0.0)
         again_at = time.monotonic() + _OPEN_AGAIN_SECONDS
@@ -111,29 +119,33 @@ class Load:
                     if one.opening is not None:
                         one.client.publish(one.up_topic, one.opening.message)
 
+    def forged_open(self, device: BenchDevice) -> bytes:
+        """An open that is right in all but its admission tag: what anybody could make up."""
+        key = self._rng.bytes(len(device.credential.admission_key))
+        credential = replace(device.credential, admission_key=key)
+        return self._opening(credential, _FORGED_COUNTER).message
+
     def run(self, updates: int) -> float:
         """Send ``updates`` and wait for their receipts; the seconds it took."""
         began = time.perf_counter()
         target, seen = self._counted + updates, -1
-        resend_at = until = 0.0
+        until = look_at = 0.0
         while self._counted < target:
             manifest, now = self._manifest, time.monotonic()
             if self._counted != seen:
                 # However slow the machine is: only a standstill is a failure.
-                seen, resend_at, until = (
-                    self._counted,
-                    now + _RESEND_SECONDS,
-                    now + _PATIENCE_SECONDS,
-                )
+                seen, until = self._counted, now + _PATIENCE_SECONDS
             if manifest is not None and manifest.round > self._done_for:
                 self._done_for = manifest.round
                 for one in self._fleet:
                     self._send(one, manifest)
-            elif manifest is not None and now > resend_at:
-                resend_at = now + _RESEND_SECONDS
+                    one.resend_seconds = now + _REPEAT_SECONDS * self._rng.uniform(1.0, 1.5)
+            elif manifest is not None and now > look_at:
+                look_at = now + _LOOK_SECONDS
                 for one in self._fleet:
-                    if one.awaited:
+                    if one.awaited and now > one.resend_seconds:
                         self._send(one, manifest)
+                        one.resend_seconds = now + _ANSWER_SECONDS
                         self.resent += 1
             self._turn(0.05)
             if now > until:
@@ -145,6 +157,10 @@ class Load:
         for one in self._fleet:
             self._selector.unregister(one.client.socket)
             one.client.socket.close()
+
+    def _opening(self, credential: DeviceCredential, counter: int = 1) -> SessionOpening:
+        freshness = Freshness(self.incarnation, counter)
+        return SessionOpening(credential, self._descriptor, freshness, time.monotonic)
 
     def _send(self, one: _Connected, manifest: Manifest) -> None:
         device_id = one.device.credential.device_id
@@ -163,7 +179,7 @@ class Load:
                 self._sealed_manifest = payload
                 self._read_manifest()
             elif topic == self._presence_topic:
-                self._incarnation = read_presence(payload, self._descriptor).incarnation
+                self.incarnation = read_presence(payload, self._descriptor).incarnation
             else:
                 self._take(one, payload)
 

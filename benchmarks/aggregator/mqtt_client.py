@@ -13,12 +13,12 @@ _PUBLISH, _PUBACK = 0x30, 0x40
 class MiniClient:
     """One connection. ``received`` yields (topic, payload) of publications, and answers them."""
 
-    def __init__(self, port: int, client_id: str) -> None:
+    def __init__(self, port: int, client_id: str, account: tuple[str, str] | None = None) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port))
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._buffer = b""
         self._next_id = 0
-        self.socket.sendall(connect_packet(client_id))
+        self.socket.sendall(connect_packet(client_id, account))
         self._await(0x20)
 
     def subscribe(self, topic: str) -> None:
@@ -87,10 +87,11 @@ class MiniClient:
         return self._next_id.to_bytes(2, "big")
 
 
-def connect_packet(client_id: str) -> bytes:
-    """CONNECT with a clean session and ten minutes of keep-alive."""
-    body = _text("MQTT") + bytes((4, 2)) + (600).to_bytes(2, "big") + _text(client_id)
-    return _packet(0x10, body)
+def connect_packet(client_id: str, account: tuple[str, str] | None = None) -> bytes:
+    """CONNECT with a clean session and ten minutes of keep-alive; ``account``: user, password."""
+    flags = 2 if account is None else 0xC2
+    body = _text("MQTT") + bytes((4, flags)) + (600).to_bytes(2, "big") + _text(client_id)
+    return _packet(0x10, body + b"".join(map(_text, account or ())))
 
 
 def publish_packet(topic: str, payload: bytes) -> bytes:

@@ -43,10 +43,9 @@ def measure_recovery(updates: int, runs: int, folder: Path) -> RecoveryFigures:
 
     The process is killed with -9 after each time, so every start finds the same round.
     """
-    with running_mosquitto(folder) as port:
-        url = f"mqtt://127.0.0.1:{port}"
+    with running_mosquitto(folder) as broker:
         lines = f"quorum = {2 * updates}\nwait_for_devices = 1\ndeadline_seconds = 86400.0"
-        home = make_bench_home(folder / "home", url, lines)
+        home = make_bench_home(folder / "home", broker.url(), lines)
         behind = _fill(home_folder=folder / "home", updates=updates)
         seconds = [_time_start(folder / "home", folder / f"serve-{n}.log") for n in range(runs)]
     shutil.rmtree(home.folder)

@@ -14,41 +14,58 @@ from pathlib import Path
 import numpy as np
 
 from aggregator.key_folder import current_descriptor
-from benchmarks.aggregator.broker import running_mosquitto
+from benchmarks.aggregator.broker import Broker, running_mosquitto
 from benchmarks.aggregator.fleet import (
     BenchDevice,
     enrol_directly,
     make_bench_home,
     scatter_body,
 )
+from benchmarks.aggregator.latency import delayed
 from benchmarks.aggregator.load import Load
 
 __all__ = ["Served", "serving"]
 
+_NEVER = 2**40
+
 
 @dataclass(frozen=True)
 class Served:
-    """``pid`` is the aggregator's, ``port`` the broker's."""
+    """``pid`` is the aggregator's. ``idler`` is enrolled, and no round selects it."""
 
-    port: int
+    broker: Broker
     pid: int
     fleet: list[BenchDevice]
+    idler: BenchDevice
     load: Load
 
 
 @contextmanager
-def serving(devices: int, folder: Path, stop_seconds: float = 20) -> Iterator[Served]:
+def serving(
+    devices: int,
+    folder: Path,
+    stop_seconds: float = 20,
+    *,
+    settings: str = "recommended",
+    guarded: bool = False,
+    rtt_ms: float = 0.0,
+) -> Iterator[Served]:
     """The aggregator has connected, the devices have not opened their sessions yet.
 
     The aggregator has ``stop_seconds`` to end after SIGTERM. What escapes from inside carries
-    the end of the aggregator's log.
+    the end of the aggregator's log. ``settings``, ``guarded``: the broker's, see
+    :func:`running_mosquitto`. ``rtt_ms``: between the aggregator and the broker.
     """
     rng = np.random.default_rng(4)
-    with running_mosquitto(folder) as port:
+    with (
+        running_mosquitto(folder, settings, guarded=guarded) as broker,
+        delayed(broker.port, rtt_ms) as port,
+    ):
         lines = f"quorum = {devices}\ndeadline_seconds = 600.0"
-        home = make_bench_home(folder / "home", f"mqtt://127.0.0.1:{port}", lines)
+        home = make_bench_home(folder / "home", broker.url(port), lines)
         store = home.open_store()
         fleet = enrol_directly(store, devices, rng)
+        (idler,) = enrol_directly(store, 1, rng, first_round=_NEVER)
         descriptor = current_descriptor(store)
         store.database.close()
         command = [sys.executable, "-m", "aggregator.cli", "serve", "--home", str(home.folder)]
@@ -56,9 +73,10 @@ def serving(devices: int, folder: Path, stop_seconds: float = 20) -> Iterator[Se
         with log.open("wb") as file:
             process = subprocess.Popen(command, stdout=file, stderr=file)
         try:
-            load = Load(port, fleet, [scatter_body(rng) for _ in range(64)], descriptor)
+            bodies = [scatter_body(rng) for _ in range(64)]
+            load = Load(broker.port, fleet, bodies, descriptor, rng, broker.account("devices"))
             _await_connection(log)
-            yield Served(port, process.pid, fleet, load)
+            yield Served(broker, process.pid, fleet, idler, load)
             load.close()
         except Exception as error:
             error.add_note(f"serve's log: {log.read_text()[-2000:]}")

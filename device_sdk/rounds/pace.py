@@ -14,6 +14,10 @@ class Pace:
 
     Attributes:
         answer_seconds: an open or an update without an answer for so long is sent again.
+        repeat_seconds: an update that fits one message is sent again for the first time after this
+            and up to half as much more: a broker that is flooded drops messages that it
+            acknowledged. At most once, so that a slow way costs one message more; never for an
+            update in parts, which may still be on its way out.
         fetch_seconds: chunks that did not come for so long are asked for again.
         reopen_seconds: a new session because of a new presence, an unknown key epoch or silence is
             opened after a random wait of up to this, so that a fleet does not come at once.
@@ -24,6 +28,7 @@ class Pace:
     """
 
     answer_seconds: float = 10.0
+    repeat_seconds: float = 2.0
     fetch_seconds: float = 15.0
     reopen_seconds: float = 10.0
     most_seconds: float = 600.0

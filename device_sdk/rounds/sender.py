@@ -27,6 +27,8 @@ class _Waiting:
     backoff: Backoff
     next_seconds: float
     unanswered: int = 0
+    repeated: bool = False
+    """Whether the early repetition was made: one for each update and connection."""
 
 
 class Sender:
@@ -93,6 +95,7 @@ class Sender:
         if value:
             for waiting in self._waiting.values():
                 waiting.backoff.reset()
+                waiting.repeated = False
             self._hurry()
 
     def session_opened(self) -> None:
@@ -125,17 +128,23 @@ class Sender:
                 self._sessions.reopen()
                 waiting.next_seconds = math.inf
                 continue
-            self._send(self._rows[digest])
+            in_parts = self._send(self._rows[digest])
             waiting.unanswered += 1
-            # Never sooner than a receipt can be expected; longer waits have full jitter.
-            wait = max(self._pace.answer_seconds, waiting.backoff.next_seconds())
-            waiting.next_seconds = now + wait
+            waiting.next_seconds = now + self._wait_seconds(waiting, in_parts)
 
     def next_seconds(self) -> float:
         """The monotonic time at which :meth:`tick` has something to do; infinite for never."""
         if not self._can_send():
             return math.inf
         return min((each.next_seconds for each in self._waiting.values()), default=math.inf)
+
+    def _wait_seconds(self, waiting: _Waiting, in_parts: bool) -> float:
+        if not waiting.repeated and not in_parts:
+            waiting.repeated = True
+            soon = self._pace.repeat_seconds * self._rng.uniform(1.0, 1.5)
+            return float(min(soon, self._pace.answer_seconds))
+        # Never sooner than a receipt can be expected; longer waits have full jitter.
+        return max(self._pace.answer_seconds, waiting.backoff.next_seconds())
 
     def _hurry(self) -> None:
         for waiting in self._waiting.values():
@@ -146,7 +155,8 @@ class Sender:
     def _can_send(self) -> bool:
         return self._connected and self._sessions.is_open
 
-    def _send(self, row: OutboxRow) -> None:
+    def _send(self, row: OutboxRow) -> bool:
+        """Whether it goes in parts."""
         payload = write_update(row.identity(self._device_id), row.body)
         try:
             if len(payload) <= PART_BYTES:
@@ -157,7 +167,8 @@ class Sender:
                     for fragment, part in split(payload, os.urandom(8))
                 ]
         except WireError:
-            return  # the session has just run out: the keeper opens another, the update waits
+            return True  # the session has just run out: the keeper opens another, the update waits
         for envelope in envelopes:
             self.sent_bytes += len(envelope)
             self._actions.publish(self._up, envelope)
+        return len(envelopes) > 1

@@ -58,10 +58,16 @@ class TokenBucket:
 
     def take(self) -> None:
         """Take one token. Raises ``WireError("too-many")`` when there is none."""
+        if not self.allows():
+            raise WireError("too-many", "more attempts than the limit allows; try again later")
+
+    def allows(self) -> bool:
+        """Take one token; whether there was one."""
         self._fill()
         if self._level < 1:
-            raise WireError("too-many", "more attempts than the limit allows; try again later")
+            return False
         self._level -= 1
+        return True
 
     def is_empty(self) -> bool:
         """Whether :meth:`take` would refuse."""
@@ -84,8 +90,9 @@ class TokenBucket:
 class TokenBuckets:
     """One bucket for each key (a device id, a token id); full ones are forgotten.
 
-    Ask only with keys whose HMAC was right: then there are at most as many buckets as devices and
-    codes, and nobody can take another's tokens.
+    Ask only with keys that were given out: then there are at most as many buckets as devices and
+    codes. After an HMAC that was right nobody can take another's tokens; before it, whoever can
+    write to the same topic can.
     """
 
     _SWEEP_EVERY = 1024
@@ -103,12 +110,19 @@ class TokenBuckets:
 
     def take(self, key: bytes) -> None:
         """Take one token of ``key``'s bucket. Raises ``WireError("too-many")``."""
+        self._bucket(key).take()
+
+    def allows(self, key: bytes) -> bool:
+        """Take one token of ``key``'s bucket; whether there was one."""
+        return self._bucket(key).allows()
+
+    def _bucket(self, key: bytes) -> TokenBucket:
         bucket = self._buckets.get(key)
         if bucket is None:
             self._make_room()
             bucket = TokenBucket(self._capacity, self._refill_per_second, self._clock)
             self._buckets[key] = bucket
-        bucket.take()
+        return bucket
 
     def is_empty(self, key: bytes) -> bool:
         """Whether :meth:`take` would refuse this key. Makes no bucket."""

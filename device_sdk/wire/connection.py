@@ -31,6 +31,7 @@ from device_sdk.wire.buffered_client import BufferedClient
 from device_sdk.wire.link_events import Message, ServerLimits
 from device_sdk.wire.link_settings import LinkSettings
 from device_sdk.wire.mqtt_version import MqttVersion
+from device_sdk.wire.packet_cutter import Admits
 
 _FAILURE = 128
 _UNSUPPORTED_VERSION = 132
@@ -67,12 +68,14 @@ class Connection:
         client_id: str,
         sink: Sink,
         clock: Callable[[], float],
+        admits: Admits | None = None,
     ) -> None:
         self._url = url
         self._settings = settings
         self._version = version
         self._sink = sink
         self._clock = clock
+        self._admits = admits
         self._socket: Any = None
         self.limits: ServerLimits | None = None
         """Set by the broker's acceptance."""
@@ -164,6 +167,8 @@ class Connection:
             clean_session=None if five else True,
             protocol=MQTTProtocolVersion.MQTTv5 if five else MQTTProtocolVersion.MQTTv311,
             reconnect_on_failure=False,
+            read_bytes=self._settings.read_bytes,
+            admits=self._admits,
         )
         client.connect_timeout = self._settings.connect_timeout_seconds
         # The link bounds what is in flight; paho's own window would only add a hidden queue.
@@ -183,7 +188,7 @@ class Connection:
 
     def _step(self, timeout_seconds: float, wake: socket.socket, read: bool) -> None:
         sock = self._socket
-        # Bytes that were read ahead, or that TLS has already decrypted, do not show in select.
+        # What was read ahead, or TLS has already decrypted, does not show in select.
         buffered = read and (
             self._client.has_read_ahead or (isinstance(sock, ssl.SSLSocket) and sock.pending() > 0)
         )
@@ -194,8 +199,6 @@ class Connection:
         poll.register(wake, select.POLLIN)
         poll.register(sock, interest)
         ready = dict(poll.poll(0 if buffered else max(0.0, timeout_seconds) * 1000))
-        if wake.fileno() in ready:
-            _drain(wake)
         state = ready.get(sock.fileno(), 0)
         if state & ~select.POLLOUT or buffered:
             if state & select.POLLIN or buffered:
@@ -277,13 +280,6 @@ class Connection:
 
 def _leave_writing_to_the_loop(client: Client, userdata: object, sock: object) -> None:
     return None
-
-
-def _drain(wake: socket.socket) -> None:
-    try:
-        wake.recv(4096)
-    except BlockingIOError:
-        return
 
 
 def _detail(code: ReasonCode, properties: Properties | None) -> str:

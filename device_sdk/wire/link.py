@@ -11,6 +11,7 @@ from device_sdk.wire.broker_url import BrokerUrl, TlsFiles, parse_broker_url
 from device_sdk.wire.link_events import Delivery, Event, ServerLimits
 from device_sdk.wire.link_loop import LinkLoop
 from device_sdk.wire.link_settings import LinkSettings
+from device_sdk.wire.packet_cutter import Admits
 from device_sdk.wire.send_queue import LinkError
 
 __all__ = ["Link", "LinkError"]
@@ -26,6 +27,9 @@ class Link:
         tls: files for ``mqtts://``; the system's authorities when None.
         client_id: a random one when None.
         settings: limits and times.
+        admits: asked on the link's thread for the topic of each publication that arrives, before
+            anything is done with it; what it refuses is acknowledged and dropped. None: all.
+        on_event: called on the link's thread after each event; for whoever waits elsewhere.
 
     Sessions are clean: subscriptions are made anew at each connection, and nothing is expected of
     the broker's queues. All public methods may be called from any thread; ``events`` from one at a
@@ -42,6 +46,8 @@ class Link:
         tls: TlsFiles | None = None,
         client_id: str | None = None,
         settings: LinkSettings | None = None,
+        admits: Admits | None = None,
+        on_event: Callable[[], None] | None = None,
     ) -> None:
         parsed = parse_broker_url(url) if isinstance(url, str) else url
         if tls is not None and not parsed.tls:
@@ -56,6 +62,8 @@ class Link:
             self.client_id,
             rng=rng,
             clock=clock,
+            admits=admits,
+            on_event=on_event,
         )
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -96,8 +104,9 @@ class Link:
     def publish(
         self, topic: str, payload: bytes, *, retain: bool = False, qos: int = 1
     ) -> Delivery:
-        """Queue a publication; it is sent in order, now or once there is a connection.
+        """Queue a publication; it is sent now or once there is a connection.
 
+        Those of one QoS leave in order. At QoS 0 none waits for the broker's acknowledgements.
         A broker's acknowledgement says nothing about the other end. Raises :class:`LinkError`
         (``queue-full``, ``too-large``, ``stopped``), and ValueError for a topic that cannot be
         published to or a QoS other than 0 and 1.
@@ -131,3 +140,11 @@ class Link:
     def events(self, *, most: int = 256, timeout_seconds: float | None = None) -> list[Event]:
         """Up to ``most`` events in order, waiting for the first (None: for ever)."""
         return self._loop.events.take(most, timeout_seconds)
+
+    def crowded(self, topic: str) -> bool:
+        """Whether half of the messages that fit wait to be taken, several of them ``topic``'s."""
+        return self._loop.events.crowded(topic)
+
+    def nudge(self) -> None:
+        """Let :meth:`events`, where it waits, return with what there is."""
+        self._loop.events.nudge()

@@ -7,6 +7,7 @@ import ssl
 import threading
 from collections.abc import Callable
 from functools import partial
+from typing import TypeAlias
 
 import numpy as np
 
@@ -30,12 +31,15 @@ from device_sdk.wire.link_events import (
 )
 from device_sdk.wire.link_settings import LinkSettings
 from device_sdk.wire.mqtt_version import VersionChoice
+from device_sdk.wire.packet_cutter import Admits
 from device_sdk.wire.send_queue import SendQueue, refusal
 from device_sdk.wire.subscriptions import Subscriptions
 from device_sdk.wire.wake_up import WakeUp
 
 __all__ = ["LinkLoop"]
 
+_Open: TypeAlias = dict[int, tuple[Delivery, float]]
+"""By packet id: what was handed over, and when."""
 _FAILURE = 128
 _VERSION_FAILURES = ("no-connack", "version", "timeout", "protocol")
 
@@ -46,6 +50,7 @@ class LinkLoop:
     ``queue``, ``subscriptions``, ``events`` and ``waker`` are safe between threads, ``limits`` may
     be read from any (None without a connection), and ``done`` tells of publications' fates. All
     else belongs to the thread that calls :meth:`run`. ``rng`` draws the back-off's jitter.
+    ``admits`` and ``on_event``: see :class:`~device_sdk.wire.link.Link`.
     """
 
     def __init__(
@@ -57,12 +62,15 @@ class LinkLoop:
         *,
         rng: np.random.Generator,
         clock: Callable[[], float],
+        admits: Admits | None = None,
+        on_event: Callable[[], None] | None = None,
     ) -> None:
         self._url = url
         self._tls = tls
         self._settings = settings
         self._client_id = client_id
         self._clock = clock
+        self._admits = admits
         make_backoff = partial(
             Backoff,
             rng,
@@ -81,10 +89,12 @@ class LinkLoop:
             most_messages=settings.event_queue_messages,
             most_bytes=settings.event_queue_bytes,
             on_room=self.wake,
+            on_event=on_event,
         )
         self.limits: ServerLimits | None = None
         self._versions = VersionChoice()
-        self._in_flight: dict[int, tuple[Delivery, float]] = {}
+        # By QoS. What needs no acknowledgement only waits until it is written.
+        self._in_flight: tuple[_Open, _Open] = ({}, {})
         self._asked: dict[int, tuple[str, float]] = {}
         self._never_accepted = True
         self._paused_seconds = -math.inf
@@ -121,7 +131,7 @@ class LinkLoop:
 
     def acknowledged(self, mid: int, code: int, detail: str) -> None:
         """The broker answered a publication."""
-        entry = self._in_flight.pop(mid, None)
+        entry = self._in_flight[0].pop(mid, None) or self._in_flight[1].pop(mid, None)
         if entry is None:
             return
         if code < _FAILURE:
@@ -171,6 +181,7 @@ class LinkLoop:
             self._client_id,
             self,
             self._clock,
+            self._admits,
         )
         opened_seconds = self._clock()
         try:
@@ -183,8 +194,9 @@ class LinkLoop:
         finally:
             self.limits = None
             self.subscriptions.disconnected()
-            lost = [delivery for delivery, _ in self._in_flight.values()]
-            self._in_flight.clear()
+            lost = [delivery for each in self._in_flight for delivery, _ in each.values()]
+            for each in self._in_flight:
+                each.clear()
             self._asked.clear()
             settle(lost, Outcome.LOST, "the connection ended before the acknowledgement")
         if self._clock() - opened_seconds >= self._settings.settled_seconds:
@@ -195,6 +207,7 @@ class LinkLoop:
 
     def _turn(self, connection: Connection, opened_seconds: float) -> None:
         """One wait for the socket and all the work that it brought."""
+        self.waker.rearm()  # first: whatever happens from here on must end the wait below
         now = self._clock()
         paused = self.events.paused
         if paused:
@@ -216,6 +229,8 @@ class LinkLoop:
         until = min(deadline, ping if ping > now else now + 1.0, self.subscriptions.next_seconds())
         if self._stopping:
             until = min(until, self._flush_until_seconds)
+        if self.limits is not None and self._can_write_more():
+            until = now
         connection.step(until - now, self.waker.socket, read=not paused)
 
     def _accept(self, connection: Connection, limits: ServerLimits) -> None:
@@ -228,14 +243,20 @@ class LinkLoop:
             self._ask(connection, topic_filter, qos)
 
     def _send(self, connection: Connection, limits: ServerLimits, now: float) -> None:
-        self.waker.rearm()
         for topic_filter, qos in self.subscriptions.take_changes(now):
             if qos is None:
                 connection.unsubscribe(topic_filter)
             else:
                 self._ask(connection, topic_filter, qos)
-        room = min(self._settings.in_flight, limits.receive_maximum) - len(self._in_flight)
-        batch = self.queue.take(room)
+        # The broker's receive maximum holds for what it acknowledges, and for nothing else.
+        windows = (self._settings.in_flight, min(self._settings.in_flight, limits.receive_maximum))
+        for qos, window in enumerate(windows):
+            room = window - len(self._in_flight[qos])
+            self._send_batch(connection, limits, self.queue.take(qos, room), now)
+
+    def _send_batch(
+        self, connection: Connection, limits: ServerLimits, batch: list[Delivery], now: float
+    ) -> None:
         for index, delivery in enumerate(batch):
             why = refusal(delivery, limits)
             if why is not None:
@@ -248,7 +269,11 @@ class LinkLoop:
             except Exception:
                 settle(batch[index:], Outcome.LOST, "the connection failed while sending")
                 raise
-            self._in_flight[mid] = (delivery, now)
+            self._in_flight[delivery.qos][mid] = (delivery, now)
+
+    def _can_write_more(self) -> bool:
+        # No acknowledgement will come to say that there is room again.
+        return self.queue.waiting(0) > 0 and len(self._in_flight[0]) < self._settings.in_flight
 
     def _ask(self, connection: Connection, topic_filter: str, qos: int) -> None:
         self._asked[connection.subscribe(topic_filter, qos)] = (topic_filter, self._clock())
@@ -276,10 +301,9 @@ class LinkLoop:
         )
 
     def _owed(self) -> list[float]:
-        # Both are in the order of asking: the first entry is the oldest.
-        oldest = [
-            next(iter(waiting.values()))[1] for waiting in (self._in_flight, self._asked) if waiting
-        ]
+        # Each is in the order of asking: the first entry is the oldest.
+        kinds = (*self._in_flight, self._asked)
+        oldest = [next(iter(waiting.values()))[1] for waiting in kinds if waiting]
         return [max(since, self._paused_seconds) + self._settings.stall_seconds for since in oldest]
 
     def _keepalive_seconds(self, connection: Connection) -> float:
@@ -289,7 +313,7 @@ class LinkLoop:
     def _flushed(self, now: float) -> bool:
         if now >= self._flush_until_seconds or self.limits is None:
             return True
-        return not len(self.queue) and not self._in_flight
+        return not len(self.queue) and not any(self._in_flight)
 
     def _report(self, end: End, retry_seconds: float) -> None:
         if end.reason == "refused" and end.code is not None:
@@ -301,7 +325,7 @@ class LinkLoop:
         """After the loop, or in place of one that never ran: drop what is queued, say so."""
         self._stopping = True
         self.queue.close()
-        waiting = self.queue.take(len(self.queue))
+        waiting = [each for qos in (0, 1) for each in self.queue.take(qos, len(self.queue))]
         settle(waiting, Outcome.DROPPED, "the link was stopped")
         self.events.put(Stopped())
         self.waker.close()

@@ -28,6 +28,8 @@ class LinkSettings:
     send_queue_bytes: int = 16 << 20
     event_queue_messages: int = 4096
     event_queue_bytes: int = 32 << 20
+    read_bytes: int = 65_536
+    """The most that is taken from the socket before what waits to be sent is looked at again."""
     receive_maximum: int = 256
     """Told to a broker that speaks MQTT 5: unacknowledged publications to us."""
     maximum_packet_bytes: int = 128 << 10
@@ -47,6 +49,7 @@ class LinkSettings:
             "send_queue_bytes",
             "event_queue_messages",
             "event_queue_bytes",
+            "read_bytes",
         ):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; expected more than 0")

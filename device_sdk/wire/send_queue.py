@@ -25,7 +25,7 @@ class SendQueue:
         self._most_messages = most_messages
         self._most_bytes = most_bytes
         self._lock = threading.Lock()
-        self._waiting: deque[Delivery] = deque()
+        self._waiting: tuple[deque[Delivery], deque[Delivery]] = (deque(), deque())  # by QoS
         self._bytes = 0
         self._closed = False
 
@@ -37,21 +37,24 @@ class SendQueue:
             if self._closed:
                 raise LinkError("stopped", "the link was stopped")
             if (
-                len(self._waiting) >= self._most_messages
+                len(self) >= self._most_messages
                 or self._bytes + len(delivery.payload) > self._most_bytes
             ):
-                raise LinkError(
-                    "queue-full", f"{len(self._waiting)} publications are waiting already"
-                )
-            self._waiting.append(delivery)
+                raise LinkError("queue-full", f"{len(self)} publications are waiting already")
+            self._waiting[delivery.qos].append(delivery)
             self._bytes += len(delivery.payload)
 
-    def take(self, most: int) -> list[Delivery]:
-        """The oldest, at most ``most`` of them."""
+    def take(self, qos: int, most: int) -> list[Delivery]:
+        """The oldest of this QoS, at most ``most`` of them."""
         with self._lock:
-            taken = [self._waiting.popleft() for _ in range(min(most, len(self._waiting)))]
+            waiting = self._waiting[qos]
+            taken = [waiting.popleft() for _ in range(min(most, len(waiting)))]
             self._bytes -= sum(len(delivery.payload) for delivery in taken)
         return taken
+
+    def waiting(self, qos: int) -> int:
+        """How many of this QoS wait."""
+        return len(self._waiting[qos])
 
     def close(self) -> None:
         """Take no more."""
@@ -59,7 +62,7 @@ class SendQueue:
             self._closed = True
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return sum(map(len, self._waiting))
 
 
 def packet_bytes(delivery: Delivery) -> int:

@@ -16,6 +16,7 @@ __all__ = [
     "EnrolRequestTopic",
     "ManifestTopic",
     "PresenceTopic",
+    "ProbeTopic",
     "Topic",
     "Topics",
     "UpTopic",
@@ -56,6 +57,11 @@ class PresenceTopic:
 
 
 @dataclass(frozen=True, slots=True)
+class ProbeTopic:
+    """From the aggregator to itself, to see whether the broker delivers."""
+
+
+@dataclass(frozen=True, slots=True)
 class ManifestTopic:
     """The retained manifest of a task for a cohort."""
 
@@ -88,6 +94,7 @@ Topic = (
     | DownTopic
     | DescriptorTopic
     | PresenceTopic
+    | ProbeTopic
     | ManifestTopic
     | ChunkTopic
     | EnrolRequestTopic
@@ -142,6 +149,8 @@ class Topics:
                     return DescriptorTopic()
                 case ["all", "presence"]:
                     return PresenceTopic()
+                case ["all", "probe"]:
+                    return ProbeTopic()
                 case ["all", "manifest", task, cohort] if _is_name(task) and _is_name(cohort):
                     return ManifestTopic(task, cohort)
                 case ["all", "chunk", content, index] if _CONTENT.fullmatch(content):
@@ -165,6 +174,8 @@ def _tail(topic: Topic) -> str:
             return "all/descriptor"
         case PresenceTopic():
             return "all/presence"
+        case ProbeTopic():
+            return "all/probe"
         case ManifestTopic(task, cohort):
             require_name("task", task)
             require_name("cohort", cohort)

@@ -11,12 +11,13 @@ class WakeUp:
     """A pair of sockets: any thread writes a byte, the waiting one sees it beside its own socket.
 
     One byte is enough until the waiting thread has said, by :meth:`rearm`, that it looks at
-    everything anew.
+    everything anew. The byte stays where it is until then: what came before is looked at, and what
+    comes after writes another, so between the two nothing can be missed.
     """
 
     def __init__(self) -> None:
         self.socket, self._write = socket.socketpair()
-        """To wait for, and to read from, on the waiting thread only."""
+        """To wait for, on the waiting thread only; :meth:`rearm` reads it."""
         self.socket.setblocking(False)
         self._write.setblocking(False)
         self._lock = threading.Lock()
@@ -28,15 +29,21 @@ class WakeUp:
             if self._awake and not again:
                 return
             self._awake = True
-        try:
-            self._write.send(b"w")
-        except (BlockingIOError, OSError):
-            return  # the buffer is full of wake-ups, or the sockets are closed
+            try:
+                self._write.send(b"w")
+            except OSError:
+                return  # the buffer is full of wake-ups, or the sockets are closed
 
     def rearm(self) -> None:
-        """Call before looking for work: what comes after it wakes the thread again."""
+        """Call before the first look at anything: what comes after it wakes the thread again."""
         with self._lock:
+            if not self._awake:
+                return
             self._awake = False
+            try:
+                self.socket.recv(4096)
+            except BlockingIOError:
+                return  # it was read while the thread slept
 
     def sleep(self, seconds: float, clock: Callable[[], float], until: Callable[[], bool]) -> None:
         """Sleep on the waiting thread; ``until`` ends it early, asked after each wake-up."""

@@ -59,7 +59,7 @@ def running_broker(folder: Path, executable: str | None) -> Iterator[RunningBrok
     settings = folder / "mosquitto.conf"
     settings.write_text(
         f"listener {port} 127.0.0.1\nallow_anonymous true\npersistence false\n"
-        "max_queued_messages 10000\n"
+        "max_queued_messages 10000\nmax_inflight_messages 1000\n"
         # Started by root it would become another user, who may not read this folder.
         + ("user root\n" if hasattr(os, "geteuid") and os.geteuid() == 0 else "")
     )

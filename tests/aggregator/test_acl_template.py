@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from device_sdk.wire.link_events import Message, Subscribed
+from device_sdk.wire.link import Link
+from device_sdk.wire.link_events import Message, Outcome, Subscribed
 from device_sdk.wire.messages import Verdict
-from device_sdk.wire.topics import DownTopic, UpTopic
+from device_sdk.wire.topics import DownTopic, ManifestTopic, UpTopic
 from tests.aggregator.client import ScriptedDevice
 from tests.aggregator.homes import invite, make_home, serving
 from tests.brokers.fixtures import MakeMosquitto
 from tests.brokers.links import MakeLink, await_event
-from tests.brokers.mosquitto import password_file
+from tests.brokers.mosquitto import RECOMMENDED, password_file
 
 TEMPLATE = Path(__file__).parents[2] / "aggregator" / "acl.template"
 
@@ -24,7 +27,7 @@ def test_devices_reach_their_own_topics_only(
     users = {"tessera-aggregator": "server", "fleet": "devices"}
     passwords = password_file(tmp_path / "passwords", users)
     broker = make_mosquitto(
-        "allow_anonymous false", f"password_file {passwords}", f"acl_file {TEMPLATE}"
+        "allow_anonymous false", f"password_file {passwords}", f"acl_file {TEMPLATE}", *RECOMMENDED
     )
     address = broker.url.removeprefix("mqtt://")
     home = make_home(tmp_path, f"mqtt://tessera-aggregator:server@{address}", "quorum = 2")
@@ -50,6 +53,51 @@ def test_devices_reach_their_own_topics_only(
             assert seen < 400
             # The receipt went to bert alone, although somebody else subscribed to it too.
             assert not [e for e in stranger.events(timeout_seconds=0.3) if isinstance(e, Message)]
+
+
+def test_whoever_comes_without_a_user_may_enrol_and_no_more(
+    make_mosquitto: MakeMosquitto, make_link: MakeLink, tmp_path: Path
+) -> None:
+    passwords = password_file(tmp_path / "passwords", {"tessera-aggregator": "server"})
+    broker = make_mosquitto(
+        "allow_anonymous true", f"password_file {passwords}", f"acl_file {TEMPLATE}", *RECOMMENDED
+    )
+    address = broker.url.removeprefix("mqtt://")
+    home = make_home(tmp_path, f"mqtt://tessera-aggregator:server@{address}")
+    (code,) = invite(home, 1)
+    with serving(home) as served, ScriptedDevice(broker.url, code) as anna:
+        anna.enrol()
+        before = served.service.bytes_received
+        topics, handle = anna.topics, anna.require_grant().handle
+        kept = [
+            topics.write(ManifestTopic("default", "all")),
+            topics.chunk_filter(served.parts.keys.current().descriptor.signing),
+        ]
+        # With the client id that would be right.
+        link = Link(
+            broker.url, rng=np.random.default_rng(1), clock=time.monotonic, client_id=handle.hex()
+        )
+        for topic_filter in (*kept, topics.write(DownTopic(handle)), "tessera/all/presence"):
+            link.subscribe(topic_filter)
+        link.start()
+        try:
+            up = link.publish(topics.write(UpTopic(0, handle)), b"\x01\x05 an open")
+            assert up.wait(5) is Outcome.REFUSED
+            answer = link.publish(topics.write(DownTopic(handle)), b"\x01\x06 a reply")
+            assert answer.wait(5) is Outcome.REFUSED
+            messages = [e for e in link.events(timeout_seconds=1) if isinstance(e, Message)]
+            messages += [e for e in link.events(timeout_seconds=1) if isinstance(e, Message)]
+            assert {message.topic for message in messages} <= {"tessera/all/presence"}
+        finally:
+            assert link.stop()
+        assert served.service.bytes_received == before
+
+
+def test_each_mosquitto_conf_of_the_docs_has_the_recommended_settings() -> None:
+    text = (TEMPLATE.parents[1] / "docs" / "aggregator.md").read_text().splitlines()
+    listeners = sum(line.startswith("listener ") for line in text)
+    assert listeners >= 2
+    assert [text.count(line) for line in RECOMMENDED] == [listeners] * len(RECOMMENDED)
 
 
 @pytest.mark.parametrize("line", ["topic", "pattern"])

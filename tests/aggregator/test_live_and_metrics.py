@@ -61,6 +61,8 @@ def test_the_live_view_shows_rounds_devices_and_refusals() -> None:
     assert "no connection" in shown(Snapshot(**{**fields(SEEN), "connected": False}))
     deaf = Snapshot(**{**fields(SEEN), "refused_subscriptions": ("tessera/up/0/+",)})
     assert "refuses the subscription to tessera/up/0/+" in shown(deaf)
+    lossy = Snapshot(**{**fields(SEEN), "broker_losses": 2})
+    assert "max_queued_messages" in shown(lossy) and "max_queued_messages" not in shown(SEEN)
     held = RoundRow(7, 1, 5, NOW, NOW, bytes(32), 1, 48, 20, held="quarantine")
     assert "held: quarantine" in shown(Snapshot(**{**fields(SEEN), "current": held}))
     assert "waiting for devices" in shown(Snapshot(**{**fields(SEEN), "current": None}))
@@ -93,5 +95,6 @@ def test_metrics_are_served_on_the_loopback_interface() -> None:
     assert body == format_metrics(SEEN)
     lines = body.splitlines()
     assert 'tessera_refused_total{reason="late"} 2' in lines
+    assert "tessera_broker_losses_total 0" in lines
     assert 'tessera_round_updates_by_k{k="64"} 8' in lines
     assert all(line.startswith(("#", "tessera_")) for line in lines)

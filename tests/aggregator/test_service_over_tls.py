@@ -19,7 +19,7 @@ from aggregator.home import Home
 from tests.aggregator.homes import ServeProcess
 from tests.brokers.authority import Authority
 from tests.brokers.fixtures import MakeMosquitto
-from tests.brokers.mosquitto import Mosquitto, password_file
+from tests.brokers.mosquitto import RECOMMENDED, Mosquitto, password_file
 
 TEMPLATE = Path(__file__).parents[2] / "aggregator" / "acl.template"
 PATIENCE_SECONDS = 40.0
@@ -59,6 +59,7 @@ class Fleet:
             "allow_anonymous false",
             f"password_file {passwords}",
             f"acl_file {TEMPLATE}",
+            *RECOMMENDED,
         )
         self.url = f"mqtts://127.0.0.1:{self.broker.port}"
         self.home = Home(folder / "fleet")

@@ -27,7 +27,7 @@ from tests.brokers.subscription_rules import SubscriptionRules
 
 ROUND = "quorum = 1\ndeadline_seconds = 60.0"
 UPDATES, ENROLMENTS = "tessera/up/0/+", "tessera/enrol/request"
-PRESENCE = "tessera/all/presence"
+PRESENCE, PROBES = "tessera/all/presence", "tessera/all/probe"
 NOT_AUTHORISED = 0x87
 
 
@@ -84,7 +84,7 @@ def test_what_was_granted_once_is_asked_for_for_ever(tmp_path: Path) -> None:
     with ScriptedBroker(grants={UPDATES: [1, NOT_AUTHORISED]}) as broker:
         home = make_home(tmp_path, broker.url, ROUND)
         with serving(home, link_settings=QUICK) as served:
-            wait_until(lambda: broker.asked == [PRESENCE, UPDATES, ENROLMENTS])
+            wait_until(lambda: sorted(broker.asked) == [PRESENCE, PROBES, ENROLMENTS, UPDATES])
             broker.cut()
             wait_until(lambda: broker.asked.count(UPDATES) >= 8)
             wait_until(lambda: refused(served) == (UPDATES,))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass
 
 from device_sdk.wire.link_events import (
@@ -79,7 +79,9 @@ class SimulatedBroker:
 
 
 class StandInLink:
-    """What the service needs of a link, on a simulated broker. Never waits."""
+    """What the service needs of its links, on a simulated broker. Never waits."""
+
+    lost = 0
 
     def __init__(self, broker: SimulatedBroker, filters: tuple[str, ...]) -> None:
         self._broker = broker
@@ -109,13 +111,19 @@ class StandInLink:
         """See :class:`~device_sdk.wire.link.Link`."""
         return [self._events.popleft() for _ in range(min(most, len(self._events)))]
 
-    def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> Delivery:
+    def publish(
+        self, topic: str, payload: bytes, *, retain: bool = False, qos: int = 1
+    ) -> Delivery:
         """See :class:`~device_sdk.wire.link.Link`; acknowledged at once."""
         if self.connected:
             self._broker.publish(topic, payload, retain=retain)
-        delivery = Delivery(topic, payload, 1, retain, self._done)
+        delivery = Delivery(topic, payload, qos, retain, self._done)
         delivery.outcome = Outcome.ACKNOWLEDGED
         return delivery
+
+    def take_refused(self) -> Counter[bytes]:
+        """See :class:`~aggregator.broker_links.BrokerLinks`."""
+        return Counter()
 
     def stop(self, *, flush_seconds: float = 0.0, timeout_seconds: float = 5.0) -> bool:
         """See :class:`~device_sdk.wire.link.Link`."""

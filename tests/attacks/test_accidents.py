@@ -72,7 +72,9 @@ def test_a_broker_that_drops_only_receipts(make_stage: MakeStage) -> None:
     assert max(more) < 1.2 * 8 * (10 + 2000.0 / (_BRISK.most_seconds / 2))
     stage.drop = lambda parcel: False
     stage.run_until(lambda: all(d.home.rounds.outbox_size()[0] <= 1 for d in stage.devices))
-    assert all(stage.verdict(place, n) == "counted" for place in range(3) for n in range(1, 9))
+    told = [(place, number) for place in range(3) for number in range(1, 9)]
+    stage.run_until(lambda: all(stage.verdict(*each) is not None for each in told))
+    assert all(stage.verdict(*each) == "counted" for each in told)
     _next_version(stage)
 
 

@@ -11,6 +11,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+RECOMMENDED = ("max_queued_messages 10000", "max_inflight_messages 1000")
+"""What docs/aggregator.md asks for."""
 EXECUTABLE = shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin:/usr/bin:/usr/local/bin")
 
 

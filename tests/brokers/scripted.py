@@ -15,8 +15,8 @@ class ScriptedBroker:
     """Answers each CONNECT with ``connack`` (MQTT 5) and ``after``, and then does as a broker does.
 
     SUBSCRIBEs (of one filter each) are answered with the reason codes of ``grants`` in turn, by
-    filter; the last one goes on for ever, and a filter that is not named is granted. Serves one
-    connection at a time.
+    filter; the last one goes on for ever, and a filter that is not named is granted. ``silent``:
+    no publication is acknowledged.
     """
 
     def __init__(
@@ -24,25 +24,30 @@ class ScriptedBroker:
         connack: bytes = b"\x20\x03\x00\x00\x00",
         after: bytes = b"",
         grants: dict[str, Sequence[int]] | None = None,
+        silent: bool = False,
     ) -> None:
         self._connack, self._after = connack, after
         self._grants = {name: list(codes) for name, codes in (grants or {}).items()}
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._listener.settimeout(0.05)
         self.url = f"mqtt://127.0.0.1:{self._listener.getsockname()[1]}"
+        self._silent = silent
+        self.published: list[tuple[str, bytes]] = []
+        """Topic and payload of each PUBLISH so far, of MQTT 5 without properties."""
         self.asked: list[str] = []
         """The filter of each SUBSCRIBE so far."""
         self._running = True
-        self._cut = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._cuts = 0
+        self._threads = [threading.Thread(target=self._run, daemon=True)]
 
     def __enter__(self) -> ScriptedBroker:
-        self._thread.start()
+        self._threads[0].start()
         return self
 
     def __exit__(self, *details: object) -> None:
         self._running = False
-        self._thread.join(5)
+        for thread in self._threads:
+            thread.join(5)
         self._listener.close()
 
     def grant(self, topic_filter: str) -> None:
@@ -50,8 +55,8 @@ class ScriptedBroker:
         self._grants[topic_filter] = [1]
 
     def cut(self) -> None:
-        """End the connection of the moment."""
-        self._cut.set()
+        """End the connections of the moment."""
+        self._cuts += 1
 
     def _run(self) -> None:
         while self._running:
@@ -59,18 +64,22 @@ class ScriptedBroker:
                 peer, _ = self._listener.accept()
             except TimeoutError:
                 continue
-            self._cut.clear()
-            with peer:
-                peer.settimeout(0.02)
-                try:
-                    self._serve(peer)
-                except OSError:
-                    continue
+            thread = threading.Thread(target=self._serve, args=(peer, self._cuts), daemon=True)
+            thread.start()
+            self._threads.append(thread)
 
-    def _serve(self, peer: socket.socket) -> None:
+    def _serve(self, peer: socket.socket, cuts: int) -> None:
+        with peer:
+            peer.settimeout(0.02)
+            try:
+                self._converse(peer, cuts)
+            except OSError:
+                return
+
+    def _converse(self, peer: socket.socket, cuts: int) -> None:
         incoming = packets.Packets()
         is_open = False
-        while self._running and not self._cut.is_set():
+        while self._running and self._cuts == cuts:
             try:
                 data = peer.recv(1 << 16)
             except TimeoutError:
@@ -83,10 +92,12 @@ class ScriptedBroker:
 
     def _answer(self, packet: bytes) -> bytes:
         match packets.kind(packet):
-            case packets.PUBLISH if packet[0] & 6:
+            case packets.PUBLISH:
                 body = _body(packet)
                 at = 2 + int.from_bytes(body[:2], "big")
-                return b"\x40\x02" + body[at : at + 2]
+                number = body[at : at + 2] if packet[0] & 6 else b""
+                self.published.append((body[2:at].decode(), body[at + len(number) + 1 :]))
+                return b"\x40\x02" + number if number and not self._silent else b""
             case packets.SUBSCRIBE:
                 body = _body(packet)
                 at = 3 + body[2]  # packet id, length of the properties, properties

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from tests.brokers.amqtt_broker import AMQTT_PROGRAM
-from tests.brokers.mosquitto import Mosquitto, free_port, wait_for_port
+from tests.brokers.mosquitto import RECOMMENDED, Mosquitto, free_port, wait_for_port
 
 __all__ = ["BROKERS", "Broker", "make_broker"]
 
@@ -72,7 +72,7 @@ class _Amqtt:
 
 def make_broker(name: str, folder: Path) -> Broker:
     """One of ``BROKERS``, not started yet. Raises ValueError for another name."""
-    quiet = ["allow_anonymous true", "log_type error", "max_queued_messages 10000"]
+    quiet = ["allow_anonymous true", "log_type error", *RECOMMENDED]
     match name:
         case "mosquitto":
             return _Mosquitto(folder, quiet)

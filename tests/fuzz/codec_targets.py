@@ -23,6 +23,7 @@ from device_sdk.wire.errors import WireError
 from device_sdk.wire.exchange import Broadcast, Update
 from device_sdk.wire.manifest import Manifest, read_manifest, write_manifest
 from device_sdk.wire.messages import read_receipt, read_update, write_receipt
+from device_sdk.wire.packet_cutter import PacketCutter
 from device_sdk.wire.soft_outputs import SoftForm, decode_soft_outputs, encode_soft_outputs
 from device_sdk.wire.sparse import decode_sparse
 from device_sdk.wire.task_messages import read_attachment, read_broadcast, write_broadcast
@@ -44,6 +45,29 @@ def vectors(name: str) -> dict[str, Any]:
     """A file of test vectors."""
     loaded: dict[str, Any] = json.loads((_VECTORS / f"{name}.json").read_text())
     return loaded
+
+
+def _packets(data: bytes) -> None:
+    head, stream = (data[:3] + bytes(3))[:3], data[3:]
+    most, size, odd = head[0] % 8 + 1, head[1] + 1, head[2] & 1
+    everything, some = PacketCutter(), PacketCutter(lambda topic: len(topic) % 2 == odd)
+    passed, selected, answers = b"", b"", b""
+    for start in range(0, len(stream), size):
+        everything.add(stream[start : start + size])
+        some.add(stream[start : start + size])
+        passed += _all_of(everything, most)[0]
+        ready, due = _all_of(some, most)
+        selected, answers = selected + ready, answers + due
+    assert stream.startswith(passed), "what is passed on is not what came"
+    assert len(selected) <= len(passed) and len(answers) <= len(passed) - len(selected)
+
+
+def _all_of(cutter: PacketCutter, most: int) -> tuple[bytes, bytes]:
+    ready, answers = cutter.cut(most)
+    while cutter.more:
+        found, due = cutter.cut(most)
+        ready, answers = ready + found, answers + due
+    return ready, answers
 
 
 def _cbor(data: bytes) -> None:
@@ -200,6 +224,16 @@ def _bodies() -> Sequence[bytes]:
 
 _WIRE = (WireError,)
 CODEC_TARGETS = (
+    Target(
+        "packets",
+        _packets,
+        lambda: [
+            b"\x02\x10\x01" + b"\x20\x02\x00\x00" + b"\x30\x05\x00\x02upx" * 3,
+            b"\x00\xff\x00" + b"\x32\x07\x00\x02up\x00\x09x\x40\x02\x00\x09\xd0\x00",
+            b"\x07\x80\x00" + b"\x30\x80\x01\x00\x01t" + bytes(125) + b"\x30\xff\xff\xff\xff\x01",
+        ],
+        _WIRE,
+    ),
     Target(
         "cbor",
         _cbor,

@@ -60,6 +60,35 @@ def test_an_aggregator_that_is_away_for_hours_is_not_pestered(bench: Bench) -> N
     assert len(bodies) == 1
 
 
+def test_an_update_is_repeated_early_once_and_then_with_patience(tmp_path: Path) -> None:
+    first_waits = []
+    for seed in range(12):
+        bench = Bench(tmp_path / f"home-{seed}", seed=seed)
+        bench.run(1)
+        bench.aggregator.knobs.receipts = False
+        bench.aggregator.open_round()
+        bench.run(30)
+        first, second, third = bench.sent(UPDATE)[:3]
+        first_waits.append(second - first)
+        assert third - second >= bench.pace.answer_seconds
+        bench.home.close()
+    assert all(2 <= wait <= 3 for wait in first_waits)
+    assert max(first_waits) - min(first_waits) > 0.3  # a fleet does not come again in step
+
+
+def test_a_slow_way_costs_one_message_more_for_each_update(bench: Bench) -> None:
+    bench.run(1)
+    for _ in range(10):
+        bench.aggregator.knobs.receipts = False
+        bench.aggregator.open_round(deadline_seconds=60)
+        bench.run(8)  # all receipts come as late as this
+        bench.aggregator.knobs.receipts = True
+        bench.run(50)
+    assert bench.home.rounds.outbox() == []
+    assert len(bench.sent(UPDATE)) <= 3 * 10  # with the one that the receipt answers
+    assert len(bench.sent(OPEN)) <= 2
+
+
 def test_a_broker_that_is_away_for_hours_costs_nothing_and_the_outbox_is_sent_at_once(
     bench: Bench,
 ) -> None:
@@ -289,6 +318,8 @@ def test_a_large_update_goes_in_parts(bench: Bench) -> None:
     envelopes = [action.payload for action in drained if isinstance(action, Publish)]
     assert len(envelopes) == 4 and all(len(each) <= 96 * 1024 for each in envelopes)
     assert len({each[20:28] for each in envelopes}) == 1  # one message id
+    # They may still be on their way out: nothing is repeated early.
+    assert sender.next_seconds() - bench.now_seconds >= bench.pace.answer_seconds
 
 
 def test_a_round_that_was_interrupted_is_trained_after_the_restart(bench: Bench) -> None:

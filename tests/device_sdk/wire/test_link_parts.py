@@ -151,6 +151,19 @@ def test_queue_keeps_order_and_pauses_between_full_and_half(steps: list[int | No
     assert room == []
 
 
+def test_a_topic_is_crowded_when_half_is_full_and_several_are_its_own() -> None:
+    queue = EventQueue(most_messages=20, most_bytes=10_000, on_room=lambda: None)
+    for number in range(9):
+        queue.put(Message("flood", b"%d" % number, False))
+        assert not queue.crowded("flood")
+    queue.put(Message("honest", b"", False))
+    assert queue.crowded("flood") and not queue.crowded("honest") and not queue.crowded("new")
+    queue.take(1, 0)
+    assert not queue.crowded("flood")
+    queue.take(100, 0)
+    assert queue._by_topic == {}
+
+
 def test_notices_are_bounded_and_counted() -> None:
     queue = EventQueue(most_messages=1, most_bytes=1, on_room=lambda: None)
     for _ in range(5000):

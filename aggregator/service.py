@@ -151,6 +151,7 @@ class Service:
             widths=dict(parts.ingest.widths),
             refusals=dict(parts.refusals.counts),
             refused_subscriptions=self._listening.refused,
+            unpublished=parts.rounds.unpublished,
             finished=tuple(row for row in latest if row.closed_unix_seconds is not None),
         )
 

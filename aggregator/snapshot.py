@@ -34,5 +34,7 @@ class Snapshot:
     refusals: Mapping[str, int] = field(default_factory=dict)
     refused_subscriptions: tuple[str, ...] = ()
     """The topic filters that the broker refuses at present; they are asked for again."""
+    unpublished: str | None = None
+    """Why the next round could not be published, and is held."""
     finished: tuple[RoundRow, ...] = ()
     """The last closed rounds, newest first."""

@@ -60,6 +60,10 @@ def _print(store: Store, rounds: list[RoundRow], now: float) -> None:
     for row in rounds:
         if row.held is not None:
             print(f"\nround {row.round} is held: {row.held}\n  see tessera-aggregator release")
+    if store.facts.unpublished is not None:
+        number = rounds[0].round + 1 if rounds else 1
+        why = store.facts.unpublished
+        print(f"\nround {number} is held: {why}\n  see tessera-aggregator release")
     for number, device_id, why in store.log.quarantined():
         print(f"quarantine   an update of {device_id.hex()} for round {number}: {why}")
 
@@ -95,6 +99,7 @@ def _as_json(store: Store, rounds: list[RoundRow], now: float) -> dict[str, obje
         "devices": sum(1 for row in store.devices.all() if row.revoked_unix_seconds is None),
         "unused_codes": store.tokens.unused(int(now)),
         "refusals": store.refusals.all(),
+        "unpublished": store.facts.unpublished,
         "rounds": [
             {
                 "round": row.round,

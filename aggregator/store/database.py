@@ -12,7 +12,10 @@ from typing import Any
 from aggregator.errors import AggregatorError
 from aggregator.store.schema import SCHEMA, SCHEMA_VERSION
 
-__all__ = ["Database"]
+__all__ = ["STORE_FAILURES", "Database"]
+
+STORE_FAILURES = (sqlite3.Error, OSError)
+"""What the disk does: a full one, say. It is no fault of what was to be written."""
 
 _APPLICATION_ID = 0x54455353  # "TESS"
 _BUSY_MILLISECONDS = 10_000

@@ -47,7 +47,9 @@ class ScatterBinding:
                 clip_norm=table.number("clip_norm", usual.clip_norm, least=0.0),
                 clip_multiple=table.number("clip_multiple", usual.clip_multiple, least=0.0),
                 row_multiple=table.number("row_multiple", usual.row_multiple, least=0.0),
-                outlier_multiple=table.number("outlier_multiple", usual.outlier_multiple, least=0.0),
+                outlier_multiple=table.number(
+                    "outlier_multiple", usual.outlier_multiple, least=0.0
+                ),
                 item_multiple=table.number("item_multiple", usual.item_multiple, least=0.0),
                 robust=cast(Any, table.text("robust", usual.robust)),
                 trim_share=table.number("trim_share", usual.trim_share, least=0.0),

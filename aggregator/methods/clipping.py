@@ -86,8 +86,10 @@ def measured(values: NDArray[np.float32]) -> Measured:
     Squares are summed in float32, which holds those of a million values as large as may be
     accepted; where rows are long, in float64, which keeps the small ones.
     """
-    exact = np.float32 if values.shape[1] <= _SHORT else np.float64
-    squares: Squares = np.einsum("ij,ij->i", values, values, dtype=exact)
+    if values.shape[1] <= _SHORT:
+        squares: Squares = np.einsum("ij,ij->i", values, values)
+    else:
+        squares = np.einsum("ij,ij->i", values, values, dtype=np.float64)
     norm = math.sqrt(float(squares.sum(dtype=np.float64)))
     return Measured(norm, values.shape[1], squares)
 

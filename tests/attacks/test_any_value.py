@@ -39,10 +39,10 @@ def _scatter_body(place: int, number: int, value: float | None) -> bytes:
     return encode_scatter_update(Update(number, tensors), WIDTH, "float32")
 
 
-def _scatter(clip_multiple: float | None = None) -> Binding:
+def _scatter(*, limited: bool = True) -> Binding:
     settings = ScatterSettings(optimizer=_PLAIN)
-    if clip_multiple is not None:
-        settings = replace(settings, clip_multiple=clip_multiple)
+    if not limited:
+        settings = replace(settings, clip_multiple=0.0, row_multiple=0.0)
     return ScatterBinding(WIDTH, 0.1, settings)
 
 
@@ -116,7 +116,7 @@ def test_a_version_that_could_not_be_published_is_not_made_and_its_round_is_held
         devices=4,
         round_lines=_ROUND,
         body=_held_body,
-        binding=_scatter(clip_multiple=0.0),
+        binding=_scatter(limited=False),
         codec="float16",
     )
     stage.run_until(lambda: stage.parts.aggregation.version == 1)
@@ -150,7 +150,7 @@ def test_what_is_committed_and_cannot_be_published_holds_the_next_round(
         devices=4,
         round_lines=_ROUND,
         body=_held_body,
-        binding=_scatter(clip_multiple=0.0),
+        binding=_scatter(limited=False),
         codec="float16",
     )
     with monkeypatch.context() as patched:

@@ -38,6 +38,7 @@ _VALIDATION_SEED = 12345
 
 OPTIONS = (
     Option(UNPROTECTED, "no protection", lambda base: base),
+    Option("clip", "norms up to 4 running medians", changed(clip_multiple=4.0)),
     Option(
         DEFAULT,
         "norms up to 4 running medians, rows up to 16 (a task's default)",

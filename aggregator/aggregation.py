@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -23,7 +23,8 @@ _LOG = logging.getLogger(__name__)
 
 
 class Aggregation:
-    """Absorbs updates in the order of their commits.
+    """Absorbs updates in the order of their commits. ``require_publishable`` raises for a broadcast
+    that could not be sent.
 
     After a crash :meth:`resume` restores the last checkpoint and absorbs the log behind it: the
     same updates in the same order, so the same bits. A round without quorum leaves its updates in
@@ -36,12 +37,14 @@ class Aggregation:
         store: Store,
         items: int,
         checkpoint_updates: int,
+        require_publishable: Callable[[Broadcast], None],
         artifacts: Sequence[Artifact] = (),
     ) -> None:
         self._binding = binding
         self._store = store
         self._artifacts = tuple(artifacts)
         self._checkpoint_updates = checkpoint_updates
+        self._require_publishable = require_publishable
         self._method = self._new_method(items)
         self.items = items
         """Rows of the catalogue that updates are decoded for."""
@@ -127,12 +130,17 @@ class Aggregation:
         """The method's ``close_round``; to be followed by :meth:`commit_version` or ``resume``.
 
         What the method would hand on of the devices ``revoked`` is dropped; what was counted stays
-        in the sums.
+        in the sums. Raises where the version that was made could not be published: it must not be
+        committed, since its updates are all that another attempt can be made of.
         """
         summary = self._method.close_round()
         if isinstance(self._method, Remembering):
             for device_id in revoked:
                 self._method.forget(device_id.hex())
+        if summary.version != self.version:
+            made = self._method.state()
+            self._require_publishable(self._method.open_round(summary.round_id + 1))
+            self._method.restore(made)
         return summary
 
     def commit_version(self, summary: RoundSummary) -> None:

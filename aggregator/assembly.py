@@ -124,6 +124,7 @@ def assemble(
         store,
         0 if catalogue is None else len(catalogue),
         task.store.checkpoint_updates,
+        publisher.require_publishable,
         tuple(each.artifact for each in artifacts),
     )
     rounds = Rounds(

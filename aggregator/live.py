@@ -190,6 +190,8 @@ def _state(seen: Snapshot) -> Text:
 
 def _round(seen: Snapshot) -> Group | Text:
     row = seen.current
+    if seen.unpublished is not None:
+        return Text(f"the next round is held: {printable(seen.unpublished)}", style="bold red")
     if row is None:
         return Text("no round is open: waiting for devices")
     if row.threshold == 0:

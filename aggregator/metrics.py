@@ -35,7 +35,10 @@ def format_metrics(seen: Snapshot) -> str:
         "sessions": ("Sessions in memory", float(seen.sessions)),
         "model_version": ("The model's version", float(seen.version)),
         "round": ("The round that is open, 0 for none", 0.0 if row is None else float(row.round)),
-        "round_held": ("Whether the round waits for the operator", float(bool(row and row.held))),
+        "round_held": (
+            "Whether the round waits for the operator",
+            float(bool(seen.unpublished or (row and row.held))),
+        ),
         "round_selected_devices": ("Devices selected", 0.0 if row is None else float(row.expected)),
         "round_arrived_updates": ("Updates counted in this round", float(seen.arrived)),
         "round_seconds_left": ("Until the deadline", seen.seconds_left or 0.0),

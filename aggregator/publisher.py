@@ -23,7 +23,8 @@ from device_sdk.wire.keyring import ServingKeys
 from device_sdk.wire.keys import RandomBytes
 from device_sdk.wire.manifest import Manifest, write_manifest
 from device_sdk.wire.presence import Presence, sign_presence
-from device_sdk.wire.task_messages import TaskTerms, write_broadcast
+from device_sdk.wire.task_messages import BROADCAST_CODECS, TaskTerms, write_broadcast
+from device_sdk.wire.tensors import require_encodable
 from device_sdk.wire.topics import (
     ChunkTopic,
     DescriptorTopic,
@@ -86,6 +87,16 @@ class Publisher:
         message = sign_presence(self._presence, keys.descriptor, keys.signing)
         return self._topics.write(PresenceTopic()), message
 
+    def require_publishable(self, broadcast: Broadcast) -> None:
+        """Raises AggregatorError where the task's codec cannot carry the broadcast's values."""
+        codec = BROADCAST_CODECS[self._task.codec]
+        try:
+            require_encodable(broadcast.tensors, codec)
+            for attachment in broadcast.attachments.values():
+                require_encodable(attachment.tensors, codec)
+        except ValueError as error:
+            raise _unsendable(error) from None
+
     def seal_round(self, row: RoundRow, broadcast: Broadcast) -> None:
         """Store a round's publication; called inside the transaction that opens the round.
 
@@ -107,9 +118,7 @@ class Publisher:
             )
             plaintext = write_broadcast(broadcast, terms, self._task.codec, self._rng)
         except ValueError as error:
-            raise AggregatorError(
-                f"the model cannot be sent: {error}; see task.broadcast_codec"
-            ) from None
+            raise _unsendable(error) from None
         chunks, digests = seal_chunks(publication, plaintext)
         manifest = Manifest(
             root_fingerprint=serving.descriptor.root_fingerprint,
@@ -178,3 +187,7 @@ class Publisher:
 
     def _publication(self, key: GroupKey) -> Publication:
         return Publication(key, self._task.name, self._task.cohort, self._random_bytes)
+
+
+def _unsendable(error: ValueError) -> AggregatorError:
+    return AggregatorError(f"the model cannot be sent: {error}; see task.broadcast_codec")

@@ -16,7 +16,7 @@ from aggregator.deadline import LAST_ROUNDS, LateArrivals, deadline_seconds
 from aggregator.methods.method import RoundSummary
 from aggregator.registry import Registry
 from aggregator.round_settings import RoundSettings
-from aggregator.store import Store
+from aggregator.store import STORE_FAILURES, Store
 from aggregator.store.rounds import RoundRow
 from device_sdk.wire.exchange import Broadcast
 from device_sdk.wire.keys import RandomBytes, draw
@@ -48,7 +48,7 @@ class RoundClosed:
 
 @dataclass(frozen=True, slots=True)
 class RoundHeld:
-    """A round could not be closed."""
+    """A round could not be closed or, if it has not begun, not be published."""
 
     row: RoundRow
     why: str
@@ -96,6 +96,8 @@ class Rounds:
         self._earliest_close_unix = 0.0
         self._earliest_open_unix = 0.0
         self._told_waiting = -1
+        self.unpublished: str | None = None
+        """Why the next round could not be published; none opens before it is released."""
         self.current: RoundRow | None = None
         self._resume()
 
@@ -172,10 +174,14 @@ class Rounds:
 
     def reload_hold(self) -> None:
         """Look again whether the operator released the round."""
+        self.unpublished = self._store.facts.unpublished
         if self.current is not None:
             self.current = self._store.rounds.find(self.current.round)
 
     def _resume(self) -> None:
+        self.reload_hold()
+        if self.unpublished is not None:
+            _LOG.error("round %d is held: %s", self.next_number(), self.unpublished)
         latest = self._store.rounds.latest()
         row = latest[0] if latest and latest[0].closed_unix_seconds is None else None
         self._aggregation.resume(row)
@@ -189,7 +195,7 @@ class Rounds:
         _LOG.info("round %d goes on with %d updates", row.round, self._aggregation.participants)
 
     def _may_open(self, now: float) -> bool:
-        if now < self._earliest_open_unix:
+        if self.unpublished is not None or now < self._earliest_open_unix:
             return False
         enrolled, wanted = len(self._registry), self._settings.wait_for_devices
         if enrolled < wanted and enrolled != self._told_waiting:
@@ -206,7 +212,7 @@ class Rounds:
     def _may_go_on(self, number: int) -> bool:
         return not self._settings.most_rounds or number <= self._settings.most_rounds
 
-    def _open(self, now: float) -> RoundOpened:
+    def _open(self, now: float) -> RoundOpened | RoundHeld:
         number = self.next_number()
         if self._may_go_on(number):
             threshold = min(EVERYONE, int(self._settings.share * 2**64))
@@ -228,15 +234,30 @@ class Rounds:
         )
         missing = self._selected(row)
         row = replace(row, expected=len(missing))
-        broadcast = self._aggregation.open_round(number)
-        with self._store.database.transaction():
-            self._store.rounds.add(row)
-            self._seal_round(row, broadcast)
+        try:
+            broadcast = self._aggregation.open_round(number)
+            with self._store.database.transaction():
+                self._store.rounds.add(row)
+                self._seal_round(row, broadcast)
+        except STORE_FAILURES:
+            raise
+        except Exception as error:
+            # What was committed stays, and so does the service: it says what is wrong, and waits.
+            return self._hold_opening(row, error)
         self.current, self._missing, self._arrivals = row, missing, array("f")
         self._earliest_close_unix = 0.0
         self._aggregation.carry_over(row)
         self.reload_hold()
         return RoundOpened(row, self._aggregation.participants)
+
+    def _hold_opening(self, row: RoundRow, error: Exception) -> RoundHeld:
+        why = f"it could not be published: {error}"
+        _LOG.error("round %d is held: %s", row.round, why, exc_info=error)
+        with self._store.database.transaction():
+            self._store.facts.unpublished = why
+        self._aggregation.resume(None)
+        self.reload_hold()
+        return RoundHeld(row, why)
 
     def _close(self, row: RoundRow, now: float) -> RoundClosed | RoundHeld:
         participants = self._aggregation.participants

@@ -164,6 +164,7 @@ class Service:
             refusals=dict(parts.refusals.counts),
             refused_subscriptions=self._listening.refused,
             broker_losses=parts.link.lost,
+            unpublished=parts.rounds.unpublished,
             finished=tuple(row for row in latest if row.closed_unix_seconds is not None),
         )
 

@@ -36,5 +36,7 @@ class Snapshot:
     """The topic filters that the broker refuses at present; they are asked for again."""
     broker_losses: int = 0
     """Messages of our own to ourselves that the broker acknowledged and did not deliver."""
+    unpublished: str | None = None
+    """Why the next round could not be published, and is held."""
     finished: tuple[RoundRow, ...] = ()
     """The last closed rounds, newest first."""

@@ -39,17 +39,20 @@ class ScatterBinding:
         optimizer, training = table.table("optimizer"), table.table("training")
         columns = table.integer("columns", 64, least=1, most=MAX_WIDTH)
         spread = table.number("spread", 0.1, above=0.0, most=10.0)
+        usual = ScatterSettings()
         try:
             settings = ScatterSettings(
-                aggregator=cast(Any, table.text("aggregator", "coverage")),
+                aggregator=cast(Any, table.text("aggregator", usual.aggregator)),
                 optimizer=read_settings(OptimizerSettings, optimizer),
-                clip_norm=table.number("clip_norm", 0.0, least=0.0),
-                clip_multiple=table.number("clip_multiple", 0.0, least=0.0),
-                row_multiple=table.number("row_multiple", 0.0, least=0.0),
-                outlier_multiple=table.number("outlier_multiple", 0.0, least=0.0),
-                item_multiple=table.number("item_multiple", 0.0, least=0.0),
-                robust=cast(Any, table.text("robust", "none")),
-                trim_share=table.number("trim_share", 0.1, least=0.0),
+                clip_norm=table.number("clip_norm", usual.clip_norm, least=0.0),
+                clip_multiple=table.number("clip_multiple", usual.clip_multiple, least=0.0),
+                row_multiple=table.number("row_multiple", usual.row_multiple, least=0.0),
+                outlier_multiple=table.number(
+                    "outlier_multiple", usual.outlier_multiple, least=0.0
+                ),
+                item_multiple=table.number("item_multiple", usual.item_multiple, least=0.0),
+                robust=cast(Any, table.text("robust", usual.robust)),
+                trim_share=table.number("trim_share", usual.trim_share, least=0.0),
                 training=read_settings(ScatterTraining, training),
             )
         except ValueError as error:
@@ -74,8 +77,8 @@ class ScatterBinding:
         _scatter(method).grow(initial_items(new, self.columns, self.spread, rng))
 
     def decode(self, body: bytes, round_id: int, items: int, sender: str = "") -> Update:
-        """See :class:`~aggregator.bindings.binding.Binding`; the method need not know who."""
-        return decode_scatter_update(body, round_id, items, self.columns)
+        """See :class:`~aggregator.bindings.binding.Binding`; limits must know who."""
+        return decode_scatter_update(body, round_id, items, self.columns, sender)
 
     def width_of(self, update: Update) -> int:
         """The number of columns."""

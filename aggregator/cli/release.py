@@ -10,9 +10,10 @@ from aggregator.errors import AggregatorError
 _HELP = "let a round go on that is held"
 _DESCRIPTION = """\
 A round is held when an update that passed its check could not be absorbed (it is then in
-quarantine, and refused), or when the method could not make a version (a learning rate that is too
-high, say). status shows why. release drops what is in quarantine and lets the round go on; where
-the method failed, change the task file and restart serve first."""
+quarantine, and refused), when the method could not make a version that can be published (a learning
+rate that is too high, say), or before it opens, when it could not be published. status shows why.
+release drops what is in quarantine and lets the round go on; where the method or the publication
+failed, change the task file and restart serve first."""
 
 
 def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -26,11 +27,18 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the command."""
     store = home_of(arguments).open_store()
     latest = store.rounds.latest()
-    if not latest or latest[0].held is None:
+    number = latest[0].round if latest else 0
+    unpublished = store.facts.unpublished is not None
+    if not unpublished and (not latest or latest[0].held is None):
         raise AggregatorError("no round is held")
     with store.database.transaction():
         dropped = store.log.drop_quarantined()
-        store.rounds.hold(latest[0].round, None)
+        store.facts.unpublished = None
+        if latest:
+            store.rounds.hold(number, None)
     store.database.close()
-    print(f"round {latest[0].round} goes on; {dropped} updates in quarantine were dropped")
+    if unpublished:
+        print(f"round {number + 1} is published once more")
+    else:
+        print(f"round {number} goes on; {dropped} updates in quarantine were dropped")
     return 0

@@ -63,12 +63,15 @@ def _print(store: Store, rounds: list[RoundRow], now: float) -> None:
         )
     for row in rounds:
         if row.held is not None:
-            print(
-                f"\nround {row.round} is held: {printable(row.held)}\n"
-                "  see tessera-aggregator release"
-            )
+            _print_held(row.round, row.held)
+    if store.facts.unpublished is not None:
+        _print_held(rounds[0].round + 1 if rounds else 1, store.facts.unpublished)
     for number, device_id, why in store.log.quarantined():
         print(f"quarantine   an update of {device_id.hex()} for round {number}: {printable(why)}")
+
+
+def _print_held(number: int, why: str) -> None:
+    print(f"\nround {number} is held: {printable(why)}\n  see tessera-aggregator release")
 
 
 def _version(store: Store) -> int:
@@ -104,6 +107,7 @@ def _as_json(store: Store, rounds: list[RoundRow], now: float) -> dict[str, obje
         "devices": sum(1 for row in store.devices.all() if row.revoked_unix_seconds is None),
         "unused_codes": store.tokens.unused(int(now)),
         "refusals": store.refusals.all(),
+        "unpublished": store.facts.unpublished,
         "rounds": [
             {
                 "round": row.round,

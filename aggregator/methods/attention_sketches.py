@@ -15,6 +15,8 @@ __all__ = ["cluster_points", "gap_sketches", "in_cluster_units"]
 
 Floats = NDArray[np.float32]
 _TINY = np.float32(1e-12)
+_LARGEST = np.float32(6e4)
+"""What every codec carries. Only sketches of absurd models are longer."""
 
 
 def gap_sketches(
@@ -42,9 +44,9 @@ def in_cluster_units(raw: Floats, clusters: NDArray[np.int64]) -> tuple[Floats, 
     scales = np.ones((count, raw.shape[1]), dtype=np.float32)
     for cluster in range(count):
         squared = (raw[clusters == cluster] ** 2).sum(axis=2)
-        scales[cluster] = np.sqrt(squared.mean(axis=0))
+        scales[cluster] = np.minimum(np.sqrt(squared.mean(axis=0)), _LARGEST)
     scaled = raw / np.maximum(scales, _TINY)[clusters][:, :, None]
-    return scaled.astype(np.float32), scales
+    return np.clip(scaled, -_LARGEST, _LARGEST).astype(np.float32), scales
 
 
 def cluster_points(raw: Floats) -> NDArray[np.float64]:

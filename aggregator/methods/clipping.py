@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.methods.method import StateError
-
-__all__ = ["AdaptiveLimit", "bounded_rows", "clip_factor", "euclidean_norm", "row_sizes"]
-
-_WINDOW = 256
-"""Norms that the running median is taken over: enough that a few hostile ones do not move it, few
-enough that it follows norms that fall as the model settles."""
+__all__ = [
+    "Measured",
+    "bounded_rows",
+    "clip_factor",
+    "euclidean_norm",
+    "measured",
+    "row_sizes",
+]
 
 Floats = NDArray[np.float64]
+Squares = NDArray[np.float32] | NDArray[np.float64]
+
+_SHORT = 4096
+"""Values of a row whose float32 sum is good to four digits: limits are multiples of what is
+usual."""
 
 
 def clip_factor(values: NDArray[Any], limit: float) -> float:
@@ -36,6 +42,56 @@ def euclidean_norm(values: NDArray[Any]) -> float:
     """The norm of all of ``values``, taken in float64."""
     flat = values.reshape(-1).astype(np.float64)
     return math.sqrt(float(flat @ flat))
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """How large an update [rows, columns] is. ``norm`` is Euclidean, over all values.
+
+    A row's size is its root mean square: comparable whatever the number of columns.
+    """
+
+    norm: float
+    columns: int
+    squares: Squares
+    """Sums of squares [rows]."""
+
+    @property
+    def rows(self) -> Floats:
+        """Sizes of the rows, float64 [rows]."""
+        sizes: Floats = np.sqrt(self.squares.astype(np.float64) / max(1, self.columns))
+        return sizes
+
+    @property
+    def largest_row(self) -> float:
+        """The largest row's size; 0 without rows."""
+        return self._size(float(self.squares.max())) if len(self.squares) else 0.0
+
+    @property
+    def median_row(self) -> float:
+        """The median row's size, the lower of two in the middle; 0 without rows."""
+        if not len(self.squares):
+            return 0.0
+        middle = (len(self.squares) - 1) // 2
+        # A fifth of what numpy's median takes for the few rows of an update.
+        return self._size(float(np.partition(self.squares, middle)[middle]))
+
+    def _size(self, squares: float) -> float:
+        return math.sqrt(squares / max(1, self.columns))
+
+
+def measured(values: NDArray[np.float32]) -> Measured:
+    """How large ``values`` [rows, columns] are.
+
+    Squares are summed in float32, which holds those of a million values as large as may be
+    accepted; where rows are long, in float64, which keeps the small ones.
+    """
+    if values.shape[1] <= _SHORT:
+        squares: Squares = np.einsum("ij,ij->i", values, values)
+    else:
+        squares = np.einsum("ij,ij->i", values, values, dtype=np.float64)
+    norm = math.sqrt(float(squares.sum(dtype=np.float64)))
+    return Measured(norm, values.shape[1], squares)
 
 
 def row_sizes(values: NDArray[Any]) -> Floats:
@@ -59,58 +115,3 @@ def bounded_rows(
     scale = np.ones(len(sizes), dtype=np.float32)
     scale[large] = (limit / sizes[large]).astype(np.float32)
     return values * scale[:, None], count
-
-
-class AdaptiveLimit:
-    """``multiple`` times the running median of the norms of the last 256 accepted updates.
-
-    Norms count as they were before anything was scaled down, in the order of the commits, so the
-    same updates in the same order give the same limits. Fewer than half of the updates, however
-    large, cannot lift the median above the largest honest norm. A round that is given up leaves no
-    trace: its updates are absorbed again by the next.
-    """
-
-    def __init__(self, multiple: float) -> None:
-        self._multiple = multiple
-        self._settled: Floats = np.empty(0, dtype=np.float64)
-        self._recent: Floats = self._settled
-
-    def of(self, norm: float) -> float:
-        """Take note of an accepted update's norm; the limit that holds for it.
-
-        Infinite while the median is zero: no scale is known then.
-        """
-        self._recent = np.append(self._recent[-(_WINDOW - 1) :], norm)
-        median = float(np.median(self._recent))
-        return self._multiple * median if median > 0 else math.inf
-
-    def begin(self) -> None:
-        """A round begins: forget what came since the last one that ended."""
-        self._recent = self._settled
-
-    def settle(self) -> None:
-        """The round made a version: what came in it stays."""
-        self._settled = self._recent
-
-    def state(self) -> dict[str, NDArray[Any]]:
-        """``settled`` and ``recent``, float64 [at most 256]; copies."""
-        return {"settled": self._settled.copy(), "recent": self._recent.copy()}
-
-    @classmethod
-    def from_state(cls, multiple: float, state: Mapping[str, NDArray[Any]]) -> AdaptiveLimit:
-        """A limit that continues from ``state()``; an empty state is a fresh start, as where the
-        option was just turned on. Raises StateError for anything else."""
-        limit = cls(multiple)
-        if not state:
-            return limit
-        if set(state) != {"settled", "recent"}:
-            raise StateError(f"the limit's state holds {sorted(state)}; expected recent, settled")
-        for name, norms in state.items():
-            fits = norms.dtype == np.float64 and norms.ndim == 1 and len(norms) <= _WINDOW
-            if not fits or not np.isfinite(norms).all() or (norms < 0).any():
-                raise StateError(
-                    f"the limit's {name!r} is {norms.dtype} {norms.shape}; expected at most "
-                    f"{_WINDOW} finite float64, none below 0"
-                )
-        limit._settled, limit._recent = state["settled"].copy(), state["recent"].copy()
-        return limit

@@ -15,12 +15,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from aggregator.methods.clipping import Measured, clip_factor, euclidean_norm, measured
 from aggregator.methods.method import Refused, RoundSummary, State, StateError
 from aggregator.methods.robust import Robust, RobustRule, require_multiple
 from aggregator.methods.robust_held import MOST_HELD_BYTES, HeldVectors, require_same_rule
 from aggregator.methods.robust_limits import UpdateLimits
 from aggregator.methods.saved_state import part
 from aggregator.methods.server_optimizer import OptimizerSettings, ServerOptimizer
+from aggregator.methods.waiting import Waiting
 from aggregator.methods.weighted_mean import WeightedMean
 from device_sdk.wire.exchange import Broadcast, Update
 from device_sdk.wire.fedavg_settings import FedAvgTraining
@@ -33,6 +35,9 @@ Floats = NDArray[np.float32]
 # Far above any difference of a model that trains, far below what could overflow a sum of them.
 _LARGEST_VALUE = 1e12
 _MOST_SAMPLES = 1 << 40
+_VARIANCE = "running_var"
+"""What torch calls a buffer that no honest device takes below 0."""
+_BUFFERS, _SAMPLES = 0, 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +48,17 @@ class FedAvgSettings:
         optimizer: of the server, on the mean difference; plain at a rate of 1 is FedAvg.
         clip_norm: an update whose parameters moved further (Euclidean) is scaled down to it; 0 for
             no limit.
-        clip_multiple: likewise for more than so many times the running median of norms.
+        clip_multiple: likewise for more than so many times the fleet's median norm, and so for the
+            buffers, by themselves; 0 for no limit. See
+            :class:`~aggregator.methods.fleet_scale.FleetScale`.
         outlier_multiple: an update more than so many times as large as the running median counts
             for nothing; see :class:`~aggregator.methods.outliers.Outliers`. 0: none does.
         robust, trim_share: how a coordinate's values become one; see
             :class:`~aggregator.methods.robust.RobustRule`. All but ``none`` keep a round's updates
             in memory until it closes, and count every device alike, whatever samples it claims.
         most_samples: a device that claims more samples weighs as much as one with so many; 0 for no
+            limit.
+        samples_multiple: likewise for more than so many times the fleet's median claim; 0 for no
             limit.
         training: what the broadcast tells the devices.
 
@@ -60,18 +69,19 @@ class FedAvgSettings:
         default_factory=lambda: OptimizerSettings(name="plain", learning_rate=1.0)
     )
     clip_norm: float = 0.0
-    clip_multiple: float = 0.0
+    clip_multiple: float = 3.0
     outlier_multiple: float = 0.0
     robust: Robust = "none"
     trim_share: float = 0.1
     most_samples: int = 0
+    samples_multiple: float = 3.0
     training: FedAvgTraining = field(default_factory=FedAvgTraining)
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.clip_norm) or self.clip_norm < 0:
             raise ValueError(f"clip_norm is {self.clip_norm}; expected 0 (no limit) or above")
-        require_multiple("clip_multiple", self.clip_multiple)
-        require_multiple("outlier_multiple", self.outlier_multiple)
+        for name in ("clip_multiple", "outlier_multiple", "samples_multiple"):
+            require_multiple(name, getattr(self, name))
         RobustRule(self.robust, self.trim_share)
         require_whole("most_samples", self.most_samples, 0)
 
@@ -105,7 +115,15 @@ class FedAvgMethod:
         self._rule = RobustRule(self._settings.robust, self._settings.trim_share)
         chosen = self._settings
         self._limits = UpdateLimits(
-            chosen.clip_norm, chosen.clip_multiple, outlier_multiple=chosen.outlier_multiple
+            chosen.clip_norm,
+            chosen.clip_multiple,
+            outlier_multiple=chosen.outlier_multiple,
+            length=euclidean_norm(self._values[: self._trained]),
+            others=2 if chosen.clip_multiple or chosen.samples_multiple else 0,
+        )
+        self._buffers_length = euclidean_norm(self._values[self._trained :])
+        self._variances = np.concatenate(
+            [np.full(one.size, one.name.endswith(_VARIANCE)) for one in self._layout]
         )
         self._version = 0
         self._round_id = 0
@@ -166,25 +184,50 @@ class FedAvgMethod:
                 raise Refused("bad-values", "a value is not finite or is absurdly large")
 
     def absorb(self, update: Update) -> None:
-        """Adds the difference, unless it is an outlier; ``update`` must have passed ``check``."""
-        self._loss += float(update.metadata["loss"])
+        """Adds the difference, unless it is an outlier; ``update`` must have passed ``check``.
+
+        The first updates of a task's life wait until three devices' norms are known, or the round
+        closes: whoever comes first is judged by those who come next.
+        """
         values = _flat(self._layout, update.tensors)
         # As one row: a model has none that could be compared.
-        _, factor = self._limits.apply(values[None, : self._trained])
+        parameters, buffers = values[None, : self._trained], values[self._trained :]
+        found = measured(parameters)
+        self._limits.note(update.sender, found, (euclidean_norm(buffers), self._samples(update)))
+        if not (self._limits.known or self._waiting.full):
+            self._waiting.add(update)
+            return
+        self._add_waiting()
+        self._add(update, values, found)
+
+    def _add_waiting(self) -> None:
+        for waited in self._waiting.take():
+            values = _flat(self._layout, waited.tensors)
+            self._add(waited, values, measured(values[None, : self._trained]))
+
+    def _add(self, update: Update, values: Floats, found: Measured) -> None:
+        self._loss += float(update.metadata["loss"])
+        values = self._honest_variances(values)
+        weight = self._weight(update)
+        # What weighs more may move less far: it is the product that moves the model.
+        heavier = weight / (self._limits.usual(_SAMPLES) or weight)
+        _, factor = self._limits.apply(values[None, : self._trained], found, heavier)
         if factor == 0:
             return
         if factor < 1:
             values = values * np.float32(factor)
             self._clipped += 1
+        values = self._bounded_buffers(values)
         if self._rule.holds:
             self._held.add(values)
         else:
-            self._mean.add(values, self._weight(update))
+            self._mean.add(values, weight)
 
     def close_round(self) -> RoundSummary:
         """Metrics: ``clipped`` updates, ``outliers`` with ``outlier_multiple``, mean ``loss`` of
         the devices, ``update_norm`` of the mean difference and the ``weight`` behind it: samples
         or devices."""
+        self._add_waiting()
         kept = len(self._held) + self._mean.count
         metrics = {"clipped": float(self._clipped), **self._limits.metrics()}
         participants = kept + int(metrics.get("outliers", 0))
@@ -214,7 +257,8 @@ class FedAvgMethod:
 
     def state(self) -> State:
         """``model`` float32 [elements], ``counters``, ``loss``, and with their prefixes the open
-        round's ``mean.*`` and ``held.*``, the ``limits.*`` and the ``optimizer.*``."""
+        round's ``mean.*``, ``held.*`` and ``waiting.*``, the ``limits.*`` and the
+        ``optimizer.*``."""
         counters = [self._version, self._round_id, self._clipped]
         return {
             "model": self._values.copy(),
@@ -224,6 +268,7 @@ class FedAvgMethod:
             **{f"optimizer.{name}": array for name, array in self._optimizer.state().items()},
             **{f"limits.{name}": array for name, array in self._limits.state().items()},
             **{f"held.{name}": array for name, array in self._held.state().items()},
+            **{f"waiting.{name}": array for name, array in self._waiting.state().items()},
         }
 
     def restore(self, state: State) -> None:
@@ -248,6 +293,7 @@ class FedAvgMethod:
         limits = self._limits.continued(part("limits.", state))
         held = HeldVectors.from_state(len(self._values), part("held.", state))
         require_same_rule(len(held), mean.count + len(held), self._rule)
+        self._waiting = Waiting.from_state(part("waiting.", state))
         self._limits, self._held = limits, held
         self._values, self._mean, self._optimizer = own["model"].copy(), mean, optimizer
         self._version, self._round_id, self._clipped = (int(count) for count in own["counters"])
@@ -273,12 +319,32 @@ class FedAvgMethod:
     def _by_samples(self) -> bool:
         return self._settings.training.weighting == "samples"
 
+    def _samples(self, update: Update) -> float:
+        return float(update.metadata["samples"]) if self._by_samples else 1.0
+
     def _weight(self, update: Update) -> float:
-        if not self._by_samples:
-            return 1.0
-        samples = int(update.metadata["samples"])
-        most = self._settings.most_samples
-        return float(min(samples, most) if most else samples)
+        samples, chosen = self._samples(update), self._settings
+        most = float(chosen.most_samples) or math.inf
+        if chosen.samples_multiple and (usual := self._limits.usual(_SAMPLES)):
+            most = min(most, chosen.samples_multiple * usual)
+        return min(samples, most)
+
+    def _honest_variances(self, values: Floats) -> Floats:
+        """A variance is at least 0, so that a mean of them is: below, a model has no output."""
+        least = -self._values[self._variances]
+        if not least.size or (values[self._variances] >= least).all():
+            return values
+        held = values.copy()
+        held[self._variances] = np.maximum(held[self._variances], least)
+        return held
+
+    def _bounded_buffers(self, values: Floats) -> Floats:
+        buffers = values[self._trained :]
+        most = self._limits.most_length(_BUFFERS, self._buffers_length)
+        factor = clip_factor(buffers, most) if math.isfinite(most) else 1.0
+        if factor == 1:
+            return values
+        return np.concatenate([values[: self._trained], buffers * np.float32(factor)])
 
     def _parts(self) -> list[Floats]:
         ends = np.cumsum([one.size for one in self._layout])
@@ -287,6 +353,7 @@ class FedAvgMethod:
     def _clear(self) -> None:
         self._mean = WeightedMean(len(self._values))
         self._held = HeldVectors(len(self._values))
+        self._waiting = Waiting()
         self._limits.begin()
         self._clipped = 0
         self._loss = 0.0

@@ -27,6 +27,8 @@ from device_sdk.wire.soft_labels import decode_soft_labels, encode_soft_labels
 __all__ = ["MutualMethod", "MutualSettings"]
 
 Arrays = Mapping[str, NDArray[Any]]
+_LARGEST_VALUE = 6e4
+"""Of what is handed on as it came, in whatever codec the task's broadcasts travel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +249,13 @@ class MutualMethod:
             raise Refused("too-many", f"{len(target)} public samples; expected 1 to {most}")
         if int(target.min()) < 0 or int(target.max()) >= self._training.classes:
             raise Refused("bad-public", "a public sample is of a class that the task has not")
+        if any(
+            array.dtype.kind == "f" and array.size and float(np.abs(array).max()) > _LARGEST_VALUE
+            for array in public.values()
+        ):
+            raise Refused(
+                "bad-public", "a value exceeds 60,000, which not every codec could hand on"
+            )
         if not self._has_room(update.sender):
             raise Refused("too-many", "the task takes no further devices' public samples")
         return len(target)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from aggregator.methods.clipping import Measured, euclidean_norm, measured
 from aggregator.methods.item_norms import ItemNorms
 from aggregator.methods.method import Refused, RoundSummary, State, StateError
 from aggregator.methods.robust import RobustRule
@@ -20,6 +21,7 @@ from aggregator.methods.robust_limits import UpdateLimits
 from aggregator.methods.saved_state import part, require_array
 from aggregator.methods.scatter_settings import ScatterSettings
 from aggregator.methods.server_optimizer import ServerOptimizer
+from aggregator.methods.waiting import Waiting
 from device_sdk.wire.exchange import Broadcast, Update
 
 __all__ = ["ScatterMethod", "ScatterSettings", "initial_items"]
@@ -65,7 +67,11 @@ class ScatterMethod:
         self._rule = RobustRule(self._settings.robust, self._settings.trim_share)
         chosen = self._settings
         self._limits = UpdateLimits(
-            chosen.clip_norm, chosen.clip_multiple, chosen.row_multiple, chosen.outlier_multiple
+            chosen.clip_norm,
+            chosen.clip_multiple,
+            chosen.row_multiple,
+            chosen.outlier_multiple,
+            length=euclidean_norm(items),
         )
         self._norms = ItemNorms(chosen.item_multiple, len(items)) if chosen.item_multiple else None
         self._version = 0
@@ -129,9 +135,23 @@ class ScatterMethod:
             raise Refused("bad-values", "a value is not finite or is absurdly large")
 
     def absorb(self, update: Update) -> None:
-        """Adds the scattered gradient; ``update`` must have passed ``check``."""
+        """Adds the scattered gradient; ``update`` must have passed ``check``.
+
+        The first updates of a task's life wait until three devices' norms are known, or the round
+        closes: whoever comes first is judged by those who come next.
+        """
+        found = measured(update.tensors["values"])
+        self._limits.note(update.sender, found)
+        if not (self._limits.known or self._waiting.full):
+            self._waiting.add(update)
+            return
+        for waited in self._waiting.take():
+            self._add(waited, measured(waited.tensors["values"]))
+        self._add(update, found)
+
+    def _add(self, update: Update, found: Measured) -> None:
         columns, rows = update.tensors["columns"], update.tensors["rows"]
-        values, factor = self._limits.apply(update.tensors["values"])
+        values, factor = self._limits.apply(update.tensors["values"], found)
         if factor == 0:
             rows, values = rows[:0], values[:0]
         elif factor < 1:
@@ -157,6 +177,8 @@ class ScatterMethod:
         """Metrics: ``clipped`` updates, ``gradient_norm``, ``columns_mean`` drawn a device,
         ``bounded_rows`` with ``row_multiple``, ``outliers`` with ``outlier_multiple``, and
         ``bounded_items`` with ``item_multiple``."""
+        for waited in self._waiting.take():
+            self._add(waited, measured(waited.tensors["values"]))
         participants = self._participants
         metrics = {"clipped": float(self._clipped), **self._limits.metrics()}
         if participants:
@@ -188,7 +210,7 @@ class ScatterMethod:
         Between rounds only: raises ValueError when updates of an open round are held, or when the
         vectors do not fit. The version rises, since what devices hold is no longer current.
         """
-        if self._participants:
+        if self._participants or len(self._waiting):
             raise ValueError("the catalogue can grow between rounds only: close this round first")
         if rows.dtype != np.float32 or rows.ndim != 2 or rows.shape[1] != self._shape[1]:
             raise ValueError(
@@ -206,7 +228,7 @@ class ScatterMethod:
 
     def state(self) -> State:
         """``items``, ``sum``, ``drawn``, ``counters``, and with their prefixes ``optimizer.*``,
-        ``limits.*``, ``touches.*`` and the open round's ``held.*``."""
+        ``limits.*``, ``touches.*`` and the open round's ``held.*`` and ``waiting.*``."""
         touches = self._norms.state() if self._norms is not None else {}
         counters = [self._version, self._round_id, self._participants, self._clipped]
         return {
@@ -218,11 +240,12 @@ class ScatterMethod:
             **{f"limits.{name}": array for name, array in self._limits.state().items()},
             **{f"touches.{name}": array for name, array in touches.items()},
             **{f"held.{name}": array for name, array in self._held.state().items()},
+            **{f"waiting.{name}": array for name, array in self._waiting.state().items()},
         }
 
     def restore(self, state: State) -> None:
         """See :class:`~aggregator.methods.method.Method`. The catalogue's length is the state's."""
-        parts = ("optimizer.", "limits.", "touches.", "held.")
+        parts = ("optimizer.", "limits.", "touches.", "held.", "waiting.")
         own = {name: array for name, array in state.items() if not name.startswith(parts)}
         if set(own) != {"items", "sum", "drawn", "counters"}:
             raise StateError(f"the state holds {sorted(own)}; expected counters, drawn, items, sum")
@@ -243,8 +266,9 @@ class ScatterMethod:
             norms = ItemNorms.from_state(multiple, len(items), part("touches.", state))
         held = HeldRows.from_state(shape, part("held.", state))
         require_same_rule(len(held), int(own["counters"][2]), self._rule)
+        waiting = Waiting.from_state(part("waiting.", state))
         self._items, self._optimizer = items.copy(), optimizer
-        self._limits, self._norms, self._held = limits, norms, held
+        self._limits, self._norms, self._held, self._waiting = limits, norms, held, waiting
         self._sum, self._drawn = own["sum"].copy(), own["drawn"].copy()
         self._version, self._round_id, self._participants, self._clipped = (
             int(count) for count in own["counters"]
@@ -259,6 +283,7 @@ class ScatterMethod:
         self._sum = np.zeros(self._shape, dtype=np.float64)
         self._drawn = np.zeros(self._shape[1], dtype=np.int64)
         self._held = HeldRows()
+        self._waiting = Waiting()
         self._limits.begin()
         if self._norms is not None:
             self._norms.begin()

@@ -23,8 +23,9 @@ class ScatterSettings:
         optimizer: of the server, on the averaged gradient. Its ``decay`` holds for the devices'
             user_learning_rate as well, so that both sides of the product settle together.
         clip_norm: an update with a larger Euclidean norm is scaled down to it; 0 for no limit.
-        clip_multiple: likewise for more than so many times the running median of norms.
-        row_multiple: likewise for each row of an update, against the running median of rows.
+        clip_multiple: likewise for more than so many times the fleet's median norm; 0 for no limit.
+            See :class:`~aggregator.methods.fleet_scale.FleetScale`.
+        row_multiple: likewise for each row of an update, against the fleet's median row.
         outlier_multiple: an update this far out of line counts as one of no rows; see
             :class:`~aggregator.methods.outliers.Outliers`. 0: none does.
         item_multiple: an item's vector longer than so many medians of those touched as often is
@@ -40,8 +41,8 @@ class ScatterSettings:
     aggregator: Literal["mean", "coverage"] = "coverage"
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     clip_norm: float = 0.0
-    clip_multiple: float = 0.0
-    row_multiple: float = 0.0
+    clip_multiple: float = 4.0
+    row_multiple: float = 16.0
     outlier_multiple: float = 0.0
     item_multiple: float = 0.0
     robust: Robust = "none"

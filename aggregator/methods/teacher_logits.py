@@ -68,9 +68,10 @@ class TeacherLogitsMethod:
         return means
 
     def open_round(self, round_id: int) -> Broadcast:
-        """The broadcast holds the sums of the last version, and the rounds of its updates.
+        """The broadcast holds the means of the last version, and the rounds of its updates.
 
-        ``sums`` float32 [classes, classes], ``weights`` and ``devices`` int64 [classes],
+        ``means`` float32 [classes, classes], which no codec is too narrow for however many devices
+        there are, and what makes sums of them again: ``weights`` and ``devices`` int64 [classes],
         ``participants`` (updates), ``first_round`` and ``round`` int64 [] (both 0: nothing summed
         yet). They differ where rounds missed their quorum: what counted in them was carried over.
         """
@@ -86,7 +87,7 @@ class TeacherLogitsMethod:
             round_id=round_id,
             version=self._version,
             tensors={
-                "sums": self._known_sums.copy(),
+                "means": self.knowledge,
                 "weights": self._known_weights.copy(),
                 "devices": self._known_devices.copy(),
                 "participants": np.asarray(self._known_participants, dtype=np.int64),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aggregator.store.database import Database
+from aggregator.store.database import STORE_FAILURES, Database
 from aggregator.store.store import Store
 
-__all__ = ["Database", "Store"]
+__all__ = ["STORE_FAILURES", "Database", "Store"]

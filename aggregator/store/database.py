@@ -15,7 +15,10 @@ from aggregator.file_lock import FileLock
 from aggregator.store.schema import SCHEMA, SCHEMA_VERSION, STEPS
 from device_sdk.wire.durable import SQLITE_FLUSH_PRAGMAS
 
-__all__ = ["Database"]
+__all__ = ["STORE_FAILURES", "Database"]
+
+STORE_FAILURES = (sqlite3.Error, OSError)
+"""What the disk does: a full one, say. It is no fault of what was to be written."""
 
 _APPLICATION_ID = 0x54455353  # "TESS"
 _BUSY_SECONDS = 10.0

@@ -103,6 +103,17 @@ class Facts:
     def served_seconds(self, seconds: float) -> None:
         self._put("served_seconds", float(seconds))
 
+    @property
+    def unpublished(self) -> str | None:
+        """Why the next round could not be published, so that none opens before the operator looked;
+        None: nothing stands in its way."""
+        value = self._get("unpublished")
+        return value if isinstance(value, str) and value else None
+
+    @unpublished.setter
+    def unpublished(self, why: str | None) -> None:
+        self._put("unpublished", why or "")
+
     def _integer(self, name: str) -> int:
         value = self._get(name)
         if not isinstance(value, int):

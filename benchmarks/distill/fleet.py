@@ -93,7 +93,8 @@ def _method(experiment: Experiment, trainer: Trainer) -> Method:
             most_steps=told.most_steps,
             proximal_mu=experiment.proximal_mu,
         )
-        return FedAvgMethod(trainer.parameters, trainer.buffers, FedAvgSettings(training=training))
+        settings = FedAvgSettings(training=training, clip_multiple=0.0, samples_multiple=0.0)
+        return FedAvgMethod(trainer.parameters, trainer.buffers, settings)
     if experiment.method == "pooled":
         told = replace(told, alpha=1.0, beta=0.0, divergence=False)
     if experiment.decay < 1:

@@ -143,7 +143,9 @@ class _Together:
                 raise ValueError("federated averaging needs its settings")
             start = trainers[0]
             self._global = method = FedAvgMethod(
-                start.parameters, start.buffers, FedAvgSettings(training=experiment.fedavg)
+                start.parameters,
+                start.buffers,
+                FedAvgSettings(training=experiment.fedavg, clip_multiple=0.0, samples_multiple=0.0),
             )
         self._simulation = Simulation(method, learners, self._rng, self._channel)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.command_line import add_run_options, named, seeds_of
-from benchmarks.robust.attacks import ATTACKS, SHARES
+from benchmarks.robust.attacks import ATTACKS, SHARES, SINGLE
 from benchmarks.robust.clicks import suite as clicks
 from benchmarks.robust.scatter import suite as scatter
 from benchmarks.robust.suite import Option, Selection, Suite
@@ -42,6 +42,7 @@ examples:
   python -m benchmarks.robust --seeds 3
   python -m benchmarks.robust --method fedavg --method logits
   python -m benchmarks.robust --options "none;guarded" --attacks promotion --shares 0.05
+  python -m benchmarks.robust --one-device --split validation --epochs 10
   python -m benchmarks.robust --split validation --epochs 20   (a quick look, to choose settings)
 """
 
@@ -50,18 +51,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run what is asked for; returns the exit status."""
     options = _parse(arguments)
     methods = options.method or list(_METHODS)
+    if options.one_device:
+        methods = [one for one in methods if one != "logits"]
     known = [one.name for method in methods for one in _METHODS[method][1]]
     selection = Selection(
         split=options.split,
         seeds=seeds_of(options),
         options=list(dict.fromkeys(named(options.options, known, "--options"))),
-        attacks=[one for one in ATTACKS if one in named(options.attacks, ATTACKS, "--attacks")],
+        attacks=ATTACKS
+        if options.one_device
+        else [one for one in ATTACKS if one in named(options.attacks, ATTACKS, "--attacks")],
         shares=options.shares,
         rounds=options.epochs,
+        single=[one for one in SINGLE if one in named(options.attacks, SINGLE, "--attacks")]
+        if options.one_device
+        else SINGLE,
     )
     with tempfile.TemporaryDirectory(prefix="tessera-robust-") as folder:
         for method in methods:
             suite = _suite(method, options, Path(folder))
+            if options.one_device:
+                one = suite.found_single(selection, options.results, table_only=options.table_only)
+                print(f"\nML-100K, {_METHODS[method][0]}, {selection.split} samples")
+                print("one device sends any value in every round\n")
+                print(suite.single_table(one))
+                continue
             found = suite.found(selection, options.results, table_only=options.table_only)
             shown = [one.name for one in suite.options if one.name in selection.options]
             print(f"\nML-100K, {_METHODS[method][0]}, {selection.split} samples")
@@ -91,9 +105,18 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--method", action="append", choices=tuple(_METHODS), help="may be repeated (default: all)"
     )
+    parser.add_argument(
+        "--one-device",
+        action="store_true",
+        help="one device in every round sends any value: what a task's default limits leave of it",
+    )
     parser.add_argument("--split", choices=("test", "validation"), default="test")
     parser.add_argument("--options", help="names of defences, separated by semicolons")
-    parser.add_argument("--attacks", help=f"of {', '.join(ATTACKS)}, separated by semicolons")
+    parser.add_argument(
+        "--attacks",
+        help=f"of {', '.join(ATTACKS)}, separated by semicolons; "
+        f"with --one-device of {', '.join(SINGLE)}",
+    )
     parser.add_argument(
         "--shares", type=float, nargs="+", choices=SHARES, default=SHARES, metavar="SHARE"
     )

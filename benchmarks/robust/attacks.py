@@ -9,8 +9,10 @@ from numpy.typing import NDArray
 
 __all__ = [
     "ATTACKS",
+    "MAGNITUDES",
     "PROMOTING",
     "SHARES",
+    "SINGLE",
     "STRENGTH",
     "Attack",
     "hostile_devices",
@@ -18,10 +20,14 @@ __all__ = [
     "unpopular_item",
 ]
 
-Attack = Literal["flip", "noise", "promotion", "patient"]
+Attack = Literal["flip", "noise", "promotion", "patient", "opposite", "pattern", "row"]
 ATTACKS: tuple[Attack, ...] = ("flip", "noise", "promotion", "patient")
 PROMOTING: tuple[Attack, ...] = ("promotion", "patient")
 """Attacks that want an item recommended."""
+
+SINGLE: tuple[Attack, ...] = ("opposite", "pattern", "row")
+"""Attacks of one device that takes part in every round, of any magnitude."""
+MAGNITUDES = (1.0, 1e3, 1e11)
 
 SHARES = (0.05, 0.2)
 """Of the devices, that are hostile."""

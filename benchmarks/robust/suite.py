@@ -11,8 +11,8 @@ from typing import Any, Generic, Literal, TypeVar
 
 from benchmarks.outcomes import OutcomeFolder
 from benchmarks.progress_line import progress_line
-from benchmarks.robust.attacks import Attack
-from benchmarks.robust.table import Found, OutcomeT
+from benchmarks.robust.attacks import MAGNITUDES, SINGLE, Attack
+from benchmarks.robust.table import DEFAULT, UNPROTECTED, Found, OutcomeT
 from benchmarks.robust.trial import ExperimentT, Trial
 
 __all__ = ["Option", "Selection", "SplitName", "Suite", "changed"]
@@ -40,6 +40,7 @@ class Selection:
     attacks: Sequence[Attack]
     shares: Sequence[float]
     rounds: int = 0
+    single: Sequence[Attack] = SINGLE
 
 
 class Suite(ABC, Generic[ExperimentT, OutcomeT]):
@@ -47,6 +48,8 @@ class Suite(ABC, Generic[ExperimentT, OutcomeT]):
 
     options: Sequence[Option]
     attacks: Sequence[Attack]
+    devices: int
+    """Of the fleet."""
 
     def found(
         self, selection: Selection, results: Path, *, table_only: bool
@@ -65,6 +68,36 @@ class Suite(ABC, Generic[ExperimentT, OutcomeT]):
                 if outcome is not None:
                     found.setdefault((option.name, attack or "", share), {})[seed] = outcome
         return found
+
+    def found_single(
+        self, selection: Selection, results: Path, *, table_only: bool
+    ) -> dict[tuple[str, str, float], dict[int, OutcomeT]]:
+        """Likewise, of runs in which one device sends any value in every round; by option, attack
+        and magnitude."""
+        store = self.store(results)
+        found: dict[tuple[str, str, float], dict[int, OutcomeT]] = {}
+        cases = [
+            *((name, None, 0.0) for name in (UNPROTECTED, DEFAULT)),
+            *((DEFAULT, attack, each) for each in MAGNITUDES for attack in SINGLE),
+        ]
+        options = {option.name: option for option in self.options}
+        for seed in selection.seeds:
+            for name, attack, magnitude in cases:
+                if attack is not None and attack not in selection.single:
+                    continue
+                experiment = self.experiment(selection.split, seed, options[name], selection.rounds)
+                share = 0.0 if attack is None else 1 / self.devices
+                trial = Trial(experiment, attack, share, magnitude)
+                words = f"one {attack} times {magnitude:g}" if attack else "clean"
+                run = partial(self._watched, trial, f"seed {seed}, {name}, {words}")
+                outcome = store.found_or_made(trial, None if table_only else run)
+                if outcome is not None:
+                    found.setdefault((name, attack or "", magnitude), {})[seed] = outcome
+        return found
+
+    @abstractmethod
+    def single_table(self, found: Found[OutcomeT]) -> str:
+        """The table of what :meth:`found_single` found."""
 
     @abstractmethod
     def experiment(self, split: SplitName, seed: int, option: Option, rounds: int) -> ExperimentT:

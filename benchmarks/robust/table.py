@@ -7,12 +7,22 @@ from typing import TypeVar
 
 from tabulate import tabulate
 
-from benchmarks.robust.attacks import PROMOTING, SHARES, Attack
+from benchmarks.robust.attacks import MAGNITUDES, PROMOTING, SHARES, SINGLE, Attack
 from benchmarks.scatter.statistics import spread
 
-__all__ = ["UNPROTECTED", "Found", "Measure", "OutcomeT", "change_table", "promotion_table"]
+__all__ = [
+    "DEFAULT",
+    "UNPROTECTED",
+    "Found",
+    "Measure",
+    "OutcomeT",
+    "change_table",
+    "promotion_table",
+    "single_table",
+]
 
 UNPROTECTED = "none"
+DEFAULT = "default"
 
 OutcomeT = TypeVar("OutcomeT")
 Found = Mapping[tuple[str, str, float], Mapping[int, OutcomeT]]
@@ -73,6 +83,38 @@ def promotion_table(
             cells.append(f"{spread(values).mean:.1f} %" if values else "")
         lines.append((option, *cells))
     headers = (title, "clean", *_attack_headers(promoting))
+    return tabulate(lines, headers=headers, tablefmt="github", disable_numparse=True)
+
+
+def single_table(
+    found: Found[OutcomeT], share: float, measure: Measure[OutcomeT], title: str
+) -> str:
+    """The measure's mean where one device sends any value in every round, and its change in per
+    cent against no attack and no limits, on the same users and seeds. ``found``: by option, attack
+    and magnitude."""
+    base = found.get((UNPROTECTED, "", 0.0), {})
+
+    def cell(by_seed: Mapping[int, OutcomeT]) -> str:
+        values = [measure(one)[str(share)] for one in by_seed.values()]
+        changes = [
+            100 * (measure(one)[str(share)] / measure(base[seed])[str(share)] - 1)
+            for seed, one in by_seed.items()
+            if seed in base
+        ]
+        if not changes:
+            return ""
+        return f"{spread(values).mean:.4f} ({spread(changes).mean:+.1f} %)"
+
+    lines = []
+    for option in (UNPROTECTED, DEFAULT):
+        clean = found.get((option, "", 0.0), {})
+        lines.append((f"{option}, no attack", len(clean), cell(clean), "", ""))
+    for attack in SINGLE:
+        attacked = [found.get((DEFAULT, attack, each), {}) for each in MAGNITUDES]
+        if any(attacked):
+            seeds = max(len(each) for each in attacked)
+            lines.append((f"{DEFAULT}, {attack}", seeds, *map(cell, attacked)))
+    headers = (title, "seeds", *(f"times {each:g}" for each in MAGNITUDES))
     return tabulate(lines, headers=headers, tablefmt="github", disable_numparse=True)
 
 

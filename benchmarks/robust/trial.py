@@ -7,7 +7,7 @@ import json
 from dataclasses import Field, dataclass
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
-from benchmarks.robust.attacks import ATTACKS, Attack
+from benchmarks.robust.attacks import ATTACKS, SINGLE, Attack
 
 __all__ = ["ExperimentT", "Trial"]
 
@@ -29,20 +29,27 @@ ExperimentT = TypeVar("ExperimentT", bound=_Experiment)
 
 @dataclass(frozen=True, slots=True)
 class Trial(Generic[ExperimentT]):
-    """``share`` of the devices carry out ``attack``; 0 and None for a clean run."""
+    """``share`` of the devices carry out ``attack``; 0 and None for a clean run.
+
+    ``magnitude``: of an attack of a single device; 0 for others.
+    """
 
     experiment: ExperimentT
     attack: Attack | None
     share: float
+    magnitude: float = 0.0
 
     def __post_init__(self) -> None:
         if (self.attack is None) != (self.share == 0) or not 0 <= self.share < 1:
             raise ValueError(f"attack {self.attack!r} does not go with a share of {self.share}")
-        if self.attack is not None and self.attack not in ATTACKS:
-            raise ValueError(f"attack is {self.attack!r}; expected one of {', '.join(ATTACKS)}")
+        known = SINGLE if self.magnitude else ATTACKS
+        if self.attack is not None and self.attack not in known:
+            raise ValueError(f"attack is {self.attack!r}; expected one of {', '.join(known)}")
 
     @property
     def key(self) -> str:
         """Names the stored result: another setting, another key."""
         described = [_REVISION, self.experiment.key, self.attack, self.share]
+        if self.magnitude:
+            described.append(self.magnitude)
         return hashlib.sha256(json.dumps(described).encode()).hexdigest()[:20]

@@ -77,13 +77,15 @@ class Simulation:
                 learner.receipt(update.round_id, counted=True)
         return self.method.close_round()
 
-    def epoch(self, cohort: int) -> Iterator[RoundSummary]:
-        """All devices once, in random order, ``cohort`` of them in each round (the last: fewer)."""
+    def epoch(self, cohort: int, always: Sequence[int] = ()) -> Iterator[RoundSummary]:
+        """All devices once, in random order, ``cohort`` of them in each round (the last: fewer);
+        those of ``always`` in every round, and first."""
         if cohort < 1:
             raise ValueError(f"a cohort of {cohort} devices cannot hold a round")
         order = self._rng.permutation(len(self.learners))
         for start in range(0, len(order), cohort):
-            yield self.round(int(device) for device in order[start : start + cohort])
+            others = [one for one in order[start : start + cohort].tolist() if one not in always]
+            yield self.round((*always, *others))
 
     def _fetch(self, device: int, broadcast: Broadcast, opened: Broadcast) -> Broadcast:
         """The broadcast with those attachments that the device may read and wants."""

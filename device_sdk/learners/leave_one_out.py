@@ -57,12 +57,13 @@ def leave_one_out(
     Raises LearnerError where the broadcast's arrays are missing or do not fit.
     """
     classes = training.classes
-    sums = _tensor(broadcast, "sums", np.float32, (classes, classes)).astype(np.float64)
+    means = _tensor(broadcast, "means", np.float32, (classes, classes)).astype(np.float64)
     weights = _tensor(broadcast, "weights", np.int64, (classes,)).copy()
     devices = _tensor(broadcast, "devices", np.int64, (classes,)).copy()
     participants = int(_tensor(broadcast, "participants", np.int64, ()))
-    if not np.isfinite(sums).all() or min(int(weights.min()), int(devices.min())) < 0:
-        raise LearnerError("the broadcast's sums are not finite or its counts are negative")
+    if not np.isfinite(means).all() or min(int(weights.min()), int(devices.min())) < 0:
+        raise LearnerError("the broadcast's means are not finite or its counts are negative")
+    sums = means * weights[:, None]
     if own is not None:
         if own.sums.shape != sums.shape:
             raise LearnerError(
@@ -74,7 +75,7 @@ def leave_one_out(
     taught = (devices > 0) & (weights > 0)
     table = np.full((classes, classes), 1 / classes)
     divisors = weights[taught] if training.normalise else np.full(int(taught.sum()), participants)
-    # Float32 sums less a share may end a rounding below zero: the clip takes that too.
+    # Sums of rounded means less a share may end a little below zero: the clip takes that too.
     table[taught] = np.maximum(
         sums[taught] / np.maximum(divisors, 1)[:, None], training.least_teacher
     )

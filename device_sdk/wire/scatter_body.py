@@ -24,10 +24,14 @@ def encode_scatter_update(
     return encode_sparse(sparse, UPDATE_CODECS[update_codec], rng)
 
 
-def decode_scatter_update(body: bytes, round_id: int, items: int, width: int) -> Update:
-    """The update in ``body`` for an item matrix [items, width]. Raises ``WireError``."""
+def decode_scatter_update(
+    body: bytes, round_id: int, items: int, width: int, sender: str = ""
+) -> Update:
+    """The update in ``body`` of ``sender`` for an item matrix [items, width]. Raises
+    ``WireError``."""
     sparse = decode_sparse(body, items=items, width=width)
     return Update(
         round_id=round_id,
         tensors={"columns": sparse.columns, "rows": sparse.rows, "values": sparse.values},
+        sender=sender,
     )

@@ -28,7 +28,13 @@ from device_sdk.wire.quantise import (
     quantise,
 )
 
-__all__ = ["Codec", "TensorLimits", "decode_tensors", "encode_tensors"]
+__all__ = [
+    "Codec",
+    "TensorLimits",
+    "decode_tensors",
+    "encode_tensors",
+    "require_encodable",
+]
 
 _NAME = re.compile(rb"[a-z][a-z0-9_]*(\.[a-z0-9_]+)*")
 _MOST_RANK = 8
@@ -100,6 +106,19 @@ def encode_tensors(
     return b"".join(parts)
 
 
+def require_encodable(tensors: Mapping[str, NDArray[Any]], codec: Codec) -> None:
+    """Raises ValueError, as :func:`encode_tensors` would, for values that are not finite, exceed
+    1e12, or round to more than 65,504 with ``FLOAT16``."""
+    for name, array in tensors.items():
+        try:
+            if array.dtype.kind == "f":
+                check_values(array)
+            if array.dtype == np.float32 and codec is Codec.FLOAT16:
+                _halves(array)
+        except ValueError as error:
+            raise ValueError(f"array {name!r}: {error}") from error
+
+
 def decode_tensors(data: bytes, *, limits: TensorLimits | None = None) -> dict[str, NDArray[Any]]:
     """The arrays in ``data``: fresh, writable, in native byte order.
 
@@ -164,11 +183,7 @@ def _encode_array(
         form = _ROWS_OF.get(codec, form)
     head = struct.pack(f"<BB{array.ndim}I", form, array.ndim, *array.shape)
     if form == _HALF:
-        with np.errstate(over="ignore"):
-            halves = array.astype("<f2")
-        if not np.isfinite(halves).all():
-            raise ValueError("a value exceeds 65,504, float16's largest; use FLOAT32 or INT8")
-        return [head, halves.tobytes()]
+        return [head, _halves(array).tobytes()]
     if form in _ROWS:
         if rng is None:
             raise ValueError(
@@ -178,6 +193,14 @@ def _encode_array(
         packed = pack_rows(codes) if form == _INT4_ROWS else codes.tobytes()
         return [head, scales.astype("<u2").tobytes(), packed]
     return [head, array.astype(_PLAIN[form]).tobytes()]
+
+
+def _halves(array: NDArray[Any]) -> NDArray[Any]:
+    with np.errstate(over="ignore"):
+        halves = array.astype("<f2")
+    if not np.isfinite(halves).all():
+        raise ValueError("a value exceeds 65,504, float16's largest; use FLOAT32 or INT8")
+    return halves
 
 
 def _rows(shape: tuple[int, ...]) -> tuple[int, int]:

@@ -21,7 +21,7 @@ from aggregator.toml_table import TomlTable
 from device_sdk.artifact import Artifact, load_artifact
 from device_sdk.artifact.flat_layout import layout_of
 from device_sdk.wire.errors import WireError
-from device_sdk.wire.exchange import Update
+from device_sdk.wire.exchange import Broadcast, Update
 from device_sdk.wire.tensor_body import encode_update
 from device_sdk.wire.tensors import Codec
 from tests.device_sdk.handmade import linear_artifact
@@ -43,6 +43,10 @@ def store(tmp_path: Path) -> Store:
     return home.open_store()
 
 
+def any_is_publishable(broadcast: Broadcast) -> None:
+    """Nothing is published here."""
+
+
 def attention() -> Binding:
     return BINDINGS["attention"](TomlTable({"training": {"warm_up_rounds": 1}}, "attention"))
 
@@ -55,7 +59,7 @@ def body(artifact: Artifact, place: int) -> bytes:
 
 
 def test_the_log_is_replayed_with_its_senders(store: Store, artifact: Artifact) -> None:
-    aggregation = Aggregation(attention(), store, 0, 2, [artifact])
+    aggregation = Aggregation(attention(), store, 0, 2, any_is_publishable, [artifact])
     aggregation.resume(None)
     aggregation.open_round(1)
     with store.database.transaction():
@@ -69,7 +73,7 @@ def test_the_log_is_replayed_with_its_senders(store: Store, artifact: Artifact) 
             store.log.append([logged], [])
         assert aggregation.absorb(ROW, [(logged, update)]) == {}
     # Checkpoints lie after the second and the fourth; the fifth comes out of the log.
-    again = Aggregation(attention(), store, 0, 2, [artifact])
+    again = Aggregation(attention(), store, 0, 2, any_is_publishable, [artifact])
     again.resume(ROW)
     assert again.participants == aggregation.participants == len(SENDERS)
     before, after = aggregation.state(), again.state()
@@ -93,7 +97,7 @@ def test_a_body_that_is_no_update_is_refused(artifact: Artifact) -> None:
 def test_artifacts_that_do_not_suit_the_method_are_named(store: Store, artifact: Artifact) -> None:
     mutual = BINDINGS["mutual"](TomlTable({"training": {"classes": 3}}, "mutual"))
     with pytest.raises(AggregatorError, match=r"artifacts do not suit mutual: .*public samples"):
-        Aggregation(mutual, store, 0, 100, [artifact])
+        Aggregation(mutual, store, 0, 100, any_is_publishable, [artifact])
 
 
 @pytest.mark.parametrize(

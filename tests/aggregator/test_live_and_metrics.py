@@ -65,6 +65,9 @@ def test_the_live_view_shows_rounds_devices_and_refusals() -> None:
     assert "max_queued_messages" in shown(lossy) and "max_queued_messages" not in shown(SEEN)
     held = RoundRow(7, 1, 5, NOW, NOW, bytes(32), 1, 48, 20, held="quarantine")
     assert "held: quarantine" in shown(Snapshot(**{**fields(SEEN), "current": held}))
+    unsealed = {**fields(SEEN), "current": None, "unpublished": "too large a value"}
+    assert "held: too large a value" in shown(Snapshot(**unsealed))
+    assert "tessera_round_held 1" in format_metrics(Snapshot(**unsealed))
     assert "waiting for devices" in shown(Snapshot(**{**fields(SEEN), "current": None}))
 
 

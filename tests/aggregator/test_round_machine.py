@@ -101,7 +101,7 @@ class Oracle:
             self.method.absorb(update)
 
     def accepted(self, number: int, device: bytes, body: bytes) -> None:
-        update = self.binding.decode(body, number, ITEMS)
+        update = self.binding.decode(body, number, ITEMS, device.hex())
         self.log.append(update)
         self.method.absorb(update)
         self.verdicts[(number, device)] = (body, None)

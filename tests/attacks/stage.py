@@ -34,7 +34,8 @@ class Stage:
     """``run`` lets simulated time pass. Everything that a test wants to disturb is an attribute.
 
     ``drop``: messages for which it is true vanish. ``offset_seconds`` is added to the aggregator's
-    calendar clock. ``database``: what opens the aggregator's file.
+    calendar clock. ``database``: what opens the aggregator's file. ``binding`` and ``codec`` hold
+    from the aggregator's next start on, as a changed task file does.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Stage:
         database: type[Database] = Database,
         binding: Binding | None = None,
         items: int = ITEMS,
+        codec: str = "float32",
     ) -> None:
         lines = (
             round_lines
@@ -63,7 +65,8 @@ class Stage:
         self.drop: Callable[[Parcel], bool] = lambda parcel: False
         self.topics = Topics()
         self._database = database
-        self._binding = binding if binding is not None else KnownBinding()
+        self.binding: Binding = binding if binding is not None else KnownBinding()
+        self.codec = codec
         self._lives = 0
         self.start_aggregator()
         pace = pace if pace is not None else Pace()
@@ -84,7 +87,7 @@ class Stage:
         """The aggregator's process starts, and connects."""
         self._lives += 1
         home = self.fleet.aggregator
-        task = replace(read_task(home.task_file), binding=self._binding)
+        task = replace(read_task(home.task_file), binding=self.binding, broadcast_codec=self.codec)
         world = World(
             self.clock, self.unix, np.random.default_rng(self._lives), sleep=lambda seconds: None
         )

@@ -101,7 +101,7 @@ def test_a_trial_is_repeatable_and_measures_honest_users() -> None:
     base = replace(CLEAN.experiment, width=K, classes=(4, 8), epochs=2, cohort=20)
     notes: list[str] = []
     clean = execute(Trial(base, None, 0.0), split, ReferenceStep(), notes.append)  # type: ignore[arg-type]
-    assert set(clean.hit_ratio) == {"0.0", *map(str, SHARES)}
+    assert set(clean.hit_ratio) == {"0.0", str(1 / 40), *map(str, SHARES)}
     assert len(notes) == 3
     guarded = replace(base, settings=OPTIONS[-1].change(base.settings))
     for attack in ATTACKS:

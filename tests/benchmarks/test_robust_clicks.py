@@ -70,7 +70,15 @@ def test_a_trial_is_repeatable_and_paired(
 ) -> None:
     shelf, notes = TrainerShelf(artifacts), list[str]()
     clean = execute(Trial(small(method), None, 0.0), clicks, shelf, notes.append)
-    assert set(clean.auc) == set(clean.click) == {"0.0", *map(str, SHARES)}
+    assert (
+        set(clean.auc)
+        == set(clean.click)
+        == {
+            "0.0",
+            str(1 / len(clicks.devices)),
+            *map(str, SHARES),
+        }
+    )
     assert len(notes) == 3
     for attack in ("noise", "promotion"):
         trial = Trial(small(method), attack, 0.2)

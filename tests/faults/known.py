@@ -90,7 +90,8 @@ class KnownBinding(ScatterBinding):
     """Scatter's messages with :class:`KnownSums` behind them, beginning at zero."""
 
     def __init__(self) -> None:
-        super().__init__(WIDTH, 0.1, ScatterSettings())
+        # Sums that anybody can work out are of updates as they came.
+        super().__init__(WIDTH, 0.1, ScatterSettings(clip_multiple=0.0, row_multiple=0.0))
 
     def build(
         self, items: int, rng: np.random.Generator, artifacts: Sequence[Artifact] = ()

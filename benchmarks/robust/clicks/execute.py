@@ -48,7 +48,8 @@ def execute(
     seeds = (training, attacking)
     fleet = build_fleet(trial, clicks, catalogue, trainers, hostile.tolist(), item, seeds)
     best_round, seconds = _train(fleet, trainers, clicks, honest, experiment.rounds, progress)
-    shares = (0.0, *SHARES) if trial.attack is None else (trial.share,)
+    clean = (0.0, 1 / len(clicks.devices), *SHARES)
+    shares = clean if trial.attack is None else (trial.share,)
     rest = {str(one): set(honest).difference(hostile_devices(order, one)) for one in shares}
     found = {
         device: predictions(trainers[device], getattr(clicks.devices[device], experiment.split))

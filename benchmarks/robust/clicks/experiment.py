@@ -60,7 +60,11 @@ class Experiment:
     @property
     def key(self) -> str:
         """Changes with every setting."""
-        canonical = json.dumps([self.method, asdict(self)], sort_keys=True)
+        described = asdict(self)
+        # An option that came later keeps the keys of runs from before, where it is off.
+        if described["settings"].get("samples_multiple") == 0:
+            del described["settings"]["samples_multiple"]
+        canonical = json.dumps([self.method, described], sort_keys=True)
         return hashlib.sha256(canonical.encode()).hexdigest()[:20]
 
 
@@ -72,7 +76,8 @@ def base_experiment(method: MethodName, split: SplitName, seed: int, rounds: int
     if method == "fedavg":
         model = ModelChoice("wide_deep", learning_rate=2e-2)
         training = FedAvgTraining(epochs=1, batch_size=256)
-        return Experiment(split, seed, rounds or 16, (model,), FedAvgSettings(training=training))
+        settings = FedAvgSettings(training=training, clip_multiple=0.0, samples_multiple=0.0)
+        return Experiment(split, seed, rounds or 16, (model,), settings)
     models = (ModelChoice("wide_deep"), ModelChoice("deepfm"), ModelChoice("cnn"))
     told = TeacherLogitsTraining(
         classes=2, batch_size=128, learning_rate=5e-3, alpha=0.6, beta=0.2, l2=1e-4

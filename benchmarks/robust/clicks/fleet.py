@@ -15,6 +15,7 @@ from benchmarks.distill.artifacts import ArtifactShelf
 from benchmarks.distill.fleet import Fleet
 from benchmarks.distill.liars import LyingTeacher, last_class, other_labels, random_claims
 from benchmarks.distill.predictions import entries_of
+from benchmarks.robust.any_value import AnyValue
 from benchmarks.robust.attacks import PROMOTING, Attack
 from benchmarks.robust.clicks.catalogue import Catalogue
 from benchmarks.robust.clicks.experiment import Experiment
@@ -87,7 +88,12 @@ def build_fleet(
             samples = catalogue.promoting(samples, item)
         data = LocalData(entries_of(trainer, samples))
         learner = FedAvgLearner(lambda data=data: data, trainer, "", rng)  # type: ignore[misc]
-        learners.append(learner if attack is None else HostileLearner(learner, attack, other))
+        if attack is None:
+            learners.append(learner)
+        elif trial.magnitude:
+            learners.append(AnyValue(learner, attack, trial.magnitude, other))
+        else:
+            learners.append(HostileLearner(learner, attack, other))
     settings = experiment.settings
     if isinstance(settings, FedAvgSettings):
         averaging = FedAvgMethod(trainers[0].parameters, trainers[0].buffers, settings)

@@ -16,7 +16,14 @@ from benchmarks.robust.clicks.experiment import ML_100K, Experiment, MethodName,
 from benchmarks.robust.clicks.fleet import TrainerShelf
 from benchmarks.robust.clicks.outcome import Outcome, OutcomeStore
 from benchmarks.robust.suite import Option, SplitName, Suite, changed
-from benchmarks.robust.table import UNPROTECTED, Found, change_table, promotion_table
+from benchmarks.robust.table import (
+    DEFAULT,
+    UNPROTECTED,
+    Found,
+    change_table,
+    promotion_table,
+    single_table,
+)
 from benchmarks.robust.trial import Trial
 
 __all__ = ["OPTIONS", "ClickSuite"]
@@ -26,8 +33,13 @@ OPTIONS: Mapping[MethodName, tuple[Option, ...]] = {
         Option(UNPROTECTED, "no protection", lambda base: base),
         Option("clip", "norms up to 3 running medians", changed(clip_multiple=3.0)),
         Option(
+            DEFAULT,
+            "norms up to 3 running medians, and so for claims of samples (a task's default)",
+            changed(clip_multiple=3.0, samples_multiple=3.0),
+        ),
+        Option(
             "outliers",
-            "updates larger than 3 running medians left out (recommended)",
+            "updates larger than 3 running medians left out",
             changed(outlier_multiple=3.0),
         ),
         Option(
@@ -78,6 +90,7 @@ class ClickSuite(Suite[Experiment, Outcome]):
     def __init__(self, method: MethodName, root: Path | None, folder: Path) -> None:
         self.options = OPTIONS[method]
         self.attacks = _ATTACKS[method]
+        self.devices = ML_100K.devices
         self._method = method
         self._root = root
         self._folder = folder
@@ -99,6 +112,11 @@ class ClickSuite(Suite[Experiment, Outcome]):
             shelf = ArtifactShelf(self._folder, click_fields(clicks.sizes))
             self._loaded = (clicks, TrainerShelf(shelf))
         return execute(trial, *self._loaded, progress)
+
+    def single_table(self, found: Found[Outcome]) -> str:
+        """AUC."""
+        share = 1 / self.devices
+        return single_table(found, share, lambda one: one.auc, "AUC of the other devices")
 
     def tables(self, found: Found[Outcome], options: Sequence[str]) -> list[str]:
         """AUC, cross-entropy, and what is predicted of the promoted item."""

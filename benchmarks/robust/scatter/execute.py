@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from aggregator.methods.scatter import ScatterMethod, initial_items
 from benchmarks.recommendation.metrics import quality, sampled_ranks
 from benchmarks.recommendation.split import LeaveOneOut
+from benchmarks.robust.any_value import AnyValue
 from benchmarks.robust.attacks import SHARES, hostile_devices, unpopular_item
 from benchmarks.robust.scatter.hostile import HostileLearner
 from benchmarks.robust.scatter.outcome import Outcome
@@ -43,8 +44,15 @@ def execute(
     order = np.random.default_rng(turning).permutation(split.users)
     known = np.bincount(np.concatenate(split.train), minlength=split.items)
     item = unpopular_item(known, np.random.default_rng(choosing))
-    learners: list[ScatterLearner | HostileLearner] = list(honest)
-    if trial.attack is not None:
+    learners: list[ScatterLearner | HostileLearner | AnyValue] = list(honest)
+    always: tuple[int, ...] = ()
+    if trial.attack is not None and trial.magnitude:
+        (device,) = hostile_devices(order, trial.share).tolist()
+        learners[device] = AnyValue(
+            honest[device], trial.attack, trial.magnitude, np.random.default_rng(noise)
+        )
+        always = (device,)
+    elif trial.attack is not None:
         hostile = hostile_devices(order, trial.share)
         for device, seed in zip(hostile.tolist(), noise.spawn(len(hostile)), strict=True):
             learners[device] = HostileLearner(
@@ -58,7 +66,7 @@ def execute(
     simulation = Simulation(method, learners, np.random.default_rng(cohorts), channel)
     began = time.perf_counter()
     for epoch in range(1, experiment.epochs + 1):
-        for _ in simulation.epoch(experiment.cohort or split.users):
+        for _ in simulation.epoch(experiment.cohort or split.users, always):
             pass
         progress(
             f"epoch {epoch}/{experiment.epochs}, {(time.perf_counter() - began) / epoch:.1f} s each"
@@ -70,7 +78,8 @@ def execute(
     ranks = sampled_ranks(users, method.items, split)
     sees = exposure(users, method.items, split, item)
     hit_ratio, exposed = {}, {}
-    for share in (0.0, *SHARES) if trial.attack is None else (trial.share,):
+    clean = (0.0, 1 / split.users, *SHARES)
+    for share in clean if trial.attack is None else (trial.share,):
         rest = np.setdiff1d(np.arange(split.users), hostile_devices(order, share))
         hit_ratio[str(share)] = quality(ranks[rest]).hit_ratio
         exposed[str(share)] = float(np.nanmean(sees[rest]))

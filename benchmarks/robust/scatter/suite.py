@@ -15,7 +15,14 @@ from benchmarks.robust.attacks import ATTACKS
 from benchmarks.robust.scatter.execute import execute
 from benchmarks.robust.scatter.outcome import Outcome, OutcomeStore
 from benchmarks.robust.suite import Option, SplitName, Suite, changed
-from benchmarks.robust.table import UNPROTECTED, Found, change_table, promotion_table
+from benchmarks.robust.table import (
+    DEFAULT,
+    UNPROTECTED,
+    Found,
+    change_table,
+    promotion_table,
+    single_table,
+)
 from benchmarks.robust.trial import Trial
 from benchmarks.scatter.experiment import Experiment
 from benchmarks.scatter.full_round import open_step
@@ -32,6 +39,11 @@ _VALIDATION_SEED = 12345
 OPTIONS = (
     Option(UNPROTECTED, "no protection", lambda base: base),
     Option("clip", "norms up to 4 running medians", changed(clip_multiple=4.0)),
+    Option(
+        DEFAULT,
+        "norms up to 4 running medians, rows up to 16 (a task's default)",
+        changed(clip_multiple=4.0, row_multiple=16.0),
+    ),
     Option("rows", "rows up to 6 running medians", changed(row_multiple=6.0)),
     Option(
         RECOMMENDED,
@@ -61,6 +73,7 @@ class ScatterSuite(Suite[Experiment, Outcome]):
 
     options = OPTIONS
     attacks = ATTACKS
+    devices = 943
 
     def __init__(self, root: Path | None, artifact: Path | None) -> None:
         self._root = root
@@ -84,6 +97,11 @@ class ScatterSuite(Suite[Experiment, Outcome]):
         if self._step is None:
             self._step = open_step(self._artifact)
         return execute(trial, self._splits[kind], self._step, progress)
+
+    def single_table(self, found: Found[Outcome]) -> str:
+        """HR@10."""
+        share = 1 / self.devices
+        return single_table(found, share, lambda one: one.hit_ratio, "HR@10 of the other users")
 
     def tables(self, found: Found[Outcome], options: Sequence[str]) -> list[str]:
         """HR@10, and who sees the promoted item."""

@@ -120,8 +120,8 @@ def test_before_the_first_round_nobody_teaches() -> None:
 @pytest.mark.parametrize(
     ("name", "array"),
     [
-        ("sums", np.zeros((3, 3), dtype=np.float32)),
-        ("sums", np.zeros((2, 2), dtype=np.float16)),
+        ("means", np.zeros((3, 3), dtype=np.float32)),
+        ("means", np.zeros((2, 2), dtype=np.float16)),
         ("weights", np.full(2, -1, dtype=np.int64)),
         ("round", np.asarray(9, dtype=np.int64)),
         ("first_round", np.asarray(1, dtype=np.int64)),

@@ -1,0 +1,394 @@
+"""Limits that follow the fleet, from a task's first update on: one device is one voice."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aggregator.methods.fedavg import FedAvgMethod, FedAvgSettings
+from aggregator.methods.fleet_scale import FleetScale
+from aggregator.methods.method import StateError
+from aggregator.methods.scatter import ScatterMethod, ScatterSettings, initial_items
+from aggregator.methods.server_optimizer import OptimizerSettings
+from aggregator.methods.waiting import Waiting
+from aggregator.store.checkpoints import pack_state, unpack_state
+from device_sdk.wire.exchange import Update
+
+ITEMS, K = 40, 8
+PLAIN = OptimizerSettings(name="plain", learning_rate=1.0)
+NAMES = [f"{place:032x}" for place in range(300)]
+
+
+def test_a_median_is_over_the_last_256_updates_and_each_device_is_one_voice() -> None:
+    scale = FleetScale(2)
+    assert (scale.known, scale.median(0)) == (False, 0.0)
+    for name, norm in zip(NAMES[:3], (3.0, 1.0, 2.0), strict=True):
+        scale.note(name, (norm, 10 * norm))
+    assert (scale.known, scale.median(0), scale.median(1)) == (True, 2.0, 20.0)
+    # One that comes in every round says no more than its last word.
+    for norm in range(100, 200):
+        scale.note(NAMES[0], (float(norm), 0.0))
+    assert (scale.median(0), scale.median(1)) == (2.0, 10.0)
+    for _ in range(154):
+        scale.note(NAMES[0], (5.0, 0.0))
+    assert scale.known
+    scale.note(NAMES[0], (5.0, 0.0))
+    assert not scale.known, "whom nobody heard of in 256 updates has no voice"
+
+
+def test_updates_without_a_sender_are_voices_of_their_own() -> None:
+    scale = FleetScale(1)
+    for norm in (1.0, 2.0, 100.0, 7.0):
+        scale.note("", (norm,))
+    assert scale.median(0) == 2.0, "the lower of two in the middle"
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["", *NAMES[:5]]), st.floats(0, 1e9), st.sampled_from("nnnsb")),
+        max_size=60,
+    )
+)
+def test_a_scale_continues_bit_for_bit_wherever_it_was_saved(
+    steps: list[tuple[str, float, str]],
+) -> None:
+    def act(one: FleetScale, sender: str, value: float, kind: str) -> None:
+        if kind == "n":
+            one.note(sender, (value, value / 2))
+        elif kind == "s":
+            one.settle()
+        else:
+            one.begin()
+
+    whole = FleetScale(2)
+    for step in steps:
+        again = FleetScale.from_state(2, unpack_state(pack_state(whole.state())))
+        act(whole, *step)
+        act(again, *step)
+        assert pack_state(again.state()) == pack_state(whole.state())
+        assert (again.known, again.median(0)) == (whole.known, whole.median(0))
+
+
+def test_bad_states_of_a_scale_are_refused() -> None:
+    scale = FleetScale(1)
+    for name in (*NAMES[:3], ""):
+        scale.note(name, (1.0,))
+    good = scale.state()
+    FleetScale.from_state(1, good)
+    for bad in (
+        {"recent.count": good["recent.count"]},
+        {**good, "recent.values": -good["recent.values"]},
+        {**good, "recent.values": good["recent.values"] * np.nan},
+        {**good, "recent.values": good["recent.values"].astype(np.float32)},
+        {**good, "recent.places": good["recent.places"][::-1]},
+        {**good, "recent.places": good["recent.places"] + 1},
+        {**good, "recent.count": np.asarray(300, dtype=np.int64)},
+        {**good, "recent.senders": np.zeros((4, 16), np.uint8), "recent.named": np.ones(4, bool)},
+        {**good, "settled.named": np.ones(1, bool)},
+    ):
+        with pytest.raises(StateError):
+            FleetScale.from_state(1, bad)
+    with pytest.raises(StateError):
+        FleetScale.from_state(2, good)
+
+
+def test_updates_that_wait_are_kept_whole() -> None:
+    waiting = Waiting()
+    one = Update(3, {"a": np.ones(2, np.float32)}, {"samples": 7, "loss": 0.5}, NAMES[1])
+    waiting.add(one)
+    waiting.add(Update(4, {"a.b": np.zeros((2, 0), np.int64)}))
+    again = Waiting.from_state(unpack_state(pack_state(waiting.state())))
+    first, second = again.take()
+    assert (first.round_id, dict(first.metadata), first.sender) == (3, dict(one.metadata), NAMES[1])
+    assert type(first.metadata["samples"]) is int
+    assert first.tensors["a"].tobytes() == one.tensors["a"].tobytes()
+    assert (second.round_id, second.sender, second.tensors["a.b"].shape) == (4, "", (2, 0))
+    assert len(again) == 0
+    good = waiting.state()
+    for bad in (
+        {name: array for name, array in good.items() if name != "0.round"},
+        {**good, "0.sender": np.asarray([120], np.uint8)},
+        {**good, "7.round": good["0.round"]},
+    ):
+        with pytest.raises(StateError):
+            Waiting.from_state(bad)
+
+
+def scatter_update(round_id: int, place: int, scale: float, seed: int = 0) -> Update:
+    rng = np.random.default_rng([seed, round_id, place])
+    rows = np.sort(rng.choice(ITEMS, size=20, replace=False))
+    values = scale * rng.standard_normal((20, K))
+    tensors = {"rows": rows, "columns": np.arange(K), "values": values.astype(np.float32)}
+    return Update(round_id, tensors, sender=NAMES[place])
+
+
+def averaging_update(
+    round_id: int, place: int, scale: float, samples: int = 40, buffers: float = 0.1
+) -> Update:
+    rng = np.random.default_rng([round_id, place])
+    values = scale * rng.standard_normal((ITEMS, K))
+    moved = buffers * rng.standard_normal(K)
+    tensors = {"w.w": values.astype(np.float32), "b.bn.running_var": moved.astype(np.float32)}
+    return Update(round_id, tensors, {"samples": samples, "loss": 0.5}, NAMES[place])
+
+
+def scatter(**chosen: Any) -> ScatterMethod:
+    first = initial_items(ITEMS, K, 0.1, np.random.default_rng(0))
+    return ScatterMethod(first, ScatterSettings(**chosen))
+
+
+def averaging(**chosen: Any) -> FedAvgMethod:
+    first = np.random.default_rng(0).standard_normal((ITEMS, K)).astype(np.float32)
+    variances = {"bn.running_var": np.ones(K, np.float32)}
+    return FedAvgMethod({"w": first}, variances, FedAvgSettings(**chosen))
+
+
+def absorbed(one: Any, updates: list[Update]) -> Any:
+    for each in updates:
+        one.check(each)
+        one.absorb(each)
+    return one.close_round()
+
+
+finite = st.one_of(
+    st.floats(1e-30, 1e12),
+    st.floats(-1e12, -1e-30),
+    st.sampled_from([1e12, -1e12, 1e-38, 1e-3, 1e3, 1e11]),
+)
+
+
+@st.composite
+def hostile_values(draw: st.DrawFn) -> np.ndarray:
+    """Any finite values: of one size all over, in one row, or in a few places."""
+    values = np.zeros((ITEMS, K), np.float32)
+    shape = draw(st.sampled_from(["all", "row", "places", "sizes"]))
+    if shape == "all":
+        values[:] = draw(finite)
+    elif shape == "row":
+        values[draw(st.integers(0, ITEMS - 1))] = draw(finite)
+    elif shape == "places":
+        for _ in range(draw(st.integers(1, 5))):
+            values[draw(st.integers(0, ITEMS - 1)), draw(st.integers(0, K - 1))] = draw(finite)
+    else:
+        exponents = np.random.default_rng(draw(st.integers(0, 99))).uniform(-38, 12, values.shape)
+        values[:] = 10.0**exponents
+    return values
+
+
+@settings(max_examples=80, deadline=None)
+@given(hostile_values(), st.integers(2, 12), st.data())
+def test_whatever_one_of_a_few_sends_moves_scatter_by_four_honest_shares(
+    values: np.ndarray, honest: int, data: st.DataObject
+) -> None:
+    """In the first round of a task, and wherever in the order of the commits it comes."""
+    one = scatter(optimizer=PLAIN, aggregator="mean")
+    before = one.open_round(1).tensors["items"]
+    good = [scatter_update(1, place, 0.1) for place in range(1, honest + 1)]
+    tensors = {"rows": np.arange(ITEMS), "columns": np.arange(K), "values": values}
+    place = data.draw(st.integers(0, honest))
+    updates = [*good[:place], Update(1, tensors, sender=NAMES[0]), *good[place:]]
+    absorbed(one, updates)
+    quiet = np.zeros((ITEMS, K))
+    for each in good:
+        quiet[each.tensors["rows"]] += each.tensors["values"]
+    # What is left when the honest devices' own sum is taken out is the hostile one's.
+    left = (one.items - before) * (honest + 1) + quiet
+    largest = max(float(np.linalg.norm(each.tensors["values"])) for each in good)
+    assert float(np.linalg.norm(left)) <= 4 * largest * 1.001
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    hostile_values(),
+    st.integers(1, 1 << 40),
+    st.floats(-1e12, 1e12),
+    st.integers(2, 12),
+    st.data(),
+)
+def test_whatever_one_of_a_few_sends_moves_an_average_by_three_honest_shares(
+    values: np.ndarray, claim: int, buffers: float, honest: int, data: st.DataObject
+) -> None:
+    one = averaging()
+    before = one.model
+    one.open_round(1)
+    good = [averaging_update(1, place, 0.1) for place in range(1, honest + 1)]
+    tensors = {"w.w": values, "b.bn.running_var": np.full(K, buffers, np.float32)}
+    hostile = Update(1, tensors, {"samples": claim, "loss": 1e12}, NAMES[0])
+    place = data.draw(st.integers(0, honest))
+    summary = absorbed(one, [*good[:place], hostile, *good[place:]])
+    moved = {name: one.model[name] - before[name] for name in before}
+    weight = summary.metrics["weight"]
+    assert weight <= 40 * (honest + 3)
+    for wire, name in (("w.w", "w"), ("b.bn.running_var", "bn.running_var")):
+        own = sum(40 * each.tensors[wire].astype(np.float64) for each in good)
+        left = float(np.linalg.norm(moved[name] * weight - own.reshape(moved[name].shape)))
+        largest = max(float(np.linalg.norm(each.tensors[wire])) for each in good)
+        # Three norms at the usual weight; buffers do not shrink with the weight.
+        assert left <= (3 if wire == "w.w" else 9) * 40 * largest * 1.001 + 0.01
+    assert (one.model["bn.running_var"] >= 0).all()
+
+
+def test_one_update_does_not_freeze_training_under_adam() -> None:
+    """The second moment is of gradients that are bounded, so that steps stay as large as before."""
+
+    def steps(value: float, rounds: int = 60) -> list[float]:
+        one = scatter()
+        moved = []
+        for number in range(1, rounds + 1):
+            before = one.open_round(number).tensors["items"]
+            updates = [scatter_update(number, place, 0.1, 5) for place in range(1, 21)]
+            if value and number == 10:
+                tensors = {"rows": np.arange(ITEMS), "columns": np.arange(K)}
+                values = np.full((ITEMS, K), value, np.float32)
+                updates.insert(3, Update(number, {**tensors, "values": values}, sender=NAMES[0]))
+            absorbed(one, updates)
+            moved.append(float(np.abs(one.items - before).mean()))
+        return moved
+
+    quiet = steps(0.0)
+    for value in (1e3, 1e12):
+        attacked = steps(value)
+        for first, last in ((9, 10), (10, 20), (20, 60)):
+            assert np.mean(attacked[first:last]) > 0.5 * np.mean(quiet[first:last])
+            assert np.mean(attacked[first:last]) < 2 * np.mean(quiet[first:last])
+
+
+def test_one_update_does_not_freeze_an_adaptive_average() -> None:
+    def steps(value: float) -> list[float]:
+        adam = OptimizerSettings(name="adam", learning_rate=0.01, beta1=0.9, epsilon=1e-6)
+        one = averaging(optimizer=adam)
+        moved = []
+        for number in range(1, 41):
+            before = one.model["w"]
+            one.open_round(number)
+            updates = [averaging_update(number, place, 0.1) for place in range(1, 11)]
+            if value and number == 10:
+                hostile = averaging_update(number, 0, value, samples=1 << 40)
+                updates.insert(0, hostile)
+            absorbed(one, updates)
+            moved.append(float(np.abs(one.model["w"] - before).mean()))
+        return moved
+
+    quiet = steps(0.0)
+    for value in (1e3, 1e11):
+        attacked = steps(value)
+        assert np.mean(attacked[10:20]) > 0.5 * np.mean(quiet[10:20])
+        assert np.mean(attacked[20:]) > 0.5 * np.mean(quiet[20:])
+
+
+@pytest.mark.parametrize("kind", ["scatter", "averaging"])
+def test_many_rounds_in_a_row_buy_no_second_voice(kind: str) -> None:
+    one: Any = scatter(optimizer=PLAIN, aggregator="mean") if kind == "scatter" else averaging()
+    make: Any = scatter_update if kind == "scatter" else averaging_update
+    number = 1
+    one.open_round(number)
+    absorbed(one, [make(number, place, 0.1) for place in range(1, 6)])
+    before = one.items if kind == "scatter" else one.model["w"]
+    for number in range(2, 42):
+        one.open_round(number)
+        absorbed(one, [make(number, 0, 10.0 ** min(number, 10))])
+    after = one.items if kind == "scatter" else one.model["w"]
+    honest = float(
+        np.linalg.norm(
+            next(iter([make(1, 1, 0.1)])).tensors["values" if kind == "scatter" else "w.w"]
+        )
+    )
+    assert float(np.linalg.norm(after - before)) < 40 * 4 * 1.3 * honest
+
+
+@pytest.mark.parametrize("kind", ["scatter", "averaging"])
+def test_a_fleet_of_two_is_held_to_the_first_model_s_length(kind: str) -> None:
+    one: Any = scatter(optimizer=PLAIN, aggregator="mean") if kind == "scatter" else averaging()
+    make: Any = scatter_update if kind == "scatter" else averaging_update
+    before = one.items if kind == "scatter" else one.model["w"]
+    for number in range(1, 6):
+        one.open_round(number)
+        absorbed(one, [make(number, 0, 1e9), make(number, 1, 0.01)])
+    after = one.items if kind == "scatter" else one.model["w"]
+    moved, length = np.linalg.norm(after - before), np.linalg.norm(before)
+    assert moved <= 5 * 10 * max(float(length), 1.0)
+    # Whose norms nobody can be compared with are honest ones, as a rule: those are left alone.
+    small: Any = scatter(optimizer=PLAIN) if kind == "scatter" else averaging()
+    small.open_round(1)
+    assert absorbed(small, [make(1, 0, 0.1), make(1, 1, 0.1)]).metrics["clipped"] == 0
+
+
+@pytest.mark.parametrize("saved_after", [0, 1, 2, 3, 5])
+@pytest.mark.parametrize("kind", ["scatter", "averaging"])
+def test_what_waits_and_what_is_known_survive_bit_for_bit(kind: str, saved_after: int) -> None:
+    make: Any = scatter_update if kind == "scatter" else averaging_update
+    fresh: Any = scatter if kind == "scatter" else averaging
+    updates = [make(1, place, 10.0**place) for place in range(6)]
+    one, other = fresh(), fresh()
+    one.open_round(1)
+    for place, each in enumerate(updates):
+        if place == saved_after:
+            other.restore(unpack_state(pack_state(one.state())))
+        one.absorb(each)
+        if place >= saved_after:
+            other.absorb(each)
+    assert pack_state(one.state()) == pack_state(other.state())
+    assert one.close_round() == other.close_round()
+    assert pack_state(one.state()) == pack_state(other.state())
+
+
+def test_states_from_before_there_were_limits_begin_with_nothing_known() -> None:
+    one = scatter()
+    one.open_round(1)
+    absorbed(one, [scatter_update(1, place, 0.1) for place in range(4)])
+    old = {name: array for name, array in one.state().items() if not name.startswith("limits.")}
+    again = scatter()
+    again.restore(old)
+    assert again.items.tobytes() == one.items.tobytes()
+    again.open_round(2)
+    assert absorbed(again, [scatter_update(2, place, 0.1) for place in range(4)]).version == 2
+
+
+def test_a_claim_counts_for_three_usual_ones_and_no_more() -> None:
+    one = averaging()
+    one.open_round(1)
+    honest = [averaging_update(1, place, 0.1) for place in range(1, 5)]
+    summary = absorbed(one, [averaging_update(1, 0, 0.1, samples=1 << 40), *honest])
+    assert summary.metrics["weight"] == 40 * 4 + 120
+    uneven = averaging(samples_multiple=0.0, clip_multiple=0.0)
+    uneven.open_round(1)
+    assert (
+        absorbed(uneven, [averaging_update(1, 0, 0.1, samples=4000), *honest]).metrics["weight"]
+        == 4160
+    )
+
+
+def test_a_variance_never_falls_below_zero() -> None:
+    one = averaging(clip_multiple=0.0)
+    for number in range(1, 4):
+        one.open_round(number)
+        absorbed(
+            one,
+            [averaging_update(number, place, 0.1, buffers=0.0) for place in range(1, 4)]
+            + [averaging_update(number, 0, 0.1, buffers=-1e6)],
+        )
+        found = one.model["bn.running_var"]
+        assert (found >= 0).all()
+    assert math.isfinite(float(found.max()))
+
+
+def test_limits_may_be_turned_off_and_on_between_rounds() -> None:
+    chosen = ScatterSettings(optimizer=PLAIN)
+    first = initial_items(ITEMS, K, 0.1, np.random.default_rng(0))
+    one = ScatterMethod(first, chosen)
+    one.open_round(1)
+    absorbed(one, [scatter_update(1, place, 0.1) for place in range(4)])
+    off = ScatterMethod(first, replace(chosen, clip_multiple=0.0))
+    off.restore(one.state())
+    off.open_round(2)
+    assert absorbed(off, [scatter_update(2, 0, 1e3)]).metrics["clipped"] == 0
+    one.restore(off.state())
+    one.open_round(3)
+    assert absorbed(one, [scatter_update(3, place, 0.1) for place in range(4)]).version == 3

@@ -1,0 +1,91 @@
+"""Whatever a method takes of one device, the next broadcast can be carried by every codec."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aggregator.methods.attention import AttentionMethod, AttentionSettings
+from aggregator.methods.method import Refused
+from aggregator.methods.mutual import MutualMethod, MutualSettings
+from aggregator.methods.teacher_logits import TeacherLogitsMethod
+from device_sdk.artifact.flat_layout import flat_layout
+from device_sdk.wire.attention_settings import AttentionTraining
+from device_sdk.wire.exchange import Broadcast, Update
+from device_sdk.wire.label_knowledge import LabelKnowledge, encode_knowledge
+from device_sdk.wire.mutual_settings import MutualTraining
+from device_sdk.wire.public_samples import SampleEntry, encode_samples, samples_mark
+from device_sdk.wire.soft_labels import encode_soft_labels
+from device_sdk.wire.teacher_logits_settings import TeacherLogitsTraining
+from device_sdk.wire.tensors import Codec, encode_tensors, require_encodable
+
+LAYOUT = flat_layout({"a.weight": (40, 30), "a.bias": (40,), "b.weight": (4, 40)})
+
+
+def publish(broadcast: Broadcast) -> None:
+    for codec in Codec:
+        for tensors in (broadcast.tensors, *(a.tensors for a in broadcast.attachments.values())):
+            require_encodable(tensors, codec)
+            encode_tensors(tensors, codec, np.random.default_rng(0))
+
+
+@pytest.mark.parametrize("spread", [False, True])
+def test_attention_hands_on_the_largest_vectors_that_it_takes(spread: bool) -> None:
+    settings = AttentionSettings(training=AttentionTraining(warm_up_rounds=1, sketch_rows=8))
+    one = AttentionMethod(np.zeros(LAYOUT.size, np.float32), [LAYOUT], settings)
+    rng = np.random.default_rng(0)
+    for number in range(1, 5):
+        publish(one.open_round(number))
+        for place in range(4):
+            values = rng.standard_normal(LAYOUT.size).astype(np.float32)
+            if place == 0:
+                values[:] = 6e4 * (np.sign(values) if spread else 1)
+            told = {"samples": 10, "width": 0, "mixture": place == 1, "loss": 1.5}
+            each = Update(number, {"vector": values}, told, sender=f"{place + 1:032x}")
+            one.check(each)
+            one.absorb(each)
+        one.close_round()
+    publish(one.open_round(5))
+
+
+@pytest.mark.parametrize("count", [10_000, 2**31 - 1])
+def test_teachers_of_a_large_fleet_stay_means(count: int) -> None:
+    training = TeacherLogitsTraining(classes=2, weights="samples", most_samples=2**31 - 1)
+    one = TeacherLogitsMethod(training)
+    one.open_round(1)
+    means = np.asarray([[0.9, 0.1], [0.2, 0.8]], dtype=np.float32)
+    knowledge = LabelKnowledge(np.arange(2), np.full(2, count), means)
+    for _ in range(20):
+        each = Update(1, encode_knowledge(knowledge, training))
+        one.check(each)
+        one.absorb(each)
+    one.close_round()
+    opened = one.open_round(2)
+    publish(opened)
+    np.testing.assert_allclose(opened.tensors["means"], means, atol=1e-3)
+
+
+def sharing(form: Any, value: float) -> Update:
+    values = np.asarray([[0.0, 1.0], [value, 0.0]], dtype=np.float32)
+    coded = encode_samples({"x": values, "y": np.asarray([0, 1])}, form)
+    soft = encode_soft_labels(np.full((2, 2), 0.5, np.float32), "float16")
+    tensors = {**soft, **{f"public.{name}": array for name, array in coded.items()}}
+    return Update(1, tensors, {"mark": samples_mark(coded)}, "a" * 32)
+
+
+@pytest.mark.parametrize("form", ["uint8", "deflate", "float32"])
+def test_public_samples_that_not_every_codec_carries_are_refused(form: str) -> None:
+    entries = {"x": SampleEntry("float32", (2,)), "y": SampleEntry("int64", ())}
+    told = MutualTraining(2, sample_form=form)  # type: ignore[arg-type]
+    one = MutualMethod(entries, MutualSettings(told))
+    one.open_round(1)
+    for value in (-7e4, 7e4, 1e11) if form == "float32" else (-7e4, -1e11, 1e11):
+        with pytest.raises(Refused) as refused:
+            one.check(sharing(form, value))
+        assert refused.value.reason == "bad-public"
+    one.check(sharing(form, 5e4))
+    one.absorb(sharing(form, 5e4))
+    one.close_round()
+    publish(one.open_round(2))

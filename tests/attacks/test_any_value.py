@@ -1,0 +1,205 @@
+"""One device sends any value that is not refused: nobody stops, and training goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from aggregator.bindings import Binding
+from aggregator.bindings.array_binding import ArrayBinding
+from aggregator.bindings.scatter import ScatterBinding
+from aggregator.methods.fedavg import FedAvgMethod, FedAvgSettings
+from aggregator.methods.scatter import ScatterSettings
+from aggregator.methods.server_optimizer import OptimizerSettings
+from aggregator.publisher import Publisher
+from device_sdk.artifact import Artifact
+from device_sdk.wire.exchange import Broadcast, Update
+from device_sdk.wire.scatter_body import encode_scatter_update
+from device_sdk.wire.tensor_body import encode_update
+from device_sdk.wire.tensors import Codec
+from tests.attacks.conftest import MakeStage
+from tests.attacks.stage import Stage
+from tests.faults.known import ITEMS, WIDTH
+
+_ROUND = "quorum = 1\nwait_for_devices = 4\ndeadline_seconds = 60\npause_seconds = 5"
+_VALUES = [1e3, 1e6, 1e11, 1e12, -1e12]
+_PLAIN = OptimizerSettings(name="plain", learning_rate=1.0)
+
+
+def _scatter_body(place: int, number: int, value: float | None) -> bytes:
+    rng = np.random.default_rng([place, number])
+    rows, columns = np.arange(0, ITEMS, 1 if value else 2), np.arange(WIDTH)
+    values = 0.01 * rng.standard_normal((len(rows), WIDTH))
+    if value is not None:
+        values = np.full_like(values, value)
+    tensors = {"rows": rows, "columns": columns, "values": values.astype(np.float32)}
+    return encode_scatter_update(Update(number, tensors), WIDTH, "float32")
+
+
+def _scatter(*, limited: bool = True) -> Binding:
+    settings = ScatterSettings(optimizer=_PLAIN)
+    if not limited:
+        settings = replace(settings, clip_multiple=0.0, row_multiple=0.0)
+    return ScatterBinding(WIDTH, 0.1, settings)
+
+
+def _small_model(artifacts: Sequence[Artifact], settings: FedAvgSettings) -> FedAvgMethod:
+    first = np.random.default_rng(0).standard_normal((8, 4)).astype(np.float32)
+    return FedAvgMethod({"w": first}, {"norm.running_var": np.ones(4, np.float32)}, settings)
+
+
+def _averaging() -> Binding:
+    return ArrayBinding("fedavg", FedAvgSettings(), _small_model)
+
+
+def _averaging_body(place: int, number: int, value: float | None) -> bytes:
+    rng = np.random.default_rng([place, number])
+    shapes = {"w.w": (8, 4), "b.norm.running_var": (4,)}
+    tensors = {name: 0.01 * rng.standard_normal(shape) for name, shape in shapes.items()}
+    if value is not None:
+        tensors = {name: np.full_like(array, value) for name, array in tensors.items()}
+    said = {"samples": 40 if value is None else 1 << 40, "loss": 0.1 if value is None else 1e12}
+    floats = {name: array.astype(np.float32) for name, array in tensors.items()}
+    return encode_update(Update(number, floats, said), Codec.FLOAT32)
+
+
+def _published(stage: Stage) -> np.ndarray:
+    state = stage.parts.aggregation.state()
+    found: np.ndarray = state["items"] if "items" in state else state["model"]
+    return found
+
+
+@pytest.mark.parametrize("value", _VALUES)
+@pytest.mark.parametrize("method", ["scatter", "fedavg"])
+def test_one_device_of_any_value_stops_no_round_under_the_defaults(
+    make_stage: MakeStage, method: str, value: float
+) -> None:
+    make_body = _scatter_body if method == "scatter" else _averaging_body
+
+    def body(place: int, generation: int, number: int) -> bytes:
+        # The hostile one is there from the first round on, and in every round.
+        return make_body(place, number, value if place == 0 else None)
+
+    stage = make_stage(
+        judged=False,
+        devices=4,
+        round_lines=_ROUND,
+        body=body,
+        binding=_scatter() if method == "scatter" else _averaging(),
+        codec="float16",
+    )
+    before = _published(stage)
+    stage.run_until(lambda: stage.parts.aggregation.version == 3)
+    stage.kill_aggregator()
+    stage.start_aggregator()
+    stage.run_until(lambda: stage.parts.aggregation.version == 8)
+    stage.run(1.0)
+    assert [stage.verdict(place, 7) for place in range(4)] == ["counted"] * 4
+    # An honest update of scatter has a norm of about 0.5, of averaging 0.06; eight rounds of one in
+    # four with four times that.
+    honest = 0.5 if method == "scatter" else 0.08
+    assert float(np.linalg.norm(_published(stage) - before)) < 8 * (4 + 3) / 4 * honest
+
+
+def _held_body(place: int, generation: int, number: int) -> bytes:
+    return _scatter_body(place, number, 1e11 if place == 0 and number == 2 else None)
+
+
+def test_a_version_that_could_not_be_published_is_not_made_and_its_round_is_held(
+    make_stage: MakeStage, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stage = make_stage(
+        judged=False,
+        devices=4,
+        round_lines=_ROUND,
+        body=_held_body,
+        binding=_scatter(limited=False),
+        codec="float16",
+    )
+    stage.run_until(lambda: stage.parts.aggregation.version == 1)
+    stage.run(30.0)
+    for _ in range(2):
+        current = stage.parts.rounds.current
+        assert current is not None and current.round == 2
+        assert current.held is not None and "float16's largest" in current.held
+        assert stage.parts.aggregation.version == 1 and np.abs(_published(stage)).max() < 10
+        capsys.readouterr()
+        assert stage.command("status") == 0
+        assert "round 2 is held" in capsys.readouterr().out
+        stage.kill_aggregator()
+        stage.start_aggregator()
+        stage.run(30.0)
+    # The way out: limits, and the same updates once more.
+    stage.kill_aggregator()
+    stage.binding = _scatter()
+    stage.start_aggregator()
+    assert stage.command("release") == 0
+    stage.run_until(lambda: stage.parts.aggregation.version == 4)
+    assert np.abs(_published(stage)).max() < 10
+    assert [stage.verdict(place, 2) for place in range(4)] == ["counted"] * 4
+
+
+def test_what_is_committed_and_cannot_be_published_holds_the_next_round(
+    make_stage: MakeStage, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stage = make_stage(
+        judged=False,
+        devices=4,
+        round_lines=_ROUND,
+        body=_held_body,
+        binding=_scatter(limited=False),
+        codec="float16",
+    )
+    with monkeypatch.context() as patched:
+        # As an aggregator did that asked only when it was too late.
+        patched.setattr(Publisher, "require_publishable", lambda self, broadcast: None)
+        stage.kill_aggregator()
+        stage.start_aggregator()
+        stage.run_until(lambda: stage.parts.aggregation.version == 2)
+        stage.run(30.0)
+    for _ in range(2):
+        assert stage.parts.rounds.current is None
+        assert "float16's largest" in (stage.service.snapshot().unpublished or "")
+        capsys.readouterr()
+        assert stage.command("status") == 0
+        assert "round 3 is held: it could not be published" in capsys.readouterr().out
+        stage.kill_aggregator()
+        stage.start_aggregator()
+        stage.run(30.0)
+    assert stage.command("release") == 0
+    stage.run(5.0)
+    assert stage.parts.rounds.unpublished is not None, "released, and held for the same reason"
+    stage.kill_aggregator()
+    stage.codec = "float32"
+    stage.start_aggregator()
+    assert stage.command("release") == 0
+    stage.run_until(lambda: stage.parts.aggregation.version == 3)
+    assert stage.command("release") != 0, "nothing is held any more"
+
+
+def test_whatever_stops_a_publication_holds_its_round(
+    make_stage: MakeStage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = make_stage(round_lines=_ROUND, devices=4)
+    stage.run_until(lambda: stage.parts.aggregation.version == 1)
+
+    def refuse(self: Publisher, row: object, broadcast: Broadcast) -> None:
+        raise RuntimeError("no seal")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Publisher, "seal_round", refuse)
+        stage.kill_aggregator()
+        stage.start_aggregator()
+        stage.run_until(lambda: stage.parts.rounds.unpublished is not None)
+        version = stage.parts.aggregation.version
+        stage.run(120.0)
+        assert "no seal" in (stage.parts.store.facts.unpublished or "")
+    stage.kill_aggregator()
+    stage.start_aggregator()
+    stage.run(30.0)
+    assert stage.parts.rounds.unpublished is not None
+    assert stage.command("release") == 0
+    stage.run_until(lambda: stage.parts.aggregation.version == version + 2)

@@ -30,8 +30,9 @@ Trains fleets on ML-100K with the real learners, method and train graph, and let
 which sees updates in int8, guess from each device's updates what its users like: by a cut at the
 size of the rows, and by a model that was trained on other devices whose likes are known. Prints
 precision, recall and AUC (of true items against pseudo-items; 0.5: cannot tell) of both, over 200
-devices, beside HR@10 on validation items. Every finished run is stored under its settings, so a
-benchmark that was stopped continues where it was, and --table-only prints what is there.
+devices (24 of those with 20 users), beside HR@10 on validation items. Every finished run is stored
+under its settings, so a benchmark that was stopped continues where it was, and --table-only prints
+what is there.
 """
 
 

@@ -25,6 +25,10 @@ __all__ = ["SILENT_ROUNDS", "execute"]
 
 Rows = NDArray[np.int64]
 
+_WATCHED = {True: 200, False: 24}
+"""How many devices are attacked, by whether they have one user: several take longer to tell apart.
+Half of them teach the learned attack, the other half is judged."""
+
 SILENT_ROUNDS = (0, 10)
 """Rounds that a joining device trains before it sends anything."""
 
@@ -34,8 +38,6 @@ def execute(
     split: LeaveOneOut,
     step: FactorStep,
     progress: Callable[[str], None],
-    *,
-    watched: int = 200,
 ) -> Outcome:
     """Train for the run's epochs, and attack.
 
@@ -44,8 +46,6 @@ def execute(
         split: a validation split of the data that the run names.
         step: computes gradients for every virtual device.
         progress: called with one line of text after each epoch.
-        watched: how many devices are attacked, or all if there are fewer. Half of them teach the
-            learned attack, half are judged.
     """
     experiment = run.experiment
     streams = np.random.SeedSequence(experiment.seed).spawn(8)
@@ -58,7 +58,7 @@ def execute(
         np.concatenate([np.unique(np.concatenate(rows)) for rows in devices]),
         minlength=split.items,
     ).astype(np.float64)
-    order = np.random.default_rng(watching).permutation(len(devices))[:watched]
+    order = np.random.default_rng(watching).permutation(len(devices))[: _WATCHED[run.users == 1]]
     names = [device_name(device) for device in order]
     first = initial_items(
         split.items, experiment.width, experiment.spread, np.random.default_rng(start)

@@ -89,6 +89,10 @@ bench-size: $(STAMP) ## size and import time of the device install, held to thei
 bench-scatter: $(STAMP) ## accuracy of scatter aggregation on MovieLens, equal and unequal fleets
 	$(RUN) -m benchmarks.scatter $(ARGS)
 
+.PHONY: bench-privacy
+bench-privacy: $(STAMP) ## which likes a curious aggregator reads out of scatter's updates
+	$(RUN) -m benchmarks.privacy $(ARGS)
+
 .PHONY: bench-robust
 bench-robust: $(STAMP) ## what hostile devices do to a model on MovieLens 100K, and what helps
 	$(RUN) -m benchmarks.robust $(ARGS)

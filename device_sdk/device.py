@@ -61,7 +61,7 @@ class Device:
             home.close()
             raise NotEnrolled(
                 f"the device of {home.folder} has not joined a fleet: "
-                f"`tessera-device join URL CODE --home {home.folder}`, or Device.enrol"
+                f"`tessera-device join URL --home {home.folder}`, or Device.enrol"
             )
         self._home = home
         self._membership = membership

@@ -1,9 +1,10 @@
 """An app that learns with a fleet, in twenty lines.
 
-    python -m examples.embed URL CODE ITEM [ITEM ...]
+    python -m examples.embed URL ITEM [ITEM ...]
 
-URL and CODE are what the fleet's operator gives (`tessera-aggregator invite`; docs/aggregator.md
-sets a whole fleet up on one machine). ITEMs are ids of the task's catalogue that the user likes.
+URL is what the fleet's operator gives, with a code that is asked for the first time, or read from
+standard input (`tessera-aggregator invite`; docs/aggregator.md sets a whole fleet up on one
+machine). ITEMs are ids of the task's catalogue that the user likes.
 User and password stand in the URL, mqtts://USER:PASSWORD@HOST; where the broker's certificate is
 from an authority of your own, set SSL_CERT_FILE to its PEM file.
 """
@@ -12,18 +13,19 @@ from __future__ import annotations
 
 import sys
 import time
+from getpass import getpass
 
-from device_sdk import AlreadyEnrolled, Device, DeviceError
+from device_sdk import Device, DeviceError, NotEnrolled
 
 HOME = "tessera-home"
 
 
-def main(url: str, code: str, *items: str) -> None:
+def main(url: str, *items: str) -> None:
     """Join, record, learn one round, recommend."""
     try:
-        device = Device.enrol(url, code, home=HOME)  # the first time
-    except AlreadyEnrolled:
-        device = Device.open(HOME)  # afterwards
+        device = Device.open(HOME)
+    except NotEnrolled:  # the first time
+        device = Device.enrol(url, asked_code(), home=HOME)
     with device:
         device.record_all((item, "default") for item in items)  # stays on this device
         device.start()  # takes part in rounds in the background
@@ -34,8 +36,15 @@ def main(url: str, code: str, *items: str) -> None:
             print(f"{score:6.3f}  {item}  {device.title(item)}".rstrip())
 
 
+def asked_code() -> str:
+    """The enrolment code; not as an argument, which every user of a machine can read."""
+    if sys.stdin.isatty():
+        return getpass("enrolment code (not shown): ")
+    return sys.stdin.readline()
+
+
 if __name__ == "__main__":
-    if len(sys.argv) < 4:
+    if len(sys.argv) < 3:
         sys.exit(__doc__)
     try:
         main(*sys.argv[1:])

@@ -37,7 +37,7 @@ examples: a fleet in five steps
   tessera-aggregator init --home fleet       make keys, database and fleet/task.toml
   nano fleet/task.toml                       say which broker, which catalogue, which rounds
   tessera-aggregator invite --home fleet --count 3 --expires 24h
-                                             enrolment codes, for tessera-device join URL CODE
+                                             enrolment codes, for tessera-device join URL
   tessera-aggregator serve --home fleet      run rounds, with a live view on a terminal
   tessera-aggregator devices --home fleet    who takes part; revoke ID sends one away
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 import argparse
 import os
 import time
+from pathlib import Path
 
 from aggregator.cli.arguments import add_home, device_of, duration_seconds, home_of, positive_int
 from aggregator.errors import AggregatorError
 from aggregator.invitation import make_codes
 from aggregator.revocation import revoke
 
-_HELP = "print enrolment codes"
+_HELP = "make enrolment codes"
 _DESCRIPTION = """\
-Prints enrolment codes, one a line. Each lets one device join, once. Whoever holds a code can use
-it, so hand it over as you would a password; it is shown only here.
+Prints enrolment codes, one a line, or writes them with --out to a new file that only its owner can
+read. Each lets one device join, once. Whoever holds a code can use it, so hand it over as you would
+a password; it is shown only here.
 
 --replaces ID is for a device that lost its identity: ID is revoked now, and whoever joins with the
 code takes its place from the next round on."""
@@ -40,6 +42,7 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         metavar="DURATION",
         help="usable for this long: 90s, 30m, 24h, 7d (default: 24h)",
     )
+    parser.add_argument("--out", type=Path, metavar="FILE", help="a new file, mode 0600, for them")
     parser.add_argument("--replaces", metavar="ID", help="revoke this device in exchange")
     parser.set_defaults(run=run)
 
@@ -54,12 +57,35 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.replaces is not None:
         replaced = device_of(store, arguments.replaces).device_id
     codes = make_codes(store, arguments.count, now, os.urandom)
-    with store.database.transaction():
-        if replaced is not None:
-            revoke(store, replaced, now)
-        for code in codes:
-            store.tokens.add(code, now, now + arguments.expires, replaced)
+    text = "".join(f"{code.to_text()}\n" for code in codes)
+    out: Path | None = arguments.out
+    # The codes are on the disk before anything is revoked or can be used, or neither happens.
+    if out is not None:
+        _write_new(out, text)
+    try:
+        with store.database.transaction():
+            if replaced is not None:
+                revoke(store, replaced, now)
+            for code in codes:
+                store.tokens.add(code, now, now + arguments.expires, replaced)
+    except BaseException:
+        if out is not None:
+            out.unlink()
+        raise
     store.database.close()
-    for code in codes:
-        print(code.to_text())
+    if out is None:
+        print(text, end="")
     return 0
+
+
+def _write_new(path: Path, text: str) -> None:
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        raise AggregatorError(
+            f"--out: {path} exists, and the codes in it may still be needed: name a new file"
+        ) from None
+    with os.fdopen(handle, "w", encoding="ascii") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())

@@ -18,7 +18,7 @@ machine."""
 
 _EXAMPLES = """\
 examples:
-  tessera-device join mqtts://broker.example CODE --home ./device-1
+  tessera-device join mqtts://broker.example --home ./device-1
   tessera-device run --home ./device-1 --interactions views.csv
                                   join a fleet with its operator's code, and take part in its rounds
   tessera-device bench --deadline 0.5 --items 3706 --interactions 2000

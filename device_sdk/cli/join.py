@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from urllib.parse import quote
 
 from device_sdk.cli.arguments import positive_float
+from device_sdk.cli.enrolment_code import add_code, code_of
 from device_sdk.cli.errors import CommandError
 from device_sdk.cli.home_option import add_home
 from device_sdk.device import Device
@@ -14,13 +16,14 @@ from device_sdk.wire.broker_url import TlsFiles, parse_broker_url
 
 _DESCRIPTION = """\
 Enrols this device with a fleet's aggregator, through the fleet's MQTT broker. The identity is made
-here and never leaves the home folder. A code works once; a call that failed for want of an answer
-may be made again with the same code and home."""
+here and never leaves the home folder. The code is asked for, without showing it, or read from the
+first line of standard input. A code works once; a call that failed for want of an answer may be
+made again with the same code and home."""
 
 _EXAMPLES = """\
 examples:
-  tessera-device join mqtt://127.0.0.1 ABCDEFGH-IJKLMNOP-... --home ./device-1
-  tessera-device join mqtts://broker.example:8883 CODE --home /var/lib/tessera \\
+  tessera-device join mqtt://127.0.0.1 --home ./device-1          (asks for the code)
+  tessera-device join mqtts://broker.example:8883 --code-file code.txt --home /var/lib/tessera \\
       --ca-file ca.pem --user edge --password-file password.txt
 
 The operator makes codes with `tessera-aggregator invite`, and says there which --task, --cohort and
@@ -39,7 +42,7 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     )
     join.set_defaults(run=run)
     join.add_argument("url", metavar="URL", help="mqtt://host[:1883] or mqtts://host[:8883]")
-    join.add_argument("code", metavar="CODE", help="enrolment code, as the operator gave it")
+    add_code(join)
     add_home(join)
     broker = join.add_argument_group("the broker")
     broker.add_argument(
@@ -73,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
         tls = TlsFiles(*files) if any(files) else None
         device = Device.enrol(
             _with_user(arguments),
-            arguments.code,
+            code_of(arguments, sys.stdin, sys.stderr),
             arguments.home,
             tls=tls,
             prefix=arguments.prefix,

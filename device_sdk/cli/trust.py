@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import sys
 
+from device_sdk.cli.enrolment_code import add_code, code_of
 from device_sdk.cli.home_option import add_home
 from device_sdk.home.home import Home
 from device_sdk.trust import trust
@@ -12,7 +14,7 @@ _DESCRIPTION = """\
 Makes an enrolled device trust the root key that a fresh enrolment code names, where it cannot
 follow by itself: the old root key was lost or stolen, or the device slept through too many
 rotations. Identity, data and updates that wait stay. Stop the device first. The code is not used
-up."""
+up; it is asked for, or read as join reads one."""
 
 
 def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -24,7 +26,7 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(run=run)
-    parser.add_argument("code", metavar="CODE", help="a fresh code, as the operator gave it")
+    add_code(parser)
     add_home(parser)
     parser.add_argument(
         "--set-clock-back",
@@ -37,7 +39,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Store what the code says."""
     home = Home(arguments.home.expanduser())
     try:
-        trust(home, arguments.code, set_clock_back=arguments.set_clock_back)
+        code = code_of(arguments, sys.stdin, sys.stderr)
+        trust(home, code, set_clock_back=arguments.set_clock_back)
     finally:
         home.close()
     print("this device trusts the code's root key from now on")

@@ -51,7 +51,7 @@ class Home:
                 raise HomeBroken(f"the home folder {folder} cannot be made: {error}") from error
         elif not (folder / _DATABASE).is_file():
             raise NotEnrolled(
-                f"{folder} is no device's home: enrol first (`tessera-device join URL CODE --home "
+                f"{folder} is no device's home: enrol first (`tessera-device join URL --home "
                 f"{folder}`, or Device.enrol)"
             )
         self._lock: HomeLock | None = None

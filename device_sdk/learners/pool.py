@@ -14,15 +14,21 @@ from numpy.typing import NDArray
 
 __all__ = ["PoolSettings", "grow_pool"]
 
+_MOST_TELLING_WEIGHT = 0.2
+
 
 @dataclass(frozen=True, slots=True)
 class PoolSettings:
     """How many unseen items a device mixes in. A device's own choice, never the aggregator's.
 
+    They do not hide what is true from an aggregator that looks at the values of updates: what they
+    are measured to hide, and at which price, is in ``docs/methods/scatter.md``.
+
     Attributes:
         pseudo_per_positive: pseudo-items per true interaction. They take part in every epoch as
             weak positives, and their rows are uploaded as often as those of true positives.
-        pseudo_weight: weight of a pseudo-item's triple against 1 for a true one.
+        pseudo_weight: weight of a pseudo-item's triple against 1 for a true one. With less than 1,
+            one update shows by its sizes which items are true.
         negatives_per_positive: size of the pool that negatives come from, per true interaction,
             or 0 for every unseen item (more accurate; each single row is then seen more rarely).
         smallest_pool: lower bound of that pool's size when ``negatives_per_positive`` is not 0.
@@ -46,6 +52,14 @@ class PoolSettings:
             if not math.isfinite(value) or value < 0:
                 raise ValueError(f"{name} is {value}; expected a finite number of at least 0")
 
+    @property
+    def hides_sizes(self) -> bool:
+        """Whether weights are near enough to leave anything to hide.
+
+        If so, pseudo-items are treated like true ones in all else too, at the cost of more rows.
+        """
+        return self.pseudo_weight > _MOST_TELLING_WEIGHT
+
     def pseudo_items(self, positives: int) -> int:
         """Number of pseudo-items of a device with that many interactions."""
         return math.ceil(self.pseudo_per_positive * positives)
@@ -55,7 +69,9 @@ class PoolSettings:
         negatives = math.ceil(self.negatives_per_positive * positives)
         if self.negatives_per_positive > 0:
             negatives = max(negatives, self.smallest_pool)
-        return max(negatives, self.pseudo_items(positives))
+        pseudo = self.pseudo_items(positives)
+        # Pseudo-items that are no negatives leave the pool's other part for those.
+        return negatives + pseudo if self.hides_sizes else max(negatives, pseudo)
 
 
 def grow_pool(

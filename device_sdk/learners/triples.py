@@ -15,8 +15,6 @@ __all__ = ["TripleSource", "Triples", "seen_by_anyone"]
 
 Rows = NDArray[np.int64]
 
-_MOST_SHARING_WEIGHT = 0.2
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Triples:
@@ -52,8 +50,9 @@ class TripleSource:
 
     A pseudo-item's triple takes the negative of one of its user's true triples: each is still drawn
     uniformly, but the update names fewer rows. Only true triples then have a negative to
-    themselves. That tells them apart, and so do weights as different as the default's; where
-    ``pseudo_weight`` is above 0.2, so that sizes may hide what is true, nothing is shared.
+    themselves. That tells them apart, and so do weights as different as the default's. Where sizes
+    may hide what is true (``PoolSettings.hides_sizes``), nothing is shared, and no user draws its
+    own pseudo-items as negatives: a true item never comes with their sign.
 
     Args:
         positives: per local user, the distinct item rows of its interactions.
@@ -69,28 +68,26 @@ class TripleSource:
         seen: NDArray[np.bool_],
         settings: PoolSettings,
     ) -> None:
-        self._unliked = Unliked(positives, len(seen), _negative_candidates(pool, seen, settings))
+        pseudo = _pseudo_items(positives, pool, len(seen), settings)
+        own = positives
+        if settings.hides_sizes:
+            own = [np.concatenate(pair) for pair in zip(positives, pseudo, strict=True)]
+        candidates = _negative_candidates(pool, seen, settings)
+        self._unliked = Unliked(own, len(seen), candidates)
         none = np.empty(0, dtype=np.int64)
         users, liked, is_pseudo = [none], [none], [none.astype(np.bool_)]
-        taken = 0
-        for user, rows in enumerate(positives):
-            if len(rows) == 0:
+        for user, (rows, extra) in enumerate(zip(positives, pseudo, strict=True)):
+            if len(rows) == 0 or self._unliked.counts[user] == 0:
                 continue
-            pseudo = pool[taken : taken + settings.pseudo_items(len(rows))]
-            taken += len(pseudo)
-            # One that the user came to like since is its own by now.
-            pseudo = pseudo[~np.isin(pseudo, rows)]
-            if self._unliked.counts[user] == 0:
-                continue
-            users.append(np.full(len(rows) + len(pseudo), user, dtype=np.int64))
-            liked += [rows, pseudo]
-            is_pseudo += [np.zeros(len(rows), np.bool_), np.ones(len(pseudo), np.bool_)]
+            users.append(np.full(len(rows) + len(extra), user, dtype=np.int64))
+            liked += [rows, extra]
+            is_pseudo += [np.zeros(len(rows), np.bool_), np.ones(len(extra), np.bool_)]
         self._user = np.concatenate(users)
         self._positive = np.concatenate(liked)
         self._borrows = np.concatenate(is_pseudo)
         self._weight = np.where(self._borrows, settings.pseudo_weight, 1).astype(np.float32)
         # Who borrows a negative: the pseudo-items, or nobody.
-        self._borrows &= settings.pseudo_weight <= _MOST_SHARING_WEIGHT
+        self._borrows &= not settings.hides_sizes
         self._lender = _lenders(self._user, self._borrows, len(positives))
 
     def draw(self, most: int, rng: np.random.Generator) -> Triples:
@@ -105,6 +102,22 @@ class TripleSource:
         negative = np.empty(len(user), dtype=np.int64)
         negative[own] = self._unliked.draw(user[own], rng)
         return Triples(user, positive, negative[lender], weight)
+
+
+def _pseudo_items(
+    positives: Sequence[Rows], pool: Rows, catalogue: int, settings: PoolSettings
+) -> list[Rows]:
+    """Each user's part of the pool, without what it came to like since."""
+    parts, taken = [], 0
+    for rows in positives:
+        count = settings.pseudo_items(len(rows))
+        part = pool[taken : taken + count]
+        if settings.hides_sizes:
+            # Half of what a user leaves over stays, to draw negatives from.
+            part = part[: (catalogue - len(rows)) // 2]
+        taken += count
+        parts.append(part[~np.isin(part, rows)])
+    return parts
 
 
 def _lenders(user: Rows, borrows: NDArray[np.bool_], users: int) -> Rows:

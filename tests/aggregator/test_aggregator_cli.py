@@ -93,6 +93,31 @@ def test_invite_prints_codes_and_replaces(
     store.database.close()
 
 
+def test_invite_writes_codes_to_a_new_file_for_its_owner(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = make_home(tmp_path, "mqtt://127.0.0.1:1")
+    out = tmp_path / "codes"
+    assert command(home, "invite", "--count", "2", "--out", str(out)) == 0
+    assert capsys.readouterr().out == ""
+    assert stat.S_IMODE(out.stat().st_mode) == 0o600
+    before = out.read_text()
+    codes = [parse_code(line) for line in before.splitlines()]
+    store = home.open_store()
+    assert [store.tokens.find(code.token_id) is not None for code in codes] == [True, True]
+
+    # Neither written over, nor is a device revoked for codes that are nowhere.
+    with store.database.transaction():
+        store.devices.add(device(1))
+    for unusable in (out, tmp_path / "nowhere" / "codes"):
+        assert command(home, "invite", "--replaces", "01", "--out", str(unusable)) == 1
+        assert str(unusable) in capsys.readouterr().err
+    assert out.read_text() == before
+    (kept,) = store.devices.all()
+    assert kept.revoked_unix_seconds is None
+    store.database.close()
+
+
 def test_status_and_devices_show_what_matters(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

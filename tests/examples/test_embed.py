@@ -12,7 +12,8 @@ _ROOT = Path(__file__).parents[2]
 
 def test_a_mistyped_code_ends_it_with_one_line_and_no_traceback(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "examples.embed", "mqtt://127.0.0.1:1", "nonsense", "film-1"],
+        [sys.executable, "-m", "examples.embed", "mqtt://127.0.0.1:1", "film-1"],
+        input="nonsense\n",
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(_ROOT)},
         capture_output=True,

@@ -158,7 +158,8 @@ def test_the_embed_example_joins_learns_and_recommends(
         device.start()
         (tmp_path / "app").mkdir()
         done = subprocess.run(
-            [sys.executable, "-m", "examples.embed", mosquitto.url, second, "film-3", "film-4"],
+            [sys.executable, "-m", "examples.embed", mosquitto.url, "film-3", "film-4"],
+            input=f"{second}\n",
             cwd=tmp_path / "app",
             capture_output=True,
             text=True,

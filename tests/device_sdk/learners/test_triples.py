@@ -129,6 +129,30 @@ def test_nothing_is_shared_where_weights_may_hide_what_is_true() -> None:
         assert all((one[12:] == one[:6]).all() for one in pairs) == shared
 
 
+@given(
+    users, st.sampled_from([0.5, 1.0, 3.0]), st.sampled_from([0.0, 0.5, 3.0]), st.integers(0, 99)
+)
+def test_where_sizes_may_hide_no_sign_tells_a_pseudo_item(
+    positives: list[list[int]], pseudo: float, negatives: float, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    rows = as_rows(positives)
+    settings = PoolSettings(pseudo, 1.0, negatives)
+    seen = seen_by_anyone(rows, CATALOGUE)
+    none = np.empty(0, dtype=np.int64)
+    pool = grow_pool(none, seen, settings.pool_size(sum(map(len, rows))), rng)
+    source = TripleSource(rows, pool, seen, settings)
+    first, second = source.draw(0, rng), source.draw(0, rng)
+    for user, mine in enumerate(positives):
+        liked = [set(one.positive[one.user == user]) for one in (first, second)]
+        others = set(first.negative[first.user == user]) | set(second.negative[second.user == user])
+        assert liked[0] == liked[1]
+        assert not liked[0] & others
+        # Whoever leaves items over takes part.
+        if negatives == 0 and 0 < len(mine) < CATALOGUE:
+            assert set(mine) <= liked[0]
+
+
 def test_items_held_out_for_a_test_are_drawn_as_negatives() -> None:
     rows = as_rows([list(range(10))])
     none = np.empty(0, dtype=np.int64)

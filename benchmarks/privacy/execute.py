@@ -1,0 +1,146 @@
+"""Carries out one run: a fleet learns, its aggregator looks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aggregator.methods.scatter import initial_items
+from benchmarks.privacy.curious import CuriousMethod
+from benchmarks.privacy.disguised import DisguisedLearner
+from benchmarks.privacy.experiment import Run
+from benchmarks.privacy.judgement import Victim, by_learning, by_size
+from benchmarks.privacy.outcome import Outcome
+from benchmarks.privacy.sighting import Sighting
+from benchmarks.recommendation.metrics import quality, sampled_ranks
+from benchmarks.recommendation.split import LeaveOneOut
+from benchmarks.scatter.measured_channel import MeasuredChannel
+from benchmarks.simulator import Simulation, device_name, mixed_columns, scatter_fleet
+from device_sdk.learners.factor_step import FactorStep
+from device_sdk.learners.scatter import ScatterLearner
+
+__all__ = ["SILENT_ROUNDS", "execute"]
+
+Rows = NDArray[np.int64]
+
+_WATCHED = {True: 200, False: 24}
+"""How many devices are attacked, by whether they have one user: several take longer to tell apart.
+Half of them teach the learned attack, the other half is judged."""
+
+SILENT_ROUNDS = (0, 10)
+"""Rounds that a joining device trains before it sends anything."""
+
+
+def execute(
+    run: Run,
+    split: LeaveOneOut,
+    step: FactorStep,
+    progress: Callable[[str], None],
+) -> Outcome:
+    """Train for the run's epochs, and attack.
+
+    Args:
+        run: what to run.
+        split: a validation split of the data that the run names.
+        step: computes gradients for every virtual device.
+        progress: called with one line of text after each epoch.
+    """
+    experiment = run.experiment
+    streams = np.random.SeedSequence(experiment.seed).spawn(8)
+    dealing, start, cohorts, fleet, coding, sharing, watching, joining = streams
+    homes = _shared(split.train, run.users, np.random.default_rng(sharing))
+    devices = [[split.train[user] for user in users] for users in homes]
+    columns = mixed_columns(len(devices), experiment.classes, np.random.default_rng(dealing))
+    learners = scatter_fleet(devices, columns, step, fleet, experiment.pool)
+    popularity = np.bincount(
+        np.concatenate([np.unique(np.concatenate(rows)) for rows in devices]),
+        minlength=split.items,
+    ).astype(np.float64)
+    order = np.random.default_rng(watching).permutation(len(devices))[: _WATCHED[run.users == 1]]
+    names = [device_name(device) for device in order]
+    first = initial_items(
+        split.items, experiment.width, experiment.spread, np.random.default_rng(start)
+    )
+    rng = np.random.default_rng(coding)
+    method = CuriousMethod(first, experiment.settings, names, popularity, run.users, rng)
+    channel = MeasuredChannel(experiment.codec, rng)
+    sent = [
+        DisguisedLearner(one, run, np.random.default_rng(seed))
+        for one, seed in zip(learners, dealing.spawn(len(learners)), strict=True)
+    ]
+    simulation = Simulation(method, sent, np.random.default_rng(cohorts), channel)
+    for epoch in range(1, experiment.epochs + 1):
+        for _ in simulation.epoch(min(experiment.cohort, len(devices))):
+            pass
+        progress(f"epoch {epoch}/{experiment.epochs}")
+    if simulation.failures:
+        raise RuntimeError(f"devices failed or were refused: {simulation.failures}")
+
+    victims = [
+        _victim(method.seen[name], devices[device], learners[device])
+        for name, device in zip(names, order, strict=True)
+    ]
+    firsts = [Victim(one.seen[:1], one.likes, one.pseudo) for one in victims]
+    lasts = [Victim(one.seen[-1:], one.likes, one.pseudo) for one in victims]
+    weight = experiment.pool.pseudo_weight
+    joined = _joined(run, method, devices, step, joining, order) if run.users == 1 else {}
+    vectors = np.empty((split.users, experiment.width), dtype=np.float32)
+    for users, learner in zip(homes, learners, strict=True):
+        vectors[users] = learner.users
+    return Outcome(
+        hit_ratio=quality(sampled_ranks(vectors, method.items, split)).hit_ratio,
+        update_rows=channel.mean_rows,
+        first_by_size=by_size(firsts, weight),
+        first=by_learning(firsts, popularity),
+        last=by_learning(lasts, popularity),
+        every=by_learning(victims, popularity),
+        joined_by_size={key: by_size(seen, weight) for key, seen in joined.items()},
+        joined={key: by_learning(seen, popularity) for key, seen in joined.items()},
+    )
+
+
+def _shared(train: Sequence[Rows], users: int, rng: np.random.Generator) -> list[Rows]:
+    """Which users hold each device, ``users`` of them (the last: fewer or as many)."""
+    if users == 1:
+        return [np.array([user]) for user in range(len(train))]
+    order = rng.permutation(len(train))
+    return [order[begin : begin + users] for begin in range(0, len(order), users)]
+
+
+def _victim(seen: Sequence[Sighting], rows: Sequence[Rows], learner: ScatterLearner) -> Victim:
+    likes = np.unique(np.concatenate(rows))
+    return Victim(seen, likes, np.setdiff1d(learner.state()["pool"], likes))
+
+
+def _joined(
+    run: Run,
+    method: CuriousMethod,
+    devices: Sequence[Sequence[Rows]],
+    step: FactorStep,
+    seeds: np.random.SeedSequence,
+    order: Rows,
+) -> dict[str, list[Victim]]:
+    """New devices with the data of those in ``order``, by how long they trained in silence.
+
+    The item matrix stays as it is: as a fleet's does that has learnt what it can.
+    """
+    experiment = run.experiment
+    broadcast = method.open_round(1_000_000)
+    found = {}
+    for silent in SILENT_ROUNDS:
+        fleets, disguises = seeds.spawn(2)
+        rng = np.random.default_rng(disguises)
+        columns = mixed_columns(len(order), experiment.classes, rng)
+        data = [devices[device] for device in order]
+        victims = []
+        for learner, rows in zip(
+            scatter_fleet(data, columns, step, fleets, experiment.pool), data, strict=True
+        ):
+            for _ in range(silent):
+                learner.train(broadcast)
+            update = DisguisedLearner(learner, run, rng).train(broadcast)
+            victims.append(_victim([method.look(update)], rows, learner))
+        found[str(silent)] = victims
+    return found

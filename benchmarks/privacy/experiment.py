@@ -1,0 +1,119 @@
+"""One measured run, as data, and the rows of the table."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from benchmarks.scatter.experiment import Experiment
+from benchmarks.scatter.presets import preset
+from device_sdk.learners.pool import PoolSettings
+
+__all__ = ["DEFAULT", "ROWS", "Disguise", "Row", "Run", "run_of"]
+
+_REVISION = 1
+"""Part of every key: raise it when attacks or what is measured change."""
+
+DEFAULT = "default"
+"""The row that the others' accuracy is compared with, seed by seed."""
+
+Disguise = Literal["none", "equal", "noise"]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A fleet that trains and is attacked.
+
+    Attributes:
+        experiment: how it trains, on a validation split.
+        users: how many share a device.
+        disguise: what a device does to its update before it is sent: ``equal`` gives all rows the
+            same length, ``noise`` adds normal noise to each row, ``noise_multiple`` times as long.
+        noise_multiple: see there; 0 for other disguises.
+    """
+
+    experiment: Experiment
+    users: int = 1
+    disguise: Disguise = "none"
+    noise_multiple: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.users < 1:
+            raise ValueError(f"{self.users} users share a device; expected at least 1")
+        if (self.disguise == "noise") != (self.noise_multiple > 0):
+            raise ValueError(
+                f"disguise {self.disguise!r} does not go with a noise multiple of "
+                f"{self.noise_multiple}"
+            )
+
+    @property
+    def key(self) -> str:
+        """Names the stored result: another setting, another key."""
+        described = [
+            _REVISION,
+            self.experiment.key,
+            self.users,
+            self.disguise,
+            self.noise_multiple,
+        ]
+        return hashlib.sha256(json.dumps(described).encode()).hexdigest()[:20]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A line of the table: what it shows, and how it differs from the default."""
+
+    name: str
+    shows: str
+    change: Callable[[Run], Run]
+
+
+def run_of(row: Row, seed: int, epochs: int) -> Run:
+    """The run of a row: all devices at K = 64 unless it says otherwise."""
+    base = preset("ml-100k", "validation", seed)
+    return row.change(Run(replace(base, epochs=epochs, every=epochs)))
+
+
+def _pool(pseudo_per_positive: float, weight: float) -> Callable[[Run], Run]:
+    def change(base: Run) -> Run:
+        pool = PoolSettings(pseudo_per_positive, weight)
+        return replace(base, experiment=replace(base.experiment, pool=pool))
+
+    return change
+
+
+def _narrow(base: Run) -> Run:
+    return replace(base, experiment=replace(base.experiment, classes=(8,)))
+
+
+def _shared(base: Run) -> Run:
+    # As docs/methods/scatter.md has it for 48 devices.
+    settings = base.experiment.settings
+    optimizer = replace(settings.optimizer, learning_rate=0.05, decay=0.98)
+    training = replace(settings.training, user_learning_rate=1.0)
+    settings = replace(settings, optimizer=optimizer, training=training)
+    experiment = replace(base.experiment, settings=settings, cohort=48)
+    return replace(base, experiment=experiment, users=20)
+
+
+ROWS = (
+    Row(DEFAULT, "half a pseudo-item a like, of weight 0.1", lambda base: base),
+    Row("weight 1", "half a pseudo-item a like, of weight 1", _pool(0.5, 1.0)),
+    Row("20 users a device", "the default, 48 devices of about 20 users", _shared),
+    Row("no pseudo-items", "true items and negatives alone", _pool(0.0, 0.1)),
+    Row(
+        "rows of one length",
+        "the default, each row of an update scaled to the same length",
+        lambda base: replace(base, disguise="equal"),
+    ),
+    Row(
+        "noise on rows",
+        "the default, to each row normal noise three times as long",
+        lambda base: replace(base, disguise="noise", noise_multiple=3.0),
+    ),
+    Row("two a like, weight 1", "two pseudo-items a like, of weight 1", _pool(2.0, 1.0)),
+    Row("8 of 64 columns", "the default, every device trains 8 columns a round", _narrow),
+)

@@ -2,7 +2,8 @@
 
 Every journey (`tests/faults/journey.py`) is judged by the oracle; the command fails where one does
 not come to its end, or an update was lost, counted twice or left without a receipt. Round trips are
-those between any client and the broker, made by a proxy: an update and its receipt take two.
+those between any client and the broker, made by a proxy: an update and its receipt take two. What
+the revoked device had under way is refused.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ _HEADERS = (
     "back after kill -9, s",
     "counted",
     "late",
+    "refused",
     "repeats",
     "without receipt",
     "lost",
@@ -82,6 +84,7 @@ def _row(settings: JourneySettings, result: JourneyResult) -> tuple[object, ...]
         result.return_seconds,
         judged.receipted.get("counted", 0),
         judged.receipted.get("late", 0),
+        judged.receipted.get("refused", 0),
         result.repeats,
         result.waiting,
         judged.lost,

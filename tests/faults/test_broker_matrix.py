@@ -22,12 +22,13 @@ def test_from_init_to_the_last_device_that_leaves(broker: str, millis: int, tmp_
     result = travel(JourneySettings(broker, millis / 1000, brisk=True), tmp_path)
     judged = result.judgement
     assert judged.lost == judged.twice == result.waiting == 0
-    assert set(judged.receipted) <= {"counted", "late"}
-    assert judged.rounds == 10
+    assert set(judged.receipted) <= {"counted", "late", "refused"}
+    assert judged.receipted.get("refused", 0) <= 1  # what the revoked device had under way
+    assert judged.rounds == 12
     # While the key of the group changes, a short round may end without its quorum: its updates are
     # carried into the next one.
-    assert judged.versions >= 8
-    assert judged.receipted["counted"] >= 36
+    assert judged.versions >= 10
+    assert judged.receipted["counted"] >= 45
     # A manifest, its chunk, an update, a receipt: each goes to the broker and away from it.
     assert result.round_seconds > 2 * millis / 1000
 

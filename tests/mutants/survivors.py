@@ -30,22 +30,27 @@ class Mutant:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of all mutants of a run. ``words``: alive, and only an error's words differ."""
+    """What became of all mutants of a run. ``words``: alive, and only an error's words differ.
+
+    ``timed_out`` counts as noticed (an endless loop is no success), but proves nothing on a machine
+    that was too busy.
+    """
 
     killed: int
-    timed_out: int
     words: int
+    timed_out: tuple[Mutant, ...]
     alive: tuple[Mutant, ...]
 
     @property
     def total(self) -> int:
         """Of all mutants."""
-        return self.killed + self.timed_out + self.words + len(self.alive)
+        return self.killed + self.words + len(self.timed_out) + len(self.alive)
 
 
 def read_outcome(folder: Path, sources: tuple[str, ...]) -> Outcome:
     """Read the files that mutmut leaves in ``folder``. Raises ValueError for a run cut short."""
-    killed = timed_out = words = 0
+    killed = words = 0
+    timed_out: list[Mutant] = []
     alive: list[Mutant] = []
     for source in sources:
         exit_codes = json.loads((folder / f"{source}.meta").read_text())["exit_code_by_key"]
@@ -55,17 +60,18 @@ def read_outcome(folder: Path, sources: tuple[str, ...]) -> Outcome:
                 raise ValueError(f"{key} was not tried: the run was cut short")
             if code in _KILLED:
                 killed += 1
-            elif code in _TIMEOUT:
-                timed_out += 1
+                continue
+            module, _, mangled = key.rpartition(".")
+            name, _, _ = mangled.partition("__mutmut_")
+            original, mutated = functions[f"{name}__mutmut_orig"], functions[mangled]
+            mutant = Mutant(f"{module}.{_plain(name)}", *_lines(original, mutated))
+            if code in _TIMEOUT:
+                timed_out.append(mutant)
+            elif changes_only_words(original, mutated):
+                words += 1
             else:
-                module, _, mangled = key.rpartition(".")
-                name, _, _ = mangled.partition("__mutmut_")
-                original, mutated = functions[f"{name}__mutmut_orig"], functions[mangled]
-                if changes_only_words(original, mutated):
-                    words += 1
-                else:
-                    alive.append(Mutant(f"{module}.{_plain(name)}", *_lines(original, mutated)))
-    return Outcome(killed, timed_out, words, tuple(sorted(alive)))
+                alive.append(mutant)
+    return Outcome(killed, words, tuple(sorted(timed_out)), tuple(sorted(alive)))
 
 
 def changes_only_words(original: ast.AST, mutated: ast.AST) -> bool:

@@ -39,6 +39,9 @@ def x_half__mutmut_orig(number):
 
 def x_half__mutmut_1(number):
     return number * 2
+
+def x_half__mutmut_2(number):
+    return number / 3
 """
 
 
@@ -49,10 +52,13 @@ def test_survivors_are_told_by_what_they_change(tmp_path: Path) -> None:
         "box.xǁBoxǁopen__mutmut_2": 0,
         "box.xǁBoxǁopen__mutmut_3": 33,
         "box.x_half__mutmut_1": 1,
+        "box.x_half__mutmut_2": -24,
     }
     (tmp_path / "box.py.meta").write_text(json.dumps({"exit_code_by_key": codes}))
     outcome = read_outcome(tmp_path, ("box.py",))
-    assert (outcome.killed, outcome.timed_out, outcome.words, outcome.total) == (1, 0, 1, 4)
+    assert (outcome.killed, outcome.words, outcome.total) == (1, 1, 5)
+    slow = Mutant("box.half", "return number / 2", "return number / 3")
+    assert outcome.timed_out == (slow,)
     assert outcome.alive == (
         Mutant("box.Box.open", "if key < 3:", "if key <= 3:"),
         Mutant(

@@ -115,6 +115,15 @@ def test_one_long_part_gives_way_at_a_time() -> None:
     assert reassembler.partial_messages == 3
 
 
+def test_a_short_part_alone_does_not_make_room_for_a_long_one() -> None:
+    limits = ReassemblyLimits(most_messages_a_sender=9, most_bytes_a_sender=2 * PART_BYTES - 1)
+    reassembler = Reassembler(Clock(), limits)
+    short, long, new = (split(message(2, 1), bytes((number,)) * 8) for number in range(3))
+    for fragment, part in (short[1], long[0], new[0]):
+        reassembler.add("a", TYPE, fragment, part)
+    assert (reassembler.held_bytes, reassembler.evicted) == (PART_BYTES, 2)
+
+
 def test_idle_messages_are_forgotten() -> None:
     clock = Clock()
     reassembler = Reassembler(clock, ReassemblyLimits(idle_seconds=10))

@@ -18,18 +18,18 @@ from device_sdk.wire.descriptor import read_descriptor
 from device_sdk.wire.enrolment_message import Grant
 from tests.faults.known import ITEMS, MOST_DEVICES, WIDTH
 
-__all__ = ["AUDIT", "HISTORY", "FleetHome", "make_fleet", "run_script"]
+__all__ = ["FleetHome", "audit", "keep_history", "make_fleet"]
 
 # A copy of every update that was ever committed, in the order of commits: the product's own log is
 # cleared at each version. A trigger, so that copy and original are in one transaction.
-AUDIT = """
+_AUDIT = """
 CREATE TABLE audit (n INTEGER PRIMARY KEY, round INTEGER, device_id BLOB, body BLOB);
 CREATE TRIGGER copy_update AFTER INSERT ON updates BEGIN
     INSERT INTO audit (round, device_id, body) VALUES (NEW.round, NEW.device_id, NEW.body);
 END;
 """
 # What a device forgets about rounds long past, for the oracle.
-HISTORY = """
+_HISTORY = """
 CREATE TABLE forgotten AS SELECT * FROM participation WHERE 0;
 CREATE TRIGGER keep_history BEFORE DELETE ON participation BEGIN
     INSERT INTO forgotten SELECT * FROM participation WHERE number = OLD.number;
@@ -90,7 +90,7 @@ def make_fleet(
                 Membership(url, "tessera", "default", "all", None, fingerprint, grant), descriptor
             )
             mine.close()
-            run_script(path / "device.sqlite", HISTORY)
+            keep_history(path)
             store.devices.add(
                 DeviceRow(
                     grant.device_id,
@@ -106,12 +106,21 @@ def make_fleet(
             paths.append(path)
             ids.append(grant.device_id)
     store.database.close()
-    run_script(home.database, AUDIT)
+    audit(home)
     return FleetHome(home, tuple(paths), tuple(ids), items)
 
 
-def run_script(path: Path, script: str) -> None:
-    """Run SQL on a database that nobody has open."""
+def audit(home: AggregatorHome) -> None:
+    """Have the oracle's copies kept from now on; nobody may have the database open."""
+    _run_script(home.database, _AUDIT)
+
+
+def keep_history(device: Path) -> None:
+    """The same for the home of a device."""
+    _run_script(device / "device.sqlite", _HISTORY)
+
+
+def _run_script(path: Path, script: str) -> None:
     database = sqlite3.connect(path)
     database.executescript(script)
     database.close()

@@ -36,7 +36,7 @@ from tests.faults.broker_setups import Amqtt
 from tests.faults.counters import Counters
 from tests.faults.device_process import agent_of
 from tests.faults.fault_proxy import FaultProxy
-from tests.faults.fleet_home import AUDIT, HISTORY, FleetHome, run_script
+from tests.faults.fleet_home import FleetHome, audit, keep_history
 from tests.faults.known import ITEMS, WIDTH
 from tests.faults.oracle import Judgement, Mismatch, judge, outbox_rows
 from tests.faults.processes import Victim
@@ -222,7 +222,7 @@ class _Journey:
             f"pause_seconds = 0.5\nmost_rounds = {_LAST_ROUND}\n"
             f"[scatter]\ncolumns = {WIDTH}\n"
         )
-        run_script(self._home.database, AUDIT)
+        audit(self._home)
 
     def _enrol(self, codes: list[str]) -> None:
         """All at once, each at a node of the broker of its own, if there are many."""
@@ -256,7 +256,7 @@ class _Journey:
         if errors:
             raise Mismatch(f"{len(errors)} devices could not enrol: {errors[0]}")
         for path in paths:
-            run_script(path / "device.sqlite", HISTORY)
+            keep_history(path)
         self._homes = [DeviceHome(path) for path in paths]
         self._agents = [self._agent(place) for place in range(len(paths))]
         self.fleet = FleetHome(self._home, tuple(paths), tuple(ids), ITEMS)

@@ -126,6 +126,14 @@ chaos: $(STAMP) ## faults of every kind, judged by an oracle (SEED=n MINUTES=m)
 soak: $(STAMP) ## memory, files and threads of a fleet over time (MINUTES=30 DEVICES=500)
 	$(RUN) -m tests.faults.soak --minutes $(MINUTES) --devices $(DEVICES) $(ARGS)
 
+.PHONY: brokers
+brokers: $(STAMP) ## a fleet's whole life with each broker, near and far away, as a table
+	$(RUN) -m tests.faults.matrix $(ARGS)
+
+.PHONY: mutants
+mutants: $(STAMP) ## change code that must not be wrong: does a test notice? (ARGS=envelope)
+	$(RUN) -m tests.mutants $(ARGS)
+
 .PHONY: bench-attack
 bench-attack: $(STAMP) ## honest throughput under floods; the aggregator's return after kill -9
 	$(RUN) -m benchmarks.aggregator.attack $(ARGS)

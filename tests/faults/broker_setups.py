@@ -12,7 +12,7 @@ from typing import Protocol
 from tests.brokers.amqtt_broker import AMQTT_PROGRAM
 from tests.brokers.mosquitto import RECOMMENDED, Mosquitto, free_port, wait_for_port
 
-__all__ = ["BROKERS", "Broker", "make_broker"]
+__all__ = ["BROKERS", "Amqtt", "Broker", "make_broker"]
 
 BROKERS = ("mosquitto", "mosquitto-persistent", "amqtt")
 
@@ -41,17 +41,21 @@ class _Mosquitto(Mosquitto):
         return self._process is not None and self._process.poll() is None
 
 
-class _Amqtt:
+class Amqtt:
+    """A :class:`Broker` without settings of ours."""
+
     def __init__(self) -> None:
         self.port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def pid(self) -> int:
+        """See :class:`Broker`."""
         assert self._process is not None
         return self._process.pid
 
     def start(self) -> None:
+        """See :class:`Broker`."""
         self._process = subprocess.Popen(
             [sys.executable, "-c", AMQTT_PROGRAM, str(self.port)],
             stdout=subprocess.DEVNULL,
@@ -61,12 +65,14 @@ class _Amqtt:
         wait_for_port(self.port, 30.0)
 
     def kill(self) -> None:
+        """See :class:`Broker`."""
         if self._process is not None:
             self._process.send_signal(signal.SIGKILL)
             self._process.wait(10)
             self._process = None
 
     def alive(self) -> bool:
+        """See :class:`Broker`."""
         return self._process is not None and self._process.poll() is None
 
 
@@ -80,5 +86,5 @@ def make_broker(name: str, folder: Path) -> Broker:
             lines = [*quiet, "persistence true", f"persistence_location {folder}/"]
             return _Mosquitto(folder, [*lines, "autosave_interval 2"], persistence=True)
         case "amqtt":
-            return _Amqtt()
+            return Amqtt()
     raise ValueError(f"{name!r} is no broker known here; expected one of {', '.join(BROKERS)}")

@@ -22,7 +22,7 @@ from tests.faults.crash_points import arm
 from tests.faults.hooks import after
 from tests.faults.known import WIDTH, known_body
 
-__all__ = ["live", "make_agent"]
+__all__ = ["agent_of", "live", "make_agent"]
 
 _PACE = Pace(answer_seconds=0.5, fetch_seconds=0.5, reopen_seconds=0.2, most_seconds=2.0)
 _LINK = LinkSettings(
@@ -81,8 +81,13 @@ def live(
 
 
 def make_agent(folder: Path, place: int, brisk: bool = True) -> Agent:
-    """The agent of device ``place``, which brings known updates; not started yet."""
-    home = Home(folder)
+    """The agent of device ``place``, which brings known updates; not started yet. It has the home
+    for itself until the process ends."""
+    return agent_of(Home(folder), place, brisk)
+
+
+def agent_of(home: Home, place: int, brisk: bool) -> Agent:
+    """The same for a home that the caller will close."""
     membership = home.membership.load()
     assert membership is not None
     rng = np.random.default_rng()
@@ -90,7 +95,7 @@ def make_agent(folder: Path, place: int, brisk: bool = True) -> Agent:
         home,
         membership,
         KnownTrainer(place, rng.spawn(1)[0]),
-        artifacts={bytes(32): folder},
+        artifacts={bytes(32): home.folder},
         pace=_PACE if brisk else Pace(),
         link_settings=_LINK if brisk else LinkSettings(),
         clock=time.monotonic,

@@ -13,6 +13,7 @@ from tests.faults.wire_faults import FaultRates, Schedule, WireFault
 __all__ = ["FaultProxy"]
 
 _READ_BYTES = 65_536
+_MOST_UNDER_WAY = 1024
 _LONGEST_DELAY_SECONDS = 0.4
 _HALF_OPEN_SECONDS = 5.0
 
@@ -21,15 +22,57 @@ class _Cut(Exception):
     """This connection ends now."""
 
 
+class _Late:
+    """Gives what a reader gives, each piece ``seconds`` after it came; many are on their way."""
+
+    def __init__(self, reader: asyncio.StreamReader, seconds: float) -> None:
+        self._reader = reader
+        self._seconds = seconds
+        self._under_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(_MOST_UNDER_WAY)
+        self._taking = asyncio.ensure_future(self._take()) if seconds else None
+
+    async def read(self) -> bytes:
+        """Some bytes; none at the end."""
+        if self._taking is None:
+            return await self._reader.read(_READ_BYTES)
+        due_seconds, data = await self._under_way.get()
+        await asyncio.sleep(max(0.0, due_seconds - asyncio.get_running_loop().time()))
+        return data
+
+    def stop(self) -> None:
+        """What is on its way is lost."""
+        if self._taking is not None:
+            self._taking.cancel()
+
+    async def _take(self) -> None:
+        data = b"?"
+        while data:
+            try:
+                data = await self._reader.read(_READ_BYTES)
+            except OSError:
+                data = b""
+            due_seconds = asyncio.get_running_loop().time() + self._seconds
+            await self._under_way.put((due_seconds, data))
+
+
 class FaultProxy:
     """Forwards 127.0.0.1:``port`` to ``target_port``; runs on a thread of its own.
 
     Begins calm; :meth:`rage` turns the faults on, :meth:`calm` off, and cuts all connections so
-    that nothing of what was broken stays. ``counts`` has the faults injected, by kind.
+    that nothing of what was broken stays. ``counts`` has the faults injected, by kind. With
+    ``round_trip_seconds`` everything takes half of it longer in each direction, calm or not.
     """
 
-    def __init__(self, target_port: int, seed: int, rates: FaultRates | None = None) -> None:
+    def __init__(
+        self,
+        target_port: int,
+        seed: int,
+        rates: FaultRates | None = None,
+        *,
+        round_trip_seconds: float = 0.0,
+    ) -> None:
         self._target_port = target_port
+        self._one_way_seconds = round_trip_seconds / 2
         self._seed = seed
         self._rates = rates if rates is not None else FaultRates()
         self._raging = False
@@ -91,27 +134,30 @@ class FaultProxy:
         task = asyncio.current_task()
         assert task is not None
         self._open.add(task)
+        near, far = (_Late(reader, self._one_way_seconds) for reader in (near_in, far_in))
         try:
-            await self._forward(near_in, near_out, far_in, far_out)
+            await self._forward(near, near_out, far, far_out)
         except (OSError, _Cut, asyncio.CancelledError):
             pass
         finally:
             self._open.discard(task)
+            for reader in (near, far):
+                reader.stop()
             for writer in (near_out, far_out):
                 writer.close()
 
     async def _forward(
         self,
-        near_in: asyncio.StreamReader,
+        near_in: _Late,
         near_out: asyncio.StreamWriter,
-        far_in: asyncio.StreamReader,
+        far_in: _Late,
         far_out: asyncio.StreamWriter,
     ) -> None:
         # The first packet says who it is, which chooses the schedule.
         splitter = Packets()
         first: list[bytes] = []
         while not first:
-            data = await near_in.read(_READ_BYTES)
+            data = await near_in.read()
             if not data:
                 return
             first = splitter.feed(data)
@@ -136,7 +182,7 @@ class FaultProxy:
 
     async def _one_way(
         self,
-        reader: asyncio.StreamReader,
+        reader: _Late,
         writer: asyncio.StreamWriter,
         splitter: Packets,
         schedule: Schedule,
@@ -159,7 +205,7 @@ class FaultProxy:
                     writer.write(held.pop())
                 old[:] = [*old[-20:], packet]
             await writer.drain()
-            data = await reader.read(_READ_BYTES)
+            data = await reader.read()
             if not data:
                 return
             packets = splitter.feed(data)

@@ -17,7 +17,7 @@ from device_sdk.home.membership import Membership
 from device_sdk.wire.enrolment_message import Grant
 from tests.faults.known import ITEMS, MOST_DEVICES, WIDTH
 
-__all__ = ["FleetHome", "make_fleet"]
+__all__ = ["FleetHome", "audit", "keep_history", "make_fleet"]
 
 # A copy of every update that was ever committed, in the order of commits: the product's own log is
 # cleared at each version; and of every verdict, since the product forgets those in time. Triggers,
@@ -101,7 +101,7 @@ def make_fleet(
                 int(time.time()),
             )
             mine.close()
-            _run_script(path / "device.sqlite", _HISTORY)
+            keep_history(path)
             store.devices.add(
                 DeviceRow(
                     grant.device_id,
@@ -117,8 +117,18 @@ def make_fleet(
             paths.append(path)
             ids.append(grant.device_id)
     store.database.close()
-    _run_script(home.database, _AUDIT)
+    audit(home)
     return FleetHome(home, tuple(paths), tuple(ids), items)
+
+
+def audit(home: AggregatorHome) -> None:
+    """Have the oracle's copies kept from now on; nobody may have the database open."""
+    _run_script(home.database, _AUDIT)
+
+
+def keep_history(device: Path) -> None:
+    """The same for the home of a device."""
+    _run_script(device / "device.sqlite", _HISTORY)
 
 
 def _run_script(path: Path, script: str) -> None:

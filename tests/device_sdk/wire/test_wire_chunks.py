@@ -83,6 +83,47 @@ def test_lies_are_refused_and_forget_the_message() -> None:
     assert fresh.partial_messages == 0
 
 
+def test_the_limits_themselves_are_allowed() -> None:
+    whole = message(2, 1)
+    at_most = Reassembler(Clock(), ReassemblyLimits(most_message_bytes=len(whole)))
+    first, second = split(whole, b"message!")
+    assert at_most.add("a", TYPE, *first) is None
+    assert at_most.add("a", TYPE, *second) == whole
+    below = Reassembler(Clock(), ReassemblyLimits(most_message_bytes=len(whole) - 1))
+    assert reason(below, "a", *first) == "too-large"
+    # What fits one envelope has one way to travel.
+    single = Fragment(b"message!", 0, 1, PART_BYTES)
+    assert reason(at_most, "a", single, bytes(PART_BYTES)) == "bad-fragment"
+    ReassemblyLimits(1, 1, 1, 1, 1)
+    with pytest.raises(ValueError, match="idle_seconds is 0; expected at least 1"):
+        ReassemblyLimits(idle_seconds=0)
+
+
+def test_one_long_part_gives_way_at_a_time() -> None:
+    """Each message that is given up makes room for its own bytes, and no more go than have to."""
+    limits = ReassemblyLimits(most_messages_a_sender=9, most_bytes_a_sender=5 * PART_BYTES)
+    reassembler = Reassembler(Clock(), limits)
+    for number, length in enumerate((1, 3, 1)):
+        for fragment, part in split(message(4, 1), bytes((number,)) * 8)[:length]:
+            reassembler.add("a", TYPE, fragment, part)
+    assert (reassembler.held_bytes, reassembler.evicted) == (5 * PART_BYTES, 0)
+    reassembler.add("a", TYPE, *split(message(4, 1), b"the next")[0])
+    assert (reassembler.held_bytes, reassembler.evicted) == (5 * PART_BYTES, 1)
+    for fragment, part in split(message(4, 1), b"the last")[:3]:
+        reassembler.add("a", TYPE, fragment, part)
+    assert (reassembler.held_bytes, reassembler.evicted) == (5 * PART_BYTES, 2)
+    assert reassembler.partial_messages == 3
+
+
+def test_a_short_part_alone_does_not_make_room_for_a_long_one() -> None:
+    limits = ReassemblyLimits(most_messages_a_sender=9, most_bytes_a_sender=2 * PART_BYTES - 1)
+    reassembler = Reassembler(Clock(), limits)
+    short, long, new = (split(message(2, 1), bytes((number,)) * 8) for number in range(3))
+    for fragment, part in (short[1], long[0], new[0]):
+        reassembler.add("a", TYPE, fragment, part)
+    assert (reassembler.held_bytes, reassembler.evicted) == (PART_BYTES, 2)
+
+
 def test_idle_messages_are_forgotten() -> None:
     clock = Clock()
     reassembler = Reassembler(clock, ReassemblyLimits(idle_seconds=10))

@@ -83,8 +83,16 @@ def test_another_direction_key_or_length_is_refused() -> None:
     refused("truncated", message[:35])
     refused("truncated", UP.seal(16, SESSION, 9, b"", FRAGMENT)[:55])
     refused("too-large", bytes(MAX_MESSAGE_BYTES + 1))
-    with pytest.raises(ValueError, match="16 to 255"):
-        UP.seal(15, SESSION, 0, b"")
+    for kind in (15, 256):
+        with pytest.raises(ValueError, match="16 to 255"):
+            UP.seal(kind, SESSION, 0, b"")
+
+
+def test_the_shortest_envelope_is_judged_by_its_tag() -> None:
+    for fragment, least in ((None, 36), (FRAGMENT, 56)):
+        message = UP.seal(16, SESSION, 9, b"", fragment)
+        refused("bad-tag", message[:least])
+        refused("truncated", message[: least - 1])
 
 
 def test_the_largest_envelope_fits_the_message_limit() -> None:
@@ -95,17 +103,32 @@ def test_the_largest_envelope_fits_the_message_limit() -> None:
         UP.seal(16, SESSION, 0, bytes(MAX_PAYLOAD_BYTES + 1))
 
 
+def test_keys_of_other_lengths_are_refused() -> None:
+    for key, iv in ((31, 12), (32, 11), (33, 12), (32, 13)):
+        with pytest.raises(ValueError, match="32 bytes"):
+            DirectionKeys(bytes(key), bytes(iv))
+
+
 def test_keys_do_not_print_themselves() -> None:
+    assert repr(KEYS) == "DirectionKeys(...)"
     assert KEYS.key.hex() not in repr(KEYS)
     assert repr(KEYS.key) not in repr(KEYS)
 
 
 @pytest.mark.parametrize(
-    ("index", "total", "length"), [(3, 3, 1), (0, 0, 1), (0, 1, 0), (-1, 1, 1), (0, 2**32, 1)]
+    ("index", "total", "length"),
+    [(3, 3, 1), (0, 0, 1), (0, 1, 0), (-1, 1, 1), (0, 2**32, 1), (0, 1, 2**32)],
 )
 def test_fragments_that_cannot_exist(index: int, total: int, length: int) -> None:
     with pytest.raises(ValueError, match="does not exist"):
         Fragment(b"message!", index, total, length)
+
+
+@pytest.mark.parametrize(("total", "length"), [(1, 1), (2**32 - 1, 2**32 - 1)])
+def test_the_extreme_fragments_that_can(total: int, length: int) -> None:
+    fragment = Fragment(b"message!", total - 1, total, length)
+    message = UP.seal(16, SESSION, 0, b"", fragment)
+    assert read_header(message).fragment == fragment
 
 
 @settings(max_examples=300)
@@ -155,6 +178,25 @@ def test_there_are_eight_buckets_an_octave() -> None:
     assert len({padded_length(length, 1 << 20) for length in range(4095, 8191)}) == 9
     assert HEADER_BYTES == 20
     assert FRAGMENT_BYTES == 20
+
+
+def test_a_late_number_is_taken_once() -> None:
+    """The state machine below meets one number twice only now and then."""
+    window = ReplayWindow()
+    window.accept(1500)
+    for age in (1, 2, 3, 500, 1023):
+        window.accept(1500 - age)
+        with pytest.raises(WireError, match="replayed"):
+            window.accept(1500 - age)
+    with pytest.raises(WireError, match="too-old"):
+        window.accept(1500 - WINDOW)
+    window.accept(1502)  # 477 falls out of the window
+    for sequence in (1500, 1499, 1498, 1497, 1000):
+        with pytest.raises(WireError, match="replayed"):
+            window.accept(sequence)
+    window.accept(1501)
+    with pytest.raises(WireError, match="too-old"):
+        window.accept(477)
 
 
 class ReplayMachine(RuleBasedStateMachine):

@@ -54,7 +54,7 @@ def test_a_key_file_that_others_can_read_or_that_is_broken_is_refused(tmp_path: 
     write_key(path, KeyKind.ED25519, bytes(32))
     good = path.read_text()
     path.chmod(0o640)
-    with pytest.raises(WireError, match="chmod 600"):
+    with pytest.raises(WireError, match=f"{path} can be read by others; run chmod 600 on it"):
         read_key(path, KeyKind.ED25519)
     path.chmod(0o600)
     broken = [
@@ -63,6 +63,7 @@ def test_a_key_file_that_others_can_read_or_that_is_broken_is_refused(tmp_path: 
         good.replace("1 ed", "2 ed"),
         good.replace("ed25519", "symmetric-256"),
         good.replace("AAAA", "AA!A", 1),
+        good.replace("AAAA", "AA!AA", 1),
         good.replace("AAAA", "", 1),
         good + "x",
         "x" * 10_000,
@@ -72,6 +73,9 @@ def test_a_key_file_that_others_can_read_or_that_is_broken_is_refused(tmp_path: 
         with pytest.raises(WireError) as refused:
             read_key(path, KeyKind.ED25519)
         assert refused.value.reason == "bad-key-file"
+        assert str(path) in str(refused.value)
+    with pytest.raises(WireError, match="bad-key-file: /dev/null is not a regular file"):
+        read_key(Path("/dev/null"), KeyKind.ED25519)
     link = tmp_path / "link.key"
     link.symlink_to(path)
     with pytest.raises(OSError, match=r"."):

@@ -17,7 +17,7 @@ from device_sdk.wire.device_session import (
     OpenedSession,
     SessionOpening,
 )
-from device_sdk.wire.envelope import Direction, EnvelopeCipher
+from device_sdk.wire.envelope import Direction, EnvelopeCipher, Fragment
 from device_sdk.wire.errors import WireError
 from device_sdk.wire.freshness import Freshness, FreshnessMarks
 from device_sdk.wire.handshake import (
@@ -76,6 +76,13 @@ def test_a_session_carries_both_ways() -> None:
     assert (received.message_type, received.payload, received.sequence) == (16, b"update", 0)
     down = opened.session.open(fleet.table.seal(fleet.anna.device_id, 17, b"receipt"))
     assert (down.message_type, down.payload) == (17, b"receipt")
+
+
+def test_a_part_comes_out_with_its_place_in_the_whole() -> None:
+    device, aggregator, _ = pair()
+    fragment = Fragment(b"message!", 1, 3, 200_000)
+    assert aggregator.open(device.seal(16, b"part", fragment)).fragment == fragment
+    assert aggregator.open(device.seal(16, b"whole")).fragment is None
 
 
 def test_every_changed_byte_of_an_open_is_refused_before_public_key_work() -> None:

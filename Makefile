@@ -47,6 +47,10 @@ test: lint types ## linters, type checker and every test
 fuzz: $(STAMP) ## every decoder against coverage-guided bytes (MINUTES=5, or ARGS=--help)
 	$(RUN) -m tests.fuzz --minutes $(or $(MINUTES),5) $(ARGS)
 
+.PHONY: models
+models: ## the protocol's models searched by spin, old rules and new (ARGS=--quick, ARGS=--trails)
+	"$(PYTHON)" docs/models/check.py $(ARGS)
+
 .PHONY: lint
 lint: $(STAMP) ## ruff: rules and format
 	$(RUN) -m ruff check .

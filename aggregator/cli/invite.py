@@ -11,6 +11,7 @@ from aggregator.cli.arguments import add_home, device_of, duration_seconds, home
 from aggregator.errors import AggregatorError
 from aggregator.invitation import make_codes
 from aggregator.revocation import revoke
+from device_sdk.wire.durable import flush_file, flush_folder
 
 _HELP = "make enrolment codes"
 _DESCRIPTION = """\
@@ -88,4 +89,5 @@ def _write_new(path: Path, text: str) -> None:
     with os.fdopen(handle, "w", encoding="ascii") as file:
         file.write(text)
         file.flush()
-        os.fsync(file.fileno())
+        flush_file(file.fileno())
+    flush_folder(path.parent)

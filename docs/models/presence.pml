@@ -4,9 +4,9 @@
  * at will. The network has all of them and shows any at any time. Before an attempt is a chance, it
  * shows the present one at least once since the last attempt; and others before and after it.
  *
- * OLD_RULE   the device asks the life that started last
- * BY_TURNS   it asks that one, and after an attempt without an answer the one that was shown last
- * neither    lives are numbered by the aggregator's database, and it asks the highest
+ * OLD_RULE       the device asks the life that started last
+ * BY_CALENDAR    it asks that one, and after an attempt without an answer the one that was shown last
+ * neither        so too, but each life starts later than the last one did, as its database knows
  */
 #include "common.pml"
 
@@ -25,12 +25,10 @@ byte missed;
 
 #if defined(OLD_RULE)
 #define ASKED newest
-#elif defined(BY_TURNS)
-#define ASKED (turn -> shown : newest)
 #else
-#define ASKED newest
+#define ASKED (turn -> shown : newest)
 #endif
-#if defined(OLD_RULE) || defined(BY_TURNS)
+#if defined(OLD_RULE) || defined(BY_CALENDAR)
 #define IS_NEWER(a, b) (started[a] > started[b])
 #else
 #define IS_NEWER(a, b) ((a) > (b))

@@ -229,7 +229,8 @@ def forged_open(device: ScriptedDevice) -> bytes:
     """Right in all but its admission tag."""
     real = device.credential()
     credential = DeviceCredential(real.device_id, real.identity, bytes(len(real.admission_key)))
-    return SessionOpening(credential, device.require_descriptor(), time.monotonic).message
+    descriptor = device.require_descriptor()
+    return SessionOpening(credential, descriptor, device.fresh(), time.monotonic).message
 
 
 @pytest.mark.parametrize("lines", [(), RECOMMENDED], ids=["defaults", "recommended"])

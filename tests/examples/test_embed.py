@@ -23,5 +23,5 @@ def test_a_mistyped_code_ends_it_with_one_line_and_no_traceback(tmp_path: Path) 
     )
     assert done.returncode == 1
     assert done.stderr == (
-        "embed: the enrolment code is mistyped: an enrolment code has 72 characters, 8 were given\n"
+        "embed: the enrolment code is mistyped: an enrolment code has 88 characters, 8 were given\n"
     )

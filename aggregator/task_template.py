@@ -59,10 +59,10 @@ url = "mqtt://127.0.0.1:1883"  # mqtts://host:8883 for TLS
 
 [scatter.training]
 # scores = "residual"          # or columns
-# user_learning_rate = 0.5
+# user_learning_rate = 0.7
 # user_l2 = 0.01
 # item_l2 = 0.001
-# user_spread = 0.1
+# user_spread = 0.01
 # most_triples = 0             # at most so many a device and round; 0: all
 
 [store]

@@ -30,7 +30,7 @@ def test_the_template_is_valid_and_states_the_defaults(tmp_path: Path) -> None:
         line.removeprefix("# ") if " = " in line else line for line in TASK_TEMPLATE.splitlines()
     ]
     optional = ("user", "password_file", "ca_file", "certificate_file", "key_file")
-    spelt_out = "\n".join(line for line in uncommented if not line.startswith(optional))
+    spelt_out = "\n".join(line for line in uncommented if line.split(" ")[0] not in optional)
     assert read_task(write(tmp_path, spelt_out)) == as_written
     assert [path.name for path in as_written.artifacts] == ["mf"]
 

@@ -28,6 +28,7 @@ from device_sdk.wire.link_events import (
 )
 from device_sdk.wire.link_settings import LinkSettings
 from device_sdk.wire.topics import (
+    DescriptorTopic,
     EnrolRequestTopic,
     PresenceTopic,
     ProbeTopic,
@@ -55,8 +56,8 @@ class BrokerLinks:
     A broker keeps a queue for each connection, and what does not fit into it is dropped, also what
     it has acknowledged to the sender, and also its acknowledgements to us. Apart are therefore
 
-    * what **devices** send, and what the broker shows of us (presence, probe). Each topic has a
-      limit of its own;
+    * what **devices** send, and what the broker shows of us (descriptor, presence, probe). Each
+      topic has a limit of its own;
     * what **anybody** may send: enrolment requests;
     * what **we** send. Nothing comes on this connection but the broker's acknowledgements.
 
@@ -109,7 +110,8 @@ class BrokerLinks:
             on_event=self._devices.nudge,
         )
         self._up_filter = topics.up_filter(shard)
-        # First, so that another life's is heard before anything is announced.
+        # First, so that another life's are heard before anything is announced.
+        self._devices.subscribe(topics.write(DescriptorTopic()))
         self._devices.subscribe(topics.write(PresenceTopic()))
         self._devices.subscribe(self._up_filter)
         self._strangers.subscribe(topics.write(EnrolRequestTopic()))
@@ -182,7 +184,7 @@ class BrokerLinks:
             return None
         if isinstance(parsed, UpTopic):
             return self._registry.owner(parsed.handle)
-        return topic if isinstance(parsed, PresenceTopic | ProbeTopic) else None
+        return topic if isinstance(parsed, DescriptorTopic | PresenceTopic | ProbeTopic) else None
 
     def _crowded(self, topic: bytes) -> bool:
         return self._devices.crowded(topic.decode(errors="replace"))

@@ -16,13 +16,22 @@ _DESCRIPTION = """\
 Run this once, before serve, after the home was restored from a backup. Devices have seen rounds
 that the backup does not know: they accept them again only in a new generation. The open round is
 given up; what was counted in it stays counted. The group key is replaced, and the descriptor is
-renewed: devices may have seen newer ones than the backup's."""
+renewed: devices may have seen newer ones than the backup's. Where the clock was ahead when the home
+that this one replaces was served, serve says so and names the time to give as --after."""
 
 
 def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Register the command."""
     parser = commands.add_parser("restored", help=_HELP, description=_DESCRIPTION)
     add_home(parser)
+    parser.add_argument(
+        "--after",
+        type=_unix_seconds,
+        default=0,
+        metavar="SECONDS",
+        help="begin after this Unix time, whatever the clock says: when the other serve started, "
+        "as serve's message names it",
+    )
     parser.set_defaults(run=run)
 
 
@@ -30,15 +39,18 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the command."""
     home = home_of(arguments)
     store = home.open_store()
-    now = int(time.time())
-    if now < store.facts.generation:
-        raise AggregatorError("this machine's clock is behind the backup's; set it first")
+    now, after = int(time.time()), arguments.after
+    if max(now, after) < store.facts.generation:
+        raise AggregatorError(
+            f"this machine's clock is behind the backup's generation, {store.facts.generation}: "
+            "set it first or, if it is right and the other was not, give that number as --after"
+        )
     # A fleet that is less than a second old has this second's number already.
-    generation = max(now, store.facts.generation + 1)
+    generation = max(now, after + 1, store.facts.generation + 1)
     with store.database.transaction():
         store.facts.generation = generation
         # Lives of the home that this one replaces began before: see aggregator/fence.py.
-        store.facts.started_unix_seconds = max(now, store.facts.started_unix_seconds or 0)
+        store.facts.started_unix_seconds = max(now, after, store.facts.started_unix_seconds or 0)
         # Another epoch than any that was used after the backup was made.
         store.secrets.add_group_key(new_group_key(generation, os.urandom))
         store.facts.rotation_due = True
@@ -55,3 +67,10 @@ def run(arguments: argparse.Namespace) -> int:
     finally:
         store.database.close()
     return 0
+
+
+def _unix_seconds(text: str) -> int:
+    seconds = int(text)
+    if not 0 <= seconds < 2**40:
+        raise ValueError(text)
+    return seconds

@@ -12,7 +12,7 @@ from typing import Any
 
 from aggregator.errors import AggregatorError
 from aggregator.file_lock import FileLock
-from aggregator.store.schema import SCHEMA, SCHEMA_VERSION, STEPS
+from aggregator.store.schema import SCHEMA, SCHEMA_VERSION, STEPS, WITHOUT_ERASING
 from device_sdk.wire.durable import SQLITE_FLUSH_PRAGMAS
 
 __all__ = ["STORE_FAILURES", "Database"]
@@ -93,6 +93,10 @@ class Database:
             self._migrate(path)
 
     def _migrate(self, path: Path) -> None:
+        if self._version() in WITHOUT_ERASING:
+            # Its free pages hold updates and keys. First: after a crash it is done again.
+            with self._alone():
+                self._connection.execute("VACUUM")
         with self.transaction():
             # Read again: another process may have done it meanwhile.
             while (version := self._version()) != SCHEMA_VERSION:

@@ -95,3 +95,6 @@ UPDATE devices SET admission_key = zeroblob(32) WHERE revoked_unix IS NOT NULL;
 """,
 }
 """By the version that a file has, what makes it one of the next version."""
+
+WITHOUT_ERASING = frozenset((1,))
+"""Versions whose programs freed what they deleted, and did not overwrite it."""

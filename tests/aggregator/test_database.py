@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import sqlite3
 import time
 from multiprocessing.connection import Connection
@@ -53,6 +54,28 @@ def test_a_file_of_each_older_version_becomes_one_of_this(tmp_path: Path, versio
     assert store.rounds.latest() == [] and store.facts.served_seconds == 0.0
     store.database.close()
     assert _shape(path) == new
+
+
+def test_what_an_older_version_deleted_is_in_no_byte_of_the_file_it_becomes(tmp_path: Path) -> None:
+    path = make_home(tmp_path, _URL).database
+    _set_back(path, 1)
+    body = os.urandom(200_000)  # of more pages than the newer format's own rows take
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA secure_delete = OFF")
+    connection.execute("INSERT INTO updates VALUES (1, 1, x'00', 0.0, NULL, ?)", (body,))
+    connection.commit()
+    connection.execute("DELETE FROM updates")
+    connection.commit()
+    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    connection.close()
+    probes = [body[at : at + 64] for at in range(0, len(body), 1000)]
+    assert sum(each in path.read_bytes() for each in probes) > 100
+    database = Database(path)
+    assert database.erase_deleted()  # what serve does as it starts
+    for each in path.parent.glob(f"{path.name}*"):
+        found = each.read_bytes()
+        assert not any(probe in found for probe in probes)
+    database.close()
 
 
 def test_a_file_of_a_newer_version_is_refused(tmp_path: Path) -> None:

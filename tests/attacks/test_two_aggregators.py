@@ -88,12 +88,12 @@ def test_a_forged_or_an_old_presence_ends_nobody(make_stage: MakeStage) -> None:
     stage.run_until(lambda: stage.parts.aggregation.version == 1)
     keys = stage.parts.keys.current()
     message = sign_presence(Presence(bytes(16), 1), keys.descriptor, keys.signing)
-    fence.heard(message)
+    fence.heard_presence(message)
     for at in range(2, len(message), 7):
         changed = bytearray(message)
         changed[at] ^= 1
         with pytest.raises(WireError):
-            fence.heard(bytes(changed))
+            fence.heard_presence(bytes(changed))
 
 
 def test_the_later_of_two_lives_stays_also_within_a_second(make_stage: MakeStage) -> None:
@@ -104,7 +104,7 @@ def test_the_later_of_two_lives_stays_also_within_a_second(make_stage: MakeStage
 
     def hear(incarnation: bytes, started: int) -> None:
         presence = Presence(incarnation, started)
-        fence.heard(sign_presence(presence, keys.descriptor, keys.signing))
+        fence.heard_presence(sign_presence(presence, keys.descriptor, keys.signing))
 
     hear(b"m" * 16, 1000)  # our own
     hear(b"z" * 16, 900)  # our last life, or one that started with it
@@ -114,3 +114,48 @@ def test_the_later_of_two_lives_stays_also_within_a_second(make_stage: MakeStage
     for incarnation, started in ((b"z" * 16, 901), (b"l" * 16, 1000)):
         with pytest.raises(AggregatorError, match="knows nothing"):
             hear(incarnation, started)
+
+
+@pytest.mark.parametrize("what", ["keys", "root"])
+def test_a_backup_of_before_the_keys_changed_ends_before_it_is_heard(
+    make_stage: MakeStage, tmp_path: Path, what: str
+) -> None:
+    stage = make_stage(judged=False)
+    stage.run_until(lambda: stage.parts.aggregation.version == 1)
+    stage.kill_aggregator()
+    home = stage.fleet.aggregator.folder
+    shutil.copytree(home, tmp_path / "backup")
+    stage.start_aggregator()
+    assert stage.command("rotate", what) == 0
+    stage.run_until(lambda: stage.parts.aggregation.version == 3)
+    stage.kill_aggregator()
+    shutil.rmtree(home)
+    shutil.copytree(tmp_path / "backup", home)
+    said = len(stage.broker.seen)
+    stage.start_aggregator()
+    with pytest.raises(AggregatorError, match=r"keys that .* knows nothing of"):
+        stage.run(100.0)
+    assert [topic for topic, _ in stage.broker.seen[said:] if "/all/" in topic] == []
+
+
+def test_two_copies_that_renewed_their_keys_in_the_same_hour_do_not_both_serve(
+    make_stage: MakeStage, tmp_path: Path
+) -> None:
+    stage = make_stage(judged=False)
+    stage.run_until(lambda: stage.parts.aggregation.version == 1)
+    stage.kill_aggregator()
+    home = stage.fleet.aggregator.folder
+    shutil.copytree(home, tmp_path / "copy")
+    stage.offset_seconds = 25 * 86_400.0  # the descriptor is renewed at the next start
+    stage.start_aggregator()
+    stage.run_until(lambda: stage.parts.fence.passed)
+    serial = stage.parts.keys.current().descriptor.serial
+    stage.kill_aggregator()
+    shutil.rmtree(home)
+    shutil.copytree(tmp_path / "copy", home)
+    said = len(stage.broker.seen)
+    stage.start_aggregator()
+    assert stage.parts.keys.current().descriptor.serial == serial
+    with pytest.raises(AggregatorError, match=r"keys that .* knows nothing of"):
+        stage.run(10.0)
+    assert [topic for topic, _ in stage.broker.seen[said:] if "/all/" in topic] == []

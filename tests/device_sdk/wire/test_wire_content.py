@@ -1,4 +1,4 @@
-"""Contents and sets of chunks: cut, sealed, collected in any order, and what is refused on the way."""
+"""Contents and sets of chunks: cut, sealed, collected in any order, and what is refused."""
 
 from __future__ import annotations
 
@@ -57,7 +57,9 @@ def reason_of(call: object, *arguments: object) -> str:
 
 
 @settings(max_examples=20)
-@given(st.sampled_from([0, 1, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, len(LARGE)]), st.data())
+@given(
+    st.sampled_from([0, 1, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, len(LARGE)]), st.data()
+)
 def test_chunks_make_the_whole_in_any_order(length: int, data: st.DataObject) -> None:
     made, plaintext = publication(), LARGE[:length]
     messages, digests = seal_chunks(made, plaintext)

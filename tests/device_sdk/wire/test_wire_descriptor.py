@@ -328,6 +328,25 @@ def test_presence_round_trip_and_every_changed_byte() -> None:
     assert caught.value.reason == "bad-signature"
     with pytest.raises(ValueError, match="16 bytes"):
         Presence(b"", NOW)
+    for cut, reason in ((66, "truncated"), (67, "bad-signature")):
+        with pytest.raises(WireError) as caught:
+            read_presence(message[:cut], DESCRIPTOR)
+        assert caught.value.reason == reason
+
+
+def test_a_presence_s_time_has_63_bits_at_both_ends() -> None:
+    for started in (0, 2**63 - 1):
+        presence = Presence(bytes(16), started)
+        message = sign_presence(presence, DESCRIPTOR, SERVING.signing)
+        assert read_presence(message, DESCRIPTOR) == presence
+    for started in (-1, 2**63):
+        with pytest.raises(ValueError, match="Unix time"):
+            Presence(bytes(16), started)
+        body = cbor.encode({"incarnation": bytes(16), "started": started})
+        signed = signature.sign(SERVING.signing, Purpose.PRESENCE, DESCRIPTOR.digest + body)
+        with pytest.raises(WireError) as caught:
+            read_presence(prefix(MessageType.PRESENCE) + signed + body, DESCRIPTOR)
+        assert caught.value.reason == "bad-field"
 
 
 def test_a_presence_asks_for_one_session_and_an_old_one_for_none() -> None:

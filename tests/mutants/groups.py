@@ -89,12 +89,18 @@ GROUPS = {
     "ingest": Group(
         (
             "aggregator/ingest.py",
-            "aggregator/deadline.py",
+            "aggregator/enrolment.py",
             "aggregator/repeats.py",
+            "aggregator/deadline.py",
             "aggregator/fence.py",
             "aggregator/topic_limits.py",
-            "aggregator/enrolment.py",
         ),
-        ("tests/attacks/test_replays.py", "tests/attacks/test_payloads.py"),
+        (
+            "tests/aggregator/test_ingest.py",
+            "tests/aggregator/test_enrolment.py",
+            "tests/aggregator/test_deadline.py",
+            "tests/aggregator/test_fence.py",
+            "tests/aggregator/test_topic_limits.py",
+        ),
     ),
 }

@@ -1,0 +1,110 @@
+"""When the aggregator announces itself, and which other life ends it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from aggregator.errors import AggregatorError
+from aggregator.fence import Fence
+from device_sdk.wire.errors import WireError
+from device_sdk.wire.keyring import ServingKeys
+from device_sdk.wire.presence import Presence, sign_presence
+from tests.device_sdk.wire.parties import Clock, make_serving
+
+OURS = Presence(b"m" * 16, 1_700_000_000)
+LAST_LIFE = 1_600_000_000
+OLD, NEW = make_serving(1), make_serving(2)
+
+
+def fence(
+    clock: Clock, known: int | None = LAST_LIFE, keys: tuple[ServingKeys, ...] = (NEW, OLD)
+) -> Fence:
+    return Fence(OURS, known, Path("the-home"), lambda: [k.descriptor for k in keys], clock)
+
+
+def presence(started: int, incarnation: bytes = b"z" * 16, keys: ServingKeys = NEW) -> bytes:
+    return sign_presence(Presence(incarnation, started), keys.descriptor, keys.signing)
+
+
+def test_it_announces_once_a_connection_after_half_a_second_of_silence() -> None:
+    clock = Clock(10.0)
+    made = fence(clock)
+    assert not made.may_announce() and not made.passed, "no connection yet"
+    for _ in range(2):
+        made.connected()
+        clock.seconds += 0.4375
+        assert not made.may_announce() and not made.passed
+        clock.seconds += 0.0625
+        assert made.may_announce() and made.passed
+        assert not made.may_announce() and made.passed
+        clock.seconds += 100.0
+        assert not made.may_announce()
+
+
+def test_what_the_broker_retains_ends_the_wait() -> None:
+    clock = Clock(10.0)
+    made = fence(clock)
+    made.connected()
+    made.heard(presence(LAST_LIFE))
+    assert made.may_announce() and made.passed
+    # A presence that comes later is no reason to announce again.
+    made.heard(presence(LAST_LIFE))
+    assert not made.may_announce() and made.passed
+    made.connected()
+    assert not made.passed
+    with pytest.raises(WireError):
+        made.heard(b"")  # and one that is none ends no wait
+    assert not made.may_announce()
+
+
+@pytest.mark.parametrize("keys", [OLD, NEW])
+def test_all_keys_that_may_have_signed_are_tried(keys: ServingKeys) -> None:
+    with pytest.raises(AggregatorError, match="has taken the fleet over"):
+        fence(Clock()).heard(presence(OURS.started_unix_seconds + 1, keys=keys))
+    fence(Clock()).heard(presence(LAST_LIFE, keys=keys))
+
+
+def test_what_none_of_our_keys_signed_is_refused_for_its_reason() -> None:
+    message = presence(OURS.started_unix_seconds + 1, keys=make_serving(3))
+    for keys, reason in (((NEW, OLD), "bad-signature"), ((), "unknown-descriptor")):
+        with pytest.raises(WireError) as caught:
+            fence(Clock(), keys=keys).heard(message)
+        assert caught.value.reason == reason
+
+
+def test_our_own_and_earlier_lives_are_ignored() -> None:
+    made = fence(Clock())
+    for started in (OURS.started_unix_seconds - 1, OURS.started_unix_seconds + 1):
+        made.heard(presence(started, OURS.incarnation))  # whatever time our own would name
+    for started in (0, LAST_LIFE - 1, LAST_LIFE):
+        made.heard(presence(started))
+
+
+def test_a_home_that_never_served_takes_every_earlier_life_for_its_own() -> None:
+    made = fence(Clock(), known=None)
+    made.heard(presence(OURS.started_unix_seconds - 1))
+    with pytest.raises(AggregatorError, match="has taken the fleet over"):
+        made.heard(presence(OURS.started_unix_seconds + 1))
+
+
+def test_another_life_is_told_with_its_time_and_what_to_do() -> None:
+    made = fence(Clock())
+    remedy = "tessera-aggregator restored --home the-home"
+    with pytest.raises(AggregatorError, match="knows nothing") as caught:
+        made.heard(presence(LAST_LIFE + 1))
+    assert "2020-09-13 12:26:41 UTC" in str(caught.value) and remedy in str(caught.value)
+    with pytest.raises(AggregatorError, match="has taken the fleet over") as caught:
+        made.heard(presence(OURS.started_unix_seconds + 1))
+    assert "2023-11-14 22:13:21 UTC" in str(caught.value) and remedy in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("incarnation", "who"), [(b"a" * 16, "knows nothing"), (b"n" * 16, "has taken the fleet over")]
+)
+def test_of_two_lives_of_one_second_the_same_one_stays_on_both_sides(
+    incarnation: bytes, who: str
+) -> None:
+    with pytest.raises(AggregatorError, match=who):
+        fence(Clock()).heard(presence(OURS.started_unix_seconds, incarnation))

@@ -14,7 +14,7 @@ __all__ = ["Mutant", "Outcome", "changes_only_words", "read_outcome"]
 
 _KILLED = {1, 3}  # pytest's exit codes for failed tests, and for an error of its own
 _TIMEOUT = {24, -24, 36, 152, 255}
-_MESSAGE_PLACE = {"WireError": 1, "ValueError": 0, "_bad_file": 1}
+_MESSAGE_PLACE = {"AssertionError": 0, "WireError": 1, "ValueError": 0, "_bad_file": 1}
 """Which argument of an error is the sentence for people."""
 
 

@@ -20,6 +20,7 @@ from device_sdk.wire.descriptor import (
 )
 from device_sdk.wire.errors import WireError
 from device_sdk.wire.group_key import (
+    MOST_KEYS,
     GroupKey,
     find_group_key,
     group_keys_from_value,
@@ -410,8 +411,22 @@ def test_group_keys_round_trip_in_rising_order() -> None:
     for bad in wrong_values:
         with pytest.raises(WireError):
             group_keys_from_value(bad)
-    with pytest.raises(ValueError, match="epoch"):
-        GroupKey(-1, bytes(32))
+    for epoch in (-1, 2**63):
+        with pytest.raises(ValueError, match="epoch"):
+            GroupKey(epoch, bytes(32))
+
+
+def test_sixteen_group_keys_of_any_epoch_travel_and_no_more() -> None:
+    epochs = [*range(MOST_KEYS - 1), 2**63 - 1]
+    keys = tuple(GroupKey(epoch, bytes(32)) for epoch in epochs)
+    values = group_keys_to_value(keys)
+    assert group_keys_from_value(values) == keys
+    beyond: cbor.Value = {"epoch": 2**63, "key": bytes(32)}
+    one_more: cbor.Value = {"epoch": 2**63 - 2, "key": bytes(32)}
+    for wrong in ([*values[:-1], beyond], [*values[:-1], one_more, values[-1]]):
+        with pytest.raises(WireError) as caught:
+            group_keys_from_value(wrong)
+        assert caught.value.reason == "bad-field"
 
 
 @given(st.binary(max_size=300), st.binary(max_size=300))

@@ -28,6 +28,7 @@ from device_sdk.wire.link_events import (
 )
 from device_sdk.wire.link_settings import LinkSettings
 from device_sdk.wire.topics import (
+    DescriptorTopic,
     EnrolRequestTopic,
     PresenceTopic,
     ProbeTopic,
@@ -110,6 +111,7 @@ class BrokerLinks:
         )
         self._up_filter = topics.up_filter(shard)
         # First, so that another life's is heard before anything is announced.
+        self._devices.subscribe(topics.write(DescriptorTopic()))
         self._devices.subscribe(topics.write(PresenceTopic()))
         self._devices.subscribe(self._up_filter)
         self._strangers.subscribe(topics.write(EnrolRequestTopic()))
@@ -182,7 +184,8 @@ class BrokerLinks:
             return None
         if isinstance(parsed, UpTopic):
             return self._registry.owner(parsed.handle)
-        return topic if isinstance(parsed, PresenceTopic | ProbeTopic) else None
+        heard = DescriptorTopic | PresenceTopic | ProbeTopic
+        return topic if isinstance(parsed, heard) else None
 
     def _crowded(self, topic: bytes) -> bool:
         return self._devices.crowded(topic.decode(errors="replace"))

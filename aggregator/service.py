@@ -34,7 +34,7 @@ from device_sdk.wire.link_events import (
     SubscribeRefused,
 )
 from device_sdk.wire.session_table import SessionTable
-from device_sdk.wire.topics import PresenceTopic, Topics
+from device_sdk.wire.topics import DescriptorTopic, PresenceTopic, Topics
 
 __all__ = ["Parts", "Service"]
 
@@ -79,7 +79,11 @@ class Service:
         self._parts = parts
         self._on_round = on_round
         self._listening = Listening()
-        self._presence_topic = Topics(parts.task.broker.prefix).write(PresenceTopic())
+        topics = Topics(parts.task.broker.prefix)
+        self._fenced = {
+            topics.write(PresenceTopic()): parts.fence.heard,
+            topics.write(DescriptorTopic()): parts.fence.shown,
+        }
         self.bytes_received = 0
         self._last: Snapshot | None = None
         self._next_snapshot_seconds = 0.0
@@ -195,8 +199,12 @@ class Service:
     def _receive(self, message: Message) -> None:
         parts = self._parts
         self.bytes_received += len(message.payload)
-        if message.topic == self._presence_topic:
-            self._hear_presence(message.payload)
+        fenced = self._fenced.get(message.topic)
+        if fenced is not None:
+            try:
+                fenced(message.payload)
+            except WireError as error:
+                parts.refusals.note(error)
             return
         result = parts.uplink.receive(message)
         match result:
@@ -228,12 +236,6 @@ class Service:
         """Before the fence is passed nothing: all of it is announced then."""
         if self._parts.fence.passed:
             self._parts.outgoing.announce(standing, topics)
-
-    def _hear_presence(self, payload: bytes) -> None:
-        try:
-            self._parts.fence.heard(payload)
-        except WireError as error:
-            self._parts.refusals.note(error)
 
     def _settle(self, settled: Sequence[Settled]) -> None:
         for each in settled:

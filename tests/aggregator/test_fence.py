@@ -8,10 +8,12 @@ import pytest
 
 from aggregator.errors import AggregatorError
 from aggregator.fence import Fence
+from device_sdk.wire.descriptor import make_descriptor
 from device_sdk.wire.errors import WireError
 from device_sdk.wire.keyring import ServingKeys
 from device_sdk.wire.presence import Presence, sign_presence
-from tests.device_sdk.wire.parties import Clock, make_serving
+from device_sdk.wire.succession import make_succession
+from tests.device_sdk.wire.parties import EXPIRES, Clock, delegation_of, key_from, make_serving
 
 OURS = Presence(b"m" * 16, 1_700_000_000)
 LAST_LIFE = 1_600_000_000
@@ -19,7 +21,7 @@ OLD, NEW = make_serving(1), make_serving(2)
 
 
 def fence(
-    clock: Clock, known: int | None = LAST_LIFE, keys: tuple[ServingKeys, ...] = (NEW, OLD)
+    clock: Clock, known: int | None = LAST_LIFE, keys: tuple[ServingKeys, ...] = (OLD, NEW)
 ) -> Fence:
     return Fence(OURS, known, Path("the-home"), lambda: [k.descriptor for k in keys], clock)
 
@@ -59,6 +61,65 @@ def test_what_the_broker_retains_ends_the_wait() -> None:
     assert not made.may_announce()
 
 
+@pytest.mark.parametrize("descriptor_first", [True, False])
+def test_one_that_renewed_its_descriptor_since_it_was_copied_is_heard_too(
+    descriptor_first: bool,
+) -> None:
+    """As ``restored`` does."""
+    clock = Clock(10.0)
+    made, renewed = fence(clock), make_serving(3)
+    made.connected()
+    later = presence(OURS.started_unix_seconds + 1, keys=renewed)
+    ways = [lambda: made.shown(renewed.descriptor.message), lambda: made.heard(later)]
+    first, second = ways if descriptor_first else ways[::-1]
+    if descriptor_first:
+        first()
+    else:
+        with pytest.raises(WireError):
+            first()
+    assert not made.may_announce()
+    with pytest.raises(AggregatorError, match="has taken the fleet over"):
+        second()
+
+
+def test_what_a_root_that_took_our_root_s_place_vouches_for_is_heard_too() -> None:
+    """Whatever the serial: serials are a root's own."""
+    line = [make_succession(key_from("root"), key_from("next").public_key().public_bytes_raw())]
+    signing, public = NEW.descriptor.signing, NEW.descriptor.hpke
+    delegation = delegation_of("next")
+    descriptor = make_descriptor(
+        key_from("delegate"), delegation, 1, EXPIRES, signing, public, line
+    )
+    made = fence(Clock())
+    made.shown(descriptor.message)
+    with pytest.raises(AggregatorError, match="has taken the fleet over"):
+        made.heard(sign_presence(Presence(b"z" * 16, 2**40), descriptor, NEW.signing))
+
+
+def test_descriptors_that_vouch_for_nobody_change_nothing() -> None:
+    made = fence(Clock(), keys=(NEW,))
+    for serving in (NEW, OLD):  # ours, and an older one, whose keys were replaced
+        made.shown(serving.descriptor.message)
+    stranger = make_serving(9, root="stranger")
+    forged = bytearray(make_serving(3).descriptor.message)
+    forged[-1] ^= 1
+    for message, reason in (
+        (stranger.descriptor.message, "wrong-root"),
+        (bytes(forged), "bad-signature"),
+        (b"", "truncated"),
+    ):
+        with pytest.raises(WireError) as caught:
+            made.shown(message)
+        assert caught.value.reason == reason
+    for keys in (OLD, stranger, make_serving(3)):
+        with pytest.raises(WireError) as caught:
+            made.heard(presence(OURS.started_unix_seconds + 1, keys=keys))
+        assert caught.value.reason == "bad-signature"
+    made.heard(presence(LAST_LIFE, keys=NEW))  # what was not readable is not looked at again
+    made.shown(make_serving(3).descriptor.message)
+    fence(Clock(), keys=()).shown(stranger.descriptor.message)
+
+
 @pytest.mark.parametrize("keys", [OLD, NEW])
 def test_all_keys_that_may_have_signed_are_tried(keys: ServingKeys) -> None:
     with pytest.raises(AggregatorError, match="has taken the fleet over"):
@@ -68,7 +129,7 @@ def test_all_keys_that_may_have_signed_are_tried(keys: ServingKeys) -> None:
 
 def test_what_none_of_our_keys_signed_is_refused_for_its_reason() -> None:
     message = presence(OURS.started_unix_seconds + 1, keys=make_serving(3))
-    for keys, reason in (((NEW, OLD), "bad-signature"), ((), "unknown-descriptor")):
+    for keys, reason in (((OLD, NEW), "bad-signature"), ((), "unknown-descriptor")):
         with pytest.raises(WireError) as caught:
             fence(Clock(), keys=keys).heard(message)
         assert caught.value.reason == reason
@@ -98,6 +159,12 @@ def test_another_life_is_told_with_its_time_and_what_to_do() -> None:
     with pytest.raises(AggregatorError, match="has taken the fleet over") as caught:
         made.heard(presence(OURS.started_unix_seconds + 1))
     assert "2023-11-14 22:13:21 UTC" in str(caught.value) and remedy in str(caught.value)
+
+
+@pytest.mark.parametrize("started", [2**40, 2**60, 2**63 - 1])
+def test_a_life_beyond_every_calendar_is_told_by_its_second(started: int) -> None:
+    with pytest.raises(AggregatorError, match=f"second {started} of Unix time"):
+        fence(Clock()).heard(presence(started))
 
 
 @pytest.mark.parametrize(

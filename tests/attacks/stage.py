@@ -18,7 +18,13 @@ from aggregator.store import Database, Store
 from aggregator.task import read_task
 from device_sdk.rounds.pace import Pace
 from device_sdk.wire.presence import read_presence
-from device_sdk.wire.topics import EnrolRequestTopic, PresenceTopic, Topics, UpTopic
+from device_sdk.wire.topics import (
+    DescriptorTopic,
+    EnrolRequestTopic,
+    PresenceTopic,
+    Topics,
+    UpTopic,
+)
 from tests.attacks.simulated_broker import AGGREGATOR, Parcel, SimulatedBroker, StandInLink
 from tests.attacks.simulated_device import SimulatedDevice
 from tests.faults.fleet_home import make_fleet
@@ -94,6 +100,7 @@ class Stage:
         self.store = Store(self._database(home.database))
         parts = assemble(home, self.store, task, world)
         filters = (
+            self.topics.write(DescriptorTopic()),
             self.topics.write(PresenceTopic()),
             self.topics.up_filter(0),
             self.topics.write(EnrolRequestTopic()),

@@ -40,6 +40,7 @@ from device_sdk.wire.presence import (
 from device_sdk.wire.signature import Purpose
 from device_sdk.wire.succession import (
     MOST_SUCCESSIONS,
+    SUCCESSION_BYTES,
     Succession,
     extend_line,
     make_succession,
@@ -166,6 +167,46 @@ def test_what_the_root_did_not_allow_is_refused() -> None:
             DESCRIPTOR.signing,
             DESCRIPTOR.hpke,
         )
+
+
+def test_the_ends_of_every_range_are_within_it() -> None:
+    last_time, last_serial = 2**63 - 1, 2**40 - 1
+    public = (DESCRIPTOR.signing, DESCRIPTOR.hpke)
+    narrow = delegation_of("root", last_serial, last_serial, 1)
+    made = make_descriptor(key_from("delegate"), narrow, last_serial, 1, *public)
+    assert read_descriptor(made.message, ROOT, least_serial=last_serial) == made
+    wide = delegation_of("root", 1, last_serial, last_time)
+    assert read_delegation(wide.to_bytes()) == wide
+    made = make_descriptor(key_from("delegate"), wide, 1, last_time, *public)
+    assert read_descriptor(made.message, ROOT) == made
+    with pytest.raises(ValueError, match="expiry"):
+        delegation_of("root", 1, last_serial, last_time + 1)
+    for key in (0, 1):
+        with pytest.raises(ValueError, match="public keys of 32 bytes"):
+            wrong = [*public[:key], b"", *public[key + 1 :]]
+            make_descriptor(key_from("delegate"), wide, 1, last_time, *wrong)
+    for serial, expires in ((last_serial + 1, EXPIRES), (5, last_time + 1)):
+        body = cbor.encode(
+            {"expires": expires, "hpke": public[1], "serial": serial, "signing": public[0]}
+        )
+        assert reason_of(signed_by_delegate(body)) == "bad-field"
+
+
+def test_a_line_that_leaves_no_room_for_a_body_is_refused() -> None:
+    made = under(line_of("old", "root"))
+    body_at = BODY_AT + SUCCESSION_BYTES
+    assert reason_of(made.message[:body_at], print_of("old")) == "truncated"
+    assert reason_of(made.message[: body_at + 1], print_of("old")) == "bad-signature"
+
+
+def test_a_root_is_looked_for_at_the_places_of_roots_alone() -> None:
+    made = under(line_of("old", "middle", "root"))
+    roots = {print_of(name) for name in ("old", "middle", "root")}
+    assert root_of(made.message) == print_of("root")
+    for at in range(BODY_AT):
+        window = fingerprint(made.message[at : at + 32])
+        if window not in roots:
+            assert reason_of(made.message, window) == "wrong-root"
 
 
 def test_another_root_and_a_small_order_root_are_refused() -> None:

@@ -71,18 +71,18 @@ class Fence:
         if presence.incarnation == self._ours.incarnation:
             return
         theirs, ours = _order(presence), _order(self._ours)
-        started = datetime.datetime.fromtimestamp(presence.started_unix_seconds, datetime.UTC)
+        started = _moment(presence.started_unix_seconds)
         if theirs > ours:
             raise AggregatorError(
-                f"another serve with this aggregator's keys started at {started:%Y-%m-%d %H:%M:%S} "
-                f"UTC and has taken the fleet over: {self._folder} and its home are copies of one "
+                f"another serve with this aggregator's keys started at {started} "
+                f"and has taken the fleet over: {self._folder} and its home are copies of one "
                 f"another, and only one may serve. {self._remedy(presence)}"
             )
         known = self._known_unix_seconds
         if known is not None and presence.started_unix_seconds > known:
             raise AggregatorError(
                 f"a serve with this aggregator's keys, of which {self._folder} knows nothing, "
-                f"started at {started:%Y-%m-%d %H:%M:%S} UTC: this home is a copy, or came back "
+                f"started at {started}: this home is a copy, or came back "
                 f"from a backup. {self._remedy(presence)}"
             )
 
@@ -158,3 +158,11 @@ class Fence:
 
 def _order(presence: Presence) -> tuple[int, bytes]:
     return presence.started_unix_seconds, presence.incarnation
+
+
+def _moment(unix_seconds: int) -> str:
+    try:
+        moment = datetime.datetime.fromtimestamp(unix_seconds, datetime.UTC)
+    except (OSError, OverflowError, ValueError):  # a calendar that was set beyond the year 9999
+        return f"second {unix_seconds} of Unix time"
+    return f"{moment:%Y-%m-%d %H:%M:%S} UTC"

@@ -10,12 +10,9 @@ import pytest
 
 from aggregator.bindings.scatter import ScatterBinding
 from aggregator.catalogue_file import read_catalogue_file
-from aggregator.deadline import deadline_seconds
 from aggregator.errors import AggregatorError
 from aggregator.methods.method import Method
 from aggregator.methods.scatter import ScatterMethod, ScatterSettings, initial_items
-from aggregator.round_settings import RoundSettings
-from aggregator.toml_table import TomlTable
 from device_sdk.artifact import Artifact
 from device_sdk.wire.exchange import Update
 from device_sdk.wire.messages import Verdict
@@ -122,19 +119,3 @@ def test_an_update_that_cannot_be_absorbed_holds_the_round(
 
 def _largest(body: bytes) -> float:
     return float(np.abs(decode_scatter_update(body, 1, ITEMS, 8).tensors["values"]).max())
-
-
-def settings(**lines: object) -> RoundSettings:
-    return RoundSettings.read(TomlTable({"deadline_seconds": 100.0, **lines}))
-
-
-def test_deadlines_follow_arrivals_when_asked_to() -> None:
-    times = np.linspace(0, 20, 101, dtype=np.float32)
-    assert deadline_seconds(settings(), [times]) == 100.0
-    adaptive = settings(adaptive_deadline=True, deadline_margin=2.0)
-    assert deadline_seconds(adaptive, []) == 100.0
-    assert deadline_seconds(adaptive, [times]) == pytest.approx(36.0)
-    assert deadline_seconds(adaptive, [times * 50]) == 100.0
-    assert deadline_seconds(adaptive, [times * 0]) == 5.0
-    # Only the last five rounds count, newest first.
-    assert deadline_seconds(adaptive, [times] * 5 + [times * 4] * 9) == pytest.approx(36.0)

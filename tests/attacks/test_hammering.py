@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator.deadline import LAST_ROUNDS, LateArrivals, deadline_seconds
+from aggregator.deadline import deadline_seconds
 from aggregator.round_settings import RoundSettings
 from aggregator.toml_table import TomlTable
 from device_sdk.wire.messages import RecordType, UpdateIdentity, write_update
@@ -132,24 +131,3 @@ def test_less_than_a_tenth_of_the_arrivals_cannot_outbid_the_slowest_honest_one(
     times = np.array(honest + lies, np.float32)
     longest = float(np.float32(max(honest)))
     assert deadline_seconds(_settings(), [times]) <= max(5.0, 2.0 * longest) * (1 + 1e-6)
-
-
-@given(
-    arrivals=st.lists(
-        st.tuples(st.integers(1, 20), st.integers(0, 5), st.floats(0.0, 1e6)), max_size=60
-    )
-)
-def test_each_device_is_late_once_a_round_and_only_in_the_last_rounds(
-    arrivals: list[tuple[int, int, float]],
-) -> None:
-    late, first = LateArrivals(), dict[tuple[int, int], float]()
-    newest = 0
-    for number, place, seconds in arrivals:
-        if number > newest:
-            newest = number
-            late.round_opens(number)
-        late.note(number, bytes([place]), seconds)
-        if number >= newest - LAST_ROUNDS:
-            first.setdefault((number, place), seconds)
-    wanted = [s for (number, _), s in first.items() if number >= newest - LAST_ROUNDS]
-    assert sorted(late.seconds()) == pytest.approx(sorted(wanted))

@@ -46,37 +46,61 @@ GROUPS = {
     "chunks": Group((f"{_WIRE}/chunks.py",), (f"{_TESTS}/test_wire_chunks.py",)),
     "broadcast": Group(
         (f"{_WIRE}/broadcast.py", f"{_WIRE}/chunk_set.py", f"{_WIRE}/content.py"),
-        (f"{_TESTS}/test_wire_broadcast.py", f"{_TESTS}/test_wire_vectors.py"),
+        (
+            f"{_TESTS}/test_wire_broadcast.py",
+            f"{_TESTS}/test_wire_content.py",
+            f"{_TESTS}/test_wire_vectors.py",
+        ),
+    ),
+    "admission": Group(
+        (f"{_WIRE}/admission.py", f"{_WIRE}/freshness.py", f"{_WIRE}/presence.py"),
+        (
+            f"{_TESTS}/test_wire_admission.py",
+            f"{_TESTS}/test_wire_session.py",
+            f"{_TESTS}/test_wire_descriptor.py",
+            f"{_TESTS}/test_wire_vectors.py",
+        ),
     ),
     "handshake": Group(
         (
             f"{_WIRE}/handshake.py",
             f"{_WIRE}/device_session.py",
             f"{_WIRE}/session_table.py",
-            f"{_WIRE}/admission.py",
             f"{_WIRE}/group_key.py",
         ),
         (
             f"{_TESTS}/test_wire_session.py",
-            f"{_TESTS}/test_wire_admission.py",
+            f"{_TESTS}/test_wire_descriptor.py",
             f"{_TESTS}/test_wire_vectors.py",
         ),
+    ),
+    "descriptor": Group(
+        (f"{_WIRE}/descriptor.py", f"{_WIRE}/delegation.py", f"{_WIRE}/succession.py"),
+        (f"{_TESTS}/test_wire_descriptor.py", f"{_TESTS}/test_wire_vectors.py"),
     ),
     "enrolment": Group(
         (
             f"{_WIRE}/enrolment.py",
             f"{_WIRE}/enrolment_message.py",
             f"{_WIRE}/enrolment_code.py",
-            "aggregator/enrolment.py",
         ),
-        (
-            f"{_TESTS}/test_wire_enrolment.py",
-            f"{_TESTS}/test_wire_vectors.py",
-            "tests/aggregator/test_service_refusals.py",
-        ),
+        (f"{_TESTS}/test_wire_enrolment.py", f"{_TESTS}/test_wire_vectors.py"),
     ),
     "ingest": Group(
-        ("aggregator/ingest.py",),
-        ("tests/attacks/test_replays.py", "tests/attacks/test_payloads.py"),
+        (
+            "aggregator/ingest.py",
+            "aggregator/enrolment.py",
+            "aggregator/repeats.py",
+            "aggregator/deadline.py",
+            "aggregator/fence.py",
+            "aggregator/topic_limits.py",
+        ),
+        (
+            "tests/aggregator/test_ingest.py",
+            "tests/aggregator/test_enrolment.py",
+            "tests/aggregator/test_deadline.py",
+            "tests/aggregator/test_fence.py",
+            "tests/aggregator/test_topic_limits.py",
+        ),
     ),
 }

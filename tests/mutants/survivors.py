@@ -14,7 +14,7 @@ __all__ = ["Mutant", "Outcome", "changes_only_words", "read_outcome"]
 
 _KILLED = {1, 3}  # pytest's exit codes for failed tests, and for an error of its own
 _TIMEOUT = {24, -24, 36, 152, 255}
-_MESSAGE_PLACE = {"WireError": 1, "ValueError": 0, "_bad_file": 1}
+_MESSAGE_PLACE = {"AssertionError": 0, "WireError": 1, "ValueError": 0, "_bad_file": 1}
 """Which argument of an error is the sentence for people."""
 
 
@@ -75,7 +75,7 @@ def read_outcome(folder: Path, sources: tuple[str, ...]) -> Outcome:
 
 
 def changes_only_words(original: ast.AST, mutated: ast.AST) -> bool:
-    """Whether two functions differ in nothing but the sentences of their errors."""
+    """Whether two functions differ in nothing but the sentences of their errors, or of a repr."""
     return _without_words(original) == _without_words(mutated)
 
 
@@ -105,10 +105,21 @@ def _without_words(function: ast.AST) -> str:
         place = _MESSAGE_PLACE[call.func.id]  # type: ignore[attr-defined]
         if len(call.args) > place:
             call.args[place] = ast.Constant("")
+    for text in _shown(function):
+        text.value = ""
     if isinstance(function, ast.FunctionDef):
         function.name = ""
         function.decorator_list = []
     return ast.dump(function)
+
+
+def _shown(function: ast.AST) -> Iterator[ast.Constant]:
+    """The fixed text of what ``__repr__`` returns; what it fills in is no word."""
+    if not isinstance(function, ast.FunctionDef) or "__repr__" not in function.name:
+        return
+    for node in ast.walk(function):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node
 
 
 def _errors(function: ast.AST) -> Iterator[ast.Call]:

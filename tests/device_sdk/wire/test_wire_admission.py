@@ -87,6 +87,40 @@ def test_buckets_are_apart_and_full_ones_are_forgotten() -> None:
     assert len(busy) == 3000, "a bucket that is not full must not be forgotten"
 
 
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([b"a", b"b", b"c"]),
+            st.sampled_from([0.0, 0.25, 0.5, 1.0, 8.0]),
+            st.booleans(),
+        ),
+        max_size=40,
+    )
+)
+def test_each_key_has_a_bucket_and_it_is_known_before_whether_it_lets_through(
+    steps: list[tuple[bytes, float, bool]],
+) -> None:
+    clock = Clock()
+    buckets = TokenBuckets(2, 1.0, clock)
+    apart = {key: TokenBucket(2, 1.0, clock) for key in (b"a", b"b", b"c")}
+    for key, pause, raises in steps:
+        clock.seconds += pause
+        asked = len(buckets)
+        empty = buckets.is_empty(key)
+        assert empty == apart[key].is_empty()
+        assert len(buckets) == asked, "to ask makes no bucket"
+        let = apart[key].allows()
+        assert let != empty
+        if raises and not let:
+            with pytest.raises(WireError) as caught:
+                buckets.take(key)
+            assert caught.value.reason == "too-many"
+        elif raises:
+            buckets.take(key)
+        else:
+            assert buckets.allows(key) == let
+
+
 def did_work(budget: WorkBudget, clock: Clock, seconds: float) -> bool:
     try:
         with budget.work():

@@ -69,8 +69,14 @@ def test_every_changed_byte_of_a_manifest_is_refused() -> None:
     assert reason_of(open_manifest, manifest[:-1], keys, PUBLIC) == "bad-tag"
     assert reason_of(open_manifest, manifest[:100], keys, PUBLIC) == "truncated"
     assert reason_of(open_manifest, bytes(MAX_MESSAGE_BYTES + 1), keys, PUBLIC) == "too-large"
-    epoch = manifest[:2] + b"\xff" * 8 + manifest[10:]
-    assert reason_of(read_manifest_label, epoch) == "bad-field"
+    for epoch in (2**63, 2**64 - 1):
+        above = manifest[:2] + epoch.to_bytes(8, "little") + manifest[10:]
+        assert reason_of(read_manifest_label, above) == "bad-field"
+
+
+def test_the_highest_epoch_is_one() -> None:
+    made = publication(group=new_group_key(2**63 - 1, SeededBytes("last")))
+    assert read_manifest_label(made.seal_manifest(b"", SIGNING)).epoch == 2**63 - 1
 
 
 def test_the_group_key_alone_makes_no_manifest() -> None:

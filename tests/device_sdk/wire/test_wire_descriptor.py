@@ -20,6 +20,7 @@ from device_sdk.wire.descriptor import (
 )
 from device_sdk.wire.errors import WireError
 from device_sdk.wire.group_key import (
+    MOST_KEYS,
     GroupKey,
     find_group_key,
     group_keys_from_value,
@@ -39,6 +40,7 @@ from device_sdk.wire.presence import (
 from device_sdk.wire.signature import Purpose
 from device_sdk.wire.succession import (
     MOST_SUCCESSIONS,
+    SUCCESSION_BYTES,
     Succession,
     extend_line,
     make_succession,
@@ -165,6 +167,46 @@ def test_what_the_root_did_not_allow_is_refused() -> None:
             DESCRIPTOR.signing,
             DESCRIPTOR.hpke,
         )
+
+
+def test_the_ends_of_every_range_are_within_it() -> None:
+    last_time, last_serial = 2**63 - 1, 2**40 - 1
+    public = (DESCRIPTOR.signing, DESCRIPTOR.hpke)
+    narrow = delegation_of("root", last_serial, last_serial, 1)
+    made = make_descriptor(key_from("delegate"), narrow, last_serial, 1, *public)
+    assert read_descriptor(made.message, ROOT, least_serial=last_serial) == made
+    wide = delegation_of("root", 1, last_serial, last_time)
+    assert read_delegation(wide.to_bytes()) == wide
+    made = make_descriptor(key_from("delegate"), wide, 1, last_time, *public)
+    assert read_descriptor(made.message, ROOT) == made
+    with pytest.raises(ValueError, match="expiry"):
+        delegation_of("root", 1, last_serial, last_time + 1)
+    for key in (0, 1):
+        with pytest.raises(ValueError, match="public keys of 32 bytes"):
+            wrong = [*public[:key], b"", *public[key + 1 :]]
+            make_descriptor(key_from("delegate"), wide, 1, last_time, *wrong)
+    for serial, expires in ((last_serial + 1, EXPIRES), (5, last_time + 1)):
+        body = cbor.encode(
+            {"expires": expires, "hpke": public[1], "serial": serial, "signing": public[0]}
+        )
+        assert reason_of(signed_by_delegate(body)) == "bad-field"
+
+
+def test_a_line_that_leaves_no_room_for_a_body_is_refused() -> None:
+    made = under(line_of("old", "root"))
+    body_at = BODY_AT + SUCCESSION_BYTES
+    assert reason_of(made.message[:body_at], print_of("old")) == "truncated"
+    assert reason_of(made.message[: body_at + 1], print_of("old")) == "bad-signature"
+
+
+def test_a_root_is_looked_for_at_the_places_of_roots_alone() -> None:
+    made = under(line_of("old", "middle", "root"))
+    roots = {print_of(name) for name in ("old", "middle", "root")}
+    assert root_of(made.message) == print_of("root")
+    for at in range(BODY_AT):
+        window = fingerprint(made.message[at : at + 32])
+        if window not in roots:
+            assert reason_of(made.message, window) == "wrong-root"
 
 
 def test_another_root_and_a_small_order_root_are_refused() -> None:
@@ -328,6 +370,25 @@ def test_presence_round_trip_and_every_changed_byte() -> None:
     assert caught.value.reason == "bad-signature"
     with pytest.raises(ValueError, match="16 bytes"):
         Presence(b"", NOW)
+    for cut, reason in ((66, "truncated"), (67, "bad-signature")):
+        with pytest.raises(WireError) as caught:
+            read_presence(message[:cut], DESCRIPTOR)
+        assert caught.value.reason == reason
+
+
+def test_a_presence_s_time_has_63_bits_at_both_ends() -> None:
+    for started in (0, 2**63 - 1):
+        presence = Presence(bytes(16), started)
+        message = sign_presence(presence, DESCRIPTOR, SERVING.signing)
+        assert read_presence(message, DESCRIPTOR) == presence
+    for started in (-1, 2**63):
+        with pytest.raises(ValueError, match="Unix time"):
+            Presence(bytes(16), started)
+        body = cbor.encode({"incarnation": bytes(16), "started": started})
+        signed = signature.sign(SERVING.signing, Purpose.PRESENCE, DESCRIPTOR.digest + body)
+        with pytest.raises(WireError) as caught:
+            read_presence(prefix(MessageType.PRESENCE) + signed + body, DESCRIPTOR)
+        assert caught.value.reason == "bad-field"
 
 
 def test_a_presence_asks_for_one_session_and_an_old_one_for_none() -> None:
@@ -391,8 +452,22 @@ def test_group_keys_round_trip_in_rising_order() -> None:
     for bad in wrong_values:
         with pytest.raises(WireError):
             group_keys_from_value(bad)
-    with pytest.raises(ValueError, match="epoch"):
-        GroupKey(-1, bytes(32))
+    for epoch in (-1, 2**63):
+        with pytest.raises(ValueError, match="epoch"):
+            GroupKey(epoch, bytes(32))
+
+
+def test_sixteen_group_keys_of_any_epoch_travel_and_no_more() -> None:
+    epochs = [*range(MOST_KEYS - 1), 2**63 - 1]
+    keys = tuple(GroupKey(epoch, bytes(32)) for epoch in epochs)
+    values = group_keys_to_value(keys)
+    assert group_keys_from_value(values) == keys
+    beyond: cbor.Value = {"epoch": 2**63, "key": bytes(32)}
+    one_more: cbor.Value = {"epoch": 2**63 - 2, "key": bytes(32)}
+    for wrong in ([*values[:-1], beyond], [*values[:-1], one_more, values[-1]]):
+        with pytest.raises(WireError) as caught:
+            group_keys_from_value(wrong)
+        assert caught.value.reason == "bad-field"
 
 
 @given(st.binary(max_size=300), st.binary(max_size=300))

@@ -475,6 +475,86 @@ def test_a_device_receives_under_the_old_session_until_the_new_one_is_answered()
     assert device.needs_session()
 
 
+def test_parts_of_a_whole_go_both_ways_under_the_newest_session() -> None:
+    fleet = Fleet()
+    device, anna = DeviceSessions(), fleet.anna.device_id
+    device.install(fleet.open().session)
+    fragment = Fragment(b"message!", 1, 3, 200_000)
+    assert fleet.table.receive(device.seal(16, b"up", fragment), anna).fragment == fragment
+    assert device.receive(fleet.table.seal(anna, 17, b"down", fragment)).fragment == fragment
+
+
+@pytest.mark.parametrize("sessions", [1, 2, 3])
+def test_a_device_needs_a_session_when_its_newest_one_is_spent(sessions: int) -> None:
+    fleet, device = Fleet(), DeviceSessions()
+    for number in range(sessions):
+        fleet.clock.seconds = 1000.0 * number
+        device.install(fleet.open(str(number)).session)
+    newest_ends = fleet.clock.seconds + MAX_LIFETIME_SECONDS
+    fleet.clock.seconds = newest_ends - 1.0
+    assert not device.needs_session()
+    fleet.clock.seconds = newest_ends
+    assert device.needs_session()
+
+
+def test_a_session_that_was_replaced_is_known_no_more() -> None:
+    fleet = Fleet()
+    anna = fleet.anna.device_id
+    sessions = [fleet.open(str(number)).session for number in range(3)]
+    for session in (sessions[0], sessions[2]):
+        fleet.table.receive(session.seal(16, b""), anna)
+    assert len(fleet.table) == 1
+    for gone in sessions[:2]:
+        assert reason_of(fleet.table.receive, gone.seal(16, b""), anna) == "unknown-session"
+    fleet.table.receive(sessions[2].seal(16, b""), anna)
+
+
+def test_of_too_many_that_wait_the_oldest_is_given_up() -> None:
+    fleet = Fleet()
+    anna = fleet.anna.device_id
+    sessions = [fleet.open(str(number)).session for number in range(MOST_PENDING + 1)]
+    assert len(fleet.table) == MOST_PENDING
+    assert reason_of(fleet.table.receive, sessions[0].seal(16, b""), anna) == "unknown-session"
+    for session in sessions[1:]:
+        fleet.table.receive(session.seal(16, b""), anna)
+
+
+def test_one_device_s_opens_use_up_nothing_of_another_s() -> None:
+    fleet = Fleet(burst=1.0)
+    fleet.open()
+    assert reason_of(fleet.grant, fleet.opening("2").message) == "too-many"
+    fleet.open("b", make_credential("bert"))
+
+
+def test_a_device_whose_session_ended_is_as_if_it_had_never_had_one() -> None:
+    fleet = Fleet()
+    anna = fleet.anna.device_id
+    ended = fleet.open("1").session
+    fleet.table.receive(ended.seal(16, b""), anna)
+    fleet.clock.seconds = MAX_LIFETIME_SECONDS - 1.0
+    waiting = fleet.open("2").session
+    fleet.clock.seconds = MAX_LIFETIME_SECONDS
+    fleet.table.sweep()
+    assert len(fleet.table) == 1 and not fleet.table.has_session(anna)
+    assert reason_of(fleet.table.seal, anna, 17, b"") == "no-session"
+    fleet.table.receive(waiting.seal(16, b""), anna)
+    assert fleet.table.has_session(anna)
+
+
+def test_a_reply_is_unsealed_by_what_it_is_given_and_its_time_has_63_bits() -> None:
+    fleet = Fleet()
+    attempt = fleet.opening()
+    digest = hashlib.sha256(attempt.message).digest()
+    ephemeral = hpke.public_bytes(SeededBytes("open 1")(hpke.SEED_BYTES))
+    for seconds in (2**63, 2**63 - 1):
+        reply = SessionReply(b"12345678", bytes(32), INCARNATION, seconds, ())
+        message = encode_reply(reply, digest, ephemeral, fleet.serving.signing)
+        expected = "bad-field" if seconds == 2**63 else "descriptor-expired"
+        assert reason_of(attempt.accept, message, NOW, fleet.counting.unseal) == expected
+    assert fleet.counting.unseals == 2
+    assert reason_of(fleet.opening("2").accept, message[:2], NOW) == "cannot-unseal"
+
+
 def test_credentials_do_not_print_themselves_and_are_checked() -> None:
     anna = make_credential("anna")
     assert anna.admission_key.hex() not in repr(anna)

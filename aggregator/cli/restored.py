@@ -8,15 +8,17 @@ import time
 
 from aggregator.cli.arguments import add_home, home_of
 from aggregator.errors import AggregatorError
+from aggregator.home import Home
 from aggregator.key_folder import Lives, renew_descriptor
+from aggregator.serve_lock import serve_lock
 from device_sdk.wire.group_key import new_group_key
 
 _HELP = "begin a new generation, after the home came back from a backup"
 _DESCRIPTION = """\
-Run this once, before serve, after the home was restored from a backup. Devices have seen rounds
-that the backup does not know: they accept them again only in a new generation. The open round is
-given up; what was counted in it stays counted. The group key is replaced, and the descriptor is
-renewed: devices may have seen newer ones than the backup's."""
+Run this once, while serve is stopped, after the home was restored from a backup. Devices have seen
+rounds that the backup does not know: they accept them again only in a new generation. The open
+round is given up; what was counted in it stays counted. The group key is replaced, and the
+descriptor is renewed: devices may have seen newer ones than the backup's."""
 
 
 def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -29,6 +31,13 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 def run(arguments: argparse.Namespace) -> int:
     """Run the command."""
     home = home_of(arguments)
+    # A serve that runs would go on with the round that is given up here, in the old generation.
+    with serve_lock(home):
+        _begin_generation(home)
+    return 0
+
+
+def _begin_generation(home: Home) -> None:
     store = home.open_store()
     now = int(time.time())
     if now < store.facts.generation:
@@ -54,4 +63,3 @@ def run(arguments: argparse.Namespace) -> int:
         renew_descriptor(home, store, now, os.urandom, Lives().descriptor_seconds)
     finally:
         store.database.close()
-    return 0

@@ -1,4 +1,7 @@
-"""One server a home: two would both absorb, and each would undo the other's rounds."""
+"""One server a home: two would both absorb, and each would undo the other's rounds.
+
+What replaces the open round from outside (``restored``) holds the home in the same way.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ def serve_lock(home: Home) -> Iterator[None]:
     lock = FileLock(home.folder / "serve.lock")
     try:
         if not lock.try_acquire():
-            raise AggregatorError(f"another serve is running on {home.folder}")
+            raise AggregatorError(f"a serve is running on {home.folder}: stop it first")
         yield
     finally:
         lock.close()

@@ -30,7 +30,8 @@ except ModuleNotFoundError as error:  # the light install has this command too
 
 _DESCRIPTION = """\
 The server of a fleet: enrols devices, runs rounds, keeps the model. Everything lies in one folder,
-the home, which only its owner can read. The commands may be used while serve runs."""
+the home, which only its owner can read. The commands may be used while serve runs,
+but for restored."""
 
 _EXAMPLES = """\
 examples: a fleet in five steps

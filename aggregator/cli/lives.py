@@ -18,15 +18,14 @@ def add_lives(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--descriptor-expires",
         type=duration_seconds,
-        default=_USUAL.descriptor_seconds,
         metavar="DURATION",
-        help="of the next descriptor; serve renews it in time, for keys.descriptor_days of the "
-        f"task file (default: {_USUAL.descriptor_seconds // _DAY_SECONDS}d)",
+        help="how long the descriptor that is made now holds; serve renews it in time, for "
+        "keys.descriptor_days of the task file "
+        f"(default: {_USUAL.descriptor_seconds // _DAY_SECONDS}d)",
     )
     parser.add_argument(
         "--delegation-expires",
         type=duration_seconds,
-        default=_USUAL.delegation_seconds,
         metavar="DURATION",
         help="how long descriptors can be renewed without the root key: rotate keys before this "
         f"passes (default: {_USUAL.delegation_seconds // _DAY_SECONDS}d)",
@@ -35,5 +34,10 @@ def add_lives(parser: argparse.ArgumentParser) -> None:
 
 def lives_of(arguments: argparse.Namespace, grace_seconds: int | None = None) -> Lives:
     """What was chosen. Raises AggregatorError for what does not go together."""
-    grace = _USUAL.grace_seconds if grace_seconds is None else grace_seconds
-    return Lives(arguments.descriptor_expires, arguments.delegation_expires, grace)
+    descriptor: int | None = arguments.descriptor_expires
+    delegation: int | None = arguments.delegation_expires
+    return Lives(
+        _USUAL.descriptor_seconds if descriptor is None else descriptor,
+        _USUAL.delegation_seconds if delegation is None else delegation,
+        _USUAL.grace_seconds if grace_seconds is None else grace_seconds,
+    )

@@ -8,16 +8,19 @@ import time
 
 from aggregator.cli.arguments import add_home, home_of
 from aggregator.errors import AggregatorError
+from aggregator.home import Home
 from aggregator.key_folder import Lives, renew_descriptor
+from aggregator.serve_lock import serve_lock
 from device_sdk.wire.group_key import new_group_key
 
 _HELP = "begin a new generation, after the home came back from a backup"
 _DESCRIPTION = """\
-Run this once, before serve, after the home was restored from a backup. Devices have seen rounds
-that the backup does not know: they accept them again only in a new generation. The open round is
-given up; what was counted in it stays counted. The group key is replaced, and the descriptor is
-renewed: devices may have seen newer ones than the backup's. Where the clock was ahead when the home
-that this one replaces was served, serve says so and names the time to give as --after."""
+Run this once, while serve is stopped, after the home was restored from a backup. Devices have seen
+rounds that the backup does not know: they accept them again only in a new generation. The open
+round is given up; what was counted in it stays counted. The group key is replaced, and the
+descriptor is renewed: devices may have seen newer ones than the backup's. Where the clock was ahead
+when the home that this one replaces was served, serve says so and names the time to give as
+--after."""
 
 
 def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -38,8 +41,15 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 def run(arguments: argparse.Namespace) -> int:
     """Run the command."""
     home = home_of(arguments)
+    # A serve that runs would go on with the round that is given up here, in the old generation.
+    with serve_lock(home):
+        _begin_generation(home, arguments.after)
+    return 0
+
+
+def _begin_generation(home: Home, after: int) -> None:
     store = home.open_store()
-    now, after = int(time.time()), arguments.after
+    now = int(time.time())
     if max(now, after) < store.facts.generation:
         raise AggregatorError(
             f"this machine's clock is behind the backup's generation, {store.facts.generation}: "
@@ -66,7 +76,6 @@ def run(arguments: argparse.Namespace) -> int:
         renew_descriptor(home, store, now, os.urandom, Lives().descriptor_seconds)
     finally:
         store.database.close()
-    return 0
 
 
 def _unix_seconds(text: str) -> int:

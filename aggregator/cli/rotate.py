@@ -8,6 +8,7 @@ import time
 
 from aggregator.cli.arguments import add_home, duration_seconds, home_of
 from aggregator.cli.lives import add_lives, lives_of
+from aggregator.errors import AggregatorError
 from aggregator.home import Home
 from aggregator.key_folder import Lives, rotate_keys, rotate_root
 from aggregator.store import Store
@@ -51,6 +52,8 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 def run(arguments: argparse.Namespace) -> int:
     """Run the command."""
     home = home_of(arguments)
+    if arguments.what == "group":
+        _refuse_lives(arguments)
     lives = lives_of(arguments, arguments.grace)
     store = home.open_store()
     if arguments.what == "group":
@@ -61,6 +64,17 @@ def run(arguments: argparse.Namespace) -> int:
         _rotate(arguments.what, home, store, lives)
     store.database.close()
     return 0
+
+
+def _refuse_lives(arguments: argparse.Namespace) -> None:
+    given = {
+        "--descriptor-expires": arguments.descriptor_expires,
+        "--delegation-expires": arguments.delegation_expires,
+        "--grace": arguments.grace,
+    }
+    for option, value in given.items():
+        if value is not None:
+            raise AggregatorError(f"{option} is for rotate keys and rotate root: leave it out")
 
 
 def _rotate(what: str, home: Home, store: Store, lives: Lives) -> None:

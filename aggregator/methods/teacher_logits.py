@@ -1,4 +1,4 @@
-"""The aggregator's half of teacher-logit aggregation: sums of soft outputs by label.
+"""The aggregator's half of teacher-logit aggregation: means of soft outputs by label.
 
 Methods: AFD (papers/afd: table 3, equation 6) and federated distillation (Jeong et al. 2018). A
 device leaves itself out of the sums, so that one broadcast serves all of them and nobody needs to

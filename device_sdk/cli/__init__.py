@@ -43,9 +43,23 @@ def parser() -> argparse.ArgumentParser:
     return main_parser
 
 
+def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The command line, with CODE behind options too.
+
+    argparse takes an argument that may be left out for left out as soon as options follow URL.
+    """
+    whole = parser()
+    arguments, left = whole.parse_known_args(argv)
+    if len(left) == 1 and not left[0].startswith("-") and getattr(arguments, "code", None) == "-":
+        arguments.code = left.pop()
+    if left:
+        whole.error(f"unrecognized arguments: {' '.join(left)}")
+    return arguments
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; 0 on success, 1 where it failed, 2 for a wrong command line."""
-    arguments = parser().parse_args(argv)
+    arguments = _parsed(argv)
     try:
         run = arguments.run
         return int(run(arguments))

@@ -11,6 +11,7 @@ import pytest
 
 from aggregator.cli import main
 from aggregator.home import Home
+from aggregator.serve_lock import serve_lock
 from aggregator.store.devices import DeviceRow
 from aggregator.store.rounds import RoundRow
 from device_sdk.wire.enrolment_code import parse_code
@@ -189,6 +190,30 @@ def test_a_restored_backup_begins_a_new_generation_even_within_a_second(
     monkeypatch.setattr("time.time", lambda: float(before + seconds_since))
     assert command(home, "restored") == 0
     assert generation_of(home) == before + max(seconds_since, 1)
+
+
+def test_no_generation_begins_under_a_running_serve(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = make_home(tmp_path, "mqtt://127.0.0.1:1")
+    before = generation_of(home)
+    with serve_lock(home):
+        assert command(home, "restored") == 1
+    assert "serve is running" in capsys.readouterr().err
+    assert generation_of(home) == before
+    assert command(home, "restored") == 0
+
+
+@pytest.mark.parametrize("option", ["--grace", "--descriptor-expires", "--delegation-expires"])
+def test_rotate_group_refuses_what_it_could_not_heed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str
+) -> None:
+    home = make_home(tmp_path, "mqtt://127.0.0.1:1")
+    assert command(home, "rotate", "group", option, "3d") == 1
+    assert f"{option} is for rotate keys and rotate root" in capsys.readouterr().err
+    store = open_store(home)
+    assert not store.facts.rotation_due
+    store.database.close()
 
 
 def test_a_clock_behind_the_backup_is_refused(

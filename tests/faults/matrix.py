@@ -43,11 +43,19 @@ _HEADERS = (
 def main() -> int:
     """0, or 1 when a journey failed or a broker is missing."""
     parser = argparse.ArgumentParser(prog="python -m tests.faults.matrix", description=__doc__)
-    parser.add_argument("--brokers", nargs="+", choices=BROKERS, default=list(BROKERS))
-    parser.add_argument("--millis", nargs="+", type=float, default=[0.0, 50.0, 200.0])
-    parser.add_argument("--devices", type=int, default=6)
+    parser.add_argument(
+        "--brokers", nargs="+", choices=BROKERS, default=list(BROKERS), help="default: all"
+    )
+    parser.add_argument(
+        "--millis", nargs="+", type=float, default=[0.0, 50.0, 200.0], help="round trips (0 50 200)"
+    )
+    parser.add_argument("--devices", type=int, default=6, help="at least 4 (6)")
     parser.add_argument("--brisk", action="store_true", help="shorter waits than the product's")
     arguments = parser.parse_args()
+    if arguments.devices < 4:
+        parser.error(f"--devices {arguments.devices}: a journey takes at least 4")
+    if min(arguments.millis) < 0:
+        parser.error(f"--millis {min(arguments.millis):g}: a round trip is 0 or more")
     rows: list[tuple[object, ...]] = []
     failed = False
     for broker in arguments.brokers:

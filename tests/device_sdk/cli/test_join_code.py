@@ -133,6 +133,8 @@ def test_a_code_among_the_arguments_joins_and_is_said_to_be_visible(
         (("-",), "\nCODE\n", "standard input holds no enrolment code"),
         (("--code-file", "nowhere"), "", "--code-file: "),
         (("CODE", "--code-file", "nowhere"), "", "the code is given twice"),
+        (("--code-file", "nowhere", "CODE"), "", "the code is given twice"),
+        (("--timeout", "1", "CODE"), "", "the enrolment code is mistyped"),
         ((), "mistyped\n", "the enrolment code is mistyped"),
         ((), "A" * 100_000, "the enrolment code is mistyped"),
     ],

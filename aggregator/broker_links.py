@@ -249,7 +249,7 @@ class BrokerLinks:
         _LOG.warning(
             "the broker takes %d of our messages before it wants to have acknowledged the first: "
             "sessions' replies and publications leave no faster than that each round trip; in "
-            "mosquitto.conf, max_inflight_messages 1000 (said once)",
+            "mosquitto.conf, max_inflight_messages 1000, and max_queued_messages 10000 (said once)",
             receive_maximum,
         )
 

@@ -192,7 +192,10 @@ class Rounds:
         self._missing = self._selected(row)
         self._missing.difference_update(self._store.log.judged(row.generation, row.round))
         self._earliest_close_unix = self._unix_clock() + self._settings.resume_grace_seconds
-        _LOG.info("round %d goes on with %d updates", row.round, self._aggregation.participants)
+        if self.current is not None and self.current.held is not None:
+            _LOG.error("round %d is held: %s", row.round, self.current.held)
+        else:
+            _LOG.info("round %d goes on with %d updates", row.round, self._aggregation.participants)
 
     def _may_open(self, now: float) -> bool:
         if self.unpublished is not None or now < self._earliest_open_unix:

@@ -109,7 +109,9 @@ def _held_body(place: int, generation: int, number: int) -> bytes:
 
 
 def test_a_version_that_could_not_be_published_is_not_made_and_its_round_is_held(
-    make_stage: MakeStage, capsys: pytest.CaptureFixture[str]
+    make_stage: MakeStage,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     stage = make_stage(
         judged=False,
@@ -130,7 +132,9 @@ def test_a_version_that_could_not_be_published_is_not_made_and_its_round_is_held
         assert stage.command("status") == 0
         assert "round 2 is held" in capsys.readouterr().out
         stage.kill_aggregator()
+        caplog.clear()
         stage.start_aggregator()
+        assert "round 2 is held" in caplog.text, "a start says so, and not that it goes on"
         stage.run(30.0)
     # The way out: limits, and the same updates once more.
     stage.kill_aggregator()

@@ -42,8 +42,7 @@ def test_a_broker_that_forgot_everything_is_told_of_the_open_round(make_stage: M
     stage = make_stage(round_lines=_SLOW)
     late = stage.devices[2]
     late.set_connected(False)
-    stage.run(1.0)
-    assert stage.verdict(0, 1) == stage.verdict(1, 1) == "counted"
+    stage.run_until(lambda: stage.verdict(0, 1) == stage.verdict(1, 1) == "counted", 10.0)
     stage.link.disconnect()
     stage.broker.restart()
     stage.link.connect()

@@ -93,6 +93,7 @@ class Rounds:
         self._missing: set[bytes] = set()
         self._arrivals = array("f")
         self._late = LateArrivals()
+        self._began_unix = 0.0
         self._earliest_close_unix = 0.0
         self._earliest_open_unix = 0.0
         self._told_waiting = -1
@@ -132,15 +133,19 @@ class Rounds:
         if _rests(row):
             # Nobody takes part in it; it ends when rounds may go on.
             return self._close(row, now) if self._may_go_on(row.round) else None
+        # A clock that was set back gives the round its length once more, and no year on top.
+        self._began_unix = min(self._began_unix, now)
         everyone_came = not self._missing and self.arrived > 0
-        over = now >= max(row.deadline_unix_seconds, self._earliest_close_unix)
+        over = self._left(row, now) <= 0 and not _is_within(
+            self._earliest_close_unix, now, self._settings.resume_grace_seconds
+        )
         return self._close(row, now) if everyone_came or over else None
 
     def seconds_left(self) -> float | None:
         """Until the deadline of the current round; None without one."""
         if self.current is None or _rests(self.current):
             return None
-        return self.current.deadline_unix_seconds - self._unix_clock()
+        return self._left(self.current, self._unix_clock())
 
     def awaits(self, device_id: bytes) -> bool:
         """Whether a device was selected for the current round and has no verdict in it yet."""
@@ -178,6 +183,9 @@ class Rounds:
         if self.current is not None:
             self.current = self._store.rounds.find(self.current.round)
 
+    def _left(self, row: RoundRow, now: float) -> float:
+        return self._began_unix + (row.deadline_unix_seconds - row.opened_unix_seconds) - now
+
     def _resume(self) -> None:
         self.reload_hold()
         if self.unpublished is not None:
@@ -189,6 +197,7 @@ class Rounds:
             return
         self.current = self._store.rounds.find(row.round)  # resuming may have held it
         self._arrivals = array("f", self._store.log.arrivals(row.round))
+        self._began_unix = row.opened_unix_seconds
         self._missing = self._selected(row)
         self._missing.difference_update(self._store.log.judged(row.generation, row.round))
         self._earliest_close_unix = self._unix_clock() + self._settings.resume_grace_seconds
@@ -198,7 +207,9 @@ class Rounds:
             _LOG.info("round %d goes on with %d updates", row.round, self._aggregation.participants)
 
     def _may_open(self, now: float) -> bool:
-        if self.unpublished is not None or now < self._earliest_open_unix:
+        if self.unpublished is not None:
+            return False
+        if _is_within(self._earliest_open_unix, now, self._settings.pause_seconds):
             return False
         enrolled, wanted = len(self._registry), self._settings.wait_for_devices
         if enrolled < wanted and enrolled != self._told_waiting:
@@ -248,7 +259,7 @@ class Rounds:
             # What was committed stays, and so does the service: it says what is wrong, and waits.
             return self._hold_opening(row, error)
         self.current, self._missing, self._arrivals = row, missing, array("f")
-        self._earliest_close_unix = 0.0
+        self._began_unix, self._earliest_close_unix = now, 0.0
         self._aggregation.carry_over(row)
         self.reload_hold()
         return RoundOpened(row, self._aggregation.participants)
@@ -307,3 +318,9 @@ class Rounds:
 
 def _rests(row: RoundRow) -> bool:
     return row.threshold == 0
+
+
+def _is_within(at_unix_seconds: float, now_unix_seconds: float, seconds: float) -> bool:
+    """Whether it comes within ``seconds`` from now, which is what it was set to at the most;
+    further off, it was reckoned by a clock that was set back."""
+    return now_unix_seconds < at_unix_seconds <= now_unix_seconds + seconds

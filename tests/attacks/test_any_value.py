@@ -184,6 +184,37 @@ def test_what_is_committed_and_cannot_be_published_holds_the_next_round(
     assert stage.command("release") != 0, "nothing is held any more"
 
 
+def test_keys_are_renewed_and_rotated_while_a_round_is_held(
+    make_stage: MakeStage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = make_stage()
+    stage.run_until(lambda: stage.parts.aggregation.version == 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(Publisher, "seal_round", _cannot)
+        stage.kill_aggregator()
+        stage.start_aggregator()
+        stage.run_until(lambda: stage.parts.rounds.unpublished is not None)
+    group = stage.store.secrets.group_keys()[-1].epoch
+    for what in ("group", "keys", "root"):
+        assert stage.command("rotate", what) == 0
+        stage.run(10.0)
+    stage.offset_seconds = 25 * 86_400.0  # the descriptor is renewed, too
+    stage.run(10.0)
+    stage.kill_aggregator()
+    stage.start_aggregator()
+    stage.run(10.0)
+    version = stage.parts.aggregation.version
+    assert stage.parts.rounds.current is None
+    assert stage.command("release") == 0
+    stage.run_until(lambda: stage.parts.aggregation.version == version + 2)
+    assert stage.store.secrets.group_keys()[-1].epoch > group
+    stage.run(30.0)
+
+
+def _cannot(*arguments: object) -> None:
+    raise ValueError("as the test wants")
+
+
 def test_whatever_stops_a_publication_holds_its_round(
     make_stage: MakeStage, monkeypatch: pytest.MonkeyPatch
 ) -> None:

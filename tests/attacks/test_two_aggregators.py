@@ -82,7 +82,7 @@ def test_a_home_whose_clock_was_set_back_is_no_copy(make_stage: MakeStage) -> No
     assert stage.parts.fence.passed
 
 
-def test_a_forged_or_an_old_presence_ends_nobody(make_stage: MakeStage) -> None:
+def test_a_forged_or_an_old_presence_or_descriptor_ends_nobody(make_stage: MakeStage) -> None:
     stage = make_stage()
     fence: Fence = stage.parts.fence
     stage.run_until(lambda: stage.parts.aggregation.version == 1)
@@ -94,6 +94,15 @@ def test_a_forged_or_an_old_presence_ends_nobody(make_stage: MakeStage) -> None:
         changed[at] ^= 1
         with pytest.raises(WireError):
             fence.heard_presence(bytes(changed))
+    fence.heard_descriptor(keys.descriptor.message)
+    for at in range(2, len(keys.descriptor.message), 97):
+        changed = bytearray(keys.descriptor.message)
+        changed[at] ^= 1
+        with pytest.raises(WireError):
+            fence.heard_descriptor(bytes(changed))
+    assert stage.command("rotate", "keys") == 0
+    stage.run(70.0)
+    fence.heard_descriptor(keys.descriptor.message)  # an old one of ours, shown again
 
 
 def test_the_later_of_two_lives_stays_also_within_a_second(make_stage: MakeStage) -> None:

@@ -27,7 +27,8 @@ from tests.brokers.subscription_rules import SubscriptionRules
 
 ROUND = "quorum = 1\ndeadline_seconds = 60.0"
 UPDATES, ENROLMENTS = "tessera/up/0/+", "tessera/enrol/request"
-PRESENCE, PROBES = "tessera/all/presence", "tessera/all/probe"
+DESCRIPTOR, PRESENCE = "tessera/all/descriptor", "tessera/all/presence"
+PROBES = "tessera/all/probe"
 NOT_AUTHORISED = 0x87
 
 
@@ -81,10 +82,11 @@ def test_three_refusals_of_what_was_never_granted_end_with_a_clear_error(
 
 
 def test_what_was_granted_once_is_asked_for_for_ever(tmp_path: Path) -> None:
+    every = [DESCRIPTOR, PRESENCE, PROBES, ENROLMENTS, UPDATES]
     with ScriptedBroker(grants={UPDATES: [1, NOT_AUTHORISED]}) as broker:
         home = make_home(tmp_path, broker.url, ROUND)
         with serving(home, link_settings=QUICK) as served:
-            wait_until(lambda: sorted(broker.asked) == [PRESENCE, PROBES, ENROLMENTS, UPDATES])
+            wait_until(lambda: sorted(broker.asked) == every)
             broker.cut()
             wait_until(lambda: broker.asked.count(UPDATES) >= 8)
             wait_until(lambda: refused(served) == (UPDATES,))
@@ -118,7 +120,7 @@ def test_rules_mended_while_the_aggregator_retries_let_it_begin(
     home = make_home(tmp_path, broker.url, ROUND)
     patient = LinkSettings(backoff_first_seconds=2, backoff_most_seconds=4)
     with serving(home, link_settings=patient) as served:
-        wait_until(lambda: refused(served) == (PRESENCE, ENROLMENTS, UPDATES))
+        wait_until(lambda: refused(served) == (DESCRIPTOR, PRESENCE, ENROLMENTS, UPDATES))
         rules.change(operator)
         with ScriptedDevice(broker.url, invite(home)[0]) as anna:
             wait_until(lambda: refused(served) == ())

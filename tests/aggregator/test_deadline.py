@@ -90,3 +90,14 @@ def test_before_any_round_opened_all_are_taken() -> None:
     late = LateArrivals()
     late.note(0, b"a", 1.5)
     assert late.seconds().tolist() == [1.5]
+
+
+def test_the_sixth_round_before_the_open_one_is_forgotten() -> None:
+    late = LateArrivals()
+    for number in range(1, 8):
+        late.note(number, b"a", float(number))
+    late.round_opens(7)
+    assert late.seconds().tolist() == [2.0, 3.0, 4.0, 5.0, 6.0, 7.0]
+    late.note(1, b"b", 1.0)
+    late.note(2, b"b", 2.5)
+    assert sorted(late.seconds()) == [2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 7.0]

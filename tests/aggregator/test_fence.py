@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -88,6 +90,20 @@ def test_a_root_that_took_our_root_s_place_ends_it_whatever_the_serial() -> None
         fence(Clock()).heard_descriptor(descriptor.message)
 
 
+def test_two_that_renewed_apart_from_each_other_have_one_serial() -> None:
+    expires = NEW.descriptor.expires_unix_seconds + 1
+    twin = make_descriptor(
+        key_from("delegate"),
+        NEW.descriptor.delegation,
+        NEW.descriptor.serial,
+        expires,
+        NEW.descriptor.signing,
+        NEW.descriptor.hpke,
+    )
+    with pytest.raises(AggregatorError, match="is a copy, or came back from a backup"):
+        fence(Clock()).heard_descriptor(twin.message)
+
+
 def test_descriptors_that_vouch_for_nobody_change_nothing() -> None:
     made = fence(Clock(), keys=(NEW,))
     for serving in (NEW, OLD):  # ours, and an older one, whose keys were replaced
@@ -140,6 +156,17 @@ def test_a_home_that_never_served_takes_every_earlier_life_for_its_own() -> None
         made.heard_presence(presence(OURS.started_unix_seconds + 1))
 
 
+@pytest.fixture
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A machine whose own time is not that of Greenwich."""
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.mark.usefixtures("elsewhere")
 def test_another_life_is_told_with_its_time_and_what_to_do() -> None:
     made = fence(Clock())
     remedy = "tessera-aggregator restored --home the-home"

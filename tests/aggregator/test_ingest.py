@@ -206,6 +206,13 @@ def test_who_was_counted_is_written_down_once(desk: Desk) -> None:
     assert row is not None and (row.last_counted_unix_seconds, row.last_width) == (7, 7)
 
 
+def test_with_nothing_staged_nothing_is_written(desk: Desk) -> None:
+    desk.count(ANNA, body())
+    assert desk.ingest.commit() == []
+    row = desk.parts.store.devices.find(ANNA)
+    assert row is not None and row.last_counted_unix_seconds is None
+
+
 def test_numbers_in_the_log_go_on_after_each_group(desk: Desk) -> None:
     desk.count(ANNA, body())
     desk.count(BERT, body())
@@ -364,3 +371,55 @@ def test_answers_that_change_nothing_are_charged_and_new_updates_are_not(desk: D
     assert repeats.answered(ANNA), "beyond its limit too"
     desk.now_seconds += 1.0
     assert not repeats.exhausted(ANNA), "and nothing more was taken"
+
+
+def test_each_refusal_names_the_device_in_the_log(
+    desk: Desk, caplog: pytest.LogCaptureFixture
+) -> None:
+    refused = {
+        "wrong-task": lambda: desk.offer(desk.identity(ANNA, task="other"), body()),
+        "unknown-round": lambda: desk.offer(desk.identity(ANNA, 9), body()),
+        "conflict": lambda: (
+            desk.offer(desk.identity(ANNA), body()),
+            desk.offer(desk.identity(ANNA), body(2.0)),
+        ),
+        "too-low": lambda: desk.offer(desk.identity(BERT), body(-1.0)),
+        "quarantined": lambda: (
+            desk.offer(desk.identity(CLEO), body(2 * TOO_LARGE)),
+            desk.ingest.commit(),
+        ),
+        "too-many-repeats": lambda: [
+            desk.offer(desk.identity(BERT), body(-1.0)) for _ in range(ANSWERS_AT_ONCE)
+        ],
+    }
+    senders = {"too-low": BERT, "quarantined": CLEO, "too-many-repeats": BERT}
+    for reason, act in refused.items():
+        caplog.clear()
+        act()
+        (said,) = [each for each in caplog.messages if "said once" in each]
+        assert said.startswith(f"refused from {senders.get(reason, ANNA).hex()}: ")
+        assert desk.refused(reason) >= 1
+
+
+def test_a_late_device_is_named_in_the_log(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
+    desk.next_round()
+    assert desk.offer(desk.identity(BERT, 1), body()) == ("late", "")
+    assert f"refused from {BERT.hex()}: late (said once)" in caplog.messages
+
+
+def test_one_that_is_waited_for_no_longer_is_still_counted_if_it_was_selected(desk: Desk) -> None:
+    desk.parts.rounds.revoked(ANNA)
+    desk.count(ANNA, body())
+
+
+def test_a_device_that_the_draw_left_out_is_told_so_from_its_first_round_on(
+    template: Home, tmp_path: Path
+) -> None:
+    home = Home(tmp_path / "home")
+    shutil.copytree(template.folder, home.folder)
+    task = home.task_file.read_text()
+    home.task_file.write_text(task.replace("[round]\n", "[round]\nshare = 1e-12\n"))
+    desk = Desk(home)
+    assert desk.offer(desk.identity(ANNA), body()) == ("refused", "not-selected")
+    assert desk.offer(desk.identity(LATER), body()) == ("refused", "joined-later")
+    desk.parts.store.database.close()

@@ -82,11 +82,11 @@ def test_three_refusals_of_what_was_never_granted_end_with_a_clear_error(
 
 
 def test_what_was_granted_once_is_asked_for_for_ever(tmp_path: Path) -> None:
+    every = [DESCRIPTOR, PRESENCE, PROBES, ENROLMENTS, UPDATES]
     with ScriptedBroker(grants={UPDATES: [1, NOT_AUTHORISED]}) as broker:
         home = make_home(tmp_path, broker.url, ROUND)
         with serving(home, link_settings=QUICK) as served:
-            all_five = [DESCRIPTOR, PRESENCE, PROBES, ENROLMENTS, UPDATES]
-            wait_until(lambda: sorted(broker.asked) == all_five)
+            wait_until(lambda: sorted(broker.asked) == every)
             broker.cut()
             wait_until(lambda: broker.asked.count(UPDATES) >= 8)
             wait_until(lambda: refused(served) == (UPDATES,))

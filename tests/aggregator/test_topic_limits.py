@@ -34,6 +34,25 @@ def test_one_topics_flood_takes_nothing_from_another() -> None:
     assert sum(made.admits(b"up/a") for _ in range(100)) == 4
 
 
+def test_a_flood_asks_once_a_token_who_a_topic_belongs_to() -> None:
+    clock, asked = Clock(), list[bytes]()
+
+    def owner_of(topic: bytes) -> bytes | None:
+        asked.append(topic)
+        return OWNERS.get(topic)
+
+    made = TopicLimits(owner_of, Limit(8, 4), Limit(3, 2), clock)
+    for _ in range(10_000):
+        made.admits(b"up/a")
+    assert len(asked) == 8 + 1
+    for _ in range(3):
+        clock.now_seconds += 0.25  # one token's time
+        assert made.admits(b"up/a") and not made.admits(b"up/a")
+        asked.clear()
+        assert not any(made.admits(b"up/a") for _ in range(100)) and asked == []
+        assert made.admits(b"up/b")
+
+
 def test_when_we_are_behind_a_topic_that_has_messages_waiting_stands_back() -> None:
     behind: set[bytes] = set()
     made = TopicLimits(OWNERS.get, Limit(8, 4), Limit(3, 2), Clock(), behind.__contains__)

@@ -181,8 +181,10 @@ def test_a_cloned_device_home_is_counted_once_a_round(make_stage: MakeStage) -> 
 
 
 def test_a_restored_device_home_counts_nothing_twice(make_stage: MakeStage) -> None:
-    # One update is on its way for long, so that the round is still open when the home comes back.
-    stage = make_stage(judged=False)
+    # One update is on its way for long, so that the round is still open when the home comes back:
+    # its counter of requests came back too, and it asks some times in vain before it is heard.
+    lines = "quorum = 3\ndeadline_seconds = 600\npause_seconds = 5"
+    stage = make_stage(judged=False, round_lines=lines)
     _next_version(stage)
     device = stage.devices[0]
     device.kill()
@@ -225,7 +227,7 @@ def _restore_a_backup(stage: Stage) -> None:
 
 
 def test_an_aggregator_restored_from_a_backup_begins_a_new_generation(
-    make_stage: MakeStage,
+    make_stage: MakeStage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stage = make_stage(judged=False)
     generation = stage.store.facts.generation

@@ -64,7 +64,9 @@ def read_outcome(folder: Path, sources: tuple[str, ...]) -> Outcome:
             module, _, mangled = key.rpartition(".")
             name, _, _ = mangled.partition("__mutmut_")
             original, mutated = functions[f"{name}__mutmut_orig"], functions[mangled]
-            mutant = Mutant(f"{module}.{_plain(name)}", *_lines(original, mutated))
+            plain = _plain(name)
+            lines = _lines(plain.rpartition(".")[2], original, mutated)
+            mutant = Mutant(f"{module}.{plain}", *lines)
             if code in _TIMEOUT:
                 timed_out.append(mutant)
             elif changes_only_words(original, mutated):
@@ -90,13 +92,21 @@ def _plain(mangled: str) -> str:
     return ".".join(mangled[1:].split("ǁ")[1:]) if mangled.startswith("xǁ") else mangled[2:]
 
 
-def _lines(original: ast.FunctionDef, mutated: ast.FunctionDef) -> tuple[str, str]:
-    before, after = (ast.unparse(each).splitlines()[1:] for each in (original, mutated))
+def _lines(name: str, original: ast.FunctionDef, mutated: ast.FunctionDef) -> tuple[str, str]:
+    before, after = (ast.unparse(_named(each, name)).splitlines() for each in (original, mutated))
     changed = [line for line in difflib.ndiff(before, after) if line[0] in "-+"]
     return (
         "\n".join(line[2:].strip() for line in changed if line[0] == "-"),
         "\n".join(line[2:].strip() for line in changed if line[0] == "+"),
     )
+
+
+def _named(function: ast.FunctionDef, name: str) -> ast.FunctionDef:
+    """With the name it has in the source: its first line, with the defaults, is compared too."""
+    function = copy.deepcopy(function)
+    function.name = name
+    function.decorator_list = []
+    return function
 
 
 def _without_words(function: ast.AST) -> str:

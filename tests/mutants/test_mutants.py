@@ -42,6 +42,9 @@ def x_half__mutmut_1(number):
 
 def x_half__mutmut_2(number):
     return number / 3
+
+def x_half__mutmut_3(number=1):
+    return number / 2
 """
 
 
@@ -53,10 +56,11 @@ def test_survivors_are_told_by_what_they_change(tmp_path: Path) -> None:
         "box.xǁBoxǁopen__mutmut_3": 33,
         "box.x_half__mutmut_1": 1,
         "box.x_half__mutmut_2": -24,
+        "box.x_half__mutmut_3": 0,
     }
     (tmp_path / "box.py.meta").write_text(json.dumps({"exit_code_by_key": codes}))
     outcome = read_outcome(tmp_path, ("box.py",))
-    assert (outcome.killed, outcome.words, outcome.total) == (1, 1, 5)
+    assert (outcome.killed, outcome.words, outcome.total) == (1, 1, 6)
     slow = Mutant("box.half", "return number / 2", "return number / 3")
     assert outcome.timed_out == (slow,)
     assert outcome.alive == (
@@ -66,6 +70,7 @@ def test_survivors_are_told_by_what_they_change(tmp_path: Path) -> None:
             "raise WireError('bad-key', f'{key} is low')",
             "raise WireError('BAD-KEY', f'{key} is low')",
         ),
+        Mutant("box.half", "def half(number):", "def half(number=1):"),
     )
 
 
@@ -93,6 +98,19 @@ def test_only_the_words_of_an_error_are_words(other: str, words: bool) -> None:
         for body in ("raise ValueError('words')", other)
     )
     assert changes_only_words(original, mutated) == words
+
+
+def test_the_fixed_text_of_a_repr_is_words_and_what_it_fills_in_is_not() -> None:
+    original, words, other = (
+        ast.parse(f"def __repr__(self):\n    return {text}").body[0]
+        for text in (
+            "f'Key({self.name}, ...)'",
+            "f'XXKey({self.name}, ...)XX'",
+            "f'Key({self.key}, ...)'",
+        )
+    )
+    assert changes_only_words(original, words)
+    assert not changes_only_words(original, other)
 
 
 @pytest.mark.parametrize("name", GROUPS)

@@ -127,6 +127,11 @@ def test_a_head_is_these_bytes() -> None:
     assert read_content_head(body) == head
 
 
+def test_a_content_of_one_byte_is_one() -> None:
+    head = ContentHead(ContentKind.CATALOGUE, CONTENT_ID, 1, (bytes(32),))
+    assert read_content_head(head.to_body()) == head
+
+
 def test_the_largest_head_fits_a_body() -> None:
     chunks = (bytes(32),) * MOST_CHUNKS
     head = ContentHead(ContentKind.CATALOGUE, CONTENT_ID, CHUNK_BYTES * MOST_CHUNKS, chunks)

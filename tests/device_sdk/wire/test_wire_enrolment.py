@@ -286,6 +286,26 @@ def test_a_flood_under_one_code_stops_at_its_bucket() -> None:
     office.answer(message)
 
 
+def test_one_code_s_requests_use_up_nothing_of_another_s() -> None:
+    office = Office(burst=1.0)
+    office.answer(attempt_of("anna").message)
+    assert reason_of(office.answer, attempt_of("anna", counter=2).message) == "too-many"
+    other = new_code(DESCRIPTOR.root_fingerprint, 1, NOW - 60, SeededBytes("other code"))
+    office.token = Token(other.token_id, other.secret, NOW + 3600)
+    assert office.answer(attempt_of("bert", code=other).message).joined
+
+
+def test_requests_under_replaced_keys_are_answered_for_their_grace_period() -> None:
+    office = Office()
+    messages = [attempt_of("anna", counter=counter).message for counter in (1, 2)]
+    newer = Keyring([make_serving(1, until=NOW + 10), make_serving(2)])
+    office.desk.replace_keyring(newer)
+    office.unix_clock.seconds = NOW + 9.0
+    assert office.answer(messages[0]).joined
+    office.unix_clock.seconds = NOW + 10.0
+    assert reason_of(office.answer, messages[1]) == "retired-descriptor"
+
+
 def tagged(sealed: bytes, serial: int = 1, by: str = "anna") -> bytes:
     head = prefix(MessageType.ENROL_REQUEST) + serial.to_bytes(8, "little") + CODE.token_id
     head += requester_of(key_from(by).public_key().public_bytes_raw())
@@ -389,6 +409,31 @@ def test_values_out_of_range_are_refused_at_construction() -> None:
     with pytest.raises(ValueError, match="nonce"):
         encode_answer(EnrolAnswer(grant, NOW), b"", bytes(32), SERVING.signing, b"")
     assert "kkkk" not in repr(grant)
+    binding = Binding(bytes(32), grant)
+    assert "bound=True" in repr(replace(TOKEN, binding=binding)) and "bound=False" in repr(TOKEN)
+
+
+def test_the_ends_of_every_range_are_within_it() -> None:
+    last = 2**40 - 1
+    code = new_code(bytes(16), last, last, SeededBytes("last"))
+    assert parse_code(code.to_text()) == code
+    grant = Grant(bytes(16), bytes(16), bytes(32), 2**16 - 1)
+    fields: dict[str, cbor.Value] = {
+        "admission": bytes(32),
+        "device": bytes(16),
+        "handle": bytes(16),
+        "shard": grant.shard,
+    }
+    latest = 2**63 - 1
+    answer: dict[str, cbor.Value] = {"grant": fields, "refused": None, "time": latest}
+    assert _read_answer(answer) == EnrolAnswer(grant, latest)
+    for wrong in (
+        {"time": latest + 1},
+        {"grant": fields | {"shard": 2**16}},
+        {"refused": "revoked"},  # and granted
+        {"grant": None, "refused": "another"},
+    ):
+        assert reason_of(_read_answer, answer | wrong) == "bad-field"
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])

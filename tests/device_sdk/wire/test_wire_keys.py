@@ -192,3 +192,29 @@ def test_erasing_what_a_crash_left_spares_the_key_that_shares_its_bytes(tmp_path
     erase_key(left)
     assert read_key(path, KeyKind.SYMMETRIC) == b"s" * 32
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.skipif(not hasattr(os, "O_NOFOLLOW"), reason="links are followed here")
+def test_a_link_in_a_key_s_place_erases_nothing(tmp_path: Path) -> None:
+    key, link = tmp_path / "somebody-else.key", tmp_path / "a.key"
+    write_key(key, KeyKind.SYMMETRIC, bytes(range(32)))
+    link.symlink_to(key)
+    with pytest.raises(OSError):
+        erase_key(link)
+    assert read_key(key, KeyKind.SYMMETRIC) == bytes(range(32))
+
+
+def test_what_a_crash_leaves_of_an_erased_key_has_a_temporary_name_that_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def crash(descriptor: int) -> None:
+        raise OSError("the power is gone")
+
+    path = tmp_path / "a.key"
+    write_key(path, KeyKind.SYMMETRIC, bytes(32))
+    monkeypatch.setattr("device_sdk.wire.keys.flush_file", crash)
+    left = {f".a.key.{os.getpid()}.tmp"}
+    for name in (path, *(tmp_path / each for each in left)):
+        with pytest.raises(OSError, match="power"):
+            erase_key(name)
+        assert {each.name for each in tmp_path.iterdir()} == left

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -192,3 +192,52 @@ def test_of_two_lives_of_one_second_the_same_one_stays_on_both_sides(
 ) -> None:
     with pytest.raises(AggregatorError, match=who):
         fence(Clock()).heard_presence(presence(OURS.started_unix_seconds, incarnation))
+
+
+def _said(hear: Callable[[], None]) -> str:
+    with pytest.raises(AggregatorError) as ended:
+        hear()
+    return str(ended.value)
+
+
+def test_what_is_to_be_run_is_said_as_it_is_to_be_typed() -> None:
+    begin = "run tessera-aggregator restored --home the-home"
+    choice = "If the other one is to go on, leave this one stopped. If this one is, stop the other "
+    life = f"{choice}for good, {begin} --after {{}}, and start serve"
+    earlier, later = LAST_LIFE + 1, OURS.started_unix_seconds + 1
+    for started in (earlier, later):
+        said = _said(lambda at=started: fence(Clock()).heard_presence(presence(at)))  # type: ignore[misc]
+        assert said.endswith(f". {life.format(started)}"), said
+
+    renewed = make_serving(3).descriptor
+    keys = (
+        f"{choice}for good, {begin} and tessera-aggregator rotate keys --home the-home, and start "
+        "serve"
+    )
+    said = _said(lambda: fence(Clock()).heard_descriptor(renewed.message))
+    assert said.endswith(f". {keys}") and "(descriptor 3; ours is 2)" in said, said
+
+    line = [make_succession(key_from("root"), key_from("next").public_key().public_bytes_raw())]
+    handed_over = make_descriptor(
+        key_from("delegate"),
+        delegation_of("next"),
+        1,
+        EXPIRES,
+        NEW.descriptor.signing,
+        NEW.descriptor.hpke,
+        line,
+    )
+    assert _said(lambda: fence(Clock()).heard_descriptor(handed_over.message)) == (
+        "the fleet's root key was replaced, and the new one is among keys that the-home knows "
+        "nothing of: this home is a copy, or came back from a backup of before. Bring back a home "
+        "of since. Where there is none, run tessera-aggregator restored and then rotate root, both "
+        "with --home the-home, start serve, and run tessera-device trust on each device"
+    )
+
+
+def test_an_older_descriptor_ends_the_wait_as_ours_does() -> None:
+    made = fence(Clock(10.0), keys=(NEW,))
+    made.connected()
+    made.heard_presence(presence(LAST_LIFE))
+    made.heard_descriptor(OLD.descriptor.message)
+    assert made.may_announce()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 
@@ -84,31 +84,11 @@ class BrokerLinks:
         self._enrolment_limit = TopicLimits(
             lambda topic: None, DEVICE_LIMIT, ENROLMENT_LIMIT, clock
         )
-        self._devices = Link(
-            broker.url,
-            rng=rngs[0],
-            clock=clock,
-            tls=broker.tls,
-            settings=settings,
-            admits=self._device_limits.admits,
-        )
-        self._strangers = Link(
-            broker.url,
-            rng=rngs[1],
-            clock=clock,
-            tls=broker.tls,
-            settings=settings,
-            admits=self._enrolment_limit.admits,
-            on_event=self._devices.nudge,
-        )
-        self._own = Link(
-            broker.url,
-            rng=rngs[2],
-            clock=clock,
-            tls=broker.tls,
-            settings=settings,
-            on_event=self._devices.nudge,
-        )
+        link = partial(Link, broker.url, clock=clock, tls=broker.tls, settings=settings)
+        self._devices = link(rng=rngs[0], admits=self._device_limits.admits)
+        nudge = self._devices.nudge
+        self._strangers = link(rng=rngs[1], admits=self._enrolment_limit.admits, on_event=nudge)
+        self._own = link(rng=rngs[2], on_event=nudge)
         self._up_filter = topics.up_filter(shard)
         # First, so that another life's are heard before anything is announced.
         self._devices.subscribe(topics.write(DescriptorTopic()))

@@ -10,13 +10,14 @@ from numpy.typing import NDArray
 from device_sdk.artifact.flat_layout import FlatLayout
 from device_sdk.wire.attention_settings import AttentionTraining
 from device_sdk.wire.sketch import sketches
+from device_sdk.wire.tensors import LARGEST_OF_EVERY_CODEC
 
 __all__ = ["cluster_points", "gap_sketches", "in_cluster_units"]
 
 Floats = NDArray[np.float32]
 _TINY = np.float32(1e-12)
-_LARGEST = np.float32(6e4)
-"""What every codec carries. Only sketches of absurd models are longer."""
+# What every codec carries: only sketches of absurd models are longer.
+_LARGEST = np.float32(LARGEST_OF_EVERY_CODEC)
 
 
 def gap_sketches(

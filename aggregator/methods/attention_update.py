@@ -9,12 +9,12 @@ import numpy as np
 from aggregator.methods.method import Refused
 from device_sdk.artifact.flat_layout import FlatLayout
 from device_sdk.wire.exchange import Update
+from device_sdk.wire.tensors import LARGEST_OF_EVERY_CODEC
 
 __all__ = ["check_parts"]
 
 _METADATA = {"samples", "width", "mixture", "loss"}
 _MOST_SAMPLES = 1 << 40
-_LARGEST_VALUE = 6e4
 
 
 def check_parts(update: Update, layouts: Sequence[FlatLayout]) -> None:
@@ -31,7 +31,7 @@ def check_parts(update: Update, layouts: Sequence[FlatLayout]) -> None:
             "bad-values", f"vector is {vector.dtype} {vector.shape}; expected float32 [{size}]"
         )
     # NaN fails the comparison too.
-    if not float(np.abs(vector).max()) <= _LARGEST_VALUE:
+    if not float(np.abs(vector).max()) <= LARGEST_OF_EVERY_CODEC:
         raise Refused("bad-values", "a value is not finite or is absurdly large")
 
 

@@ -23,12 +23,11 @@ from device_sdk.wire.exchange import Attachment, Broadcast, Update
 from device_sdk.wire.mutual_settings import MutualTraining
 from device_sdk.wire.public_samples import SampleEntry, attachment_name, decode_samples
 from device_sdk.wire.soft_labels import decode_soft_labels, encode_soft_labels
+from device_sdk.wire.tensors import LARGEST_OF_EVERY_CODEC
 
 __all__ = ["MutualMethod", "MutualSettings"]
 
 Arrays = Mapping[str, NDArray[Any]]
-_LARGEST_VALUE = 6e4
-"""Of what is handed on as it came, in whatever codec the task's broadcasts travel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +249,9 @@ class MutualMethod:
         if int(target.min()) < 0 or int(target.max()) >= self._training.classes:
             raise Refused("bad-public", "a public sample is of a class that the task has not")
         if any(
-            array.dtype.kind == "f" and array.size and float(np.abs(array).max()) > _LARGEST_VALUE
+            array.dtype.kind == "f"
+            and array.size
+            and float(np.abs(array).max()) > LARGEST_OF_EVERY_CODEC
             for array in public.values()
         ):
             raise Refused(

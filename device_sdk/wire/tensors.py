@@ -30,11 +30,15 @@ from device_sdk.wire.quantise import (
 
 __all__ = [
     "Codec",
+    "LARGEST_OF_EVERY_CODEC",
     "TensorLimits",
     "decode_tensors",
     "encode_tensors",
     "require_encodable",
 ]
+
+LARGEST_OF_EVERY_CODEC = 6e4
+"""A value up to this travels in any codec, whatever it rounds to: float16 ends at 65,504."""
 
 _NAME = re.compile(rb"[a-z][a-z0-9_]*(\.[a-z0-9_]+)*")
 _MOST_RANK = 8

@@ -10,7 +10,7 @@ import pytest
 
 from aggregator.errors import AggregatorError
 from aggregator.fence import Fence
-from device_sdk.wire.descriptor import make_descriptor
+from device_sdk.wire.descriptor import Descriptor, make_descriptor
 from device_sdk.wire.errors import WireError
 from device_sdk.wire.keyring import ServingKeys
 from device_sdk.wire.presence import Presence, sign_presence
@@ -78,16 +78,18 @@ def test_one_that_renewed_its_descriptor_since_it_was_copied_is_known_by_it(pass
         made.heard_descriptor(renewed.descriptor.message)
 
 
-def test_a_root_that_took_our_root_s_place_ends_it_whatever_the_serial() -> None:
-    """Serials are a root's own."""
+def handed_over() -> Descriptor:
+    """The first descriptor of a root that took the place of ours."""
     line = [make_succession(key_from("root"), key_from("next").public_key().public_bytes_raw())]
     signing, public = NEW.descriptor.signing, NEW.descriptor.hpke
     delegation = delegation_of("next")
-    descriptor = make_descriptor(
-        key_from("delegate"), delegation, 1, EXPIRES, signing, public, line
-    )
+    return make_descriptor(key_from("delegate"), delegation, 1, EXPIRES, signing, public, line)
+
+
+def test_a_root_that_took_our_root_s_place_ends_it_whatever_the_serial() -> None:
+    """Serials are a root's own."""
     with pytest.raises(AggregatorError, match="root key was replaced"):
-        fence(Clock()).heard_descriptor(descriptor.message)
+        fence(Clock()).heard_descriptor(handed_over().message)
 
 
 def test_two_that_renewed_apart_from_each_other_have_one_serial() -> None:
@@ -217,17 +219,7 @@ def test_what_is_to_be_run_is_said_as_it_is_to_be_typed() -> None:
     said = _said(lambda: fence(Clock()).heard_descriptor(renewed.message))
     assert said.endswith(f". {keys}") and "(descriptor 3; ours is 2)" in said, said
 
-    line = [make_succession(key_from("root"), key_from("next").public_key().public_bytes_raw())]
-    handed_over = make_descriptor(
-        key_from("delegate"),
-        delegation_of("next"),
-        1,
-        EXPIRES,
-        NEW.descriptor.signing,
-        NEW.descriptor.hpke,
-        line,
-    )
-    assert _said(lambda: fence(Clock()).heard_descriptor(handed_over.message)) == (
+    assert _said(lambda: fence(Clock()).heard_descriptor(handed_over().message)) == (
         "the fleet's root key was replaced, and the new one is among keys that the-home knows "
         "nothing of: this home is a copy, or came back from a backup of before. Bring back a home "
         "of since. Where there is none, run tessera-aggregator restored and then rotate root, both "

@@ -6,7 +6,7 @@ import logging
 from collections import Counter
 
 from aggregator.store.refusal_counts import RefusalCounts
-from device_sdk.wire.errors import WireError
+from device_sdk.wire.codec.errors import WireError
 
 __all__ = ["Refusals"]
 

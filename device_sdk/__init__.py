@@ -33,12 +33,12 @@ if TYPE_CHECKING:
         NothingLearnt,
         UnknownUser,
     )
+    from device_sdk.link.broker_url import TlsFiles
     from device_sdk.local_data import LocalData
-    from device_sdk.rounds.options import TrainingOptions
     from device_sdk.status import DeviceStatus
+    from device_sdk.system.printable import PrintableFormatter
+    from device_sdk.train.options import TrainingOptions
     from device_sdk.trainer import Trainer
-    from device_sdk.wire.broker_url import TlsFiles
-    from device_sdk.wire.printable import PrintableFormatter
 
 __all__ = [
     "AlreadyEnrolled",
@@ -86,12 +86,12 @@ _HOMES = {
     "NonFiniteStep": "device_sdk.errors",
     "NotEnrolled": "device_sdk.home.errors",
     "NothingLearnt": "device_sdk.home.errors",
-    "PrintableFormatter": "device_sdk.wire.printable",
+    "PrintableFormatter": "device_sdk.system.printable",
     "ProviderError": "device_sdk.errors",
     "StateError": "device_sdk.errors",
-    "TlsFiles": "device_sdk.wire.broker_url",
+    "TlsFiles": "device_sdk.link.broker_url",
     "Trainer": "device_sdk.trainer",
-    "TrainingOptions": "device_sdk.rounds.options",
+    "TrainingOptions": "device_sdk.train.options",
     "UnknownUser": "device_sdk.home.errors",
 }
 

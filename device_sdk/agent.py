@@ -17,20 +17,7 @@ from numpy.typing import NDArray
 from device_sdk.home.home import Home
 from device_sdk.home.membership import Membership
 from device_sdk.home.round_store import Outcome
-from device_sdk.rounds.actions import Publish, Subscribe, Unsubscribe
-from device_sdk.rounds.artifact_wishes import ArtifactWishes
-from device_sdk.rounds.job import (
-    AdoptingTrainer,
-    Declined,
-    FetchingTrainer,
-    RoundTrainer,
-    TrainingJob,
-)
-from device_sdk.rounds.outbox_limit import OutboxLimit
-from device_sdk.rounds.pace import Pace
-from device_sdk.rounds.participant import Participant
-from device_sdk.wire.link import Link, LinkError
-from device_sdk.wire.link_events import (
+from device_sdk.link.events import (
     Connected,
     ConnectRefused,
     Disconnected,
@@ -41,7 +28,20 @@ from device_sdk.wire.link_events import (
     Subscribed,
     SubscribeRefused,
 )
-from device_sdk.wire.link_settings import LinkSettings
+from device_sdk.link.link import Link, LinkError
+from device_sdk.link.settings import LinkSettings
+from device_sdk.rounds.actions import Publish, Subscribe, Unsubscribe
+from device_sdk.rounds.outbox_limit import OutboxLimit
+from device_sdk.rounds.pace import Pace
+from device_sdk.rounds.participant import Participant
+from device_sdk.train.artifact_wishes import ArtifactWishes
+from device_sdk.train.job import (
+    AdoptingTrainer,
+    Declined,
+    FetchingTrainer,
+    RoundTrainer,
+    TrainingJob,
+)
 
 __all__ = ["Agent"]
 

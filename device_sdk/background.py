@@ -12,17 +12,17 @@ import numpy as np
 from device_sdk.agent import Agent
 from device_sdk.home.home import Home
 from device_sdk.home.membership import Membership
+from device_sdk.link.settings import LinkSettings
 from device_sdk.local_data import DataSource
-from device_sdk.rounds.artifact_wishes import ArtifactWishes
-from device_sdk.rounds.lazy_trainer import LazyTrainer
-from device_sdk.rounds.options import TrainingOptions
 from device_sdk.rounds.outbox_limit import OutboxLimit
 from device_sdk.rounds.pace import Pace
 from device_sdk.status import Live
-from device_sdk.wire.link_settings import LinkSettings
+from device_sdk.train.artifact_wishes import ArtifactWishes
+from device_sdk.train.lazy import LazyTrainer
+from device_sdk.train.options import TrainingOptions
 
 if TYPE_CHECKING:
-    from device_sdk.capability.clock import Clock
+    from device_sdk.system.clock import Clock
 
 __all__ = ["Background"]
 

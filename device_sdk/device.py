@@ -17,18 +17,18 @@ from device_sdk.factorisation import packaged_artifact
 from device_sdk.forecaster import Forecaster
 from device_sdk.home.errors import HomeError, NotEnrolled
 from device_sdk.home.home import Home
+from device_sdk.installed import installed_artifacts
+from device_sdk.link.broker_url import TlsFiles
+from device_sdk.link.settings import LinkSettings
 from device_sdk.local_data import DataSource, LocalData
 from device_sdk.recommender import Recommender
-from device_sdk.rounds.installed import installed_artifacts
-from device_sdk.rounds.monotonic import awake_clock
-from device_sdk.rounds.options import TrainingOptions
 from device_sdk.rounds.pace import Pace
 from device_sdk.status import DeviceStatus, read_status
-from device_sdk.wire.broker_url import TlsFiles
-from device_sdk.wire.link_settings import LinkSettings
+from device_sdk.system.monotonic import awake_clock
+from device_sdk.train.options import TrainingOptions
 
 if TYPE_CHECKING:
-    from device_sdk.capability.clock import Clock
+    from device_sdk.system.clock import Clock
 
 __all__ = ["Device"]
 
@@ -249,7 +249,7 @@ class Device:
         """What the task's learner keeps from round to round, by its own names; copies.
 
         Such as whom the device listened to
-        (:func:`device_sdk.learners.attention_mixer.scores_of`). Holds private data: for this
+        (:func:`device_sdk.methods.attention.mixer.scores_of`). Holds private data: for this
         device's owner alone. Empty before the first round.
         """
         self._require_open(writing=False)

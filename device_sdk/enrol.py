@@ -12,17 +12,9 @@ import numpy as np
 from device_sdk.home.errors import AlreadyEnrolled, EnrolmentFailed, EnrolmentRefused, NotEnrolled
 from device_sdk.home.home import Home
 from device_sdk.home.membership import Membership, seen
-from device_sdk.wire.backoff import Backoff
-from device_sdk.wire.broker_url import TlsFiles, parse_broker_url
-from device_sdk.wire.descriptor import Descriptor, read_descriptor
-from device_sdk.wire.enrolment import Enrolled, EnrolmentAttempt, require_current
-from device_sdk.wire.enrolment_code import EnrolmentCode, parse_code
-from device_sdk.wire.enrolment_message import MAILBOX_BYTES
-from device_sdk.wire.errors import WireError
-from device_sdk.wire.freshness import Freshness
-from device_sdk.wire.keys import draw
-from device_sdk.wire.link import Link
-from device_sdk.wire.link_events import (
+from device_sdk.link.backoff import Backoff
+from device_sdk.link.broker_url import TlsFiles, parse_broker_url
+from device_sdk.link.events import (
     ConnectRefused,
     Disconnected,
     Event,
@@ -31,15 +23,23 @@ from device_sdk.wire.link_events import (
     Subscribed,
     SubscribeRefused,
 )
-from device_sdk.wire.link_settings import LinkSettings
-from device_sdk.wire.presence import PresenceWatch, read_presence
-from device_sdk.wire.topics import (
+from device_sdk.link.link import Link
+from device_sdk.link.settings import LinkSettings
+from device_sdk.wire.codec.errors import WireError
+from device_sdk.wire.publish.presence import PresenceWatch, read_presence
+from device_sdk.wire.publish.topics import (
     DescriptorTopic,
     EnrolAnswerTopic,
     EnrolRequestTopic,
     PresenceTopic,
     Topics,
 )
+from device_sdk.wire.seal.descriptor import Descriptor, read_descriptor
+from device_sdk.wire.seal.enrolment import Enrolled, EnrolmentAttempt, require_current
+from device_sdk.wire.seal.enrolment_code import EnrolmentCode, parse_code
+from device_sdk.wire.seal.enrolment_message import MAILBOX_BYTES
+from device_sdk.wire.seal.freshness import Freshness
+from device_sdk.wire.seal.keys import draw
 
 __all__ = ["Fleet", "enrol"]
 

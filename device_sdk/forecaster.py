@@ -51,7 +51,7 @@ class Forecaster:
                 "method makes recommendations instead (Device.recommend)"
             )
         # Loaded here, as recording and recommending do without onnxruntime.
-        from device_sdk.rounds.model_arrays import load_model_arrays
+        from device_sdk.train.model_arrays import load_model_arrays
         from device_sdk.trainer import Trainer
 
         if self._trainer is None or self._artifact_id != model.artifact_id:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from device_sdk.home.home import Home
 from device_sdk.home.membership import Membership
-from device_sdk.wire.broker_url import parse_broker_url
+from device_sdk.link.broker_url import parse_broker_url
 
 __all__ = ["DeviceStatus", "read_status"]
 

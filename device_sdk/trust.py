@@ -10,8 +10,8 @@ from __future__ import annotations
 from device_sdk.home.errors import EnrolmentRefused, NotEnrolled
 from device_sdk.home.home import Home
 from device_sdk.home.membership import seen
-from device_sdk.wire.enrolment_code import parse_code
-from device_sdk.wire.errors import WireError
+from device_sdk.wire.codec.errors import WireError
+from device_sdk.wire.seal.enrolment_code import parse_code
 
 __all__ = ["trust"]
 

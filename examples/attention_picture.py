@@ -13,7 +13,7 @@ matplotlib.use("Agg")
 
 from matplotlib import pyplot
 
-from device_sdk.learners.attention_mixer import AttentionScores
+from device_sdk.methods.attention.mixer import AttentionScores
 
 __all__ = ["draw_attention", "weights_between"]
 

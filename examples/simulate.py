@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from aggregator.methods.scatter import ScatterMethod, ScatterSettings, initial_items
+from aggregator.methods.scatter.method import ScatterMethod, ScatterSettings, initial_items
 from benchmarks.data_folder import default_data_folder
 from benchmarks.recommendation.given_splits import load_split
 from benchmarks.recommendation.metrics import quality, sampled_ranks
@@ -23,7 +23,7 @@ from benchmarks.recommendation.split import LeaveOneOut, hold_out_validation
 from benchmarks.simulator import Simulation, mixed_columns, scatter_fleet
 from device_sdk import Trainer
 from device_sdk.factorisation import packaged_artifact
-from device_sdk.learners.factor_step import TrainerStep
+from device_sdk.methods.scatter.factor_step import TrainerStep
 
 _COLUMNS = 64
 

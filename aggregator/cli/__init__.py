@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from aggregator.errors import AggregatorError
-from device_sdk.wire.printable import printable
+from device_sdk.system.printable import printable
 
 try:
     from aggregator.cli import (

@@ -9,8 +9,8 @@ import time
 from tabulate import tabulate
 
 from aggregator.cli.arguments import add_home, home_of
+from aggregator.serve.amounts import ago
 from aggregator.store.devices import DeviceRow
-from aggregator.words import ago
 
 _HELP = "list the devices"
 _DESCRIPTION = """\

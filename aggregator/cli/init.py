@@ -8,8 +8,8 @@ import time
 
 from aggregator.cli.arguments import add_home, home_of
 from aggregator.cli.lives import add_lives, lives_of
-from aggregator.key_folder import initialise
-from aggregator.task_template import TASK_TEMPLATE
+from aggregator.keys.folder import initialise
+from aggregator.task.template import TASK_TEMPLATE
 
 _HELP = "make keys, database and a task file"
 _DESCRIPTION = """\

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from aggregator.cli.arguments import duration_seconds
-from aggregator.key_folder import Lives
+from aggregator.keys.folder import Lives
 
 __all__ = ["add_lives", "lives_of"]
 

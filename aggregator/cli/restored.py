@@ -9,9 +9,9 @@ import time
 from aggregator.cli.arguments import add_home, home_of
 from aggregator.errors import AggregatorError
 from aggregator.home import Home
-from aggregator.key_folder import Lives, renew_descriptor
-from aggregator.serve_lock import serve_lock
-from device_sdk.wire.group_key import new_group_key
+from aggregator.keys.folder import Lives, renew_descriptor
+from aggregator.serve.serve_lock import serve_lock
+from device_sdk.wire.seal.group_key import new_group_key
 
 _HELP = "begin a new generation, after the home came back from a backup"
 _DESCRIPTION = """\
@@ -59,7 +59,7 @@ def _begin_generation(home: Home, after: int) -> None:
     generation = max(now, after + 1, store.facts.generation + 1)
     with store.database.transaction():
         store.facts.generation = generation
-        # Lives of the home that this one replaces began before: see aggregator/fence.py.
+        # Lives of the home that this one replaces began before: see aggregator/keys/fence.py.
         store.facts.started_unix_seconds = max(now, after, store.facts.started_unix_seconds or 0)
         # Another epoch than any that was used after the backup was made.
         store.secrets.add_group_key(new_group_key(generation, os.urandom))

@@ -10,7 +10,7 @@ from aggregator.cli.arguments import add_home, duration_seconds, home_of
 from aggregator.cli.lives import add_lives, lives_of
 from aggregator.errors import AggregatorError
 from aggregator.home import Home
-from aggregator.key_folder import Lives, rotate_keys, rotate_root
+from aggregator.keys.folder import Lives, rotate_keys, rotate_root
 from aggregator.store import Store
 
 _HELP = "replace the serving keys, the root key or the group key"

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import numpy as np
 
-from aggregator.assembly import World, assemble
 from aggregator.cli.arguments import add_home, home_of
-from aggregator.collector import ease_collector
-from aggregator.live import LiveView, PlainView, View
-from aggregator.metrics import serve_metrics
-from aggregator.serve_lock import serve_lock
-from aggregator.service import Service
-from aggregator.task import read_task
+from aggregator.serve.assembly import World, assemble
+from aggregator.serve.garbage import ease_collector
+from aggregator.serve.live import LiveView, PlainView, View
+from aggregator.serve.metrics import serve_metrics
+from aggregator.serve.serve_lock import serve_lock
+from aggregator.serve.service import Service
+from aggregator.task.file import read_task
 
 _HELP = "run rounds, until told to stop"
 _DESCRIPTION = """\

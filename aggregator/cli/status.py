@@ -9,10 +9,10 @@ import time
 from tabulate import tabulate
 
 from aggregator.cli.arguments import add_home, home_of, positive_int
+from aggregator.serve.amounts import ago, span
 from aggregator.store import Store
 from aggregator.store.rounds import RoundRow
-from aggregator.words import ago, span
-from device_sdk.wire.printable import printable
+from device_sdk.system.printable import printable
 
 _HELP = "show rounds, version and refusals"
 _DESCRIPTION = """\

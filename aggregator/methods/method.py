@@ -8,8 +8,8 @@ from typing import Any, Protocol, runtime_checkable
 
 from numpy.typing import NDArray
 
-from device_sdk.wire.errors import WireError
-from device_sdk.wire.exchange import Broadcast, Update
+from device_sdk.wire.arrays.exchange import Broadcast, Update
+from device_sdk.wire.codec.errors import WireError
 
 __all__ = ["Method", "Refused", "Remembering", "RoundSummary", "State", "StateError"]
 

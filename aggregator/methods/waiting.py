@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.methods.method import StateError
-from device_sdk.wire.exchange import Scalar, Update
+from device_sdk.wire.arrays.exchange import Scalar, Update
 
 __all__ = ["Waiting"]
 

@@ -13,7 +13,7 @@ from typing import Any
 from aggregator.errors import AggregatorError
 from aggregator.file_lock import FileLock
 from aggregator.store.schema import SCHEMA, SCHEMA_VERSION, STEPS, WITHOUT_ERASING
-from device_sdk.wire.durable import SQLITE_FLUSH_PRAGMAS
+from device_sdk.system.durable import SQLITE_FLUSH_PRAGMAS
 
 __all__ = ["STORE_FAILURES", "Database"]
 

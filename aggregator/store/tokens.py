@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from aggregator.store.database import Database
-from device_sdk.wire.enrolment_code import EnrolmentCode
+from device_sdk.wire.seal.enrolment_code import EnrolmentCode
 
 __all__ = ["TokenRow", "Tokens"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from aggregator.methods.scatter import initial_items
+from aggregator.methods.scatter.method import initial_items
 from benchmarks.aggregator.fleet import ITEMS, WIDTH
-from device_sdk.wire.tensors import Codec, encode_tensors
+from device_sdk.wire.arrays.tensors import Codec, encode_tensors
 
 __all__ = ["measure_downlink"]
 

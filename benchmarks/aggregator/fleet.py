@@ -10,14 +10,14 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from aggregator.home import Home
-from aggregator.key_folder import initialise
-from aggregator.service import Parts
+from aggregator.keys.folder import initialise
+from aggregator.serve.service import Parts
 from aggregator.store import Store
 from aggregator.store.devices import DeviceRow
-from device_sdk.wire.device_session import DeviceCredential
-from device_sdk.wire.exchange import Update
-from device_sdk.wire.presence import read_presence
-from device_sdk.wire.scatter_body import encode_scatter_update
+from device_sdk.methods.scatter.body import encode_scatter_update
+from device_sdk.wire.arrays.exchange import Update
+from device_sdk.wire.publish.presence import read_presence
+from device_sdk.wire.seal.device_session import DeviceCredential
 
 __all__ = [
     "BenchDevice",

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
-from aggregator.assembly import World, assemble
-from aggregator.collector import ease_collector
-from aggregator.registry import credential
-from aggregator.service import Parts
-from aggregator.task import read_task
-from aggregator.uplink import Arrived
+from aggregator.keys.registry import credential
+from aggregator.serve.assembly import World, assemble
+from aggregator.serve.garbage import ease_collector
+from aggregator.serve.service import Parts
+from aggregator.serve.uplink import Arrived
+from aggregator.task.file import read_task
 from benchmarks.aggregator.fleet import (
     BenchDevice,
     enrol_directly,
@@ -23,11 +23,11 @@ from benchmarks.aggregator.fleet import (
     scatter_body,
     shown_incarnation,
 )
-from device_sdk.wire.device_session import SessionOpening
-from device_sdk.wire.freshness import Freshness
-from device_sdk.wire.link_events import Message
-from device_sdk.wire.messages import RecordType, UpdateIdentity, Verdict, write_update
-from device_sdk.wire.topics import Topics, UpTopic
+from device_sdk.link.events import Message
+from device_sdk.wire.publish.receipts import RecordType, UpdateIdentity, Verdict, write_update
+from device_sdk.wire.publish.topics import Topics, UpTopic
+from device_sdk.wire.seal.device_session import SessionOpening
+from device_sdk.wire.seal.freshness import Freshness
 
 __all__ = ["IngestFigures", "measure_ingest"]
 

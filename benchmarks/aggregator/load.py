@@ -12,14 +12,15 @@ import numpy as np
 
 from benchmarks.aggregator.fleet import BenchDevice
 from benchmarks.aggregator.mqtt_client import MiniClient
-from device_sdk.wire.broadcast import derive_broadcast_keys, open_manifest, read_manifest_label
-from device_sdk.wire.descriptor import Descriptor
-from device_sdk.wire.device_session import DeviceCredential, DeviceSessions, SessionOpening
-from device_sdk.wire.freshness import Freshness
-from device_sdk.wire.group_key import GroupKey, find_group_key
-from device_sdk.wire.header import MessageType
-from device_sdk.wire.manifest import Manifest, read_manifest
-from device_sdk.wire.messages import (
+from device_sdk.wire.codec.header import MessageType
+from device_sdk.wire.publish.broadcast import (
+    derive_broadcast_keys,
+    open_manifest,
+    read_manifest_label,
+)
+from device_sdk.wire.publish.manifest import Manifest, read_manifest
+from device_sdk.wire.publish.presence import read_presence
+from device_sdk.wire.publish.receipts import (
     RecordType,
     UpdateIdentity,
     Verdict,
@@ -27,9 +28,12 @@ from device_sdk.wire.messages import (
     update_digest,
     write_update,
 )
-from device_sdk.wire.presence import read_presence
-from device_sdk.wire.signature import public_key
-from device_sdk.wire.topics import DownTopic, ManifestTopic, PresenceTopic, Topics, UpTopic
+from device_sdk.wire.publish.topics import DownTopic, ManifestTopic, PresenceTopic, Topics, UpTopic
+from device_sdk.wire.seal.descriptor import Descriptor
+from device_sdk.wire.seal.device_session import DeviceCredential, DeviceSessions, SessionOpening
+from device_sdk.wire.seal.freshness import Freshness
+from device_sdk.wire.seal.group_key import GroupKey, find_group_key
+from device_sdk.wire.seal.signature import public_key
 
 __all__ = ["Load"]
 

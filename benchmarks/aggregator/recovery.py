@@ -13,12 +13,12 @@ from pathlib import Path
 
 import numpy as np
 
-from aggregator.assembly import World, assemble
-from aggregator.rounds import RoundOpened
-from aggregator.task import read_task
+from aggregator.rounds.machine import RoundOpened
+from aggregator.serve.assembly import World, assemble
+from aggregator.task.file import read_task
 from benchmarks.aggregator.broker import running_mosquitto
 from benchmarks.aggregator.fleet import enrol_directly, make_bench_home, scatter_body
-from device_sdk.wire.messages import UpdateIdentity, Verdict, write_update
+from device_sdk.wire.publish.receipts import UpdateIdentity, Verdict, write_update
 
 __all__ = ["RecoveryFigures", "measure_recovery"]
 

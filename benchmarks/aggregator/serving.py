@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from aggregator.key_folder import current_descriptor
+from aggregator.keys.folder import current_descriptor
 from benchmarks.aggregator.broker import Broker, running_mosquitto
 from benchmarks.aggregator.fleet import (
     BenchDevice,

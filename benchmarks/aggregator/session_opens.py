@@ -7,14 +7,14 @@ from pathlib import Path
 
 import numpy as np
 
-from aggregator.assembly import World, assemble
-from aggregator.task import read_task
-from aggregator.uplink import Answer
+from aggregator.serve.assembly import World, assemble
+from aggregator.serve.uplink import Answer
+from aggregator.task.file import read_task
 from benchmarks.aggregator.fleet import enrol_directly, make_bench_home, shown_incarnation
-from device_sdk.wire.device_session import SessionOpening
-from device_sdk.wire.freshness import Freshness
-from device_sdk.wire.link_events import Message
-from device_sdk.wire.topics import Topics, UpTopic
+from device_sdk.link.events import Message
+from device_sdk.wire.publish.topics import Topics, UpTopic
+from device_sdk.wire.seal.device_session import SessionOpening
+from device_sdk.wire.seal.freshness import Freshness
 
 __all__ = ["measure_opens"]
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from benchmarks.aggregator.flood import FloodPlan
 from benchmarks.aggregator.process_time import cpu_seconds
 from benchmarks.aggregator.serving import Served, serving
-from device_sdk.wire.header import MessageType
-from device_sdk.wire.topics import EnrolRequestTopic, Topics, UpTopic
+from device_sdk.wire.codec.header import MessageType
+from device_sdk.wire.publish.topics import EnrolRequestTopic, Topics, UpTopic
 
 __all__ = ["KINDS", "AttackFigures", "measure_under_attack"]
 

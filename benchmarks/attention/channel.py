@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from device_sdk.wire.exchange import Attachment, Broadcast, Update
-from device_sdk.wire.tensors import Codec, decode_tensors, encode_tensors
+from device_sdk.wire.arrays.exchange import Attachment, Broadcast, Update
+from device_sdk.wire.arrays.tensors import Codec, decode_tensors, encode_tensors
 
 __all__ = ["HalfChannel"]
 

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.metrics import precision_score
 
-from aggregator.methods.attention import AttentionMethod, AttentionSettings
-from aggregator.methods.fedavg import FedAvgMethod, FedAvgSettings
+from aggregator.methods.attention.method import AttentionMethod, AttentionSettings
+from aggregator.methods.fedavg.method import FedAvgMethod, FedAvgSettings
 from aggregator.methods.method import Method
 from benchmarks.attention.channel import HalfChannel
 from benchmarks.attention.experiment import Experiment, Local
@@ -20,13 +20,13 @@ from benchmarks.attention.fleet import DeviceData, Fleet, Part, export_artifacts
 from benchmarks.attention.local_only import LocalLearner, LocalMethod
 from benchmarks.attention.outcome import Outcome, Point, Scores
 from benchmarks.simulator.simulation import Simulation, device_name
-from device_sdk.learners.attention import AttentionLearner
-from device_sdk.learners.fedavg import FedAvgLearner
-from device_sdk.learners.learner import FetchingLearner, State
-from device_sdk.learners.local_steps import predict_all
 from device_sdk.local_data import LocalData
+from device_sdk.methods.attention.learner import AttentionLearner
+from device_sdk.methods.fedavg.learner import FedAvgLearner
+from device_sdk.methods.learner import FetchingLearner, State
+from device_sdk.methods.local_steps import predict_all
 from device_sdk.trainer import Trainer
-from device_sdk.wire.exchange import Broadcast, Update
+from device_sdk.wire.arrays.exchange import Broadcast, Update
 
 __all__ = ["execute"]
 

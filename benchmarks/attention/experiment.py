@@ -7,8 +7,8 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Literal, get_args
 
-from aggregator.methods.attention import AttentionSettings
-from aggregator.methods.fedavg import FedAvgSettings
+from aggregator.methods.attention.method import AttentionSettings
+from aggregator.methods.fedavg.method import FedAvgSettings
 
 __all__ = ["DATA", "DataName", "Experiment", "Local", "Shown"]
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from aggregator.methods.falling_rate import rate_at
 from aggregator.methods.method import Method, RoundSummary, State
-from device_sdk.wire.exchange import Broadcast, Update
+from device_sdk.wire.arrays.exchange import Broadcast, Update
 
 __all__ = ["FallingRate"]
 

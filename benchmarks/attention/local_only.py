@@ -6,11 +6,11 @@ import numpy as np
 
 from aggregator.methods.method import RoundSummary, State
 from benchmarks.attention.experiment import Local
-from device_sdk.learners import learner
-from device_sdk.learners.local_steps import SampleStream
 from device_sdk.local_data import LocalData
+from device_sdk.methods import learner
+from device_sdk.methods.local_steps import SampleStream
 from device_sdk.trainer import Trainer
-from device_sdk.wire.exchange import Broadcast, Update
+from device_sdk.wire.arrays.exchange import Broadcast, Update
 
 __all__ = ["LocalLearner", "LocalMethod"]
 
@@ -26,7 +26,7 @@ class LocalLearner:
         self._stream = SampleStream(data.train, settings.batch_size, rng)
 
     def train(self, broadcast: Broadcast) -> Update:
-        """See :class:`~device_sdk.learners.learner.Learner`."""
+        """See :class:`~device_sdk.methods.learner.Learner`."""
         rate = float(broadcast.settings["learning_rate"])
         for _ in range(self._settings.steps):
             self.trainer.step(self._stream.draw(), hyper={"lr": rate})

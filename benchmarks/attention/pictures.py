@@ -18,7 +18,7 @@ from benchmarks.attention.table import BySeed, joining_accuracies
 from benchmarks.datasets.air import SUBURBS
 from benchmarks.datasets.vmnist import VARIANTS
 from benchmarks.scatter.statistics import spread
-from device_sdk.learners.attention_mixer import AttentionScores
+from device_sdk.methods.attention.mixer import AttentionScores
 from examples.attention_picture import Moment, draw_attention
 
 __all__ = ["device_groups", "draw_joining", "draw_listening", "moment_of"]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from aggregator.methods.attention import AttentionSettings
-from aggregator.methods.mixtures import MixtureSettings
+from aggregator.methods.attention.method import AttentionSettings
+from aggregator.methods.attention.mixtures import MixtureSettings
 from benchmarks.attention.experiment import DataName, Experiment, Local, Shown
-from device_sdk.wire.attention_settings import AttentionTraining
+from device_sdk.methods.attention.contract import AttentionTraining
 
 __all__ = [
     *("HEAD", "ROUNDS", "SGD_BATCH", "SGD_RATE"),

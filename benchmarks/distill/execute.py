@@ -17,7 +17,7 @@ from benchmarks.distill.outcome import GLOBAL, Outcome, Point
 from benchmarks.distill.predictions import joined_quality, predictions
 from benchmarks.recommendation.click_metrics import click_quality
 from benchmarks.simulator import Simulation
-from device_sdk.wire.tensors import Codec
+from device_sdk.wire.arrays.tensors import Codec
 
 __all__ = ["execute"]
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 from benchmarks.datasets.click import ClickSettings
-from device_sdk.wire.teacher_logits_settings import TeacherLogitsTraining
+from device_sdk.methods.teacher_logits.contract import TeacherLogitsTraining
 
 __all__ = ["Experiment", "ModelChoice", "OptimizerName"]
 

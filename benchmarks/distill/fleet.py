@@ -9,20 +9,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.methods.fedavg import FedAvgMethod, FedAvgSettings
+from aggregator.methods.fedavg.method import FedAvgMethod, FedAvgSettings
 from aggregator.methods.method import Method
-from aggregator.methods.teacher_logits import TeacherLogitsMethod
+from aggregator.methods.teacher_logits.method import TeacherLogitsMethod
 from benchmarks.datasets.click import Clicks
 from benchmarks.distill.artifacts import ArtifactShelf
 from benchmarks.distill.experiment import Experiment
 from benchmarks.distill.liars import LyingTeacher, random_claims
 from benchmarks.distill.predictions import entries_of
-from device_sdk.learners.fedavg import FedAvgLearner
-from device_sdk.learners.learner import Learner
-from device_sdk.learners.teacher_logits import TeacherLogitsLearner
 from device_sdk.local_data import LocalData
+from device_sdk.methods.fedavg.contract import FedAvgTraining
+from device_sdk.methods.fedavg.learner import FedAvgLearner
+from device_sdk.methods.learner import Learner
+from device_sdk.methods.teacher_logits.learner import TeacherLogitsLearner
 from device_sdk.trainer import Trainer
-from device_sdk.wire.fedavg_settings import FedAvgTraining
 
 __all__ = ["Fleet", "build_fleet", "whole"]
 

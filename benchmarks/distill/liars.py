@@ -7,10 +7,10 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from device_sdk.learners.learner import State
-from device_sdk.wire.exchange import Broadcast, Update
-from device_sdk.wire.label_knowledge import LabelKnowledge, encode_knowledge
-from device_sdk.wire.teacher_logits_settings import TeacherLogitsTraining
+from device_sdk.methods.learner import State
+from device_sdk.methods.teacher_logits.contract import TeacherLogitsTraining
+from device_sdk.methods.teacher_logits.label_knowledge import LabelKnowledge, encode_knowledge
+from device_sdk.wire.arrays.exchange import Broadcast, Update
 
 __all__ = ["Claims", "LyingTeacher", "last_class", "other_labels", "random_claims"]
 
@@ -25,7 +25,7 @@ class LyingTeacher:
         self._claims = claims
 
     def train(self, broadcast: Broadcast) -> Update:
-        """See :class:`device_sdk.learners.learner.Learner`."""
+        """See :class:`device_sdk.methods.learner.Learner`."""
         training = TeacherLogitsTraining.from_scalars(broadcast.settings)
         labels = np.arange(training.classes)
         claimed = np.full(training.classes, training.most_samples)

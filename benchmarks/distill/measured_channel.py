@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from benchmarks.scatter.sealed_line import SealedLine
-from device_sdk.wire import cbor
-from device_sdk.wire.broadcast import MAX_CHUNK_PAYLOAD_BYTES, Publication
-from device_sdk.wire.exchange import Attachment, Broadcast, Update
-from device_sdk.wire.group_key import new_group_key
-from device_sdk.wire.tensor_body import decode_update, encode_update
-from device_sdk.wire.tensors import Codec, decode_tensors, encode_tensors
+from device_sdk.wire.arrays.body import decode_update, encode_update
+from device_sdk.wire.arrays.exchange import Attachment, Broadcast, Update
+from device_sdk.wire.arrays.tensors import Codec, decode_tensors, encode_tensors
+from device_sdk.wire.codec import cbor
+from device_sdk.wire.publish.broadcast import MAX_CHUNK_PAYLOAD_BYTES, Publication
+from device_sdk.wire.seal.group_key import new_group_key
 
 __all__ = ["MeasuredChannel"]
 

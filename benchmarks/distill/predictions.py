@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.recommendation.click_metrics import ClickQuality, click_quality
-from device_sdk.learners.local_steps import predict_all
+from device_sdk.methods.local_steps import predict_all
 from device_sdk.trainer import Trainer
 
 __all__ = ["Predictions", "clicks_predicted", "entries_of", "joined_quality", "predictions"]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from benchmarks.distill.experiment import Experiment, ModelChoice
-from device_sdk.wire.teacher_logits_settings import TeacherLogitsTraining
+from device_sdk.methods.teacher_logits.contract import TeacherLogitsTraining
 
 __all__ = ["AFD", "BASELINE", "FLEET_ROWS", "HARDER_ROWS", "ROWS", "Row"]
 

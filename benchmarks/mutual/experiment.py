@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 
 from benchmarks.mutual.domains import Split
-from device_sdk.wire.fedavg_settings import FedAvgTraining
-from device_sdk.wire.mutual_settings import MutualTraining
+from device_sdk.methods.fedavg.contract import FedAvgTraining
+from device_sdk.methods.mutual.contract import MutualTraining
 
 __all__ = ["Experiment", "FourModels"]
 
@@ -32,7 +32,7 @@ class Experiment:
         steps: a round's, for ``alone`` and ``pooled``.
         learning_rate: for ``alone`` and ``pooled``; 0 for the artifact's.
         mutual, fedavg: settings of those methods.
-        stale_rounds: see ``aggregator.methods.mutual``.
+        stale_rounds: see ``aggregator.methods.mutual.method``.
         present: devices that take part in a round, drawn at random.
         random_device: one whose soft labels are drawn at random; -1 for none.
         update_codec: how float32 arrays travel up.

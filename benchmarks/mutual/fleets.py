@@ -8,24 +8,24 @@ from typing import Protocol
 
 import numpy as np
 
-from aggregator.methods.fedavg import FedAvgMethod, FedAvgSettings
-from aggregator.methods.mutual import MutualMethod, MutualSettings
+from aggregator.methods.fedavg.method import FedAvgMethod, FedAvgSettings
+from aggregator.methods.mutual.method import MutualMethod, MutualSettings
 from benchmarks.mutual.artifacts import ArtifactCache, Kind
 from benchmarks.mutual.domains import Domain
 from benchmarks.mutual.experiment import Experiment
 from benchmarks.mutual.measured_channel import MeasuredChannel, sealed_bytes
 from benchmarks.simulator import Simulation, device_name
 from device_sdk import Trainer
-from device_sdk.learners.fedavg import FedAvgLearner
-from device_sdk.learners.learner import State
-from device_sdk.learners.local_steps import SampleStream
-from device_sdk.learners.mutual import MutualLearner
 from device_sdk.local_data import DataSource, LocalData
-from device_sdk.wire.exchange import Broadcast, Update
-from device_sdk.wire.mutual_settings import MutualTraining
-from device_sdk.wire.public_samples import encode_samples, sample_entries
-from device_sdk.wire.soft_labels import encode_soft_labels
-from device_sdk.wire.tensors import Codec, encode_tensors
+from device_sdk.methods.fedavg.learner import FedAvgLearner
+from device_sdk.methods.learner import State
+from device_sdk.methods.local_steps import SampleStream
+from device_sdk.methods.mutual.contract import MutualTraining
+from device_sdk.methods.mutual.learner import MutualLearner
+from device_sdk.methods.mutual.public_samples import encode_samples, sample_entries
+from device_sdk.methods.mutual.soft_labels import encode_soft_labels
+from device_sdk.wire.arrays.exchange import Broadcast, Update
+from device_sdk.wire.arrays.tensors import Codec, encode_tensors
 
 __all__ = ["Fleet", "make_fleet"]
 

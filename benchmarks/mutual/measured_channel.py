@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from device_sdk.wire.envelope import HEADER_BYTES, MAX_MESSAGE_BYTES, TAG_BYTES
-from device_sdk.wire.exchange import Attachment, Broadcast, Update
-from device_sdk.wire.padding import padded_length
-from device_sdk.wire.public_samples import samples_mark
-from device_sdk.wire.task_messages import TaskTerms, write_broadcast
-from device_sdk.wire.tensor_body import decode_update, encode_update
-from device_sdk.wire.tensors import Codec, decode_tensors, encode_tensors
+from device_sdk.methods.mutual.public_samples import samples_mark
+from device_sdk.wire.arrays.body import decode_update, encode_update
+from device_sdk.wire.arrays.exchange import Attachment, Broadcast, Update
+from device_sdk.wire.arrays.tensors import Codec, decode_tensors, encode_tensors
+from device_sdk.wire.publish.task_messages import TaskTerms, write_broadcast
+from device_sdk.wire.seal.envelope import HEADER_BYTES, MAX_MESSAGE_BYTES, TAG_BYTES
+from device_sdk.wire.seal.padding import padded_length
 
 __all__ = ["MeasuredChannel"]
 

@@ -8,8 +8,8 @@ from typing import Literal
 
 from benchmarks.mutual.domains import Split
 from benchmarks.mutual.experiment import Experiment, FourModels
-from device_sdk.wire.fedavg_settings import FedAvgTraining
-from device_sdk.wire.mutual_settings import MutualTraining
+from device_sdk.methods.fedavg.contract import FedAvgTraining
+from device_sdk.methods.mutual.contract import MutualTraining
 
 __all__ = ["ROWS", "TABLES", "Paper", "Row"]
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from benchmarks.mutual.domains import Domain, everything
 from benchmarks.mutual.outcome import DeviceScore
 from device_sdk import Trainer
-from device_sdk.learners.local_steps import predict_all
+from device_sdk.methods.local_steps import predict_all
 
 __all__ = ["Scoreboard"]
 

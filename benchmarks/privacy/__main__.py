@@ -20,7 +20,7 @@ from benchmarks.progress_line import progress_line
 from benchmarks.recommendation.given_splits import load_split
 from benchmarks.recommendation.split import LeaveOneOut, hold_out_validation
 from benchmarks.scatter.full_round import open_step
-from device_sdk.learners.factor_step import FactorStep
+from device_sdk.methods.scatter.factor_step import FactorStep
 
 _RESULTS = Path(__file__).resolve().parent.parent / "results" / "privacy"
 _VALIDATION_SEED = 12345

@@ -7,10 +7,10 @@ from collections.abc import Collection
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.methods.scatter import ScatterMethod, ScatterSettings
+from aggregator.methods.scatter.method import ScatterMethod, ScatterSettings
 from benchmarks.privacy.sighting import Sighting, sight
-from device_sdk.wire.exchange import Update
-from device_sdk.wire.scatter_body import decode_scatter_update, encode_scatter_update
+from device_sdk.methods.scatter.body import decode_scatter_update, encode_scatter_update
+from device_sdk.wire.arrays.exchange import Update
 
 __all__ = ["CuriousMethod"]
 

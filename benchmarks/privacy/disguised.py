@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 
 from benchmarks.privacy.experiment import Run
-from device_sdk.learners.learner import Learner, State
-from device_sdk.wire.exchange import Broadcast, Update
+from device_sdk.methods.learner import Learner, State
+from device_sdk.wire.arrays.exchange import Broadcast, Update
 
 __all__ = ["DisguisedLearner"]
 
@@ -22,7 +22,7 @@ class DisguisedLearner:
         self._rng = rng
 
     def train(self, broadcast: Broadcast) -> Update:
-        """See :class:`~device_sdk.learners.learner.Learner`."""
+        """See :class:`~device_sdk.methods.learner.Learner`."""
         update = self._learner.train(broadcast)
         values = update.tensors["values"]
         lengths = np.linalg.norm(values, axis=1, keepdims=True)

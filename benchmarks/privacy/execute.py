@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.methods.scatter import initial_items
+from aggregator.methods.scatter.method import initial_items
 from benchmarks.privacy.curious import CuriousMethod
 from benchmarks.privacy.disguised import DisguisedLearner
 from benchmarks.privacy.experiment import Run
@@ -18,8 +18,8 @@ from benchmarks.recommendation.metrics import quality, sampled_ranks
 from benchmarks.recommendation.split import LeaveOneOut
 from benchmarks.scatter.measured_channel import MeasuredChannel
 from benchmarks.simulator import Simulation, device_name, mixed_columns, scatter_fleet
-from device_sdk.learners.factor_step import FactorStep
-from device_sdk.learners.scatter import ScatterLearner
+from device_sdk.methods.scatter.factor_step import FactorStep
+from device_sdk.methods.scatter.learner import ScatterLearner
 
 __all__ = ["SILENT_ROUNDS", "execute"]
 

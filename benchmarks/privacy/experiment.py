@@ -10,7 +10,7 @@ from typing import Literal
 
 from benchmarks.scatter.experiment import Experiment
 from benchmarks.scatter.presets import preset
-from device_sdk.learners.pool import PoolSettings
+from device_sdk.methods.scatter.pool import PoolSettings
 
 __all__ = ["DEFAULT", "ROWS", "Disguise", "Row", "Run", "run_of"]
 

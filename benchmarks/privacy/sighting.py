@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from device_sdk.wire.exchange import Update
+from device_sdk.wire.arrays.exchange import Update
 
 __all__ = ["Sighting", "sight"]
 

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.robust.attacks import Attack
-from device_sdk.learners.learner import Learner, State
-from device_sdk.wire.exchange import Broadcast, Update
+from device_sdk.methods.learner import Learner, State
+from device_sdk.wire.arrays.exchange import Broadcast, Update
 
 __all__ = ["AnyValue"]
 
@@ -43,7 +43,7 @@ class AnyValue:
         self._signs: dict[str, NDArray[Any]] = {}
 
     def train(self, broadcast: Broadcast) -> Update:
-        """See :class:`device_sdk.learners.learner.Learner`."""
+        """See :class:`device_sdk.methods.learner.Learner`."""
         update = self._honest.train(broadcast)
         if self._attack == "opposite":
             tensors = {name: self._opposite(array) for name, array in update.tensors.items()}
@@ -59,7 +59,7 @@ class AnyValue:
         return self._honest.state()
 
     def restore(self, state: State) -> None:
-        """See :class:`device_sdk.learners.learner.Learner`."""
+        """See :class:`device_sdk.methods.learner.Learner`."""
         self._honest.restore(state)
 
     def _opposite(self, array: NDArray[Any]) -> NDArray[Any]:

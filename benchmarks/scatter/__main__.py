@@ -22,7 +22,7 @@ from benchmarks.scatter.full_round import measure_full_round, open_step
 from benchmarks.scatter.outcome import Outcome, OutcomeStore
 from benchmarks.scatter.presets import ROWS, preset
 from benchmarks.scatter.table import by_class_table, quality_table
-from device_sdk.learners.factor_step import FactorStep
+from device_sdk.methods.scatter.factor_step import FactorStep
 
 _RESULTS = Path(__file__).resolve().parent.parent / "results" / "scatter"
 # Of the validation items and their negatives: the same for every setting that is compared.

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from aggregator.methods.scatter import ScatterMethod, initial_items
+from aggregator.methods.scatter.method import ScatterMethod, initial_items
 from benchmarks.scatter.experiment import Experiment
 from benchmarks.scatter.measured_channel import WIRE_CODECS
-from device_sdk.wire.broadcast import Publication
-from device_sdk.wire.chunk_set import seal_chunks
-from device_sdk.wire.group_key import new_group_key
-from device_sdk.wire.manifest import Manifest, write_manifest
-from device_sdk.wire.task_messages import TaskTerms, write_broadcast
+from device_sdk.wire.publish.broadcast import Publication
+from device_sdk.wire.publish.chunk_set import seal_chunks
+from device_sdk.wire.publish.manifest import Manifest, write_manifest
+from device_sdk.wire.publish.task_messages import TaskTerms, write_broadcast
+from device_sdk.wire.seal.group_key import new_group_key
 
 __all__ = ["published_bytes"]
 

@@ -7,8 +7,8 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
-from aggregator.methods.scatter import ScatterSettings
-from device_sdk.learners.pool import PoolSettings
+from aggregator.methods.scatter.method import ScatterSettings
+from device_sdk.methods.scatter.pool import PoolSettings
 
 __all__ = ["METHOD_REVISION", "BroadcastCodec", "Experiment", "UpdateCodec"]
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
-from aggregator.methods.scatter import ScatterMethod, initial_items
+from aggregator.methods.scatter.method import ScatterMethod, initial_items
 from benchmarks.recommendation.given_splits import load_split
 from benchmarks.simulator import Simulation, scatter_fleet
 from device_sdk.factorisation import packaged_artifact
-from device_sdk.learners.factor_step import FactorStep, TrainerStep
+from device_sdk.methods.scatter.factor_step import FactorStep, TrainerStep
 from device_sdk.trainer import Trainer
 
 __all__ = ["measure_full_round", "open_step"]

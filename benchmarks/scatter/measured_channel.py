@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 
 from benchmarks.scatter.experiment import BroadcastCodec, UpdateCodec
 from benchmarks.scatter.sealed_line import SealedLine
-from device_sdk.wire.exchange import Attachment, Broadcast, Update
-from device_sdk.wire.scatter_body import decode_scatter_update, encode_scatter_update
-from device_sdk.wire.task_messages import BROADCAST_CODECS
-from device_sdk.wire.tensors import decode_tensors, encode_tensors
+from device_sdk.methods.scatter.body import decode_scatter_update, encode_scatter_update
+from device_sdk.wire.arrays.exchange import Attachment, Broadcast, Update
+from device_sdk.wire.arrays.tensors import decode_tensors, encode_tensors
+from device_sdk.wire.publish.task_messages import BROADCAST_CODECS
 
 __all__ = ["WIRE_CODECS", "MeasuredChannel"]
 

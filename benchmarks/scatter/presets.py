@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from aggregator.methods.scatter import ScatterSettings
+from aggregator.methods.scatter.method import ScatterSettings
 from aggregator.methods.server_optimizer import OptimizerSettings
 from benchmarks.scatter.experiment import Experiment
-from device_sdk.learners.pool import PoolSettings
-from device_sdk.wire.scatter_settings import ScatterTraining
+from device_sdk.methods.scatter.contract import ScatterTraining
+from device_sdk.methods.scatter.pool import PoolSettings
 
 __all__ = ["BASELINE", "CLASSES", "ROWS", "Row", "preset"]
 

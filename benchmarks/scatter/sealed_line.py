@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from device_sdk.wire.chunks import PART_BYTES, Reassembler, split
-from device_sdk.wire.messages import RecordType, Update, UpdateIdentity, read_update, write_update
-from device_sdk.wire.session import End, Session, derive_session_keys
+from device_sdk.wire.publish.chunks import PART_BYTES, Reassembler, split
+from device_sdk.wire.publish.receipts import (
+    RecordType,
+    Update,
+    UpdateIdentity,
+    read_update,
+    write_update,
+)
+from device_sdk.wire.seal.session import End, Session, derive_session_keys
 
 __all__ = ["SealedLine"]
 

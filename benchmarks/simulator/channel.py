@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from device_sdk.wire.exchange import Attachment, Broadcast, Update
+from device_sdk.wire.arrays.exchange import Attachment, Broadcast, Update
 
 __all__ = ["Channel", "DirectChannel"]
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from device_sdk.learners.factor_step import FactorStep
-from device_sdk.learners.pool import PoolSettings
-from device_sdk.learners.scatter import ScatterLearner
+from device_sdk.methods.scatter.factor_step import FactorStep
+from device_sdk.methods.scatter.learner import ScatterLearner
+from device_sdk.methods.scatter.pool import PoolSettings
 
 __all__ = ["FixedInteractions", "mixed_columns", "scatter_fleet"]
 
@@ -17,7 +17,7 @@ Rows = NDArray[np.int64]
 
 
 class FixedInteractions:
-    """Interactions that never change; see :class:`device_sdk.learners.scatter.LocalPositives`."""
+    """Interactions that never change; see ``LocalPositives`` of the scatter learner."""
 
     def __init__(self, positives: Sequence[Rows]) -> None:
         self._positives = tuple(positives)

@@ -9,8 +9,8 @@ import numpy as np
 
 from aggregator.methods.method import Method, Refused, RoundSummary
 from benchmarks.simulator.channel import Channel, DirectChannel
-from device_sdk.learners.learner import FetchingLearner, Learner, LearnerError, ReceiptLearner
-from device_sdk.wire.exchange import Broadcast
+from device_sdk.methods.learner import FetchingLearner, Learner, LearnerError, ReceiptLearner
+from device_sdk.wire.arrays.exchange import Broadcast
 
 __all__ = ["Simulation", "device_name"]
 

@@ -10,7 +10,6 @@ from typing import Literal
 
 import numpy as np
 
-from device_sdk.capability.clock import Clock, MonotonicClock
 from device_sdk.capability.machine import Machine, describe_machine
 from device_sdk.capability.matmul import MatmulWorkload
 from device_sdk.capability.search import Found, find_largest_k
@@ -18,6 +17,7 @@ from device_sdk.capability.stopwatch import BlockSize, Measurement, Stopwatch
 from device_sdk.capability.throttle import checked_slowdown
 from device_sdk.capability.train_step import TrainStepWorkload
 from device_sdk.capability.workload import Workload
+from device_sdk.system.clock import Clock, MonotonicClock
 
 Method = Literal["train_step", "matmul"]
 WhenNoneFits = Literal["one", "decline"]

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from device_sdk.capability.clock import Clock
 from device_sdk.capability.throttle import checked_slowdown, timed
 from device_sdk.capability.workload import Workload
+from device_sdk.system.clock import Clock
 
 # A first impression runs this share of the work, so that a step longer than the whole time box is
 # noticed before it is started: a running step cannot be interrupted.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from device_sdk.capability.clock import Clock
+from device_sdk.system.clock import Clock
 
 
 def checked_slowdown(slowdown: float) -> float:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from device_sdk.cli import bench, join, recommend, run, status, train, trust
 from device_sdk.cli.errors import CommandError
 from device_sdk.errors import ArtifactError, DeviceError
-from device_sdk.wire.printable import printable
+from device_sdk.system.printable import printable
 
 _DESCRIPTION = """\
 Runs on the device. join, run, status, recommend and trust belong to a fleet: the device learns with

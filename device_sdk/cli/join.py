@@ -12,7 +12,7 @@ from device_sdk.cli.enrolment_code import add_code, code_of
 from device_sdk.cli.errors import CommandError
 from device_sdk.cli.home_option import add_home
 from device_sdk.device import Device
-from device_sdk.wire.broker_url import TlsFiles, parse_broker_url
+from device_sdk.link.broker_url import TlsFiles, parse_broker_url
 
 _DESCRIPTION = """\
 Enrols this device with a fleet's aggregator, through the fleet's MQTT broker. The identity is made

@@ -10,7 +10,7 @@ from tabulate import tabulate
 from device_sdk.cli.arguments import positive_int
 from device_sdk.cli.home_option import add_home
 from device_sdk.device import Device
-from device_sdk.wire.printable import printable
+from device_sdk.system.printable import printable
 
 _DESCRIPTION = """\
 Recommends what a local user has not touched yet, from the last round that this device trained.

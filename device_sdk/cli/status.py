@@ -12,7 +12,7 @@ from tabulate import tabulate
 from device_sdk.cli.home_option import add_home
 from device_sdk.device import Device
 from device_sdk.status import DeviceStatus
-from device_sdk.wire.printable import printable
+from device_sdk.system.printable import printable
 
 _DESCRIPTION = """\
 Shows a device's identity, its data, its last round and what waits to be sent. Reads the home folder

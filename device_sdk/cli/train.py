@@ -18,7 +18,7 @@ from device_sdk.errors import NonFiniteStep
 from device_sdk.factorisation import packaged_artifact
 from device_sdk.interactions import Interactions, InteractionsError, read_interactions
 from device_sdk.local_factorisation import LocalFactorisation, LocalSettings
-from device_sdk.wire.printable import printable
+from device_sdk.system.printable import printable
 
 _DEFAULT_K = 16
 _LINES = 10

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from device_sdk.home.errors import HomeBroken
-from device_sdk.wire.durable import SQLITE_FLUSH_PRAGMAS
+from device_sdk.system.durable import SQLITE_FLUSH_PRAGMAS
 
 __all__ = ["SCHEMA_VERSION", "Database"]
 

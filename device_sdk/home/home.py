@@ -13,14 +13,14 @@ from device_sdk.home.attachment_store import AttachmentStore
 from device_sdk.home.database import Database
 from device_sdk.home.errors import HomeBroken, HomeError, NotEnrolled
 from device_sdk.home.interaction_store import InteractionStore
-from device_sdk.home.lock import HomeLock
 from device_sdk.home.membership import MembershipStore
 from device_sdk.home.model_store import ModelStore
 from device_sdk.home.request_counter import RequestCounter
 from device_sdk.home.round_store import RoundStore
-from device_sdk.runtime.atomic_file import write_atomically
-from device_sdk.wire.errors import WireError
-from device_sdk.wire.keys import KeyKind, generate, read_key, signing_key, write_key
+from device_sdk.system.atomic_file import write_atomically
+from device_sdk.system.lock import HomeLock
+from device_sdk.wire.codec.errors import WireError
+from device_sdk.wire.seal.keys import KeyKind, generate, read_key, signing_key, write_key
 
 __all__ = ["Home"]
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_sdk.home.database import Database
-from device_sdk.wire.catalogue import MOST_ID_BYTES
+from device_sdk.wire.publish.catalogue import MOST_ID_BYTES
 
 __all__ = ["InteractionStore"]
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from device_sdk.home.database import Database
-from device_sdk.wire.broker_url import TlsFiles
-from device_sdk.wire.descriptor import Descriptor, DescriptorSeen, read_descriptor
-from device_sdk.wire.enrolment_message import Grant
+from device_sdk.link.broker_url import TlsFiles
+from device_sdk.wire.seal.descriptor import Descriptor, DescriptorSeen, read_descriptor
+from device_sdk.wire.seal.enrolment_message import Grant
 
 __all__ = ["Membership", "MembershipStore"]
 

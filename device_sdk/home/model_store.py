@@ -10,8 +10,8 @@ from typing import Any
 from numpy.typing import NDArray
 
 from device_sdk.home.database import Database
-from device_sdk.wire.catalogue import NO_CATALOGUE
-from device_sdk.wire.tensors import Codec, TensorLimits, decode_tensors, encode_tensors
+from device_sdk.wire.arrays.tensors import Codec, TensorLimits, decode_tensors, encode_tensors
+from device_sdk.wire.publish.catalogue import NO_CATALOGUE
 
 __all__ = ["CapabilityRow", "ModelStore", "StoredModel"]
 

@@ -7,8 +7,8 @@ from enum import Enum
 from typing import Any
 
 from device_sdk.home.database import Database
-from device_sdk.wire.manifest import Manifest, Mark
-from device_sdk.wire.messages import Receipt, UpdateIdentity, Verdict
+from device_sdk.wire.publish.manifest import Manifest, Mark
+from device_sdk.wire.publish.receipts import Receipt, UpdateIdentity, Verdict
 
 __all__ = ["Outcome", "OutboxRow", "Participation", "RoundStore"]
 

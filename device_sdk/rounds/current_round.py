@@ -15,18 +15,18 @@ from device_sdk.home.home import Home
 from device_sdk.home.membership import Membership
 from device_sdk.home.round_store import Outcome
 from device_sdk.rounds.actions import Actions
-from device_sdk.rounds.array_learners import RECEIPT_METHODS
-from device_sdk.rounds.artifact_wishes import ArtifactWishes
+from device_sdk.rounds.commit import commit_round, participation, read_model
 from device_sdk.rounds.intake import Accepted
-from device_sdk.rounds.job import Declined, TrainedRound, TrainingJob
 from device_sdk.rounds.open_round import OpenRound
 from device_sdk.rounds.pace import Pace
-from device_sdk.rounds.round_commit import commit_round, participation, read_model
 from device_sdk.rounds.sender import Sender
-from device_sdk.rounds.session_keeper import SessionKeeper
-from device_sdk.wire.errors import WireError
-from device_sdk.wire.manifest import Manifest
-from device_sdk.wire.topics import Topics
+from device_sdk.rounds.session import SessionKeeper
+from device_sdk.train.array_learners import RECEIPT_METHODS
+from device_sdk.train.artifact_wishes import ArtifactWishes
+from device_sdk.train.job import Declined, TrainedRound, TrainingJob
+from device_sdk.wire.codec.errors import WireError
+from device_sdk.wire.publish.manifest import Manifest
+from device_sdk.wire.publish.topics import Topics
 
 __all__ = ["CurrentRound"]
 

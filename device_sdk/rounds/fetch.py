@@ -7,17 +7,21 @@ from typing import Protocol
 
 import numpy as np
 
+from device_sdk.link.backoff import Backoff
 from device_sdk.rounds.actions import Actions
 from device_sdk.rounds.pace import Pace
-from device_sdk.rounds.session_keeper import SessionKeeper
-from device_sdk.wire.backoff import Backoff
-from device_sdk.wire.broadcast import derive_broadcast_keys, open_manifest, read_manifest_label
-from device_sdk.wire.chunk_set import ChunkSet
-from device_sdk.wire.content import HEAD_INDEX, ContentKind, read_content_head
-from device_sdk.wire.errors import WireError
-from device_sdk.wire.group_key import GroupKey
-from device_sdk.wire.manifest import Manifest
-from device_sdk.wire.topics import ChunkTopic, Topics
+from device_sdk.rounds.session import SessionKeeper
+from device_sdk.wire.codec.errors import WireError
+from device_sdk.wire.publish.broadcast import (
+    derive_broadcast_keys,
+    open_manifest,
+    read_manifest_label,
+)
+from device_sdk.wire.publish.chunk_set import ChunkSet
+from device_sdk.wire.publish.content import HEAD_INDEX, ContentKind, read_content_head
+from device_sdk.wire.publish.manifest import Manifest
+from device_sdk.wire.publish.topics import ChunkTopic, Topics
+from device_sdk.wire.seal.group_key import GroupKey
 
 __all__ = ["BroadcastFetch", "ContentFetch", "Fetch", "Retry"]
 

@@ -12,10 +12,14 @@ from device_sdk.home.membership import Membership
 from device_sdk.home.round_store import RoundStore
 from device_sdk.rounds.fetch import Retry
 from device_sdk.rounds.pace import Pace
-from device_sdk.rounds.session_keeper import SessionKeeper
-from device_sdk.wire.broadcast import derive_broadcast_keys, open_manifest, read_manifest_label
-from device_sdk.wire.errors import WireError
-from device_sdk.wire.manifest import Manifest, Order, order, read_manifest, selected
+from device_sdk.rounds.session import SessionKeeper
+from device_sdk.wire.codec.errors import WireError
+from device_sdk.wire.publish.broadcast import (
+    derive_broadcast_keys,
+    open_manifest,
+    read_manifest_label,
+)
+from device_sdk.wire.publish.manifest import Manifest, Order, order, read_manifest, selected
 
 __all__ = ["Accepted", "ManifestIntake"]
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from device_sdk.home.membership import Membership
-from device_sdk.wire.cohort_key import unwrap_cohort_key
-from device_sdk.wire.errors import WireError
-from device_sdk.wire.manifest import Manifest
-from device_sdk.wire.task_terms import OfferedAttachment, TaskTerms
+from device_sdk.wire.codec.errors import WireError
+from device_sdk.wire.publish.manifest import Manifest
+from device_sdk.wire.publish.terms import OfferedAttachment, TaskTerms
+from device_sdk.wire.seal.cohort_key import unwrap_cohort_key
 
 __all__ = ["Offer", "read_offer"]
 

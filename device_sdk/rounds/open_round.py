@@ -11,27 +11,27 @@ import numpy as np
 
 from device_sdk.home.home import Home
 from device_sdk.home.membership import Membership
-from device_sdk.learners.learner import LearnerError
+from device_sdk.methods.learner import LearnerError
 from device_sdk.rounds.actions import Actions
-from device_sdk.rounds.artifact_wishes import ArtifactWishes
 from device_sdk.rounds.fetch import BroadcastFetch, ContentFetch, Fetch, Retry
-from device_sdk.rounds.job import LocalArtifact, TrainingJob
 from device_sdk.rounds.offer import Offer, read_offer
 from device_sdk.rounds.pace import Pace
-from device_sdk.rounds.session_keeper import SessionKeeper
-from device_sdk.wire.artifact_bundle import unpack_artifact
-from device_sdk.wire.catalogue import NO_CATALOGUE, Catalogue, read_catalogue
-from device_sdk.wire.content import ContentKind
-from device_sdk.wire.errors import WireError
-from device_sdk.wire.exchange import Attachment, Broadcast
-from device_sdk.wire.manifest import Manifest
-from device_sdk.wire.task_messages import (
+from device_sdk.rounds.session import SessionKeeper
+from device_sdk.train.artifact_wishes import ArtifactWishes
+from device_sdk.train.job import LocalArtifact, TrainingJob
+from device_sdk.wire.arrays.exchange import Attachment, Broadcast
+from device_sdk.wire.codec.errors import WireError
+from device_sdk.wire.publish.artifact_bundle import unpack_artifact
+from device_sdk.wire.publish.catalogue import NO_CATALOGUE, Catalogue, read_catalogue
+from device_sdk.wire.publish.content import ContentKind
+from device_sdk.wire.publish.manifest import Manifest
+from device_sdk.wire.publish.task_messages import (
     OfferedArtifact,
     TaskTerms,
     read_attachment,
     read_broadcast,
 )
-from device_sdk.wire.topics import Topics
+from device_sdk.wire.publish.topics import Topics
 
 __all__ = ["NO_ARTIFACT", "OpenRound"]
 

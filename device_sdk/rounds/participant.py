@@ -14,20 +14,20 @@ from device_sdk.home.home import Home
 from device_sdk.home.membership import Membership
 from device_sdk.home.round_store import Outcome
 from device_sdk.rounds.actions import Actions
-from device_sdk.rounds.artifact_wishes import ArtifactWishes
 from device_sdk.rounds.current_round import CurrentRound
 from device_sdk.rounds.intake import ManifestIntake
-from device_sdk.rounds.job import TrainedRound, TrainingJob
 from device_sdk.rounds.outbox_limit import OutboxLimit
 from device_sdk.rounds.pace import Pace
 from device_sdk.rounds.refusals import Refusals
 from device_sdk.rounds.sender import Sender
-from device_sdk.rounds.session_keeper import SessionKeeper
-from device_sdk.wire.errors import WireError
-from device_sdk.wire.header import FIRST_ENVELOPE_TYPE, MessageType
-from device_sdk.wire.manifest import Manifest
-from device_sdk.wire.messages import RecordType, read_receipt
-from device_sdk.wire.topics import (
+from device_sdk.rounds.session import SessionKeeper
+from device_sdk.train.artifact_wishes import ArtifactWishes
+from device_sdk.train.job import TrainedRound, TrainingJob
+from device_sdk.wire.codec.errors import WireError
+from device_sdk.wire.codec.header import FIRST_ENVELOPE_TYPE, MessageType
+from device_sdk.wire.publish.manifest import Manifest
+from device_sdk.wire.publish.receipts import RecordType, read_receipt
+from device_sdk.wire.publish.topics import (
     ChunkTopic,
     DescriptorTopic,
     DownTopic,

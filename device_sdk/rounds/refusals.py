@@ -6,7 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Mapping
 
-from device_sdk.wire.errors import WireError
+from device_sdk.wire.codec.errors import WireError
 
 __all__ = ["Refusals"]
 

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from device_sdk.home.round_store import OutboxRow, RoundStore
+from device_sdk.link.backoff import Backoff
 from device_sdk.rounds.actions import Actions
 from device_sdk.rounds.outbox_limit import OutboxLimit
 from device_sdk.rounds.pace import Pace
-from device_sdk.rounds.session_keeper import SessionKeeper
-from device_sdk.wire.backoff import Backoff
-from device_sdk.wire.chunks import PART_BYTES, split
-from device_sdk.wire.errors import WireError
-from device_sdk.wire.messages import Receipt, RecordType, write_update
+from device_sdk.rounds.session import SessionKeeper
+from device_sdk.wire.codec.errors import WireError
+from device_sdk.wire.publish.chunks import PART_BYTES, split
+from device_sdk.wire.publish.receipts import Receipt, RecordType, write_update
 
 __all__ = ["Sender"]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from aggregator.home import Home
 from aggregator.store import Store
 from aggregator.store.rounds import RoundRow
-from device_sdk.wire.catalogue import Catalogue
+from device_sdk.wire.publish.catalogue import Catalogue
 from examples.fleet.child import REPOSITORY, Child
 from examples.fleet.errors import FleetError
 from examples.fleet.training import DECAY, SERVER_RATE, SPREAD, TRAINING

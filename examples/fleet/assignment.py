@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.recommendation.split import LeaveOneOut
-from device_sdk.runtime.atomic_file import write_atomically
+from device_sdk.system.atomic_file import write_atomically
 
 __all__ = [
     "AssignedDevice",

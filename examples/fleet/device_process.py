@@ -22,7 +22,7 @@ import time
 
 from device_sdk.errors import DeviceError
 from device_sdk.home.errors import HomeLocked
-from device_sdk.home.lock import HomeLock
+from device_sdk.system.lock import HomeLock
 from examples.fleet.assignment import Assignment, read_assignment, read_verdicts
 from examples.fleet.held_device import HeldDevice
 from examples.fleet.journal import Enrolled, JournalWriter, Trouble

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from device_sdk.wire.catalogue import Catalogue
+from device_sdk.wire.publish.catalogue import Catalogue
 from examples.fleet.aggregator import FleetSettings, make_aggregator, serving
 from examples.fleet.assignment import AssignedDevice, AssignedUser, Assignment
 from examples.fleet.broker import running_broker

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from device_sdk.runtime.atomic_file import write_atomically
+from device_sdk.system.atomic_file import write_atomically
 from examples.fleet.charts import Bar, Line, Strip, bar_chart, line_chart, strip_chart
 from examples.fleet.journal import UserShown
 from examples.fleet.plan import CLASSES, HEADROOM, TIMED_PER_CLASS

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from device_sdk.wire.scatter_settings import ScatterTraining
+from device_sdk.methods.scatter.contract import ScatterTraining
 
 __all__ = ["DECAY", "SERVER_RATE", "SPREAD", "TRAINING"]
 

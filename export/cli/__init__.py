@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from device_sdk.artifact import ArtifactError
-from device_sdk.wire.printable import printable_lines
+from device_sdk.system.printable import printable_lines
 from export.cli import build, click, image, inspect, mf, operators
 from export.errors import ExportError
 

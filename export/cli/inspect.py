@@ -11,7 +11,7 @@ from typing import Any
 from tabulate import tabulate
 
 from device_sdk.artifact import Artifact, Port, load_artifact
-from device_sdk.wire.printable import printable_lines
+from device_sdk.system.printable import printable_lines
 
 
 def add_to(commands: Any) -> None:

@@ -10,7 +10,7 @@ import pytest
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 import device_sdk.wire
-from device_sdk.wire import hpke
+from device_sdk.wire.seal import hpke
 
 __all__ = ["NonceLedger", "modules_that_seal"]
 

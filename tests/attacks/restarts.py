@@ -18,15 +18,15 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from aggregator.invitation import make_codes
+from aggregator.keys.invitation import make_codes
 from aggregator.methods.method import Method
-from aggregator.methods.scatter import ScatterSettings
+from aggregator.methods.scatter.method import ScatterSettings
 from device_sdk.artifact import Artifact
 from device_sdk.rounds.pace import Pace
-from device_sdk.wire.enrolment import EnrolmentAttempt
-from device_sdk.wire.exchange import Attachment, Broadcast
-from device_sdk.wire.freshness import Freshness
-from device_sdk.wire.topics import EnrolRequestTopic
+from device_sdk.wire.arrays.exchange import Attachment, Broadcast
+from device_sdk.wire.publish.topics import EnrolRequestTopic
+from device_sdk.wire.seal.enrolment import EnrolmentAttempt
+from device_sdk.wire.seal.freshness import Freshness
 from tests.attacks.nonce_ledger import NonceLedger
 from tests.attacks.stage import Stage
 from tests.faults.known import WIDTH, KnownBinding, KnownSums
@@ -83,7 +83,7 @@ def make_restart_stage(folder: Path) -> Stage:
         def build(
             self, items: int, rng: np.random.Generator, artifacts: Sequence[Artifact] = ()
         ) -> Method:
-            """See :class:`~aggregator.bindings.binding.Binding`."""
+            """See :class:`~aggregator.methods.binding.Binding`."""
             return _Attaching(items, self.settings, members)
 
     stage = Stage(folder, 2, _ROUND, pace=_PACE, binding=Binding())

@@ -6,7 +6,7 @@ import threading
 from collections import Counter, deque
 from dataclasses import dataclass
 
-from device_sdk.wire.link_events import (
+from device_sdk.link.events import (
     Connected,
     Delivery,
     Disconnected,
@@ -15,7 +15,7 @@ from device_sdk.wire.link_events import (
     Outcome,
     ServerLimits,
 )
-from device_sdk.wire.mqtt_version import MqttVersion
+from device_sdk.link.mqtt_version import MqttVersion
 
 __all__ = ["AGGREGATOR", "Parcel", "SimulatedBroker", "StandInLink"]
 
@@ -108,13 +108,13 @@ class StandInLink:
         self._events.append(Message(parcel.topic, parcel.payload, parcel.retained))
 
     def events(self, most: int = 1 << 30, timeout_seconds: float | None = None) -> list[Event]:
-        """See :class:`~device_sdk.wire.link.Link`."""
+        """See :class:`~device_sdk.link.link.Link`."""
         return [self._events.popleft() for _ in range(min(most, len(self._events)))]
 
     def publish(
         self, topic: str, payload: bytes, *, retain: bool = False, qos: int = 1
     ) -> Delivery:
-        """See :class:`~device_sdk.wire.link.Link`; acknowledged at once."""
+        """See :class:`~device_sdk.link.link.Link`; acknowledged at once."""
         if self.connected:
             self._broker.publish(topic, payload, retain=retain)
         delivery = Delivery(topic, payload, qos, retain, self._done)
@@ -122,11 +122,11 @@ class StandInLink:
         return delivery
 
     def take_refused(self) -> Counter[bytes]:
-        """See :class:`~aggregator.broker_links.BrokerLinks`."""
+        """See :class:`~aggregator.serve.broker_links.BrokerLinks`."""
         return Counter()
 
     def stop(self, *, flush_seconds: float = 0.0, timeout_seconds: float = 5.0) -> bool:
-        """See :class:`~device_sdk.wire.link.Link`."""
+        """See :class:`~device_sdk.link.link.Link`."""
         return True
 
 

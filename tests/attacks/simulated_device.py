@@ -10,9 +10,9 @@ import numpy as np
 from device_sdk.home.home import Home
 from device_sdk.home.round_store import Participation
 from device_sdk.rounds.actions import Publish, Subscribe, Unsubscribe
-from device_sdk.rounds.job import TrainedRound, TrainingJob
 from device_sdk.rounds.pace import Pace
 from device_sdk.rounds.participant import Participant
+from device_sdk.train.job import TrainedRound, TrainingJob
 from tests.attacks.simulated_broker import Parcel, SimulatedBroker
 from tests.faults.known import WIDTH, known_body
 

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import numpy as np
 
-from aggregator.assembly import World, assemble
-from aggregator.bindings import Binding
 from aggregator.cli import main
-from aggregator.outgoing import Outgoing
-from aggregator.service import Service
+from aggregator.methods.table import Binding
+from aggregator.serve.assembly import World, assemble
+from aggregator.serve.outgoing import Outgoing
+from aggregator.serve.service import Service
 from aggregator.store import Database, Store
-from aggregator.task import read_task
+from aggregator.task.file import read_task
 from device_sdk.rounds.pace import Pace
-from device_sdk.wire.presence import read_presence
-from device_sdk.wire.topics import (
+from device_sdk.wire.publish.presence import read_presence
+from device_sdk.wire.publish.topics import (
     DescriptorTopic,
     EnrolRequestTopic,
     PresenceTopic,

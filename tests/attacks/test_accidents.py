@@ -14,13 +14,13 @@ import pytest
 
 from aggregator.errors import AggregatorError
 from aggregator.methods.method import Method
-from aggregator.rounds import RoundOpened
+from aggregator.rounds.machine import RoundOpened
 from aggregator.store import Database
 from device_sdk.artifact import Artifact
 from device_sdk.rounds.pace import Pace
-from device_sdk.wire.exchange import Update
-from device_sdk.wire.messages import RecordType, UpdateIdentity, write_update
-from device_sdk.wire.topics import DownTopic, PresenceTopic
+from device_sdk.wire.arrays.exchange import Update
+from device_sdk.wire.publish.receipts import RecordType, UpdateIdentity, write_update
+from device_sdk.wire.publish.topics import DownTopic, PresenceTopic
 from tests.attacks.conftest import MakeStage
 from tests.attacks.simulated_broker import AGGREGATOR, Parcel
 from tests.attacks.simulated_device import SimulatedDevice
@@ -316,7 +316,7 @@ class _BrittleBinding(KnownBinding):
     def build(
         self, items: int, rng: np.random.Generator, artifacts: Sequence[Artifact] = ()
     ) -> Method:
-        """See :class:`~aggregator.bindings.binding.Binding`."""
+        """See :class:`~aggregator.methods.binding.Binding`."""
         return _Brittle(np.zeros((items, self.columns), np.float32), self.settings)
 
 

@@ -8,18 +8,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from aggregator.bindings import Binding
-from aggregator.bindings.array_binding import ArrayBinding
-from aggregator.bindings.scatter import ScatterBinding
-from aggregator.methods.fedavg import FedAvgMethod, FedAvgSettings
-from aggregator.methods.scatter import ScatterSettings
+from aggregator.methods.array_binding import ArrayBinding
+from aggregator.methods.fedavg.method import FedAvgMethod, FedAvgSettings
+from aggregator.methods.scatter.binding import ScatterBinding
+from aggregator.methods.scatter.method import ScatterSettings
 from aggregator.methods.server_optimizer import OptimizerSettings
-from aggregator.publisher import Publisher
+from aggregator.methods.table import Binding
+from aggregator.publish.publisher import Publisher
 from device_sdk.artifact import Artifact
-from device_sdk.wire.exchange import Broadcast, Update
-from device_sdk.wire.scatter_body import encode_scatter_update
-from device_sdk.wire.tensor_body import encode_update
-from device_sdk.wire.tensors import Codec
+from device_sdk.methods.scatter.body import encode_scatter_update
+from device_sdk.wire.arrays.body import encode_update
+from device_sdk.wire.arrays.exchange import Broadcast, Update
+from device_sdk.wire.arrays.tensors import Codec
 from tests.attacks.conftest import MakeStage
 from tests.attacks.stage import Stage
 from tests.faults.known import ITEMS, WIDTH

@@ -13,12 +13,12 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from aggregator.methods.method import Method
 from device_sdk.artifact import Artifact
-from device_sdk.wire.broadcast import Publication, derive_broadcast_keys, open_manifest
-from device_sdk.wire.chunk_set import seal_chunks
-from device_sdk.wire.group_key import GroupKey
-from device_sdk.wire.manifest import Manifest, read_manifest, write_manifest
-from device_sdk.wire.signature import public_key
-from device_sdk.wire.topics import ChunkTopic, DescriptorTopic, ManifestTopic, PresenceTopic
+from device_sdk.wire.publish.broadcast import Publication, derive_broadcast_keys, open_manifest
+from device_sdk.wire.publish.chunk_set import seal_chunks
+from device_sdk.wire.publish.manifest import Manifest, read_manifest, write_manifest
+from device_sdk.wire.publish.topics import ChunkTopic, DescriptorTopic, ManifestTopic, PresenceTopic
+from device_sdk.wire.seal.group_key import GroupKey
+from device_sdk.wire.seal.signature import public_key
 from tests.attacks.conftest import MakeStage
 from tests.attacks.simulated_broker import Parcel
 from tests.attacks.stage import Stage

@@ -12,23 +12,23 @@ from pathlib import Path
 
 import pytest
 
-from aggregator.broker_links import DEVICE_LIMIT, ENROLMENT_LIMIT
-from aggregator.loss_probe import LossProbe
+from aggregator.serve.broker_links import DEVICE_LIMIT, ENROLMENT_LIMIT
+from aggregator.serve.loss_probe import LossProbe
 from benchmarks.aggregator.mqtt_client import MiniClient, connect_packet, publish_packet
-from device_sdk.wire.device_session import DeviceCredential, SessionOpening
-from device_sdk.wire.event_queue import EventQueue
-from device_sdk.wire.header import MessageType
-from device_sdk.wire.link_events import Connected, Event, Message, Outcome, Subscribed
-from device_sdk.wire.link_settings import LinkSettings
-from device_sdk.wire.messages import Verdict
-from device_sdk.wire.topics import EnrolRequestTopic, UpTopic
-from tests.aggregator.client import ScriptedDevice
-from tests.aggregator.homes import Serving, invite, make_home, serving
-from tests.aggregator.test_service_refusals import wait_until
+from device_sdk.link.event_queue import EventQueue
+from device_sdk.link.events import Connected, Event, Message, Outcome, Subscribed
+from device_sdk.link.settings import LinkSettings
+from device_sdk.wire.codec.header import MessageType
+from device_sdk.wire.publish.receipts import Verdict
+from device_sdk.wire.publish.topics import EnrolRequestTopic, UpTopic
+from device_sdk.wire.seal.device_session import DeviceCredential, SessionOpening
+from tests.aggregator.serve.test_service_refusals import wait_until
 from tests.brokers.fixtures import MakeMosquitto
 from tests.brokers.links import MakeLink, await_event
 from tests.brokers.mosquitto import RECOMMENDED, Mosquitto, password_file
 from tests.brokers.scripted import ScriptedBroker
+from tests.fakes.client import ScriptedDevice
+from tests.fakes.homes import Serving, invite, make_home, serving
 from tests.faults import packets
 
 TEMPLATE = Path(__file__).parents[2] / "aggregator" / "acl.template"

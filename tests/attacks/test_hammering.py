@@ -6,11 +6,11 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator.deadline import deadline_seconds
-from aggregator.round_settings import RoundSettings
-from aggregator.toml_table import TomlTable
-from device_sdk.wire.messages import RecordType, UpdateIdentity, write_update
-from device_sdk.wire.topics import DownTopic
+from aggregator.rounds.deadline import deadline_seconds
+from aggregator.tables import TomlTable
+from aggregator.task.round_settings import RoundSettings
+from device_sdk.wire.publish.receipts import RecordType, UpdateIdentity, write_update
+from device_sdk.wire.publish.topics import DownTopic
 from tests.attacks.conftest import MakeStage
 from tests.attacks.simulated_broker import AGGREGATOR, Parcel
 from tests.attacks.stage import Stage

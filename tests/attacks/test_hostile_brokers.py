@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
-from device_sdk.wire.link import Link
-from device_sdk.wire.link_events import Message
-from device_sdk.wire.topics import DownTopic, Topics, UpTopic
-from tests.aggregator.homes import serving
+from device_sdk.link.events import Message
+from device_sdk.link.link import Link
+from device_sdk.wire.publish.topics import DownTopic, Topics, UpTopic
 from tests.brokers.links import QUICK
 from tests.brokers.mosquitto import Mosquitto
+from tests.fakes.homes import serving
 from tests.faults.device_process import make_agent
 from tests.faults.fleet_home import FleetHome, make_fleet
 from tests.faults.known import KnownBinding

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.aggregator.homes import make_home
+from tests.fakes.homes import make_home
 from tests.faults.fleet_home import make_fleet
 
 _FORGED = "2026-11-22 09:00:00,000 INFO    round 7 closed: version 8"
@@ -109,7 +109,7 @@ def test_a_device_s_commands_show_it_in_one_line(
         more = ["run", "--home", str(fleet.devices[0])]
     else:
         home = make_home(tmp_path, refusing_broker)
-        from tests.aggregator.homes import invite
+        from tests.fakes.homes import invite
 
         (code,) = invite(home)
         folder = str(tmp_path / "device")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from device_sdk.wire import envelope
+from device_sdk.wire.seal import envelope
 from tests.attacks.nonce_ledger import NonceLedger, modules_that_seal
 from tests.attacks.restarts import make_restart_stage, restart_often
 from tests.faults.oracle import judge

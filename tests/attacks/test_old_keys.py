@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from aggregator.home import Home as AggregatorHome
-from aggregator.key_folder import (
+from aggregator.keys.folder import (
     current_descriptor,
     initialise,
     read_serving_keys,
@@ -25,23 +25,23 @@ from aggregator.key_folder import (
 from device_sdk.enrol import Fleet, enrol
 from device_sdk.home.errors import EnrolmentFailed, EnrolmentRefused
 from device_sdk.home.home import Home as DeviceHome
-from device_sdk.wire.admission import TokenBuckets, WorkBudget
-from device_sdk.wire.enrolment import EnrolmentDesk, Token
-from device_sdk.wire.enrolment_code import parse_code
-from device_sdk.wire.keyring import Keyring, ServingKeys
-from device_sdk.wire.link import Link
-from device_sdk.wire.link_events import Message
-from device_sdk.wire.presence import new_presence, sign_presence
-from device_sdk.wire.topics import (
+from device_sdk.link.events import Message
+from device_sdk.link.link import Link
+from device_sdk.wire.publish.presence import new_presence, sign_presence
+from device_sdk.wire.publish.topics import (
     DescriptorTopic,
     EnrolAnswerTopic,
     EnrolRequestTopic,
     PresenceTopic,
     Topics,
 )
-from tests.aggregator.homes import command, invite, make_home, serving
+from device_sdk.wire.seal.admission import TokenBuckets, WorkBudget
+from device_sdk.wire.seal.enrolment import EnrolmentDesk, Token
+from device_sdk.wire.seal.enrolment_code import parse_code
+from device_sdk.wire.seal.keyring import Keyring, ServingKeys
 from tests.brokers.links import QUICK
 from tests.brokers.mosquitto import Mosquitto
+from tests.fakes.homes import command, invite, make_home, serving
 
 DAY = 86_400
 

@@ -9,23 +9,23 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from aggregator.bindings.scatter import ScatterBinding
-from aggregator.invitation import make_codes
-from aggregator.methods.scatter import ScatterSettings
+from aggregator.keys.invitation import make_codes
+from aggregator.methods.scatter.binding import ScatterBinding
+from aggregator.methods.scatter.method import ScatterSettings
 from aggregator.methods.server_optimizer import OptimizerSettings
-from aggregator.uplink import Refusal
-from device_sdk.wire import hpke
-from device_sdk.wire.admission import AdmissionPurpose, admission_tag
-from device_sdk.wire.enrolment_message import REQUESTER_BYTES, enrol_info
-from device_sdk.wire.envelope import MAX_PAYLOAD_BYTES, Fragment
-from device_sdk.wire.exchange import Update
-from device_sdk.wire.freshness import Freshness
-from device_sdk.wire.header import MessageType, prefix
-from device_sdk.wire.link_events import Message
-from device_sdk.wire.messages import RecordType
-from device_sdk.wire.scatter_body import encode_scatter_update
-from device_sdk.wire.signature import SIGNATURE_BYTES
-from device_sdk.wire.topics import EnrolRequestTopic
+from aggregator.serve.uplink import Refusal
+from device_sdk.link.events import Message
+from device_sdk.methods.scatter.body import encode_scatter_update
+from device_sdk.wire.arrays.exchange import Update
+from device_sdk.wire.codec.header import MessageType, prefix
+from device_sdk.wire.publish.receipts import RecordType
+from device_sdk.wire.publish.topics import EnrolRequestTopic
+from device_sdk.wire.seal import hpke
+from device_sdk.wire.seal.admission import AdmissionPurpose, admission_tag
+from device_sdk.wire.seal.enrolment_message import REQUESTER_BYTES, enrol_info
+from device_sdk.wire.seal.envelope import MAX_PAYLOAD_BYTES, Fragment
+from device_sdk.wire.seal.freshness import Freshness
+from device_sdk.wire.seal.signature import SIGNATURE_BYTES
 from tests.attacks.conftest import MakeStage
 from tests.attacks.stage import Stage
 from tests.faults.known import WIDTH, known_body

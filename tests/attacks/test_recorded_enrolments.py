@@ -10,17 +10,18 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from aggregator.uplink import Refusal
-from device_sdk.wire import cbor, hpke
-from device_sdk.wire.descriptor import Descriptor
-from device_sdk.wire.device_session import DeviceCredential, SessionOpening
-from device_sdk.wire.enrolment_message import enrol_info, read_request_head
-from device_sdk.wire.errors import WireError
-from device_sdk.wire.freshness import Freshness
-from device_sdk.wire.handshake import open_info, read_open_head
-from device_sdk.wire.header import MessageType
-from device_sdk.wire.link_events import Message
-from device_sdk.wire.topics import DownTopic, UpTopic
+from aggregator.serve.uplink import Refusal
+from device_sdk.link.events import Message
+from device_sdk.wire.codec import cbor
+from device_sdk.wire.codec.errors import WireError
+from device_sdk.wire.codec.header import MessageType
+from device_sdk.wire.publish.topics import DownTopic, UpTopic
+from device_sdk.wire.seal import hpke
+from device_sdk.wire.seal.descriptor import Descriptor
+from device_sdk.wire.seal.device_session import DeviceCredential, SessionOpening
+from device_sdk.wire.seal.enrolment_message import enrol_info, read_request_head
+from device_sdk.wire.seal.freshness import Freshness
+from device_sdk.wire.seal.handshake import open_info, read_open_head
 from tests.attacks.stage import Stage
 from tests.attacks.test_replays import OPEN, _ask, _attempt, _invite
 

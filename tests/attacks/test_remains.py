@@ -8,8 +8,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from device_sdk.wire.exchange import Update
-from device_sdk.wire.scatter_body import encode_scatter_update
+from device_sdk.methods.scatter.body import encode_scatter_update
+from device_sdk.wire.arrays.exchange import Update
 from tests.attacks.conftest import MakeStage
 from tests.attacks.stage import Stage
 from tests.faults.known import ITEMS, WIDTH, known_body

@@ -8,23 +8,23 @@ from dataclasses import replace
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from aggregator.invitation import make_codes
-from aggregator.task import read_task
-from aggregator.uplink import Answer, Refusal
-from device_sdk.wire import hpke
-from device_sdk.wire.enrolment import EnrolmentAttempt
-from device_sdk.wire.enrolment_code import EnrolmentCode
-from device_sdk.wire.errors import WireError
-from device_sdk.wire.freshness import Freshness
-from device_sdk.wire.header import MessageType
-from device_sdk.wire.link_events import Message
-from device_sdk.wire.messages import RecordType
-from device_sdk.wire.session_table import MOST_REPEATS
-from device_sdk.wire.topics import DownTopic, EnrolRequestTopic, PresenceTopic
+from aggregator.keys.invitation import make_codes
+from aggregator.serve.uplink import Answer, Refusal
+from aggregator.task.file import read_task
+from device_sdk.link.events import Message
+from device_sdk.wire.codec.errors import WireError
+from device_sdk.wire.codec.header import MessageType
+from device_sdk.wire.publish.receipts import RecordType
+from device_sdk.wire.publish.topics import DownTopic, EnrolRequestTopic, PresenceTopic
+from device_sdk.wire.seal import hpke
+from device_sdk.wire.seal.enrolment import EnrolmentAttempt
+from device_sdk.wire.seal.enrolment_code import EnrolmentCode
+from device_sdk.wire.seal.freshness import Freshness
+from device_sdk.wire.seal.session_table import MOST_REPEATS
 from tests.attacks.conftest import MakeStage
 from tests.attacks.simulated_broker import Parcel
 from tests.attacks.stage import Stage
-from tests.device_sdk.wire.parties import CountingHpke
+from tests.fakes.parties import CountingHpke
 
 UPDATE, OPEN = RecordType.UPDATE, MessageType.SESSION_OPEN
 

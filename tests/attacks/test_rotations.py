@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from aggregator.home import Home as AggregatorHome
-from aggregator.invitation import make_codes
-from aggregator.key_folder import rotate_keys, rotate_root
-from aggregator.rounds import RoundEvent, RoundOpened
+from aggregator.keys.folder import rotate_keys, rotate_root
+from aggregator.keys.invitation import make_codes
+from aggregator.rounds.machine import RoundEvent, RoundOpened
 from device_sdk.home.errors import EnrolmentRefused
 from device_sdk.home.home import Home
 from device_sdk.trust import trust
-from device_sdk.wire.enrolment_code import EnrolmentCode
-from device_sdk.wire.topics import DescriptorTopic, ManifestTopic, PresenceTopic
+from device_sdk.wire.publish.topics import DescriptorTopic, ManifestTopic, PresenceTopic
+from device_sdk.wire.seal.enrolment_code import EnrolmentCode
 from tests.attacks.conftest import MakeStage
 from tests.attacks.simulated_broker import Parcel
 from tests.attacks.stage import Stage

@@ -12,13 +12,13 @@ import pytest
 
 from aggregator.cli import main
 from aggregator.errors import AggregatorError
-from aggregator.fence import Fence
 from aggregator.home import Home
-from device_sdk.wire.errors import WireError
-from device_sdk.wire.presence import Presence, sign_presence
-from tests.aggregator.homes import make_home
+from aggregator.keys.fence import Fence
+from device_sdk.wire.codec.errors import WireError
+from device_sdk.wire.publish.presence import Presence, sign_presence
 from tests.attacks.conftest import MakeStage
 from tests.brokers.mosquitto import Mosquitto
+from tests.fakes.homes import make_home
 
 _ENDS_SECONDS = 30.0
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from aggregator.methods.method import RoundSummary, State
 from benchmarks.simulator import Simulation, device_name
-from device_sdk.wire.exchange import Attachment, Broadcast, Update
+from device_sdk.wire.arrays.exchange import Attachment, Broadcast, Update
 
 
 class Relay:

@@ -14,7 +14,7 @@ from benchmarks.attention.local_only import LocalMethod
 from benchmarks.attention.outcome import Outcome, OutcomeStore, Point, Scores
 from benchmarks.attention.rows import BEST, KINDS, OBSERVED, ROWS, STAGES, TABLES
 from benchmarks.attention.table import joining_table, known_table, main_table, validation_table
-from device_sdk.wire.exchange import Attachment, Broadcast, Update
+from device_sdk.wire.arrays.exchange import Attachment, Broadcast, Update
 
 
 def outcome(accuracy: float, **changes: object) -> Outcome:

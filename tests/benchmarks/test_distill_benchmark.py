@@ -22,7 +22,7 @@ from benchmarks.distill.table import (
     verdict,
 )
 from benchmarks.recommendation.click_metrics import ClickQuality
-from device_sdk.wire.teacher_logits_settings import TeacherLogitsTraining
+from device_sdk.methods.teacher_logits.contract import TeacherLogitsTraining
 from tests.benchmarks.made_up_movielens import made_up_movielens
 
 DATA = ClickSettings(
@@ -175,7 +175,7 @@ def test_the_command_says_what_is_wrong(
 
 
 def test_noise_stays_within_what_the_method_takes() -> None:
-    from aggregator.methods.teacher_logits import TeacherLogitsMethod
+    from aggregator.methods.teacher_logits.method import TeacherLogitsMethod
     from benchmarks.distill.liars import LyingTeacher, random_claims
 
     method = TeacherLogitsMethod(replace(TRAINING, least_confidence=0.5))

@@ -21,7 +21,7 @@ from benchmarks.mutual.outcome import DeviceScore, Outcome, OutcomeStore
 from benchmarks.mutual.presets import ROWS, TABLES
 from benchmarks.mutual.scores import Scoreboard
 from benchmarks.mutual.table import by_domain_table, mean_table, validation_table
-from device_sdk.wire.exchange import Attachment, Broadcast, Update
+from device_sdk.wire.arrays.exchange import Attachment, Broadcast, Update
 
 DATA = Path(os.environ.get("TESSERA_DATA", "../shared/data"))
 needs_mnist = pytest.mark.skipif(not (DATA / "mnist").is_dir(), reason=f"no MNIST in {DATA}")

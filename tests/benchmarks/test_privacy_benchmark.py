@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from aggregator.methods.scatter import ScatterMethod, initial_items
+from aggregator.methods.scatter.method import ScatterMethod, initial_items
 from benchmarks.privacy.attack import LikesModel, evidence, liked_by_size
 from benchmarks.privacy.execute import execute
 from benchmarks.privacy.experiment import DEFAULT, ROWS, Run, run_of
@@ -20,8 +20,8 @@ from benchmarks.privacy.table import attack_table, joining_table
 from benchmarks.recommendation.split import LeaveOneOut, hold_out_validation
 from benchmarks.scatter.presets import preset
 from benchmarks.simulator import scatter_fleet
-from device_sdk.learners.pool import PoolSettings
-from tests.device_sdk.learners.reference_step import ReferenceStep
+from device_sdk.methods.scatter.pool import PoolSettings
+from tests.fakes.reference_step import ReferenceStep
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = ROOT / "docs" / "methods" / "scatter.md"

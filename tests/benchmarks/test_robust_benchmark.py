@@ -21,10 +21,10 @@ from benchmarks.robust.scatter.suite import (
 from benchmarks.robust.trial import Trial
 from benchmarks.scatter.presets import preset
 from benchmarks.simulator import FixedInteractions
-from device_sdk.learners.scatter import ScatterLearner
-from device_sdk.wire.exchange import Broadcast
-from device_sdk.wire.scatter_settings import ScatterTraining
-from tests.device_sdk.learners.reference_step import ReferenceStep
+from device_sdk.methods.scatter.contract import ScatterTraining
+from device_sdk.methods.scatter.learner import ScatterLearner
+from device_sdk.wire.arrays.exchange import Broadcast
+from tests.fakes.reference_step import ReferenceStep
 
 ITEMS, K = 30, 8
 CLEAN = Trial(base_experiment("validation", 0, OPTIONS[0], 1), None, 0.0)

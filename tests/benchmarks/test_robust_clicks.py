@@ -22,10 +22,10 @@ from benchmarks.robust.clicks.hostile import HostileLearner
 from benchmarks.robust.clicks.outcome import Outcome, OutcomeStore
 from benchmarks.robust.clicks.suite import OPTIONS, ClickSuite
 from benchmarks.robust.trial import Trial
-from device_sdk.learners.fedavg import FedAvgLearner
 from device_sdk.local_data import LocalData
-from device_sdk.wire.exchange import Broadcast
-from device_sdk.wire.fedavg_settings import FedAvgTraining
+from device_sdk.methods.fedavg.contract import FedAvgTraining
+from device_sdk.methods.fedavg.learner import FedAvgLearner
+from device_sdk.wire.arrays.exchange import Broadcast
 
 DATA = ClickSettings(
     users=40, most_by_movie_refused=0, most_ratings=0, history=0, devices=10, concentration=30.0

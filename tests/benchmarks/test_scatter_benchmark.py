@@ -17,16 +17,16 @@ from benchmarks.scatter.outcome import Outcome, OutcomeStore, Point
 from benchmarks.scatter.presets import BASELINE, CLASSES, ROWS, preset
 from benchmarks.scatter.statistics import paired_difference, spread
 from benchmarks.scatter.table import by_class_table, quality_table
-from device_sdk.wire.envelope import (
+from device_sdk.wire.arrays.exchange import Broadcast, Update
+from device_sdk.wire.seal.envelope import (
     FRAGMENT_BYTES,
     HEADER_BYTES,
     MAX_MESSAGE_BYTES,
     MAX_PAYLOAD_BYTES,
     TAG_BYTES,
 )
-from device_sdk.wire.exchange import Broadcast, Update
-from device_sdk.wire.padding import padded_length
-from tests.device_sdk.learners.reference_step import ReferenceStep
+from device_sdk.wire.seal.padding import padded_length
+from tests.fakes.reference_step import ReferenceStep
 
 
 def outcome(hit_ratio: float) -> Outcome:

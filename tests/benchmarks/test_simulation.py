@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from aggregator.methods.scatter import ScatterMethod, initial_items
+from aggregator.methods.scatter.method import ScatterMethod, initial_items
 from benchmarks.simulator import Simulation, mixed_columns, scatter_fleet
-from device_sdk.learners.learner import LearnerError
-from device_sdk.wire.exchange import Broadcast, Update
-from tests.device_sdk.learners.reference_step import ReferenceStep
+from device_sdk.methods.learner import LearnerError
+from device_sdk.wire.arrays.exchange import Broadcast, Update
+from tests.fakes.reference_step import ReferenceStep
 
 ITEMS, DEVICES = 30, 12
 

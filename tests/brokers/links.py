@@ -9,10 +9,10 @@ from typing import TypeVar
 import numpy as np
 import pytest
 
-from device_sdk.wire.broker_url import TlsFiles
-from device_sdk.wire.link import Link
-from device_sdk.wire.link_events import Event
-from device_sdk.wire.link_settings import LinkSettings
+from device_sdk.link.broker_url import TlsFiles
+from device_sdk.link.events import Event
+from device_sdk.link.link import Link
+from device_sdk.link.settings import LinkSettings
 
 QUICK = LinkSettings(
     keepalive_seconds=1,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from device_sdk.wire.link import Link
-from device_sdk.wire.link_events import Outcome
+from device_sdk.link.events import Outcome
+from device_sdk.link.link import Link
 
 __all__ = ["SubscriptionRules"]
 

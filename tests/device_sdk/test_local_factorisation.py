@@ -12,7 +12,7 @@ from device_sdk.factorisation import ITEMS, USERS, packaged_artifact, triple_bat
 from device_sdk.interactions import Interactions
 from device_sdk.local_factorisation import LocalFactorisation, LocalSettings
 from device_sdk.trainer import Trainer
-from tests.device_sdk.handmade import linear_artifact
+from tests.fakes.handmade import linear_artifact
 
 
 def two_tastes() -> Interactions:

@@ -11,7 +11,7 @@ import pytest
 from device_sdk import ArtifactError, BatchError, ProviderError, StateError, Trainer
 from device_sdk.artifact import Manifest
 from device_sdk.artifact.manifest import INITIAL_FILE
-from tests.device_sdk.handmade import factor_artifact, factor_parts, linear_artifact, write_artifact
+from tests.fakes.handmade import factor_artifact, factor_parts, linear_artifact, write_artifact
 
 X, Y = np.ones((2, 4), np.float32), np.ones((2, 3), np.float32)
 

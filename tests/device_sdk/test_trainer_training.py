@@ -11,7 +11,7 @@ import pytest
 from device_sdk import GraphRunError, NonFiniteStep, Trainer
 from device_sdk.artifact.safetensors import Array
 from device_sdk.runtime.seed import step_seed
-from tests.device_sdk.handmade import FEATURES, TARGETS, factor_artifact, linear_artifact
+from tests.fakes.handmade import FEATURES, TARGETS, factor_artifact, linear_artifact
 
 
 class LinearOracle:

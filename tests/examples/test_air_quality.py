@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from device_sdk.learners.attention_mixer import AttentionScores, scores_of
+from device_sdk.methods.attention.mixer import AttentionScores, scores_of
 from examples.air_quality import main
 from examples.attention_picture import draw_attention, weights_between
 from examples.fleet.broker import mosquitto_path

@@ -15,7 +15,7 @@ from examples.fleet.broker import mosquitto_path
 from examples.fleet.errors import FleetError
 from examples.local_fleet import FleetTask, Member, local_fleet
 from export.models.attention_meta import export_attention
-from tests.device_sdk.learners.mutual_artifact import CLASSES, samples, write_mutual_artifact
+from tests.fakes.mutual_artifact import CLASSES, samples, write_mutual_artifact
 
 Batch = dict[str, torch.Tensor]
 FEATURES = 4

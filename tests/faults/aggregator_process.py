@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from aggregator.assembly import LINK_SETTINGS, World, assemble
 from aggregator.errors import AggregatorError
 from aggregator.home import Home
-from aggregator.ingest import Ingest
 from aggregator.refusals import Refusals
-from aggregator.serve_lock import serve_lock
-from aggregator.service import Service
-from aggregator.task import read_task
+from aggregator.rounds.ingest import Ingest
+from aggregator.serve.assembly import LINK_SETTINGS, World, assemble
+from aggregator.serve.serve_lock import serve_lock
+from aggregator.serve.service import Service
+from aggregator.task.file import read_task
 from tests.faults.counters import Counters
 from tests.faults.crash_points import arm
 from tests.faults.hooks import after, before

@@ -7,20 +7,20 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
-from aggregator.aggregation import Aggregation
-from aggregator.ingest import Ingest
-from aggregator.outgoing import Outgoing
-from aggregator.publisher import Publisher
-from aggregator.rounds import Rounds
+from aggregator.publish.publisher import Publisher
+from aggregator.rounds.aggregation import Aggregation
+from aggregator.rounds.ingest import Ingest
+from aggregator.rounds.machine import Rounds
+from aggregator.serve.outgoing import Outgoing
+from aggregator.serve.uplink import Uplink
 from aggregator.store.publications import Publications
 from aggregator.store.update_log import UpdateLog
-from aggregator.uplink import Uplink
 from device_sdk.home.membership import MembershipStore
 from device_sdk.home.round_store import RoundStore
+from device_sdk.link.link import Link
 from device_sdk.rounds.current_round import CurrentRound
 from device_sdk.rounds.open_round import OpenRound
 from device_sdk.rounds.sender import Sender
-from device_sdk.wire.link import Link
 from tests.faults.hooks import after, before
 
 __all__ = ["AGGREGATOR_POINTS", "DEVICE_POINTS", "arm"]

@@ -13,10 +13,10 @@ import numpy as np
 from device_sdk.agent import Agent
 from device_sdk.home.home import Home
 from device_sdk.home.round_store import RoundStore
-from device_sdk.rounds.job import TrainedRound, TrainingJob
+from device_sdk.link.settings import LinkSettings
 from device_sdk.rounds.pace import Pace
 from device_sdk.rounds.sender import Sender
-from device_sdk.wire.link_settings import LinkSettings
+from device_sdk.train.job import TrainedRound, TrainingJob
 from tests.faults.counters import Counters
 from tests.faults.crash_points import arm
 from tests.faults.hooks import after
@@ -44,7 +44,7 @@ class KnownTrainer:
     users: np.ndarray = field(default_factory=lambda: np.zeros((1, WIDTH), np.float32))  # type: ignore[type-arg]
 
     def train(self, job: TrainingJob) -> TrainedRound:
-        """See :class:`~device_sdk.rounds.job.RoundTrainer`."""
+        """See :class:`~device_sdk.train.job.RoundTrainer`."""
         seconds = float(self.rng.exponential(0.03))
         time.sleep(seconds)
         body = known_body(self.place, job.manifest.generation, job.manifest.round)

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 
 from aggregator.home import Home as AggregatorHome
-from aggregator.key_folder import current_descriptor, initialise
+from aggregator.keys.folder import current_descriptor, initialise
 from aggregator.store.devices import DeviceRow
 from device_sdk.home.home import Home as DeviceHome
 from device_sdk.home.membership import Membership
-from device_sdk.wire.enrolment_message import Grant
+from device_sdk.wire.seal.enrolment_message import Grant
 from tests.faults.known import ITEMS, MOST_DEVICES, WIDTH
 
 __all__ = ["FleetHome", "audit", "keep_history", "make_fleet"]

@@ -27,7 +27,7 @@ from aggregator.home import Home as AggregatorHome
 from device_sdk.agent import Agent
 from device_sdk.enrol import Fleet, enrol
 from device_sdk.home.home import Home as DeviceHome
-from device_sdk.wire.link_settings import LinkSettings
+from device_sdk.link.settings import LinkSettings
 from tests.brokers import mosquitto, nats_cluster
 from tests.brokers.mosquitto import Mosquitto
 from tests.brokers.nats_cluster import NatsCluster

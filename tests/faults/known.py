@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.bindings.scatter import ScatterBinding
 from aggregator.methods.method import Method, RoundSummary
-from aggregator.methods.scatter import ScatterMethod, ScatterSettings
+from aggregator.methods.scatter.binding import ScatterBinding
+from aggregator.methods.scatter.method import ScatterMethod, ScatterSettings
 from device_sdk.artifact import Artifact
-from device_sdk.wire.exchange import Update
-from device_sdk.wire.scatter_body import decode_scatter_update, encode_scatter_update
+from device_sdk.methods.scatter.body import decode_scatter_update, encode_scatter_update
+from device_sdk.wire.arrays.exchange import Update
 
 __all__ = [
     "ITEMS",
@@ -96,5 +96,5 @@ class KnownBinding(ScatterBinding):
     def build(
         self, items: int, rng: np.random.Generator, artifacts: Sequence[Artifact] = ()
     ) -> Method:
-        """See :class:`~aggregator.bindings.binding.Binding`."""
+        """See :class:`~aggregator.methods.binding.Binding`."""
         return KnownSums(np.zeros((items, WIDTH), np.float32), self.settings)

@@ -26,7 +26,7 @@ from hypothesis.stateful import (
 )
 
 from device_sdk.rounds.pace import Pace
-from device_sdk.wire.messages import RecordType
+from device_sdk.wire.publish.receipts import RecordType
 from tests.attacks.stage import Stage
 from tests.faults.known import known_body, known_long_body
 from tests.faults.oracle import check_verdicts, judge

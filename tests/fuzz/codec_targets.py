@@ -11,26 +11,30 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from device_sdk.wire import cbor
-from device_sdk.wire.broker_url import parse_broker_url
-from device_sdk.wire.catalogue import Catalogue, read_catalogue
-from device_sdk.wire.chunks import PART_BYTES, Reassembler, ReassemblyLimits
-from device_sdk.wire.cohort_key import WRAPPED_BYTES
-from device_sdk.wire.content import read_content_head
-from device_sdk.wire.enrolment_code import parse_code
-from device_sdk.wire.envelope import Fragment
-from device_sdk.wire.errors import WireError
-from device_sdk.wire.exchange import Broadcast, Update
-from device_sdk.wire.manifest import Manifest, read_manifest, write_manifest
-from device_sdk.wire.messages import read_receipt, read_update, write_receipt
-from device_sdk.wire.packet_cutter import PacketCutter
-from device_sdk.wire.soft_outputs import SoftForm, decode_soft_outputs, encode_soft_outputs
-from device_sdk.wire.sparse import decode_sparse
-from device_sdk.wire.task_messages import read_attachment, read_broadcast, write_broadcast
-from device_sdk.wire.task_terms import OfferedArtifact, OfferedAttachment, TaskTerms
-from device_sdk.wire.tensor_body import decode_update, encode_update
-from device_sdk.wire.tensors import Codec, TensorLimits, decode_tensors, encode_tensors
-from device_sdk.wire.topics import Topics
+from device_sdk.link.broker_url import parse_broker_url
+from device_sdk.link.packet_cutter import PacketCutter
+from device_sdk.methods.teacher_logits.soft_outputs import (
+    SoftForm,
+    decode_soft_outputs,
+    encode_soft_outputs,
+)
+from device_sdk.wire.arrays.body import decode_update, encode_update
+from device_sdk.wire.arrays.exchange import Broadcast, Update
+from device_sdk.wire.arrays.sparse import decode_sparse
+from device_sdk.wire.arrays.tensors import Codec, TensorLimits, decode_tensors, encode_tensors
+from device_sdk.wire.codec import cbor
+from device_sdk.wire.codec.errors import WireError
+from device_sdk.wire.publish.catalogue import Catalogue, read_catalogue
+from device_sdk.wire.publish.chunks import PART_BYTES, Reassembler, ReassemblyLimits
+from device_sdk.wire.publish.content import read_content_head
+from device_sdk.wire.publish.manifest import Manifest, read_manifest, write_manifest
+from device_sdk.wire.publish.receipts import read_receipt, read_update, write_receipt
+from device_sdk.wire.publish.task_messages import read_attachment, read_broadcast, write_broadcast
+from device_sdk.wire.publish.terms import OfferedArtifact, OfferedAttachment, TaskTerms
+from device_sdk.wire.publish.topics import Topics
+from device_sdk.wire.seal.cohort_key import WRAPPED_BYTES
+from device_sdk.wire.seal.enrolment_code import parse_code
+from device_sdk.wire.seal.envelope import Fragment
 from tests.fuzz.target import Target
 
 __all__ = ["CODEC_TARGETS"]

@@ -13,23 +13,23 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from aggregator.bindings.teacher_logits import TeacherLogitsSettings
 from aggregator.errors import TaskError
-from aggregator.methods.attention_settings import AttentionSettings
-from aggregator.methods.fedavg import FedAvgSettings
-from aggregator.methods.mutual import MutualSettings
-from aggregator.task import read_task
-from aggregator.task_template import TASK_TEMPLATE
+from aggregator.methods.attention.settings import AttentionSettings
+from aggregator.methods.fedavg.method import FedAvgSettings
+from aggregator.methods.mutual.method import MutualSettings
+from aggregator.methods.teacher_logits.binding import TeacherLogitsSettings
+from aggregator.task.file import read_task
+from aggregator.task.template import TASK_TEMPLATE
 from device_sdk.artifact.manifest import Manifest
 from device_sdk.artifact.onnx_reader import read_onnx
 from device_sdk.artifact.safetensors import decode
 from device_sdk.errors import ArtifactError, CheckpointError
 from device_sdk.factorisation import packaged_artifact
+from device_sdk.methods.mutual.contract import MutualTraining
+from device_sdk.methods.teacher_logits.contract import TeacherLogitsTraining
 from device_sdk.runtime.checkpoint import Checkpoint, decode_checkpoint, encode_checkpoint
-from device_sdk.wire.artifact_bundle import pack_artifact, unpack_artifact
-from device_sdk.wire.errors import WireError
-from device_sdk.wire.mutual_settings import MutualTraining
-from device_sdk.wire.teacher_logits_settings import TeacherLogitsTraining
+from device_sdk.wire.codec.errors import WireError
+from device_sdk.wire.publish.artifact_bundle import pack_artifact, unpack_artifact
 from tests.fuzz.target import Target
 
 if TYPE_CHECKING:

@@ -9,40 +9,40 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.methods.attention import AttentionMethod
-from aggregator.methods.attention_settings import AttentionSettings
-from aggregator.methods.fedavg import FedAvgMethod
+from aggregator.methods.attention.method import AttentionMethod
+from aggregator.methods.attention.settings import AttentionSettings
+from aggregator.methods.fedavg.method import FedAvgMethod
 from aggregator.methods.method import Method
-from aggregator.methods.mutual import MutualMethod, MutualSettings
-from aggregator.methods.scatter import ScatterMethod
-from aggregator.methods.teacher_logits import TeacherLogitsMethod
+from aggregator.methods.mutual.method import MutualMethod, MutualSettings
+from aggregator.methods.scatter.method import ScatterMethod
+from aggregator.methods.teacher_logits.method import TeacherLogitsMethod
 from device_sdk.artifact.flat_layout import flat_layout
-from device_sdk.learners.attention_fleet import read_fleet
-from device_sdk.learners.learner import LearnerError
-from device_sdk.wire.attention_settings import AttentionTraining
-from device_sdk.wire.errors import WireError
-from device_sdk.wire.exchange import Broadcast, Scalar, Update
-from device_sdk.wire.fedavg_settings import FedAvgTraining
-from device_sdk.wire.label_knowledge import (
-    LabelKnowledge,
-    decode_knowledge,
-    encode_knowledge,
-    share_of,
-)
-from device_sdk.wire.mutual_settings import MutualTraining
-from device_sdk.wire.public_samples import (
+from device_sdk.methods.attention.contract import AttentionTraining
+from device_sdk.methods.attention.fleet import read_fleet
+from device_sdk.methods.fedavg.contract import FedAvgTraining
+from device_sdk.methods.learner import LearnerError
+from device_sdk.methods.mutual.contract import MutualTraining
+from device_sdk.methods.mutual.public_samples import (
     SampleEntry,
     SampleForm,
     decode_samples,
     encode_samples,
     samples_mark,
 )
-from device_sdk.wire.scatter_body import decode_scatter_update, encode_scatter_update
-from device_sdk.wire.scatter_settings import ScatterTraining
-from device_sdk.wire.soft_labels import LabelForm, decode_soft_labels, encode_soft_labels
-from device_sdk.wire.teacher_logits_settings import TeacherLogitsTraining
-from device_sdk.wire.tensor_body import decode_update, encode_update
-from device_sdk.wire.tensors import Codec, TensorLimits, decode_tensors, encode_tensors
+from device_sdk.methods.mutual.soft_labels import LabelForm, decode_soft_labels, encode_soft_labels
+from device_sdk.methods.scatter.body import decode_scatter_update, encode_scatter_update
+from device_sdk.methods.scatter.contract import ScatterTraining
+from device_sdk.methods.teacher_logits.contract import TeacherLogitsTraining
+from device_sdk.methods.teacher_logits.label_knowledge import (
+    LabelKnowledge,
+    decode_knowledge,
+    encode_knowledge,
+    share_of,
+)
+from device_sdk.wire.arrays.body import decode_update, encode_update
+from device_sdk.wire.arrays.exchange import Broadcast, Scalar, Update
+from device_sdk.wire.arrays.tensors import Codec, TensorLimits, decode_tensors, encode_tensors
+from device_sdk.wire.codec.errors import WireError
 from tests.fuzz.target import Target
 
 __all__ = ["METHOD_TARGETS"]

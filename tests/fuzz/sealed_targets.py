@@ -7,24 +7,29 @@ import itertools
 from collections.abc import Sequence
 from functools import lru_cache
 
-from device_sdk.wire import cbor, hpke, signature
-from device_sdk.wire.admission import (
+from device_sdk.wire.codec import cbor
+from device_sdk.wire.codec.errors import WireError
+from device_sdk.wire.codec.header import MessageType, prefix
+from device_sdk.wire.publish.broadcast import (
+    BroadcastKeys,
+    open_chunk,
+    open_manifest,
+    read_chunk_index,
+)
+from device_sdk.wire.publish.presence import read_presence
+from device_sdk.wire.publish.receipts import read_receipt, read_update
+from device_sdk.wire.seal import hpke, signature
+from device_sdk.wire.seal.admission import (
     TAG_BYTES,
     AdmissionPurpose,
     TokenBuckets,
     WorkBudget,
     admission_tag,
 )
-from device_sdk.wire.broadcast import (
-    BroadcastKeys,
-    open_chunk,
-    open_manifest,
-    read_chunk_index,
-)
-from device_sdk.wire.delegation import DELEGATION_BYTES, read_delegation
-from device_sdk.wire.descriptor import Descriptor, make_descriptor, read_descriptor, root_of
-from device_sdk.wire.enrolment import EnrolmentDesk, Token
-from device_sdk.wire.enrolment_message import (
+from device_sdk.wire.seal.delegation import DELEGATION_BYTES, read_delegation
+from device_sdk.wire.seal.descriptor import Descriptor, make_descriptor, read_descriptor, root_of
+from device_sdk.wire.seal.enrolment import EnrolmentDesk, Token
+from device_sdk.wire.seal.enrolment_message import (
     EnrolAnswer,
     EnrolHead,
     EnrolRefusal,
@@ -36,24 +41,20 @@ from device_sdk.wire.enrolment_message import (
     encode_request,
     requester_of,
 )
-from device_sdk.wire.envelope import Direction, DirectionKeys, EnvelopeCipher, read_header
-from device_sdk.wire.errors import WireError
-from device_sdk.wire.freshness import Freshness
-from device_sdk.wire.handshake import (
+from device_sdk.wire.seal.envelope import Direction, DirectionKeys, EnvelopeCipher, read_header
+from device_sdk.wire.seal.freshness import Freshness
+from device_sdk.wire.seal.handshake import (
     OpenHead,
     OpenRequest,
     SessionReply,
     decode_open,
     decode_reply,
 )
-from device_sdk.wire.header import MessageType, prefix
-from device_sdk.wire.keyring import Keyring
-from device_sdk.wire.keys import fingerprint
-from device_sdk.wire.messages import read_receipt, read_update
-from device_sdk.wire.presence import read_presence
-from device_sdk.wire.signature import Purpose
-from device_sdk.wire.succession import make_succession, read_line
-from tests.device_sdk.wire.parties import (
+from device_sdk.wire.seal.keyring import Keyring
+from device_sdk.wire.seal.keys import fingerprint
+from device_sdk.wire.seal.signature import Purpose
+from device_sdk.wire.seal.succession import make_succession, read_line
+from tests.fakes.parties import (
     EXPIRES,
     INCARNATION,
     NOW,

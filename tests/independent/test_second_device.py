@@ -21,7 +21,7 @@ import pytest
 
 from aggregator.cli import main
 from device_sdk.factorisation import packaged_artifact
-from device_sdk.learners.factor_step import FactorBatch, TrainerStep
+from device_sdk.methods.scatter.factor_step import FactorBatch, TrainerStep
 from device_sdk.trainer import Trainer
 from tests.brokers.mosquitto import Mosquitto
 from tests.independent import second_device

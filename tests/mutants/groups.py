@@ -6,9 +6,6 @@ from dataclasses import dataclass
 
 __all__ = ["GROUPS", "Group"]
 
-_WIRE = "device_sdk/wire"
-_TESTS = "tests/device_sdk/wire"
-
 
 @dataclass(frozen=True)
 class Group:
@@ -24,83 +21,117 @@ class Group:
 
 GROUPS = {
     "envelope": Group(
-        (f"{_WIRE}/envelope.py", f"{_WIRE}/header.py", f"{_WIRE}/padding.py", f"{_WIRE}/replay.py"),
         (
-            f"{_TESTS}/test_wire_envelope.py",
-            f"{_TESTS}/test_wire_header.py",
-            f"{_TESTS}/test_wire_vectors.py",
+            "device_sdk/wire/seal/envelope.py",
+            "device_sdk/wire/codec/header.py",
+            "device_sdk/wire/seal/padding.py",
+            "device_sdk/wire/seal/replay.py",
+        ),
+        (
+            "tests/device_sdk/wire/seal/test_wire_envelope.py",
+            "tests/device_sdk/wire/codec/test_wire_header.py",
+            "tests/device_sdk/wire/seal/test_wire_vectors.py",
         ),
     ),
     "session": Group(
-        (f"{_WIRE}/session.py",),
-        (f"{_TESTS}/test_wire_session.py", f"{_TESTS}/test_wire_vectors.py"),
-    ),
-    "keys": Group(
-        (f"{_WIRE}/hpke.py", f"{_WIRE}/signature.py", f"{_WIRE}/keys.py", f"{_WIRE}/cohort_key.py"),
+        ("device_sdk/wire/seal/session.py",),
         (
-            f"{_TESTS}/test_wire_keys.py",
-            f"{_TESTS}/test_cohort_key.py",
-            f"{_TESTS}/test_wire_vectors.py",
+            "tests/device_sdk/wire/seal/test_wire_session.py",
+            "tests/device_sdk/wire/seal/test_wire_vectors.py",
         ),
     ),
-    "chunks": Group((f"{_WIRE}/chunks.py",), (f"{_TESTS}/test_wire_chunks.py",)),
-    "broadcast": Group(
-        (f"{_WIRE}/broadcast.py", f"{_WIRE}/chunk_set.py", f"{_WIRE}/content.py"),
+    "keys": Group(
         (
-            f"{_TESTS}/test_wire_broadcast.py",
-            f"{_TESTS}/test_wire_content.py",
-            f"{_TESTS}/test_wire_vectors.py",
+            "device_sdk/wire/seal/hpke.py",
+            "device_sdk/wire/seal/signature.py",
+            "device_sdk/wire/seal/keys.py",
+            "device_sdk/wire/seal/cohort_key.py",
+        ),
+        (
+            "tests/device_sdk/wire/seal/test_wire_keys.py",
+            "tests/device_sdk/wire/seal/test_cohort_key.py",
+            "tests/device_sdk/wire/seal/test_wire_vectors.py",
+        ),
+    ),
+    "chunks": Group(
+        ("device_sdk/wire/publish/chunks.py",),
+        ("tests/device_sdk/wire/publish/test_wire_chunks.py",),
+    ),
+    "broadcast": Group(
+        (
+            "device_sdk/wire/publish/broadcast.py",
+            "device_sdk/wire/publish/chunk_set.py",
+            "device_sdk/wire/publish/content.py",
+        ),
+        (
+            "tests/device_sdk/wire/publish/test_wire_broadcast.py",
+            "tests/device_sdk/wire/publish/test_wire_content.py",
+            "tests/device_sdk/wire/seal/test_wire_vectors.py",
         ),
     ),
     "admission": Group(
-        (f"{_WIRE}/admission.py", f"{_WIRE}/freshness.py", f"{_WIRE}/presence.py"),
         (
-            f"{_TESTS}/test_wire_admission.py",
-            f"{_TESTS}/test_wire_session.py",
-            f"{_TESTS}/test_wire_descriptor.py",
-            f"{_TESTS}/test_wire_vectors.py",
+            "device_sdk/wire/seal/admission.py",
+            "device_sdk/wire/seal/freshness.py",
+            "device_sdk/wire/publish/presence.py",
+        ),
+        (
+            "tests/device_sdk/wire/seal/test_wire_admission.py",
+            "tests/device_sdk/wire/seal/test_wire_session.py",
+            "tests/device_sdk/wire/seal/test_wire_descriptor.py",
+            "tests/device_sdk/wire/seal/test_wire_vectors.py",
         ),
     ),
     "handshake": Group(
         (
-            f"{_WIRE}/handshake.py",
-            f"{_WIRE}/device_session.py",
-            f"{_WIRE}/session_table.py",
-            f"{_WIRE}/group_key.py",
+            "device_sdk/wire/seal/handshake.py",
+            "device_sdk/wire/seal/device_session.py",
+            "device_sdk/wire/seal/session_table.py",
+            "device_sdk/wire/seal/group_key.py",
         ),
         (
-            f"{_TESTS}/test_wire_session.py",
-            f"{_TESTS}/test_wire_descriptor.py",
-            f"{_TESTS}/test_wire_vectors.py",
+            "tests/device_sdk/wire/seal/test_wire_session.py",
+            "tests/device_sdk/wire/seal/test_wire_descriptor.py",
+            "tests/device_sdk/wire/seal/test_wire_vectors.py",
         ),
     ),
     "descriptor": Group(
-        (f"{_WIRE}/descriptor.py", f"{_WIRE}/delegation.py", f"{_WIRE}/succession.py"),
-        (f"{_TESTS}/test_wire_descriptor.py", f"{_TESTS}/test_wire_vectors.py"),
+        (
+            "device_sdk/wire/seal/descriptor.py",
+            "device_sdk/wire/seal/delegation.py",
+            "device_sdk/wire/seal/succession.py",
+        ),
+        (
+            "tests/device_sdk/wire/seal/test_wire_descriptor.py",
+            "tests/device_sdk/wire/seal/test_wire_vectors.py",
+        ),
     ),
     "enrolment": Group(
         (
-            f"{_WIRE}/enrolment.py",
-            f"{_WIRE}/enrolment_message.py",
-            f"{_WIRE}/enrolment_code.py",
+            "device_sdk/wire/seal/enrolment.py",
+            "device_sdk/wire/seal/enrolment_message.py",
+            "device_sdk/wire/seal/enrolment_code.py",
         ),
-        (f"{_TESTS}/test_wire_enrolment.py", f"{_TESTS}/test_wire_vectors.py"),
+        (
+            "tests/device_sdk/wire/seal/test_wire_enrolment.py",
+            "tests/device_sdk/wire/seal/test_wire_vectors.py",
+        ),
     ),
     "ingest": Group(
         (
-            "aggregator/ingest.py",
-            "aggregator/enrolment.py",
-            "aggregator/repeats.py",
-            "aggregator/deadline.py",
-            "aggregator/fence.py",
-            "aggregator/topic_limits.py",
+            "aggregator/rounds/ingest.py",
+            "aggregator/keys/enrolment.py",
+            "aggregator/rounds/repeats.py",
+            "aggregator/rounds/deadline.py",
+            "aggregator/keys/fence.py",
+            "aggregator/serve/topic_limits.py",
         ),
         (
-            "tests/aggregator/test_ingest.py",
-            "tests/aggregator/test_enrolment.py",
-            "tests/aggregator/test_deadline.py",
-            "tests/aggregator/test_fence.py",
-            "tests/aggregator/test_topic_limits.py",
+            "tests/aggregator/rounds/test_ingest.py",
+            "tests/aggregator/keys/test_enrolment.py",
+            "tests/aggregator/rounds/test_deadline.py",
+            "tests/aggregator/keys/test_fence.py",
+            "tests/aggregator/serve/test_topic_limits.py",
         ),
     ),
 }

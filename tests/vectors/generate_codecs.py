@@ -19,10 +19,14 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from device_sdk.wire.chunks import PART_BYTES, split
-from device_sdk.wire.exchange import Update
-from device_sdk.wire.manifest import CHUNK_BYTES, Manifest, selected, write_manifest
-from device_sdk.wire.messages import (
+from device_sdk.wire.arrays.body import encode_update
+from device_sdk.wire.arrays.exchange import Update
+from device_sdk.wire.arrays.sparse import SparseRows, ValueFormat, encode_sparse
+from device_sdk.wire.arrays.tensors import Codec, encode_tensors
+from device_sdk.wire.codec.varints import encode_ids
+from device_sdk.wire.publish.chunks import PART_BYTES, split
+from device_sdk.wire.publish.manifest import CHUNK_BYTES, Manifest, selected, write_manifest
+from device_sdk.wire.publish.receipts import (
     Receipt,
     RecordType,
     UpdateIdentity,
@@ -31,11 +35,7 @@ from device_sdk.wire.messages import (
     write_receipt,
     write_update,
 )
-from device_sdk.wire.padding import padded_length
-from device_sdk.wire.sparse import SparseRows, ValueFormat, encode_sparse
-from device_sdk.wire.tensor_body import encode_update
-from device_sdk.wire.tensors import Codec, encode_tensors
-from device_sdk.wire.topics import (
+from device_sdk.wire.publish.topics import (
     ChunkTopic,
     DescriptorTopic,
     DownTopic,
@@ -46,7 +46,7 @@ from device_sdk.wire.topics import (
     Topics,
     UpTopic,
 )
-from device_sdk.wire.varints import encode_ids
+from device_sdk.wire.seal.padding import padded_length
 
 _WIDE = (Codec.FLOAT32, Codec.FLOAT16, Codec.INT8)
 FILE = Path(__file__).with_name("codecs.json")

@@ -21,32 +21,33 @@ from typing import TypeAlias
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from device_sdk.wire import cbor, hpke
-from device_sdk.wire.admission import TokenBuckets, WorkBudget
-from device_sdk.wire.broadcast import (
+from device_sdk.wire.codec import cbor
+from device_sdk.wire.codec.errors import WireError
+from device_sdk.wire.publish.broadcast import (
     Publication,
     derive_broadcast_keys,
     open_chunk,
     open_manifest,
 )
-from device_sdk.wire.cohort_key import unwrap_cohort_key, wrap_cohort_key
-from device_sdk.wire.delegation import make_delegation
-from device_sdk.wire.descriptor import Descriptor, make_descriptor
-from device_sdk.wire.device_session import DeviceCredential, SessionOpening
-from device_sdk.wire.enrolment import EnrolmentAttempt, EnrolmentDesk, Token
-from device_sdk.wire.enrolment_code import new_code, parse_code
-from device_sdk.wire.enrolment_message import enrol_info
-from device_sdk.wire.envelope import Fragment
-from device_sdk.wire.errors import WireError
-from device_sdk.wire.freshness import Freshness
-from device_sdk.wire.group_key import GroupKey, new_group_key
-from device_sdk.wire.handshake import open_info, reply_info
-from device_sdk.wire.keyring import Keyring, serving_keys
-from device_sdk.wire.keys import KeyKind, generate, signing_key
-from device_sdk.wire.presence import new_presence, sign_presence
-from device_sdk.wire.session import derive_session_keys
-from device_sdk.wire.session_table import RegisteredDevice, SessionTable
-from device_sdk.wire.succession import make_succession
+from device_sdk.wire.publish.presence import new_presence, sign_presence
+from device_sdk.wire.seal import hpke
+from device_sdk.wire.seal.admission import TokenBuckets, WorkBudget
+from device_sdk.wire.seal.cohort_key import unwrap_cohort_key, wrap_cohort_key
+from device_sdk.wire.seal.delegation import make_delegation
+from device_sdk.wire.seal.descriptor import Descriptor, make_descriptor
+from device_sdk.wire.seal.device_session import DeviceCredential, SessionOpening
+from device_sdk.wire.seal.enrolment import EnrolmentAttempt, EnrolmentDesk, Token
+from device_sdk.wire.seal.enrolment_code import new_code, parse_code
+from device_sdk.wire.seal.enrolment_message import enrol_info
+from device_sdk.wire.seal.envelope import Fragment
+from device_sdk.wire.seal.freshness import Freshness
+from device_sdk.wire.seal.group_key import GroupKey, new_group_key
+from device_sdk.wire.seal.handshake import open_info, reply_info
+from device_sdk.wire.seal.keyring import Keyring, serving_keys
+from device_sdk.wire.seal.keys import KeyKind, generate, signing_key
+from device_sdk.wire.seal.session import derive_session_keys
+from device_sdk.wire.seal.session_table import RegisteredDevice, SessionTable
+from device_sdk.wire.seal.succession import make_succession
 
 PATH = Path(__file__).with_name("sealing.json")
 NOW = 1_800_000_000

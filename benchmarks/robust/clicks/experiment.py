@@ -7,12 +7,12 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
-from aggregator.methods.fedavg import FedAvgSettings
+from aggregator.methods.fedavg.method import FedAvgSettings
 from benchmarks.datasets.click import ClickSettings
 from benchmarks.distill.experiment import ModelChoice
 from benchmarks.robust.suite import SplitName
-from device_sdk.wire.fedavg_settings import FedAvgTraining
-from device_sdk.wire.teacher_logits_settings import TeacherLogitsTraining
+from device_sdk.methods.fedavg.contract import FedAvgTraining
+from device_sdk.methods.teacher_logits.contract import TeacherLogitsTraining
 
 __all__ = ["ML_100K", "Experiment", "MethodName", "Settings", "base_experiment"]
 

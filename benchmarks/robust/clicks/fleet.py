@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.methods.fedavg import FedAvgMethod, FedAvgSettings
-from aggregator.methods.teacher_logits import TeacherLogitsMethod
+from aggregator.methods.fedavg.method import FedAvgMethod, FedAvgSettings
+from aggregator.methods.teacher_logits.method import TeacherLogitsMethod
 from benchmarks.datasets.click import Clicks
 from benchmarks.distill.artifacts import ArtifactShelf
 from benchmarks.distill.fleet import Fleet
@@ -21,10 +21,10 @@ from benchmarks.robust.clicks.catalogue import Catalogue
 from benchmarks.robust.clicks.experiment import Experiment
 from benchmarks.robust.clicks.hostile import HostileLearner
 from benchmarks.robust.trial import Trial
-from device_sdk.learners.fedavg import FedAvgLearner
-from device_sdk.learners.learner import Learner
-from device_sdk.learners.teacher_logits import TeacherLogitsLearner
 from device_sdk.local_data import LocalData
+from device_sdk.methods.fedavg.learner import FedAvgLearner
+from device_sdk.methods.learner import Learner
+from device_sdk.methods.teacher_logits.learner import TeacherLogitsLearner
 from device_sdk.trainer import Trainer
 
 __all__ = ["TrainerShelf", "build_fleet"]

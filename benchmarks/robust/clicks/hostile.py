@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 
 from benchmarks.robust.attacks import STRENGTH, Attack, noise_like
-from device_sdk.learners.fedavg import FedAvgLearner
-from device_sdk.learners.learner import State
-from device_sdk.wire.exchange import Broadcast, Update
+from device_sdk.methods.fedavg.learner import FedAvgLearner
+from device_sdk.methods.learner import State
+from device_sdk.wire.arrays.exchange import Broadcast, Update
 
 __all__ = ["HostileLearner"]
 
@@ -33,7 +33,7 @@ class HostileLearner:
         self._rng = rng
 
     def train(self, broadcast: Broadcast) -> Update:
-        """See :class:`device_sdk.learners.learner.Learner`."""
+        """See :class:`device_sdk.methods.learner.Learner`."""
         update = self._learner.train(broadcast)
         if self._attack == "noise":
             sent = {name: noise_like(array, self._rng) for name, array in update.tensors.items()}
@@ -48,5 +48,5 @@ class HostileLearner:
         return self._learner.state()
 
     def restore(self, state: State) -> None:
-        """See :class:`device_sdk.learners.learner.Learner`."""
+        """See :class:`device_sdk.methods.learner.Learner`."""
         self._learner.restore(state)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.methods.scatter import ScatterMethod, initial_items
+from aggregator.methods.scatter.method import ScatterMethod, initial_items
 from benchmarks.recommendation.metrics import quality, sampled_ranks
 from benchmarks.recommendation.split import LeaveOneOut
 from benchmarks.robust.any_value import AnyValue
@@ -19,8 +19,8 @@ from benchmarks.robust.trial import Trial
 from benchmarks.scatter.experiment import Experiment
 from benchmarks.scatter.measured_channel import MeasuredChannel
 from benchmarks.simulator import Simulation, mixed_columns, scatter_fleet
-from device_sdk.learners.factor_step import FactorStep
-from device_sdk.learners.scatter import ScatterLearner
+from device_sdk.methods.scatter.factor_step import FactorStep
+from device_sdk.methods.scatter.learner import ScatterLearner
 
 __all__ = ["execute", "exposure"]
 

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.robust.attacks import STRENGTH, Attack, noise_like
-from device_sdk.learners.learner import State
-from device_sdk.learners.scatter import ScatterLearner
-from device_sdk.wire.exchange import Broadcast, Update
+from device_sdk.methods.learner import State
+from device_sdk.methods.scatter.learner import ScatterLearner
+from device_sdk.wire.arrays.exchange import Broadcast, Update
 
 __all__ = ["HostileLearner"]
 
@@ -43,7 +43,7 @@ class HostileLearner:
         self._rng = rng
 
     def train(self, broadcast: Broadcast) -> Update:
-        """See :class:`device_sdk.learners.learner.Learner`."""
+        """See :class:`device_sdk.methods.learner.Learner`."""
         update = self._honest.train(broadcast)
         if not len(update.tensors["rows"]):
             return update
@@ -61,7 +61,7 @@ class HostileLearner:
         return self._honest.state()
 
     def restore(self, state: State) -> None:
-        """See :class:`device_sdk.learners.learner.Learner`."""
+        """See :class:`device_sdk.methods.learner.Learner`."""
         self._honest.restore(state)
 
     def _promoting(

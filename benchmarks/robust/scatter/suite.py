@@ -27,7 +27,7 @@ from benchmarks.robust.trial import Trial
 from benchmarks.scatter.experiment import Experiment
 from benchmarks.scatter.full_round import open_step
 from benchmarks.scatter.presets import ROWS, preset
-from device_sdk.learners.factor_step import FactorStep
+from device_sdk.methods.scatter.factor_step import FactorStep
 
 __all__ = ["OPTIONS", "RECOMMENDED", "ScatterSuite", "base_experiment"]
 

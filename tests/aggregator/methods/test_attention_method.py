@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from aggregator.methods.attention import AttentionMethod, AttentionSettings
-from aggregator.methods.clustering import ClusterSettings
+from aggregator.methods.attention.clustering import ClusterSettings
+from aggregator.methods.attention.method import AttentionMethod, AttentionSettings
+from aggregator.methods.attention.mixtures import MixtureSettings, amp_weights, sketch_weights
 from aggregator.methods.method import Refused, StateError
-from aggregator.methods.mixtures import MixtureSettings, amp_weights, sketch_weights
 from device_sdk.artifact.flat_layout import flat_layout
-from device_sdk.wire.attention_settings import AttentionTraining
-from device_sdk.wire.exchange import Update
+from device_sdk.methods.attention.contract import AttentionTraining
+from device_sdk.wire.arrays.exchange import Update
 
 NARROW = flat_layout({"a.weight": (2, 3), "a.bias": (2,), "b.weight": (4, 2)})
 WIDE = flat_layout({"a.weight": (5, 3), "a.bias": (5,), "b.weight": (4, 5)})

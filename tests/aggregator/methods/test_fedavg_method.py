@@ -6,11 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from aggregator.methods.fedavg import FedAvgMethod, FedAvgSettings
+from aggregator.methods.fedavg.method import FedAvgMethod, FedAvgSettings
 from aggregator.methods.method import Refused, StateError
 from aggregator.methods.server_optimizer import OptimizerSettings
-from device_sdk.wire.exchange import Update
-from device_sdk.wire.fedavg_settings import FedAvgTraining
+from device_sdk.methods.fedavg.contract import FedAvgTraining
+from device_sdk.wire.arrays.exchange import Update
 
 PARAMETERS = {
     "Conv.weight": np.arange(24, dtype=np.float32).reshape(2, 3, 2, 2) / 24,

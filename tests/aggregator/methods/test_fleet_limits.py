@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aggregator.methods.fedavg import FedAvgMethod, FedAvgSettings
+from aggregator.methods.fedavg.method import FedAvgMethod, FedAvgSettings
 from aggregator.methods.fleet_scale import FleetScale
 from aggregator.methods.method import StateError
-from aggregator.methods.scatter import ScatterMethod, ScatterSettings, initial_items
+from aggregator.methods.scatter.method import ScatterMethod, ScatterSettings, initial_items
 from aggregator.methods.server_optimizer import OptimizerSettings
 from aggregator.methods.waiting import Waiting
 from aggregator.store.checkpoints import pack_state, unpack_state
-from device_sdk.wire.exchange import Update
+from device_sdk.wire.arrays.exchange import Update
 
 ITEMS, K = 40, 8
 PLAIN = OptimizerSettings(name="plain", learning_rate=1.0)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from aggregator.methods.item_norms import ItemNorms
 from aggregator.methods.method import StateError
-from aggregator.methods.scatter import ScatterMethod, ScatterSettings
-from device_sdk.wire.exchange import Update
+from aggregator.methods.scatter.item_norms import ItemNorms
+from aggregator.methods.scatter.method import ScatterMethod, ScatterSettings
+from device_sdk.wire.arrays.exchange import Update
 
 ITEMS, K = 200, 4
 

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from aggregator.methods.method import Refused, StateError
-from aggregator.methods.mutual import MutualMethod, MutualSettings
-from device_sdk.wire.exchange import Broadcast, Update
-from device_sdk.wire.mutual_settings import MutualTraining
-from device_sdk.wire.public_samples import SampleEntry, encode_samples, samples_mark
-from device_sdk.wire.soft_labels import encode_soft_labels
+from aggregator.methods.mutual.method import MutualMethod, MutualSettings
+from device_sdk.methods.mutual.contract import MutualTraining
+from device_sdk.methods.mutual.public_samples import SampleEntry, encode_samples, samples_mark
+from device_sdk.methods.mutual.soft_labels import encode_soft_labels
+from device_sdk.wire.arrays.exchange import Broadcast, Update
 
 CLASSES = 3
 ENTRIES = {"x": SampleEntry("float32", (2,)), "y": SampleEntry("int64", ())}

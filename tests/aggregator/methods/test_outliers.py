@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aggregator.methods.fedavg import FedAvgMethod, FedAvgSettings
+from aggregator.methods.fedavg.method import FedAvgMethod, FedAvgSettings
 from aggregator.methods.method import StateError
 from aggregator.methods.outliers import Outliers
-from aggregator.methods.scatter import ScatterMethod, ScatterSettings
+from aggregator.methods.scatter.method import ScatterMethod, ScatterSettings
 from aggregator.methods.server_optimizer import OptimizerSettings
-from device_sdk.wire.exchange import Update
+from device_sdk.wire.arrays.exchange import Update
 
 ITEMS, K = 40, 8
 PLAIN = OptimizerSettings(name="plain", learning_rate=1.0)

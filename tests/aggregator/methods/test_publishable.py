@@ -7,19 +7,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aggregator.methods.attention import AttentionMethod, AttentionSettings
+from aggregator.methods.attention.method import AttentionMethod, AttentionSettings
 from aggregator.methods.method import Refused
-from aggregator.methods.mutual import MutualMethod, MutualSettings
-from aggregator.methods.teacher_logits import TeacherLogitsMethod
+from aggregator.methods.mutual.method import MutualMethod, MutualSettings
+from aggregator.methods.teacher_logits.method import TeacherLogitsMethod
 from device_sdk.artifact.flat_layout import flat_layout
-from device_sdk.wire.attention_settings import AttentionTraining
-from device_sdk.wire.exchange import Broadcast, Update
-from device_sdk.wire.label_knowledge import LabelKnowledge, encode_knowledge
-from device_sdk.wire.mutual_settings import MutualTraining
-from device_sdk.wire.public_samples import SampleEntry, encode_samples, samples_mark
-from device_sdk.wire.soft_labels import encode_soft_labels
-from device_sdk.wire.teacher_logits_settings import TeacherLogitsTraining
-from device_sdk.wire.tensors import Codec, encode_tensors, require_encodable
+from device_sdk.methods.attention.contract import AttentionTraining
+from device_sdk.methods.mutual.contract import MutualTraining
+from device_sdk.methods.mutual.public_samples import SampleEntry, encode_samples, samples_mark
+from device_sdk.methods.mutual.soft_labels import encode_soft_labels
+from device_sdk.methods.teacher_logits.contract import TeacherLogitsTraining
+from device_sdk.methods.teacher_logits.label_knowledge import LabelKnowledge, encode_knowledge
+from device_sdk.wire.arrays.exchange import Broadcast, Update
+from device_sdk.wire.arrays.tensors import Codec, encode_tensors, require_encodable
 
 LAYOUT = flat_layout({"a.weight": (40, 30), "a.bias": (40,), "b.weight": (4, 40)})
 

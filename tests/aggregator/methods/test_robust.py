@@ -13,18 +13,18 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import aggregator.methods.robust_held as robust_held
-from aggregator.bindings.scatter import ScatterBinding
 from aggregator.errors import TaskError
 from aggregator.methods.clipping import bounded_rows, row_sizes
-from aggregator.methods.fedavg import FedAvgMethod, FedAvgSettings
+from aggregator.methods.fedavg.method import FedAvgMethod, FedAvgSettings
 from aggregator.methods.method import Refused, StateError
 from aggregator.methods.robust import RobustRule, touched_sums
 from aggregator.methods.robust_held import HeldRows, HeldVectors
-from aggregator.methods.scatter import ScatterMethod, ScatterSettings
+from aggregator.methods.scatter.binding import ScatterBinding
+from aggregator.methods.scatter.method import ScatterMethod, ScatterSettings
 from aggregator.methods.server_optimizer import OptimizerSettings
 from aggregator.store.checkpoints import pack_state, unpack_state
-from aggregator.task import read_task
-from device_sdk.wire.exchange import Update
+from aggregator.task.file import read_task
+from device_sdk.wire.arrays.exchange import Update
 
 ITEMS, K = 9, 4
 PLAIN = OptimizerSettings(name="plain", learning_rate=1.0)
@@ -308,7 +308,7 @@ def test_blocks_of_rows_give_the_same_sums(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_round_that_fills_its_memory_takes_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aggregator.methods.scatter.MOST_HELD_BYTES", 40)
+    monkeypatch.setattr("aggregator.methods.scatter.method.MOST_HELD_BYTES", 40)
     one = scatter(ScatterSettings(robust="median"))
     one.open_round(1)
     one.check(one_row(1.0))

@@ -11,10 +11,10 @@ from hypothesis.extra import numpy as hnp
 
 from aggregator.methods.clipping import clip_factor
 from aggregator.methods.method import Refused, StateError
-from aggregator.methods.scatter import ScatterMethod, ScatterSettings, initial_items
+from aggregator.methods.scatter.method import ScatterMethod, ScatterSettings, initial_items
 from aggregator.methods.server_optimizer import OptimizerSettings, ServerOptimizer
-from device_sdk.wire.exchange import Update
-from device_sdk.wire.scatter_settings import ScatterTraining
+from device_sdk.methods.scatter.contract import ScatterTraining
+from device_sdk.wire.arrays.exchange import Update
 
 ITEMS, K = 12, 6
 PLAIN = OptimizerSettings(name="plain", learning_rate=1.0)

@@ -11,10 +11,10 @@ from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
 from aggregator.methods.method import Refused, StateError
-from aggregator.methods.teacher_logits import TeacherLogitsMethod
-from device_sdk.wire.exchange import Update
-from device_sdk.wire.label_knowledge import LabelKnowledge, encode_knowledge
-from device_sdk.wire.teacher_logits_settings import TeacherLogitsTraining
+from aggregator.methods.teacher_logits.method import TeacherLogitsMethod
+from device_sdk.methods.teacher_logits.contract import TeacherLogitsTraining
+from device_sdk.methods.teacher_logits.label_knowledge import LabelKnowledge, encode_knowledge
+from device_sdk.wire.arrays.exchange import Update
 
 TRAINING = TeacherLogitsTraining(classes=3, least_confidence=0.2)
 

@@ -19,8 +19,8 @@ from device_sdk import Trainer
 from device_sdk.artifact import ArtifactError, load_artifact, read_manifest
 from device_sdk.artifact.manifest import INITIAL_FILE
 from device_sdk.artifact.safetensors import decode, encode
-from tests.device_sdk.child_environment import child_environment
-from tests.device_sdk.handmade import factor_artifact, factor_parts, linear_parts, write_artifact
+from tests.fakes.child_environment import child_environment
+from tests.fakes.handmade import factor_artifact, factor_parts, linear_parts, write_artifact
 
 
 @pytest.fixture

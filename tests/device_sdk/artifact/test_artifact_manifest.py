@@ -23,7 +23,7 @@ from device_sdk.artifact import (
     Port,
     StateTensor,
 )
-from tests.device_sdk.handmade import factor_parts, linear_parts
+from tests.fakes.handmade import factor_parts, linear_parts
 
 LINEAR, FACTORS = linear_parts()[0], factor_parts()[0]
 BYTES = LINEAR.to_json()

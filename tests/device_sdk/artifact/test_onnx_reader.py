@@ -14,7 +14,7 @@ from onnx import TensorProto, helper
 
 from device_sdk.artifact import ArtifactError
 from device_sdk.artifact.onnx_reader import read_onnx
-from tests.device_sdk.handmade import factor_parts, linear_parts
+from tests.fakes.handmade import factor_parts, linear_parts
 
 LINEAR = linear_parts()[1]["train.onnx"]
 FACTORS = factor_parts()[1]["train.onnx"]

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from device_sdk.capability import BlockSize, Request, choice_to_json, choose_k
-from tests.device_sdk.capability.capability_fakes import MACHINE, FakeClock, FakeWorkload, choose
+from tests.fakes.capability_fakes import MACHINE, FakeClock, FakeWorkload, choose
 
 
 def affine(fixed: float, per_k: float) -> Callable[[int], float]:

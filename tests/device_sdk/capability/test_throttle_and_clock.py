@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from device_sdk.capability.clock import MonotonicClock
 from device_sdk.capability.throttle import checked_slowdown, timed
-from tests.device_sdk.capability.capability_fakes import FakeClock
+from device_sdk.system.clock import MonotonicClock
+from tests.fakes.capability_fakes import FakeClock
 
 
 def test_a_throttled_run_takes_the_factor_longer() -> None:

@@ -14,7 +14,7 @@ from device_sdk.capability.matmul import MatmulWorkload
 from device_sdk.capability.train_step import TrainStepWorkload
 from device_sdk.errors import ArtifactError
 from device_sdk.factorisation import packaged_artifact
-from tests.device_sdk.handmade import linear_artifact
+from tests.fakes.handmade import linear_artifact
 
 
 def choose(deadline_seconds: float, **options: float) -> Choice:

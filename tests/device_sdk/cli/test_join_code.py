@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.brokers.mosquitto import Mosquitto
-from tests.device_sdk.device.small_aggregator import SmallAggregator
+from tests.fakes.small_aggregator import SmallAggregator
 
 JOIN = (sys.executable, "-m", "device_sdk.cli", "join")
 SILENT = "mqtt://127.0.0.1:1"

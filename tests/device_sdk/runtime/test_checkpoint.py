@@ -24,8 +24,8 @@ from device_sdk.runtime.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
-from tests.device_sdk.child_environment import child_environment
-from tests.device_sdk.handmade import factor_artifact, linear_artifact
+from tests.fakes.child_environment import child_environment
+from tests.fakes.handmade import factor_artifact, linear_artifact
 
 SAMPLE = encode_checkpoint(
     Checkpoint("0" * 64, 3, {"w": np.arange(4, dtype=np.float32), "step": np.array(2)})

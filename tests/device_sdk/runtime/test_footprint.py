@@ -6,8 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.device_sdk.child_environment import child_environment
-from tests.device_sdk.handmade import linear_artifact
+from tests.fakes.child_environment import child_environment
+from tests.fakes.handmade import linear_artifact
 
 PROGRAM = """
 import sys

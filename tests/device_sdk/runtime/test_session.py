@@ -15,7 +15,7 @@ from device_sdk.runtime import batch_memory
 from device_sdk.runtime.batch_memory import BatchMemory
 from device_sdk.runtime.session import CPU, CUDA, open_session, provider_choices
 from device_sdk.runtime.step_runner import StepRunner
-from tests.device_sdk.handmade import factor_artifact, linear_artifact
+from tests.fakes.handmade import factor_artifact, linear_artifact
 
 
 def test_provider_choices() -> None:

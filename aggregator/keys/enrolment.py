@@ -1,0 +1,105 @@
+"""Enrolment requests in, committed identities and answers out."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from aggregator.keys.registry import Registry
+from aggregator.refusals import Refusals
+from aggregator.store import Store
+from aggregator.store.devices import DeviceRow
+from aggregator.store.tokens import TokenRow
+from device_sdk.wire.codec.errors import WireError
+from device_sdk.wire.seal.enrolment import Binding, EnrolmentDesk, EnrolmentOutcome, Token
+from device_sdk.wire.seal.enrolment_message import EnrolRefusal, Grant
+
+__all__ = ["Enrolment", "EnrolmentAnswer"]
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class EnrolmentAnswer:
+    """What goes to a mailbox."""
+
+    mailbox: bytes
+    message: bytes
+
+
+class Enrolment:
+    """Judges requests by the :class:`EnrolmentDesk` and commits what it decides.
+
+    ``first_round`` tells from which round on a device that enrols now takes part.
+    """
+
+    def __init__(
+        self,
+        desk: EnrolmentDesk,
+        store: Store,
+        registry: Registry,
+        refusals: Refusals,
+        unix_clock: Callable[[], float],
+        first_round: Callable[[], int],
+    ) -> None:
+        self._desk = desk
+        self._store = store
+        self._registry = registry
+        self._refusals = refusals
+        self._unix_clock = unix_clock
+        self._first_round = first_round
+
+    def answer(self, message: bytes) -> EnrolmentAnswer:
+        """The answer, after all it says is durable.
+
+        Raises ``WireError`` where none is due: ``unknown-token``, or the desk's reasons.
+        """
+        row = self._store.tokens.find(self._desk.read_head(message).token_id)
+        if row is None:
+            raise WireError("unknown-token", "no such enrolment code was made here")
+        outcome = self._desk.answer(message, self._token(row))
+        if outcome.joined and outcome.token.binding is not None:
+            self._join(row, outcome.token.binding)
+        elif outcome.refusal is not None:
+            self._note(row, outcome, outcome.refusal)
+        return EnrolmentAnswer(outcome.mailbox, outcome.answer)
+
+    def _token(self, row: TokenRow) -> Token:
+        binding = None
+        device = None if row.device_id is None else self._store.devices.find(row.device_id)
+        if device is not None:
+            grant = Grant(device.device_id, device.handle, device.admission_key, device.shard)
+            revoked = device.revoked_unix_seconds is not None
+            binding = Binding(device.identity, grant, revoked)
+        return Token(row.token_id, row.secret, row.expires_unix_seconds, binding)
+
+    def _join(self, token: TokenRow, binding: Binding) -> None:
+        now_unix_seconds = int(self._unix_clock())
+        grant = binding.grant
+        device = DeviceRow(
+            device_id=grant.device_id,
+            identity=binding.identity,
+            handle=grant.handle,
+            admission_key=grant.admission_key,
+            shard=grant.shard,
+            token_id=token.token_id,
+            enrolled_unix_seconds=now_unix_seconds,
+            first_round=self._first_round(),
+        )
+        with self._store.database.transaction():
+            self._store.devices.add(device)
+            self._store.tokens.bind(token.token_id, device.device_id)
+        self._registry.add(device)
+        _LOG.info("enrolled %s", device.device_id.hex())
+
+    def _note(self, row: TokenRow, outcome: EnrolmentOutcome, refusal: EnrolRefusal) -> None:
+        self._refusals.note_reason(refusal.value, row.device_id or b"")
+        if refusal is EnrolRefusal.CODE_USED:
+            # The operator has to see this: the code leaked, or went to two devices.
+            self._store.tokens.note_stranger(row.token_id, outcome.identity)
+            _LOG.warning(
+                "the code of %s was tried by another key, %s...",
+                "nobody" if row.device_id is None else row.device_id.hex(),
+                outcome.identity.hex()[:16],
+            )

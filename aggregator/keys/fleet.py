@@ -1,0 +1,162 @@
+"""The keys in force while serving: renewed in time, and read again when somebody changed them."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+
+from aggregator.errors import AggregatorError
+from aggregator.home import Home
+from aggregator.keys.folder import read_serving_keys, renew_descriptor, tidy_keys
+from aggregator.store import Store
+from device_sdk.wire.seal.descriptor import Descriptor
+from device_sdk.wire.seal.group_key import GroupKey
+from device_sdk.wire.seal.keyring import Keyring, ServingKeys
+from device_sdk.wire.seal.keys import RandomBytes
+
+__all__ = ["FleetKeys"]
+
+_LOG = logging.getLogger(__name__)
+_DAY_SECONDS = 86_400
+_WARN_DAYS = 30
+# Shares of a descriptor's life that are left when it is renewed.
+_LEFT_BETWEEN_ROUNDS = 1 / 3
+_LEFT_AT_MOST = 1 / 6
+
+
+class FleetKeys:
+    """Serving keys and group keys. ``watch`` what must be told of another keyring.
+
+    The descriptor is renewed, for ``descriptor_seconds`` each time, for as long as the root key's
+    delegation allows; in its last month there is a warning in the log once a day. Raises
+    AggregatorError where there is no descriptor to serve under.
+    """
+
+    def __init__(
+        self,
+        home: Home,
+        store: Store,
+        unix_clock: Callable[[], float],
+        random_bytes: RandomBytes,
+        descriptor_seconds: int,
+    ) -> None:
+        self._home = home
+        self._store = store
+        self._unix_clock = unix_clock
+        self._random_bytes = random_bytes
+        self._descriptor_seconds = descriptor_seconds
+        self._watchers: list[Callable[[Keyring], None]] = []
+        self._next_warning_unix = 0.0
+        self._next_try_unix = 0.0
+        self._grace_ends_unix = math.inf
+        tidy_keys(home, store, int(unix_clock()))
+        self._serving = self._read()
+        self._group_keys = store.secrets.group_keys()
+        self.tend(between_rounds=True)
+        if self._left_seconds() <= 0:
+            raise AggregatorError("the descriptor has expired; run tessera-aggregator rotate keys")
+
+    @property
+    def keyring(self) -> Keyring:
+        """All keys that are honoured."""
+        return Keyring(self._serving)
+
+    def current(self) -> ServingKeys:
+        """The keys of the descriptor in force."""
+        return self._serving[-1]
+
+    def descriptors(self) -> list[Descriptor]:
+        """Those that are honoured, the one in force last."""
+        return [each.descriptor for each in self._serving]
+
+    def group_keys(self) -> tuple[GroupKey, ...]:
+        """What a session's reply tells."""
+        return self._group_keys
+
+    def watch(self, replace_keyring: Callable[[Keyring], None]) -> None:
+        """Call this with every new keyring."""
+        self._watchers.append(replace_keyring)
+
+    def refresh(self) -> bool:
+        """Read the store again; whether another descriptor is in force."""
+        self._group_keys = self._store.secrets.group_keys()
+        newest = self._store.secrets.descriptors()[-1].serial
+        if newest == self.current().descriptor.serial:
+            return False
+        self._replace(self._read())
+        return True
+
+    def tend(self, *, between_rounds: bool) -> bool:
+        """Do what is due: erase keys whose grace is over, renew the descriptor, warn.
+
+        A device that takes up a new descriptor in the middle of a round may have to leave that
+        round out, so it is renewed early between two rounds, and late within one. Returns whether
+        another descriptor is in force.
+        """
+        before = self.current().descriptor.serial
+        now = self._unix_clock()
+        if now >= self._grace_ends_unix:
+            tidy_keys(self._home, self._store, int(now))
+            self._replace(self._read())
+        self._warn_of_delegation()
+        share = _LEFT_BETWEEN_ROUNDS if between_rounds else _LEFT_AT_MOST
+        held = self.current().descriptor
+        could_hold_longer = held.expires_unix_seconds < held.delegation.expires_unix_seconds
+        if could_hold_longer and self._left_seconds() <= share * self._descriptor_seconds:
+            self._renew(now)
+        return self.current().descriptor.serial != before
+
+    def _renew(self, now_unix_seconds: float) -> None:
+        if _is_soon(self._next_try_unix, now_unix_seconds):
+            return
+        try:
+            renewed = renew_descriptor(
+                self._home,
+                self._store,
+                int(now_unix_seconds),
+                self._random_bytes,
+                self._descriptor_seconds,
+            )
+        except AggregatorError as error:
+            # Serving goes on under the old one while it holds: there is time to put this right.
+            _LOG.error("the descriptor cannot be renewed: %s", error)
+            self._next_try_unix = now_unix_seconds + _DAY_SECONDS
+            return
+        _LOG.info(
+            "the descriptor was renewed; the next holds for %.1f days",
+            (renewed.expires_unix_seconds - now_unix_seconds) / _DAY_SECONDS,
+        )
+        self._replace(self._read())
+
+    def _left_seconds(self) -> float:
+        return self.current().descriptor.expires_unix_seconds - self._unix_clock()
+
+    def _warn_of_delegation(self) -> None:
+        now = self._unix_clock()
+        left = self.current().descriptor.delegation.expires_unix_seconds - now
+        if left >= _WARN_DAYS * _DAY_SECONDS or _is_soon(self._next_warning_unix, now):
+            return
+        self._next_warning_unix = now + _DAY_SECONDS
+        when = f"ends in {left / _DAY_SECONDS:.1f} days" if left > 0 else "has ended"
+        _LOG.warning(
+            "the root key's delegation %s, and devices refuse this aggregator from then on: run "
+            "tessera-aggregator rotate keys (it needs keys/root.key)",
+            when,
+        )
+
+    def _replace(self, serving: list[ServingKeys]) -> None:
+        self._serving = serving
+        for replace_keyring in self._watchers:
+            replace_keyring(self.keyring)
+
+    def _read(self) -> list[ServingKeys]:
+        ends = [each.honoured_until_unix_seconds for each in self._store.secrets.descriptors()]
+        # Of the next keys to be erased, those included that are honoured no more.
+        self._grace_ends_unix = min((end for end in ends if end is not None), default=math.inf)
+        return read_serving_keys(self._home, self._store, self._unix_clock)
+
+
+def _is_soon(at_unix_seconds: float, now_unix_seconds: float) -> bool:
+    """Whether it lies within a day from now; further off, it was reckoned by a clock set back."""
+    return now_unix_seconds < at_unix_seconds <= now_unix_seconds + _DAY_SECONDS

@@ -1,0 +1,404 @@
+"""The aggregator's keys: made, renewed, rotated, read for serving, and erased.
+
+Whatever changes them does so inside a transaction of the store, files and all: the operator's
+commands and a running ``serve`` wait for each other. Files are written before the rows that name
+them are committed, and erased before those rows go; what a crash leaves over is erased by
+:func:`tidy_keys`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from aggregator.errors import AggregatorError
+from aggregator.home import Home
+from aggregator.store import Database, Store
+from aggregator.store.secrets import IssuedDescriptor
+from device_sdk.system.durable import flush_folder
+from device_sdk.wire.codec.errors import WireError
+from device_sdk.wire.seal import hpke
+from device_sdk.wire.seal.delegation import Delegation, make_delegation
+from device_sdk.wire.seal.descriptor import Descriptor, make_descriptor, read_descriptor, root_of
+from device_sdk.wire.seal.group_key import new_group_key
+from device_sdk.wire.seal.keyring import ServingKeys, serving_keys
+from device_sdk.wire.seal.keys import (
+    KeyKind,
+    RandomBytes,
+    erase_key,
+    fingerprint,
+    generate,
+    read_key,
+    signing_key,
+    write_key,
+)
+from device_sdk.wire.seal.succession import Succession, extend_line, make_succession
+
+__all__ = [
+    "Lives",
+    "current_descriptor",
+    "initialise",
+    "read_serving_keys",
+    "renew_descriptor",
+    "rotate_keys",
+    "rotate_root",
+    "tidy_keys",
+]
+
+_DAY_SECONDS = 86_400
+_HOUR_SECONDS = 3600
+# A delegation's serials: one for each hour of seven years.
+_SERIALS = 1 << 16
+_KEY_FILE = re.compile(r"(signing|hpke|delegate)-([0-9]+)\.key")
+_LEFT_BY_A_CRASH = re.compile(r"\..+\.key\.[0-9]+\.tmp")
+
+
+@dataclass(frozen=True, slots=True)
+class Lives:
+    """How long things hold, in seconds, unless the operator chooses otherwise."""
+
+    descriptor_seconds: int = 30 * _DAY_SECONDS
+    delegation_seconds: int = 365 * _DAY_SECONDS
+    grace_seconds: int = 7 * _DAY_SECONDS
+    """How long the keys of a replaced descriptor are honoured, at most as long as it held."""
+
+    def __post_init__(self) -> None:
+        if self.descriptor_seconds < 1 or self.grace_seconds < 0:
+            raise AggregatorError("a descriptor holds for a second at least, its grace for none")
+        if self.grace_seconds > 30 * _DAY_SECONDS:
+            raise AggregatorError(
+                "old keys are honoured for 30 days at most: who has stolen them is honoured, too"
+            )
+        if not self.descriptor_seconds <= self.delegation_seconds <= 5 * 365 * _DAY_SECONDS:
+            raise AggregatorError(
+                "a delegation holds for 5 years at most, and for as long as a descriptor at least"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class _Mandate:
+    """What descriptors are made with."""
+
+    delegate: Ed25519PrivateKey
+    delegation: Delegation
+    successions: tuple[Succession, ...]
+
+
+def initialise(
+    home: Home, now_unix_seconds: int, random_bytes: RandomBytes, lives: Lives | None = None
+) -> Descriptor:
+    """Make all keys, the first descriptor and the database. Raises AggregatorError."""
+    lives = lives if lives is not None else Lives()
+    home.make()
+    seed = generate(KeyKind.ED25519, random_bytes)
+    write_key(home.root_key, KeyKind.ED25519, seed)
+    first = _first_serial(0, now_unix_seconds)
+    mandate = _delegate(home, signing_key(seed), (), first, now_unix_seconds, lives, random_bytes)
+    expires = now_unix_seconds + lives.descriptor_seconds
+    descriptor = _issue_keys(home, mandate, first, expires, random_bytes)
+    store = Store(Database(home.database, create=True))
+    with store.database.transaction():
+        store.facts.generation = now_unix_seconds
+        store.facts.root_fingerprint = descriptor.root_fingerprint
+        store.facts.seed = int.from_bytes(random_bytes(8), "little") >> 1
+        store.secrets.issue(first, descriptor.message, now_unix_seconds)
+        store.secrets.add_group_key(new_group_key(1, random_bytes))
+    store.database.close()
+    return descriptor
+
+
+def renew_descriptor(
+    home: Home,
+    store: Store,
+    now_unix_seconds: int,
+    random_bytes: RandomBytes,
+    descriptor_seconds: int,
+) -> Descriptor:
+    """New signing and HPKE keys under a descriptor of the delegate's; the root is not needed.
+
+    Raises AggregatorError where the delegation does not allow it any more, or its key is missing.
+    """
+    with store.database.transaction():
+        current = current_descriptor(store)
+        delegation = current.delegation
+        expires = min(now_unix_seconds + descriptor_seconds, delegation.expires_unix_seconds)
+        serial = _next_serial(current, now_unix_seconds)
+        if expires <= now_unix_seconds or not delegation.allows(serial, expires):
+            raise AggregatorError(
+                "the root key's delegation has ended; run tessera-aggregator rotate keys (it "
+                "needs keys/root.key)"
+            )
+        path = home.delegate_key(delegation.first_serial)
+        try:
+            delegate = signing_key(read_key(path, KeyKind.ED25519))
+        except (OSError, WireError) as error:
+            raise AggregatorError(
+                f"the delegate's key cannot be used ({error}); run tessera-aggregator rotate keys "
+                "(it needs keys/root.key)"
+            ) from None
+        mandate = _Mandate(delegate, delegation, current.successions)
+        descriptor = _issue_keys(home, mandate, serial, expires, random_bytes)
+        until = _grace_ends(current, now_unix_seconds, Lives())
+        store.secrets.issue(serial, descriptor.message, until)
+    return descriptor
+
+
+def rotate_keys(
+    home: Home,
+    store: Store,
+    now_unix_seconds: int,
+    random_bytes: RandomBytes,
+    lives: Lives | None = None,
+) -> Descriptor:
+    """A new delegate, and a descriptor of its own. Needs the root key.
+
+    Nothing that the delegate before it signs is believed any more by who has seen the new one.
+    Takes over a home of before there were delegations, too.
+    """
+    lives = lives if lives is not None else Lives()
+    with store.database.transaction():
+        root = _read_root(home, store)
+        descriptor = _rotate(home, store, root, None, now_unix_seconds, random_bytes, lives)
+    tidy_keys(home, store, now_unix_seconds)
+    return descriptor
+
+
+def rotate_root(
+    home: Home,
+    store: Store,
+    now_unix_seconds: int,
+    random_bytes: RandomBytes,
+    lives: Lives | None = None,
+) -> Descriptor:
+    """A new root key in the place of the old one, which signs that and is erased; see rotate_keys.
+
+    Devices that trust the old root follow, also when they come back after several rotations.
+    """
+    lives = lives if lives is not None else Lives()
+    with store.database.transaction():
+        old = _read_root(home, store)
+        erase_key(home.next_root_key)  # of a rotation that was cut short: never in force
+        seed = generate(KeyKind.ED25519, random_bytes)
+        write_key(home.next_root_key, KeyKind.ED25519, seed)
+        new = signing_key(seed)
+        succession = make_succession(old, new.public_key().public_bytes_raw())
+        descriptor = _rotate(home, store, new, succession, now_unix_seconds, random_bytes, lives)
+        store.facts.root_fingerprint = descriptor.root_fingerprint
+    tidy_keys(home, store, now_unix_seconds)
+    return descriptor
+
+
+def tidy_keys(home: Home, store: Store, now_unix_seconds: int) -> None:
+    """Erase the keys whose grace is over, and finish what a crash cut short."""
+    with store.database.transaction():
+        _settle_root(home, store)
+        issued = store.secrets.descriptors()
+        for each in issued:
+            until = each.honoured_until_unix_seconds
+            if until is not None and until <= now_unix_seconds:
+                erase_key(home.signing_key(each.serial))
+                erase_key(home.hpke_key(each.serial))
+                store.secrets.forget(each.serial)
+        _erase_strays(home, store)
+
+
+def read_serving_keys(
+    home: Home, store: Store, unix_clock: Callable[[], float]
+) -> list[ServingKeys]:
+    """The keys of every descriptor that is still honoured, the current one last."""
+    current = current_descriptor(store)
+    keys = []
+    for issued in store.secrets.descriptors():
+        until = issued.honoured_until_unix_seconds
+        if until is not None and until <= unix_clock():
+            continue
+        try:
+            root = root_of(issued.message)
+            if not current.follows_from(root):
+                continue  # so many roots ago that no device could follow
+            descriptor = read_descriptor(issued.message, root)
+            signing = signing_key(read_key(home.signing_key(issued.serial), KeyKind.ED25519))
+            seed = read_key(home.hpke_key(issued.serial), KeyKind.HPKE)
+            keys.append(serving_keys(descriptor, signing, seed, until))
+        except (OSError, ValueError, WireError) as error:
+            raise AggregatorError(
+                f"the keys of descriptor {issued.serial} cannot be used: {error}"
+            ) from None
+    return keys
+
+
+def current_descriptor(store: Store) -> Descriptor:
+    """The descriptor in force. Raises AggregatorError, for a home of an older version too."""
+    issued = _newest(store)
+    if _is_signed_by_root(issued, store.facts.root_fingerprint):
+        raise AggregatorError(
+            "this home was made by an older version, whose root key signed descriptors itself: "
+            "run tessera-aggregator rotate keys once (it needs keys/root.key)"
+        )
+    try:
+        return read_descriptor(issued.message, store.facts.root_fingerprint)
+    except WireError as error:
+        raise AggregatorError(f"the descriptor in force is damaged: {error}") from None
+
+
+def _rotate(
+    home: Home,
+    store: Store,
+    root: Ed25519PrivateKey,
+    succession: Succession | None,
+    now_unix_seconds: int,
+    random_bytes: RandomBytes,
+    lives: Lives,
+) -> Descriptor:
+    newest = _newest(store)
+    successions: tuple[Succession, ...] = ()
+    if _is_signed_by_root(newest, store.facts.root_fingerprint):
+        last, until = newest.serial, now_unix_seconds  # no device asks under it any more
+    else:
+        current = current_descriptor(store)
+        successions, last = current.successions, current.delegation.last_serial
+        until = _grace_ends(current, now_unix_seconds, lives)
+    if succession is not None:
+        successions = extend_line(successions, succession)
+    first = _first_serial(last, now_unix_seconds)
+    mandate = _delegate(home, root, successions, first, now_unix_seconds, lives, random_bytes)
+    expires = now_unix_seconds + lives.descriptor_seconds
+    descriptor = _issue_keys(home, mandate, first, expires, random_bytes)
+    store.secrets.issue(first, descriptor.message, until)
+    return descriptor
+
+
+def _delegate(
+    home: Home,
+    root: Ed25519PrivateKey,
+    successions: Sequence[Succession],
+    first_serial: int,
+    now_unix_seconds: int,
+    lives: Lives,
+    random_bytes: RandomBytes,
+) -> _Mandate:
+    seed = generate(KeyKind.ED25519, random_bytes)
+    delegate = signing_key(seed)
+    delegation = make_delegation(
+        root,
+        delegate.public_key().public_bytes_raw(),
+        first_serial,
+        first_serial + _SERIALS - 1,
+        now_unix_seconds + lives.delegation_seconds,
+    )
+    _write_anew(home.delegate_key(first_serial), KeyKind.ED25519, seed)
+    return _Mandate(delegate, delegation, tuple(successions))
+
+
+def _issue_keys(
+    home: Home,
+    mandate: _Mandate,
+    serial: int,
+    expires_unix_seconds: int,
+    random_bytes: RandomBytes,
+) -> Descriptor:
+    signing_seed = generate(KeyKind.ED25519, random_bytes)
+    hpke_seed = generate(KeyKind.HPKE, random_bytes)
+    _write_anew(home.signing_key(serial), KeyKind.ED25519, signing_seed)
+    _write_anew(home.hpke_key(serial), KeyKind.HPKE, hpke_seed)
+    return make_descriptor(
+        mandate.delegate,
+        mandate.delegation,
+        serial,
+        expires_unix_seconds,
+        signing_key(signing_seed).public_key().public_bytes_raw(),
+        hpke.public_bytes(hpke_seed),
+        mandate.successions,
+    )
+
+
+def _write_anew(path: Path, kind: KeyKind, seed: bytes) -> None:
+    erase_key(path)  # of a rotation that was cut short: never published
+    write_key(path, kind, seed)
+
+
+def _first_serial(above: int, now_unix_seconds: int) -> int:
+    # By the clock, so that an aggregator that came back from a backup, and knows nothing of the
+    # delegations made since, does not give out their serials again.
+    return max(above + 1, now_unix_seconds // _HOUR_SECONDS * _SERIALS)
+
+
+def _next_serial(current: Descriptor, now_unix_seconds: int) -> int:
+    # By the clock as well: one for each hour since the delegation was made.
+    delegation = current.delegation
+    hours = now_unix_seconds // _HOUR_SECONDS - delegation.first_serial // _SERIALS
+    return max(current.serial + 1, delegation.first_serial + hours)
+
+
+def _grace_ends(replaced: Descriptor, now_unix_seconds: int, lives: Lives) -> int:
+    return min(now_unix_seconds + lives.grace_seconds, replaced.expires_unix_seconds)
+
+
+def _newest(store: Store) -> IssuedDescriptor:
+    issued = store.secrets.descriptors()
+    if not issued:
+        raise AggregatorError("there is no descriptor in force; run tessera-aggregator init")
+    return issued[-1]
+
+
+def _is_signed_by_root(issued: IssuedDescriptor, root_fingerprint: bytes) -> bool:
+    # Where the root's public key stood before there were delegations.
+    return fingerprint(issued.message[2:34]) == root_fingerprint
+
+
+def _read_root(home: Home, store: Store) -> Ed25519PrivateKey:
+    _settle_root(home, store)
+    try:
+        root = signing_key(read_key(home.root_key, KeyKind.ED25519))
+    except FileNotFoundError:
+        raise AggregatorError(
+            f"{home.root_key} is not there: bring the root key back for this command"
+        ) from None
+    except (OSError, WireError) as error:
+        raise AggregatorError(f"the root key cannot be used: {error}") from None
+    if _fingerprint_of(root) != store.facts.root_fingerprint:
+        raise AggregatorError(f"{home.root_key} is the root key of another aggregator")
+    return root
+
+
+def _settle_root(home: Home, store: Store) -> None:
+    """A new root that is in force takes the old one's place; one that is not goes."""
+    try:
+        new = signing_key(read_key(home.next_root_key, KeyKind.ED25519))
+    except FileNotFoundError:
+        return
+    except (OSError, WireError) as error:
+        raise AggregatorError(f"the new root key cannot be used: {error}") from None
+    if _fingerprint_of(new) != store.facts.root_fingerprint:
+        erase_key(home.next_root_key)
+        return
+    erase_key(home.root_key)
+    os.replace(home.next_root_key, home.root_key)
+    flush_folder(home.keys)
+
+
+def _erase_strays(home: Home, store: Store) -> None:
+    """What no row names: left by commands that were cut short, or by delegates of before."""
+    issued = store.secrets.descriptors()
+    serials = {each.serial for each in issued}
+    delegations = set()
+    if not _is_signed_by_root(issued[-1], store.facts.root_fingerprint):
+        delegations = {current_descriptor(store).delegation.first_serial}
+    for name in sorted(os.listdir(home.keys)):
+        found = _KEY_FILE.fullmatch(name)
+        if found is None:
+            stray = _LEFT_BY_A_CRASH.fullmatch(name) is not None
+        else:
+            named = delegations if found[1] == "delegate" else serials
+            stray = int(found[2]) not in named
+        if stray:
+            erase_key(home.keys / name)
+
+
+def _fingerprint_of(root: Ed25519PrivateKey) -> bytes:
+    return fingerprint(root.public_key().public_bytes_raw())

@@ -1,0 +1,1 @@
+"""Attention-enhanced meta-learning: the aggregator's half, pure arithmetic."""

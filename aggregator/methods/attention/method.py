@@ -1,0 +1,281 @@
+"""The aggregator's half of attention-based aggregation: it keeps, clusters and hands on models.
+
+Method: FedAMN (papers/fedamn), section 3.1 and algorithm 1; FedAMP (Huang et al. 2021) and, without
+any mixing, FedAvg are settings of it. docs/methods/attention.md has the formulas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aggregator.methods.attention.attachments import attachments_of
+from aggregator.methods.attention.clustering import assign_clusters
+from aggregator.methods.attention.device_models import DeviceModels, HeardModel
+from aggregator.methods.attention.settings import AttentionSettings
+from aggregator.methods.attention.sketches import cluster_points, gap_sketches, in_cluster_units
+from aggregator.methods.attention.update import check_parts
+from aggregator.methods.falling_rate import rate_at
+from aggregator.methods.method import Refused, RoundSummary, State, StateError
+from aggregator.methods.saved_state import part, require_array
+from device_sdk.artifact.flat_layout import FlatLayout
+from device_sdk.methods.attention.contract import layouts_to_text
+from device_sdk.wire.arrays.exchange import Attachment, Broadcast, Update
+
+__all__ = ["AttentionMethod", "AttentionSettings"]
+
+Floats = NDArray[np.float32]
+_INCOMING = "incoming."
+
+
+class AttentionMethod:
+    """Keeps each device's last model; see :class:`~aggregator.methods.method.Method` for the calls.
+
+    Args:
+        initial: the global model to start from, float32 [p] of the widest layout.
+        layouts: the models' layouts, the narrowest first; each lies within the next.
+        settings: of the task.
+
+    Memory is that of one vector for each device heard of in the last ``keep_rounds`` rounds: whom
+    a device will listen to is not known when another's update arrives. Raises ValueError where the
+    layouts do not nest, ``initial`` does not fit, or not even one neighbour fits the byte cap.
+    """
+
+    def __init__(
+        self,
+        initial: Floats,
+        layouts: Sequence[FlatLayout],
+        settings: AttentionSettings | None = None,
+    ) -> None:
+        if not layouts:
+            raise ValueError("a task needs at least one layout")
+        self._layouts = tuple(layouts)
+        self._settings = settings if settings is not None else AttentionSettings()
+        for inner, outer in zip(self._layouts[:-1], self._layouts[1:], strict=True):
+            inner.places_in(outer)
+        self._places = tuple(one.places_in(self._widest) for one in self._layouts)
+        if initial.dtype != np.float32 or initial.shape != (self._widest.size,):
+            raise ValueError(
+                f"initial is {initial.dtype} {initial.shape}; expected float32 "
+                f"[{self._widest.size}], the widest model's parameters"
+            )
+        if not np.isfinite(initial).all():
+            raise ValueError("initial holds values that are not finite")
+        self._global = initial.copy()
+        self._models = DeviceModels.of([], self._widest.size)
+        self._incoming: dict[str, HeardModel] = {}
+        self._clusters = np.empty(0, dtype=np.int64)
+        self._losses = np.zeros(2)
+        self._version = 0
+        self._round_id = 0
+        if self._most_members(0) < 2:
+            raise ValueError(
+                f"most_bytes is {self._settings.clusters.most_bytes}, too little for the global "
+                f"model and one neighbour's ({self._vector_bytes * 2} and more)"
+            )
+
+    @property
+    def version(self) -> int:
+        """The number of rounds that changed something."""
+        return self._version
+
+    @property
+    def shared(self) -> Floats:
+        """w_g, float32 [p] of the widest layout: a copy."""
+        return self._global.copy()
+
+    @property
+    def clusters(self) -> dict[str, int]:
+        """Each known device's cluster."""
+        return dict(zip(self._models.senders, self._clusters.tolist(), strict=True))
+
+    def open_round(self, round_id: int) -> Broadcast:
+        """The broadcast holds ``global`` [p], and for the n known devices ``senders`` uint8
+        [n, 16], ``sketches`` [n, g, d], ``widths`` uint8 [n], ``clusters`` int32 [n] and ``scales``
+        [clusters, g].
+
+        After the warm-up each device's vector is attached for its cluster's cohort, and a mixture
+        for each device that does not mix by itself, for that device alone.
+        """
+        if round_id <= self._round_id:
+            raise ValueError(f"round {round_id} does not follow round {self._round_id}")
+        self._round_id = round_id
+        self._clear()
+        told, models = self._settings.training, self._models
+        rate = rate_at(told.learning_rate, self._settings.rate_decay, round_id)
+        told = replace(told, learning_rate=rate)
+        sketched, scales = in_cluster_units(self._sketches(), self._clusters)
+        attachments: dict[str, Attachment] = {}
+        cohorts: dict[str, tuple[str, ...]] = {}
+        if told.mix and round_id > told.warm_up_rounds:
+            attachments, cohorts = attachments_of(
+                models, self._clusters, self._layouts, self._global, sketched, self._settings
+            )
+        return Broadcast(
+            round_id=round_id,
+            version=self._version,
+            tensors={
+                "global": self._global.copy(),
+                "senders": models.sender_bytes,
+                "sketches": sketched,
+                "widths": models.widths.astype(np.uint8),
+                "clusters": self._clusters.astype(np.int32),
+                "scales": scales,
+            },
+            settings={**told.as_scalars(), "layouts": layouts_to_text(self._layouts)},
+            attachments=attachments,
+            cohorts=cohorts,
+        )
+
+    def check(self, update: Update) -> None:
+        """Refuses with reason ``bad-round``, ``no-sender``, ``repeated``, ``bad-tensors``,
+        ``bad-metadata`` or ``bad-values``."""
+        if update.round_id != self._round_id or self._round_id == 0:
+            raise Refused(
+                "bad-round", f"the update is for round {update.round_id}, not {self._round_id}"
+            )
+        if not update.sender:
+            raise Refused("no-sender", "attention must know whose model it is")
+        known = self._incoming.get(update.sender)
+        if known is not None and known.round_id == update.round_id:
+            raise Refused("repeated", "this device's model of the round is here already")
+        check_parts(update, self._layouts)
+
+    def absorb(self, update: Update) -> None:
+        """Keeps the model; ``update`` must have passed ``check``. It takes the place of one of the
+        same device that was carried over from a round without quorum."""
+        width = int(update.metadata["width"])
+        whole = np.zeros(self._widest.size, dtype=np.float32)
+        whole[self._places[width]] = update.tensors["vector"]
+        self._incoming[update.sender] = HeardModel(
+            update.sender,
+            whole,
+            width=width,
+            samples=int(update.metadata["samples"]),
+            round_id=update.round_id,
+            asks=bool(update.metadata["mixture"]),
+        )
+        self._losses += (float(update.metadata["loss"]), 1)
+
+    def close_round(self) -> RoundSummary:
+        """Metrics: mean ``loss``, ``known`` devices, ``clusters``, the ``largest``, and how many
+        known devices ``moved`` to another."""
+        came = DeviceModels.of(list(self._incoming.values()), self._widest.size)
+        metrics: dict[str, float] = {}
+        if len(came):
+            self._global = self._average(came)
+            before = self.clusters
+            self._models = self._models.updated(came).younger_than(
+                self._round_id - self._settings.keep_rounds
+            )
+            previous = [before.get(name, -1) for name in self._models.senders]
+            self._clusters = self._cluster(np.asarray(previous, dtype=np.int64))
+            sizes = np.bincount(self._clusters)
+            moved = sum(
+                old not in (-1, new) for old, new in zip(previous, self._clusters, strict=True)
+            )
+            metrics = {
+                "loss": float(self._losses[0] / self._losses[1]),
+                "known": float(len(self._models)),
+                "clusters": float(len(sizes)),
+                "largest": float(sizes.max()),
+                "moved": float(moved),
+            }
+            self._version += 1
+        self._clear()
+        return RoundSummary(self._round_id, self._version, len(came), metrics)
+
+    def forget(self, sender: str) -> None:
+        """See :class:`~aggregator.methods.method.Remembering`. The global model stays as it is."""
+        if sender not in self._models.senders:
+            return
+        kept = np.asarray([name != sender for name in self._models.senders])
+        self._models = self._models.those(kept)
+        # Clusters are numbered without gaps.
+        self._clusters = np.unique(self._clusters[kept], return_inverse=True)[1].astype(np.int64)
+
+    def state(self) -> State:
+        """``global``, ``clusters``, ``losses``, ``counters``, the known models as ``models.*`` and
+        those of the open round as ``incoming.*``."""
+        incoming = DeviceModels.of(list(self._incoming.values()), self._widest.size)
+        return {
+            "global": self._global.copy(),
+            "clusters": self._clusters.copy(),
+            "losses": self._losses.copy().view(np.int64),
+            "counters": np.asarray([self._version, self._round_id], dtype=np.int64),
+            **{f"models.{name}": array for name, array in self._models.state().items()},
+            **{_INCOMING + name: array for name, array in incoming.state().items()},
+        }
+
+    def restore(self, state: State) -> None:
+        """See :class:`~aggregator.methods.method.Method`."""
+        own = {name: array for name, array in state.items() if "." not in name}
+        if set(own) != {"global", "clusters", "losses", "counters"}:
+            raise StateError(
+                f"the state holds {sorted(own)}; expected clusters, counters, global, losses"
+            )
+        size = self._widest.size
+        models = DeviceModels.from_state(part("models.", state), size, len(self._layouts))
+        incoming = DeviceModels.from_state(part(_INCOMING, state), size, len(self._layouts))
+        require_array(own["global"], "global", np.float32, (size,))
+        require_array(own["clusters"], "clusters", np.int64, (len(models),))
+        require_array(own["losses"], "losses", np.int64, (2,))
+        require_array(own["counters"], "counters", np.int64, (2,))
+        if len(models) and own["clusters"].min() < 0:
+            raise StateError("the state's 'clusters' are negative")
+        self._global, self._clusters = own["global"].copy(), own["clusters"].copy()
+        self._losses = own["losses"].copy().view(np.float64)
+        self._models = models
+        self._incoming = {model.sender: model for model in incoming.each()}
+        self._version, self._round_id = (int(count) for count in own["counters"])
+
+    # -- inside ------------------------------------------------------------------------------------
+
+    @property
+    def _widest(self) -> FlatLayout:
+        return self._layouts[-1]
+
+    @property
+    def _vector_bytes(self) -> int:
+        return self._widest.size * (2 if self._settings.half else 4)
+
+    def _clear(self) -> None:
+        self._incoming.clear()
+        self._losses = np.zeros(2)
+
+    def _average(self, came: DeviceModels) -> Floats:
+        """FedAvg over the devices whose models have the number; what none has stays."""
+        most = self._settings.most_samples
+        counts = np.minimum(came.samples, most) if most else came.samples
+        total = np.zeros(self._widest.size, dtype=np.float64)
+        weight = np.zeros(self._widest.size, dtype=np.float64)
+        for vector, width, samples in zip(came.vectors, came.widths, counts, strict=True):
+            places = self._places[width]
+            total[places] += float(samples) * vector[places]
+            weight[places] += float(samples)
+        known = weight > 0
+        return np.where(known, total / np.where(known, weight, 1.0), self._global).astype(
+            np.float32
+        )
+
+    def _most_members(self, known: int) -> int:
+        """How many devices may be in a cluster under the byte cap; all without one."""
+        cap = self._settings.clusters.most_bytes
+        if cap == 0:
+            return max(known, 2)
+        told = self._settings.training
+        about_each = 16 + 1 + 4 + 2 * told.sketch_rows * len(self._widest.groups)
+        left = cap - self._vector_bytes - known * about_each
+        return max(1, 1 + left // self._vector_bytes)
+
+    def _cluster(self, previous: NDArray[np.int64]) -> NDArray[np.int64]:
+        points = cluster_points(self._sketches())
+        most = self._most_members(len(points))
+        return assign_clusters(points, previous, most, self._settings.clusters)
+
+    def _sketches(self) -> Floats:
+        vectors, told = self._models.vectors, self._settings.training
+        return gap_sketches(vectors, self._global, self._places[0], self._layouts[0], told)

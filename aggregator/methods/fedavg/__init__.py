@@ -1,0 +1,1 @@
+"""Federated averaging: the aggregator's half, pure arithmetic."""

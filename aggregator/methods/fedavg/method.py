@@ -1,0 +1,366 @@
+"""The aggregator's half of federated averaging: the mean of what devices' training moved.
+
+Methods: FedAvg and FedSGD (McMahan et al. 2017, algorithm 1), FedProx, FedPer (what stays on the
+devices is not here at all) and adaptive server optimizers (Reddi et al. 2021, Adaptive federated
+optimization, algorithm 2: the mean difference, negated, is the server's gradient).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aggregator.methods.clipping import Measured, clip_factor, euclidean_norm, measured
+from aggregator.methods.fedavg.weighted_mean import WeightedMean
+from aggregator.methods.method import Refused, RoundSummary, State, StateError
+from aggregator.methods.robust import Robust, RobustRule, require_multiple
+from aggregator.methods.robust_held import MOST_HELD_BYTES, HeldVectors, require_same_rule
+from aggregator.methods.robust_limits import UpdateLimits
+from aggregator.methods.saved_state import part
+from aggregator.methods.server_optimizer import OptimizerSettings, ServerOptimizer
+from aggregator.methods.waiting import Waiting
+from device_sdk.methods.fedavg.contract import FedAvgTraining
+from device_sdk.methods.fedavg.model_tensors import SharedTensor, shared_tensors
+from device_sdk.methods.settings import require_whole
+from device_sdk.wire.arrays.exchange import Broadcast, Update
+
+__all__ = ["FedAvgMethod", "FedAvgSettings"]
+
+Floats = NDArray[np.float32]
+# Far above any difference of a model that trains, far below what could overflow a sum of them.
+_LARGEST_VALUE = 1e12
+_MOST_SAMPLES = 1 << 40
+_VARIANCE = "running_var"
+"""What torch calls a buffer that no honest device takes below 0."""
+_BUFFERS, _SAMPLES = 0, 1
+
+
+@dataclass(frozen=True, slots=True)
+class FedAvgSettings:
+    """Settings of a task of federated averaging.
+
+    Attributes:
+        optimizer: of the server, on the mean difference; plain at a rate of 1 is FedAvg.
+        clip_norm: an update whose parameters moved further (Euclidean) is scaled down to it; 0 for
+            no limit.
+        clip_multiple: likewise for more than so many times the fleet's median norm, and so for the
+            buffers, by themselves; 0 for no limit. See
+            :class:`~aggregator.methods.fleet_scale.FleetScale`.
+        outlier_multiple: an update more than so many times as large as the running median counts
+            for nothing; see :class:`~aggregator.methods.outliers.Outliers`. 0: none does.
+        robust, trim_share: how a coordinate's values become one; see
+            :class:`~aggregator.methods.robust.RobustRule`. All but ``none`` keep a round's updates
+            in memory until it closes, and count every device alike, whatever samples it claims.
+        most_samples: a device that claims more samples weighs as much as one with so many; 0 for no
+            limit.
+        samples_multiple: likewise for more than so many times the fleet's median claim; 0 for no
+            limit.
+        training: what the broadcast tells the devices.
+
+    Raises ValueError, naming the setting, for a value outside its range.
+    """
+
+    optimizer: OptimizerSettings = field(
+        default_factory=lambda: OptimizerSettings(name="plain", learning_rate=1.0)
+    )
+    clip_norm: float = 0.0
+    clip_multiple: float = 3.0
+    outlier_multiple: float = 0.0
+    robust: Robust = "none"
+    trim_share: float = 0.1
+    most_samples: int = 0
+    samples_multiple: float = 3.0
+    training: FedAvgTraining = field(default_factory=FedAvgTraining)
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.clip_norm) or self.clip_norm < 0:
+            raise ValueError(f"clip_norm is {self.clip_norm}; expected 0 (no limit) or above")
+        for name in ("clip_multiple", "outlier_multiple", "samples_multiple"):
+            require_multiple(name, getattr(self, name))
+        RobustRule(self.robust, self.trim_share)
+        require_whole("most_samples", self.most_samples, 0)
+
+
+class FedAvgMethod:
+    """Keeps the global model and moves it by the devices' mean difference.
+
+    Args:
+        parameters: the first model, by torch's names, as an artifact's ``initial`` holds them.
+        buffers: likewise; float buffers (batch norm's statistics) are averaged, others left out.
+        settings: of the task.
+
+    Raises ValueError where there is nothing to share or a value is not finite.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, NDArray[Any]],
+        buffers: Mapping[str, NDArray[Any]] | None = None,
+        settings: FedAvgSettings | None = None,
+    ) -> None:
+        self._settings = settings if settings is not None else FedAvgSettings()
+        kept = self._settings.training.personal_names
+        self._layout = shared_tensors(parameters, buffers or {}, kept)
+        first = {**(buffers or {}), **parameters}
+        self._values = _flat(self._layout, {one.wire_name: first[one.name] for one in self._layout})
+        if not np.isfinite(self._values).all():
+            raise ValueError("the first model holds values that are not finite")
+        self._trained = sum(one.size for one in self._layout if one.kind == "parameter")
+        self._optimizer = ServerOptimizer(self._settings.optimizer, (1, self._trained))
+        self._rule = RobustRule(self._settings.robust, self._settings.trim_share)
+        chosen = self._settings
+        self._limits = UpdateLimits(
+            chosen.clip_norm,
+            chosen.clip_multiple,
+            outlier_multiple=chosen.outlier_multiple,
+            length=euclidean_norm(self._values[: self._trained]),
+            others=2 if chosen.clip_multiple or chosen.samples_multiple else 0,
+        )
+        self._buffers_length = euclidean_norm(self._values[self._trained :])
+        self._variances = np.concatenate(
+            [np.full(one.size, one.name.endswith(_VARIANCE)) for one in self._layout]
+        )
+        self._version = 0
+        self._round_id = 0
+        self._clear()
+
+    @property
+    def version(self) -> int:
+        """The number of rounds that changed the model."""
+        return self._version
+
+    @property
+    def model(self) -> dict[str, Floats]:
+        """The global model's shared parameters and float buffers by torch's names: copies."""
+        return {
+            one.name: part.reshape(one.shape).copy()
+            for one, part in zip(self._layout, self._parts(), strict=True)
+        }
+
+    def open_round(self, round_id: int) -> Broadcast:
+        """The broadcast holds the model and the devices' training settings.
+
+        The model's tensors are named by :mod:`device_sdk.methods.fedavg.model_tensors`.
+        """
+        if round_id <= self._round_id:
+            raise ValueError(f"round {round_id} does not follow round {self._round_id}")
+        self._round_id = round_id
+        self._clear()
+        return Broadcast(
+            round_id=round_id,
+            version=self._version,
+            tensors={
+                one.wire_name: part.reshape(one.wire_shape).copy()
+                for one, part in zip(self._layout, self._parts(), strict=True)
+            },
+            settings=self._settings.training.as_scalars(),
+        )
+
+    def check(self, update: Update) -> None:
+        """Refuses with reason ``bad-round``, ``bad-tensors``, ``bad-metadata``,
+        ``bad-values`` or, where updates are held, ``round-full``."""
+        if update.round_id != self._round_id or self._round_id == 0:
+            raise Refused(
+                "bad-round", f"the update is for round {update.round_id}, not {self._round_id}"
+            )
+        if set(update.tensors) != {one.wire_name for one in self._layout}:
+            raise Refused("bad-tensors", "the update's tensors are not those of the model")
+        self._check_metadata(update)
+        if self._held.nbytes > MOST_HELD_BYTES:
+            raise Refused("round-full", "this round holds as many updates as memory is set aside")
+        for one in self._layout:
+            values = update.tensors[one.wire_name]
+            if values.dtype != np.float32 or values.shape != one.wire_shape:
+                raise Refused(
+                    "bad-values",
+                    f"{one.wire_name} is {values.dtype} {values.shape}; expected float32 "
+                    f"{one.wire_shape}",
+                )
+            # NaN fails the comparison too.
+            if values.size and not float(np.abs(values).max()) <= _LARGEST_VALUE:
+                raise Refused("bad-values", "a value is not finite or is absurdly large")
+
+    def absorb(self, update: Update) -> None:
+        """Adds the difference, unless it is an outlier; ``update`` must have passed ``check``.
+
+        The first updates of a task's life wait until three devices' norms are known, or the round
+        closes: whoever comes first is judged by those who come next.
+        """
+        values = _flat(self._layout, update.tensors)
+        # As one row: a model has none that could be compared.
+        parameters, buffers = values[None, : self._trained], values[self._trained :]
+        found = measured(parameters)
+        self._limits.note(update.sender, found, (euclidean_norm(buffers), self._samples(update)))
+        if not (self._limits.known or self._waiting.full):
+            self._waiting.add(update)
+            return
+        self._add_waiting()
+        self._add(update, values, found)
+
+    def _add_waiting(self) -> None:
+        for waited in self._waiting.take():
+            values = _flat(self._layout, waited.tensors)
+            self._add(waited, values, measured(values[None, : self._trained]))
+
+    def _add(self, update: Update, values: Floats, found: Measured) -> None:
+        self._loss += float(update.metadata["loss"])
+        values = self._honest_variances(values)
+        weight = self._weight(update)
+        # What weighs more may move less far: it is the product that moves the model.
+        heavier = weight / (self._limits.usual(_SAMPLES) or weight)
+        _, factor = self._limits.apply(values[None, : self._trained], found, heavier)
+        if factor == 0:
+            return
+        if factor < 1:
+            values = values * np.float32(factor)
+            self._clipped += 1
+        values = self._bounded_buffers(values)
+        if self._rule.holds:
+            self._held.add(values)
+        else:
+            self._mean.add(values, weight)
+
+    def close_round(self) -> RoundSummary:
+        """Metrics: ``clipped`` updates, ``outliers`` with ``outlier_multiple``, mean ``loss`` of
+        the devices, ``update_norm`` of the mean difference and the ``weight`` behind it: samples
+        or devices."""
+        self._add_waiting()
+        kept = len(self._held) + self._mean.count
+        metrics = {"clipped": float(self._clipped), **self._limits.metrics()}
+        participants = kept + int(metrics.get("outliers", 0))
+        if participants:
+            held = len(self._held) > 0
+            # Without anything that is kept, the mean is of no difference at all.
+            difference = self._held.mean(self._rule) if held else self._mean.mean()
+            trained = self._trained
+            moved = np.empty_like(self._values)
+            moved[:trained] = self._optimizer.step(
+                self._values[None, :trained], -difference[None, :trained]
+            )[0]
+            moved[trained:] = self._values[trained:] + difference[trained:]
+            if not np.isfinite(moved).all():
+                raise ArithmeticError(
+                    "the server's step made the model non-finite; lower the learning rate or set "
+                    "clip_norm"
+                )
+            self._values = moved
+            self._limits.settle()
+            self._version += 1
+            metrics["update_norm"] = float(np.linalg.norm(difference[:trained]))
+            metrics["loss"] = self._loss / participants
+            metrics["weight"] = float(kept) if held else self._mean.weight
+        self._clear()
+        return RoundSummary(self._round_id, self._version, participants, metrics)
+
+    def state(self) -> State:
+        """``model`` float32 [elements], ``counters``, ``loss``, and with their prefixes the open
+        round's ``mean.*``, ``held.*`` and ``waiting.*``, the ``limits.*`` and the
+        ``optimizer.*``."""
+        counters = [self._version, self._round_id, self._clipped]
+        return {
+            "model": self._values.copy(),
+            "counters": np.asarray(counters, dtype=np.int64),
+            "loss": np.asarray(self._loss, dtype=np.float64),
+            **{f"mean.{name}": array for name, array in self._mean.state().items()},
+            **{f"optimizer.{name}": array for name, array in self._optimizer.state().items()},
+            **{f"limits.{name}": array for name, array in self._limits.state().items()},
+            **{f"held.{name}": array for name, array in self._held.state().items()},
+            **{f"waiting.{name}": array for name, array in self._waiting.state().items()},
+        }
+
+    def restore(self, state: State) -> None:
+        """See :class:`~aggregator.methods.method.Method`."""
+        own = {name: array for name, array in state.items() if "." not in name}
+        if set(own) != {"model", "counters", "loss"}:
+            raise StateError(f"the state holds {sorted(own)}; expected counters, loss and model")
+        for name, dtype, shape in (
+            ("model", np.float32, self._values.shape),
+            ("counters", np.int64, (3,)),
+            ("loss", np.float64, ()),
+        ):
+            if own[name].dtype != dtype or own[name].shape != shape:
+                raise StateError(
+                    f"the state's {name!r} is {own[name].dtype} {own[name].shape}; expected "
+                    f"{np.dtype(dtype)} {shape}: was the task's artifact changed?"
+                )
+        mean = WeightedMean.from_state(len(self._values), part("mean.", state))
+        optimizer = ServerOptimizer.from_state(
+            self._settings.optimizer, (1, self._trained), part("optimizer.", state)
+        )
+        limits = self._limits.continued(part("limits.", state))
+        held = HeldVectors.from_state(len(self._values), part("held.", state))
+        require_same_rule(len(held), mean.count + len(held), self._rule)
+        self._waiting = Waiting.from_state(part("waiting.", state))
+        self._limits, self._held = limits, held
+        self._values, self._mean, self._optimizer = own["model"].copy(), mean, optimizer
+        self._version, self._round_id, self._clipped = (int(count) for count in own["counters"])
+        self._loss = float(own["loss"])
+
+    def _check_metadata(self, update: Update) -> None:
+        wanted = {"loss", "samples"} if self._by_samples else {"loss"}
+        if set(update.metadata) != wanted:
+            raise Refused("bad-metadata", f"expected exactly {', '.join(sorted(wanted))}")
+        loss = update.metadata["loss"]
+        if isinstance(loss, bool) or not isinstance(loss, (int, float)):
+            raise Refused("bad-metadata", "the loss is no number")
+        if not abs(loss) <= _LARGEST_VALUE:
+            raise Refused("bad-metadata", "the loss is absurdly large")
+        if self._by_samples:
+            samples = update.metadata["samples"]
+            if isinstance(samples, bool) or not isinstance(samples, int):
+                raise Refused("bad-metadata", "the number of samples is no integer")
+            if not 1 <= samples <= _MOST_SAMPLES:
+                raise Refused("bad-metadata", "the number of samples is out of range")
+
+    @property
+    def _by_samples(self) -> bool:
+        return self._settings.training.weighting == "samples"
+
+    def _samples(self, update: Update) -> float:
+        return float(update.metadata["samples"]) if self._by_samples else 1.0
+
+    def _weight(self, update: Update) -> float:
+        samples, chosen = self._samples(update), self._settings
+        most = float(chosen.most_samples) or math.inf
+        if chosen.samples_multiple and (usual := self._limits.usual(_SAMPLES)):
+            most = min(most, chosen.samples_multiple * usual)
+        return min(samples, most)
+
+    def _honest_variances(self, values: Floats) -> Floats:
+        """A variance is at least 0, so that a mean of them is: below, a model has no output."""
+        least = -self._values[self._variances]
+        if not least.size or (values[self._variances] >= least).all():
+            return values
+        held = values.copy()
+        held[self._variances] = np.maximum(held[self._variances], least)
+        return held
+
+    def _bounded_buffers(self, values: Floats) -> Floats:
+        buffers = values[self._trained :]
+        most = self._limits.most_length(_BUFFERS, self._buffers_length)
+        factor = clip_factor(buffers, most) if math.isfinite(most) else 1.0
+        if factor == 1:
+            return values
+        return np.concatenate([values[: self._trained], buffers * np.float32(factor)])
+
+    def _parts(self) -> list[Floats]:
+        ends = np.cumsum([one.size for one in self._layout])
+        return np.split(self._values, ends[:-1])
+
+    def _clear(self) -> None:
+        self._mean = WeightedMean(len(self._values))
+        self._held = HeldVectors(len(self._values))
+        self._waiting = Waiting()
+        self._limits.begin()
+        self._clipped = 0
+        self._loss = 0.0
+
+
+def _flat(layout: tuple[SharedTensor, ...], tensors: Mapping[str, NDArray[Any]]) -> Floats:
+    parts = [tensors[one.wire_name].astype(np.float32).reshape(-1) for one in layout]
+    return np.concatenate(parts)

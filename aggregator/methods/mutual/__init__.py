@@ -1,0 +1,1 @@
+"""Mutual learning: the aggregator's half, pure arithmetic."""

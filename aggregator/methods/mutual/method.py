@@ -1,0 +1,306 @@
+"""The aggregator's half of mutual learning: relays public samples and soft labels about them.
+
+MAFML (papers/mafml; Zhou et al. 2023), and with ``combine="mean"`` FedMD (Li and Wang 2019).
+It keeps a device's public samples and its last soft labels, so its memory grows with the devices
+that share: that is what the method is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aggregator.methods.method import Refused, RoundSummary, State, StateError
+from aggregator.methods.mutual.label_book import LabelBook, LabelMeans, PublicBook
+from aggregator.methods.mutual.update import METRICS, check_metadata, taken_apart
+from aggregator.methods.saved_state import part
+from device_sdk.methods.mutual.contract import MutualTraining
+from device_sdk.methods.mutual.public_samples import SampleEntry, attachment_name, decode_samples
+from device_sdk.methods.mutual.soft_labels import decode_soft_labels, encode_soft_labels
+from device_sdk.wire.arrays.exchange import Attachment, Broadcast, Update
+from device_sdk.wire.arrays.tensors import LARGEST_OF_EVERY_CODEC
+from device_sdk.wire.codec.errors import WireError
+
+__all__ = ["MutualMethod", "MutualSettings"]
+
+Arrays = Mapping[str, NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class MutualSettings:
+    """Settings of a mutual-learning task.
+
+    Attributes:
+        training: what the broadcast tells the devices.
+        stale_rounds: soft labels of a device that missed rounds are still relayed for so many.
+        most_public: public samples a device may share at most.
+        most_owners: devices that may share at most; further ones learn without sharing.
+
+    Raises ValueError, naming the setting, for a value outside its range.
+    """
+
+    training: MutualTraining
+    stale_rounds: int = 0
+    most_public: int = 2000
+    most_owners: int = 100
+
+    def __post_init__(self) -> None:
+        for name, least in (("stale_rounds", 0), ("most_public", 1), ("most_owners", 1)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise ValueError(f"{name} is {value!r}; expected an integer of at least {least}")
+
+
+class MutualMethod:
+    """Relays what devices share; there is no global model.
+
+    Args:
+        entries: what a sample consists of (``sample_entries`` of any of the task's artifacts).
+        settings: of the task.
+
+    Raises ValueError where the settings' target is no integer entry.
+    """
+
+    def __init__(self, entries: Mapping[str, SampleEntry], settings: MutualSettings) -> None:
+        target = entries.get(settings.training.target)
+        if target is None or target.shape != () or not target.dtype.startswith("int"):
+            raise ValueError(
+                f"the target {settings.training.target!r} must be one integer a sample; samples "
+                f"hold {', '.join(sorted(entries))}"
+            )
+        self._entries = dict(entries)
+        self._settings = settings
+        self._public = PublicBook()
+        self._labels = LabelBook()
+        self._closed = 0
+        self._version = 0
+        self._round_id = 0
+        self._clear()
+
+    @property
+    def version(self) -> int:
+        """The number of rounds that brought anything."""
+        return self._version
+
+    @property
+    def owners(self) -> tuple[str, ...]:
+        """Who shares public samples."""
+        return self._public.owners
+
+    def open_round(self, round_id: int) -> Broadcast:
+        """Attachments ``public.<owner>.<mark>``; tensors ``labels.<owner>`` (and
+        ``classes.<owner>``) as the owners sent them, or the mean of all."""
+        if round_id <= self._round_id:
+            raise ValueError(f"round {round_id} does not follow round {self._round_id}")
+        self._round_id = round_id
+        self._clear()
+        oldest = self._closed - self._settings.stale_rounds
+        return Broadcast(
+            round_id=round_id,
+            version=self._version,
+            tensors={
+                f"{kind}.{owner}": array
+                for owner, coded in self._labels.since(oldest).items()
+                for kind, array in coded.items()
+            },
+            settings=self._settings.training.as_scalars(),
+            attachments={
+                attachment_name(owner, self._public.mark(owner)): Attachment(
+                    self._public.coded(owner)
+                )
+                for owner in self._public.owners
+            },
+        )
+
+    def check(self, update: Update) -> None:
+        """Refuses with reason ``bad-round``, ``bad-sender``, ``bad-tensors``, ``bad-metadata``,
+        ``bad-public``, ``bad-labels`` or ``too-many``."""
+        if update.round_id != self._round_id or self._round_id == 0:
+            raise Refused(
+                "bad-round", f"the update is for round {update.round_id}, not {self._round_id}"
+            )
+        if not update.sender:
+            raise Refused("bad-sender", "mutual learning needs to know whose labels these are")
+        public, labels = taken_apart(update)
+        check_metadata(update, shares=bool(public))
+        try:
+            samples = self._check_public(update, public)
+            self._check_labels(samples, labels)
+        except Refused:
+            raise
+        except WireError as error:
+            raise Refused(error.reason, str(error)) from error
+
+    def absorb(self, update: Update) -> None:
+        """Keeps what was shared until the round closes; ``update`` must have passed ``check``."""
+        public, labels = taken_apart(update)
+        self._participants += 1
+        for place, name in enumerate(METRICS):
+            if name in update.metadata:
+                self._metric_sums[place] += float(update.metadata[name])
+                self._metric_counts[place] += 1
+        shared = bool(public) and self._has_room(update.sender)
+        if shared:
+            self._new_public.put(update.sender, str(update.metadata["mark"]), public)
+        if self._training.combine == "mean":
+            for name, coded in labels.items():
+                probabilities = self._decoded({"labels": coded})
+                self._means.add(name.removeprefix("labels."), probabilities)
+        elif shared or (labels and not public and update.sender not in self._new_public.owners):
+            # Else the samples were one device's too many, or new ones were carried over from a
+            # round without quorum, and these labels are about those that they replace.
+            self._new_labels.put(update.sender, self._closed + 1, labels)
+
+    def close_round(self) -> RoundSummary:
+        """Metrics: mean ``local_loss``, ``public_loss`` and ``conflict_share`` of the devices,
+        ``owners`` who share, ``confidence``: the mean share of an owner's samples that its new soft
+        labels get right."""
+        metrics: dict[str, float] = {
+            name: self._metric_sums[place] / self._metric_counts[place]
+            for place, name in enumerate(METRICS)
+            if self._metric_counts[place]
+        }
+        participants = self._participants
+        if participants:
+            self._closed += 1
+            self._version += 1
+            for owner in self._new_public.owners:
+                self._labels.drop(owner)  # about the samples of before
+                self._public.put(owner, self._new_public.mark(owner), self._new_public.coded(owner))
+            for owner, coded in self._new_labels.since(0).items():
+                self._labels.put(owner, self._closed, coded)
+            for owner, mean in self._means.means().items():
+                if owner not in self._new_public.owners:
+                    coded = encode_soft_labels(mean, self._training.label_form)
+                    self._labels.put(owner, self._closed, coded)
+            metrics["owners"] = float(len(self._public.owners))
+            metrics.update(self._confidence())
+        self._clear()
+        return RoundSummary(self._round_id, self._version, participants, metrics)
+
+    def forget(self, sender: str) -> None:
+        """See :class:`~aggregator.methods.method.Remembering`."""
+        self._public.drop(sender)
+        self._labels.drop(sender)
+
+    def state(self) -> State:
+        """Books of samples and labels, the open round's ones as ``new.*``, sums and counters."""
+        return {
+            "counters": np.asarray(
+                [self._version, self._round_id, self._closed, self._participants], dtype=np.int64
+            ),
+            "metric_sums": self._metric_sums.copy(),
+            "metric_counts": self._metric_counts.copy(),
+            **_prefixed("public.", self._public.state()),
+            **_prefixed("labels.", self._labels.state()),
+            **_prefixed("new.public.", self._new_public.state()),
+            **_prefixed("new.labels.", self._new_labels.state()),
+            **_prefixed("new.means.", self._means.state()),
+        }
+
+    def restore(self, state: State) -> None:
+        """See :class:`~aggregator.methods.method.Method`."""
+        own = {"counters": (np.int64, (4,)), "metric_sums": (np.float64, (3,))}
+        own["metric_counts"] = (np.int64, (3,))
+        for name, (dtype, shape) in own.items():
+            found = state.get(name)
+            if found is None or found.dtype != dtype or found.shape != shape:
+                raise StateError(f"the state lacks {name!r}, {np.dtype(dtype)} {shape}")
+        prefixes = ("public.", "labels.", "new.public.", "new.labels.", "new.means.")
+        odd = [n for n in state if n not in own and not n.startswith(prefixes)]
+        if odd:
+            raise StateError(f"the state holds the unknown {sorted(odd)[0]!r}")
+        books = [part(prefix, state) for prefix in prefixes]
+        public, new_public = PublicBook.from_state(books[0]), PublicBook.from_state(books[2])
+        labels, new_labels = LabelBook.from_state(books[1]), LabelBook.from_state(books[3])
+        means = LabelMeans.from_state(books[4])
+        self._public, self._new_public = public, new_public
+        self._labels, self._new_labels, self._means = labels, new_labels, means
+        self._version, self._round_id, self._closed, self._participants = (
+            int(count) for count in state["counters"]
+        )
+        self._metric_sums = state["metric_sums"].copy()
+        self._metric_counts = state["metric_counts"].copy()
+
+    # -- inside ------------------------------------------------------------------------------------
+
+    @property
+    def _training(self) -> MutualTraining:
+        return self._settings.training
+
+    def _decoded(self, coded: Arrays) -> NDArray[np.float32]:
+        told = self._training
+        return decode_soft_labels(coded, told.classes, told.label_form, told.top_classes)
+
+    def _check_public(self, update: Update, public: Arrays) -> int | None:
+        """The number of the sender's public samples; None where it shares none."""
+        known = self._public
+        if not public:
+            return len(self._target(update.sender)) if update.sender in known.owners else None
+        most = self._settings.most_public
+        target = decode_samples(public, self._entries, most=most)[self._training.target]
+        if not 1 <= len(target) <= most:
+            raise Refused("too-many", f"{len(target)} public samples; expected 1 to {most}")
+        if int(target.min()) < 0 or int(target.max()) >= self._training.classes:
+            raise Refused("bad-public", "a public sample is of a class that the task has not")
+        if any(
+            array.dtype.kind == "f"
+            and array.size
+            and float(np.abs(array).max()) > LARGEST_OF_EVERY_CODEC
+            for array in public.values()
+        ):
+            raise Refused(
+                "bad-public", "a value exceeds 60,000, which not every codec could hand on"
+            )
+        if not self._has_room(update.sender):
+            raise Refused("too-many", "the task takes no further devices' public samples")
+        return len(target)
+
+    def _has_room(self, sender: str) -> bool:
+        owners = {*self._public.owners, *self._new_public.owners}
+        return sender in owners or len(owners) < self._settings.most_owners
+
+    def _check_labels(self, samples: int | None, labels: Arrays) -> None:
+        if self._training.combine == "mean":
+            for name, coded in labels.items():
+                kind, _, owner = name.partition(".")
+                if kind != "labels" or owner not in self._public.owners:
+                    raise Refused("bad-tensors", f"nobody shares what {name!r} is about")
+                if len(self._decoded({"labels": coded})) != len(self._target(owner)):
+                    raise Refused("bad-labels", "not one soft label for each public sample")
+            return
+        if samples is None:
+            if labels:
+                raise Refused("bad-tensors", "soft labels about samples that were not shared")
+            return
+        if len(self._decoded(labels)) != samples:
+            raise Refused("bad-labels", "not one soft label for each public sample")
+
+    def _target(self, owner: str) -> NDArray[Any]:
+        name = self._training.target
+        coded = {name: self._public.coded(owner)[name]}
+        return decode_samples(coded, {name: self._entries[name]})[name]
+
+    def _confidence(self) -> dict[str, float]:
+        fresh = self._labels.since(self._closed)
+        right = [
+            float(np.mean(self._decoded(coded).argmax(axis=1) == self._target(owner)))
+            for owner, coded in fresh.items()
+        ]
+        return {"confidence": float(np.mean(right))} if right else {}
+
+    def _clear(self) -> None:
+        self._new_public = PublicBook()
+        self._new_labels = LabelBook()
+        self._means = LabelMeans()
+        self._participants = 0
+        self._metric_sums = np.zeros(len(METRICS), dtype=np.float64)
+        self._metric_counts = np.zeros(len(METRICS), dtype=np.int64)
+
+
+def _prefixed(prefix: str, state: Arrays) -> dict[str, NDArray[Any]]:
+    return {prefix + name: array for name, array in state.items()}

@@ -1,0 +1,1 @@
+"""Capacity-adaptive scatter factorisation: the aggregator's half, pure arithmetic."""

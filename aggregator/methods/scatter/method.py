@@ -1,0 +1,304 @@
+"""The aggregator's half of scatter aggregation: item gradients of unequal widths into one matrix.
+
+Method: "Compute-adaptive, model-heterogeneous federated recommendation" (the patent in our papers),
+step 4: each device's gradient is scattered to the full width K, zero elsewhere, and averaged.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aggregator.methods.clipping import Measured, euclidean_norm, measured
+from aggregator.methods.method import Refused, RoundSummary, State, StateError
+from aggregator.methods.robust import RobustRule
+from aggregator.methods.robust_held import MOST_HELD_BYTES, HeldRows, require_same_rule
+from aggregator.methods.robust_limits import UpdateLimits
+from aggregator.methods.saved_state import part, require_array
+from aggregator.methods.scatter.item_norms import ItemNorms
+from aggregator.methods.scatter.settings import ScatterSettings
+from aggregator.methods.server_optimizer import ServerOptimizer
+from aggregator.methods.waiting import Waiting
+from device_sdk.wire.arrays.exchange import Broadcast, Update
+
+__all__ = ["ScatterMethod", "ScatterSettings", "initial_items"]
+
+_TENSORS = frozenset(("columns", "rows", "values"))
+
+Floats = NDArray[np.float32]
+# Far above any gradient of a model that trains, far below what could overflow a sum of them.
+_LARGEST_VALUE = 1e12
+# float32 holds it, and no value above 1e11 hides in a smaller sum, however it was rounded.
+_SMALL_SQUARES = 1e20
+# A dtype compares with another at once, with a scalar type only after making one of it.
+_INT64, _FLOAT32 = np.dtype(np.int64), np.dtype(np.float32)
+
+
+def initial_items(items: int, columns: int, spread: float, rng: np.random.Generator) -> Floats:
+    """A random item matrix, float32 [items, columns], normal with standard deviation ``spread``."""
+    return np.float32(spread) * rng.standard_normal((items, columns), dtype=np.float32)
+
+
+class ScatterMethod:
+    """Keeps the item matrix V; see :class:`~aggregator.methods.method.Method` for the calls.
+
+    Args:
+        items: V to start from, float32 [items, K]; see :func:`initial_items`.
+        settings: of the task.
+
+    Memory is that of a few matrices like V, however many updates are absorbed; with ``robust`` the
+    round's updates come on top.
+    Raises ValueError when ``items`` is no finite, non-empty float32 matrix.
+    """
+
+    def __init__(self, items: Floats, settings: ScatterSettings | None = None) -> None:
+        if items.dtype != np.float32 or items.ndim != 2 or items.size == 0:
+            raise ValueError(
+                f"items is {items.dtype} {items.shape}; expected float32 of [items, K], not empty"
+            )
+        if not np.isfinite(items).all():
+            raise ValueError("items holds values that are not finite")
+        self._settings = settings if settings is not None else ScatterSettings()
+        self._items = items.copy()
+        self._optimizer = ServerOptimizer(self._settings.optimizer, self._shape)
+        self._rule = RobustRule(self._settings.robust, self._settings.trim_share)
+        chosen = self._settings
+        self._limits = UpdateLimits(
+            chosen.clip_norm,
+            chosen.clip_multiple,
+            chosen.row_multiple,
+            chosen.outlier_multiple,
+            length=euclidean_norm(items),
+        )
+        self._norms = ItemNorms(chosen.item_multiple, len(items)) if chosen.item_multiple else None
+        self._version = 0
+        self._round_id = 0
+        self._clear()
+
+    @property
+    def items(self) -> Floats:
+        """V, float32 [items, K]: a copy."""
+        return self._items.copy()
+
+    @property
+    def version(self) -> int:
+        """The number of rounds that changed V."""
+        return self._version
+
+    def open_round(self, round_id: int) -> Broadcast:
+        """The broadcast holds ``items`` and the devices' training settings."""
+        if round_id <= self._round_id:
+            raise ValueError(f"round {round_id} does not follow round {self._round_id}")
+        self._round_id = round_id
+        self._clear()
+        told = self._settings.training
+        rate = told.user_learning_rate * self._optimizer.factor
+        return Broadcast(
+            round_id=round_id,
+            version=self._version,
+            tensors={"items": self._items.copy()},
+            settings=replace(told, user_learning_rate=rate).as_scalars(),
+        )
+
+    def check(self, update: Update) -> None:
+        """Refuses with reason ``bad-round``, ``bad-tensors``, ``bad-columns``, ``bad-rows``,
+        ``bad-values`` or, where updates are held, ``round-full``."""
+        if update.round_id != self._round_id or self._round_id == 0:
+            raise Refused(
+                "bad-round", f"the update is for round {update.round_id}, not {self._round_id}"
+            )
+        tensors = update.tensors
+        if tensors.keys() != _TENSORS:
+            raise Refused("bad-tensors", "expected exactly the tensors columns, rows and values")
+        items, width = self._items.shape
+        columns, rows, values = tensors["columns"], tensors["rows"], tensors["values"]
+        _check_indices("bad-columns", columns, width)
+        if len(columns) == 0:
+            raise Refused("bad-columns", "an update must train at least one column")
+        _check_indices("bad-rows", rows, items)
+        if values.dtype != _FLOAT32 or values.shape != (len(rows), len(columns)):
+            raise Refused(
+                "bad-values",
+                f"values are {values.dtype} {values.shape}; expected float32 "
+                f"{(len(rows), len(columns))}",
+            )
+        if self._held.nbytes > MOST_HELD_BYTES:
+            raise Refused("round-full", "this round holds as many updates as memory is set aside")
+        # A small sum of squares, a fifth of the cost, settles the common case. NaN fails both.
+        flat = values.reshape(-1)
+        if float(flat.dot(flat)) <= _SMALL_SQUARES:
+            return
+        if not float(np.abs(values).max()) <= _LARGEST_VALUE:
+            raise Refused("bad-values", "a value is not finite or is absurdly large")
+
+    def absorb(self, update: Update) -> None:
+        """Adds the scattered gradient; ``update`` must have passed ``check``.
+
+        The first updates of a task's life wait until three devices' norms are known, or the round
+        closes: whoever comes first is judged by those who come next.
+        """
+        found = measured(update.tensors["values"])
+        self._limits.note(update.sender, found)
+        if not (self._limits.known or self._waiting.full):
+            self._waiting.add(update)
+            return
+        for waited in self._waiting.take():
+            self._add(waited, measured(waited.tensors["values"]))
+        self._add(update, found)
+
+    def _add(self, update: Update, found: Measured) -> None:
+        columns, rows = update.tensors["columns"], update.tensors["rows"]
+        values, factor = self._limits.apply(update.tensors["values"], found)
+        if factor == 0:
+            rows, values = rows[:0], values[:0]
+        elif factor < 1:
+            values = values * np.float32(factor)
+            self._clipped += 1
+        if self._rule.holds:
+            self._held.add(rows, columns, values)
+        elif len(columns) == (width := self._items.shape[1]):
+            self._sum[rows] += values
+        else:
+            # One flat index is several times faster here than a pair of broadcast ones, and
+            # add.at of one dtype adds in place.
+            flat = (rows * width)[:, None] + columns
+            np.add.at(
+                self._sum.reshape(-1), flat.reshape(-1), values.astype(np.float64).reshape(-1)
+            )
+        if self._norms is not None:
+            self._norms.note(rows)
+        self._drawn[columns] += 1
+        self._participants += 1
+
+    def close_round(self) -> RoundSummary:
+        """Metrics: ``clipped`` updates, ``gradient_norm``, ``columns_mean`` drawn a device,
+        ``bounded_rows`` with ``row_multiple``, ``outliers`` with ``outlier_multiple``, and
+        ``bounded_items`` with ``item_multiple``."""
+        for waited in self._waiting.take():
+            self._add(waited, measured(waited.tensors["values"]))
+        participants = self._participants
+        metrics = {"clipped": float(self._clipped), **self._limits.metrics()}
+        if participants:
+            by_column = self._settings.aggregator == "coverage"
+            divisor = np.maximum(self._drawn, 1) if by_column else participants
+            total = self._held.sums(self._shape, self._rule) if self._rule.holds else self._sum
+            gradient = (total / divisor).astype(np.float32)
+            moved = self._optimizer.step(self._items, gradient)
+            if not np.isfinite(moved).all():
+                raise ArithmeticError(
+                    "the server's step made the item matrix non-finite; lower the learning rate "
+                    "or set clip_norm"
+                )
+            if self._norms is not None:
+                moved = self._norms.bounded(moved)
+                self._norms.settle()
+                metrics["bounded_items"] = float(self._norms.count)
+            self._items = moved
+            self._limits.settle()
+            self._version += 1
+            metrics["gradient_norm"] = float(np.linalg.norm(gradient))
+            metrics["columns_mean"] = float(self._drawn.sum()) / participants
+        self._clear()
+        return RoundSummary(self._round_id, self._version, participants, metrics)
+
+    def grow(self, rows: Floats) -> None:
+        """Append vectors for items that are new to the catalogue, float32 [new, K].
+
+        Between rounds only: raises ValueError when updates of an open round are held, or when the
+        vectors do not fit. The version rises, since what devices hold is no longer current.
+        """
+        if self._participants or len(self._waiting):
+            raise ValueError("the catalogue can grow between rounds only: close this round first")
+        if rows.dtype != np.float32 or rows.ndim != 2 or rows.shape[1] != self._shape[1]:
+            raise ValueError(
+                f"the new rows are {rows.dtype} {rows.shape}; expected float32 of "
+                f"[new, {self._shape[1]}]"
+            )
+        if not np.isfinite(rows).all():
+            raise ValueError("the new rows hold values that are not finite")
+        self._items = np.concatenate([self._items, rows])
+        self._optimizer.grow(len(rows))
+        if self._norms is not None:
+            self._norms.grow(len(rows))
+        self._version += 1
+        self._clear()
+
+    def state(self) -> State:
+        """``items``, ``sum``, ``drawn``, ``counters``, and with their prefixes ``optimizer.*``,
+        ``limits.*``, ``touches.*`` and the open round's ``held.*`` and ``waiting.*``."""
+        touches = self._norms.state() if self._norms is not None else {}
+        counters = [self._version, self._round_id, self._participants, self._clipped]
+        return {
+            "items": self._items.copy(),
+            "sum": self._sum.copy(),
+            "drawn": self._drawn.copy(),
+            "counters": np.asarray(counters, dtype=np.int64),
+            **{f"optimizer.{name}": array for name, array in self._optimizer.state().items()},
+            **{f"limits.{name}": array for name, array in self._limits.state().items()},
+            **{f"touches.{name}": array for name, array in touches.items()},
+            **{f"held.{name}": array for name, array in self._held.state().items()},
+            **{f"waiting.{name}": array for name, array in self._waiting.state().items()},
+        }
+
+    def restore(self, state: State) -> None:
+        """See :class:`~aggregator.methods.method.Method`. The catalogue's length is the state's."""
+        parts = ("optimizer.", "limits.", "touches.", "held.", "waiting.")
+        own = {name: array for name, array in state.items() if not name.startswith(parts)}
+        if set(own) != {"items", "sum", "drawn", "counters"}:
+            raise StateError(f"the state holds {sorted(own)}; expected counters, drawn, items, sum")
+        items, width = own["items"], self._shape[1]
+        if items.ndim != 2 or items.shape[1] != width:
+            raise StateError(f"the state's items are {items.shape}; this task has K = {width}")
+        shape = (items.shape[0], width)
+        require_array(own["items"], "items", np.float32, shape)
+        require_array(own["sum"], "sum", np.float64, shape)
+        require_array(own["drawn"], "drawn", np.int64, (width,))
+        require_array(own["counters"], "counters", np.int64, (4,))
+        optimizer = ServerOptimizer.from_state(
+            self._settings.optimizer, shape, part("optimizer.", state)
+        )
+        limits = self._limits.continued(part("limits.", state))
+        norms = None
+        if multiple := self._settings.item_multiple:
+            norms = ItemNorms.from_state(multiple, len(items), part("touches.", state))
+        held = HeldRows.from_state(shape, part("held.", state))
+        require_same_rule(len(held), int(own["counters"][2]), self._rule)
+        waiting = Waiting.from_state(part("waiting.", state))
+        self._items, self._optimizer = items.copy(), optimizer
+        self._limits, self._norms, self._held, self._waiting = limits, norms, held, waiting
+        self._sum, self._drawn = own["sum"].copy(), own["drawn"].copy()
+        self._version, self._round_id, self._participants, self._clipped = (
+            int(count) for count in own["counters"]
+        )
+
+    @property
+    def _shape(self) -> tuple[int, int]:
+        return (self._items.shape[0], self._items.shape[1])
+
+    def _clear(self) -> None:
+        # float64: sums of a hundred thousand float32 updates keep their small ones.
+        self._sum = np.zeros(self._shape, dtype=np.float64)
+        self._drawn = np.zeros(self._shape[1], dtype=np.int64)
+        self._held = HeldRows()
+        self._waiting = Waiting()
+        self._limits.begin()
+        if self._norms is not None:
+            self._norms.begin()
+        self._participants = 0
+        self._clipped = 0
+
+
+def _check_indices(reason: str, indices: NDArray[Any], bound: int) -> None:
+    if indices.dtype != _INT64 or indices.ndim != 1:
+        raise Refused(
+            reason, f"expected int64 of one dimension, found {indices.dtype} {indices.shape}"
+        )
+    if len(indices) == 0:
+        return
+    # A search for a zero byte is a fraction of the cost of all().
+    rises = b"\x00" not in (indices[1:] > indices[:-1]).tobytes()
+    if not rises or indices.item(0) < 0 or indices.item(-1) >= bound:
+        raise Refused(reason, f"expected increasing numbers from 0 to {bound - 1}")

@@ -1,0 +1,1 @@
+"""Attentive federated distillation: the aggregator's half, pure arithmetic."""

@@ -1,0 +1,214 @@
+"""The aggregator's half of teacher-logit aggregation: means of soft outputs by label.
+
+Methods: AFD (papers/afd: table 3, equation 6) and federated distillation (Jeong et al. 2018). A
+device leaves itself out of the sums, so that one broadcast serves all of them and nobody needs to
+remember who sent what: the rounds that the updates were sent for are enough.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aggregator.methods.falling_rate import rate_at, require_decay
+from aggregator.methods.method import Refused, RoundSummary, State, StateError
+from device_sdk.methods.teacher_logits.contract import TeacherLogitsTraining
+from device_sdk.methods.teacher_logits.label_knowledge import decode_knowledge, share_of
+from device_sdk.wire.arrays.exchange import Broadcast, Update
+
+__all__ = ["TeacherLogitsMethod"]
+
+
+class TeacherLogitsMethod:
+    """Sums the devices' knowledge; see :class:`~aggregator.methods.method.Method` for the calls.
+
+    Args:
+        training: the task's settings, which the broadcast carries.
+        rate_decay: ``learning_rate`` falls by this factor a round. Adaptive steps are fast at a
+            high rate, and need a lower one to settle.
+
+    Raises ValueError for a ``rate_decay`` out of range, or without a ``learning_rate``.
+
+    Memory is that of two [classes, classes] tables, however many updates are absorbed.
+    """
+
+    def __init__(self, training: TeacherLogitsTraining, rate_decay: float = 1.0) -> None:
+        require_decay(rate_decay)
+        if rate_decay < 1 and training.learning_rate == 0:
+            raise ValueError("rate_decay needs a learning_rate: the artifact's own cannot fall")
+        self._training = training
+        self._rate_decay = rate_decay
+        classes = training.classes
+        self._known_sums = np.zeros((classes, classes), dtype=np.float32)
+        self._known_weights = np.zeros(classes, dtype=np.int64)
+        self._known_devices = np.zeros(classes, dtype=np.int64)
+        self._known_participants = 0
+        self._known_first_round = 0
+        self._known_round = 0
+        self._version = 0
+        self._round_id = self._first_round = 0
+        self._clear()
+
+    @property
+    def version(self) -> int:
+        """The number of rounds that changed the sums."""
+        return self._version
+
+    @property
+    def knowledge(self) -> NDArray[np.float32]:
+        """Mean soft output by label over all devices of the last round, float32 [classes, classes].
+
+        Rows of labels that nobody had are zero.
+        """
+        divisors = np.maximum(self._known_weights, 1).astype(np.float32)
+        means: NDArray[np.float32] = self._known_sums / divisors[:, None]
+        return means
+
+    def open_round(self, round_id: int) -> Broadcast:
+        """The broadcast holds the means of the last version, and the rounds of its updates.
+
+        ``means`` float32 [classes, classes], which no codec is too narrow for however many devices
+        there are, and what makes sums of them again: ``weights`` and ``devices`` int64 [classes],
+        ``participants`` (updates), ``first_round`` and ``round`` int64 [] (both 0: nothing summed
+        yet). They differ where rounds missed their quorum: what counted in them was carried over.
+        """
+        if round_id <= self._round_id:
+            raise ValueError(f"round {round_id} does not follow round {self._round_id}")
+        self._round_id = round_id
+        self._clear()
+        told = self._training
+        if self._rate_decay < 1:
+            rate = rate_at(told.learning_rate, self._rate_decay, round_id)
+            told = replace(told, learning_rate=rate)
+        return Broadcast(
+            round_id=round_id,
+            version=self._version,
+            tensors={
+                "means": self.knowledge,
+                "weights": self._known_weights.copy(),
+                "devices": self._known_devices.copy(),
+                "participants": np.asarray(self._known_participants, dtype=np.int64),
+                "first_round": np.asarray(self._known_first_round, dtype=np.int64),
+                "round": np.asarray(self._known_round, dtype=np.int64),
+            },
+            settings=told.as_scalars(),
+        )
+
+    def check(self, update: Update) -> None:
+        """Refuses with reason ``bad-round``, ``bad-tensors`` or ``bad-metadata``."""
+        if update.round_id != self._round_id or self._round_id == 0:
+            raise Refused(
+                "bad-round", f"the update is for round {update.round_id}, not {self._round_id}"
+            )
+        if update.metadata:
+            raise Refused("bad-metadata", "expected no metadata")
+        try:
+            decode_knowledge(update.tensors, self._training)
+        except ValueError as error:
+            raise Refused("bad-tensors", str(error)) from error
+
+    def absorb(self, update: Update) -> None:
+        """Adds the device's share; ``update`` must have passed ``check``."""
+        share = share_of(decode_knowledge(update.tensors, self._training), self._training)
+        self._sums += share.sums
+        self._weights += share.weights
+        self._devices += share.devices
+        self._participants += 1
+        self._first_round = min(self._first_round, update.round_id)
+        self._bounded += share.bounded
+
+    def close_round(self) -> RoundSummary:
+        """Metrics: ``labels`` known, ``confidence`` (mean probability of the label itself),
+        ``bounded`` means that lay outside the task's bounds."""
+        participants = self._participants
+        metrics: dict[str, float] = {"bounded": float(self._bounded)}
+        if participants:
+            self._known_sums = self._sums.astype(np.float32)
+            self._known_weights, self._known_devices = self._weights, self._devices
+            self._known_participants = participants
+            self._known_first_round, self._known_round = self._first_round, self._round_id
+            self._version += 1
+            known = self._known_weights > 0
+            metrics["labels"] = float(known.sum())
+            if known.any():
+                metrics["confidence"] = float(np.diagonal(self.knowledge)[known].mean())
+        self._clear()
+        return RoundSummary(self._round_id, self._version, participants, metrics)
+
+    def state(self) -> State:
+        """``known_sums``, ``known_weights``, ``known_devices``, the open round's ``sums``,
+        ``weights``, ``devices``, and ``counters``."""
+        counters = (
+            self._version,
+            self._round_id,
+            self._known_first_round,
+            self._known_round,
+            self._known_participants,
+            self._first_round,
+            self._participants,
+            self._bounded,
+        )
+        return {
+            "known_sums": self._known_sums.copy(),
+            "known_weights": self._known_weights.copy(),
+            "known_devices": self._known_devices.copy(),
+            "sums": self._sums.copy(),
+            "weights": self._weights.copy(),
+            "devices": self._devices.copy(),
+            "counters": np.asarray(counters, dtype=np.int64),
+        }
+
+    def restore(self, state: State) -> None:
+        """See :class:`~aggregator.methods.method.Method`."""
+        classes = self._training.classes
+        shapes: dict[str, tuple[type, tuple[int, ...]]] = {
+            "known_sums": (np.float32, (classes, classes)),
+            "known_weights": (np.int64, (classes,)),
+            "known_devices": (np.int64, (classes,)),
+            "sums": (np.float64, (classes, classes)),
+            "weights": (np.int64, (classes,)),
+            "devices": (np.int64, (classes,)),
+            "counters": (np.int64, (8,)),
+        }
+        if set(state) != set(shapes):
+            raise StateError(f"the state holds {sorted(state)}; expected {sorted(shapes)}")
+        for name, (dtype, shape) in shapes.items():
+            _require(state[name], name, dtype, shape)
+        self._known_sums = state["known_sums"].copy()
+        self._known_weights = state["known_weights"].copy()
+        self._known_devices = state["known_devices"].copy()
+        self._sums, self._weights = state["sums"].copy(), state["weights"].copy()
+        self._devices = state["devices"].copy()
+        (
+            self._version,
+            self._round_id,
+            self._known_first_round,
+            self._known_round,
+            self._known_participants,
+            self._first_round,
+            self._participants,
+            self._bounded,
+        ) = (int(count) for count in state["counters"])
+
+    def _clear(self) -> None:
+        classes = self._training.classes
+        # float64: sums of a hundred thousand float32 shares keep their small ones.
+        self._sums = np.zeros((classes, classes), dtype=np.float64)
+        self._weights = np.zeros(classes, dtype=np.int64)
+        self._devices = np.zeros(classes, dtype=np.int64)
+        self._first_round = self._round_id
+        self._participants = 0
+        self._bounded = 0
+
+
+def _require(array: NDArray[Any], name: str, dtype: type, shape: tuple[int, ...]) -> None:
+    if array.dtype != dtype or array.shape != shape or (array < 0).any():
+        raise StateError(
+            f"the state's {name!r} is {array.dtype} {array.shape}; expected "
+            f"{np.dtype(dtype)} {shape}, none below 0"
+        )
+    if not np.isfinite(array).all():
+        raise StateError(f"the state's {name!r} holds values that are not finite")

@@ -1,0 +1,231 @@
+"""The method and its log: what was absorbed can always be made again from the store."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+
+from aggregator.errors import AggregatorError
+from aggregator.methods.method import Method, Remembering, RoundSummary, State, StateError
+from aggregator.methods.table import Binding
+from aggregator.store import Store
+from aggregator.store.checkpoints import Checkpoint
+from aggregator.store.rounds import RoundRow
+from aggregator.store.update_log import LoggedUpdate
+from device_sdk.artifact import Artifact
+from device_sdk.wire.arrays.exchange import Broadcast, Update
+
+__all__ = ["Aggregation"]
+
+_LOG = logging.getLogger(__name__)
+
+
+class Aggregation:
+    """Absorbs updates in the order of their commits. ``require_publishable`` raises for a broadcast
+    that could not be sent.
+
+    After a crash :meth:`resume` restores the last checkpoint and absorbs the log behind it: the
+    same updates in the same order, so the same bits. A round without quorum leaves its updates in
+    the log, and the next round begins with them: counted is counted.
+    """
+
+    def __init__(
+        self,
+        binding: Binding,
+        store: Store,
+        items: int,
+        checkpoint_updates: int,
+        require_publishable: Callable[[Broadcast], None],
+        artifacts: Sequence[Artifact] = (),
+    ) -> None:
+        self._binding = binding
+        self._store = store
+        self._artifacts = tuple(artifacts)
+        self._checkpoint_updates = checkpoint_updates
+        self._require_publishable = require_publishable
+        self._method = self._new_method(items)
+        self.items = items
+        """Rows of the catalogue that updates are decoded for."""
+        self.version = 0
+        self.participants = 0
+        """Updates absorbed since the last version."""
+        self._since_checkpoint = 0
+        self._last_seq = 0
+
+    def _new_method(self, items: int) -> Method:
+        rng = np.random.default_rng([self._store.facts.seed, 0])
+        try:
+            return self._binding.build(items, rng, self._artifacts)
+        except ValueError as error:
+            name = self._binding.method_name
+            raise AggregatorError(f"the task's artifacts do not suit {name}: {error}") from None
+
+    def state(self) -> State:
+        """The method's state (copies)."""
+        return self._method.state()
+
+    def resume(self, open_round: RoundRow | None) -> None:
+        """The state of the moment of the last commit, bit for bit. Raises AggregatorError."""
+        self._restore(open_round)
+        if open_round is None:
+            self.participants = sum(1 for _ in self._store.log.after(0))
+            return
+        while not self._absorb_log(open_round):
+            self._restore(open_round)
+
+    def open_round(self, number: int) -> Broadcast:
+        """Open a round. What the last one could not use has to be absorbed by ``carry_over``."""
+        return self._method.open_round(number)
+
+    def carry_over(self, row: RoundRow) -> None:
+        """Absorb what rounds without quorum left in the log."""
+        self._last_seq, self.participants, self._since_checkpoint = 0, 0, 0
+        if not self._absorb_log(row):
+            self.resume(row)
+
+    def decode(self, body: bytes, round_id: int, device_id: bytes) -> Update:
+        """The update of a device, who is named by the session it came in. Raises ``WireError``."""
+        return self._binding.decode(body, round_id, self.items, device_id.hex())
+
+    def check(self, update: Update) -> None:
+        """See :meth:`aggregator.methods.method.Method.check`."""
+        self._method.check(update)
+
+    def next_seq(self) -> int:
+        """The number of the next update in the log."""
+        return self._last_seq + 1
+
+    def absorb(self, row: RoundRow, group: Sequence[tuple[LoggedUpdate, Update]]) -> dict[int, str]:
+        """Absorb a group that was committed; those that failed, by seq, with the reason.
+
+        A failure quarantines the update and holds the round; the state is made again without it.
+        """
+        failed: dict[int, str] = {}
+        for logged, update in group:
+            self._last_seq = logged.seq
+            if failed:
+                continue  # the log is absorbed anew below, these included
+            try:
+                self._method.absorb(update)
+            except Exception as error:
+                failed[logged.seq] = self._quarantine(row, logged, error)
+            else:
+                self.participants += 1
+                self._since_checkpoint += 1
+        if failed:
+            self.resume(row)
+            still = {logged.seq for logged in self._store.log.after(0)}
+            failed = {
+                logged.seq: failed.get(logged.seq, "quarantined")
+                for logged, _ in group
+                if logged.seq not in still
+            }
+        elif self._since_checkpoint >= self._checkpoint_updates:
+            self._checkpoint(row)
+        return failed
+
+    def close_round(self, revoked: Iterable[bytes] = ()) -> RoundSummary:
+        """The method's ``close_round``; to be followed by :meth:`commit_version` or ``resume``.
+
+        What the method would hand on of the devices ``revoked`` is dropped; what was counted stays
+        in the sums. Raises where the version that was made could not be published: it must not be
+        committed, since its updates are all that another attempt can be made of.
+        """
+        summary = self._method.close_round()
+        if isinstance(self._method, Remembering):
+            for device_id in revoked:
+                self._method.forget(device_id.hex())
+        if summary.version != self.version:
+            made = self._method.state()
+            self._require_publishable(self._method.open_round(summary.round_id + 1))
+            self._method.restore(made)
+        return summary
+
+    def commit_version(self, summary: RoundSummary) -> None:
+        """Write the new version's checkpoint and clear the log; inside a transaction."""
+        self._store.checkpoints.put(
+            Checkpoint("version", summary.round_id, 0, summary.version, self._method.state())
+        )
+        self._store.log.clear()
+        self.version = summary.version
+        self.participants, self._last_seq, self._since_checkpoint = 0, 0, 0
+
+    def grow(self, items: int, last_round: int) -> None:
+        """Append new items, between rounds and with an empty log; inside a transaction."""
+        rng = np.random.default_rng([self._store.facts.seed, self.items])
+        self._binding.grow(self._method, items, rng)
+        self.items = items
+        self.version += 1
+        self._store.checkpoints.put(
+            Checkpoint("version", last_round, 0, self.version, self._method.state())
+        )
+
+    def _restore(self, open_round: RoundRow | None) -> None:
+        version = self._store.checkpoints.get("version")
+        if version is None:
+            self._method = self._new_method(self.items)
+            version = Checkpoint("version", 0, 0, 0, self._method.state())
+            with self._store.database.transaction():
+                self._store.checkpoints.put(version)
+        self.version = version.version
+        partial = self._store.checkpoints.get("partial")
+        self._last_seq, self.participants, self._since_checkpoint = 0, 0, 0
+        try:
+            self._method.restore(version.state)
+            self.items = self._binding.items_of(self._method)
+            if open_round is None:
+                return
+            if partial is not None and partial.round == open_round.round:
+                self._method.restore(partial.state)
+                self._last_seq = partial.seq
+                self.participants = sum(
+                    1 for logged in self._store.log.after(0) if logged.seq <= partial.seq
+                )
+            else:
+                self._method.open_round(open_round.round)
+        except StateError as error:
+            raise AggregatorError(
+                f"the stored state does not fit the task file's settings: {error}. Change them "
+                "back, or begin anew with another --home"
+            ) from None
+
+    def _absorb_log(self, row: RoundRow) -> bool:
+        """Whether all of the log behind ``_last_seq`` could be absorbed."""
+        for logged in self._store.log.after(self._last_seq):
+            try:
+                self._method.absorb(self.decode(logged.body, logged.round, logged.device_id))
+            except Exception as error:
+                self._quarantine(row, logged, error)
+                return False
+            self._last_seq = logged.seq
+            self.participants += 1
+            self._since_checkpoint += 1
+        self._last_seq = self._store.log.last_seq()
+        return True
+
+    def _quarantine(self, row: RoundRow, logged: LoggedUpdate, error: Exception) -> str:
+        why = f"{type(error).__name__}: {error}"
+        _LOG.error(
+            "update %d of %s passed its check but cannot be absorbed (%s): it is in quarantine, "
+            "and round %d is held until tessera-aggregator release",
+            logged.seq,
+            logged.device_id.hex(),
+            why,
+            row.round,
+            exc_info=error,
+        )
+        with self._store.database.transaction():
+            self._store.log.quarantine(logged, row.generation, why)
+            self._store.checkpoints.drop_partial()
+            self._store.rounds.hold(row.round, f"update {logged.seq} is in quarantine: {why}")
+        return why
+
+    def _checkpoint(self, row: RoundRow) -> None:
+        state = self._method.state()
+        with self._store.database.transaction():
+            self._store.checkpoints.put(
+                Checkpoint("partial", row.round, self._last_seq, self.version, state)
+            )
+        self._since_checkpoint = 0

@@ -1,0 +1,253 @@
+"""From a decrypted update to a verdict: decode, check, commit in groups, absorb, receipt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from aggregator.keys.registry import Registry
+from aggregator.methods.table import Binding
+from aggregator.refusals import Refusals
+from aggregator.rounds.aggregation import Aggregation
+from aggregator.rounds.machine import Rounds
+from aggregator.rounds.repeats import Repeats
+from aggregator.store import Store
+from aggregator.store.rounds import RoundRow
+from aggregator.store.update_log import LoggedUpdate, StoredVerdict
+from device_sdk.wire.arrays import exchange
+from device_sdk.wire.codec.errors import WireError
+from device_sdk.wire.publish.receipts import (
+    Receipt,
+    Update,
+    UpdateIdentity,
+    Verdict,
+    read_update,
+    update_digest,
+)
+
+__all__ = ["Ingest", "Settled"]
+
+_COUNTED = Verdict.COUNTED  # named for every update: an enum looks its members up each time
+
+
+class Settled(NamedTuple):
+    """A verdict, to be sent to the device."""
+
+    device_id: bytes
+    receipt: Receipt
+
+
+class _Staged(NamedTuple):
+    identity: UpdateIdentity
+    verdict: StoredVerdict
+    logged: LoggedUpdate | None
+    update: exchange.Update | None
+
+
+class Ingest:
+    """Stages updates by :meth:`offer`, decides them by :meth:`commit`.
+
+    No receipt leaves before what it says is on disk, and none says ``counted`` before the update
+    was absorbed.
+    """
+
+    def __init__(
+        self,
+        task: str,
+        binding: Binding,
+        store: Store,
+        registry: Registry,
+        rounds: Rounds,
+        aggregation: Aggregation,
+        refusals: Refusals,
+        repeats: Repeats,
+        unix_clock: Callable[[], float],
+    ) -> None:
+        self._task = task
+        self._binding = binding
+        self._store = store
+        self._registry = registry
+        self._rounds = rounds
+        self._aggregation = aggregation
+        self._refusals = refusals
+        self._repeats = repeats
+        self._unix_clock = unix_clock
+        self._staged: dict[tuple[bytes, int], _Staged] = {}
+        self._accepted = 0  # of those staged
+        self.counted = 0
+        """Updates counted since the start."""
+        self.widths: dict[int, int] = {}
+        """Updates of the current round by the width that the device trained."""
+        self._seen: list[tuple[int, int | None, bytes]] = []
+
+    def __len__(self) -> int:
+        return len(self._staged)
+
+    def offer(self, device_id: bytes, payload: bytes) -> Settled | None:
+        """Judge an update. What is known already is settled at once, the rest is staged.
+
+        Raises ``WireError`` for bytes that are no update: nothing can be said about those.
+        """
+        try:
+            settled = self._judge(read_update(payload, device_id))
+        except WireError:
+            self._charge(device_id)
+            raise
+        if settled is not None:
+            self._charge(device_id)
+        return settled
+
+    def _charge(self, device_id: bytes) -> None:
+        if self._repeats.answered(device_id):
+            self._refusals.note_reason("too-many-repeats", device_id)
+
+    def _judge(self, update: Update) -> Settled | None:
+        identity = update.identity
+        if identity.task != self._task:
+            return self._refuse(update, "wrong-task")
+        row = self._rounds.current
+        if row is None or (identity.generation, identity.round) != (row.generation, row.round):
+            return self._offer_for_closed(update)
+        return self._offer_for_open(update, row)
+
+    def commit(self) -> list[Settled]:
+        """Make what is staged durable, absorb it, and settle it; in the order it came."""
+        row = self._rounds.current
+        if not self._staged or row is None:
+            return []
+        staged = list(self._staged.values())
+        self._staged.clear()
+        self._accepted = 0
+        group = [
+            (each.logged, each.update)
+            for each in staged
+            if each.logged is not None and each.update is not None
+        ]
+        with self._store.database.transaction():
+            self._store.log.append([logged for logged, _ in group], [s.verdict for s in staged])
+            self.save_seen()
+        failed = self._aggregation.absorb(row, group)
+        if failed:
+            self._rounds.reload_hold()
+        now_unix_seconds = int(self._unix_clock())
+        return [self._settle(each, failed, now_unix_seconds) for each in staged]
+
+    def save_seen(self) -> None:
+        """Write down which devices were counted before this group; inside a transaction."""
+        self._store.devices.note_counted(self._seen)
+        self._seen.clear()
+
+    def round_opened(self) -> None:
+        """Begin the counts of a round."""
+        self.widths.clear()
+
+    def _offer_for_open(self, update: Update, row: RoundRow) -> Settled | None:
+        identity = update.identity
+        staged = self._staged.get((identity.device_id, identity.round))
+        if staged is not None:
+            if staged.verdict.body_sha256 == update.body_sha256:
+                return None  # its receipt is about to be sent
+            return self._conflict(update)
+        if not self._rounds.awaits(identity.device_id):
+            # Rare: it was heard of before, or it has no part in this round.
+            refused = self._judge_unexpected(update, row)
+            if refused is not None:
+                return refused
+        reason = None
+        decoded = None
+        try:
+            decoded = self._aggregation.decode(update.body, identity.round, identity.device_id)
+            self._aggregation.check(decoded)
+        except WireError as error:
+            reason = error.reason
+            self._refusals.note(error, identity.device_id)
+        self._stage(update, row, decoded if reason is None else None, reason)
+        return None
+
+    def _judge_unexpected(self, update: Update, row: RoundRow) -> Settled | None:
+        identity = update.identity
+        known = self._store.log.verdict(identity.generation, identity.round, identity.device_id)
+        if known is not None:
+            return self._repeat(update, known)
+        if self._rounds.is_selected(identity.device_id):
+            return None
+        device = self._registry.by_id(identity.device_id)
+        joined_later = device is not None and device.first_round > row.round
+        return self._refuse(update, "joined-later" if joined_later else "not-selected")
+
+    def _stage(
+        self, update: Update, row: RoundRow, decoded: exchange.Update | None, reason: str | None
+    ) -> None:
+        identity = update.identity
+        logged = None
+        if decoded is not None:
+            logged = LoggedUpdate(
+                self._aggregation.next_seq() + self._accepted,
+                identity.round,
+                identity.device_id,
+                max(0.0, self._unix_clock() - row.opened_unix_seconds),
+                update.body,
+            )
+            self._accepted += 1
+        verdict = StoredVerdict(
+            identity.generation, identity.round, identity.device_id, update.body_sha256, reason
+        )
+        self._staged[(identity.device_id, identity.round)] = _Staged(
+            identity, verdict, logged, decoded
+        )
+
+    def _offer_for_closed(self, update: Update) -> Settled:
+        identity = update.identity
+        known = self._store.log.verdict(identity.generation, identity.round, identity.device_id)
+        if known is not None:
+            return self._repeat(update, known)
+        row = self._store.rounds.find(identity.round)
+        generation = self._rounds.generation
+        if identity.generation > generation or (
+            identity.generation == generation and identity.round >= self._rounds.next_number()
+        ):
+            return self._refuse(update, "unknown-round")
+        if row is None or row.generation != identity.generation or row.forgotten:
+            # By the mark that was set when the verdicts were deleted, and by no clock.
+            return self._settled(update, Verdict.FORGOTTEN)
+        self._rounds.came_late(row, identity.device_id)
+        self._refusals.note_reason("late", identity.device_id)
+        return self._settled(update, Verdict.LATE)
+
+    def _repeat(self, update: Update, known: StoredVerdict) -> Settled:
+        """The stored verdict, for the same body again."""
+        if known.body_sha256 != update.body_sha256:
+            return self._conflict(update)
+        if known.reason is None:
+            return self._settled(update, Verdict.COUNTED)
+        return self._settled(update, Verdict.REFUSED, known.reason)
+
+    def _conflict(self, update: Update) -> Settled:
+        self._refusals.note_reason("conflict", update.identity.device_id)
+        return self._settled(update, Verdict.CONFLICT)
+
+    def _refuse(self, update: Update, reason: str) -> Settled:
+        self._refusals.note_reason(reason, update.identity.device_id)
+        return self._settled(update, Verdict.REFUSED, reason)
+
+    def _settled(self, update: Update, verdict: Verdict, reason: str = "") -> Settled:
+        digest = update_digest(update.identity, update.body_sha256)
+        return Settled(update.identity.device_id, Receipt(digest, verdict, reason))
+
+    def _settle(self, staged: _Staged, failed: dict[int, str], now_unix_seconds: int) -> Settled:
+        device_id = staged.identity.device_id
+        digest = update_digest(staged.identity, staged.verdict.body_sha256)
+        reason = staged.verdict.reason
+        if staged.logged is not None and staged.logged.seq in failed:
+            reason = "quarantined"
+            self._refusals.note_reason(reason, device_id)
+        if reason is not None or staged.logged is None or staged.update is None:
+            self._rounds.heard_of(device_id)
+            return Settled(device_id, Receipt(digest, Verdict.REFUSED, reason or "refused"))
+        self._rounds.heard_of(device_id, staged.logged.arrived_seconds)
+        width = self._binding.width_of(staged.update)
+        if width:
+            self.widths[width] = self.widths.get(width, 0) + 1
+        self.counted += 1
+        self._seen.append((now_unix_seconds, width or None, device_id))
+        return Settled(device_id, Receipt(digest, _COUNTED))

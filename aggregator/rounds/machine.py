@@ -1,0 +1,326 @@
+"""The state machine of rounds: open, collecting, closed. Deadline and quorum decide."""
+
+from __future__ import annotations
+
+import logging
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aggregator.keys.registry import Registry
+from aggregator.methods.method import RoundSummary
+from aggregator.rounds.aggregation import Aggregation
+from aggregator.rounds.deadline import LAST_ROUNDS, LateArrivals, deadline_seconds
+from aggregator.store import STORE_FAILURES, Store
+from aggregator.store.rounds import RoundRow
+from aggregator.task.round_settings import RoundSettings
+from device_sdk.wire.arrays.exchange import Broadcast
+from device_sdk.wire.publish.manifest import EVERYONE
+from device_sdk.wire.seal.keys import RandomBytes, draw
+
+__all__ = ["RoundClosed", "RoundEvent", "RoundHeld", "RoundOpened", "Rounds", "SealRound"]
+
+_LOG = logging.getLogger(__name__)
+_REST_SECONDS = 10 * 365 * 86_400
+
+
+@dataclass(frozen=True, slots=True)
+class RoundOpened:
+    """A round was opened and its publication stored."""
+
+    row: RoundRow
+    carried: int
+    """Updates of rounds without quorum that it begins with."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundClosed:
+    """A round ended. ``next_version`` None: without quorum."""
+
+    row: RoundRow
+    summary: RoundSummary
+    next_version: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class RoundHeld:
+    """A round could not be closed or, if it has not begun, not be published."""
+
+    row: RoundRow
+    why: str
+
+
+RoundEvent = RoundOpened | RoundClosed | RoundHeld
+
+
+class SealRound(Protocol):
+    """Seals and stores a round's publication; called inside the transaction that opens it."""
+
+    def __call__(self, row: RoundRow, broadcast: Broadcast) -> None: ...
+
+
+class Rounds:
+    """One round after another. ``tick`` is to be called often; it never waits.
+
+    Args:
+        task: name of the task, part of the selection.
+        unix_clock: Unix time in seconds.
+    """
+
+    def __init__(
+        self,
+        task: str,
+        settings: RoundSettings,
+        store: Store,
+        registry: Registry,
+        aggregation: Aggregation,
+        seal_round: SealRound,
+        unix_clock: Callable[[], float],
+        random_bytes: RandomBytes,
+    ) -> None:
+        self._task = task
+        self._settings = settings
+        self._store = store
+        self._registry = registry
+        self._aggregation = aggregation
+        self._seal_round = seal_round
+        self._unix_clock = unix_clock
+        self._random_bytes = random_bytes
+        self._missing: set[bytes] = set()
+        self._arrivals = array("f")
+        self._late = LateArrivals()
+        self._began_unix = 0.0
+        self._earliest_close_unix = 0.0
+        self._earliest_open_unix = 0.0
+        self._told_waiting = -1
+        self.unpublished: str | None = None
+        """Why the next round could not be published; none opens before it is released."""
+        self.current: RoundRow | None = None
+        self._resume()
+
+    @property
+    def arrived(self) -> int:
+        """Updates counted in the current round."""
+        return len(self._arrivals)
+
+    @property
+    def outstanding(self) -> int:
+        """Selected devices that were not heard of in the current round."""
+        return len(self._missing)
+
+    @property
+    def generation(self) -> int:
+        """See the manifest."""
+        return self._store.facts.generation
+
+    def next_number(self) -> int:
+        """The number of the round that opens next."""
+        latest = self._store.rounds.latest()
+        return latest[0].round + 1 if latest else 1
+
+    def tick(self) -> RoundEvent | None:
+        """Open or close a round if it is time to; None when nothing changed."""
+        now = self._unix_clock()
+        row = self.current
+        if row is None:
+            return self._open(now) if self._may_open(now) else None
+        if row.held is not None:
+            return None
+        if _rests(row):
+            # Nobody takes part in it; it ends when rounds may go on.
+            return self._close(row, now) if self._may_go_on(row.round) else None
+        # A clock that was set back gives the round its length once more, and no year on top.
+        self._began_unix = min(self._began_unix, now)
+        everyone_came = not self._missing and self.arrived > 0
+        over = self._left(row, now) <= 0 and not _is_within(
+            self._earliest_close_unix, now, self._settings.resume_grace_seconds
+        )
+        return self._close(row, now) if everyone_came or over else None
+
+    def seconds_left(self) -> float | None:
+        """Until the deadline of the current round; None without one."""
+        if self.current is None or _rests(self.current):
+            return None
+        return self._left(self.current, self._unix_clock())
+
+    def awaits(self, device_id: bytes) -> bool:
+        """Whether a device was selected for the current round and has no verdict in it yet."""
+        return device_id in self._missing
+
+    def is_selected(self, device_id: bytes) -> bool:
+        """Whether a device of the registry was selected for the current round."""
+        row = self.current
+        return row is not None and self._registry.is_selected(
+            device_id, row.seed, row.threshold, self._task, row.round
+        )
+
+    def heard_of(self, device_id: bytes, counted_seconds: float | None = None) -> None:
+        """A device had its verdict; ``counted_seconds`` after the opening if it was counted."""
+        self._missing.discard(device_id)
+        if counted_seconds is not None:
+            self._arrivals.append(counted_seconds)
+
+    def came_late(self, row: RoundRow, device_id: bytes) -> None:
+        """A device's update of a closed round arrived; adaptive deadlines count it once.
+
+        If the round had selected the device: others do not wait to be waited for.
+        """
+        if self._registry.is_selected(device_id, row.seed, row.threshold, self._task, row.round):
+            seconds = max(0.0, self._unix_clock() - row.opened_unix_seconds)
+            self._late.note(row.round, device_id, seconds)
+
+    def revoked(self, device_id: bytes) -> None:
+        """A device that will not be heard of."""
+        self._missing.discard(device_id)
+
+    def reload_hold(self) -> None:
+        """Look again whether the operator released the round."""
+        self.unpublished = self._store.facts.unpublished
+        if self.current is not None:
+            self.current = self._store.rounds.find(self.current.round)
+
+    def _left(self, row: RoundRow, now: float) -> float:
+        return self._began_unix + (row.deadline_unix_seconds - row.opened_unix_seconds) - now
+
+    def _resume(self) -> None:
+        self.reload_hold()
+        if self.unpublished is not None:
+            _LOG.error("round %d is held: %s", self.next_number(), self.unpublished)
+        latest = self._store.rounds.latest()
+        row = latest[0] if latest and latest[0].closed_unix_seconds is None else None
+        self._aggregation.resume(row)
+        if row is None:
+            return
+        self.current = self._store.rounds.find(row.round)  # resuming may have held it
+        self._arrivals = array("f", self._store.log.arrivals(row.round))
+        self._began_unix = row.opened_unix_seconds
+        self._missing = self._selected(row)
+        self._missing.difference_update(self._store.log.judged(row.generation, row.round))
+        self._earliest_close_unix = self._unix_clock() + self._settings.resume_grace_seconds
+        if self.current is not None and self.current.held is not None:
+            _LOG.error("round %d is held: %s", row.round, self.current.held)
+        else:
+            _LOG.info("round %d goes on with %d updates", row.round, self._aggregation.participants)
+
+    def _may_open(self, now: float) -> bool:
+        if self.unpublished is not None:
+            return False
+        if _is_within(self._earliest_open_unix, now, self._settings.pause_seconds):
+            return False
+        enrolled, wanted = len(self._registry), self._settings.wait_for_devices
+        if enrolled < wanted and enrolled != self._told_waiting:
+            # Else a fleet that shrank below it would stand still without a word.
+            _LOG.info(
+                "no round opens before %d devices are enrolled (round.wait_for_devices); "
+                "there are %d",
+                wanted,
+                enrolled,
+            )
+        self._told_waiting = enrolled
+        return enrolled >= wanted
+
+    def _may_go_on(self, number: int) -> bool:
+        return not self._settings.most_rounds or number <= self._settings.most_rounds
+
+    def _open(self, now: float) -> RoundOpened | RoundHeld:
+        number = self.next_number()
+        if self._may_go_on(number):
+            threshold = min(EVERYONE, int(self._settings.share * 2**64))
+            self._late.round_opens(number)
+            seconds = deadline_seconds(self._settings, self._times())
+        else:
+            # The last version is published too, in a round that selects nobody.
+            threshold, seconds = 0, float(_REST_SECONDS)
+        row = RoundRow(
+            round=number,
+            generation=self.generation,
+            version=self._aggregation.version,
+            opened_unix_seconds=now,
+            deadline_unix_seconds=now + seconds,
+            seed=draw(self._random_bytes, 32),
+            threshold=threshold,
+            expected=0,
+            items=self._aggregation.items,
+        )
+        missing = self._selected(row)
+        row = replace(row, expected=len(missing))
+        try:
+            broadcast = self._aggregation.open_round(number)
+            with self._store.database.transaction():
+                self._store.rounds.add(row)
+                self._seal_round(row, broadcast)
+        except STORE_FAILURES:
+            raise
+        except Exception as error:
+            # What was committed stays, and so does the service: it says what is wrong, and waits.
+            return self._hold_opening(row, error)
+        self.current, self._missing, self._arrivals = row, missing, array("f")
+        self._began_unix, self._earliest_close_unix = now, 0.0
+        self._aggregation.carry_over(row)
+        self.reload_hold()
+        return RoundOpened(row, self._aggregation.participants)
+
+    def _hold_opening(self, row: RoundRow, error: Exception) -> RoundHeld:
+        why = f"it could not be published: {error}"
+        _LOG.error("round %d is held: %s", row.round, why, exc_info=error)
+        with self._store.database.transaction():
+            self._store.facts.unpublished = why
+        self._aggregation.resume(None)
+        self.reload_hold()
+        return RoundHeld(row, why)
+
+    def _close(self, row: RoundRow, now: float) -> RoundClosed | RoundHeld:
+        participants = self._aggregation.participants
+        times = np.asarray(self._arrivals, dtype=np.float32)
+        if participants < self._settings.quorum:
+            summary = RoundSummary(row.round, row.version, participants)
+            with self._store.database.transaction():
+                self._store.rounds.close(row.round, now, None, participants, {}, times)
+                self._store.checkpoints.drop_partial()
+            self._end(now)
+            return RoundClosed(row, summary, None)
+        try:
+            summary = self._aggregation.close_round(self._registry.revoked_ids())
+        except Exception as error:
+            why = f"the method could not close it: {error}"
+            _LOG.error("round %d is held: %s", row.round, why, exc_info=error)
+            with self._store.database.transaction():
+                self._store.rounds.hold(row.round, why)
+            self._aggregation.resume(row)
+            self.reload_hold()
+            return RoundHeld(row, why)
+        with self._store.database.transaction():
+            self._store.rounds.close(
+                row.round, now, summary.version, participants, summary.metrics, times
+            )
+            self._aggregation.commit_version(summary)
+        self._end(now)
+        return RoundClosed(row, summary, summary.version)
+
+    def _end(self, now: float) -> None:
+        self.current = None
+        self._missing = set()
+        self._earliest_open_unix = now + self._settings.pause_seconds
+
+    def _selected(self, row: RoundRow) -> set[bytes]:
+        return set(self._registry.selected(row.seed, row.threshold, self._task, row.round))
+
+    def _times(self) -> list[NDArray[np.float32]]:
+        stored = self._store.rounds.arrivals(LAST_ROUNDS)
+        if stored:
+            stored[0] = np.concatenate([stored[0], self._late.seconds()])
+        return stored
+
+
+def _rests(row: RoundRow) -> bool:
+    return row.threshold == 0
+
+
+def _is_within(at_unix_seconds: float, now_unix_seconds: float, seconds: float) -> bool:
+    """Whether it comes within ``seconds`` from now, which is what it was set to at the most;
+    further off, it was reckoned by a clock that was set back."""
+    return now_unix_seconds < at_unix_seconds <= now_unix_seconds + seconds

@@ -1,0 +1,222 @@
+"""Puts the parts of a service together."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from aggregator.errors import AggregatorError
+from aggregator.home import Home
+from aggregator.keys.enrolment import Enrolment
+from aggregator.keys.fence import Fence
+from aggregator.keys.fleet import FleetKeys
+from aggregator.keys.registry import Registry
+from aggregator.publish.artifact_content import read_artifacts
+from aggregator.publish.publisher import PublishedTask, Publisher
+from aggregator.refusals import Refusals
+from aggregator.rounds.aggregation import Aggregation
+from aggregator.rounds.ingest import Ingest
+from aggregator.rounds.machine import Rounds
+from aggregator.rounds.repeats import Repeats
+from aggregator.serve.broker_links import BrokerLinks
+from aggregator.serve.housekeeping import Housekeeping, grow_catalogue
+from aggregator.serve.outgoing import Outgoing
+from aggregator.serve.service import Parts
+from aggregator.serve.uplink import Uplink
+from aggregator.store import Store
+from aggregator.task.catalogue import adopt_catalogue, read_catalogue_file, stored_catalogue
+from aggregator.task.file import Task
+from device_sdk.link.settings import LinkSettings
+from device_sdk.wire.publish.chunks import Reassembler
+from device_sdk.wire.publish.presence import Presence, new_presence
+from device_sdk.wire.publish.task_messages import TaskTerms
+from device_sdk.wire.publish.topics import Topics
+from device_sdk.wire.seal.admission import TokenBuckets, WorkBudget
+from device_sdk.wire.seal.enrolment import EnrolmentDesk
+from device_sdk.wire.seal.keys import RandomBytes
+from device_sdk.wire.seal.session_table import SessionTable
+
+__all__ = ["LINK_SETTINGS", "World", "assemble"]
+
+SHARD = 0
+_BURST = 20.0
+_REFILL_PER_SECOND = 0.2
+LINK_SETTINGS = LinkSettings(
+    backoff_first_seconds=0.5,
+    backoff_most_seconds=10.0,
+    in_flight=1024,
+    send_queue_messages=16_384,
+    send_queue_bytes=64 << 20,
+    receive_maximum=2048,
+    read_bytes=1 << 20,
+)
+
+
+@dataclass(frozen=True)
+class World:
+    """Time and chance. ``clock``: monotonic seconds; ``unix_clock``: Unix seconds."""
+
+    clock: Callable[[], float]
+    unix_clock: Callable[[], float]
+    rng: np.random.Generator
+    random_bytes: RandomBytes = os.urandom
+    sleep: Callable[[float], None] = time.sleep
+
+
+def assemble(
+    home: Home, store: Store, task: Task, world: World, link_settings: LinkSettings = LINK_SETTINGS
+) -> Parts:
+    """All parts, resumed from the store; the link is not started. Raises AggregatorError."""
+    _claim(store, task)
+    clock, unix_clock = world.clock, world.unix_clock
+    # One each: links draw on threads of their own.
+    link_rng, sealing_rng, *more_link_rngs = world.rng.spawn(4)
+    verdict_seconds = task.store.verdict_days * 86_400.0
+    topics = Topics(task.broker.prefix)
+    keys = FleetKeys(home, store, unix_clock, world.random_bytes, task.descriptor_seconds)
+    last_life = store.facts.started_unix_seconds
+    presence = _begin_life(store, int(unix_clock()), world.random_bytes)
+    fence = Fence(presence, last_life, home.folder, keys.descriptors, clock)
+    table = SessionTable(
+        keys.keyring,
+        presence.incarnation,
+        TokenBuckets(_BURST, _REFILL_PER_SECOND, clock),
+        WorkBudget(task.admission.opens_share, clock),
+        clock,
+        unix_clock,
+        random_bytes=world.random_bytes,
+    )
+    desk = EnrolmentDesk(
+        keys.keyring,
+        presence.incarnation,
+        TokenBuckets(_BURST, _REFILL_PER_SECOND, clock),
+        WorkBudget(task.admission.enrolments_share, clock),
+        unix_clock,
+        random_bytes=world.random_bytes,
+    )
+    keys.watch(table.replace_keyring)
+    keys.watch(desk.replace_keyring)
+    artifacts = read_artifacts(task.artifacts, task.companions)
+    terms = TaskTerms(
+        task.binding.method_name,
+        task.update_codec,
+        task.round.train_seconds,
+        tuple(each.offer() for each in artifacts),
+    )
+    registry, refusals = Registry(store.devices), Refusals()
+    publisher = Publisher(
+        PublishedTask(task.name, task.cohort, task.broadcast_codec, terms, artifacts),
+        topics,
+        store,
+        presence,
+        keys.current,
+        registry.admission_key,
+        world.random_bytes,
+        sealing_rng,
+    )
+    catalogue = stored_catalogue(store)
+    aggregation = Aggregation(
+        task.binding,
+        store,
+        0 if catalogue is None else len(catalogue),
+        task.store.checkpoint_updates,
+        publisher.require_publishable,
+        tuple(each.artifact for each in artifacts),
+    )
+    rounds = Rounds(
+        task.name,
+        task.round,
+        store,
+        registry,
+        aggregation,
+        publisher.seal_round,
+        unix_clock,
+        world.random_bytes,
+    )
+    if task.catalogue is not None and rounds.current is None and not aggregation.participants:
+        grow_catalogue(store, aggregation, task.catalogue)
+    enrolment = Enrolment(desk, store, registry, refusals, unix_clock, rounds.next_number)
+    reassembler = Reassembler(clock)
+    repeats = Repeats(clock)
+    uplink = Uplink(topics, registry, table, reassembler, enrolment, repeats, keys.group_keys)
+    ingest = Ingest(
+        task.name,
+        task.binding,
+        store,
+        registry,
+        rounds,
+        aggregation,
+        refusals,
+        repeats,
+        unix_clock,
+    )
+    housekeeping = Housekeeping(
+        store,
+        aggregation,
+        table,
+        reassembler,
+        refusals,
+        task.catalogue,
+        verdict_seconds,
+        clock,
+    )
+    link = BrokerLinks(
+        task.broker,
+        topics,
+        SHARD,
+        registry,
+        link_settings,
+        [link_rng, *more_link_rngs],
+        world.random_bytes(16),
+        clock,
+    )
+    return Parts(
+        task,
+        store,
+        link,
+        registry,
+        table,
+        uplink,
+        aggregation,
+        rounds,
+        ingest,
+        publisher,
+        Outgoing(link, store.publications),
+        refusals,
+        keys,
+        fence,
+        housekeeping,
+        clock,
+        world.sleep,
+    )
+
+
+def _begin_life(store: Store, now_unix_seconds: int, random_bytes: RandomBytes) -> Presence:
+    """A presence that started after all before it in this home, whatever the calendar says."""
+    last = store.facts.started_unix_seconds
+    started = now_unix_seconds if last is None else max(now_unix_seconds, last + 1)
+    presence = new_presence(started, random_bytes)
+    with store.database.transaction():
+        store.facts.started_unix_seconds = started  # before anybody hears of it
+    return presence
+
+
+def _claim(store: Store, task: Task) -> None:
+    """The first ``serve`` decides which task the stored state belongs to."""
+    label = f"{task.name} {task.binding.method_name}"
+    stored = store.facts.task
+    if stored is not None and stored != label:
+        raise AggregatorError(
+            f"this home holds the state of task and method {stored!r}, the task file names "
+            f"{label!r}: use another --home for another task"
+        )
+    missing = task.catalogue is not None and store.facts.catalogue is None
+    if stored is None or missing:
+        with store.database.transaction():
+            store.facts.task = label
+            if task.catalogue is not None:
+                adopt_catalogue(store, read_catalogue_file(task.catalogue))

@@ -1,0 +1,250 @@
+"""The aggregator's connections to the broker, one for each kind of traffic."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+from functools import lru_cache, partial
+
+import numpy as np
+
+from aggregator.keys.registry import Registry
+from aggregator.serve.loss_probe import LossProbe
+from aggregator.serve.topic_limits import Limit, TopicLimits
+from aggregator.task.file import BrokerSettings
+from device_sdk.link.events import (
+    Connected,
+    ConnectRefused,
+    Delivery,
+    Disconnected,
+    Event,
+    Message,
+    PublishRefused,
+    Subscribed,
+    SubscribeRefused,
+)
+from device_sdk.link.link import Link, LinkError
+from device_sdk.link.settings import LinkSettings
+from device_sdk.wire.codec.errors import WireError
+from device_sdk.wire.publish.topics import (
+    DescriptorTopic,
+    EnrolRequestTopic,
+    PresenceTopic,
+    ProbeTopic,
+    Topics,
+    UpTopic,
+)
+
+__all__ = ["DEVICE_LIMIT", "ENROLMENT_LIMIT", "BrokerLinks"]
+
+_LOG = logging.getLogger(__name__)
+
+DEVICE_LIMIT = Limit(burst=1024, per_second=64)
+"""Of one device. All that an outbox may hold, 64 MiB, travels in 683 messages, and a device sends
+it again after ten seconds at the soonest."""
+ENROLMENT_LIMIT = Limit(burst=1024, per_second=128)
+"""Of everybody who has not enrolled: each request costs a look into the database."""
+_STRANGERS_A_TURN = 64
+_SMALL_RECEIVE_MAXIMUM = 256
+_MOST_TOPICS = 8192
+
+
+class BrokerLinks:
+    """Three connections, so that nobody's messages can stand in the way of another kind's.
+
+    A broker keeps a queue for each connection, and what does not fit into it is dropped, also what
+    it has acknowledged to the sender, and also its acknowledgements to us. Apart are therefore
+
+    * what **devices** send, and what the broker shows of us (descriptor, presence, probe). Each
+      topic has a limit of its own;
+    * what **anybody** may send: enrolment requests;
+    * what **we** send. Nothing comes on this connection but the broker's acknowledgements.
+
+    To the service they are one link: :meth:`events` brings ``Connected`` when the devices' topics
+    are subscribed to and ours can be sent, and ``Disconnected`` when ours cannot be sent any more.
+    """
+
+    def __init__(
+        self,
+        broker: BrokerSettings,
+        topics: Topics,
+        shard: int,
+        registry: Registry,
+        settings: LinkSettings,
+        rngs: list[np.random.Generator],
+        nonce: bytes,
+        clock: Callable[[], float],
+    ) -> None:
+        self._parse = lru_cache(maxsize=_MOST_TOPICS)(topics.parse)
+        self._registry = registry
+        self._device_limits = TopicLimits(
+            self._owner, DEVICE_LIMIT, DEVICE_LIMIT, clock, self._crowded
+        )
+        self._enrolment_limit = TopicLimits(
+            lambda topic: None, DEVICE_LIMIT, ENROLMENT_LIMIT, clock
+        )
+        link = partial(Link, broker.url, clock=clock, tls=broker.tls, settings=settings)
+        self._devices = link(rng=rngs[0], admits=self._device_limits.admits)
+        nudge = self._devices.nudge
+        self._strangers = link(rng=rngs[1], admits=self._enrolment_limit.admits, on_event=nudge)
+        self._own = link(rng=rngs[2], on_event=nudge)
+        self._up_filter = topics.up_filter(shard)
+        # First, so that another life's are heard before anything is announced.
+        self._devices.subscribe(topics.write(DescriptorTopic()))
+        self._devices.subscribe(topics.write(PresenceTopic()))
+        self._devices.subscribe(self._up_filter)
+        self._strangers.subscribe(topics.write(EnrolRequestTopic()))
+        self._probe_topic = topics.write(ProbeTopic())
+        self._devices.subscribe(self._probe_topic)
+        self._probe = LossProbe(self._send_probe, nonce, clock)
+        self._up_granted = False
+        self._unsaid: Connected | None = None
+        self._said_small = False
+        self._said_loss = False
+
+    @property
+    def connected(self) -> bool:
+        """Whether devices can be heard and answered."""
+        return self._devices.connected and self._own.connected
+
+    @property
+    def lost(self) -> int:
+        """Messages of our own that the broker acknowledged and did not deliver."""
+        return self._probe.lost
+
+    def start(self) -> None:
+        """Start the threads."""
+        for link in self._links():
+            link.start()
+
+    def stop(self, *, flush_seconds: float = 0.0) -> None:
+        """Send what is queued for at most ``flush_seconds``, and end."""
+        self._own.stop(flush_seconds=flush_seconds)
+        self._devices.stop()
+        self._strangers.stop()
+
+    def publish(
+        self, topic: str, payload: bytes, *, retain: bool = False, qos: int = 1
+    ) -> Delivery:
+        """See :class:`~device_sdk.link.link.Link`."""
+        return self._own.publish(topic, payload, retain=retain, qos=qos)
+
+    def events(self, *, most: int = 256, timeout_seconds: float | None = None) -> list[Event]:
+        """What came, waiting for the first; at most ``most`` messages of devices, and a few more
+        of strangers. Empty also when something happened that is of no interest here.
+        """
+        events: list[Event] = []
+        came = self._devices.events(most=most, timeout_seconds=timeout_seconds)
+        for event in came:
+            self._of_devices(event, events)
+        for event in self._strangers.events(most=_STRANGERS_A_TURN, timeout_seconds=0.0):
+            self._of_strangers(event, events)
+        for event in self._own.events(timeout_seconds=0.0):
+            self._of_ours(event, events)
+        if self._unsaid is not None and self._up_granted:
+            events.append(self._unsaid)
+            self._unsaid = None
+        if self.connected and self._up_granted:
+            self._probe.turn(behind=len(came) >= most)
+            self._tell_of_losses()
+        return events
+
+    def take_refused(self) -> Counter[bytes]:
+        """Messages beyond the limits since the last call, by device id; empty bytes for others."""
+        return self._device_limits.take_refused() + self._enrolment_limit.take_refused()
+
+    def _links(self) -> tuple[Link, ...]:
+        return self._devices, self._strangers, self._own
+
+    def _owner(self, topic: bytes) -> bytes | None:
+        try:
+            parsed = self._parse(topic.decode())
+        except (WireError, UnicodeDecodeError):
+            return None
+        if isinstance(parsed, UpTopic):
+            return self._registry.owner(parsed.handle)
+        return topic if isinstance(parsed, DescriptorTopic | PresenceTopic | ProbeTopic) else None
+
+    def _crowded(self, topic: bytes) -> bool:
+        return self._devices.crowded(topic.decode(errors="replace"))
+
+    def _of_devices(self, event: Event, events: list[Event]) -> None:
+        match event:
+            case Message() if event.topic == self._probe_topic:
+                self._probe.came(event.payload)
+            case Message():
+                events.append(event)
+            case Disconnected() | ConnectRefused():
+                self._up_granted = False
+                self._probe.interrupted()
+                self._tell_of(event, "devices cannot be heard")
+            case Subscribed() | SubscribeRefused() if event.topic_filter == self._probe_topic:
+                return  # then nothing comes back, and nothing is judged
+            case Subscribed():
+                self._up_granted |= event.topic_filter == self._up_filter
+                events.append(event)
+            case Connected():
+                return
+            case _:
+                events.append(event)
+
+    def _of_strangers(self, event: Event, events: list[Event]) -> None:
+        match event:
+            case Connected():
+                return
+            case Disconnected() | ConnectRefused():
+                self._tell_of(event, "nobody can enrol")
+            case _:
+                events.append(event)
+
+    def _of_ours(self, event: Event, events: list[Event]) -> None:
+        match event:
+            case Connected():
+                self._unsaid = event
+                self._look_at(event.limits.receive_maximum)
+            case Disconnected() | ConnectRefused():
+                self._unsaid = None
+                self._probe.interrupted()
+                events.append(event)
+            case PublishRefused() if event.topic == self._probe_topic:
+                return  # the broker's rules differ from ours: nothing is judged
+            case _:
+                events.append(event)
+
+    def _tell_of(self, event: Disconnected | ConnectRefused, so: str) -> None:
+        # Without a broker all three fail, and the service says so for the one that it hears of.
+        if self._own.connected:
+            _LOG.warning(
+                "%s: a connection ended (%s); next try in %.1f s",
+                so,
+                event.detail,
+                event.retry_seconds,
+            )
+
+    def _look_at(self, receive_maximum: int) -> None:
+        if receive_maximum >= _SMALL_RECEIVE_MAXIMUM or self._said_small:
+            return
+        self._said_small = True
+        _LOG.warning(
+            "the broker takes %d of our messages before it wants to have acknowledged the first: "
+            "sessions' replies and publications leave no faster than that each round trip; in "
+            "mosquitto.conf, max_inflight_messages 1000, and max_queued_messages 10000 (said once)",
+            receive_maximum,
+        )
+
+    def _tell_of_losses(self) -> None:
+        if self._probe.lost and not self._said_loss:
+            self._said_loss = True
+            _LOG.warning(
+                "the broker acknowledges messages and does not deliver them, devices' updates "
+                "too: it drops what does not fit into its queue for a connection; in "
+                "mosquitto.conf, max_queued_messages 10000 (said once; counted in the metrics as "
+                "tessera_broker_losses_total)"
+            )
+
+    def _send_probe(self, payload: bytes) -> Delivery | None:
+        try:
+            return self._own.publish(self._probe_topic, payload)
+        except LinkError:
+            return None

@@ -1,0 +1,125 @@
+"""What has to be done now and then, and between rounds."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from aggregator.errors import AggregatorError
+from aggregator.refusals import Refusals
+from aggregator.rounds.aggregation import Aggregation
+from aggregator.store import Store
+from aggregator.task.catalogue import adopt_catalogue, read_catalogue_file, stored_catalogue
+from device_sdk.wire.publish.chunks import Reassembler
+from device_sdk.wire.seal.session_table import SessionTable
+
+__all__ = ["Housekeeping"]
+
+_LOG = logging.getLogger(__name__)
+_SWEEP_SECONDS = 10.0
+_FORGET_SECONDS = 60.0
+
+
+class Housekeeping:
+    """Sweeps memory, saves counters, forgets and erases, and takes in new items.
+
+    ``clock`` gives monotonic seconds. Verdicts age by it alone, over all the time that ``serve``
+    has run: a calendar that jumps a month ahead for a moment would delete what must be kept.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        aggregation: Aggregation,
+        table: SessionTable,
+        reassembler: Reassembler,
+        refusals: Refusals,
+        catalogue: Path | None,
+        verdict_seconds: float,
+        clock: Callable[[], float],
+    ) -> None:
+        self._store = store
+        self._aggregation = aggregation
+        self._table = table
+        self._reassembler = reassembler
+        self._refusals = refusals
+        self._catalogue = catalogue
+        self._verdict_seconds = verdict_seconds
+        self._clock = clock
+        self._next_sweep_seconds = clock() + _SWEEP_SECONDS
+        self._next_forget_seconds = self._counted_seconds = clock()
+        self._catalogue_stamp = _stamp(catalogue)
+        self._erase_due = True  # what a process before this one deleted and did not erase
+        self._next_erase_seconds = clock()
+
+    def turn(self) -> None:
+        """To be called often; does something every ten seconds, or every minute."""
+        now = self._clock()
+        if now >= self._next_sweep_seconds:
+            self._next_sweep_seconds = now + _SWEEP_SECONDS
+            self._table.sweep()
+            self._reassembler.expire()
+            with self._store.database.transaction():
+                self._refusals.save(self._store.refusals)
+        if self._erase_due and now >= self._next_erase_seconds:
+            self._erase_due = not self._store.database.erase_deleted()
+            if self._erase_due:
+                self._next_erase_seconds = now + _SWEEP_SECONDS
+        if now >= self._next_forget_seconds:
+            self._next_forget_seconds = now + _FORGET_SECONDS
+            self._forget(now)
+
+    def something_was_deleted(self) -> None:
+        """Updates, a key, a publication: erased from the disk in the next turn, or soon."""
+        self._erase_due = True
+
+    def _forget(self, now: float) -> None:
+        served = self._store.facts.served_seconds + (now - self._counted_seconds)
+        with self._store.database.transaction():
+            self._store.facts.served_seconds = served
+            self._store.rounds.forget_verdicts(served, self._verdict_seconds)
+        self._counted_seconds = now
+
+    def between_rounds(self) -> None:
+        """Take in items that the operator appended to the catalogue.
+
+        Not while updates wait that were made for the shorter one. A file that is not usable is
+        reported and left alone: a running fleet does not stop for a slip of the pen.
+        """
+        if self._catalogue is None:
+            return
+        stamp = _stamp(self._catalogue)
+        if stamp == self._catalogue_stamp or self._aggregation.participants:
+            return
+        self._catalogue_stamp = stamp
+        try:
+            grow_catalogue(self._store, self._aggregation, self._catalogue)
+        except AggregatorError as error:
+            _LOG.error("the catalogue stays as it was: %s", error)
+
+
+def grow_catalogue(store: Store, aggregation: Aggregation, path: Path) -> None:
+    """Make the file's catalogue the current one, and lengthen the model if it has new items.
+
+    Between rounds and with an empty log. Raises AggregatorError.
+    """
+    catalogue = read_catalogue_file(path)
+    if stored_catalogue(store) == catalogue:
+        return
+    latest = store.rounds.latest()
+    with store.database.transaction():
+        adopt_catalogue(store, catalogue)
+        if len(catalogue) > aggregation.items:
+            aggregation.grow(len(catalogue), latest[0].round if latest else 0)
+            _LOG.info("the catalogue has %d items now", len(catalogue))
+
+
+def _stamp(path: Path | None) -> tuple[int, int]:
+    if path is None:
+        return (0, 0)
+    try:
+        status = path.stat()
+    except OSError:
+        return (0, 0)
+    return (status.st_mtime_ns, status.st_size)

@@ -1,0 +1,227 @@
+"""What an operator sees while ``serve`` runs: a live view on a terminal, else log lines."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+from types import TracebackType
+from typing import Protocol
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.logging import RichHandler
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from aggregator.rounds.machine import RoundClosed, RoundEvent, RoundHeld, RoundOpened
+from aggregator.serve.amounts import size, span
+from aggregator.serve.service import Service
+from aggregator.serve.snapshot import Snapshot
+from device_sdk.system.printable import PrintableFormatter, printable
+
+__all__ = ["LiveView", "PlainView", "View", "describe", "render"]
+
+_LOG = logging.getLogger("aggregator")
+_REFRESH_SECONDS = 0.5
+_PLAIN_SECONDS = 30.0
+
+
+class View(Protocol):
+    """Shows a service. A context manager around the time that it runs."""
+
+    def __enter__(self) -> object: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+
+    def round_event(self, event: RoundEvent) -> None:
+        """Something happened to a round."""
+
+    def show(self, service: Service) -> None:
+        """To be called often."""
+
+
+class PlainView:
+    """Log lines on standard error: one for each event, and one now and then in a long round."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._next_seconds = clock() + _PLAIN_SECONDS
+
+    def __enter__(self) -> PlainView:
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(PrintableFormatter("%(asctime)s %(levelname)-7s %(message)s"))
+        logging.basicConfig(level=logging.INFO, handlers=[handler])
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        return
+
+    def round_event(self, event: RoundEvent) -> None:
+        """See :class:`View`."""
+        _LOG.info("%s", describe(event))
+
+    def show(self, service: Service) -> None:
+        """See :class:`View`."""
+        if self._clock() < self._next_seconds:
+            return
+        self._next_seconds = self._clock() + _PLAIN_SECONDS
+        seen = service.snapshot()
+        if seen.current is not None:
+            _LOG.info(
+                "round %d: %d of %d arrived, %s left",
+                seen.current.round,
+                seen.arrived,
+                seen.current.expected,
+                span(seen.seconds_left or 0.0),
+            )
+
+
+class LiveView:
+    """A picture that is drawn anew twice a second, with the log above it."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console if console is not None else Console()
+        self._live = Live(console=self._console, auto_refresh=False, transient=True)
+        self._next_seconds = 0.0
+
+    def __enter__(self) -> LiveView:
+        handler = RichHandler(console=self._console, show_path=False)
+        handler.setFormatter(PrintableFormatter("%(message)s"))
+        logging.basicConfig(level=logging.INFO, handlers=[handler])
+        self._live.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._live.__exit__(kind, error, trace)
+
+    def round_event(self, event: RoundEvent) -> None:
+        """See :class:`View`."""
+        _LOG.info("%s", describe(event))
+
+    def show(self, service: Service) -> None:
+        """See :class:`View`."""
+        now = self._console.get_time()
+        if now >= self._next_seconds:
+            self._next_seconds = now + _REFRESH_SECONDS
+            self._live.update(render(service.snapshot()), refresh=True)
+
+
+def describe(event: RoundEvent) -> str:
+    """One line about a round."""
+    number = event.row.round
+    match event:
+        case RoundOpened() if event.row.threshold == 0:
+            return f"round {number} rests: version {event.row.version} is published for good"
+        case RoundOpened():
+            seconds = event.row.deadline_unix_seconds - event.row.opened_unix_seconds
+            carried = f", begins with {event.carried} updates" if event.carried else ""
+            return (
+                f"round {number} opened: version {event.row.version}, {event.row.expected} devices "
+                f"selected, {span(seconds)}{carried}"
+            )
+        case RoundClosed() if event.next_version is None:
+            return (
+                f"round {number} closed without quorum: {event.summary.participants} updates wait "
+                "for the next one"
+            )
+        case RoundClosed():
+            metrics = "".join(f", {k} {v:.4g}" for k, v in event.summary.metrics.items())
+            return (
+                f"round {number} closed: {event.summary.participants} updates made version "
+                f"{event.next_version}{metrics}"
+            )
+        case RoundHeld():
+            return f"round {number} is held: {event.why}; see tessera-aggregator release"
+
+
+def render(seen: Snapshot) -> Panel:
+    """The picture of one moment."""
+    parts: list[RenderableType] = [_state(seen), _round(seen)]
+    if seen.finished:
+        parts.append(_rounds(seen))
+    if seen.refusals:
+        refused = ", ".join(
+            f"{printable(why)} {count}" for why, count in sorted(seen.refusals.items())
+        )
+        parts.append(Text(f"refused  {refused}", style="yellow"))
+    title = f"tessera-aggregator: {printable(seen.task)}, version {seen.version}"
+    return Panel(Group(*parts), title=Text(title), title_align="left")
+
+
+def _state(seen: Snapshot) -> Text:
+    text = Text()
+    text.append(
+        "connected" if seen.connected else "no connection",
+        style="green" if seen.connected else "bold red",
+    )
+    text.append(
+        f" to {printable(seen.broker)}   {seen.devices} devices, {seen.sessions} sessions   "
+        f"in {size(seen.bytes_received)}, out {size(seen.bytes_sent)}   "
+        f"{seen.counted} updates counted"
+    )
+    for topic_filter in seen.refused_subscriptions:
+        text.append(
+            f"\nthe broker refuses the subscription to {printable(topic_filter)}", style="bold red"
+        )
+    if seen.broker_losses:
+        text.append(
+            "\nthe broker drops what it acknowledges: raise max_queued_messages", style="bold red"
+        )
+    return text
+
+
+def _round(seen: Snapshot) -> Group | Text:
+    row = seen.current
+    if seen.unpublished is not None:
+        return Text(f"the next round is held: {printable(seen.unpublished)}", style="bold red")
+    if row is None:
+        return Text("no round is open: waiting for devices")
+    if row.threshold == 0:
+        return Text("all rounds are done: the last version stays published")
+    if row.held is not None:
+        return Text(f"round {row.round} is held: {printable(row.held)}", style="bold red")
+    length = max(1e-9, row.deadline_unix_seconds - row.opened_unix_seconds)
+    left = max(0.0, seen.seconds_left or 0.0)
+    bars = Table.grid(padding=(0, 1))
+    bars.add_row(
+        f"round {row.round}",
+        ProgressBar(total=max(1, row.expected), completed=seen.arrived, width=40),
+        f"{seen.arrived} of {row.expected} arrived, quorum {seen.participants}/{seen.quorum}",
+    )
+    bars.add_row(
+        "deadline",
+        ProgressBar(total=length, completed=length - left, width=40, complete_style="blue"),
+        f"{span(left)} left",
+    )
+    widths = ", ".join(f"k={width}: {count}" for width, count in sorted(seen.widths.items()))
+    return Group(bars, Text(f"by k     {widths}")) if widths else Group(bars)
+
+
+def _rounds(seen: Snapshot) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for name in ("round", "updates", "took", "result", "metrics"):
+        table.add_column(name)
+    for row in seen.finished:
+        took = (row.closed_unix_seconds or 0.0) - row.opened_unix_seconds
+        result = "no quorum" if row.next_version is None else f"version {row.next_version}"
+        metrics = ", ".join(f"{name} {value:.4g}" for name, value in (row.metrics or {}).items())
+        table.add_row(str(row.round), str(row.participants), span(took), result, metrics)
+    return table

@@ -1,0 +1,105 @@
+"""Prometheus' text format on a loopback port, for whoever scrapes it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from aggregator.errors import AggregatorError
+from aggregator.serve.snapshot import Snapshot
+
+__all__ = ["format_metrics", "serve_metrics"]
+
+_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def format_metrics(seen: Snapshot) -> str:
+    """The metrics of one moment."""
+    lines: list[str] = []
+
+    def put(name: str, kind: str, about: str, samples: dict[str, float]) -> None:
+        lines.append(f"# HELP tessera_{name} {about}")
+        lines.append(f"# TYPE tessera_{name} {kind}")
+        lines.extend(f"tessera_{name}{labels} {value:g}" for labels, value in samples.items())
+
+    row = seen.current
+    gauges = {
+        "connected": ("Whether there is a connection to the broker", float(seen.connected)),
+        "subscriptions_refused": (
+            "Subscriptions that the broker refuses at present",
+            float(len(seen.refused_subscriptions)),
+        ),
+        "devices": ("Devices that are enrolled and not revoked", float(seen.devices)),
+        "sessions": ("Sessions in memory", float(seen.sessions)),
+        "model_version": ("The model's version", float(seen.version)),
+        "round": ("The round that is open, 0 for none", 0.0 if row is None else float(row.round)),
+        "round_held": (
+            "Whether the round waits for the operator",
+            float(bool(seen.unpublished or (row and row.held))),
+        ),
+        "round_selected_devices": ("Devices selected", 0.0 if row is None else float(row.expected)),
+        "round_arrived_updates": ("Updates counted in this round", float(seen.arrived)),
+        "round_seconds_left": ("Until the deadline", seen.seconds_left or 0.0),
+    }
+    for name, (about, value) in gauges.items():
+        put(name, "gauge", about, {"": value})
+    counters = {
+        "updates_counted_total": ("Updates counted", float(seen.counted)),
+        "received_bytes_total": ("Bytes of messages received", float(seen.bytes_received)),
+        "sent_bytes_total": ("Bytes of messages sent", float(seen.bytes_sent)),
+        "broker_losses_total": (
+            "Test messages that the broker acknowledged and did not deliver",
+            float(seen.broker_losses),
+        ),
+    }
+    for name, (about, value) in counters.items():
+        put(name, "counter", about, {"": value})
+    put(
+        "round_updates_by_k",
+        "gauge",
+        "Updates of this round by the width that was trained",
+        {f'{{k="{width}"}}': float(count) for width, count in sorted(seen.widths.items())},
+    )
+    put(
+        "refused_total",
+        "counter",
+        "Messages refused, by reason",
+        {f'{{reason="{why}"}}': float(count) for why, count in sorted(seen.refusals.items())},
+    )
+    return "\n".join(lines) + "\n"
+
+
+@contextmanager
+def serve_metrics(port: int, snapshot: Callable[[], Snapshot | None]) -> Iterator[int]:
+    """Serve ``GET /metrics`` on 127.0.0.1; the port. Raises AggregatorError when it is taken."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            seen = snapshot()
+            if self.path != "/metrics" or seen is None:
+                self.send_error(404 if seen is not None else 503)
+                return
+            body = format_metrics(seen).encode()
+            self.send_response(200)
+            self.send_header("Content-Type", _TYPE)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *arguments: object) -> None:
+            return  # a scrape every few seconds is no news
+
+    try:
+        server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+    except OSError as error:
+        raise AggregatorError(f"metrics.port {port} cannot be used: {error}") from None
+    thread = threading.Thread(target=server.serve_forever, name="tessera-metrics", daemon=True)
+    thread.start()
+    try:
+        yield int(server.server_address[1])
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(5)

@@ -1,0 +1,93 @@
+"""What waits to be sent: receipts at once, retained messages as the link has room."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from aggregator.serve.broker_links import BrokerLinks
+from aggregator.store.publications import Publications
+from device_sdk.link.events import Delivery, Outcome
+from device_sdk.link.link import LinkError
+
+__all__ = ["Outgoing"]
+
+
+class Outgoing:
+    """Nothing here waits, and nothing is lost that matters.
+
+    Receipts travel at QoS 0: the few messages that a broker lets wait for its acknowledgement,
+    times the round trips in a second, would be all that a fleet gets. A receipt that is lost, or
+    finds no room, does no harm: the device sends its update again and gets the same verdict.
+    Retained messages wait as topics; their bytes stay in the store until they are sent.
+    """
+
+    def __init__(self, link: BrokerLinks, publications: Publications) -> None:
+        self._link = link
+        self._publications = publications
+        self._standing: deque[tuple[str, bytes]] = deque()
+        self._topics: deque[str] = deque()
+        self._clearing: dict[str, Delivery] = {}
+        self.bytes_sent = 0
+        self.dropped = 0
+
+    def send(self, topic: str, payload: bytes) -> None:
+        """Send an answer to one device that would be dear to ask for again."""
+        if not self._publish(topic, payload, retain=False):
+            self.dropped += 1
+
+    def send_receipt(self, topic: str, payload: bytes) -> None:
+        """Send a receipt to one device."""
+        if not self._publish(topic, payload, retain=False, qos=0):
+            self.dropped += 1
+
+    def announce(self, standing: Iterable[tuple[str, bytes]], topics: Iterable[str]) -> None:
+        """Send retained messages: ``standing`` as given, then ``topics`` from the store."""
+        self._standing.extend(standing)
+        self._topics.extend(topics)
+
+    def connection_lost(self) -> None:
+        """Forget what waits: all of it is announced anew at the next connection."""
+        self._standing.clear()
+        self._topics.clear()
+        self._clearing.clear()
+
+    def pump(self) -> None:
+        """Send what there is room for."""
+        while self._standing and self._publish(*self._standing[0], retain=True):
+            self._standing.popleft()
+        while self._topics and not self._standing:
+            message = self._publications.message(self._topics[0])
+            if message is not None and not self._publish(self._topics[0], message, retain=True):
+                return
+            self._topics.popleft()
+        if not self._topics and not self._standing:
+            self._clear()
+
+    @property
+    def busy(self) -> bool:
+        """Whether retained messages wait for room."""
+        return bool(self._standing or self._topics)
+
+    def _clear(self) -> None:
+        """Remove from the broker what is out of date, after its successor was sent."""
+        for topic, delivery in list(self._clearing.items()):
+            if delivery.outcome is Outcome.ACKNOWLEDGED:
+                self._publications.cleared(topic)
+            if delivery.outcome is not None:
+                del self._clearing[topic]
+        if self._clearing:
+            return
+        for topic in self._publications.superseded():
+            try:
+                self._clearing[topic] = self._link.publish(topic, b"", retain=True)
+            except LinkError:
+                return
+
+    def _publish(self, topic: str, payload: bytes, *, retain: bool, qos: int = 1) -> bool:
+        try:
+            self._link.publish(topic, payload, retain=retain, qos=qos)
+        except LinkError:
+            return False
+        self.bytes_sent += len(payload)
+        return True

@@ -1,0 +1,277 @@
+"""The main loop: messages in, work, receipts out. It waits for no device and no broker."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from aggregator.keys.fence import Fence
+from aggregator.keys.fleet import FleetKeys
+from aggregator.keys.registry import Registry
+from aggregator.publish.publisher import Publisher
+from aggregator.refusals import Refusals
+from aggregator.rounds.aggregation import Aggregation
+from aggregator.rounds.ingest import Ingest, Settled
+from aggregator.rounds.machine import RoundClosed, RoundEvent, RoundOpened, Rounds
+from aggregator.serve.broker_links import BrokerLinks
+from aggregator.serve.housekeeping import Housekeeping
+from aggregator.serve.outgoing import Outgoing
+from aggregator.serve.snapshot import Snapshot
+from aggregator.serve.subscriptions import Listening
+from aggregator.serve.uplink import Answer, Arrived, Refusal, Uplink
+from aggregator.store import Store
+from aggregator.task.file import Task
+from device_sdk.link.events import (
+    Connected,
+    ConnectRefused,
+    Disconnected,
+    Event,
+    Message,
+    PublishRefused,
+    Subscribed,
+    SubscribeRefused,
+)
+from device_sdk.wire.codec.errors import WireError
+from device_sdk.wire.publish.topics import DescriptorTopic, PresenceTopic, Topics
+from device_sdk.wire.seal.session_table import SessionTable
+
+__all__ = ["Parts", "Service"]
+
+_LOG = logging.getLogger(__name__)
+_IDLE_SECONDS = 0.25
+_BUSY_SECONDS = 0.01
+_GATHER_SECONDS = 0.004
+_FLUSH_SECONDS = 2.0
+_SHOWN_ROUNDS = 8
+_SNAPSHOT_SECONDS = 1.0
+_SHOW_AGAIN_SECONDS = 60.0
+_TOO_MANY = "more messages than the limit allows on its topic: they were not looked at"
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a service is made of; see :mod:`aggregator.serve.assembly`."""
+
+    task: Task
+    store: Store
+    link: BrokerLinks
+    registry: Registry
+    table: SessionTable
+    uplink: Uplink
+    aggregation: Aggregation
+    rounds: Rounds
+    ingest: Ingest
+    publisher: Publisher
+    outgoing: Outgoing
+    refusals: Refusals
+    keys: FleetKeys
+    fence: Fence
+    housekeeping: Housekeeping
+    clock: Callable[[], float]
+    sleep: Callable[[float], None]
+
+
+class Service:
+    """Runs on one thread. ``on_round`` is told what happens to rounds, from that thread."""
+
+    def __init__(self, parts: Parts, on_round: Callable[[RoundEvent], None] | None = None) -> None:
+        self._parts = parts
+        self._on_round = on_round
+        self._listening = Listening()
+        topics = Topics(parts.task.broker.prefix)
+        self._fenced = {
+            topics.write(DescriptorTopic()): parts.fence.heard_descriptor,
+            topics.write(PresenceTopic()): parts.fence.heard_presence,
+        }
+        self.bytes_received = 0
+        self._last: Snapshot | None = None
+        self._next_snapshot_seconds = 0.0
+        self._next_showing_seconds = parts.clock() + _SHOW_AGAIN_SECONDS
+
+    def run(self, stopping: Callable[[], bool], on_turn: Callable[[], None]) -> None:
+        """Work until ``stopping()``; ``on_turn`` is called a few times a second or more."""
+        while not stopping():
+            self.turn()
+            on_turn()
+            now = self._parts.clock()
+            if now >= self._next_snapshot_seconds:
+                self._next_snapshot_seconds = now + _SNAPSHOT_SECONDS
+                self._last = self.snapshot()
+
+    def turn(self) -> None:
+        """One turn of the loop: at most a quarter of a second when nothing happens."""
+        parts = self._parts
+        wait_seconds = _BUSY_SECONDS if parts.outgoing.busy else _IDLE_SECONDS
+        left = parts.rounds.seconds_left()
+        if left is not None:
+            wait_seconds = min(wait_seconds, max(0.0, left))
+        group = parts.task.store.group_updates
+        events = parts.link.events(most=group, timeout_seconds=wait_seconds)
+        if parts.store.database.changed_elsewhere():
+            self._look_again()
+        for event in events:
+            self._handle(event)
+        if 0 < len(parts.ingest) < group:
+            # A few more to share the commit: each costs a flush of the disk, however small it is.
+            # Asleep, since the link's thread reads faster when nobody takes one by one.
+            parts.sleep(_GATHER_SECONDS)
+            for event in parts.link.events(most=group, timeout_seconds=0.0):
+                self._handle(event)
+        for owner, times in parts.link.take_refused().items():
+            parts.refusals.note_reason("too-many", owner, _TOO_MANY, times)
+        self._settle(parts.ingest.commit())
+        while (happened := parts.rounds.tick()) is not None:
+            self._tell(happened)
+        self._tend_keys()
+        if parts.fence.may_announce():
+            parts.outgoing.announce(parts.publisher.standing(), parts.store.publications.topics())
+        parts.outgoing.pump()
+        parts.housekeeping.turn()
+
+    def last_snapshot(self) -> Snapshot | None:
+        """A snapshot of the last second, for other threads; None at the very beginning."""
+        return self._last
+
+    def stop(self) -> None:
+        """Send what is decided, and close."""
+        parts = self._parts
+        self._settle(parts.ingest.commit())
+        parts.link.stop(flush_seconds=_FLUSH_SECONDS)
+        with parts.store.database.transaction():
+            parts.ingest.save_seen()
+            parts.refusals.save(parts.store.refusals)
+        parts.store.database.close()
+
+    def snapshot(self) -> Snapshot:
+        """What there is to see now."""
+        parts = self._parts
+        latest = parts.store.rounds.latest(_SHOWN_ROUNDS + 1)
+        return Snapshot(
+            task=parts.task.name,
+            connected=parts.link.connected,
+            broker=str(parts.task.broker.url),
+            devices=len(parts.registry),
+            revoked=parts.registry.revoked,
+            sessions=len(parts.table),
+            version=parts.aggregation.version,
+            current=parts.rounds.current,
+            seconds_left=parts.rounds.seconds_left(),
+            arrived=parts.rounds.arrived,
+            outstanding=parts.rounds.outstanding,
+            participants=parts.aggregation.participants,
+            quorum=parts.task.round.quorum,
+            counted=parts.ingest.counted,
+            bytes_received=self.bytes_received,
+            bytes_sent=parts.outgoing.bytes_sent,
+            widths=dict(parts.ingest.widths),
+            refusals=dict(parts.refusals.counts),
+            refused_subscriptions=self._listening.refused,
+            broker_losses=parts.link.lost,
+            unpublished=parts.rounds.unpublished,
+            finished=tuple(row for row in latest if row.closed_unix_seconds is not None),
+        )
+
+    def _handle(self, event: Event) -> None:
+        parts = self._parts
+        match event:
+            case Message():
+                self._receive(event)
+            case Connected():
+                _LOG.info("connected to %s", parts.task.broker.url)
+                parts.outgoing.connection_lost()
+                parts.fence.connected()
+            case Disconnected() | ConnectRefused():
+                _LOG.warning(
+                    "no connection to %s (%s); next try in %.1f s",
+                    parts.task.broker.url,
+                    event.detail,
+                    event.retry_seconds,
+                )
+                parts.outgoing.connection_lost()
+            case Subscribed():
+                self._listening.granted(event)
+            case SubscribeRefused():
+                self._listening.was_refused(event)
+            case PublishRefused():
+                _LOG.error("the broker refused a message to %s: %s", event.topic, event.detail)
+
+    def _receive(self, message: Message) -> None:
+        parts = self._parts
+        self.bytes_received += len(message.payload)
+        heard = self._fenced.get(message.topic)
+        if heard is not None:
+            try:
+                heard(message.payload)
+            except WireError as error:
+                parts.refusals.note(error)
+            return
+        result = parts.uplink.receive(message)
+        match result:
+            case Answer():
+                parts.outgoing.send(result.topic, result.payload)
+            case Refusal():
+                parts.refusals.note(result.error, result.device_id)
+                if result.error.reason == "old-incarnation":
+                    self._show_presence_again()
+            case Arrived():
+                try:
+                    settled = parts.ingest.offer(result.device_id, result.payload)
+                except WireError as error:
+                    parts.refusals.note(error, result.device_id)
+                else:
+                    self._settle([] if settled is None else [settled])
+
+    def _show_presence_again(self) -> None:
+        """Somebody asks another life: perhaps an old presence was put in the place of ours.
+
+        Not more often, since anybody can send such a request, and all devices get the presence.
+        """
+        now = self._parts.clock()
+        if now >= self._next_showing_seconds:
+            self._next_showing_seconds = now + _SHOW_AGAIN_SECONDS
+            self._announce([self._parts.publisher.presence()], [])
+
+    def _announce(self, standing: Iterable[tuple[str, bytes]], topics: Iterable[str]) -> None:
+        """Before the fence is passed nothing: all of it is announced then."""
+        if self._parts.fence.passed:
+            self._parts.outgoing.announce(standing, topics)
+
+    def _settle(self, settled: Sequence[Settled]) -> None:
+        for each in settled:
+            answer = self._parts.uplink.receipt(each.device_id, each.receipt)
+            if answer is not None:
+                self._parts.outgoing.send_receipt(answer.topic, answer.payload)
+
+    def _tell(self, event: RoundEvent) -> None:
+        parts = self._parts
+        if isinstance(event, RoundOpened):
+            parts.ingest.round_opened()
+            parts.housekeeping.something_was_deleted()  # keys and publications that it replaced
+            # The operator may have rotated keys since the loop looked.
+            standing = parts.publisher.standing() if parts.keys.refresh() else []
+            # Only what is new: artifacts need not be sent again for each round.
+            self._announce(standing, parts.store.publications.take_replaced())
+        elif isinstance(event, RoundClosed):
+            parts.housekeeping.something_was_deleted()  # the log, or an older checkpoint
+            parts.housekeeping.between_rounds()
+            self._tend_keys()
+        if self._on_round is not None:
+            self._on_round(event)
+
+    def _tend_keys(self) -> None:
+        parts = self._parts
+        if parts.keys.tend(between_rounds=parts.rounds.current is None):
+            self._announce(parts.publisher.standing(), [])
+
+    def _look_again(self) -> None:
+        """The operator changed something: revoked, rotated, released."""
+        parts = self._parts
+        for device_id in parts.registry.reload():
+            parts.table.end(device_id)
+            parts.rounds.revoked(device_id)
+            _LOG.info("revoked %s: its sessions have ended", device_id.hex())
+        parts.rounds.reload_hold()
+        parts.housekeeping.something_was_deleted()
+        if parts.keys.refresh():
+            self._announce(parts.publisher.standing(), [])

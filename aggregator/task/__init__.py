@@ -1,0 +1,1 @@
+"""A task from its file: read once, checked whole, typed from then on."""

@@ -1,0 +1,1 @@
+"""MQTT and nothing else: a link carries bytes and knows no message."""

@@ -1,0 +1,150 @@
+"""A paho client that reads and writes many packets with one system call.
+
+paho asks the socket for one byte, then for another, then for the rest, and sends each answer by
+itself. Every such call lets another thread take the interpreter, and waiting to get it back takes
+up to 5 ms: an aggregator that works on what came could not be fed fast enough.
+
+Packets are cut here, before paho sees them. So a read has an end, however fast the broker sends,
+and a publication that nobody wants costs a look at its topic.
+"""
+
+from __future__ import annotations
+
+import ssl
+from typing import Any
+
+from paho.mqtt.client import Client
+
+from device_sdk.link.packet_cutter import Admits, PacketCutter
+
+__all__ = ["BufferedClient"]
+
+_MOST_PACKETS = 256
+_WRITE_BYTES = 65_536
+
+
+class BufferedClient(Client):
+    """Use :meth:`read` and :meth:`write` in place of ``loop_read`` and ``loop_write``.
+
+    ``read_bytes``: the most that one :meth:`read` takes from the socket. ``admits``: publications
+    that it refuses are acknowledged and dropped; None takes all.
+
+    Two methods of paho's own are replaced. Should another version not call them any more, packets
+    move one by one again, and nothing else changes.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        read_bytes: int = 65_536,
+        admits: Admits | None = None,
+        **settings: Any,
+    ) -> None:
+        super().__init__(*args, **settings)
+        self._read_bytes = read_bytes
+        self._cutter = PacketCutter(admits)
+        self._ready = b""
+        self._taken = 0  # of ``_ready``, by paho
+        self._reading = False
+        self._had_its_share = False
+        self._behind = bytearray()
+        self._gathering = False
+
+    @property
+    def has_read_ahead(self) -> bool:
+        """Whether packets wait that were read already: ``select`` does not show these."""
+        return self._cutter.more or self._taken < len(self._ready)
+
+    @property
+    def has_to_write(self) -> bool:
+        """Whether bytes wait for the socket."""
+        return bool(self._behind) or self.want_write()
+
+    def read(self) -> None:
+        """Handle what one read of the socket brings, and at most 256 packets of it.
+
+        What is left is handled by the next call: between two there is time to write.
+        """
+        self._reading, self._had_its_share = True, False
+        try:
+            self.loop_read()
+            before = -1
+            while self._taken < len(self._ready) and self._taken != before:
+                before = self._taken
+                self.loop_read()
+        finally:
+            self._reading = False
+
+    def write(self) -> None:
+        """Write all packets that wait, as far as the socket takes them. Raises OSError."""
+        while self.has_to_write and self.socket() is not None:
+            self._gathering = True
+            try:
+                self.loop_write()
+            finally:
+                self._gathering = False
+            if not self._write_behind():
+                return
+
+    def say_goodbye(self) -> None:
+        """Write what waits and a DISCONNECT, if the socket takes it at once. Raises OSError."""
+        self.write()
+        self.disconnect()
+        # Not gathered: with the last byte of a DISCONNECT paho closes the socket.
+        self.loop_write()
+
+    def _write_behind(self) -> bool:
+        """Whether the socket took all that was gathered."""
+        if self._behind and self.socket() is not None:
+            try:
+                taken = super()._sock_send(self._behind)
+            except BlockingIOError:
+                return False
+            del self._behind[:taken]
+        return not self._behind
+
+    def _sock_recv(self, bufsize: int) -> bytes:
+        if self._taken == len(self._ready):
+            if self._reading and self._had_its_share:
+                raise BlockingIOError
+            if not self._cutter.more:
+                received = self._receive()
+                if not received:
+                    return b""
+                self._cutter.add(received)
+            self._had_its_share = True
+            self._ready, answers = self._cutter.cut(_MOST_PACKETS)
+            self._taken = 0
+            self._behind += answers
+            if not self._ready:
+                raise BlockingIOError
+        taken = self._ready[self._taken : self._taken + bufsize]
+        self._taken += len(taken)
+        return taken
+
+    def _receive(self) -> bytes:
+        """What the socket has, at most ``read_bytes``; empty at its end."""
+        received = super()._sock_recv(self._read_bytes)
+        if not received or not isinstance(self.socket(), ssl.SSLSocket):
+            return received
+        parts, size = [received], len(received)
+        while size < self._read_bytes:  # TLS gives one record of 16 KiB at a time
+            try:
+                part = super()._sock_recv(self._read_bytes - size)
+            except OSError:
+                break  # nothing more for now; what is broken is so at the next read too
+            if not part:
+                break
+            parts.append(part)
+            size += len(part)
+        return b"".join(parts)
+
+    def _sock_send(self, buf: bytes | bytearray) -> int:
+        if not self._gathering:
+            if self._behind:
+                raise BlockingIOError  # what was gathered goes first
+            return super()._sock_send(buf)
+        if len(self._behind) >= _WRITE_BYTES:
+            raise BlockingIOError  # enough for one system call
+        self._behind += buf
+        return len(buf)

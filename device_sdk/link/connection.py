@@ -1,0 +1,299 @@
+"""One connection to a broker: a paho client that lives exactly as long as its socket.
+
+paho keeps unacknowledged messages and callbacks across reconnections, acknowledges on whatever
+connection is current, and lets a failing callback kill its thread while it still looks connected.
+A client for each connection, driven by the link's own loop, has none of these.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from paho.mqtt.client import (
+    MQTT_CLEAN_START_FIRST_ONLY,
+    Client,
+    ConnectFlags,
+    DisconnectFlags,
+    MQTTMessage,
+)
+from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
+from paho.mqtt.reasoncodes import ReasonCode
+
+from device_sdk.link.broker_url import BrokerUrl
+from device_sdk.link.buffered_client import BufferedClient
+from device_sdk.link.events import Message, ServerLimits
+from device_sdk.link.mqtt_version import MqttVersion
+from device_sdk.link.packet_cutter import Admits
+from device_sdk.link.settings import LinkSettings
+
+_FAILURE = 128
+_UNSUPPORTED_VERSION = 132
+
+
+class Sink(Protocol):
+    """Where a connection delivers what arrives. Called on the thread that calls ``step``."""
+
+    def arrived(self, message: Message) -> None: ...
+
+    def acknowledged(self, mid: int, code: int, detail: str) -> None: ...
+
+    def granted(self, mid: int, code: int, detail: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """Why a connection ended; ``reason`` as in ``link_events.Disconnected``, or ``refused``."""
+
+    reason: str
+    detail: str
+    code: int | None = None
+
+
+class Connection:
+    """Connects, then moves packets one ``step`` at a time until ``end`` is set."""
+
+    def __init__(
+        self,
+        url: BrokerUrl,
+        tls: ssl.SSLContext | None,
+        settings: LinkSettings,
+        version: MqttVersion,
+        client_id: str,
+        sink: Sink,
+        clock: Callable[[], float],
+        admits: Admits | None = None,
+    ) -> None:
+        self._url = url
+        self._settings = settings
+        self._version = version
+        self._sink = sink
+        self._clock = clock
+        self._admits = admits
+        self._socket: Any = None
+        self.limits: ServerLimits | None = None
+        """Set by the broker's acceptance."""
+        self.end: End | None = None
+        self.last_received_seconds = clock()
+        """By the clock, when the broker last sent anything."""
+        self._client = self._make_client(tls, client_id)
+
+    def open(self) -> None:
+        """Make the TCP connection, do the TLS handshake, send CONNECT. Sets ``end`` on failure."""
+        properties = None
+        clean_start: bool | Literal[3] = (
+            MQTT_CLEAN_START_FIRST_ONLY  # what paho wants to see on 3.1.1
+        )
+        if self._version is MqttVersion.V5:
+            clean_start = True
+            properties = Properties(PacketTypes.CONNECT)
+            properties.ReceiveMaximum = self._settings.receive_maximum
+            properties.MaximumPacketSize = self._settings.maximum_packet_bytes
+        try:
+            self._client.connect(
+                self._url.host,
+                self._url.port,
+                self._settings.keepalive_seconds,
+                clean_start=clean_start,
+                properties=properties,
+            )
+        except ssl.SSLError as error:
+            self._finish(End("tls", str(error)))
+        except OSError as error:
+            self._finish(End("unreachable", str(error) or type(error).__name__))
+        except Exception as error:  # paho raises ValueError for odd hosts
+            self._finish(End("unreachable", f"{type(error).__name__}: {error}"))
+        else:
+            self._socket = self._client.socket()
+            if self._socket is None:
+                self._finish(End("closed", "closed while connecting"))
+                return
+            # Small packets each way: Nagle's wait for more would add 40 ms to every receipt.
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.last_received_seconds = self._clock()
+
+    def step(self, timeout_seconds: float, wake: socket.socket, read: bool) -> None:
+        """Wait for the socket or ``wake``, then move what can be moved."""
+        if self.end is not None:
+            return
+        try:
+            self._step(timeout_seconds, wake, read)
+        except Exception as error:  # a hostile packet must end this connection, never the thread
+            self._finish(End("protocol", f"{type(error).__name__}: {error}"))
+        if self.end is None and self._client.socket() is None:
+            self._finish(End("closed", "the connection was closed"))
+
+    def publish(self, topic: str, payload: bytes, qos: int, retain: bool) -> int:
+        """Hand a publication to the socket's buffer; returns its packet id."""
+        return self._client.publish(topic, payload, qos, retain).mid
+
+    def subscribe(self, topic_filter: str, qos: int) -> int:
+        """Ask for a subscription; returns the packet id."""
+        _, mid = self._client.subscribe(topic_filter, qos)
+        return -1 if mid is None else mid
+
+    def unsubscribe(self, topic_filter: str) -> None:
+        """End a subscription. The answer is of no interest: late messages are parsed anyway."""
+        self._client.unsubscribe(topic_filter)
+
+    def flush(self) -> None:
+        """Write what the socket takes without waiting."""
+        if self.end is None and self._client.has_to_write:
+            try:
+                self._client.write()
+            except Exception as error:
+                self._finish(End("protocol", f"{type(error).__name__}: {error}"))
+
+    def close(self, end: End) -> None:
+        """Say goodbye if the broker still listens, and close the socket."""
+        if self.limits is not None and self.end is None and end.reason == "stopped":
+            try:
+                self._client.say_goodbye()
+            except Exception as error:
+                end = End("stopped", f"without goodbye: {type(error).__name__}")
+        self._finish(end)
+
+    def _make_client(self, tls: ssl.SSLContext | None, client_id: str) -> BufferedClient:
+        five = self._version is MqttVersion.V5
+        client = BufferedClient(
+            CallbackAPIVersion.VERSION2,
+            client_id=client_id,
+            clean_session=None if five else True,
+            protocol=MQTTProtocolVersion.MQTTv5 if five else MQTTProtocolVersion.MQTTv311,
+            reconnect_on_failure=False,
+            read_bytes=self._settings.read_bytes,
+            admits=self._admits,
+        )
+        client.connect_timeout = self._settings.connect_timeout_seconds
+        # The link bounds what is in flight; paho's own window would only add a hidden queue.
+        client.max_inflight_messages_set(65_535)
+        if tls is not None:
+            client.tls_set_context(tls)
+        if self._url.user is not None:
+            client.username_pw_set(self._url.user, self._url.password)
+        client.on_connect = self._on_connect
+        client.on_disconnect = self._on_disconnect
+        client.on_message = self._on_message
+        client.on_publish = self._on_publish
+        client.on_subscribe = self._on_subscribe
+        # With this set paho leaves writing to us, so that many packets go out in one step.
+        client.on_socket_register_write = _leave_writing_to_the_loop
+        return client
+
+    def _step(self, timeout_seconds: float, wake: socket.socket, read: bool) -> None:
+        sock = self._socket
+        # What was read ahead, or TLS has already decrypted, does not show in select.
+        buffered = read and (
+            self._client.has_read_ahead or (isinstance(sock, ssl.SSLSocket) and sock.pending() > 0)
+        )
+        poll = select.poll()
+        interest = (select.POLLIN if read else 0) | (
+            select.POLLOUT if self._client.has_to_write else 0
+        )
+        poll.register(wake, select.POLLIN)
+        poll.register(sock, interest)
+        ready = dict(poll.poll(0 if buffered else max(0.0, timeout_seconds) * 1000))
+        state = ready.get(sock.fileno(), 0)
+        if state & ~select.POLLOUT or buffered:
+            if state & select.POLLIN or buffered:
+                self.last_received_seconds = self._clock()
+                if self.limits is None:
+                    self._client.loop_read()  # the CONNACK alone: it is told before what follows
+                else:
+                    self._client.read()
+            elif state & (select.POLLERR | select.POLLHUP | select.POLLNVAL):
+                self._finish(End("closed", "the connection was closed"))
+        if self.end is None and read:
+            self._client.loop_misc()
+        self.flush()
+
+    def _finish(self, end: End) -> None:
+        if self.end is None:
+            self.end = end
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def _on_connect(
+        self,
+        client: Client,
+        userdata: object,
+        flags: ConnectFlags,
+        code: ReasonCode,
+        properties: Properties | None,
+    ) -> None:
+        if code.value == _UNSUPPORTED_VERSION:
+            self.end = End("version", str(code), code.value)
+        elif code.value >= _FAILURE:
+            self.end = End("refused", _detail(code, properties), code.value)
+        else:
+            self.limits = _limits(properties)
+
+    def _on_disconnect(
+        self,
+        client: Client,
+        userdata: object,
+        flags: DisconnectFlags,
+        code: ReasonCode,
+        properties: Properties | None,
+    ) -> None:
+        if self.end is not None:
+            return
+        if flags.is_disconnect_packet_from_server:
+            self.end = End("server", _detail(code, properties), code.value)
+        elif self.limits is None:
+            self.end = End("no-connack", "closed before the CONNACK")
+        else:
+            self.end = End("closed", str(code))
+
+    def _on_message(self, client: Client, userdata: object, message: MQTTMessage) -> None:
+        self._sink.arrived(Message(message.topic, bytes(message.payload), message.retain))
+
+    def _on_publish(
+        self,
+        client: Client,
+        userdata: object,
+        mid: int,
+        code: ReasonCode,
+        properties: Properties | None,
+    ) -> None:
+        refused = code.value >= _FAILURE
+        self._sink.acknowledged(mid, code.value, _detail(code, properties) if refused else "")
+
+    def _on_subscribe(
+        self,
+        client: Client,
+        userdata: object,
+        mid: int,
+        codes: list[ReasonCode],
+        properties: Properties | None,
+    ) -> None:
+        for code in codes:
+            self._sink.granted(mid, code.value, _detail(code, properties))
+
+
+def _leave_writing_to_the_loop(client: Client, userdata: object, sock: object) -> None:
+    return None
+
+
+def _detail(code: ReasonCode, properties: Properties | None) -> str:
+    text = getattr(properties, "ReasonString", None)
+    return f"{code}: {text}" if isinstance(text, str) else str(code)
+
+
+def _limits(properties: Properties | None) -> ServerLimits:
+    """paho decodes these CONNACK properties and then ignores all but the keep-alive."""
+    keepalive = getattr(properties, "ServerKeepAlive", None)
+    return ServerLimits(
+        receive_maximum=max(1, getattr(properties, "ReceiveMaximum", 65_535)),
+        maximum_packet_bytes=getattr(properties, "MaximumPacketSize", None),
+        maximum_qos=min(1, getattr(properties, "MaximumQoS", 1)),
+        retain_available=bool(getattr(properties, "RetainAvailable", 1)),
+        keepalive_seconds=keepalive,
+    )

@@ -1,0 +1,150 @@
+"""The link to the broker: one background thread that connects, reconnects and moves messages."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import numpy as np
+
+from device_sdk.link.broker_url import BrokerUrl, TlsFiles, parse_broker_url
+from device_sdk.link.events import Delivery, Event, ServerLimits
+from device_sdk.link.loop import LinkLoop
+from device_sdk.link.packet_cutter import Admits
+from device_sdk.link.send_queue import LinkError
+from device_sdk.link.settings import LinkSettings
+
+__all__ = ["Link", "LinkError"]
+
+
+class Link:
+    """A connection to a broker that is made again whenever it breaks.
+
+    Args:
+        url: ``mqtt://`` or ``mqtts://``, see :func:`parse_broker_url`.
+        rng: draws the client id and the back-off's jitter. Used on the link's thread only.
+        clock: monotonic seconds.
+        tls: files for ``mqtts://``; the system's authorities when None.
+        client_id: a random one when None.
+        settings: limits and times.
+        admits: asked on the link's thread for the topic of each publication that arrives, before
+            anything is done with it; what it refuses is acknowledged and dropped. None: all.
+        on_event: called on the link's thread after each event; for whoever waits elsewhere.
+
+    Sessions are clean: subscriptions are made anew at each connection, and nothing is expected of
+    the broker's queues. All public methods may be called from any thread; ``events`` from one at a
+    time. The thread starts with :meth:`start` and waits without polling while nothing happens.
+    Raises ValueError for a bad URL or TLS files that cannot be read.
+    """
+
+    def __init__(
+        self,
+        url: str | BrokerUrl,
+        *,
+        rng: np.random.Generator,
+        clock: Callable[[], float],
+        tls: TlsFiles | None = None,
+        client_id: str | None = None,
+        settings: LinkSettings | None = None,
+        admits: Admits | None = None,
+        on_event: Callable[[], None] | None = None,
+    ) -> None:
+        parsed = parse_broker_url(url) if isinstance(url, str) else url
+        if tls is not None and not parsed.tls:
+            raise ValueError("TLS files are given, but the URL starts with mqtt://; use mqtts://")
+        context = (tls or TlsFiles()).context() if parsed.tls else None
+        # 22 letters and digits: within what every 3.1.1 broker must take.
+        self.client_id = client_id if client_id is not None else rng.bytes(11).hex()
+        self._loop = LinkLoop(
+            parsed,
+            context,
+            settings if settings is not None else LinkSettings(),
+            self.client_id,
+            rng=rng,
+            clock=clock,
+            admits=admits,
+            on_event=on_event,
+        )
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Start the thread. Raises RuntimeError when it was started before."""
+        with self._lock:
+            if self._thread is not None or self._loop.stopping:
+                raise RuntimeError("a link starts once; make a new one")
+            self._thread = threading.Thread(target=self._loop.run, name="tessera-link", daemon=True)
+            self._thread.start()
+
+    def stop(self, *, flush_seconds: float = 0.0, timeout_seconds: float = 5.0) -> bool:
+        """Stop: send what is queued for at most ``flush_seconds``, say goodbye, end the thread.
+
+        Returns whether the thread ended within ``timeout_seconds``; one that hangs in a name
+        look-up ends as soon as that does, and never keeps the process alive. May be called twice.
+        """
+        with self._lock:
+            self._loop.stop(flush_seconds)
+            thread = self._thread
+        if thread is None:
+            self._loop.close()
+            return True
+        thread.join(timeout_seconds)
+        return not thread.is_alive()
+
+    @property
+    def connected(self) -> bool:
+        """Whether the broker has accepted the connection and it has not ended since."""
+        return self._loop.limits is not None
+
+    @property
+    def limits(self) -> ServerLimits | None:
+        """What the broker allows; None without a connection."""
+        return self._loop.limits
+
+    def publish(
+        self, topic: str, payload: bytes, *, retain: bool = False, qos: int = 1
+    ) -> Delivery:
+        """Queue a publication; it is sent now or once there is a connection.
+
+        Those of one QoS leave in order. At QoS 0 none waits for the broker's acknowledgements.
+        A broker's acknowledgement says nothing about the other end. Raises :class:`LinkError`
+        (``queue-full``, ``too-large``, ``stopped``), and ValueError for a topic that cannot be
+        published to or a QoS other than 0 and 1.
+        """
+        if qos not in (0, 1):
+            raise ValueError(f"QoS {qos}; expected 0 or 1")
+        if not topic or "+" in topic or "#" in topic or "\x00" in topic:
+            raise ValueError("a topic to publish to is not empty and holds no wildcard")
+        if len(topic.encode()) > 65_535:
+            raise ValueError("a topic has at most 65,535 bytes")
+        delivery = Delivery(topic, payload, qos, retain, self._loop.done)
+        self._loop.queue.put(delivery)
+        self._loop.wake()
+        return delivery
+
+    def subscribe(self, topic_filter: str, *, qos: int = 1) -> None:
+        """Subscribe now and at each later connection; ``Subscribed`` or a refusal reports it.
+
+        What the broker refuses is asked for again, with growing waits, until it grants it.
+        """
+        if qos not in (0, 1) or not topic_filter:
+            raise ValueError("a subscription needs a topic filter and a QoS of 0 or 1")
+        self._loop.subscriptions.add(topic_filter, qos)
+        self._loop.wake()
+
+    def unsubscribe(self, topic_filter: str) -> None:
+        """End a subscription. Messages on their way may still arrive."""
+        if self._loop.subscriptions.remove(topic_filter):
+            self._loop.wake()
+
+    def events(self, *, most: int = 256, timeout_seconds: float | None = None) -> list[Event]:
+        """Up to ``most`` events in order, waiting for the first (None: for ever)."""
+        return self._loop.events.take(most, timeout_seconds)
+
+    def crowded(self, topic: str) -> bool:
+        """Whether half of the messages that fit wait to be taken, several of them ``topic``'s."""
+        return self._loop.events.crowded(topic)
+
+    def nudge(self) -> None:
+        """Let :meth:`events`, where it waits, return with what there is."""
+        self._loop.events.nudge()

@@ -1,0 +1,331 @@
+"""The link's thread: connects, reconnects, and moves what is queued."""
+
+from __future__ import annotations
+
+import math
+import ssl
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import TypeAlias
+
+import numpy as np
+
+from device_sdk.link.backoff import Backoff
+from device_sdk.link.broker_url import BrokerUrl
+from device_sdk.link.connection import Connection, End
+from device_sdk.link.event_queue import EventQueue
+from device_sdk.link.events import (
+    Connected,
+    ConnectRefused,
+    Delivery,
+    Disconnected,
+    Message,
+    Outcome,
+    PublishRefused,
+    ServerLimits,
+    Stopped,
+    Subscribed,
+    SubscribeRefused,
+    settle,
+)
+from device_sdk.link.mqtt_version import VersionChoice
+from device_sdk.link.packet_cutter import Admits
+from device_sdk.link.send_queue import SendQueue, refusal
+from device_sdk.link.settings import LinkSettings
+from device_sdk.link.subscriptions import Subscriptions
+from device_sdk.link.wake_up import WakeUp
+
+__all__ = ["LinkLoop"]
+
+_Open: TypeAlias = dict[int, tuple[Delivery, float]]
+"""By packet id: what was handed over, and when."""
+_FAILURE = 128
+_VERSION_FAILURES = ("no-connack", "version", "timeout", "protocol")
+
+
+class LinkLoop:
+    """Everything that happens on a link's thread; :class:`~device_sdk.link.link.Link` is its face.
+
+    ``queue``, ``subscriptions``, ``events`` and ``waker`` are safe between threads, ``limits`` may
+    be read from any (None without a connection), and ``done`` tells of publications' fates. All
+    else belongs to the thread that calls :meth:`run`. ``rng`` draws the back-off's jitter.
+    ``admits`` and ``on_event``: see :class:`~device_sdk.link.link.Link`.
+    """
+
+    def __init__(
+        self,
+        url: BrokerUrl,
+        tls: ssl.SSLContext | None,
+        settings: LinkSettings,
+        client_id: str,
+        *,
+        rng: np.random.Generator,
+        clock: Callable[[], float],
+        admits: Admits | None = None,
+        on_event: Callable[[], None] | None = None,
+    ) -> None:
+        self._url = url
+        self._tls = tls
+        self._settings = settings
+        self._client_id = client_id
+        self._clock = clock
+        self._admits = admits
+        make_backoff = partial(
+            Backoff,
+            rng,
+            first_seconds=settings.backoff_first_seconds,
+            most_seconds=settings.backoff_most_seconds,
+        )
+        self._backoff = make_backoff()
+        self.waker = WakeUp()
+        self.done = threading.Condition(threading.Lock())
+        self.subscriptions = Subscriptions(make_backoff)
+        self.queue = SendQueue(
+            most_messages=settings.send_queue_messages,
+            most_bytes=settings.send_queue_bytes,
+        )
+        self.events = EventQueue(
+            most_messages=settings.event_queue_messages,
+            most_bytes=settings.event_queue_bytes,
+            on_room=self.wake,
+            on_event=on_event,
+        )
+        self.limits: ServerLimits | None = None
+        self._versions = VersionChoice()
+        # By QoS. What needs no acknowledgement only waits until it is written.
+        self._in_flight: tuple[_Open, _Open] = ({}, {})
+        self._asked: dict[int, tuple[str, float]] = {}
+        self._never_accepted = True
+        self._paused_seconds = -math.inf
+        self._stopping = False
+        self._flush_until_seconds = 0.0
+
+    @property
+    def stopping(self) -> bool:
+        """Whether :meth:`stop` was called, or the thread has ended."""
+        return self._stopping
+
+    def stop(self, flush_seconds: float) -> None:
+        """End the loop, from any thread: queued publications have ``flush_seconds`` to leave.
+
+        Only the first call's time counts.
+        """
+        self.queue.close()
+        if not self._stopping:
+            # In this order: the thread that sees the one must find the other.
+            self._flush_until_seconds = self._clock() + flush_seconds
+            self._stopping = True
+        self.wake()
+
+    def wake(self) -> None:
+        """There is something to do, from any thread."""
+        # A link that sleeps between two connections takes no notice of work, only of its end.
+        self.waker.wake(again=self._stopping)
+
+    # What a Connection calls.
+
+    def arrived(self, message: Message) -> None:
+        """A message came."""
+        self.events.put(message)
+
+    def acknowledged(self, mid: int, code: int, detail: str) -> None:
+        """The broker answered a publication."""
+        entry = self._in_flight[0].pop(mid, None) or self._in_flight[1].pop(mid, None)
+        if entry is None:
+            return
+        if code < _FAILURE:
+            settle([entry[0]], Outcome.ACKNOWLEDGED, "")
+        else:
+            settle([entry[0]], Outcome.REFUSED, detail)
+            self.events.put(PublishRefused(entry[0].topic, code, detail))
+
+    def granted(self, mid: int, code: int, detail: str) -> None:
+        """The broker answered a subscription."""
+        entry = self._asked.pop(mid, None)
+        if entry is None:
+            return
+        topic_filter, _ = entry
+        if code < _FAILURE:
+            self.subscriptions.granted(topic_filter)
+            self.events.put(Subscribed(topic_filter, code))
+        else:
+            retry_seconds = self.subscriptions.refused(topic_filter, self._clock())
+            self.events.put(SubscribeRefused(topic_filter, code, detail, retry_seconds))
+
+    # The thread.
+
+    def run(self) -> None:
+        """Connect and reconnect until stopped; then :meth:`close`."""
+        try:
+            while not self._stopping:
+                end = self._one_connection()
+                if self._stopping:
+                    break
+                unsuited = end.reason in _VERSION_FAILURES and self._never_accepted
+                if unsuited and self._versions.rejected():
+                    continue
+                retry_seconds = self._backoff.next_seconds()
+                self._report(end, retry_seconds)
+                self.waker.sleep(retry_seconds, self._clock, lambda: self._stopping)
+        finally:
+            self.close()
+
+    def _one_connection(self) -> End:
+        self._never_accepted = True
+        connection = Connection(
+            self._url,
+            self._tls,
+            self._settings,
+            self._versions.current,
+            self._client_id,
+            self,
+            self._clock,
+            self._admits,
+        )
+        opened_seconds = self._clock()
+        try:
+            connection.open()
+            opened_seconds = self._clock()
+            while connection.end is None:
+                self._turn(connection, opened_seconds)
+        except Exception as error:  # no failure of ours may end the thread
+            connection.close(End("protocol", f"{type(error).__name__}: {error}"))
+        finally:
+            self.limits = None
+            self.subscriptions.disconnected()
+            lost = [delivery for each in self._in_flight for delivery, _ in each.values()]
+            for each in self._in_flight:
+                each.clear()
+            self._asked.clear()
+            settle(lost, Outcome.LOST, "the connection ended before the acknowledgement")
+        if self._clock() - opened_seconds >= self._settings.settled_seconds:
+            self._backoff.reset()
+        end = connection.end or End("closed", "the connection ended")
+        connection.close(end)
+        return end
+
+    def _turn(self, connection: Connection, opened_seconds: float) -> None:
+        """One wait for the socket and all the work that it brought."""
+        self.waker.rearm()  # first: whatever happens from here on must end the wait below
+        now = self._clock()
+        paused = self.events.paused
+        if paused:
+            self._paused_seconds = now  # what we did not read, the broker does not owe
+        if connection.limits is not None and self.limits is None:
+            self._accept(connection, connection.limits)
+        if self.limits is not None:
+            self._send(connection, self.limits, now)
+            connection.flush()
+        if self._stopping and self._flushed(now):
+            connection.close(End("stopped", "the link was stopped"))
+            return
+        deadline, end = self._deadline(connection, opened_seconds, paused)
+        if now >= deadline:
+            connection.close(end)
+            return
+        # paho sends its ping when called after the keep-alive: be there in time.
+        ping = connection.last_received_seconds + self._keepalive_seconds(connection)
+        until = min(deadline, ping if ping > now else now + 1.0, self.subscriptions.next_seconds())
+        if self._stopping:
+            until = min(until, self._flush_until_seconds)
+        if self.limits is not None and self._can_write_more():
+            until = now
+        connection.step(until - now, self.waker.socket, read=not paused)
+
+    def _accept(self, connection: Connection, limits: ServerLimits) -> None:
+        self._never_accepted = False
+        self._versions.accepted()
+        filters = self.subscriptions.connected()
+        self.limits = limits
+        self.events.put(Connected(self._versions.current, limits))
+        for topic_filter, qos in filters:
+            self._ask(connection, topic_filter, qos)
+
+    def _send(self, connection: Connection, limits: ServerLimits, now: float) -> None:
+        for topic_filter, qos in self.subscriptions.take_changes(now):
+            if qos is None:
+                connection.unsubscribe(topic_filter)
+            else:
+                self._ask(connection, topic_filter, qos)
+        # The broker's receive maximum holds for what it acknowledges, and for nothing else.
+        windows = (self._settings.in_flight, min(self._settings.in_flight, limits.receive_maximum))
+        for qos, window in enumerate(windows):
+            room = window - len(self._in_flight[qos])
+            self._send_batch(connection, limits, self.queue.take(qos, room), now)
+
+    def _send_batch(
+        self, connection: Connection, limits: ServerLimits, batch: list[Delivery], now: float
+    ) -> None:
+        for index, delivery in enumerate(batch):
+            why = refusal(delivery, limits)
+            if why is not None:
+                settle([delivery], Outcome.REFUSED, why)
+                self.events.put(PublishRefused(delivery.topic, None, why))
+                continue
+            qos = min(delivery.qos, limits.maximum_qos)
+            try:
+                mid = connection.publish(delivery.topic, delivery.payload, qos, delivery.retain)
+            except Exception:
+                settle(batch[index:], Outcome.LOST, "the connection failed while sending")
+                raise
+            self._in_flight[delivery.qos][mid] = (delivery, now)
+
+    def _can_write_more(self) -> bool:
+        # No acknowledgement will come to say that there is room again.
+        return self.queue.waiting(0) > 0 and len(self._in_flight[0]) < self._settings.in_flight
+
+    def _ask(self, connection: Connection, topic_filter: str, qos: int) -> None:
+        self._asked[connection.subscribe(topic_filter, qos)] = (topic_filter, self._clock())
+
+    def _deadline(
+        self, connection: Connection, opened_seconds: float, paused: bool
+    ) -> tuple[float, End]:
+        """When the connection must be given up unless something moves, and what to say then."""
+        settings = self._settings
+        if connection.limits is None:
+            patience = settings.connect_timeout_seconds
+            if self._versions.probing:
+                patience = min(patience, settings.version_probe_seconds)
+            return opened_seconds + patience, End("timeout", "no CONNACK in time")
+        silent = (
+            connection.last_received_seconds
+            + self._keepalive_seconds(connection)
+            + settings.stall_seconds
+        )
+        if paused:
+            return silent, End("consumer-stalled", "nobody took the events")
+        silent = max(silent, self._paused_seconds + settings.stall_seconds)
+        return min([*self._owed(), silent]), End(
+            "stalled", "the broker owes an answer and sends none"
+        )
+
+    def _owed(self) -> list[float]:
+        # Each is in the order of asking: the first entry is the oldest.
+        kinds = (*self._in_flight, self._asked)
+        oldest = [next(iter(waiting.values()))[1] for waiting in kinds if waiting]
+        return [max(since, self._paused_seconds) + self._settings.stall_seconds for since in oldest]
+
+    def _keepalive_seconds(self, connection: Connection) -> float:
+        theirs = connection.limits.keepalive_seconds if connection.limits is not None else None
+        return float(theirs or self._settings.keepalive_seconds)
+
+    def _flushed(self, now: float) -> bool:
+        if now >= self._flush_until_seconds or self.limits is None:
+            return True
+        return not len(self.queue) and not any(self._in_flight)
+
+    def _report(self, end: End, retry_seconds: float) -> None:
+        if end.reason == "refused" and end.code is not None:
+            self.events.put(ConnectRefused(end.code, end.detail, retry_seconds))
+        else:
+            self.events.put(Disconnected(end.reason, end.detail, retry_seconds, end.code))
+
+    def close(self) -> None:
+        """After the loop, or in place of one that never ran: drop what is queued, say so."""
+        self._stopping = True
+        self.queue.close()
+        waiting = [each for qos in (0, 1) for each in self.queue.take(qos, len(self.queue))]
+        settle(waiting, Outcome.DROPPED, "the link was stopped")
+        self.events.put(Stopped())
+        self.waker.close()

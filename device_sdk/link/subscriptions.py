@@ -1,0 +1,92 @@
+"""What a link is subscribed to, whether or not there is a connection."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable
+
+from device_sdk.link.backoff import Backoff
+
+__all__ = ["Subscriptions"]
+
+
+class Subscriptions:
+    """Topic filters with their QoS, and what the broker has not been told yet.
+
+    Safe between threads. A new connection is told all filters; changes are kept apart only while
+    there is one. What the broker refused is told again after a while, with waits that grow until
+    it is granted. ``backoff`` makes the waits of one filter; it is called, and what it makes is
+    used, only where :meth:`refused` is.
+    """
+
+    def __init__(self, backoff: Callable[[], Backoff]) -> None:
+        self._make_backoff = backoff
+        self._lock = threading.Lock()
+        self._filters: dict[str, int] = {}
+        self._changes: list[tuple[str, int | None]] = []
+        self._backoffs: dict[str, Backoff] = {}
+        self._due_seconds: dict[str, float] = {}
+        self._connected = False
+
+    def add(self, topic_filter: str, qos: int) -> None:
+        """Subscribe, or change the QoS."""
+        with self._lock:
+            self._filters[topic_filter] = qos
+            self._due_seconds.pop(topic_filter, None)
+            if self._connected:
+                self._changes.append((topic_filter, qos))
+
+    def remove(self, topic_filter: str) -> bool:
+        """Unsubscribe; whether there was such a subscription."""
+        with self._lock:
+            if self._filters.pop(topic_filter, None) is None:
+                return False
+            self._backoffs.pop(topic_filter, None)
+            if self._connected:
+                self._changes.append((topic_filter, None))
+            return True
+
+    def connected(self) -> list[tuple[str, int]]:
+        """All filters, to ask a new connection for; changes count from here on."""
+        with self._lock:
+            self._changes.clear()
+            self._connected = True
+            return list(self._filters.items())
+
+    def disconnected(self) -> None:
+        """The connection ended."""
+        with self._lock:
+            self._connected = False
+            self._due_seconds.clear()
+
+    def granted(self, topic_filter: str) -> None:
+        """The broker granted it: should it refuse it later, the waits start anew."""
+        with self._lock:
+            self._backoffs.pop(topic_filter, None)
+
+    def refused(self, topic_filter: str, now: float) -> float:
+        """The broker refused it; in how many seconds it will be asked for again."""
+        with self._lock:
+            backoff = self._backoffs.setdefault(topic_filter, self._make_backoff())
+            wait_seconds = backoff.next_seconds()
+            self._due_seconds[topic_filter] = now + wait_seconds
+            return wait_seconds
+
+    def next_seconds(self) -> float:
+        """By the clock, when the next refused filter is due; infinity for none."""
+        with self._lock:
+            return min(self._due_seconds.values(), default=math.inf)
+
+    def take_changes(self, now: float) -> list[tuple[str, int | None]]:
+        """What changed since the last call, in order, and the refused filters that are due.
+
+        QoS None where a subscription ended.
+        """
+        with self._lock:
+            taken, self._changes = self._changes, []
+            for topic_filter in [name for name, at in self._due_seconds.items() if at <= now]:
+                del self._due_seconds[topic_filter]
+                if topic_filter in self._filters:  # else it was withdrawn before the answer came
+                    taken.append((topic_filter, self._filters[topic_filter]))
+            return taken

@@ -1,0 +1,295 @@
+"""The device's half of attention-based aggregation: it learns whom to learn from.
+
+Method: FedAMN (papers/fedamn), algorithm 2; what its text leaves open is written out in
+docs/methods/attention.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device_sdk.artifact.flat_layout import FlatLayout, layout_of
+from device_sdk.errors import StateError
+from device_sdk.local_data import DataSource, LocalData
+from device_sdk.methods.attention.fleet import Fleet, read_fleet
+from device_sdk.methods.attention.mixer import SCORE_NAMES, AttentionScores, Mixer, scores_of
+from device_sdk.methods.attention.rehearsal import MixingAhead, mixing_ahead, stand_ins
+from device_sdk.methods.attention.steps import RoundSteps
+from device_sdk.methods.attention.weights import favoured
+from device_sdk.methods.learner import LearnerError, State
+from device_sdk.methods.local_steps import unchanged_on_error
+from device_sdk.trainer import Trainer
+from device_sdk.wire.arrays.exchange import Broadcast, Update
+
+__all__ = ["AttentionLearner", "Placement"]
+
+Floats = NDArray[np.float32]
+Placement = Literal["device", "aggregator"]
+
+_META = "meta."
+
+
+class AttentionLearner:
+    """Trains a base network from a mixture of its neighbours' parameters.
+
+    Args:
+        data: the device's samples, asked for at the start of each round; ``train`` is used.
+        trainer: of the base network's artifact. Each round sets its parameters and forgets its
+            momenta; between rounds it holds this device's own model.
+        meta: of the meta-network's artifact for the same base network; may be None with
+            ``placement="aggregator"``.
+        sender: this device's name among the task's, 32 hexadecimal digits.
+        rng: orders the samples.
+        placement: ``device`` fetches the cluster's vectors and learns how to mix them;
+            ``aggregator`` has the mixture made by the aggregator, for devices too weak for that.
+
+    Raises ValueError where the two artifacts do not belong together.
+    """
+
+    def __init__(
+        self,
+        data: DataSource,
+        trainer: Trainer,
+        meta: Trainer | None,
+        sender: str,
+        rng: np.random.Generator,
+        placement: Placement = "device",
+    ) -> None:
+        if placement not in ("device", "aggregator"):
+            raise ValueError(f"placement is {placement!r}; expected 'device' or 'aggregator'")
+        if placement == "device" and meta is None:
+            raise ValueError("placement 'device' needs the meta-network's trainer")
+        self._data = data
+        self._trainer = trainer
+        self._meta = meta
+        self._sender = sender
+        self._rng = rng
+        self._placement = placement
+        self._layout = layout_of(trainer.artifact)
+        if meta is not None:
+            _require_match(meta, self._layout)
+        self._vector: Floats | None = None
+        self._scores: AttentionScores | None = None
+
+    @property
+    def vector(self) -> Floats | None:
+        """w_i, float32 [p] in the artifact's flat layout: a copy. None before the first round."""
+        return None if self._vector is None else self._vector.copy()
+
+    @property
+    def scores(self) -> AttentionScores | None:
+        """Whom this device listened to in its last round with attention; None before that."""
+        return self._scores
+
+    def show(self, vector: Floats | None = None) -> Trainer:
+        """The trainer, set to this device's own model (or to ``vector``), to predict with.
+
+        Raises LearnerError before the first round.
+        """
+        chosen = self._vector if vector is None else vector
+        if chosen is None:
+            raise LearnerError("this device has no model of its own before its first round")
+        self._trainer.set_parameters(self._layout.unflatten(chosen))
+        return self._trainer
+
+    def wants(self, broadcast: Broadcast) -> Sequence[str]:
+        """See :class:`~device_sdk.methods.learner.FetchingLearner`."""
+        fleet = read_fleet(broadcast, self._layout)
+        if fleet.warming_up or self._vector is None:
+            return []
+        if self._lets_mix(fleet):
+            name = f"mixture.{self._sender}"
+            return [name] if name in broadcast.offered else []
+        if fleet.training.layers == "second" or self._meta is None:
+            return []
+        rows = fleet.offered_neighbours(broadcast, self._sender)
+        count = fleet.training.neighbours
+        if 0 < count < len(rows):
+            query = fleet.query(self._sender, self._vector, rows)
+            chosen = favoured(self._meta, query, fleet.sketches[rows], count)
+            rows = [rows[place] for place in chosen]
+        return [f"vector.{fleet.senders[row]}" for row in rows]
+
+    def train(self, broadcast: Broadcast) -> Update:
+        """One round; see :class:`~device_sdk.methods.learner.Learner`.
+
+        The update holds ``vector`` float32 [p], the base network's parameters after its steps.
+        Metadata: ``samples``, ``width`` (the layout's place among the task's), ``mixture``
+        (whether the aggregator is to mix for this device), ``loss`` (mean of the base steps).
+
+        Raises LearnerError where the broadcast does not fit, there are no samples, or training
+        fails; nothing has changed then.
+        """
+        fleet = read_fleet(broadcast, self._layout)
+        data = self._samples(fleet)
+        steps = self._round_steps(fleet, data)
+        with self._unchanged_on_error():
+            mixer = None if fleet.warming_up else self._mixer(fleet, broadcast)
+            if mixer is None:
+                personal = fleet.training.personal and not fleet.warming_up
+                start = self._start(fleet, broadcast)
+                loss = steps.base_steps(start, resume=self._vector if personal else None)
+                scores = self._scores
+            else:
+                loss = steps.alternate(mixer)
+                scores = mixer.scores(fleet.round_id)
+            vector = self._layout.flatten(self._trainer.parameters)
+        self._vector, self._scores = vector, scores
+        return Update(
+            broadcast.round_id,
+            {"vector": vector.copy()},
+            {
+                "samples": data.samples,
+                "width": fleet.width,
+                "mixture": self._lets_mix(fleet),
+                "loss": loss,
+            },
+        )
+
+    def mixing_ahead(self, broadcast: Broadcast) -> MixingAhead | None:
+        """What mixing on this device will take; None where there is none to do.
+
+        Raises LearnerError where the broadcast does not fit.
+        """
+        return mixing_ahead(read_fleet(broadcast, self._layout), broadcast, self._sender)
+
+    def rehearse(self, broadcast: Broadcast) -> None:
+        """The work of a round with a mixture of its own, even in the warm-up, to be timed.
+
+        Mixes stand-ins, so it needs no vectors. Leaves both trainers changed: for a learner that is
+        thrown away. Raises LearnerError as ``train`` does, and where there is no mixing ahead.
+        """
+        fleet = read_fleet(broadcast, self._layout)
+        ahead = mixing_ahead(fleet, broadcast, self._sender)
+        if ahead is None or self._meta is None:
+            raise LearnerError("this device has no mixing ahead of it")
+        query = np.zeros(fleet.sketches.shape[1:], dtype=np.float32)
+        neighbours = stand_ins(fleet, ahead.neighbours)
+        shared = fleet.shared
+        mixer = Mixer(
+            self._meta,
+            fleet.training,
+            self._layout,
+            neighbours,
+            self._sender,
+            shared,
+            shared,
+            query,
+        )
+        self._round_steps(fleet, self._samples(fleet)).alternate(mixer)
+
+    def state(self) -> State:
+        """``vector`` and ``scores.*`` once there are any, and the meta-trainer's, as ``meta.*``."""
+        found: dict[str, NDArray[Any]] = {}
+        if self._vector is not None:
+            found["vector"] = self._vector.copy()
+        if self._scores is not None:
+            found.update(self._scores.state())
+        if self._meta is not None:
+            found.update({_META + name: array for name, array in self._meta.state.items()})
+        return found
+
+    def restore(self, state: State) -> None:
+        """Take ``state()`` back; raises LearnerError where names, dtypes or shapes do not fit."""
+        meta = {n.removeprefix(_META): a for n, a in state.items() if n.startswith(_META)}
+        rest = {name: array for name, array in state.items() if not name.startswith(_META)}
+        expected = set() if self._meta is None else set(self._meta.artifact.state_by_name)
+        if set(meta) != expected:
+            raise LearnerError("the state's meta-network is not the one of this artifact")
+        vector = rest.pop("vector", None)
+        if vector is not None and (
+            vector.dtype != np.float32
+            or vector.shape != (self._layout.size,)
+            or not np.isfinite(vector).all()
+        ):
+            raise LearnerError(f"the state's 'vector' must be float32 [{self._layout.size}]")
+        try:
+            scores = scores_of(rest)
+        except ValueError as error:
+            raise LearnerError(str(error)) from error
+        odd = sorted(set(rest) - set(SCORE_NAMES))
+        if odd or (scores is not None and len(scores.second) != len(self._layout.groups)):
+            raise LearnerError(f"the state does not fit this model: {odd or 'its scores'}")
+        if self._meta is not None:
+            try:
+                self._meta.set_state(meta)
+            except StateError as error:
+                raise LearnerError(f"the state does not fit the artifact: {error}") from error
+        self._vector = None if vector is None else vector.copy()
+        self._scores = scores
+        if self._vector is not None:
+            self.show()
+
+    # -- a round -----------------------------------------------------------------------------------
+
+    def _samples(self, fleet: Fleet) -> LocalData:
+        data = self._data()
+        if data.samples < fleet.training.folds:
+            raise LearnerError(
+                f"there are {data.samples} local samples; expected at least one for each of the "
+                f"{fleet.training.folds} folds"
+            )
+        return data
+
+    def _round_steps(self, fleet: Fleet, data: LocalData) -> RoundSteps:
+        return RoundSteps(self._trainer, fleet.training, fleet.round_id, data, self._rng)
+
+    def _lets_mix(self, fleet: Fleet) -> bool:
+        return self._placement == "aggregator" or fleet.training.aggregator_mixes
+
+    def _mixer(self, fleet: Fleet, broadcast: Broadcast) -> Mixer | None:
+        """None where this round is to start without a mixture of the device's own."""
+        if self._lets_mix(fleet) or self._vector is None or self._meta is None:
+            return None
+        neighbours = fleet.fetched(broadcast, self._sender, self._vector)
+        if len(neighbours) == 0 and fleet.training.layers != "second":
+            return None
+        rows = [fleet.senders.index(name) for name in neighbours.names]
+        query = fleet.query(self._sender, self._vector, rows)
+        return Mixer(
+            self._meta,
+            fleet.training,
+            self._layout,
+            neighbours,
+            self._sender,
+            self._vector,
+            fleet.shared,
+            query,
+        )
+
+    def _start(self, fleet: Fleet, broadcast: Broadcast) -> Floats:
+        if fleet.training.keeps and self._vector is not None:
+            return fleet.shared_keeping(self._vector)
+        if fleet.warming_up or not self._lets_mix(fleet):
+            return fleet.shared
+        given = fleet.given_mixture(broadcast, self._sender)
+        return fleet.shared if given is None else given
+
+    @contextmanager
+    def _unchanged_on_error(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            stack.enter_context(unchanged_on_error(self._trainer))
+            if self._meta is not None:
+                stack.enter_context(unchanged_on_error(self._meta))
+            yield
+
+
+def _require_match(meta: Trainer, layout: FlatLayout) -> None:
+    ports = {port.of: port.shape for port in meta.artifact.graphs["train"].select("batch")}
+    if "start" not in ports:
+        raise ValueError(
+            f"{meta.artifact.name!r} is no meta-network, or one of an earlier version: export it "
+            "again with export_attention"
+        )
+    groups = [ports.get(f"neighbours.{group}") for group in range(len(layout.groups))]
+    if ports["start"] != (layout.size,) or None in groups:
+        raise ValueError(
+            f"the meta-network {meta.artifact.name!r} is not one for a base network of "
+            f"{layout.size} parameters in the groups {', '.join(layout.groups)}: export both from "
+            "the same module"
+        )

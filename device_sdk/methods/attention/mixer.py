@@ -1,0 +1,154 @@
+"""The attention meta-network at work: mixtures, meta-steps, and whom it listened to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device_sdk.artifact.flat_layout import FlatLayout
+from device_sdk.methods.attention.contract import AttentionTraining
+from device_sdk.methods.attention.fleet import Neighbours
+from device_sdk.methods.attention.weights import layer_weights
+from device_sdk.methods.learner import LearnerError
+from device_sdk.trainer import Trainer
+
+__all__ = ["SCORE_NAMES", "AttentionScores", "Mixer", "scores_of"]
+
+Floats = NDArray[np.float32]
+SCORE_NAMES = ("scores.neighbours", "scores.first", "scores.second", "scores.round")
+"""Of a learner's state: uint8 [n, 16], float32 [g, n], float32 [g, 2], int64."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AttentionScores:
+    """Whom a device listened to in a round (papers/fedamn, figure 5).
+
+    ``first`` float32 [g, n]: for each parameter group the weights of ``neighbours``, which sum to
+    1 (the device itself may be one of them). ``second`` float32 [g, 2]: the shares of their mixture
+    and of the global model.
+    """
+
+    round_id: int
+    neighbours: tuple[str, ...]
+    first: Floats
+    second: Floats
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """As a learner keeps them: ``SCORE_NAMES``; copies."""
+        names = np.frombuffer(bytes.fromhex("".join(self.neighbours)), dtype=np.uint8)
+        arrays = (
+            names.reshape(-1, 16).copy(),
+            self.first.copy(),
+            self.second.copy(),
+            np.asarray(self.round_id, dtype=np.int64),
+        )
+        return dict(zip(SCORE_NAMES, arrays, strict=True))
+
+
+class Mixer:
+    """Mixes one round's neighbours with the meta-network in ``meta``, and trains it.
+
+    Args:
+        meta: of the artifact that ``export.models.attention_meta`` writes.
+        layout: of the base network.
+        name: this device's own.
+        own, shared: w_i and w_g, float32 [p].
+        query: s_i, float32 [g, d].
+    """
+
+    def __init__(
+        self,
+        meta: Trainer,
+        training: AttentionTraining,
+        layout: FlatLayout,
+        neighbours: Neighbours,
+        name: str,
+        own: Floats,
+        shared: Floats,
+        query: Floats,
+    ) -> None:
+        self._meta = meta
+        self._hyper = {"lr": training.meta_learning_rate}
+        vectors, sketches, names = neighbours.vectors, neighbours.sketches, neighbours.names
+        self._own_weight, self._second = training.own_weight, training.layers != "first"
+        if training.layers == "second":
+            # The only neighbour has all of layer 1's weight, whatever is learned: w_i takes it.
+            vectors, sketches, names = own[None], query[None], ()
+            self._own_weight = 0.0
+        elif training.include_self:
+            vectors = np.concatenate([vectors, own[None]])
+            sketches = np.concatenate([sketches, query[None]])
+            names = (*names, name)
+        self._names = (*names, name) if self._own_weight else names
+        self._spans = layout.spans
+        self._shared = shared
+        self._own = own - shared
+        # Of each group apart, so that neither NumPy nor the graph copies a part of each row.
+        self._moved = [vectors[:, start:end] - shared[start:end] for start, end in self._spans]
+        self._query, self._sketches = query, sketches
+        self._fixed: dict[str, NDArray[Any]] = {
+            **{f"neighbours.{group}": moved for group, moved in enumerate(self._moved)},
+            "sketches": sketches,
+            "query": query,
+            "second": np.asarray(self._second, dtype=np.float32),
+        }
+        self._weights: tuple[Floats, Floats] | None = None
+
+    def mix(self) -> Floats:
+        """The mixture, float32 [p]."""
+        first, second = layer_weights(
+            self._meta.parameters, self._query, self._sketches, self._own_weight, self._second
+        )
+        self._weights = (first[:, : len(self._names)], second)
+        weights = second[:, :1] * first
+        mixed = self._shared.copy()
+        for (start, end), moved, row in zip(self._spans, self._moved, weights, strict=True):
+            mixed[start:end] += row[:-1] @ moved
+            if self._own_weight:
+                mixed[start:end] += row[-1] * self._own[start:end]
+        return mixed
+
+    def scores(self, round_id: int) -> AttentionScores:
+        """The weights of the last mixture; raises LearnerError where there was none."""
+        if self._weights is None:
+            raise LearnerError("nothing was mixed in this round")
+        return AttentionScores(round_id, self._names, *self._weights)
+
+    def step(self, batch: Mapping[str, NDArray[Any]], drift: Floats) -> float:
+        """One meta-step on samples that this round's base steps do not see.
+
+        The base network stands at the others' mixture plus ``drift``, what its own steps have
+        moved: ``own_weight`` counts as 0, for the own network has met these samples in earlier
+        rounds, and attention would learn to listen to whoever resembles it. Returns the loss there.
+        """
+        start = self._shared + drift
+        return self._meta.step({**batch, **self._fixed, "start": start}, hyper=self._hyper)
+
+
+def scores_of(state: Mapping[str, NDArray[Any]]) -> AttentionScores | None:
+    """The scores in an attention learner's state; None where it has not listened yet.
+
+    Raises ValueError where they do not have the dtypes and shapes of scores.
+    """
+    held = {name: state[name] for name in SCORE_NAMES if name in state}
+    if not held:
+        return None
+    if len(held) < len(SCORE_NAMES):
+        raise ValueError(f"the state holds {sorted(held)} only; expected {sorted(SCORE_NAMES)}")
+    who, first, second, round_id = (held[name] for name in SCORE_NAMES)
+    groups, n = (len(second) if second.ndim else 0), (len(who) if who.ndim else 0)
+    fits = (
+        (who.dtype == np.uint8 and who.shape == (n, 16))
+        and (first.dtype == np.float32 and first.shape == (groups, n))
+        and (second.dtype == np.float32 and second.shape == (groups, 2))
+        and (round_id.dtype == np.int64 and round_id.shape == ())
+        and bool(np.isfinite(first).all() and np.isfinite(second).all())
+    )
+    if not fits:
+        raise ValueError("the state's scores do not have the dtypes and shapes of scores")
+    names = tuple(row.tobytes().hex() for row in who)
+    return AttentionScores(int(round_id), names, first.copy(), second.copy())

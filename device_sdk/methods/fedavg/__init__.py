@@ -1,0 +1,1 @@
+"""Federated averaging: the contract and the device's half; no I/O."""

@@ -1,0 +1,165 @@
+"""The device's half of federated averaging: some steps from the broadcast's model, then how far
+they led.
+
+Methods: FedAvg and FedSGD (McMahan et al. 2017, Communication-efficient learning of deep networks
+from decentralized data, algorithm 1), FedProx (Li et al. 2020, Federated optimization in
+heterogeneous networks, eq. 2) and FedPer (Arivazhagan et al. 2019, Federated learning with
+personalization layers).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device_sdk.local_data import DataSource
+from device_sdk.methods.fedavg.contract import FedAvgTraining
+from device_sdk.methods.fedavg.model_tensors import SharedTensor, shared_tensors
+from device_sdk.methods.learner import LearnerError, State
+from device_sdk.methods.local_steps import train_epochs, unchanged_on_error
+from device_sdk.methods.proximal import ProximalTerm
+from device_sdk.methods.trainer_state import restore_trainer, trainer_state
+from device_sdk.trainer import Trainer
+from device_sdk.wire.arrays.exchange import Broadcast, Scalar, Update
+
+__all__ = ["FedAvgLearner"]
+
+
+class FedAvgLearner:
+    """Trains the broadcast's model on the device's samples.
+
+    Args:
+        data: the device's samples, asked for at the start of each round; only ``train`` is used.
+        trainer: of the task's artifact. Between rounds it holds this device's model: the last
+            broadcast's, trained on.
+        sender: the device's name among the task's; not needed here.
+        rng: orders the samples.
+    """
+
+    def __init__(
+        self, data: DataSource, trainer: Trainer, sender: str, rng: np.random.Generator
+    ) -> None:
+        self._data = data
+        self._trainer = trainer
+        self._sender = sender
+        self._rng = rng
+
+    @property
+    def trainer(self) -> Trainer:
+        """The device's model."""
+        return self._trainer
+
+    def train(self, broadcast: Broadcast) -> Update:
+        """One round; see :class:`~device_sdk.methods.learner.Learner`.
+
+        The update holds, for each shared tensor, how far training moved it from the broadcast's
+        value, float32 (differences are small: float16 and int8 cost them less than they would cost
+        the values). Metadata: ``loss``, the mean over the round's steps, and ``samples``, the
+        number of training samples, unless all devices count the same.
+
+        Raises LearnerError where the broadcast does not fit the artifact, there are no samples, or
+        training fails; the trainer is then unchanged.
+        """
+        training = _training(broadcast)
+        data = self._data()
+        if data.samples == 0:
+            raise LearnerError("there are no local samples to train on")
+        layout = self._layout(training)
+        with unchanged_on_error(self._trainer):
+            self._take(broadcast, layout)
+            if training.optimizer_state == "fresh":
+                self._forget_momenta()
+            proximal = ProximalTerm(self._trainer, training.proximal_mu, training.learning_rate)
+            report = train_epochs(
+                self._trainer,
+                data.train,
+                batch_size=training.batch_size or data.samples,
+                epochs=training.epochs,
+                most_steps=training.most_steps,
+                rng=self._rng,
+                hyper=proximal.hyper,
+                extra=proximal.extra,
+                after_step=proximal.after_step,
+            )
+            moved = self._differences(broadcast, layout)
+        metadata: dict[str, Scalar] = {"loss": report.loss}
+        if training.weighting == "samples":
+            metadata["samples"] = data.samples
+        return Update(broadcast.round_id, moved, metadata)
+
+    def adopt(self, broadcast: Broadcast) -> None:
+        """Take over the broadcast's model without training, to predict with what all made.
+
+        Personal layers stay the device's. Raises LearnerError where the broadcast does not fit.
+        """
+        layout = self._layout(_training(broadcast))
+        with unchanged_on_error(self._trainer):
+            self._take(broadcast, layout)
+
+    def state(self) -> State:
+        """The trainer's state tensors, as ``trainer.*``."""
+        return trainer_state(self._trainer)
+
+    def restore(self, state: State) -> None:
+        """Take ``state()`` back; raises LearnerError where names, dtypes or shapes do not fit."""
+        restore_trainer(self._trainer, state)
+
+    def _layout(self, training: FedAvgTraining) -> tuple[SharedTensor, ...]:
+        trainer = self._trainer
+        try:
+            return shared_tensors(trainer.parameters, trainer.buffers, training.personal_names)
+        except ValueError as error:
+            raise LearnerError(str(error)) from error
+
+    def _take(self, broadcast: Broadcast, layout: tuple[SharedTensor, ...]) -> None:
+        names = {one.wire_name for one in layout}
+        if set(broadcast.tensors) != names:
+            odd = sorted(names ^ set(broadcast.tensors))[0]
+            side = "lacks" if odd in names else "has the unknown"
+            raise LearnerError(
+                f"the broadcast {side} tensor {odd!r}: it is of another model than the artifact"
+            )
+        values: dict[str, NDArray[Any]] = {}
+        for one in layout:
+            value = broadcast.tensors[one.wire_name]
+            if value.shape != one.wire_shape or value.dtype not in (np.float32, np.float16):
+                raise LearnerError(
+                    f"the broadcast's {one.wire_name!r} is {value.dtype} {value.shape}; expected "
+                    f"float32 {one.wire_shape}"
+                )
+            if not np.isfinite(value).all():
+                raise LearnerError(f"the broadcast's {one.wire_name!r} is not finite")
+            values[one.name] = value.astype(np.float32).reshape(one.shape)
+        self._trainer.set_parameters(values)
+
+    def _forget_momenta(self) -> None:
+        """Optimizer state at zero, and the step count with it: bias corrections start anew."""
+        state = self._trainer.state
+        kinds = {tensor.name: tensor.kind for tensor in self._trainer.artifact.state}
+        fresh = {
+            name: np.zeros_like(array)
+            for name, array in state.items()
+            if kinds[name] in ("optimizer", "counter")
+        }
+        self._trainer.set_state(fresh)
+
+    def _differences(
+        self, broadcast: Broadcast, layout: tuple[SharedTensor, ...]
+    ) -> dict[str, NDArray[np.float32]]:
+        now = {**self._trainer.parameters, **self._trainer.buffers}
+        return {
+            one.wire_name: (
+                now[one.name].reshape(one.wire_shape)
+                - broadcast.tensors[one.wire_name].astype(np.float32)
+            )
+            for one in layout
+        }
+
+
+def _training(broadcast: Broadcast) -> FedAvgTraining:
+    try:
+        return FedAvgTraining.from_scalars(broadcast.settings)
+    except ValueError as error:
+        raise LearnerError(str(error)) from error

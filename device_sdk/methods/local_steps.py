@@ -1,0 +1,192 @@
+"""Steps of a trainer on local samples: shuffled minibatches, and nothing changed when one fails."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device_sdk.errors import DeviceError
+from device_sdk.methods.learner import LearnerError
+from device_sdk.trainer import Trainer
+
+__all__ = [
+    "SampleStream",
+    "StepsReport",
+    "epoch_batches",
+    "predict_all",
+    "train_epochs",
+    "unchanged_on_error",
+]
+
+Samples = Mapping[str, NDArray[Any]]
+Batch = dict[str, NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class StepsReport:
+    """What some steps came to: their number, the samples they saw, and the mean loss a sample.
+
+    ``loss`` is NaN where there was no step.
+    """
+
+    steps: int = 0
+    samples: int = 0
+    loss: float = math.nan
+
+    def __add__(self, other: StepsReport) -> StepsReport:
+        samples = self.samples + other.samples
+        total = sum(one.loss * one.samples for one in (self, other) if one.samples)
+        return StepsReport(
+            self.steps + other.steps, samples, total / samples if samples else math.nan
+        )
+
+
+@contextmanager
+def unchanged_on_error(trainer: Trainer) -> Iterator[None]:
+    """Give the trainer its state back when the block fails.
+
+    The trainer's own errors (a batch that does not fit, a loss that is not finite) leave as
+    LearnerError, which is what ``Learner.train`` may raise; others leave as they are.
+    """
+    before = trainer.state
+    try:
+        yield
+    except DeviceError as error:
+        trainer.set_state(before)
+        raise LearnerError(f"training failed: {error}") from error
+    except BaseException:
+        trainer.set_state(before)
+        raise
+
+
+def epoch_batches(
+    samples: Samples, batch_size: int, epochs: int, rng: np.random.Generator
+) -> Iterator[Batch]:
+    """Minibatches of ``epochs`` passes, each in a fresh order; a pass's last one may be shorter.
+
+    Nothing where there are no samples. Raises ValueError for a batch size below 1 or epochs below
+    0.
+    """
+    _require_counts(batch_size, epochs)
+    count = _length(samples)
+    for _ in range(epochs):
+        order = rng.permutation(count)
+        for start in range(0, count, batch_size):
+            yield _rows(samples, order[start : start + batch_size])
+
+
+class SampleStream:
+    """Minibatches without end, all of one size: each pass over the samples in a fresh order.
+
+    A batch may hold the end of one pass and the start of the next; one of at least as many
+    samples as there are holds each of them once. Raises ValueError where there are no samples or
+    the size is below 1.
+    """
+
+    def __init__(self, samples: Samples, batch_size: int, rng: np.random.Generator) -> None:
+        _require_counts(batch_size, 0)
+        self._samples = samples
+        self._count = _length(samples)
+        if self._count == 0:
+            raise ValueError("no samples to draw batches from")
+        self._size = min(batch_size, self._count)
+        self._rng = rng
+        self._order: NDArray[np.int64] = np.empty(0, dtype=np.int64)
+
+    def draw(self) -> Batch:
+        """The next batch: for each array [size, ...], fresh and contiguous."""
+        chosen = self._order[: self._size]
+        self._order = self._order[self._size :]
+        missing = self._size - len(chosen)
+        if missing:
+            order = self._rng.permutation(self._count)
+            # What this batch holds already comes later in the new pass: no sample twice in a batch.
+            held = np.isin(order, chosen)
+            order = np.concatenate([order[~held], order[held]])
+            chosen = np.concatenate([chosen, order[:missing]])
+            self._order = order[missing:]
+        return _rows(self._samples, chosen)
+
+
+def train_epochs(
+    trainer: Trainer,
+    samples: Samples,
+    *,
+    batch_size: int,
+    epochs: int,
+    rng: np.random.Generator,
+    most_steps: int = 0,
+    hyper: Mapping[str, float] | None = None,
+    extra: Samples | None = None,
+    after_step: Callable[[], None] | None = None,
+) -> StepsReport:
+    """Train on shuffled minibatches of ``samples``.
+
+    Args:
+        samples: arrays by the names of the artifact's batch inputs, a row for each sample.
+        most_steps: end after so many steps; 0 for no limit.
+        hyper: replaces the artifact's defaults in these steps.
+        extra: batch inputs that are the same for each step, not cut into rows.
+        after_step: called after each step.
+
+    Raises what ``Trainer.step`` does; use :func:`unchanged_on_error` around whatever must be
+    undone then.
+    """
+    steps, seen, total = 0, 0, 0.0
+    for batch in epoch_batches(samples, batch_size, epochs, rng):
+        rows = _length(batch)
+        if extra is not None:
+            batch.update(extra)
+        total += trainer.step(batch, hyper=hyper) * rows
+        steps, seen = steps + 1, seen + rows
+        if after_step is not None:
+            after_step()
+        if steps == most_steps:
+            break
+    return StepsReport(steps, seen, total / seen if seen else math.nan)
+
+
+def predict_all(
+    trainer: Trainer, samples: Samples, output: str, *, batch_size: int = 256
+) -> NDArray[np.float32]:
+    """The artifact's output ``output`` for all samples, [samples, ...], in batches.
+
+    Raises ValueError where there are no samples, LearnerError where the artifact has no such
+    output, and what ``Trainer.predict`` does.
+    """
+    _require_counts(batch_size, 0)
+    count = _length(samples)
+    if count == 0:
+        raise ValueError("no samples to predict")
+    parts = []
+    for start in range(0, count, batch_size):
+        rows = np.arange(start, min(start + batch_size, count))
+        found = trainer.predict(_rows(samples, rows))
+        if output not in found:
+            raise LearnerError(
+                f"the artifact predicts {', '.join(sorted(found))}, but {output!r} is needed: "
+                "export it with a predict= that returns it"
+            )
+        parts.append(found[output])
+    return np.concatenate(parts)
+
+
+def _length(samples: Samples) -> int:
+    return len(next(iter(samples.values()))) if samples else 0
+
+
+def _rows(samples: Samples, rows: NDArray[np.int64]) -> Batch:
+    return {name: array[rows] for name, array in samples.items()}
+
+
+def _require_counts(batch_size: int, epochs: int) -> None:
+    if batch_size < 1:
+        raise ValueError(f"batch_size is {batch_size}; expected at least 1")
+    if epochs < 0:
+        raise ValueError(f"epochs is {epochs}; expected 0 or more")

@@ -1,0 +1,1 @@
+"""Mutual learning: the contract and the device's half; no I/O."""

@@ -1,0 +1,288 @@
+"""The device's half of mutual learning: local steps, and steps towards what the others think.
+
+Method: MAFML (papers/mafml; Zhou et al. 2023, Model agnostic federated mutual learning), and FedMD
+(Li and Wang 2019, Heterogenous federated learning via model distillation) in the same messages.
+Devices may have models of any architecture, as long as they take the same samples and tell the same
+classes apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device_sdk.errors import BatchError
+from device_sdk.local_data import DataSource, LocalData
+from device_sdk.methods.learner import LearnerError, State
+from device_sdk.methods.local_steps import SampleStream, predict_all, unchanged_on_error
+from device_sdk.methods.mutual.contract import MutualTraining
+from device_sdk.methods.mutual.public_samples import (
+    SampleEntry,
+    attachment_name,
+    encode_samples,
+    sample_entries,
+    samples_mark,
+)
+from device_sdk.methods.mutual.soft_labels import encode_soft_labels
+from device_sdk.methods.mutual.teachers import (
+    PublicSet,
+    PublicStream,
+    learnable,
+    pool_names,
+    public_sets,
+)
+from device_sdk.methods.trainer_state import restore_trainer, trainer_state
+from device_sdk.trainer import Trainer
+from device_sdk.wire.arrays.exchange import Broadcast, Scalar, Update
+
+__all__ = ["MutualLearner"]
+
+Arrays = dict[str, NDArray[Any]]
+
+
+@dataclass(slots=True)
+class _Tally:
+    """Sums over a round's steps."""
+
+    local: list[float] = field(default_factory=list)
+    public: list[float] = field(default_factory=list)
+    conflicts: list[float] = field(default_factory=list)
+
+    def metadata(self) -> dict[str, Scalar]:
+        """Means; what had no step is left out."""
+        sides = (
+            ("local_loss", self.local),
+            ("public_loss", self.public),
+            ("conflict_share", self.conflicts),
+        )
+        return {name: float(np.mean(values)) for name, values in sides if values}
+
+
+class MutualLearner:
+    """Trains one device's own model.
+
+    Args:
+        data: the device's samples, asked for at the start of each round. ``train`` and ``public``
+            both train its model; ``public`` is what the others get to see.
+        trainer: of an artifact of ``export.models.mutual``. It holds this device's model always.
+        sender: this device's name, 32 hexadecimal digits, as the others hear it.
+        rng: orders the samples.
+
+    Raises ValueError where the artifact is not of that kind.
+    """
+
+    def __init__(
+        self, data: DataSource, trainer: Trainer, sender: str, rng: np.random.Generator
+    ) -> None:
+        self._data = data
+        self._trainer = trainer
+        self._sender = sender
+        self._rng = rng
+        self._entries: Mapping[str, SampleEntry] = sample_entries(trainer.artifact)
+        self._with_mu = "mu" in {
+            port.of for port in trainer.artifact.graphs["train"].select("batch")
+        }
+
+    @property
+    def trainer(self) -> Trainer:
+        """The device's model."""
+        return self._trainer
+
+    def wants(self, broadcast: Broadcast) -> Sequence[str]:
+        """All public samples but its own."""
+        return [name for owner, name in pool_names(broadcast).items() if owner != self._sender]
+
+    def train(self, broadcast: Broadcast) -> Update:
+        """One round; see :class:`~device_sdk.methods.learner.Learner`.
+
+        The update holds the soft labels on the device's own public samples after the round's steps
+        (``labels``, and ``classes`` where only the largest travel), or with ``combine="mean"`` on
+        each owner's in the pool (``labels.<owner>``); and until the aggregator offers them the
+        public samples themselves (``public.*`` and ``mark``). Metadata: mean ``local_loss`` and,
+        once there is somebody to learn from, ``public_loss`` and ``conflict_share``, the share of
+        public steps whose gradient opposed the local one.
+
+        Samples that the model cannot take, or whose values are far beyond this device's own, are
+        left out: their owner must not decide whether this device's round succeeds.
+
+        Raises LearnerError where the broadcast or the data do not fit the artifact, there are no
+        samples, or training fails; the trainer is then unchanged.
+        """
+        training = _training(broadcast)
+        data = self._data()
+        own = self._own(data, training)
+        coded = encode_samples(data.public, training.sample_form) if own else {}
+        mark = samples_mark(coded)
+        offered = pool_names(broadcast).get(self._sender) == attachment_name(self._sender, mark)
+        # Its own samples count as a public set only where all are asked about all, as they are.
+        counted = own if offered and training.combine == "mean" else {}
+        together = _together(data)
+        sets = public_sets(broadcast, self._entries, training, counted)
+        sets = learnable(sets, together, self._trainer, training)
+        with unchanged_on_error(self._trainer):
+            tally = self._steps(together, sets, training)
+            tensors = self._labels(own, sets, training)
+        metadata = tally.metadata()
+        if own and not offered:
+            tensors.update({f"public.{name}": array for name, array in coded.items()})
+            metadata["mark"] = mark
+        return Update(broadcast.round_id, tensors, metadata)
+
+    def state(self) -> State:
+        """The trainer's state tensors, as ``trainer.*``."""
+        return trainer_state(self._trainer)
+
+    def restore(self, state: State) -> None:
+        """Take ``state()`` back; raises LearnerError where names, dtypes or shapes do not fit."""
+        restore_trainer(self._trainer, state)
+
+    def _own(self, data: LocalData, training: MutualTraining) -> dict[str, PublicSet]:
+        """This device's public samples as the others see them; empty where it shares none."""
+        if data.samples == 0:
+            raise LearnerError("there are no local samples to train on")
+        odd = sorted(set(data.train) ^ set(self._entries))
+        if odd or training.target not in self._entries:
+            name = odd[0] if odd else training.target
+            raise LearnerError(
+                f"{name!r} is not in both, the local samples ({', '.join(data.train)}) and the "
+                f"artifact's ({', '.join(self._entries)})"
+            )
+        if data.public_samples == 0:
+            return {}
+        none = np.zeros((data.public_samples, training.classes), dtype=np.float32)
+        return {self._sender: PublicSet(self._sender, data.public, none, 0.0)}
+
+    def _labels(
+        self, own: dict[str, PublicSet], sets: list[PublicSet], training: MutualTraining
+    ) -> Arrays:
+        if training.combine == "mean":
+            return {
+                f"labels.{one.owner}": self._encoded(one.samples, training)["labels"]
+                for one in sets
+            }
+        tensors: Arrays = {}
+        for one in own.values():
+            tensors.update(self._encoded(one.samples, training))
+        return tensors
+
+    def _encoded(self, samples: Mapping[str, NDArray[Any]], training: MutualTraining) -> Arrays:
+        found = predict_all(self._trainer, samples, training.output)
+        if found.ndim != 2 or found.shape[1] != training.classes:
+            raise LearnerError(
+                f"the artifact's {training.output!r} is {found.shape[1:]} a sample; the task has "
+                f"{training.classes} classes"
+            )
+        try:
+            return encode_soft_labels(found, training.label_form, training.top_classes)
+        except ValueError as error:
+            raise LearnerError(f"the artifact's {training.output!r}: {error}") from error
+
+    # -- steps -------------------------------------------------------------------------------------
+
+    def _steps(
+        self, samples: Mapping[str, NDArray[Any]], sets: list[PublicSet], training: MutualTraining
+    ) -> _Tally:
+        local = SampleStream(samples, training.batch_size, self._rng)
+        tally = _Tally()
+        if not sets:
+            for _ in range(training.local_steps):
+                self._local_step(local, training, tally)
+            return tally
+        public = PublicStream(sets, training.public_batch, self._rng)
+        if training.schedule == "joint":
+            for _ in range(training.local_steps):
+                self._public_step(local, public.draw(), public.taught, training, tally, joint=True)
+        elif training.schedule == "alternate":
+            for _ in range(training.local_steps):
+                self._local_step(local, training, tally)
+                self._public_turn(local, public, training, tally)
+        else:
+            for _ in range(training.public_steps or training.local_steps):
+                self._public_turn(local, public, training, tally)
+            for _ in range(training.local_steps):
+                self._local_step(local, training, tally)
+        return tally
+
+    def _public_turn(
+        self, local: SampleStream, public: PublicStream, training: MutualTraining, tally: _Tally
+    ) -> None:
+        if not training.per_teacher:
+            self._public_step(local, public.draw(), public.taught, training, tally, joint=False)
+            return
+        for place in range(public.owners):
+            batch = public.draw_from(place)
+            self._public_step(local, batch, public.taught, training, tally, joint=False)
+
+    def _local_step(self, local: SampleStream, training: MutualTraining, tally: _Tally) -> None:
+        batch = local.draw()
+        # The graph wants a public sample; with a weight of 0 any will do.
+        batch.update({f"{name}_pub": batch[name][:1] for name in self._entries})
+        batch["teacher"] = np.zeros((1, training.classes), dtype=np.float32)
+        batch["confidence"] = np.zeros(1, dtype=np.float32)
+        batch.update(self._switches(training, local=1.0, public=0.0, ce=training.weight_ce))
+        self._step(batch, training.learning_rate)
+        tally.local.append(float(self._trainer.outputs["local_loss"]))
+
+    def _public_step(
+        self,
+        local: SampleStream,
+        public: Arrays,
+        taught: bool,
+        training: MutualTraining,
+        tally: _Tally,
+        *,
+        joint: bool,
+    ) -> None:
+        batch = local.draw()
+        if not (joint or training.project):
+            # Nothing of the local batch is used then.
+            batch = {name: array[:1] for name, array in batch.items()}
+        batch.update(public)
+        weight_ce = training.weight_ce if taught else 1.0
+        batch.update(self._switches(training, local=float(joint), public=1.0, ce=weight_ce))
+        rate = training.learning_rate
+        self._step(batch, rate if joint else training.public_rate or rate)
+        outputs = self._trainer.outputs
+        tally.public.append(float(outputs["public_loss"]))
+        if joint:
+            tally.local.append(float(outputs["local_loss"]))
+        if joint or training.project:
+            tally.conflicts.append(float(outputs["conflict"]))
+
+    def _switches(
+        self, training: MutualTraining, *, local: float, public: float, ce: float
+    ) -> Arrays:
+        values = {
+            "weight_local": local,
+            "weight_public": public,
+            "project": float(training.project),
+            "weight_kl": training.weight_kl,
+            "weight_ce": ce,
+        }
+        if self._with_mu:
+            values["mu"] = 0.0
+        return {name: np.asarray(value, dtype=np.float32) for name, value in values.items()}
+
+    def _step(self, batch: Arrays, rate: float) -> None:
+        try:
+            self._trainer.step(batch, hyper={"lr": rate} if rate else None)
+        except BatchError as error:
+            raise LearnerError(f"the task does not fit the artifact: {error}") from error
+
+
+def _together(data: LocalData) -> dict[str, NDArray[Any]]:
+    """All local samples: those shown to others are the device's own, too."""
+    if data.public_samples == 0:
+        return dict(data.train)
+    return {name: np.concatenate([data.train[name], data.public[name]]) for name in data.train}
+
+
+def _training(broadcast: Broadcast) -> MutualTraining:
+    try:
+        return MutualTraining.from_scalars(broadcast.settings)
+    except ValueError as error:
+        raise LearnerError(str(error)) from error

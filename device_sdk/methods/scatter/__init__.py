@@ -1,0 +1,1 @@
+"""Capacity-adaptive scatter factorisation: the contract and the device's half; no I/O."""

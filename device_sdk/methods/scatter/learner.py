@@ -1,0 +1,241 @@
+"""The device's half of scatter aggregation: BPR on the columns it can afford.
+
+Method: "Compute-adaptive, model-heterogeneous federated recommendation" (the patent in our papers),
+steps 1 to 5. The item matrix V [items, K] comes with the broadcast; the vectors U [users, K] of the
+device's own users never leave it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device_sdk.methods.learner import LearnerError, State
+from device_sdk.methods.scatter.columns import deal_columns
+from device_sdk.methods.scatter.contract import ScatterTraining
+from device_sdk.methods.scatter.factor_step import FactorBatch, FactorStep
+from device_sdk.methods.scatter.local_triples import LocalTriples
+from device_sdk.methods.scatter.pool import PoolSettings
+from device_sdk.methods.scatter.touched import touched_rows
+from device_sdk.methods.scatter.triples import Triples
+from device_sdk.recommend import top_items
+from device_sdk.wire.arrays.exchange import Broadcast, Update
+
+__all__ = ["LocalPositives", "ScatterLearner"]
+
+Floats = NDArray[np.float32]
+Rows = NDArray[np.int64]
+
+
+class LocalPositives(Protocol):
+    """The device's own training data, asked for at the start of each round."""
+
+    def positives(self) -> Sequence[Rows]:
+        """Per local user the distinct item rows it interacted with, int64.
+
+        Users keep their place from call to call; new ones are appended.
+        """
+
+
+class ScatterLearner:
+    """Trains one device's users on ``columns`` of the K columns, fresh ones each round.
+
+    Args:
+        interactions: the local users' training data.
+        step: computes the gradients (:class:`~device_sdk.methods.scatter.factor_step.TrainerStep`).
+        columns: k_i, the number of columns this device can afford; more than K means all.
+        rng: source of every draw: columns, negatives, pool, new users' vectors.
+        pool: the device's own choice of what to mix in for privacy.
+
+    Raises ValueError when ``columns`` is below 1.
+    """
+
+    def __init__(
+        self,
+        interactions: LocalPositives,
+        step: FactorStep,
+        columns: int,
+        rng: np.random.Generator,
+        pool: PoolSettings | None = None,
+    ) -> None:
+        self._interactions = interactions
+        self._step = step
+        self._rng = rng
+        self._triples = LocalTriples(pool if pool is not None else PoolSettings())
+        self._users: Floats = np.empty((0, 0), dtype=np.float32)
+        self._pool: Rows = np.empty(0, dtype=np.int64)
+        self._deck: Rows = np.empty(0, dtype=np.int64)
+        self.columns = columns
+
+    @property
+    def columns(self) -> int:
+        """k_i. May be set between rounds, when the device was timed again."""
+        return self._columns
+
+    @columns.setter
+    def columns(self, count: int) -> None:
+        if count < 1:
+            raise ValueError(f"a device with {count} columns cannot train; expected at least 1")
+        self._columns = count
+
+    @property
+    def users(self) -> Floats:
+        """U, float32 [users, K]: a copy. Empty before the first round."""
+        return self._users.copy()
+
+    def train(self, broadcast: Broadcast) -> Update:
+        """One epoch over the device's triples; see :class:`~device_sdk.methods.learner.Learner`.
+
+        The update holds ``columns`` int64 [k_i] and ``rows`` int64 [r], both increasing, and
+        ``values`` float32 [r, k_i]: the items' gradients summed over the triples. A device without
+        interactions sends an update of no rows.
+
+        Raises LearnerError when the broadcast lacks ``items`` or settings, or when the catalogue
+        is too short for the local data; the learner is then unchanged.
+        """
+        items = _items(broadcast)
+        training = _training(broadcast)
+        positives = self._interactions.positives()
+        rng = self._rng
+
+        users = self._grown_users(len(positives), items.shape[1], training.user_spread)
+        pool, source = self._triples.of(positives, len(items), self._pool, rng)
+        triples = source.draw(training.most_triples, rng)
+        columns, deck = deal_columns(
+            self._deck if items.shape[1] == self._users.shape[1] else self._deck[:0],
+            items.shape[1],
+            self._columns,
+            rng,
+        )
+
+        rows, positive, negative = touched_rows(triples.positive, triples.negative, len(items))
+        if len(rows) == 0:
+            values = np.empty((0, len(columns)), dtype=np.float32)
+        else:
+            values = self._descend(
+                users,
+                items[rows],
+                columns,
+                replace(triples, positive=positive, negative=negative),
+                training,
+            )
+        self._users, self._pool, self._deck = users, pool, deck
+        return Update(
+            round_id=broadcast.round_id,
+            tensors={"columns": columns, "rows": rows, "values": values},
+        )
+
+    def recommend(self, items: NDArray[Any], user: int, count: int) -> list[tuple[int, float]]:
+        """The ``count`` best items that local user ``user`` has not touched: (row, score), best
+        first (the patent, step 5).
+
+        All K columns take part, whatever number of them this device trains. ``items`` is the last
+        item matrix, float16 or float32 [items, K]. Raises LearnerError when the user has no vector
+        of that width yet, ValueError for a negative count.
+        """
+        if not 0 <= user < len(self._users) or items.shape[1] != self._users.shape[1]:
+            raise LearnerError(
+                f"user {user} has no vector of {items.shape[1]} columns: it gets one in its first "
+                "round"
+            )
+        scores = items.astype(np.float32, copy=False) @ self._users[user]
+        return top_items(scores, self._interactions.positives()[user], count)
+
+    def state(self) -> State:
+        """``users`` float32 [users, K]; ``pool`` and ``deck`` (columns still to deal), int64."""
+        return {
+            "users": self._users.copy(),
+            "pool": self._pool.copy(),
+            "deck": self._deck.copy(),
+        }
+
+    def restore(self, state: State) -> None:
+        """Take ``state()`` back; raises LearnerError where names, dtypes or shapes do not fit."""
+        if set(state) != {"users", "pool", "deck"}:
+            raise LearnerError(f"the state holds {sorted(state)}; expected deck, pool and users")
+        users = state["users"]
+        if users.dtype != np.float32 or users.ndim != 2 or not np.isfinite(users).all():
+            raise LearnerError("the state's 'users' must be finite float32 of two dimensions")
+        for name in ("pool", "deck"):
+            rows = state[name]
+            if rows.dtype != np.int64 or rows.ndim != 1 or len(np.unique(rows)) != len(rows):
+                raise LearnerError(f"the state's {name!r} must be distinct int64, one-dimensional")
+            if len(rows) and rows.min() < 0:
+                raise LearnerError(f"the state's {name!r} holds negative numbers")
+        if len(state["deck"]) and state["deck"].max() >= users.shape[1]:
+            raise LearnerError("the state's 'deck' names columns that its 'users' do not have")
+        self._users = users.copy()
+        self._pool, self._deck = state["pool"].copy(), state["deck"].copy()
+
+    def _grown_users(self, count: int, width: int, spread: float) -> Floats:
+        """A copy of U with a row for every user; all new where K is another than before."""
+        known = self._users if self._users.shape[1] == width else np.empty((0, width), np.float32)
+        users = np.empty((max(count, len(known)), width), dtype=np.float32)
+        users[: len(known)] = known
+        fresh = self._rng.standard_normal((len(users) - len(known), width), dtype=np.float32)
+        users[len(known) :] = np.float32(spread) * fresh
+        return users
+
+    def _descend(
+        self,
+        users: Floats,
+        rows: NDArray[Any],
+        columns: Rows,
+        triples: Triples,
+        training: ScatterTraining,
+    ) -> Floats:
+        """Move ``users`` in place by one step; return the items' gradients, [rows, k_i].
+
+        The items of ``triples`` are places in ``rows``.
+        """
+        items = np.ascontiguousarray(rows, dtype=np.float32)
+        if not np.isfinite(items).all():
+            raise LearnerError("the broadcast's 'items' hold values that are not finite")
+        offset = np.zeros(len(triples), dtype=np.float32)
+        if training.scores == "residual" and len(columns) < users.shape[1]:
+            # Constant over the step, so that the drawn columns fit what the others leave over.
+            rest = users.copy()
+            rest[:, columns] = 0
+            scores = (rest @ items.T).reshape(-1)
+            first = triples.user * len(items)
+            offset = scores.take(first + triples.positive) - scores.take(first + triples.negative)
+        gradients = self._step.gradients(
+            users.take(columns, axis=1),
+            items.take(columns, axis=1),
+            FactorBatch(
+                user=triples.user,
+                positive=triples.positive,
+                negative=triples.negative,
+                weight=triples.weight,
+                offset=offset,
+                user_l2=training.user_l2,
+                item_l2=training.item_l2,
+            ),
+        )
+        sizes = np.bincount(triples.user, weights=triples.weight, minlength=len(users))
+        # A sum over n triples grows like n, its noise like sqrt(n): this rate suits users of any n.
+        rates = (training.user_learning_rate / np.sqrt(np.maximum(sizes, 1))).astype(np.float32)
+        users[:, columns] -= rates[:, None] * gradients.users
+        if not np.isfinite(users).all():
+            raise LearnerError("training diverged: a user's vector is not finite; lower the rates")
+        return gradients.items
+
+
+def _items(broadcast: Broadcast) -> NDArray[Any]:
+    items = broadcast.tensors.get("items")
+    if items is None or items.ndim != 2 or items.dtype not in (np.float32, np.float16):
+        raise LearnerError("the broadcast lacks 'items', float32 or float16 of [items, K]")
+    if items.shape[1] == 0:
+        raise LearnerError("the broadcast's 'items' have no columns")
+    return items
+
+
+def _training(broadcast: Broadcast) -> ScatterTraining:
+    try:
+        return ScatterTraining.from_scalars(broadcast.settings)
+    except ValueError as error:
+        raise LearnerError(str(error)) from error

@@ -1,0 +1,1 @@
+"""Attentive federated distillation: the contract and the device's half; no I/O."""

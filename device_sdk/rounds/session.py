@@ -1,0 +1,258 @@
+"""Keeps a session open: descriptor, presence, opens and their repetitions, and when to reopen."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from device_sdk.home.home import Home
+from device_sdk.home.membership import Membership, seen
+from device_sdk.link.backoff import Backoff
+from device_sdk.rounds.actions import Actions
+from device_sdk.rounds.pace import Pace
+from device_sdk.rounds.trusted_time import TrustedTime
+from device_sdk.wire.codec.errors import WireError
+from device_sdk.wire.publish.presence import PresenceWatch, read_presence
+from device_sdk.wire.publish.topics import Topics, UpTopic
+from device_sdk.wire.seal import signature
+from device_sdk.wire.seal.descriptor import Descriptor, read_descriptor
+from device_sdk.wire.seal.device_session import DeviceCredential, DeviceSessions, SessionOpening
+from device_sdk.wire.seal.envelope import Fragment
+from device_sdk.wire.seal.freshness import Freshness
+from device_sdk.wire.seal.group_key import GroupKey, find_group_key
+from device_sdk.wire.seal.session import Received
+
+__all__ = ["SessionKeeper"]
+
+_SENDS_AN_ATTEMPT = 3
+
+
+class SessionKeeper:
+    """Descriptor, presence and replies in; opens out through ``actions``.
+
+    A session survives the loss of the broker's connection: it belongs to the two ends only.
+    ``clock``: monotonic seconds that count the machine's sleep.
+    """
+
+    def __init__(
+        self,
+        home: Home,
+        membership: Membership,
+        actions: Actions,
+        pace: Pace,
+        *,
+        clock: Callable[[], float],
+        rng: np.random.Generator,
+    ) -> None:
+        self._home = home
+        self._store = home.membership
+        self._root_fingerprint = membership.root_fingerprint
+        self._least_serial = membership.least_serial
+        grant = membership.grant
+        self._credential = DeviceCredential(grant.device_id, home.identity(), grant.admission_key)
+        self._up = Topics(membership.prefix).write(UpTopic(grant.shard, grant.handle))
+        self._actions = actions
+        self._pace = pace
+        self._clock = clock
+        self._rng = rng
+        self._descriptor = self._store.descriptor(membership.root_fingerprint)
+        self._signing: Ed25519PublicKey | None = None
+        self._sessions = DeviceSessions()
+        self._group_keys: tuple[GroupKey, ...] = ()
+        self._watch = PresenceWatch()
+        self._opening: SessionOpening | None = None
+        self._sends = 0
+        self._connected = False
+        self._next_seconds = clock()  # of the next open or repetition
+        self._wanted = True
+        self._answers = self._new_backoff(pace.answer_seconds)
+        self._reopens = self._new_backoff(pace.reopen_seconds)
+        self.time = TrustedTime(clock, self._store.largest_time())
+        self._unanswered = 0
+        self._attempts = 0  # since the last reply
+        self.opened = 0
+        """Sessions opened since the process started."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a session to send under."""
+        return not self._sessions.needs_session()
+
+    @property
+    def descriptor(self) -> Descriptor | None:
+        """The newest descriptor accepted."""
+        return self._descriptor
+
+    @property
+    def problem(self) -> str:
+        """What keeps a session from being opened, for people; empty for nothing."""
+        if self._descriptor is None:
+            return "no aggregator is known at this broker under this topic prefix"
+        if self.time.largest_unix_seconds >= self._descriptor.expires_unix_seconds:
+            return (
+                "the aggregator's descriptor has expired and no newer one is at this broker: is "
+                "the aggregator serving?"
+            )
+        if self._wanted and self._life() is None:
+            return "the aggregator has not shown itself at this broker since this device started"
+        if self._unanswered > _SENDS_AN_ATTEMPT:
+            return (
+                "the aggregator does not answer: it may be down, or this device was revoked "
+                "(then it has to enrol anew, in another home)"
+            )
+        return ""
+
+    def group_key(self, epoch: int) -> GroupKey:
+        """The group key of an epoch. Raises ``WireError("unknown-epoch")``."""
+        return find_group_key(self._group_keys, epoch)
+
+    @property
+    def root_fingerprint(self) -> bytes:
+        """Of the root that is trusted now."""
+        return self._root_fingerprint
+
+    def signing(self) -> Ed25519PublicKey:
+        """The aggregator's signing key.
+
+        Raises ``WireError``: ``no-descriptor``, or ``descriptor-expired``: keys end with it.
+        """
+        if self._descriptor is None:
+            raise WireError("no-descriptor", "no descriptor has come yet")
+        self._descriptor.require_unexpired(self.time.largest_unix_seconds)
+        if self._signing is None:
+            self._signing = signature.public_key(self._descriptor.signing)
+        return self._signing
+
+    def connected(self, value: bool) -> None:
+        """The broker's connection came or went."""
+        self._connected = value
+
+    def on_descriptor(self, message: bytes) -> None:
+        """A descriptor came. Raises ``WireError``."""
+        known = self._descriptor
+        if known is not None and message == known.message:
+            return
+        descriptor = read_descriptor(
+            message, self._root_fingerprint, seen(known), self._least_serial
+        )
+        descriptor.require_unexpired(self.time.largest_unix_seconds)
+        self._store.save_descriptor(descriptor)
+        self._descriptor, self._signing = descriptor, None
+        self._root_fingerprint = descriptor.root_fingerprint
+        # An attempt under the old keys may never be answered.
+        self._opening = None
+        if self._wanted:
+            self._next_seconds = self._clock()
+
+    def on_presence(self, message: bytes, *, retained: bool) -> None:
+        """A presence came. Raises ``WireError``.
+
+        ``retained``: it lay at the broker when this device subscribed; else the aggregator has just
+        shown it to the whole fleet.
+        """
+        if self._descriptor is None:
+            raise WireError("no-descriptor", "a presence before any descriptor")
+        if not self._watch.should_reopen(read_presence(message, self._descriptor)):
+            return
+        if not self._wanted:
+            self.reopen()
+            return
+        # Another life answers no open that was made for the one before.
+        self._opening = None
+        if self._attempts or not retained:
+            now = self._clock()
+            soon = now + self._reopens.next_seconds()
+            self._next_seconds = min(soon, self._next_seconds) if self._next_seconds > now else soon
+
+    def on_reply(self, message: bytes) -> None:
+        """A session's reply came. Raises ``WireError``; the right one may still come.
+
+        Raises ``sqlite3.Error`` where its time cannot be stored: the reply is as good as lost.
+        """
+        if self._opening is None:
+            raise WireError("unexpected-reply", "no open waits for a reply")
+        try:
+            opened = self._opening.accept(message, self.time.largest_unix_seconds)
+        except WireError as error:
+            if error.reason == "descriptor-expired":
+                # Only a newer descriptor helps; ask for time again after the longest wait.
+                self._opening = None
+                self._next_seconds = self._clock() + self._pace.most_seconds
+            raise
+        self._opening = None
+        self._unanswered = self._attempts = 0
+        self.time.set(opened.time_unix_seconds)
+        # First, since the disk may be full: then there is no session, and another open is due.
+        with self._home.database.transaction():
+            self._store.raise_time(self.time.largest_unix_seconds)
+            self._home.requests.answered()
+        self._wanted = False
+        self._answers.reset()
+        self._sessions.install(opened.session)
+        self._group_keys = opened.group_keys
+        self._watch.session_opened(opened.incarnation)
+        self.opened += 1
+
+    def seal(self, message_type: int, payload: bytes, fragment: Fragment | None = None) -> bytes:
+        """An envelope under the newest session. Raises ``WireError``."""
+        return self._sessions.seal(message_type, payload, fragment)
+
+    def receive(self, envelope: bytes) -> Received:
+        """The content of an envelope. Raises ``WireError``."""
+        return self._sessions.receive(envelope)
+
+    def reopen(self) -> None:
+        """Open a new session after a random wait; each further one comes after a longer wait."""
+        if not self._wanted:
+            self._wanted = True
+            self._next_seconds = self._clock() + self._reopens.next_seconds()
+
+    def went_well(self) -> None:
+        """The session proved good (a receipt came, a manifest opened): next wait is short again."""
+        self._reopens.reset()
+
+    def tick(self) -> None:
+        """Do what is due."""
+        if self._sessions.needs_session() and not self._wanted:
+            self._wanted = True
+            self._next_seconds = self._clock()
+        if not self._due():
+            return
+        # At least half the wait: an aggregator that is merely slow should not be asked twice.
+        wait = max(self._pace.answer_seconds / 2, self._answers.next_seconds())
+        self._next_seconds = self._clock() + wait
+        if self._opening is None or self._sends >= _SENDS_AN_ATTEMPT:
+            self._opening = None
+            self._opening = self._new_opening()
+            self._sends = 0
+        self._sends += 1
+        self._unanswered += 1
+        self._actions.publish(self._up, self._opening.message)
+
+    def next_seconds(self) -> float:
+        """The monotonic time at which :meth:`tick` has something to do; infinite for never."""
+        if not self._connected or not self._wanted:
+            return math.inf
+        if self._descriptor is None or self._life() is None:
+            return math.inf
+        return self._next_seconds
+
+    def _due(self) -> bool:
+        return self._clock() >= self.next_seconds()
+
+    def _life(self) -> bytes | None:
+        """The life of the aggregator to ask; None before any is known."""
+        return self._watch.incarnation(self._attempts)
+
+    def _new_opening(self) -> SessionOpening:
+        life = self._life()
+        assert self._descriptor is not None and life is not None
+        freshness = Freshness(life, self._home.requests.next())
+        self._attempts += 1
+        return SessionOpening(self._credential, self._descriptor, freshness, self._clock)
+
+    def _new_backoff(self, first_seconds: float) -> Backoff:
+        return Backoff(self._rng, first_seconds=first_seconds, most_seconds=self._pace.most_seconds)

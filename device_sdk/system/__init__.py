@@ -1,0 +1,1 @@
+"""What both ends need of the machine: files that survive a crash, locks, clocks, safe text."""

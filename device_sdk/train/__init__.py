@@ -1,0 +1,1 @@
+"""The only caller of a trainer in rounds: what to train, what is affordable, and the training."""

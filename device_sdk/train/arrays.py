@@ -1,0 +1,306 @@
+"""A round of a method on local arrays: its artifact, its training, its update's body."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device_sdk.capability.throttle import timed
+from device_sdk.home.home import Home
+from device_sdk.home.model_store import CapabilityRow
+from device_sdk.local_data import DataSource, LocalData
+from device_sdk.methods.attention.rehearsal import MixingAhead
+from device_sdk.methods.learner import (
+    AdoptingLearner,
+    FetchingLearner,
+    Learner,
+    ReceiptLearner,
+)
+from device_sdk.system.clock import Clock
+from device_sdk.train.array_learners import PLACED_METHODS, LearnerParts
+from device_sdk.train.array_work import ArrayWork
+from device_sdk.train.artifact_choice import ArtifactChoice, choose_artifact
+from device_sdk.train.job import Declined, LocalArtifact, TrainedRound, TrainingJob
+from device_sdk.train.model_arrays import model_arrays
+from device_sdk.train.options import TrainingOptions
+from device_sdk.train.placement import MeasuredPlacement, PlacedLearner, Where, obstacle
+from device_sdk.train.watched_trainer import WatchedTrainer
+from device_sdk.wire.arrays.body import encode_update
+from device_sdk.wire.publish.receipts import Verdict
+from device_sdk.wire.publish.task_messages import BROADCAST_CODECS
+
+__all__ = ["ArrayTrainer"]
+
+# Measured anew when there is this much more to train on, or training was late so often in a row.
+_GROWTH = 1.5
+_MOST_MISSES = 2
+_RECEIPTS = 64
+
+
+class ArrayTrainer:
+    """Trains with the app's arrays and the home's learner state; see :class:`RoundTrainer`.
+
+    Each round makes the learner anew from what the last commit left, so a round that ended
+    without a commit has left nothing. ``source`` gives the app's data source, None for none.
+    """
+
+    def __init__(
+        self,
+        home: Home,
+        source: Callable[[], DataSource | None],
+        make_learner: Callable[[LearnerParts], Learner],
+        sender: str,
+        options: TrainingOptions,
+        *,
+        clock: Clock,
+        rng: np.random.Generator,
+    ) -> None:
+        self._home = home
+        self._source = source
+        self._make_learner = make_learner
+        self._sender = sender
+        self._options = options
+        self._clock = clock
+        self._rng = rng
+        self._trainers: dict[Path, WatchedTrainer] = {}
+
+    def wants(self, job: TrainingJob) -> Sequence[str]:
+        """What the chosen artifact's learner wants; before a choice, what any of them does."""
+        data = self._data()
+        ahead = self._ahead(job, data)
+        known = self._known(job, data, ahead)
+        places = range(len(job.artifacts)) if known is None else [known.k - 1]
+        where = self._where(job, known)
+        if where is None and ahead is not None and self._obstacle(job, ahead):
+            where = "aggregator"
+        wanted: dict[str, None] = {}
+        for place in places:
+            learner, _ = self.learner(job, job.artifacts[place], data, where)
+            if isinstance(learner, FetchingLearner):
+                wanted.update(dict.fromkeys(learner.wants(job.broadcast)))
+        return tuple(wanted)
+
+    def train(self, job: TrainingJob) -> TrainedRound:
+        """One round. Raises LearnerError, ArtifactError, ValueError, or :class:`Declined`."""
+        data = self._data()
+        capability = self._capability(job, data)
+        place = 0 if capability is None else capability.k - 1
+        artifact = job.artifacts[place]
+        learner, trainer = self.learner(job, artifact, data, self._where(job, capability))
+        self._keep_only(artifact)
+        updates = []
+        seconds = timed(
+            lambda: updates.append(learner.train(job.broadcast)),
+            self._clock,
+            self._options.slowdown,
+            float("inf"),
+        )
+        codec = BROADCAST_CODECS[job.terms.update_codec]
+        if capability is not None:
+            late = seconds > job.terms.train_seconds
+            capability = replace(capability, misses=capability.misses + 1 if late else 0)
+        return TrainedRound(
+            k=self._rank(job, artifact),
+            body=encode_update(updates[0], codec, self._rng),
+            learner_state=learner.state(),
+            capability=capability,
+            seconds=seconds,
+            artifact=artifact,
+            model=model_arrays(trainer),
+        )
+
+    def adopt(self, job: TrainingJob) -> Mapping[str, NDArray[Any]] | None:
+        """The task's last version as this device's model, where the method shares one."""
+        own = self._home.models.learner_artifact(job.manifest.task)
+        for artifact in job.artifacts:
+            if artifact.artifact_id == own:
+                learner, trainer = self.learner(job, artifact, LocalData({}))
+                if isinstance(learner, AdoptingLearner):
+                    learner.adopt(job.broadcast)
+                    return model_arrays(trainer)
+        return None
+
+    def _data(self) -> LocalData:
+        source = self._source()
+        if source is None:
+            raise Declined(
+                "the app has given no data to train on: Device.open(data=...) or device.provide"
+            )
+        return source()
+
+    def learner(
+        self,
+        job: TrainingJob,
+        artifact: LocalArtifact,
+        data: LocalData,
+        where: Where | None = None,
+    ) -> tuple[Learner, WatchedTrainer]:
+        """The learner as the last commit left it; a new one for an artifact it is not of.
+
+        ``where``: the placement that was measured; None for the option's.
+        """
+        trainer = self._trainer(artifact.folder)
+        trainer.reset()
+        companion = None
+        if artifact.companion is not None:
+            companion = self._trainer(artifact.companion)
+            companion.reset()
+        options = self._options if where is None else replace(self._options, placement=where)
+        learner = self._make_learner(
+            LearnerParts(lambda: data, trainer, companion, self._sender, self._rng, options)
+        )
+        manifest = job.manifest
+        if self._home.models.learner_artifact(manifest.task) == artifact.artifact_id:
+            state = self._home.models.learner(manifest.task)
+            if state is not None:
+                learner.restore(state)
+        if isinstance(learner, ReceiptLearner):
+            rounds = self._home.rounds.receipted(manifest.task, manifest.generation, _RECEIPTS)
+            for part in reversed(rounds):
+                learner.receipt(part.round, counted=part.verdict is Verdict.COUNTED)
+        return learner, trainer
+
+    def _trainer(self, folder: Path) -> WatchedTrainer:
+        if folder not in self._trainers:
+            seed = int(self._rng.integers(2**31))
+            self._trainers[folder] = WatchedTrainer(folder, self._clock, seed=seed)
+        return self._trainers[folder]
+
+    def _keep_only(self, artifact: LocalArtifact) -> None:
+        """Free the sessions of artifacts that were only measured."""
+        for folder in [*self._trainers]:
+            if folder not in (artifact.folder, artifact.companion):
+                del self._trainers[folder]
+
+    def _rank(self, job: TrainingJob, artifact: LocalArtifact) -> int:
+        """The artifact's place among all that the task offers, 1 for the smallest."""
+        offered = [each.artifact_id for each in job.terms.artifacts]
+        return 1 + (offered.index(artifact.artifact_id) if offered else 0)
+
+    def _conditions(self, job: TrainingJob) -> str:
+        ids = ",".join(each.artifact_id.hex()[:16] for each in job.artifacts)
+        # A learning rate that falls from round to round makes no round slower.
+        settings = sorted((n, v) for n, v in job.broadcast.settings.items() if n != "learning_rate")
+        return (
+            f"{ids} {job.terms.method} {job.terms.train_seconds}s x{self._options.slowdown} "
+            f"{settings}"
+        )
+
+    # -- where the mixing is done ------------------------------------------------------------------
+
+    def _places(self, job: TrainingJob) -> bool:
+        """Whether this device has to find out where its neighbours are mixed."""
+        return self._options.placement == "auto" and job.terms.method in PLACED_METHODS
+
+    def _ahead(self, job: TrainingJob, data: LocalData) -> MixingAhead | None:
+        """What mixing here would take; None where there is none, or the option says where."""
+        if not self._places(job):
+            return None
+        learner, _ = self.learner(job, job.artifacts[0], data)
+        return learner.mixing_ahead(job.broadcast) if isinstance(learner, PlacedLearner) else None
+
+    def _obstacle(self, job: TrainingJob, ahead: MixingAhead) -> str:
+        return obstacle(job.artifacts[0], ahead, self._options.most_attachment_bytes)
+
+    def _where(self, job: TrainingJob, row: CapabilityRow | None) -> Where | None:
+        if row is None or not self._places(job):
+            return None
+        placed = MeasuredPlacement.read(row.fingerprint, self._conditions(job))
+        return None if placed is None else placed.where
+
+    # -- what this device can afford ---------------------------------------------------------------
+
+    def _known(
+        self, job: TrainingJob, data: LocalData, ahead: MixingAhead | None
+    ) -> CapabilityRow | None:
+        """The choice made before, where conditions are as they were."""
+        known = self._home.models.capability(job.manifest.task)
+        if known is None or data.samples > _GROWTH * known.triples or known.misses >= _MOST_MISSES:
+            return None
+        conditions = self._conditions(job)
+        placed = None
+        if self._places(job):
+            placed = MeasuredPlacement.read(known.fingerprint, conditions)
+        if placed is not None:
+            return known if placed.holds(ahead, self._options.most_attachment_bytes) else None
+        return known if known.fingerprint == conditions and ahead is None else None
+
+    def _capability(self, job: TrainingJob, data: LocalData) -> CapabilityRow | None:
+        """The measured choice; None where there is nothing to choose.
+
+        The row's k is the artifact's place among those that are here, from 1.
+        """
+        declines = self._options.when_none_fits == "decline"
+        chooses = self._options.artifact is None and (len(job.artifacts) > 1 or declines)
+        ahead = self._ahead(job, data)
+        if chooses or self._places(job):
+            known = self._known(job, data, ahead)
+            if known is not None:
+                return known
+        if ahead is not None:
+            fingerprint, choice = self._placed_choice(job, data, ahead, chooses=chooses)
+        elif chooses:
+            fingerprint, choice = self._conditions(job), self._choice(job, data)
+        else:
+            return None
+        if choice.place is None and chooses and declines:
+            raise Declined(choice.reason)
+        return CapabilityRow(
+            job.manifest.task,
+            fingerprint,
+            1 + (choice.place or 0),
+            max(1, data.samples),
+            0,
+            choice.reason,
+            choice.p90_seconds,
+        )
+
+    def _placed_choice(
+        self, job: TrainingJob, data: LocalData, ahead: MixingAhead, *, chooses: bool
+    ) -> tuple[str, ArtifactChoice]:
+        """A choice with the device's own mixing where that fits, else with the aggregator's."""
+        where: Where = "aggregator"
+        choice = ArtifactChoice(0, None, "")
+        why = self._obstacle(job, ahead)
+        if not why:
+            choice = self._choice(job, data, "device")
+            if choice.place is None:
+                why = f"with a mixture of its own, {choice.reason}"
+            else:
+                where = "device"
+        if where == "device":
+            reason = f"This device mixes {ahead.neighbours} neighbours itself: {choice.reason}"
+        else:
+            # One artifact is trained, whatever its round takes: there is nothing to measure.
+            choice = self._choice(job, data, where) if chooses else ArtifactChoice(0, None, "")
+            reason = f"The aggregator mixes for this device: {why.rstrip('.')}. {choice.reason}"
+        placed = MeasuredPlacement.of(where, ahead, self._options.most_attachment_bytes)
+        fingerprint = placed.fingerprint(self._conditions(job))
+        return fingerprint, replace(choice, reason=reason.rstrip())
+
+    def _choice(
+        self, job: TrainingJob, data: LocalData, where: Where | None = None
+    ) -> ArtifactChoice:
+        works = [
+            ArrayWork(
+                artifact.name,
+                partial(self.learner, job, artifact, data, where),
+                job.broadcast,
+                self._clock,
+                mixes=where == "device",
+            )
+            for artifact in job.artifacts
+        ]
+        return choose_artifact(
+            works,
+            train_seconds=job.terms.train_seconds,
+            box_seconds=self._options.capability_seconds,
+            slowdown=self._options.slowdown,
+            clock=self._clock,
+        )

@@ -1,0 +1,200 @@
+"""A round of scatter aggregation on one device: its k, its training, its update's body."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device_sdk.capability.choice import Request, choose_k
+from device_sdk.capability.machine import describe_machine
+from device_sdk.capability.throttle import timed
+from device_sdk.factorisation import check_factorisation
+from device_sdk.home.home import Home
+from device_sdk.home.model_store import CapabilityRow
+from device_sdk.methods.learner import LearnerError, State
+from device_sdk.methods.scatter.body import encode_scatter_update
+from device_sdk.methods.scatter.contract import ScatterTraining
+from device_sdk.methods.scatter.factor_step import TrainerStep
+from device_sdk.methods.scatter.learner import ScatterLearner
+from device_sdk.system.clock import Clock
+from device_sdk.train.job import Declined, TrainedRound, TrainingJob
+from device_sdk.train.options import TrainingOptions
+from device_sdk.trainer import Trainer
+from device_sdk.wire.arrays.exchange import Broadcast
+
+__all__ = ["ScatterTrainer"]
+
+Rows = NDArray[np.int64]
+
+# Measured anew when there is this much more to train on, or training was late so often in a row.
+_GROWTH = 1.5
+_MOST_MISSES = 2
+
+
+_NEW: State = {
+    "users": np.empty((0, 0), dtype=np.float32),
+    "pool": np.empty(0, dtype=np.int64),
+    "deck": np.empty(0, dtype=np.int64),
+}
+"""The state of a learner that has not trained yet."""
+
+
+@dataclass(slots=True)
+class _Positives:
+    """A snapshot: what the app records while a round is trained belongs to the next one."""
+
+    rows: Sequence[Rows] = ()
+
+    def positives(self) -> Sequence[Rows]:
+        return self.rows
+
+
+class ScatterTrainer:
+    """Trains with the home's interactions and learner state; see :class:`RoundTrainer`."""
+
+    def __init__(
+        self, home: Home, options: TrainingOptions, *, clock: Clock, rng: np.random.Generator
+    ) -> None:
+        self._home = home
+        self._options = options
+        self._clock = clock
+        self._rng = rng
+        self._local = _Positives()
+        # Kept from round to round: it prepares its triples only where the data has changed.
+        self._learner: ScatterLearner | None = None
+        self._trainer: Trainer | None = None
+        self._loaded: Path | None = None
+
+    def train(self, job: TrainingJob) -> TrainedRound:
+        """One round. Raises LearnerError, ArtifactError, ValueError, or :class:`Declined`."""
+        items = _items(job)
+        trainer, learner = self._load(job.artifact)
+        self._local.rows = self._positives(job, len(items))
+        state = self._state(job.manifest.task, len(items))
+        learner.restore(state)
+
+        options = self._options
+        capability = self._capability(job, trainer, learner)
+        learner.restore(state)
+        wanted = options.k if capability is None else capability.k
+        learner.columns = min(wanted or 1, items.shape[1])
+        trained: list[Any] = []
+        seconds = timed(
+            lambda: trained.append(learner.train(job.broadcast)),
+            self._clock,
+            options.slowdown,
+            float("inf"),
+        )
+        body = encode_scatter_update(trained[0], items.shape[1], job.terms.update_codec, self._rng)
+        if capability is not None:
+            late = seconds > job.terms.train_seconds
+            capability = replace(capability, misses=capability.misses + 1 if late else 0)
+        return TrainedRound(learner.columns, body, learner.state(), capability, seconds)
+
+    def _load(self, artifact: Path) -> tuple[Trainer, ScatterLearner]:
+        if self._trainer is None or self._learner is None or self._loaded != artifact:
+            trainer = Trainer(artifact, threads=1)
+            check_factorisation(trainer.artifact)
+            self._learner = ScatterLearner(
+                self._local, TrainerStep(trainer), 1, self._rng, self._options.pool
+            )
+            self._trainer, self._loaded = trainer, artifact
+        return self._trainer, self._learner
+
+    def _positives(self, job: TrainingJob, items: int) -> tuple[Rows, ...]:
+        if job.catalogue is not None:
+            return self._home.interactions.positives(job.catalogue.rows)
+        # Without a catalogue an item's outside id is its row.
+        return self._home.interactions.positives({str(row): row for row in range(items)})
+
+    def _state(self, task: str, items: int) -> State:
+        state = self._home.models.learner(task)
+        if state is None:
+            return _NEW
+        # After an aggregator's restore from a backup the catalogue may have lost its newest rows.
+        pool = state["pool"]
+        return {**state, "pool": pool[pool < items]}
+
+    def _capability(
+        self, job: TrainingJob, trainer: Trainer, learner: ScatterLearner
+    ) -> CapabilityRow | None:
+        """The measured k, from the store where conditions are as they were; None for a given k."""
+        options = self._options
+        if options.k is not None:
+            return None
+        task, width = job.manifest.task, int(job.broadcast.tensors["items"].shape[1])
+        triples = max(1, sum(len(rows) for rows in self._local.rows))
+        # Only what the work depends on: rates decay from round to round.
+        settings = ScatterTraining.from_scalars(job.broadcast.settings)
+        fingerprint = (
+            f"{job.manifest.artifact_id.hex()} K={width} {job.terms.train_seconds}s "
+            f"x{options.slowdown} {settings.scores} {settings.most_triples}"
+        )
+        known = self._home.models.capability(task)
+        if (
+            known is not None
+            and known.fingerprint == fingerprint
+            and triples <= _GROWTH * known.triples
+            and known.misses < _MOST_MISSES
+        ):
+            return known
+        choice = choose_k(
+            _EpochWorkload(learner, job.broadcast, triples),
+            Request(
+                deadline_seconds=job.terms.train_seconds,
+                max_k=width,
+                time_box_seconds=options.capability_seconds,
+                slowdown=options.slowdown,
+                when_none_fits=options.when_none_fits,
+            ),
+            machine=describe_machine(threads=trainer.threads, provider=trainer.providers[0]),
+            clock=self._clock,
+        )
+        if choice.k is None:
+            raise Declined(choice.reason)
+        measured = choice.at(choice.k)
+        p90 = None if measured is None else measured.p90_seconds
+        return CapabilityRow(task, fingerprint, choice.k, triples, 0, choice.reason, p90)
+
+
+class _EpochWorkload:
+    """The very work of a round, residual scores and all. Leaves the learner in another state."""
+
+    def __init__(self, learner: ScatterLearner, broadcast: Broadcast, triples: int) -> None:
+        self._learner = learner
+        self._broadcast = broadcast
+        self._part = broadcast
+        self._state = learner.state()
+        training = ScatterTraining.from_scalars(broadcast.settings)
+        cap = training.most_triples
+        self._triples = min(triples, cap) if cap else triples
+
+    def prepare(self, k: int, share: float = 1.0) -> None:
+        """See :class:`~device_sdk.capability.workload.Workload`."""
+        self._learner.restore(self._state)
+        self._learner.columns = k
+        self._part = self._broadcast
+        if share < 1.0:
+            settings = dict(self._broadcast.settings)
+            settings["most_triples"] = max(1, round(self._triples * share))
+            self._part = replace(self._broadcast, settings=settings)
+
+    def run(self) -> object:
+        """Train one round."""
+        return self._learner.train(self._part)
+
+
+def _items(job: TrainingJob) -> NDArray[Any]:
+    items = job.broadcast.tensors.get("items")
+    if items is None or items.ndim != 2:
+        raise LearnerError("the broadcast lacks 'items' of [items, K]")
+    if job.catalogue is not None and len(job.catalogue) != len(items):
+        raise LearnerError(
+            f"the catalogue has {len(job.catalogue)} items, the item matrix {len(items)} rows"
+        )
+    return items

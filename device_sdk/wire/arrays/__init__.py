@@ -1,0 +1,1 @@
+"""Named arrays as bytes: a decoder ends in arrays or an error, within what the bytes warrant."""

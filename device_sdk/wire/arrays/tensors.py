@@ -1,0 +1,243 @@
+"""Named arrays as bytes: fixed layout, little-endian, every length known from the headers.
+
+``count 2``, then for each array, by name in increasing order of its bytes: ``name length 1 | name |
+form 1 | rank 1 | dimensions 4 each | payload``. Nothing is aligned or padded.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device_sdk.wire.arrays.nibbles import pack_rows, row_bytes, unpack_rows
+from device_sdk.wire.arrays.quantise import (
+    EIGHT_BITS,
+    FOUR_BITS,
+    LARGEST_VALUE,
+    check_values,
+    dequantise,
+    quantise,
+)
+from device_sdk.wire.codec.errors import WireError
+
+__all__ = [
+    "Codec",
+    "LARGEST_OF_EVERY_CODEC",
+    "TensorLimits",
+    "decode_tensors",
+    "encode_tensors",
+    "require_encodable",
+]
+
+LARGEST_OF_EVERY_CODEC = 6e4
+"""A value up to this travels in any codec, whatever it rounds to: float16 ends at 65,504."""
+
+_NAME = re.compile(rb"[a-z][a-z0-9_]*(\.[a-z0-9_]+)*")
+_MOST_RANK = 8
+_INT8_ROWS = 32
+_HALF = 33
+_INT4_ROWS = 34
+_ROWS = {_INT8_ROWS: EIGHT_BITS, _INT4_ROWS: FOUR_BITS}
+"""Forms of codes with a scale a row, and the largest code of each."""
+# Forms below 32 are stored as they are, and decoded to the same dtype.
+_PLAIN = {
+    1: "<f4",
+    2: "<f2",
+    3: "<i8",
+    4: "<i4",
+    5: "<i2",
+    6: "<i1",
+    7: "<u1",
+    8: "<u2",
+    9: "?",
+}
+_FORM_OF = {np.dtype(dtype).name: form for form, dtype in _PLAIN.items()}
+
+
+class Codec(IntEnum):
+    """How float32 arrays travel; all other dtypes travel as they are."""
+
+    FLOAT32 = 1
+    FLOAT16 = 2
+    """Rounded to the nearest float16; decoded to float32."""
+    INT8 = 3
+    """A scale for each row along the last axis, stochastic rounding; decoded to float32.
+    Arrays of rank 0 stay float32."""
+    INT4 = 4
+    """As ``INT8``, with codes of -7 to 7, two to a byte."""
+
+
+_ROWS_OF = {Codec.INT8: _INT8_ROWS, Codec.INT4: _INT4_ROWS}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorLimits:
+    """What a decoder accepts."""
+
+    most_arrays: int = 256
+    most_bytes: int = 256 << 20
+    """Of all decoded arrays together."""
+
+
+def encode_tensors(
+    tensors: Mapping[str, NDArray[Any]], codec: Codec, rng: np.random.Generator | None = None
+) -> bytes:
+    """The bytes of ``tensors``; ``rng`` is needed for ``INT8`` and ``INT4`` only.
+
+    Raises ValueError for bad names or dtypes, values that are not finite or exceed 1e12, and
+    float32 values above 65,504 with ``FLOAT16``.
+    """
+    if len(tensors) > 65_535:
+        raise ValueError(f"{len(tensors)} arrays; at most 65,535 fit")
+    parts = [struct.pack("<H", len(tensors))]
+    for name in sorted(tensors, key=str.encode):
+        encoded_name = name.encode()
+        if not _NAME.fullmatch(encoded_name) or len(encoded_name) > 255:
+            raise ValueError(f"{name!r} is no name for an array; expected such as 'items.weight'")
+        parts.append(struct.pack("<B", len(encoded_name)) + encoded_name)
+        try:
+            parts.extend(_encode_array(np.asarray(tensors[name]), codec, rng))
+        except ValueError as error:
+            raise ValueError(f"array {name!r}: {error}") from error
+    return b"".join(parts)
+
+
+def require_encodable(tensors: Mapping[str, NDArray[Any]], codec: Codec) -> None:
+    """Raises ValueError, as :func:`encode_tensors` would, for values that are not finite, exceed
+    1e12, or round to more than 65,504 with ``FLOAT16``."""
+    for name, array in tensors.items():
+        try:
+            if array.dtype.kind == "f":
+                check_values(array)
+            if array.dtype == np.float32 and codec is Codec.FLOAT16:
+                _halves(array)
+        except ValueError as error:
+            raise ValueError(f"array {name!r}: {error}") from error
+
+
+def decode_tensors(data: bytes, *, limits: TensorLimits | None = None) -> dict[str, NDArray[Any]]:
+    """The arrays in ``data``: fresh, writable, in native byte order.
+
+    Raises ``WireError``: ``truncated``, ``too-large``, ``bad-name``, ``bad-format``, ``bad-shape``,
+    ``bad-values``, ``bad-length``. No more memory is taken than ``limits`` allows and than a small
+    multiple of ``len(data)``.
+    """
+    limits = limits if limits is not None else TensorLimits()
+    reader = _Reader(data, limits.most_bytes)
+    (count,) = struct.unpack("<H", reader.take(2))
+    if count > limits.most_arrays:
+        raise WireError("too-large", f"{count} arrays, at most {limits.most_arrays} allowed")
+    tensors: dict[str, NDArray[Any]] = {}
+    previous = b""
+    for _ in range(count):
+        name = bytes(reader.take(reader.take(1)[0]))
+        if not _NAME.fullmatch(name) or name <= previous:
+            raise WireError("bad-name", "names must be words in strictly increasing order")
+        previous = name
+        tensors[name.decode()] = _decode_array(reader)
+    if reader.left:
+        raise WireError("bad-length", f"{reader.left} bytes follow the last array")
+    return tensors
+
+
+class _Reader:
+    """A cursor that checks what is left, and what decoded arrays may take."""
+
+    def __init__(self, data: bytes, most_bytes: int) -> None:
+        self._data = memoryview(data)
+        self._most_bytes = most_bytes
+
+    @property
+    def left(self) -> int:
+        return len(self._data)
+
+    def take(self, count: int) -> memoryview:
+        if count > len(self._data):
+            raise WireError("truncated", f"{count} bytes announced, {len(self._data)} are left")
+        taken, self._data = self._data[:count], self._data[count:]
+        return taken
+
+    def spend(self, decoded_bytes: int) -> None:
+        self._most_bytes -= decoded_bytes
+        if self._most_bytes < 0:
+            raise WireError("too-large", "the arrays take more memory than is allowed")
+
+
+def _encode_array(
+    array: NDArray[Any], codec: Codec, rng: np.random.Generator | None
+) -> list[bytes]:
+    form = _FORM_OF.get(array.dtype.name)
+    if form is None:
+        raise ValueError(f"dtype {array.dtype} has no form; expected one of {sorted(_FORM_OF)}")
+    if array.ndim > _MOST_RANK or any(size >= 2**32 for size in array.shape):
+        raise ValueError(f"shape {array.shape}; expected rank up to {_MOST_RANK}")
+    if array.dtype.kind == "f":
+        check_values(array)
+    if array.dtype == np.float32 and codec is Codec.FLOAT16:
+        form = _HALF
+    elif array.dtype == np.float32 and array.ndim > 0:
+        form = _ROWS_OF.get(codec, form)
+    head = struct.pack(f"<BB{array.ndim}I", form, array.ndim, *array.shape)
+    if form == _HALF:
+        return [head, _halves(array).tobytes()]
+    if form in _ROWS:
+        if rng is None:
+            raise ValueError(
+                f"{codec.name} rounds stochastically: pass a numpy.random.Generator as rng"
+            )
+        scales, codes = quantise(array.reshape(_rows(array.shape)), rng, _ROWS[form])
+        packed = pack_rows(codes) if form == _INT4_ROWS else codes.tobytes()
+        return [head, scales.astype("<u2").tobytes(), packed]
+    return [head, array.astype(_PLAIN[form]).tobytes()]
+
+
+def _halves(array: NDArray[Any]) -> NDArray[Any]:
+    with np.errstate(over="ignore"):
+        halves = array.astype("<f2")
+    if not np.isfinite(halves).all():
+        raise ValueError("a value exceeds 65,504, float16's largest; use FLOAT32 or INT8")
+    return halves
+
+
+def _rows(shape: tuple[int, ...]) -> tuple[int, int]:
+    return math.prod(shape[:-1]), shape[-1]
+
+
+def _decode_array(reader: _Reader) -> NDArray[Any]:
+    form, rank = reader.take(2)
+    if form not in _PLAIN and form not in _ROWS and form != _HALF:
+        raise WireError("bad-format", f"form {form} of an array is unknown")
+    if rank > _MOST_RANK or (form in _ROWS and rank == 0):
+        raise WireError("bad-shape", f"rank {rank}; expected at most {_MOST_RANK}")
+    shape = struct.unpack(f"<{rank}I", reader.take(4 * rank))
+    if 0 in shape and math.prod(max(1, size) for size in shape) >= 2**31:
+        # It would take no memory, but numpy has no array of such a shape.
+        raise WireError("bad-shape", "an empty array with absurd dimensions")
+    elements = math.prod(shape)
+    dtype = np.dtype(_PLAIN.get(form, "<f4"))
+    reader.spend(elements * dtype.itemsize)
+    if form in _ROWS:
+        rows, columns = _rows(shape)
+        reader.spend(rows)  # an empty last axis must not make the scales free
+        scales = np.frombuffer(reader.take(2 * rows), dtype="<u2")
+        if form == _INT4_ROWS:
+            codes = unpack_rows(reader.take(rows * row_bytes(columns)), rows, columns)
+        else:
+            codes = np.frombuffer(reader.take(elements), dtype=np.int8).reshape(rows, columns)
+        return dequantise(scales, codes, _ROWS[form]).reshape(shape)
+    stored = np.dtype("<f2") if form == _HALF else dtype
+    raw = reader.take(elements * stored.itemsize)
+    if stored.kind == "b" and elements and np.frombuffer(raw, dtype=np.uint8).max() > 1:
+        raise WireError("bad-values", "a truth value is neither 0 nor 1")
+    array = np.frombuffer(raw, dtype=stored).reshape(shape)
+    if stored.kind == "f" and array.size and not float(np.abs(array).max()) <= LARGEST_VALUE:
+        raise WireError("bad-values", "a value is not finite or exceeds 1e12")
+    return array.astype(dtype.newbyteorder("="))

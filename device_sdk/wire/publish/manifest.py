@@ -1,0 +1,198 @@
+"""The body of a broadcast's manifest, whom it selects, and which manifest may follow which."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from dataclasses import asdict, dataclass
+from enum import Enum
+
+from device_sdk.wire.codec import cbor
+from device_sdk.wire.codec.errors import WireError
+from device_sdk.wire.codec.names import MOST_NAME_BYTES, read_name, require_name
+from device_sdk.wire.codec.record import Record
+
+__all__ = [
+    "CHUNK_BYTES",
+    "MAX_BODY_BYTES",
+    "Manifest",
+    "Mark",
+    "Order",
+    "chunk_count",
+    "order",
+    "read_manifest",
+    "selected",
+    "write_manifest",
+]
+
+CHUNK_BYTES = 64 * 1024
+"""Plaintext bytes of each chunk of a broadcast but the last."""
+MAX_BODY_BYTES = 90 * 1024
+"""Leaves room for seal, signature and clear fields within one message of 96 KiB."""
+MOST_CHUNKS = 2560
+"""160 MiB a broadcast: as many hashes as fit a manifest."""
+EVERYONE = 2**64 - 1
+"""The highest threshold. It leaves out one device in 2^64."""
+
+_SELECT_LABEL = b"tessera/1 select\x00"
+_SIZES = {
+    "root_fingerprint": 16,
+    "artifact_id": 32,
+    "catalogue_id": 32,
+    "broadcast_id": 32,
+    "sampling_seed": 32,
+}
+_NAMES = ("task", "cohort", "codec")
+_NUMBERS = {
+    "generation": 2**63 - 1,
+    "round": 2**63 - 1,
+    "version": 2**63 - 1,
+    "key_epoch": 2**63 - 1,
+    "threshold": EVERYONE,
+    "deadline_unix_seconds": 2**63 - 1,
+    "expiry_unix_seconds": 2**63 - 1,
+    "length": CHUNK_BYTES * MOST_CHUNKS,
+}
+_FIELDS = (*_SIZES, *_NAMES, *_NUMBERS, "chunks")
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """One publication of a task to a cohort. Raises ValueError, naming the field, if one is wrong.
+
+    Ids are 32 bytes; ``root_fingerprint`` has 16. ``catalogue_id`` is 32 zero bytes for a task
+    without a catalogue. ``length`` counts the broadcast's plaintext bytes; ``chunks`` are the
+    SHA-256 of the ciphertext chunks, in order.
+    """
+
+    root_fingerprint: bytes
+    task: str
+    cohort: str
+    generation: int
+    """Unix time of ``init`` or of the last restore from a backup."""
+    round: int
+    version: int
+    artifact_id: bytes
+    catalogue_id: bytes
+    broadcast_id: bytes
+    key_epoch: int
+    sampling_seed: bytes
+    threshold: int
+    """Selected below it: the expected share of devices times 2^64."""
+    deadline_unix_seconds: int
+    expiry_unix_seconds: int
+    """After this the manifest is not acted upon; not before the deadline."""
+    codec: str
+    length: int
+    chunks: tuple[bytes, ...]
+
+    def __post_init__(self) -> None:
+        for name, size in _SIZES.items():
+            value = getattr(self, name)
+            if not isinstance(value, bytes) or len(value) != size:
+                raise ValueError(f"{name} must be {size} bytes")
+        for name in _NAMES:
+            require_name(name, getattr(self, name))
+        for name, limit in _NUMBERS.items():
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= limit:
+                raise ValueError(f"{name} is {value!r}; expected an integer from 0 to {limit}")
+        if self.expiry_unix_seconds < self.deadline_unix_seconds:
+            raise ValueError("expiry_unix_seconds lies before deadline_unix_seconds")
+        if len(self.chunks) != chunk_count(self.length):
+            raise ValueError(
+                f"{len(self.chunks)} chunks for {self.length} bytes; expected "
+                f"{chunk_count(self.length)}"
+            )
+        if any(not isinstance(digest, bytes) or len(digest) != 32 for digest in self.chunks):
+            raise ValueError("each chunk's SHA-256 must be 32 bytes")
+
+
+def chunk_count(length: int) -> int:
+    """Chunks of a broadcast of ``length`` plaintext bytes; an empty one has none."""
+    return -(-length // CHUNK_BYTES)
+
+
+def write_manifest(manifest: Manifest) -> bytes:
+    """Canonical CBOR with a text key for each field of :class:`Manifest`."""
+    return cbor.encode({**asdict(manifest), "chunks": list(manifest.chunks)})
+
+
+def read_manifest(body: bytes) -> Manifest:
+    """Parse a manifest's body. Verify its signature first. Raises ``WireError``."""
+    record = Record.decode(body, _FIELDS, limit_bytes=MAX_BODY_BYTES)
+    octets = {name: record.octets(name, size) for name, size in _SIZES.items()}
+    names = {name: read_name(name, record.text(name, MOST_NAME_BYTES).encode()) for name in _NAMES}
+    numbers = {name: record.unsigned(name, limit) for name, limit in _NUMBERS.items()}
+    chunks = record.array("chunks", MOST_CHUNKS)
+    digests = tuple(digest for digest in chunks if isinstance(digest, bytes))
+    if len(digests) != len(chunks):
+        raise WireError("bad-field", "each chunk's SHA-256 must be a byte string")
+    try:
+        return Manifest(**octets, **names, **numbers, chunks=digests)  # type: ignore[arg-type]
+    except ValueError as error:
+        raise WireError("bad-field", str(error)) from error
+
+
+def selected(
+    sampling_seed: bytes, threshold: int, task: str, round_number: int, device_id: bytes
+) -> bool:
+    """Whether a device takes part in a round.
+
+    The first 8 bytes, as a little-endian integer, of SHA-256("tessera/1 select" || 0 || seed 32 ||
+    task length 1 || task || round 8 || device id) are below ``threshold``. Only the device id,
+    which comes last, has no length of its own. Raises ValueError for a seed that is not 32 bytes or
+    a threshold above 2^64.
+    """
+    if len(sampling_seed) != 32 or not 0 <= threshold <= 2**64:
+        raise ValueError("expected a seed of 32 bytes and a threshold from 0 to 2^64")
+    name = task.encode()
+    digest = hashlib.sha256(
+        _SELECT_LABEL
+        + sampling_seed
+        + struct.pack("<B", len(name))
+        + name
+        + struct.pack("<Q", round_number)
+        + device_id
+    ).digest()
+    return int.from_bytes(digest[:8], "little") < threshold
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What a device persists of the newest manifest it accepted for a task and cohort."""
+
+    generation: int
+    round: int
+    version: int
+    sha256: bytes
+    """Of the manifest's body."""
+
+
+class Order(Enum):
+    """How a manifest relates to the newest accepted one."""
+
+    NEWER = "newer"
+    SAME = "same"
+
+
+def order(mark: Mark | None, manifest: Manifest, body: bytes) -> tuple[Order, Mark]:
+    """Judge a verified manifest by the persisted mark; returns the mark to persist.
+
+    (generation, round) must rise, and the version never falls within a generation; the same body
+    again is ``SAME``, to be ignored. Raises ``WireError``: ``stale-manifest``, ``version-fell``.
+    """
+    new = Mark(manifest.generation, manifest.round, manifest.version, hashlib.sha256(body).digest())
+    if mark is None:
+        return Order.NEWER, new
+    if new == mark:
+        return Order.SAME, mark
+    if (new.generation, new.round) <= (mark.generation, mark.round):
+        raise WireError(
+            "stale-manifest",
+            f"generation {new.generation} round {new.round} does not follow generation "
+            f"{mark.generation} round {mark.round}",
+        )
+    if new.generation == mark.generation and new.version < mark.version:
+        raise WireError("version-fell", f"version {new.version} follows version {mark.version}")
+    return Order.NEWER, new

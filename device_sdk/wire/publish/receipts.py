@@ -1,0 +1,183 @@
+"""What travels inside a session: updates up, receipts down."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from dataclasses import dataclass
+from enum import Enum, IntEnum
+from functools import lru_cache
+from typing import NamedTuple
+
+from device_sdk.wire.codec import cbor
+from device_sdk.wire.codec.errors import WireError
+from device_sdk.wire.codec.names import read_name, require_name
+from device_sdk.wire.codec.record import Record
+
+__all__ = [
+    "DIGEST_BYTES",
+    "Receipt",
+    "RecordType",
+    "Update",
+    "UpdateIdentity",
+    "Verdict",
+    "read_receipt",
+    "read_update",
+    "update_digest",
+    "write_receipt",
+    "write_update",
+]
+
+DIGEST_BYTES = 32
+_MOST_DEVICE_ID_BYTES = 32
+_MOST_REASON_BYTES = 64
+_MOST_RECEIPT_BYTES = 256
+_LABEL = b"tessera/1 update\x00"
+_HEAD = struct.Struct("<QQB")
+_LIMIT = 2**63 - 1
+
+
+class RecordType(IntEnum):
+    """Types of messages inside an envelope."""
+
+    UPDATE = 16
+    RECEIPT = 17
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateIdentity:
+    """Which update this is: a device has one for each round of a generation of a task.
+
+    Raises ValueError for a device id that is not 1 to 32 bytes, a bad task name, or numbers outside
+    0 to 2^63 - 1.
+    """
+
+    device_id: bytes
+    task: str
+    generation: int
+    round: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.device_id) <= _MOST_DEVICE_ID_BYTES:
+            raise ValueError(f"a device id of {len(self.device_id)} bytes; expected 1 to 32")
+        require_name("task", self.task)
+        if not 0 <= self.generation <= _LIMIT:
+            raise ValueError(f"generation is {self.generation}; expected 0 to 2^63 - 1")
+        if not 0 <= self.round <= _LIMIT:
+            raise ValueError(f"round is {self.round}; expected 0 to 2^63 - 1")
+
+
+class Update(NamedTuple):
+    """An update as it arrived: who and when, and the body that a method's codec reads."""
+
+    identity: UpdateIdentity
+    body: bytes
+    body_sha256: bytes
+
+
+def write_update(identity: UpdateIdentity, body: bytes) -> bytes:
+    """Bytes: ``generation 8 | round 8 | task length 1 | task | body``, little-endian.
+
+    The device is not in them: it is the session's.
+    """
+    task = identity.task.encode()
+    return _HEAD.pack(identity.generation, identity.round, len(task)) + task + body
+
+
+def read_update(payload: bytes, device_id: bytes) -> Update:
+    """Parse an update from the session of ``device_id``.
+
+    Raises ``WireError``: ``truncated``, ``bad-name``, ``bad-field``.
+    """
+    if len(payload) < _HEAD.size:
+        raise WireError("truncated", f"{len(payload)} bytes are too few for an update")
+    start = _HEAD.size + payload[_HEAD.size - 1]
+    if len(payload) < start:
+        raise WireError("truncated", "the update ends within its task's name")
+    identity = UpdateIdentity(device_id, *_read_head(payload[:start]))
+    body = payload[start:]
+    return Update(identity, body, hashlib.sha256(body).digest())
+
+
+# All updates of a round begin with the same bytes.
+@lru_cache(maxsize=64)
+def _read_head(head: bytes) -> tuple[str, int, int]:
+    """Task, generation and round."""
+    generation, round_number, _ = _HEAD.unpack_from(head)
+    if generation > _LIMIT or round_number > _LIMIT:
+        raise WireError("bad-field", "generation and round are at most 2^63 - 1")
+    return read_name("task", head[_HEAD.size :]), generation, round_number
+
+
+def update_digest(identity: UpdateIdentity, body_sha256: bytes) -> bytes:
+    """32 bytes that name one update and its body in a receipt.
+
+    SHA-256("tessera/1 update" || 0 || device id length 1 || device id || update header || body's
+    SHA-256). The body's hash alone would let the receipt of one round be taken for that of another
+    round with an equal body.
+    """
+    if len(body_sha256) != DIGEST_BYTES:
+        raise ValueError(f"a SHA-256 has {DIGEST_BYTES} bytes, {len(body_sha256)} given")
+    device = bytes((len(identity.device_id),)) + identity.device_id
+    return hashlib.sha256(_LABEL + device + write_update(identity, body_sha256)).digest()
+
+
+class Verdict(Enum):
+    """What became of an update."""
+
+    COUNTED = "counted"
+    LATE = "late"
+    REFUSED = "refused"
+    FORGOTTEN = "forgotten"
+    CONFLICT = "conflict"
+    """Another body was committed for the same identity."""
+
+
+_REFUSED = Verdict.REFUSED
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """The aggregator's final word on an update. ``reason``: a slug if refused, else empty."""
+
+    digest: bytes
+    verdict: Verdict
+    reason: str = ""
+
+    def __post_init__(self) -> None:
+        if len(self.digest) != DIGEST_BYTES:
+            raise ValueError(f"a digest has {DIGEST_BYTES} bytes, {len(self.digest)} given")
+        if self.verdict is not _REFUSED:
+            if self.reason:
+                raise ValueError(f"{self.verdict.value} goes without a reason")
+            return
+        if len(self.reason) > _MOST_REASON_BYTES:
+            raise ValueError(f"a reason has at most {_MOST_REASON_BYTES} characters")
+        WireError(self.reason, "")  # raises ValueError unless it is a slug
+
+
+def write_receipt(receipt: Receipt) -> bytes:
+    """Canonical CBOR of {digest, reason, verdict}."""
+    return cbor.encode(
+        {
+            "digest": receipt.digest,
+            "verdict": receipt.verdict.value,
+            "reason": receipt.reason,
+        }
+    )
+
+
+def read_receipt(payload: bytes) -> Receipt:
+    """Parse a receipt. Raises ``WireError``."""
+    record = Record.decode(
+        payload, ("digest", "verdict", "reason"), limit_bytes=_MOST_RECEIPT_BYTES
+    )
+    try:
+        verdict = Verdict(record.text("verdict", 16))
+        return Receipt(
+            record.octets("digest", DIGEST_BYTES),
+            verdict,
+            record.text("reason", _MOST_REASON_BYTES),
+        )
+    except ValueError:
+        raise WireError("bad-field", "unknown verdict, or a reason that does not fit it") from None

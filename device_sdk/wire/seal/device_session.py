@@ -1,0 +1,157 @@
+"""The device's end of sessions: asking for one, and going from the old to the new."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from device_sdk.wire.codec.errors import WireError
+from device_sdk.wire.seal import hpke
+from device_sdk.wire.seal.admission import Clock
+from device_sdk.wire.seal.descriptor import Descriptor
+from device_sdk.wire.seal.envelope import Fragment, read_header
+from device_sdk.wire.seal.freshness import Freshness
+from device_sdk.wire.seal.group_key import GroupKey
+from device_sdk.wire.seal.handshake import (
+    ADMISSION_KEY_BYTES,
+    DEVICE_ID_BYTES,
+    OpenRequest,
+    decode_reply,
+    encode_open,
+)
+from device_sdk.wire.seal.keys import RandomBytes, draw
+from device_sdk.wire.seal.session import SECRET_BYTES, End, Received, Session, derive_session_keys
+
+
+@dataclass(frozen=True)
+class DeviceCredential:
+    """What enrolment left with the device."""
+
+    device_id: bytes
+    identity: Ed25519PrivateKey
+    admission_key: bytes
+
+    def __post_init__(self) -> None:
+        if len(self.device_id) != DEVICE_ID_BYTES:
+            raise ValueError(f"a device id has {DEVICE_ID_BYTES} bytes")
+        if len(self.admission_key) != ADMISSION_KEY_BYTES:
+            raise ValueError(f"an admission key has {ADMISSION_KEY_BYTES} bytes")
+
+    def __repr__(self) -> str:
+        return f"DeviceCredential(device_id={self.device_id.hex()}, ...)"
+
+
+@dataclass(frozen=True)
+class OpenedSession:
+    """A session and what came with it."""
+
+    session: Session
+    incarnation: bytes
+    time_unix_seconds: int
+    """The aggregator's time, or the largest time seen before where that is later."""
+    group_keys: tuple[GroupKey, ...]
+
+
+class SessionOpening:
+    """One attempt to open a session: :attr:`message` goes out, :meth:`accept` takes the reply.
+
+    A resend within the attempt sends the same bytes; the aggregator answers them with the same
+    reply. ``freshness``: of the life of the aggregator that is asked, with a counter that no other
+    attempt ever had; it must be on the disk, flushed, before the message is sent.
+
+    The ephemeral key and the secret are dropped as soon as a reply was accepted.
+    """
+
+    def __init__(
+        self,
+        credential: DeviceCredential,
+        descriptor: Descriptor,
+        freshness: Freshness,
+        clock: Clock,
+        *,
+        random_bytes: RandomBytes = os.urandom,
+        seal: hpke.Seal = hpke.seal,
+    ) -> None:
+        ephemeral_seed = draw(random_bytes, hpke.SEED_BYTES)
+        secret = draw(random_bytes, SECRET_BYTES)
+        request = OpenRequest(credential.device_id, hpke.public_bytes(ephemeral_seed), secret)
+        self.message = encode_open(
+            request, credential.identity, credential.admission_key, descriptor, freshness, seal
+        )
+        self._descriptor = descriptor
+        self._clock = clock
+        self._secrets: tuple[hpke.PrivateKey, bytes] | None = (
+            hpke.private_key(ephemeral_seed),
+            secret,
+        )
+
+    def accept(
+        self,
+        reply_message: bytes,
+        largest_time_unix_seconds: int,
+        unseal: hpke.Unseal = hpke.unseal,
+    ) -> OpenedSession:
+        """The session that ``reply_message`` grants.
+
+        ``largest_time_unix_seconds`` is the largest time the device has ever seen, from its store:
+        time never falls, so a descriptor that expired once stays expired.
+
+        A reply that is not ours or not right raises ``WireError`` and changes nothing: anybody can
+        send one, so the right one may still come. ``descriptor-expired`` (the descriptor expired by
+        the time in the reply) and ``already-answered`` end the attempt.
+        """
+        if self._secrets is None:
+            raise WireError("already-answered", "this open has had its reply")
+        ephemeral, secret = self._secrets
+        open_digest = hashlib.sha256(self.message).digest()
+        reply = decode_reply(reply_message, open_digest, ephemeral, self._descriptor, unseal)
+        self._secrets = None
+        now_unix_seconds = max(reply.time_unix_seconds, largest_time_unix_seconds)
+        self._descriptor.require_unexpired(now_unix_seconds)
+        keys = derive_session_keys(secret, reply.secret, self.message, reply_message)
+        session = Session(reply.session_id, keys, End.DEVICE, self._clock)
+        return OpenedSession(session, reply.incarnation, now_unix_seconds, reply.group_keys)
+
+
+class DeviceSessions:
+    """The session a device sends under, and older ones the aggregator may still answer under.
+
+    The aggregator takes a new session as the live one at its first valid envelope, which may be on
+    its way or lost. So older sessions are kept for receiving until an envelope of a newer one came.
+    """
+
+    _MOST = 4
+
+    def __init__(self) -> None:
+        self._sessions: list[Session] = []  # oldest first; the last one is sent under
+
+    def install(self, session: Session) -> None:
+        """Send under ``session`` from now on."""
+        self._sessions = [*self._sessions, session][-self._MOST :]
+
+    def needs_session(self) -> bool:
+        """Whether there is none to send under, or only a spent one."""
+        return not self._sessions or self._sessions[-1].is_spent()
+
+    def seal(self, message_type: int, payload: bytes, fragment: Fragment | None = None) -> bytes:
+        """An envelope under the newest session. Raises ``WireError("no-session")``."""
+        if not self._sessions:
+            raise WireError("no-session", "no session is open; open one first")
+        return self._sessions[-1].seal(message_type, payload, fragment)
+
+    def receive(self, message: bytes) -> Received:
+        """The content of an envelope. Raises ``WireError``: ``unknown-session``, or a session's."""
+        header = read_header(message)
+        for place, session in enumerate(self._sessions):
+            if session.session_id == header.session_id:
+                received = session.open_parsed(message, header)
+                del self._sessions[:place]
+                return received
+        raise WireError("unknown-session", "no session with this id is open here")
+
+    def close(self) -> None:
+        """Forget every session and its keys."""
+        self._sessions.clear()

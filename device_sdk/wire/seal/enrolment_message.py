@@ -1,0 +1,311 @@
+"""Enrolment's request and answer, as bytes.
+
+Request: ``version 1 | type 1 | descriptor serial 8 | token id 8 | requester 16 | incarnation 16 |
+counter 8 | admission tag 16 | sealed``, the sealed part (HPKE) ``signature 64 | CBOR {identity,
+mailbox, proof, secret, token}``. Answer:
+``version 1 | type 1 | nonce 12 | sealed``, the sealed part (ChaCha20-Poly1305 under a key that the
+request's secret gives) ``signature 64 | CBOR {grant, refused, time}``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import struct
+from dataclasses import dataclass
+from enum import Enum
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from device_sdk.wire.codec import cbor
+from device_sdk.wire.codec.errors import WireError
+from device_sdk.wire.codec.header import MessageType, check_prefix, prefix
+from device_sdk.wire.codec.record import Record
+from device_sdk.wire.seal import hpke, signature
+from device_sdk.wire.seal.admission import (
+    TAG_BYTES,
+    AdmissionPurpose,
+    admission_tag,
+    check_admission,
+)
+from device_sdk.wire.seal.descriptor import Descriptor
+from device_sdk.wire.seal.enrolment_code import TOKEN_ID_BYTES
+from device_sdk.wire.seal.freshness import FRESHNESS_BYTES, Freshness
+from device_sdk.wire.seal.handshake import ADMISSION_KEY_BYTES, DEVICE_ID_BYTES
+from device_sdk.wire.seal.keyring import ServingKeys
+from device_sdk.wire.seal.signature import SIGNATURE_BYTES, Purpose
+
+HANDLE_BYTES = 16
+REQUESTER_BYTES = 16
+MAILBOX_BYTES = 16
+REPLY_SECRET_BYTES = 32
+NONCE_BYTES = 12
+MAX_REQUEST_BYTES = 4096
+MAX_ANSWER_BYTES = 1024
+SHARD_LIMIT = 2**16 - 1
+
+_PROOF_BYTES = 32
+_TIME_LIMIT = 2**63 - 1
+_SERIAL = struct.Struct("<Q")
+_TOKEN_AT = 2 + _SERIAL.size
+_REQUESTER_AT = _TOKEN_AT + TOKEN_ID_BYTES
+_FRESHNESS_AT = _REQUESTER_AT + REQUESTER_BYTES
+_TAG_AT = _FRESHNESS_AT + FRESHNESS_BYTES
+_SEALED_AT = _TAG_AT + TAG_BYTES
+_ANSWER_SEALED_AT = 2 + NONCE_BYTES
+
+
+class EnrolRefusal(Enum):
+    """Why a code that is real was refused; the value travels in the answer."""
+
+    CODE_USED = "code-used"
+    CODE_EXPIRED = "code-expired"
+    REVOKED = "revoked"
+
+
+@dataclass(frozen=True, slots=True)
+class EnrolHead:
+    """What a request says in clear. Proves nothing yet."""
+
+    serial: int
+    """Of the descriptor that it was sealed to."""
+    token_id: bytes
+    requester: bytes
+    """:func:`requester_of` the identity inside, 16 bytes."""
+    freshness: Freshness
+
+
+@dataclass(frozen=True)
+class EnrolRequest:
+    """What a device sends with its code."""
+
+    token_id: bytes
+    identity: bytes
+    """Ed25519 public key of the device, 32 bytes."""
+    mailbox: bytes
+    """Random name of the topic that the answer goes to, 16 bytes."""
+    reply_secret: bytes
+    """Fresh secret that the answer is sealed under, 32 bytes."""
+
+    def proof(self, code_secret: bytes, info: bytes) -> bytes:
+        """32 bytes: HMAC-SHA256 under the code's secret over all of the request and its info."""
+        covered = self.token_id + self.identity + self.mailbox + self.reply_secret
+        return hmac.digest(
+            code_secret, b"tessera/1 enrol proof\x00" + info + covered, hashlib.sha256
+        )
+
+
+@dataclass(frozen=True)
+class Grant:
+    """What the aggregator assigns to a device, at random, for good."""
+
+    device_id: bytes
+    handle: bytes
+    """Name of the device's topics, 16 bytes."""
+    admission_key: bytes
+    shard: int
+
+    def __post_init__(self) -> None:
+        lengths = (len(self.device_id), len(self.handle), len(self.admission_key))
+        if lengths != (DEVICE_ID_BYTES, HANDLE_BYTES, ADMISSION_KEY_BYTES):
+            raise ValueError(
+                f"device id, handle and admission key have {DEVICE_ID_BYTES}, {HANDLE_BYTES} and "
+                f"{ADMISSION_KEY_BYTES} bytes, got {lengths}"
+            )
+        if not 0 <= self.shard <= SHARD_LIMIT:
+            raise ValueError(f"shard {self.shard} is not between 0 and {SHARD_LIMIT}")
+
+    def __repr__(self) -> str:
+        return f"Grant(device_id={self.device_id.hex()}, shard={self.shard}, ...)"
+
+
+@dataclass(frozen=True)
+class EnrolAnswer:
+    """What the aggregator answers to a request made with the code's secret."""
+
+    verdict: Grant | EnrolRefusal
+    time_unix_seconds: int
+    """The aggregator's time."""
+
+    def to_body(self) -> bytes:
+        """Canonical CBOR {grant, refused, time}."""
+        grant: cbor.Value = None
+        refused: cbor.Value = None
+        if isinstance(self.verdict, Grant):
+            grant = {
+                "admission": self.verdict.admission_key,
+                "device": self.verdict.device_id,
+                "handle": self.verdict.handle,
+                "shard": self.verdict.shard,
+            }
+        else:
+            refused = self.verdict.value
+        return cbor.encode({"grant": grant, "refused": refused, "time": self.time_unix_seconds})
+
+
+def requester_of(identity: bytes) -> bytes:
+    """16 bytes that tell one identity's requests from another's before they are unsealed."""
+    return hashlib.sha256(b"tessera/1 requester\x00" + identity).digest()[:REQUESTER_BYTES]
+
+
+def enrol_info(descriptor: Descriptor, freshness: Freshness) -> bytes:
+    """HPKE's info for an enrolment: bound to every byte of the descriptor, and to this one time."""
+    return b"tessera/1 enrol" + descriptor.digest + freshness.to_bytes()
+
+
+def encode_request(
+    request: EnrolRequest,
+    identity: Ed25519PrivateKey,
+    code_secret: bytes,
+    descriptor: Descriptor,
+    freshness: Freshness,
+    seal: hpke.Seal = hpke.seal,
+) -> bytes:
+    """The request message: proven, signed, sealed and tagged."""
+    info = enrol_info(descriptor, freshness)
+    body = cbor.encode(
+        {
+            "identity": request.identity,
+            "mailbox": request.mailbox,
+            "proof": request.proof(code_secret, info),
+            "secret": request.reply_secret,
+            "token": request.token_id,
+        }
+    )
+    signed = signature.sign(identity, Purpose.ENROL_REQUEST, info + body)
+    sealed = seal(hpke.public_key(descriptor.hpke), info, signed + body)
+    head = (
+        prefix(MessageType.ENROL_REQUEST)
+        + _SERIAL.pack(descriptor.serial)
+        + request.token_id
+        + requester_of(request.identity)
+        + freshness.to_bytes()
+    )
+    tag = admission_tag(code_secret, AdmissionPurpose.ENROL, head + sealed)
+    return head + tag + sealed
+
+
+def read_request_head(message: bytes) -> EnrolHead:
+    """What a request says in clear. Raises ``WireError``: a parser's reason."""
+    check_prefix(message, MessageType.ENROL_REQUEST, _SEALED_AT, MAX_REQUEST_BYTES)
+    (serial,) = _SERIAL.unpack_from(message, 2)
+    return EnrolHead(
+        serial,
+        message[_TOKEN_AT:_REQUESTER_AT],
+        message[_REQUESTER_AT:_FRESHNESS_AT],
+        Freshness.from_bytes(message, _FRESHNESS_AT),
+    )
+
+
+def check_request_tag(message: bytes, code_secret: bytes) -> None:
+    """Judge the tag of a request whose head was read. Raises ``WireError("bad-admission")``."""
+    covered = message[:_TAG_AT] + message[_SEALED_AT:]
+    check_admission(code_secret, AdmissionPurpose.ENROL, covered, message[_TAG_AT:_SEALED_AT])
+
+
+def decode_request(
+    message: bytes,
+    head: EnrolHead,
+    code_secret: bytes,
+    keys: ServingKeys,
+    unseal: hpke.Unseal = hpke.unseal,
+) -> EnrolRequest:
+    """Unseal and verify an admitted request.
+
+    Raises ``WireError``: ``cannot-unseal``, ``wrong-token``, ``wrong-requester``, ``bad-proof``,
+    ``bad-key``, ``bad-signature``, or a parser's reason.
+    """
+    info = enrol_info(keys.descriptor, head.freshness)
+    opened = unseal(keys.hpke, info, message[_SEALED_AT:])
+    signed, body = opened[:SIGNATURE_BYTES], opened[SIGNATURE_BYTES:]
+    fields = ("identity", "mailbox", "proof", "secret", "token")
+    record = Record.decode(body, fields, limit_bytes=MAX_REQUEST_BYTES)
+    request = EnrolRequest(
+        record.octets("token", TOKEN_ID_BYTES),
+        record.octets("identity", signature.PUBLIC_KEY_BYTES),
+        record.octets("mailbox", MAILBOX_BYTES),
+        record.octets("secret", REPLY_SECRET_BYTES),
+    )
+    if request.token_id != head.token_id:
+        raise WireError("wrong-token", "another token is sealed than the one outside")
+    if requester_of(request.identity) != head.requester:
+        raise WireError("wrong-requester", "another identity is sealed than the one outside")
+    if not hmac.compare_digest(
+        record.octets("proof", _PROOF_BYTES), request.proof(code_secret, info)
+    ):
+        raise WireError("bad-proof", "the proof by the code's secret is wrong")
+    identity = signature.public_key(request.identity)
+    signature.verify(identity, Purpose.ENROL_REQUEST, info + body, signed)
+    return request
+
+
+def encode_answer(
+    answer: EnrolAnswer,
+    request_message: bytes,
+    reply_secret: bytes,
+    signing: Ed25519PrivateKey,
+    nonce: bytes,
+) -> bytes:
+    """The answer message. ``nonce``: 12 fresh random bytes: nothing but this process's memory
+    keeps it from answering one request twice (and first by a grant, later by ``revoked``)."""
+    if len(nonce) != NONCE_BYTES:
+        raise ValueError(f"the nonce has {NONCE_BYTES} bytes, {len(nonce)} given")
+    body = answer.to_body()
+    request_digest = hashlib.sha256(request_message).digest()
+    signed = signature.sign(signing, Purpose.ENROL_ANSWER, request_digest + body)
+    head = prefix(MessageType.ENROL_ANSWER)
+    cipher = _answer_cipher(reply_secret, request_digest)
+    return head + nonce + cipher.encrypt(nonce, signed + body, head)
+
+
+def decode_answer(
+    message: bytes, request_message: bytes, reply_secret: bytes, descriptor: Descriptor
+) -> EnrolAnswer:
+    """Open and verify an answer.
+
+    Raises ``WireError``: ``bad-tag``, ``bad-signature``, or a parser's reason.
+    """
+    check_prefix(message, MessageType.ENROL_ANSWER, _ANSWER_SEALED_AT, MAX_ANSWER_BYTES)
+    request_digest = hashlib.sha256(request_message).digest()
+    cipher = _answer_cipher(reply_secret, request_digest)
+    try:
+        opened = cipher.decrypt(
+            message[2:_ANSWER_SEALED_AT], message[_ANSWER_SEALED_AT:], message[:2]
+        )
+    except InvalidTag as error:
+        raise WireError("bad-tag", "not an answer to this request") from error
+    signed, body = opened[:SIGNATURE_BYTES], opened[SIGNATURE_BYTES:]
+    signing = signature.public_key(descriptor.signing)
+    signature.verify(signing, Purpose.ENROL_ANSWER, request_digest + body, signed)
+    return _read_answer(cbor.decode(body, limit_bytes=MAX_ANSWER_BYTES))
+
+
+def _read_answer(value: cbor.Value) -> EnrolAnswer:
+    record = Record(value, ("grant", "refused", "time"))
+    return EnrolAnswer(_read_verdict(record), record.unsigned("time", _TIME_LIMIT))
+
+
+def _read_verdict(record: Record) -> Grant | EnrolRefusal:
+    if not record.is_null("refused"):
+        if not record.is_null("grant"):
+            raise WireError("bad-field", "an answer grants or refuses, not both")
+        try:
+            return EnrolRefusal(record.text("refused", 64))
+        except ValueError as error:
+            raise WireError("bad-field", "a refusal for an unknown reason") from error
+    grant = Record(record.any("grant"), ("admission", "device", "handle", "shard"))
+    return Grant(
+        grant.octets("device", DEVICE_ID_BYTES),
+        grant.octets("handle", HANDLE_BYTES),
+        grant.octets("admission", ADMISSION_KEY_BYTES),
+        grant.unsigned("shard", SHARD_LIMIT),
+    )
+
+
+def _answer_cipher(reply_secret: bytes, request_digest: bytes) -> ChaCha20Poly1305:
+    kdf = HKDF(algorithm=SHA256(), length=32, salt=request_digest, info=b"tessera/1 enrol answer")
+    return ChaCha20Poly1305(kdf.derive(reply_secret))

@@ -1,0 +1,73 @@
+"""What tells a new request from a recorded one: the aggregator's life it is for, and a counter.
+
+24 bytes in clear, under the tag of the request: ``incarnation 16 | counter 8``.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+from device_sdk.wire.codec.errors import WireError
+
+__all__ = ["FRESHNESS_BYTES", "INCARNATION_BYTES", "Freshness", "FreshnessMarks"]
+
+INCARNATION_BYTES = 16
+_LAYOUT = struct.Struct(f"<{INCARNATION_BYTES}sQ")
+FRESHNESS_BYTES = _LAYOUT.size
+_COUNTER_LIMIT = 2**64 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Freshness:
+    """A device's counter rises with each request that it makes, whatever life it is for."""
+
+    incarnation: bytes
+    counter: int
+
+    def __post_init__(self) -> None:
+        if len(self.incarnation) != INCARNATION_BYTES:
+            raise ValueError(f"an incarnation has {INCARNATION_BYTES} bytes")
+        if not 0 <= self.counter <= _COUNTER_LIMIT:
+            raise ValueError(f"the counter {self.counter} does not fit into 8 bytes")
+
+    def to_bytes(self) -> bytes:
+        """24 bytes."""
+        return _LAYOUT.pack(self.incarnation, self.counter)
+
+    @classmethod
+    def from_bytes(cls, data: bytes, offset: int) -> Freshness:
+        """Read 24 bytes at ``offset``."""
+        return cls(*_LAYOUT.unpack_from(data, offset))
+
+
+class FreshnessMarks:
+    """The highest counter of each sender that was answered in this life.
+
+    In memory for as long as the process lives, and no longer: the next one has another incarnation.
+    A mark is made for what was proven alone, so there are as many as senders at most.
+    """
+
+    def __init__(self, incarnation: bytes) -> None:
+        self._incarnation = incarnation
+        self._highest: dict[bytes, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._highest)
+
+    def require_this_life(self, freshness: Freshness) -> None:
+        """Raises ``WireError("old-incarnation")`` for a request made for another life."""
+        if freshness.incarnation != self._incarnation:
+            raise WireError("old-incarnation", "made for another life of the aggregator")
+
+    def is_new(self, sender: bytes, freshness: Freshness) -> bool:
+        """Whether the counter is above the sender's mark."""
+        return freshness.counter > self._highest.get(sender, 0)
+
+    def raise_to(self, sender: bytes, freshness: Freshness) -> None:
+        """The sender's request is answered."""
+        self._highest[sender] = freshness.counter
+
+    def forget(self, sender: bytes) -> None:
+        """The sender is gone for good."""
+        self._highest.pop(sender, None)

@@ -1,0 +1,226 @@
+"""The operator's commands, as an operator meets them."""
+
+from __future__ import annotations
+
+import json
+import stat
+import time
+from pathlib import Path
+
+import pytest
+
+from aggregator.cli import main
+from aggregator.home import Home
+from aggregator.serve.serve_lock import serve_lock
+from aggregator.store.devices import DeviceRow
+from aggregator.store.rounds import RoundRow
+from device_sdk.wire.seal.enrolment_code import parse_code
+from tests.fakes.homes import command, make_home, open_store
+
+COMMANDS = (
+    "init", "invite", "serve", "status", "devices", "revoke", "rotate", "release", "restored"
+)  # fmt: skip
+
+
+def device(index: int) -> DeviceRow:
+    name = bytes([index]) * 16
+    return DeviceRow(name, name * 2, name, name * 2, 0, name[:8], int(time.time()), 1)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_teaches(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as done:
+        main([name, "--help"])
+    assert done.value.code == 0
+    shown = capsys.readouterr().out
+    assert "--home DIR" in shown and len(shown.splitlines()) > 6
+
+
+def test_init_keeps_secrets_to_the_owner(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = tmp_path / "fleet"
+    assert main(["init", "--home", str(home)]) == 0
+    said = capsys.readouterr().out
+    assert "task.toml" in said and f"tessera-aggregator serve --home {home}" in said
+    secret = [*(home / "keys").iterdir(), home / "aggregator.sqlite"]
+    assert len(secret) == 5
+    assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in secret)
+    assert stat.S_IMODE((home / "keys").stat().st_mode) == 0o700
+    assert main(["init", "--home", str(home)]) == 1
+    assert "holds an aggregator already" in capsys.readouterr().err
+
+
+def test_commands_without_a_home_say_what_to_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    none = tmp_path / "none"
+    for name in ("invite", "serve", "status", "devices", "release", "restored"):
+        assert main([name, "--home", str(none)]) == 1
+        assert f"tessera-aggregator init --home {none}" in capsys.readouterr().err
+
+
+def test_a_fleet_without_devices_is_told_how_to_get_some(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["init", "--home", str(tmp_path / "fleet")]) == 0
+    capsys.readouterr()
+    assert main(["devices", "--home", str(tmp_path / "fleet")]) == 0
+    assert "tessera-aggregator invite" in capsys.readouterr().out
+
+
+def test_invite_prints_codes_and_replaces(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = make_home(tmp_path, "mqtt://127.0.0.1:1")
+    store = home.open_store()
+    with store.database.transaction():
+        store.devices.add(device(1))
+        store.devices.add(device(2))
+    assert command(home, "invite", "--count", "3", "--expires", "2h") == 0
+    codes = [parse_code(line) for line in capsys.readouterr().out.splitlines()]
+    assert len({code.token_id for code in codes}) == 3
+    row = store.tokens.find(codes[0].token_id)
+    assert row is not None and abs(row.expires_unix_seconds - time.time() - 7200) < 30
+    assert command(home, "invite", "--replaces", "01") == 0
+    (first, second) = store.devices.all()
+    assert first.revoked_unix_seconds is not None and second.revoked_unix_seconds is None
+    assert store.facts.rotation_due
+    assert command(home, "invite", "--count", "2", "--replaces", "02") == 1
+    assert command(home, "invite", "--replaces", "ff") == 1
+    assert "no device with an id that begins with 'ff'" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        command(home, "invite", "--expires", "soon")
+    store.database.close()
+
+
+def test_invite_writes_codes_to_a_new_file_for_its_owner(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = make_home(tmp_path, "mqtt://127.0.0.1:1")
+    out = tmp_path / "codes"
+    assert command(home, "invite", "--count", "2", "--out", str(out)) == 0
+    assert capsys.readouterr().out == ""
+    assert stat.S_IMODE(out.stat().st_mode) == 0o600
+    before = out.read_text()
+    codes = [parse_code(line) for line in before.splitlines()]
+    store = home.open_store()
+    assert [store.tokens.find(code.token_id) is not None for code in codes] == [True, True]
+
+    # Neither written over, nor is a device revoked for codes that are nowhere.
+    with store.database.transaction():
+        store.devices.add(device(1))
+    for unusable in (out, tmp_path / "nowhere" / "codes"):
+        assert command(home, "invite", "--replaces", "01", "--out", str(unusable)) == 1
+        assert str(unusable) in capsys.readouterr().err
+    assert out.read_text() == before
+    (kept,) = store.devices.all()
+    assert kept.revoked_unix_seconds is None
+    store.database.close()
+
+
+def test_status_and_devices_show_what_matters(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = make_home(tmp_path, "mqtt://127.0.0.1:1")
+    store = home.open_store()
+    with store.database.transaction():
+        store.devices.add(device(1))
+        store.devices.note_counted([(int(time.time()) - 300, 16, bytes([1]) * 16)])
+        row = RoundRow(1, 1, 0, time.time() - 9, time.time() + 60, bytes(32), 2**64 - 1, 1, 20)
+        store.rounds.add(row)
+        store.rounds.hold(1, "update 4 is in quarantine")
+        store.refusals.add({"bad-tag": 2})
+    store.database.close()
+    assert command(home, "status") == 0
+    shown = capsys.readouterr().out
+    assert "round 1 is held: update 4 is in quarantine" in shown and "bad-tag 2" in shown
+    assert command(home, "status", "--json") == 0
+    status = json.loads(capsys.readouterr().out)
+    assert status["rounds"][0]["held"] and status["refusals"] == {"bad-tag": 2}
+    assert command(home, "devices") == 0
+    assert "01" * 16 in capsys.readouterr().out
+    assert command(home, "devices", "--json") == 0
+    assert json.loads(capsys.readouterr().out)[0]["last_k"] == 16
+    assert command(home, "release") == 0
+    assert command(home, "release") == 1
+    assert "no round is held" in capsys.readouterr().err
+
+
+def test_rotation_needs_the_root_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    home = make_home(tmp_path, "mqtt://127.0.0.1:1")
+    assert command(home, "rotate", "keys") == 0
+    assert "can renew it until" in capsys.readouterr().out
+    home.root_key.rename(tmp_path / "drawer")
+    for what in ("keys", "root"):
+        assert command(home, "rotate", what) == 1
+        assert "bring the root key back" in capsys.readouterr().err
+    assert command(home, "rotate", "group") == 0
+    store = home.open_store()
+    assert store.facts.rotation_due
+    assert len(store.secrets.descriptors()) == 2
+    store.database.close()
+
+
+def test_serve_says_what_is_wrong_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = make_home(tmp_path, "mqtt://127.0.0.1:1")
+    (home.folder / "items.tsv").write_text("a\na\n")
+    assert command(home, "serve") == 1
+    assert "row 1 repeats the item id of row 0" in capsys.readouterr().err
+    home.task_file.write_text("[task]\n")
+    assert command(home, "serve") == 1
+    assert "task.catalogue is missing" in capsys.readouterr().err
+
+
+def generation_of(home: Home) -> int:
+    store = open_store(home)
+    generation = store.facts.generation
+    store.database.close()
+    return generation
+
+
+@pytest.mark.parametrize("seconds_since", [0, 5])
+def test_a_restored_backup_begins_a_new_generation_even_within_a_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds_since: int
+) -> None:
+    home = make_home(tmp_path, "mqtt://127.0.0.1:1")
+    before = generation_of(home)
+    monkeypatch.setattr("time.time", lambda: float(before + seconds_since))
+    assert command(home, "restored") == 0
+    assert generation_of(home) == before + max(seconds_since, 1)
+
+
+def test_no_generation_begins_under_a_running_serve(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = make_home(tmp_path, "mqtt://127.0.0.1:1")
+    before = generation_of(home)
+    with serve_lock(home):
+        assert command(home, "restored") == 1
+    assert "serve is running" in capsys.readouterr().err
+    assert generation_of(home) == before
+    assert command(home, "restored") == 0
+
+
+@pytest.mark.parametrize("option", ["--grace", "--descriptor-expires", "--delegation-expires"])
+def test_rotate_group_refuses_what_it_could_not_heed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str
+) -> None:
+    home = make_home(tmp_path, "mqtt://127.0.0.1:1")
+    assert command(home, "rotate", "group", option, "3d") == 1
+    assert f"{option} is for rotate keys and rotate root" in capsys.readouterr().err
+    store = open_store(home)
+    assert not store.facts.rotation_due
+    store.database.close()
+
+
+def test_a_clock_behind_the_backup_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = make_home(tmp_path, "mqtt://127.0.0.1:1")
+    before = generation_of(home)
+    monkeypatch.setattr("time.time", lambda: float(before - 1))
+    assert command(home, "restored") == 1
+    assert "clock is behind the backup's" in capsys.readouterr().err

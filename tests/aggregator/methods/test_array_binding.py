@@ -1,0 +1,117 @@
+"""Methods on arrays behind the store: who sent what survives a crash, bit for bit."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from aggregator.errors import AggregatorError, TaskError
+from aggregator.home import Home
+from aggregator.keys.folder import initialise
+from aggregator.methods.table import BINDINGS, Binding
+from aggregator.rounds.aggregation import Aggregation
+from aggregator.store import Store
+from aggregator.store.rounds import RoundRow
+from aggregator.store.update_log import LoggedUpdate
+from aggregator.tables import TomlTable
+from device_sdk.artifact import Artifact, load_artifact
+from device_sdk.artifact.flat_layout import layout_of
+from device_sdk.wire.arrays.body import encode_update
+from device_sdk.wire.arrays.exchange import Broadcast, Update
+from device_sdk.wire.arrays.tensors import Codec
+from device_sdk.wire.codec.errors import WireError
+from tests.fakes.handmade import linear_artifact
+
+SENDERS = [bytes([number]) * 16 for number in range(5)]
+ROW = RoundRow(1, 1, 0, time.time(), time.time() + 60, bytes(32), 2**64 - 1, 5, 0)
+
+
+@pytest.fixture
+def artifact(tmp_path: Path) -> Artifact:
+    linear_artifact(tmp_path / "linear")
+    return load_artifact(tmp_path / "linear")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    home = Home(tmp_path / "home")
+    initialise(home, int(time.time()), os.urandom)
+    return home.open_store()
+
+
+def any_is_publishable(broadcast: Broadcast) -> None:
+    """Nothing is published here."""
+
+
+def attention() -> Binding:
+    return BINDINGS["attention"](TomlTable({"training": {"warm_up_rounds": 1}}, "attention"))
+
+
+def body(artifact: Artifact, place: int) -> bytes:
+    size = layout_of(artifact.manifest).size
+    vector = np.random.default_rng(place).standard_normal(size).astype(np.float32)
+    metadata = {"samples": 10 + place, "width": 0, "mixture": False, "loss": 0.5}
+    return encode_update(Update(1, {"vector": vector}, metadata), Codec.FLOAT16)
+
+
+def test_the_log_is_replayed_with_its_senders(store: Store, artifact: Artifact) -> None:
+    aggregation = Aggregation(attention(), store, 0, 2, any_is_publishable, [artifact])
+    aggregation.resume(None)
+    aggregation.open_round(1)
+    with store.database.transaction():
+        store.rounds.add(ROW)
+    for place, device_id in enumerate(SENDERS):
+        logged = LoggedUpdate(aggregation.next_seq(), 1, device_id, 0.0, body(artifact, place))
+        update = aggregation.decode(logged.body, 1, device_id)
+        assert update.sender == device_id.hex()
+        aggregation.check(update)
+        with store.database.transaction():
+            store.log.append([logged], [])
+        assert aggregation.absorb(ROW, [(logged, update)]) == {}
+    # Checkpoints lie after the second and the fourth; the fifth comes out of the log.
+    again = Aggregation(attention(), store, 0, 2, any_is_publishable, [artifact])
+    again.resume(ROW)
+    assert again.participants == aggregation.participants == len(SENDERS)
+    before, after = aggregation.state(), again.state()
+    assert before.keys() == after.keys()
+    for name, array in before.items():
+        np.testing.assert_array_equal(after[name], array)
+    senders = before["incoming.senders"]
+    assert {bytes(row) for row in senders} == set(SENDERS)
+
+
+def test_a_body_that_is_no_update_is_refused(artifact: Artifact) -> None:
+    binding = attention()
+    whole = body(artifact, 1)
+    assert binding.decode(whole, 4, 0, "ab" * 16).round_id == 4
+    for bad in (b"", whole[:-1], whole + b"\x00", b"\x09" + whole[1:]):
+        with pytest.raises(WireError):
+            binding.decode(bad, 4, 0)
+    assert binding.width_of(binding.decode(whole, 4, 0)) == 0
+
+
+def test_artifacts_that_do_not_suit_the_method_are_named(store: Store, artifact: Artifact) -> None:
+    mutual = BINDINGS["mutual"](TomlTable({"training": {"classes": 3}}, "mutual"))
+    with pytest.raises(AggregatorError, match=r"artifacts do not suit mutual: .*public samples"):
+        Aggregation(mutual, store, 0, 100, any_is_publishable, [artifact])
+
+
+@pytest.mark.parametrize(
+    ("method", "values", "message"),
+    [
+        ("teacher_logits", {}, r"teacher_logits.training.classes is missing"),
+        ("teacher_logits", {"training": {"classes": 1}}, r"teacher_logits.training holds a sett"),
+        ("mutual", {"training": {"classes": 3, "project": 1}}, r"mutual.training.project must be"),
+        ("mutual", {"training": {"classes": 3}, "most_public": "x"}, r"mutual.most_public is 'x'"),
+        ("attention", {"clusters": {"hysteresis": "x"}}, r"attention.clusters.hysteresis is 'x'"),
+        ("attention", {"cluster": {}}, r"attention.cluster is unknown here; known are"),
+        ("fedavg", {"training": {"personal": 3}}, r"fedavg.training.personal must be a text"),
+    ],
+)
+def test_settings_are_read_by_name(method: str, values: dict[str, object], message: str) -> None:
+    with pytest.raises(TaskError, match=message):
+        BINDINGS[method](TomlTable(values, method))

@@ -1,0 +1,103 @@
+"""What an operator, and Prometheus, get to see."""
+
+from __future__ import annotations
+
+import io
+import time
+import urllib.error
+import urllib.request
+
+import pytest
+from rich.console import Console
+
+from aggregator.errors import AggregatorError
+from aggregator.methods.method import RoundSummary
+from aggregator.rounds.machine import RoundClosed, RoundHeld, RoundOpened
+from aggregator.serve.live import describe, render
+from aggregator.serve.metrics import format_metrics, serve_metrics
+from aggregator.serve.snapshot import Snapshot
+from aggregator.store.rounds import RoundRow
+
+NOW = time.time()
+OPEN = RoundRow(7, 1, 5, NOW - 30, NOW + 30, bytes(32), 2**64 - 1, 48, 20)
+CLOSED = RoundRow(
+    6, 1, 4, NOW - 90, NOW, bytes(32), 2**64 - 1, 48, 20, NOW - 30, 5, 47, {"gradient_norm": 2.5}
+)
+SEEN = Snapshot(
+    task="films",
+    connected=True,
+    broker="mqtt://h:1883",
+    devices=48,
+    revoked=1,
+    sessions=47,
+    version=5,
+    current=OPEN,
+    seconds_left=30.0,
+    arrived=12,
+    outstanding=36,
+    participants=12,
+    quorum=40,
+    counted=300,
+    bytes_received=1_234_567,
+    bytes_sent=99,
+    widths={8: 4, 64: 8},
+    refusals={"late": 2},
+    finished=(CLOSED,),
+)
+
+
+def shown(seen: Snapshot) -> str:
+    console = Console(file=io.StringIO(), width=120)
+    console.print(render(seen))
+    file = console.file
+    assert isinstance(file, io.StringIO)
+    return file.getvalue()
+
+
+def test_the_live_view_shows_rounds_devices_and_refusals() -> None:
+    text = shown(SEEN)
+    for part in ("version 5", "12 of 48", "quorum 12/40", "k=8: 4", "1.2 MB", "late 2", "version"):
+        assert part in text
+    assert "no connection" in shown(Snapshot(**{**fields(SEEN), "connected": False}))
+    deaf = Snapshot(**{**fields(SEEN), "refused_subscriptions": ("tessera/up/0/+",)})
+    assert "refuses the subscription to tessera/up/0/+" in shown(deaf)
+    lossy = Snapshot(**{**fields(SEEN), "broker_losses": 2})
+    assert "max_queued_messages" in shown(lossy) and "max_queued_messages" not in shown(SEEN)
+    held = RoundRow(7, 1, 5, NOW, NOW, bytes(32), 1, 48, 20, held="quarantine")
+    assert "held: quarantine" in shown(Snapshot(**{**fields(SEEN), "current": held}))
+    unsealed = {**fields(SEEN), "current": None, "unpublished": "too large a value"}
+    assert "held: too large a value" in shown(Snapshot(**unsealed))
+    assert "tessera_round_held 1" in format_metrics(Snapshot(**unsealed))
+    assert "waiting for devices" in shown(Snapshot(**{**fields(SEEN), "current": None}))
+
+
+def fields(seen: Snapshot) -> dict[str, object]:
+    return {name: getattr(seen, name) for name in Snapshot.__dataclass_fields__}
+
+
+def test_events_in_words() -> None:
+    assert "begins with 3 updates" in describe(RoundOpened(OPEN, 3))
+    summary = RoundSummary(7, 6, 40, {"gradient_norm": 1.5})
+    assert "made version 6, gradient_norm 1.5" in describe(RoundClosed(OPEN, summary, 6))
+    assert "without quorum" in describe(RoundClosed(OPEN, summary, None))
+    assert "release" in describe(RoundHeld(OPEN, "why"))
+
+
+def test_metrics_are_served_on_the_loopback_interface() -> None:
+    with serve_metrics(0, lambda: SEEN) as port:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+            assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+            body = answer.read().decode()
+        with pytest.raises(urllib.error.HTTPError):
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=5)
+        with (
+            pytest.raises(AggregatorError, match=r"metrics\.port"),
+            serve_metrics(port, lambda: SEEN),
+        ):
+            pass
+    assert body == format_metrics(SEEN)
+    lines = body.splitlines()
+    assert 'tessera_refused_total{reason="late"} 2' in lines
+    assert "tessera_broker_losses_total 0" in lines
+    assert 'tessera_round_updates_by_k{k="64"} 8' in lines
+    assert all(line.startswith(("#", "tessera_")) for line in lines)

@@ -1,0 +1,121 @@
+"""What changes while the aggregator serves: keys, catalogue, deadlines, defects."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from aggregator.errors import AggregatorError
+from aggregator.methods.method import Method
+from aggregator.methods.scatter.binding import ScatterBinding
+from aggregator.methods.scatter.method import ScatterMethod, ScatterSettings, initial_items
+from aggregator.task.catalogue import read_catalogue_file
+from device_sdk.artifact import Artifact
+from device_sdk.methods.scatter.body import decode_scatter_update
+from device_sdk.wire.arrays.exchange import Update
+from device_sdk.wire.publish.receipts import Verdict
+from tests.aggregator.serve.test_service_refusals import wait_until
+from tests.brokers.mosquitto import Mosquitto
+from tests.fakes.client import ScriptedDevice
+from tests.fakes.homes import ITEMS, WIDTH, command, invite, make_home, open_store, serving
+
+ALONE = "quorum = 1\ndeadline_seconds = 60.0"
+
+
+def test_rotated_keys_are_taken_up_without_a_restart(mosquitto: Mosquitto, tmp_path: Path) -> None:
+    home = make_home(tmp_path, mosquitto.url, ALONE)
+    with serving(home), ScriptedDevice(mosquitto.url, invite(home)[0]) as anna:
+        anna.enrol().join()
+        anna.await_round(1)
+        before = anna.require_descriptor().serial
+        assert command(home, "rotate", "keys") == 0
+        anna.wait_for(lambda: anna.require_descriptor().serial > before)
+        # The live session goes on, the old round's manifest was signed by the old key.
+        assert anna.take_part(1).verdict is Verdict.COUNTED
+        anna.open_session()
+        assert anna.take_part(2).verdict is Verdict.COUNTED
+        assert anna.fetch_catalogue(anna.await_round(3)).items[0] == "item-0"
+
+
+def test_items_are_appended_between_rounds(mosquitto: Mosquitto, tmp_path: Path) -> None:
+    home = make_home(tmp_path, mosquitto.url, ALONE)
+    file = home.folder / "items.tsv"
+    with serving(home), ScriptedDevice(mosquitto.url, invite(home)[0]) as anna:
+        anna.enrol().join()
+        first = anna.await_round(1)
+        before = anna.fetch(first)[1].tensors["items"]
+        file.write_text(file.read_text() + "item-new\tA new one\n")
+        assert anna.take_part(1).verdict is Verdict.COUNTED
+        second = anna.await_round(2)
+        assert second.version == 2  # one for the round, one for the new item
+        catalogue = anna.fetch_catalogue(second)
+        assert catalogue.rows["item-new"] == ITEMS
+        items = anna.fetch(second)[1].tensors["items"]
+        assert items.shape[0] == len(before) + 1
+        # A file that moves items is reported, and the fleet goes on.
+        file.write_text("moved\n" + file.read_text())
+        assert anna.take_part(2, anna.body(items=ITEMS + 1)).verdict is Verdict.COUNTED
+        assert anna.await_round(3).catalogue_id == second.catalogue_id
+    file.write_text("a\n\nb\n")
+    with pytest.raises(AggregatorError, match="row 1"):
+        read_catalogue_file(file)
+
+
+class DefectiveMethod(ScatterMethod):
+    """Its check lets large values through, its absorb does not take them."""
+
+    def absorb(self, update: Update) -> None:
+        if np.abs(update.tensors["values"]).max() > 2.5:
+            raise MemoryError("no room for large values")
+        super().absorb(update)
+
+
+class DefectiveBinding(ScatterBinding):
+    """Builds that method."""
+
+    def build(
+        self, items: int, rng: np.random.Generator, artifacts: Sequence[Artifact] = ()
+    ) -> Method:
+        return DefectiveMethod(initial_items(items, WIDTH, 0.1, rng))
+
+
+def test_an_update_that_cannot_be_absorbed_holds_the_round(
+    mosquitto: Mosquitto, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = make_home(tmp_path, mosquitto.url, "quorum = 2\ndeadline_seconds = 60.0")
+    codes = invite(home, 2)
+    defective = DefectiveBinding(WIDTH, 0.1, ScatterSettings())
+    with (
+        serving(home, defective) as served,
+        ScriptedDevice(mosquitto.url, codes[0], 1) as anna,
+        ScriptedDevice(mosquitto.url, codes[1], 2) as bert,
+    ):
+        anna.enrol().join()
+        bert.enrol().join()
+        manifest = anna.await_round(1)
+        body = next(b for b in (anna.body() for _ in range(500)) if _largest(b) > 2.6)
+        receipt = anna.send_and_wait(manifest, body)
+        assert (receipt.verdict, receipt.reason) == (Verdict.REFUSED, "quarantined")
+        assert anna.send_and_wait(manifest, body).reason == "quarantined"
+        small = next(b for b in (bert.body() for _ in range(500)) if _largest(b) < 2.4)
+        assert bert.send_and_wait(manifest, small).verdict is Verdict.COUNTED
+        assert served.parts.rounds.current is not None
+        assert served.parts.rounds.current.held is not None
+        capsys.readouterr()
+        assert command(home, "status") == 0
+        shown = capsys.readouterr().out
+        assert "no room for large values" in shown and "quarantine" in shown
+        assert command(home, "release") == 0
+        wait_until(lambda: anna.await_round(2).round == 2)
+    store = open_store(home)
+    (closed,) = [r for r in store.rounds.latest(5) if r.closed_unix_seconds is not None]
+    assert (closed.participants, closed.next_version) == (1, None)
+    assert [logged.device_id for logged in store.log.after(0)] == [bert.require_grant().device_id]
+    store.database.close()
+
+
+def _largest(body: bytes) -> float:
+    return float(np.abs(decode_scatter_update(body, 1, ITEMS, 8).tensors["values"]).max())

@@ -1,0 +1,203 @@
+"""Promises that take a month, a backup or a slow fleet to come true."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from aggregator.home import Home
+from aggregator.keys.fleet import FleetKeys
+from aggregator.serve.assembly import World, assemble
+from aggregator.serve.service import Parts
+from aggregator.store.devices import DeviceRow
+from aggregator.task.file import read_task
+from device_sdk.methods.scatter.body import encode_scatter_update
+from device_sdk.wire.arrays.exchange import Update
+from device_sdk.wire.publish.manifest import Manifest
+from device_sdk.wire.publish.receipts import Receipt, UpdateIdentity, Verdict, write_update
+from tests.brokers.mosquitto import Mosquitto
+from tests.fakes.client import ScriptedDevice
+from tests.fakes.homes import WIDTH, command, invite, make_home, open_store, serving
+
+DAY_SECONDS = 86_400.0
+
+
+@dataclass
+class SteppedClock:
+    """Stands still until it is told to go on."""
+
+    now: float
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def enrolled(home: Home, count: int) -> list[bytes]:
+    """Ids of devices, written as enrolment writes them."""
+    rng = np.random.default_rng(7)
+    store = home.open_store()
+    rows = [
+        DeviceRow(rng.bytes(16), rng.bytes(32), rng.bytes(16), rng.bytes(32), 0, rng.bytes(8), 1, 1)
+        for _ in range(count)
+    ]
+    with store.database.transaction():
+        for row in rows:
+            store.devices.add(row)
+    store.database.close()
+    return [row.device_id for row in rows]
+
+
+def body(seed: int) -> bytes:
+    rng = np.random.default_rng(seed)
+    tensors = {
+        "columns": np.arange(2),
+        "rows": np.arange(3),
+        "values": rng.standard_normal((3, 2), dtype=np.float32),
+    }
+    return encode_scatter_update(Update(1, tensors), WIDTH, "float32")
+
+
+def settle(parts: Parts, identity: UpdateIdentity, seed: int) -> Receipt:
+    """Offer an update and commit; its receipt."""
+    settled = parts.ingest.offer(identity.device_id, write_update(identity, body(seed)))
+    if settled is None:
+        (settled,) = parts.ingest.commit()
+    return settled.receipt
+
+
+def test_a_closed_rounds_verdicts_are_kept_for_thirty_days(tmp_path: Path) -> None:
+    home = make_home(tmp_path, "mqtt://127.0.0.1:1", "quorum = 1\ndeadline_seconds = 60.0")
+    anna, bert = enrolled(home, 2)
+    clock, unix_clock = SteppedClock(100.0), SteppedClock(time.time())
+
+    def step(seconds: float) -> None:
+        clock.now += seconds
+        unix_clock.now += seconds
+        parts.housekeeping.turn()
+        parts.rounds.tick()
+
+    world = World(clock, unix_clock, np.random.default_rng(1))
+    parts = assemble(home, home.open_store(), read_task(home.task_file), world)
+    parts.rounds.tick()
+    row = parts.rounds.current
+    assert row is not None and row.expected == 2
+    annas = UpdateIdentity(anna, "default", row.generation, row.round)
+    berts = UpdateIdentity(bert, "default", row.generation, row.round)
+    assert settle(parts, annas, 1).verdict is Verdict.COUNTED
+    step(61.0)  # the deadline: the round closes with anna's update
+    step(60.0)  # its verdicts' age is counted from the next minute on
+    step(29.9 * DAY_SECONDS)
+    assert settle(parts, annas, 1).verdict is Verdict.COUNTED
+    assert settle(parts, annas, 2).verdict is Verdict.CONFLICT
+    assert settle(parts, berts, 3).verdict is Verdict.LATE
+    step(0.2 * DAY_SECONDS)
+    assert settle(parts, annas, 1).verdict is Verdict.FORGOTTEN
+    assert settle(parts, berts, 3).verdict is Verdict.FORGOTTEN
+    assert list(parts.store.log.judged(row.generation, row.round)) == []
+    parts.store.database.close()
+
+
+def test_a_delegation_that_ends_is_told_of_every_day(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    home = make_home(tmp_path, "mqtt://127.0.0.1:1")
+    store = home.open_store()
+    start = time.time()
+    clock = SteppedClock(start)
+    keys = FleetKeys(home, store, clock, os.urandom, 30 * 86_400)
+    ends = keys.current().descriptor.delegation.expires_unix_seconds
+    clock.now = ends - 31 * DAY_SECONDS
+    keys.tend(between_rounds=True)
+    assert caplog.messages == []
+    clock.now = ends - 29.5 * DAY_SECONDS
+    keys.tend(between_rounds=True)
+    keys.tend(between_rounds=True)
+    assert len(caplog.messages) == 1
+    assert "ends in 29.5 days" in caplog.text and "rotate keys" in caplog.text
+    clock.now += DAY_SECONDS
+    keys.tend(between_rounds=True)
+    assert "ends in 28.5 days" in caplog.text
+    with caplog.at_level(logging.WARNING):
+        FleetKeys(home, store, clock, os.urandom, 30 * 86_400)  # a start says it too
+    assert len(caplog.messages) == 3
+    store.database.close()
+
+
+def newest(device: ScriptedDevice) -> Manifest:
+    """The newest manifest that a device has seen."""
+    assert device.manifest is not None
+    return device.manifest
+
+
+def test_devices_follow_into_the_generation_after_a_restored_backup(
+    mosquitto: Mosquitto, tmp_path: Path
+) -> None:
+    home = make_home(tmp_path, mosquitto.url, "quorum = 1\ndeadline_seconds = 60.0")
+    backup = tmp_path / "backup"
+    with ScriptedDevice(mosquitto.url, invite(home)[0]) as anna:
+        with serving(home):
+            anna.enrol().join()
+            assert anna.take_part(1).verdict is Verdict.COUNTED
+            anna.await_round(2)
+        shutil.copytree(home.folder, backup)
+        with serving(home):
+            anna.open_session()
+            for number in (2, 3, 4):
+                assert anna.take_part(number).verdict is Verdict.COUNTED
+            lost = anna.await_round(5)
+        shutil.rmtree(home.folder)
+        shutil.copytree(backup, home.folder)
+        assert command(home, "restored") == 0
+        with serving(home):
+            anna.open_session()
+            anna.wait_for(lambda: newest(anna).generation > lost.generation)
+            back = newest(anna)
+            assert (back.round, back.version) == (3, 1)  # 2 was open in the backup: given up
+            assert back.key_epoch > lost.key_epoch
+            assert anna.send_and_wait(back, anna.body()).verdict is Verdict.COUNTED
+            # What the lost rounds were told about means nothing any more.
+            assert anna.send_and_wait(lost, anna.body()).verdict is Verdict.FORGOTTEN
+
+
+def test_an_adaptive_deadline_follows_a_fleet_through_the_broker(
+    mosquitto: Mosquitto, tmp_path: Path
+) -> None:
+    home = make_home(
+        tmp_path,
+        mosquitto.url,
+        "quorum = 1\nwait_for_devices = 2\ndeadline_seconds = 60.0\nadaptive_deadline = true\n"
+        "deadline_margin = 2.0\nleast_deadline_seconds = 1.0",
+    )
+    codes = invite(home, 2)
+    with (
+        serving(home),
+        ScriptedDevice(mosquitto.url, codes[0], 1) as anna,
+        ScriptedDevice(mosquitto.url, codes[1], 2) as bert,
+    ):
+        anna.enrol().join()
+        bert.enrol().join()
+        manifest = anna.await_round(1)
+        assert anna.send_and_wait(manifest, anna.body()).verdict is Verdict.COUNTED
+        assert bert.take_part(1).verdict is Verdict.COUNTED
+        # Bert falls silent: the next round does not wait for the sixty seconds of the task file.
+        began = time.monotonic()
+        assert anna.take_part(2).verdict is Verdict.COUNTED
+        anna.await_round(3)
+        took = time.monotonic() - began
+    store = open_store(home)
+    (first, second) = sorted(
+        (row for row in store.rounds.latest(9) if row.round in (1, 2)), key=lambda row: row.round
+    )
+    store.database.close()
+    assert first.deadline_unix_seconds - first.opened_unix_seconds == pytest.approx(60.0)
+    length = second.deadline_unix_seconds - second.opened_unix_seconds
+    assert 1.0 <= length < 20.0
+    assert second.participants == 1
+    assert took < length + 10.0

@@ -1,0 +1,212 @@
+"""What the aggregator refuses through a real broker, and what it says then."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from aggregator.rounds.machine import RoundClosed
+from device_sdk.wire.codec.errors import WireError
+from device_sdk.wire.publish.receipts import RecordType, UpdateIdentity, Verdict, write_update
+from device_sdk.wire.publish.topics import UpTopic
+from device_sdk.wire.seal.device_session import DeviceSessions
+from tests.brokers.mosquitto import Mosquitto
+from tests.fakes.client import ScriptedDevice
+from tests.fakes.homes import Serving, command, invite, make_home, open_store, serving
+
+ROUND = "quorum = 2\ndeadline_seconds = 60.0"
+
+
+def wait_until(condition: Callable[[], bool], timeout_seconds: float = 8.0) -> None:
+    until = time.monotonic() + timeout_seconds
+    while not condition():
+        assert time.monotonic() < until, "it did not happen in time"
+        time.sleep(0.01)
+
+
+def counted(served: Serving, reason: str, times: int = 1) -> None:
+    wait_until(lambda: served.parts.refusals.counts[reason] >= times)
+
+
+def test_verdicts_on_every_kind_of_update(mosquitto: Mosquitto, tmp_path: Path) -> None:
+    home = make_home(tmp_path, mosquitto.url, ROUND)
+    with serving(home) as served:
+        codes = invite(home, 3)
+        with (
+            ScriptedDevice(mosquitto.url, codes[0], 1) as anna,
+            ScriptedDevice(mosquitto.url, codes[1], 2) as bert,
+            ScriptedDevice(mosquitto.url, codes[2], 3) as late,
+        ):
+            anna.enrol().join()
+            bert.enrol().join()
+            first = anna.await_round(1)
+            late.enrol().join()
+            late.await_round(1)
+            receipt = late.send_and_wait(first, late.body())
+            assert (receipt.verdict, receipt.reason) == (Verdict.REFUSED, "joined-later")
+
+            body = anna.body()
+            assert anna.send_and_wait(first, body).verdict is Verdict.COUNTED
+            assert anna.send_and_wait(first, body).verdict is Verdict.COUNTED  # stored
+            assert anna.send_and_wait(first, anna.body()).verdict is Verdict.CONFLICT
+            assert served.parts.ingest.counted == 1
+
+            bad = bert.body()[:-1]
+            for _ in range(2):
+                receipt = bert.send_and_wait(first, bad)
+                assert (receipt.verdict, receipt.reason) == (Verdict.REFUSED, "bad-length")
+            device_id = anna.require_grant().device_id
+            strange = UpdateIdentity(device_id, "another", first.generation, 1)
+            receipt = anna.await_receipt(anna.send(strange, body))
+            assert (receipt.verdict, receipt.reason) == (Verdict.REFUSED, "wrong-task")
+            ahead = UpdateIdentity(device_id, "default", first.generation, 9)
+            receipt = anna.await_receipt(anna.send(ahead, body))
+            assert (receipt.verdict, receipt.reason) == (Verdict.REFUSED, "unknown-round")
+            older = UpdateIdentity(device_id, "default", first.generation - 1, 1)
+            assert anna.await_receipt(anna.send(older, body)).verdict is Verdict.FORGOTTEN
+
+            # Everybody who was selected has a verdict, but the quorum was missed: the next round
+            # has the same version, and begins with the update that was counted.
+            second = anna.await_round(2)
+            assert (second.version, second.generation) == (0, first.generation)
+            assert bert.take_part(2).verdict is Verdict.COUNTED
+            assert late.take_part(2).verdict is Verdict.COUNTED
+            assert anna.take_part(2).verdict is Verdict.COUNTED
+            third = anna.await_round(3)
+            assert third.version == 1
+            assert late.send_and_wait(first, late.body()).verdict is Verdict.LATE
+            assert anna.send_and_wait(first, body).verdict is Verdict.COUNTED  # still stored
+    closed = [event for event in served.rounds if isinstance(event, RoundClosed)]
+    assert [(c.summary.participants, c.next_version) for c in closed[:2]] == [(1, None), (4, 1)]
+    store = open_store(home)
+    assert store.refusals.all()["conflict"] == 1
+    assert store.refusals.all()["bad-length"] == 1
+    store.database.close()
+
+
+def test_replayed_forged_misplaced_and_retained(mosquitto: Mosquitto, tmp_path: Path) -> None:
+    home = make_home(tmp_path, mosquitto.url, ROUND)
+    with serving(home) as served:
+        codes = invite(home, 2)
+        with (
+            ScriptedDevice(mosquitto.url, codes[0], 1) as anna,
+            ScriptedDevice(mosquitto.url, codes[1], 2) as bert,
+        ):
+            anna.enrol().join()
+            bert.enrol().join()
+            manifest = anna.await_round(1)
+            payload = write_update(anna.identity_for(manifest), anna.body())
+            envelope = anna.sessions.seal(RecordType.UPDATE, payload)
+            anna.publish_up(envelope)
+            wait_until(lambda: served.parts.ingest.counted == 1)
+            anna.publish_up(envelope)
+            counted(served, "replayed")
+            forged = bytearray(anna.sessions.seal(RecordType.UPDATE, payload))
+            forged[-1] ^= 1
+            anna.publish_up(bytes(forged))
+            counted(served, "bad-tag")
+            # On another device's topic: refused although the envelope is right.
+            bert.publish_up(anna.sessions.seal(RecordType.UPDATE, payload))
+            counted(served, "wrong-topic")
+            anna.publish_up(anna.sessions.seal(99, payload))
+            counted(served, "bad-type")
+            anna.publish_up(anna.sessions.seal(RecordType.UPDATE, b"short"))
+            counted(served, "truncated")
+            link = anna.require_link()
+            link.publish(anna.topics.write(UpTopic(0, bytes(16))), b"\x01\x05hello")
+            counted(served, "unknown-handle")
+            nobody = b"\x01\x03" + bytes(8 + 8 + 16)
+            link.publish("tessera/enrol/request", nobody + anna.fresh().to_bytes() + bytes(60))
+            counted(served, "unknown-token")
+            link.publish("tessera/enrol/request", nobody + bytes(24 + 60))
+            counted(served, "old-incarnation")
+            # An open that was recorded is opened once, and evicts nobody.
+            opening = anna.new_opening()
+            wrong = bytearray(opening.message)
+            wrong[-1] ^= 1
+            anna.publish_up(bytes(wrong))
+            counted(served, "bad-admission")
+            assert anna.send_and_wait(manifest, payload[24:])  # the session still works
+            # Somebody leaves a message for the aggregator's next life.
+            anna.publish_up(envelope, retain=True)
+            time.sleep(0.2)
+    with serving(home) as served:
+        counted(served, "retained")
+
+
+def test_revocation_ends_sessions_and_rotates_the_group_key(
+    mosquitto: Mosquitto, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = make_home(tmp_path, mosquitto.url, "quorum = 1\ndeadline_seconds = 60.0")
+    with serving(home) as served:
+        codes = invite(home, 2)
+        with (
+            ScriptedDevice(mosquitto.url, codes[0], 1) as anna,
+            ScriptedDevice(mosquitto.url, codes[1], 2) as bert,
+        ):
+            anna.enrol().join()
+            bert.enrol().join()
+            assert anna.take_part(1).verdict is Verdict.COUNTED
+            first = anna.await_round(2)
+            epoch = first.key_epoch
+            device_id = anna.require_grant().device_id
+            assert command(home, "revoke", device_id.hex()[:8]) == 0
+            assert command(home, "revoke", device_id.hex()) == 0
+            assert "was revoked before" in capsys.readouterr().out
+            wait_until(lambda: not served.parts.table.has_session(device_id))
+            anna.send(anna.identity_for(first), anna.body())
+            counted(served, "revoked")
+            opening = anna.new_opening()
+            anna.publish_up(opening.message)
+            counted(served, "revoked", 2)
+            with pytest.raises(WireError, match="revoked"):
+                anna.enrol()
+            # bert's keys do not open the next manifest: it opens a session, which brings the new.
+            round_number = bert.await_round(2).round
+            assert bert.take_part(round_number).verdict is Verdict.COUNTED
+            manifest = bert.await_round(round_number + 1)
+            assert manifest.key_epoch == epoch + 1
+            assert bert.fetch_catalogue(manifest).items[0] == "item-0"
+            with pytest.raises(WireError, match="revoked"):
+                served.parts.registry.by_handle(anna.require_grant().handle)
+
+
+def test_enrolment_codes_are_single_use_and_expire(mosquitto: Mosquitto, tmp_path: Path) -> None:
+    home = make_home(tmp_path, mosquitto.url, ROUND)
+    with serving(home) as served:
+        (code,) = invite(home)
+        (expired,) = invite(home, expires_seconds=-1)
+        with (
+            ScriptedDevice(mosquitto.url, code, 1) as anna,
+            ScriptedDevice(mosquitto.url, code, 2) as thief,
+            ScriptedDevice(mosquitto.url, expired, 3) as slow,
+        ):
+            first = anna.enrol().require_grant()
+            assert anna.enrol().require_grant() == first  # the same key, the same answer
+            with pytest.raises(WireError, match="code-used"):
+                thief.enrol()
+            with pytest.raises(WireError, match="code-expired"):
+                slow.enrol()
+            counted(served, "code-used")
+            counted(served, "code-expired")
+            assert len(served.parts.registry) == 1
+    store = open_store(home)
+    (row,) = store.tokens.tried_by_strangers()
+    assert row.last_stranger == thief.identity.public_key().public_bytes_raw()
+    store.database.close()
+
+
+def test_a_session_survives_another_one_that_was_never_used(
+    mosquitto: Mosquitto, tmp_path: Path
+) -> None:
+    home = make_home(tmp_path, mosquitto.url, "quorum = 1\ndeadline_seconds = 60.0")
+    with serving(home), ScriptedDevice(mosquitto.url, invite(home)[0]) as anna:
+        anna.enrol().join()
+        live = anna.sessions
+        anna.sessions = DeviceSessions()
+        anna.open_session()
+        anna.sessions = live
+        assert anna.take_part(1).verdict is Verdict.COUNTED

@@ -1,0 +1,149 @@
+"""A broker that refuses a subscription: a clear end for a wrong ACL, patience for all else."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from aggregator.errors import AggregatorError
+from aggregator.serve.assembly import World, assemble
+from aggregator.serve.metrics import format_metrics
+from aggregator.serve.service import Service
+from aggregator.task.file import read_task
+from device_sdk.link.settings import LinkSettings
+from device_sdk.wire.publish.receipts import Verdict
+from tests.aggregator.serve.test_service_refusals import wait_until
+from tests.brokers.fixtures import MakeMosquitto
+from tests.brokers.links import QUICK, MakeLink
+from tests.brokers.scripted import ScriptedBroker
+from tests.brokers.subscription_rules import SubscriptionRules
+from tests.fakes.client import ScriptedDevice
+from tests.fakes.homes import ServeProcess, Serving, invite, make_home, serving
+
+ROUND = "quorum = 1\ndeadline_seconds = 60.0"
+UPDATES, ENROLMENTS = "tessera/up/0/+", "tessera/enrol/request"
+DESCRIPTOR, PRESENCE = "tessera/all/descriptor", "tessera/all/presence"
+PROBES = "tessera/all/probe"
+NOT_AUTHORISED = 0x87
+
+
+def refused(served: Serving) -> tuple[str, ...]:
+    seen = served.service.last_snapshot()
+    return () if seen is None else seen.refused_subscriptions
+
+
+def metric(served: Serving) -> str:
+    seen = served.service.last_snapshot()
+    assert seen is not None
+    (line,) = (
+        line
+        for line in format_metrics(seen).splitlines()
+        if line.startswith("tessera_subscriptions_refused ")
+    )
+    return line
+
+
+def test_a_refusal_or_two_at_the_start_end_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    grants = {UPDATES: [NOT_AUTHORISED, NOT_AUTHORISED, 1], ENROLMENTS: [NOT_AUTHORISED, 1]}
+    with ScriptedBroker(grants=grants) as broker:
+        home = make_home(tmp_path, broker.url, ROUND)
+        with serving(home, link_settings=QUICK) as served:
+            wait_until(lambda: caplog.text.count("has granted the subscription") == 2)
+            assert served.service.snapshot().refused_subscriptions == ()
+        assert (broker.asked.count(UPDATES), broker.asked.count(ENROLMENTS)) == (3, 2)
+    assert caplog.text.count(f"refused the subscription to {UPDATES} (Not authorized)") == 2
+
+
+@pytest.mark.parametrize("topic_filter", [UPDATES, ENROLMENTS])
+def test_three_refusals_of_what_was_never_granted_end_with_a_clear_error(
+    tmp_path: Path, topic_filter: str
+) -> None:
+    with ScriptedBroker(grants={topic_filter: [NOT_AUTHORISED]}) as broker:
+        home = make_home(tmp_path, broker.url, ROUND)
+        world = World(time.monotonic, time.time, np.random.default_rng(3), os.urandom)
+        parts = assemble(home, home.open_store(), read_task(home.task_file), world, QUICK)
+        service = Service(parts)
+        parts.link.start()
+        until = time.monotonic() + 20
+        try:
+            with pytest.raises(AggregatorError, match=r"3 times.*acl\.template") as caught:
+                service.run(lambda: time.monotonic() > until, lambda: None)
+        finally:
+            service.stop()
+    assert topic_filter in str(caught.value) and "Not authorized" in str(caught.value)
+
+
+def test_what_was_granted_once_is_asked_for_for_ever(tmp_path: Path) -> None:
+    every = [DESCRIPTOR, PRESENCE, PROBES, ENROLMENTS, UPDATES]
+    with ScriptedBroker(grants={UPDATES: [1, NOT_AUTHORISED]}) as broker:
+        home = make_home(tmp_path, broker.url, ROUND)
+        with serving(home, link_settings=QUICK) as served:
+            wait_until(lambda: sorted(broker.asked) == every)
+            broker.cut()
+            wait_until(lambda: broker.asked.count(UPDATES) >= 8)
+            wait_until(lambda: refused(served) == (UPDATES,))
+            assert metric(served) == "tessera_subscriptions_refused 1"
+            broker.grant(UPDATES)
+            wait_until(lambda: refused(served) == ())
+            assert metric(served) == "tessera_subscriptions_refused 0"
+
+
+def test_mosquitto_with_wrong_rules_ends_serve_with_a_message(
+    make_mosquitto: MakeMosquitto, tmp_path: Path
+) -> None:
+    broker = make_mosquitto(*SubscriptionRules(tmp_path, "tessera/up/#").lines)
+    process = ServeProcess(make_home(tmp_path, broker.url, ROUND))
+    process.start()
+    try:
+        assert process.wait() == 1
+    finally:
+        process.kill()
+    last = process.log.read_text().splitlines()[-1]
+    assert "the broker refused the subscription to tessera/up/0/+ 3 times" in last
+    assert "acl.template" in last
+
+
+def test_rules_mended_while_the_aggregator_retries_let_it_begin(
+    make_mosquitto: MakeMosquitto, make_link: MakeLink, tmp_path: Path
+) -> None:
+    rules = SubscriptionRules(tmp_path, "tessera/#")
+    broker = make_mosquitto(*rules.lines)
+    operator = make_link(broker.url)
+    home = make_home(tmp_path, broker.url, ROUND)
+    patient = LinkSettings(backoff_first_seconds=2, backoff_most_seconds=4)
+    with serving(home, link_settings=patient) as served:
+        wait_until(lambda: refused(served) == (DESCRIPTOR, PRESENCE, ENROLMENTS, UPDATES))
+        rules.change(operator)
+        with ScriptedDevice(broker.url, invite(home)[0]) as anna:
+            wait_until(lambda: refused(served) == ())
+            assert anna.enrol().join().take_part(1).verdict is Verdict.COUNTED
+
+
+def test_rules_that_go_wrong_and_are_mended_under_a_running_fleet(
+    make_mosquitto: MakeMosquitto, make_link: MakeLink, tmp_path: Path
+) -> None:
+    rules = SubscriptionRules(tmp_path)
+    broker = make_mosquitto(*rules.lines)
+    operator = make_link(broker.url)
+    home = make_home(tmp_path, broker.url, ROUND)
+    with (
+        serving(home, link_settings=QUICK) as served,
+        ScriptedDevice(broker.url, invite(home)[0]) as anna,
+    ):
+        anna.enrol().join()
+        assert anna.take_part(1).verdict is Verdict.COUNTED
+        broker.kill()
+        rules.write("tessera/up/#")
+        broker.start()
+        wait_until(lambda: refused(served) == (UPDATES,))
+        rules.change(operator)
+        wait_until(lambda: refused(served) == ())
+        assert anna.take_part(2).verdict is Verdict.COUNTED

@@ -1,0 +1,174 @@
+"""The aggregator's SQLite file: older formats, and who may write to it when."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sqlite3
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+
+from aggregator.errors import AggregatorError
+from aggregator.store import Database, Store
+from aggregator.store.schema import SCHEMA_VERSION
+from tests.fakes.homes import make_home
+
+_URL = "mqtt://127.0.0.1:1"
+# What each version added, undone: the newest first.
+_UNDO = {
+    2: "DROP INDEX remembered; ALTER TABLE rounds DROP COLUMN closed_served_seconds;",
+}
+
+
+def _set_back(path: Path, version: int) -> None:
+    """Make a file what it was in an older version."""
+    connection = sqlite3.connect(path)
+    for each in range(SCHEMA_VERSION, version, -1):
+        connection.executescript(_UNDO[each])
+    connection.execute(f"PRAGMA user_version = {version}")
+    connection.close()
+
+
+def _shape(path: Path) -> list[tuple[str, ...]]:
+    connection = sqlite3.connect(path)
+    columns = connection.execute(
+        "SELECT m.name, c.name, c.type FROM sqlite_schema m, pragma_table_info(m.name) c "
+        "ORDER BY 1, 2"
+    ).fetchall()
+    indices = connection.execute("SELECT name FROM sqlite_schema WHERE type = 'index' ORDER BY 1")
+    shape = columns + indices.fetchall()
+    connection.close()
+    return shape
+
+
+@pytest.mark.parametrize("version", range(1, SCHEMA_VERSION))
+def test_a_file_of_each_older_version_becomes_one_of_this(tmp_path: Path, version: int) -> None:
+    path = make_home(tmp_path, _URL).database
+    new = _shape(path)
+    _set_back(path, version)
+    assert _shape(path) != new
+    store = Store(Database(path))
+    assert store.rounds.latest() == [] and store.facts.served_seconds == 0.0
+    store.database.close()
+    assert _shape(path) == new
+
+
+def test_what_an_older_version_deleted_is_in_no_byte_of_the_file_it_becomes(tmp_path: Path) -> None:
+    path = make_home(tmp_path, _URL).database
+    _set_back(path, 1)
+    body = os.urandom(200_000)  # of more pages than the newer format's own rows take
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA secure_delete = OFF")
+    connection.execute("INSERT INTO updates VALUES (1, 1, x'00', 0.0, NULL, ?)", (body,))
+    connection.commit()
+    connection.execute("DELETE FROM updates")
+    connection.commit()
+    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    connection.close()
+    probes = [body[at : at + 64] for at in range(0, len(body), 1000)]
+    assert sum(each in path.read_bytes() for each in probes) > 100
+    database = Database(path)
+    assert database.erase_deleted()  # what serve does as it starts
+    for each in path.parent.glob(f"{path.name}*"):
+        found = each.read_bytes()
+        assert not any(probe in found for probe in probes)
+    database.close()
+
+
+def test_a_file_of_a_newer_version_is_refused(tmp_path: Path) -> None:
+    path = make_home(tmp_path, _URL).database
+    connection = sqlite3.connect(path)
+    connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
+    connection.close()
+    with pytest.raises(AggregatorError, match="install a newer one"):
+        Database(path)
+
+
+def _write(path: Path, first: int, count: int, ready: Connection) -> None:
+    """Another process: commits, and checkpoints after nearly each of them."""
+    database = Database(path)
+    database._connection.execute("PRAGMA wal_autocheckpoint = 1")
+    ready.send(None)
+    ready.recv()
+    for number in range(first, first + count):
+        with database.transaction():
+            database.execute("INSERT INTO refusals VALUES (?, ?)", (str(number) * 200, number))
+        if number % 7 == 0:
+            database.erase_deleted()
+    database.close()
+
+
+def test_processes_that_write_and_checkpoint_at_once_lose_nothing(tmp_path: Path) -> None:
+    path = make_home(tmp_path, _URL).database
+    context = multiprocessing.get_context("spawn")
+    writers = []
+    for place in range(3):
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_write, args=(path, place * 1000, 150, theirs))
+        process.start()
+        writers.append((process, ours))
+    for _, pipe in writers:
+        pipe.recv()
+    for _, pipe in writers:
+        pipe.send(None)
+    for process, _ in writers:
+        process.join(120)
+        assert process.exitcode == 0
+    database = Database(path)
+    assert database.row("SELECT count(*) FROM refusals") == (450,)
+    assert database.row("PRAGMA integrity_check") == ("ok",)
+    database.close()
+
+
+def test_no_checkpoint_meets_another_connection_s_transaction(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aggregator.store.database._BUSY_SECONDS", 0.05)
+    path = make_home(tmp_path, _URL).database
+    one, other = Database(path), Database(path)
+    with one.transaction():
+        # Not even before the transaction has written anything, when SQLite's own lock is all that
+        # it has: a checkpoint would go on without it.
+        for write in (other.erase_deleted, lambda: other.execute("DELETE FROM refusals")):
+            with pytest.raises(sqlite3.OperationalError, match="another process"):
+                write()
+    assert other.erase_deleted()
+    other.execute("DELETE FROM refusals")
+    one.close()
+    other.close()
+
+
+def test_a_transaction_waits_for_another_process_s(tmp_path: Path) -> None:
+    path = make_home(tmp_path, _URL).database
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_hold, args=(path, theirs))
+    process.start()
+    ours.recv()
+    database = Database(path)
+    started = time.monotonic()
+    database.execute("INSERT INTO refusals VALUES ('late', 1)")
+    assert time.monotonic() - started > 0.3
+    process.join(30)
+    assert database.row("SELECT count(*) FROM refusals") == (2,)
+    database.close()
+
+
+def _hold(path: Path, ready: Connection) -> None:
+    database = Database(path)
+    with database.transaction():
+        database.execute("INSERT INTO refusals VALUES ('first', 1)")
+        ready.send(None)
+        time.sleep(0.5)
+    database.close()
+
+
+def test_flushes_reach_the_medium_on_systems_that_need_to_be_asked(tmp_path: Path) -> None:
+    database = Database(make_home(tmp_path, _URL).database)
+    for pragma in ("fullfsync", "checkpoint_fullfsync"):
+        assert database.row(f"PRAGMA {pragma}") == (1,)
+    assert database.row("PRAGMA synchronous") == (2,)
+    database.close()

@@ -1,0 +1,117 @@
+"""The task file: its template is right, and every slip names its key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from aggregator.errors import TaskError
+from aggregator.methods.array_binding import ArrayBinding
+from aggregator.methods.fedavg.method import FedAvgSettings
+from aggregator.task.file import read_task
+from aggregator.task.template import TASK_TEMPLATE
+
+GOOD = '[task]\ncatalogue = "items.tsv"\n'
+FEDAVG = '[task]\nmethod = "fedavg"\nartifacts = ["shipped:mf"]\n'
+
+
+def write(folder: Path, text: str) -> Path:
+    (folder / "items.tsv").write_text("a\nb\n")
+    (folder / "pw").write_text("secret\n")
+    path = folder / "task.toml"
+    path.write_text(text)
+    return path
+
+
+def test_the_template_is_valid_and_states_the_defaults(tmp_path: Path) -> None:
+    as_written = read_task(write(tmp_path, TASK_TEMPLATE))
+    uncommented = [
+        line.removeprefix("# ") if " = " in line else line for line in TASK_TEMPLATE.splitlines()
+    ]
+    optional = ("user", "password_file", "ca_file", "certificate_file", "key_file")
+    spelt_out = "\n".join(line for line in uncommented if line.split(" ")[0] not in optional)
+    assert read_task(write(tmp_path, spelt_out)) == as_written
+    assert [path.name for path in as_written.artifacts] == ["mf"]
+
+
+def test_a_task_on_arrays_has_no_catalogue_and_its_methods_own_settings(tmp_path: Path) -> None:
+    text = FEDAVG + '[fedavg.training]\nepochs = 3\npersonal = "head"\n'
+    task = read_task(write(tmp_path, text))
+    assert (task.catalogue, len(task.artifacts), task.companions) == (None, 1, ())
+    assert isinstance(task.binding, ArrayBinding)
+    settings = task.binding.settings
+    assert isinstance(settings, FedAvgSettings)
+    assert (settings.training.epochs, settings.training.personal_names) == (3, ("head",))
+    assert (settings.optimizer.name, settings.optimizer.learning_rate) == ("plain", 1.0)
+    single = read_task(write(tmp_path, FEDAVG.replace('s = ["shipped:mf"]', ' = "shipped:mf"')))
+    assert single.artifacts == task.artifacts
+
+
+def test_user_and_password_come_from_files(tmp_path: Path) -> None:
+    text = GOOD + '[broker]\nurl = "mqtt://h"\nuser = "u"\npassword_file = "pw"\n'
+    task = read_task(write(tmp_path, text))
+    assert (task.broker.url.user, task.broker.url.password) == ("u", "secret")
+    assert "secret" not in repr(task)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[task]\n", "task.catalogue is missing"),
+        ('[task]\ncatalogue = "none.tsv"\n', "task.catalogue names .* does not exist"),
+        (GOOD + 'method = "magic"\n', "task.method is 'magic'; expected one of .*scatter"),
+        (GOOD + 'artifacts = "shipped:mf"\n', "task.artifacts must be a list of texts"),
+        (GOOD + 'artifact = "a"\nartifacts = ["b"]\n', "task.artifact and task.artifacts"),
+        (GOOD + 'artifacts = ["shipped:mf", "shipped:mf"]\n', "lists 2 artifacts; scatter takes 0"),
+        (GOOD + 'companions = ["shipped:mf"]\n', "task.companions lists 1; expected one for each"),
+        (FEDAVG.replace("s = [", "s = [] # ["), "task.artifacts lists 0 .*; fedavg takes 1"),
+        (FEDAVG + "[fedavg]\nclip_norm = -1\n", "fedavg holds a setting out of range: clip_norm"),
+        (FEDAVG + "[fedavg.training]\nepochs = 0.5\n", "fedavg.training.epochs is 0.5"),
+        (FEDAVG + '[fedavg.training]\nweighting = "x"\n', "fedavg.training.weighting is 'x'"),
+        (FEDAVG + "[fedavg.optimizer]\nmomentum = 1\n", "fedavg.optimizer.momentum is unknown"),
+        (FEDAVG.replace("[task]", '[task]\ncatalogue = "items.tsv"'), "fedavg has no items"),
+        (GOOD + 'name = "Films!"\n', "task.name is no name"),
+        (GOOD + 'artifact = "shipped:nothing"\n', "task.artifact is 'shipped:nothing'"),
+        (GOOD + 'update_codec = "int4"\n', "task.update_codec .* float16, float32, int8"),
+        (GOOD + "quorm = 1\n", "task.quorm is unknown here"),
+        (GOOD + "[round]\nquorum = 0\n", "round.quorum is 0; expected a whole number from 1"),
+        (GOOD + "[round]\nquorum = true\n", "round.quorum is True"),
+        (GOOD + "[round]\nshare = 1.5\n", "round.share is 1.5; expected at most 1"),
+        (GOOD + "[round]\nshare = 0\n", "round.share is 0.0; expected above 0"),
+        (GOOD + "[round]\ndeadline_seconds = nan\n", "round.deadline_seconds is nan"),
+        (
+            GOOD + "[round]\ndeadline_seconds = 3\nleast_deadline_seconds = 4\n",
+            "round.least_deadline_seconds lies above",
+        ),
+        (GOOD + '[broker]\nurl = "http://x"\n', "broker.url is not usable"),
+        (GOOD + '[broker]\nprefix = "a/#"\n', "broker.prefix is not usable"),
+        (GOOD + '[broker]\nca_file = "pw"\n', "broker.ca_file is given, but broker.url starts"),
+        (GOOD + '[broker]\npassword_file = "pw"\n', "broker.password_file .* without broker.user"),
+        (
+            GOOD + '[broker]\nurl = "mqtts://h"\nkey_file = "pw"\n',
+            "broker.key_file is given without broker.certificate_file",
+        ),
+        (GOOD + "[scatter]\ncolumns = 0\n", "scatter.columns is 0"),
+        (GOOD + '[scatter]\naggregator = "sum"\n', "scatter.*aggregator is 'sum'"),
+        (GOOD + "[scatter.optimizer]\nbeta1 = 2\n", "scatter.*beta1 is 2"),
+        (GOOD + '[scatter.training]\nscores = "x"\n', "scatter.*scores is 'x'"),
+        (GOOD + "[scatter.training]\nrate = 1\n", "scatter.training.rate is unknown here"),
+        (GOOD + "[metrics]\nport = 70000\n", "metrics.port is 70000"),
+        (GOOD + "[keys]\ndescriptor_days = 0\n", "keys.descriptor_days is 0"),
+        (GOOD + "[keys]\ndays = 3\n", "keys.days"),
+        (GOOD + "[store]\ngroup_updates = 0\n", "store.group_updates is 0"),
+        (GOOD + "[rounds]\n", "rounds is unknown here; known are"),
+        ("task = 3\n", "task must be a table"),
+        ("[task\n", "is not TOML"),
+    ],
+)
+def test_a_slip_names_its_key(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(TaskError, match=message) as caught:
+        read_task(write(tmp_path, text))
+    assert str(tmp_path / "task.toml") in str(caught.value)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(TaskError, match="cannot be read"):
+        read_task(tmp_path / "nowhere.toml")

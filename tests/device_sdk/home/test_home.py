@@ -1,0 +1,335 @@
+"""The home folder's stores, alone."""
+
+from __future__ import annotations
+
+import _sqlite3
+import ctypes
+import hashlib
+import os
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from device_sdk.home.database import _SCHEMA, SCHEMA_VERSION, Database
+from device_sdk.home.errors import HomeBroken, HomeLocked
+from device_sdk.home.home import Home
+from device_sdk.home.model_store import CapabilityRow, StoredModel
+from device_sdk.home.round_store import OutboxRow, Outcome, Participation
+from device_sdk.rounds.pace import Pace
+from device_sdk.rounds.trusted_time import TrustedTime
+from device_sdk.wire.arrays.tensors import Codec, encode_tensors
+from device_sdk.wire.publish.receipts import Receipt, Verdict
+
+NAMES = st.text(min_size=1, max_size=12).filter(lambda text: "\x00" not in text and _is_utf8(text))
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Home]:
+    opened = Home(tmp_path / "home", create=True)
+    yield opened
+    opened.close()
+
+
+@settings(max_examples=60, deadline=None)
+@given(pairs=st.lists(st.tuples(NAMES, NAMES), max_size=30), cut=st.integers(0, 30))
+def test_interactions_are_a_set_and_users_keep_their_place(
+    tmp_path_factory: pytest.TempPathFactory, pairs: list[tuple[str, str]], cut: int
+) -> None:
+    home = Home(tmp_path_factory.mktemp("store") / "home", create=True)
+    try:
+        store = home.interactions
+        news = store.add(pairs[:cut])
+        first = {user: store.place(user) for user, _ in pairs[:cut]}
+        news += store.add(pairs[cut:])
+        assert news == len(set(pairs))
+        assert store.add(pairs) == 0
+        users = list(dict.fromkeys(user for user, _ in pairs))
+        assert store.counts() == (len(users), len(set(pairs)))
+        assert [store.place(user) for user in users] == list(range(len(users)))
+        assert all(store.place(user) == place for user, place in first.items())
+        known = sorted({item for _, item in pairs})[::2]
+        rows = {item: 10 * n for n, item in enumerate(known)}
+        positives = store.positives(rows)
+        for place, user in enumerate(users):
+            wanted = sorted(rows[item] for who, item in set(pairs) if who == user and item in rows)
+            assert positives[place].tolist() == wanted
+            assert set(store.items_of(place)) == {item for who, item in pairs if who == user}
+    finally:
+        home.close()
+
+
+@pytest.mark.parametrize("pair", [("", "a"), ("a", ""), ("a", "b" * 257), ("ä" * 129, "b")])
+def test_texts_that_cannot_be_kept_are_refused_whole(home: Home, pair: tuple[str, str]) -> None:
+    with pytest.raises(ValueError, match=r"expected a text|more than 256 bytes"):
+        home.interactions.add([("good", "one"), pair])
+    assert home.interactions.counts() == (0, 0)
+
+
+def test_a_transaction_is_all_or_nothing(home: Home) -> None:
+    home.interactions.add([("anna", "one")])
+    row = OutboxRow(bytes(32), "t", 1, 1, b"body")
+    with pytest.raises(ZeroDivisionError), home.database.transaction():
+        home.interactions.add([("anna", "two")])
+        home.rounds.post(row)
+        raise ZeroDivisionError
+    assert home.rounds.outbox() == [] and home.interactions.counts() == (1, 1)
+    home.rounds.post(row)
+    with pytest.raises(sqlite3.IntegrityError):
+        home.rounds.post(OutboxRow(os.urandom(32), "t", 1, 1, b"another body"))
+    assert home.rounds.outbox() == [row]
+
+
+def test_a_round_ends_once_and_its_receipt_settles_it(home: Home) -> None:
+    part = Participation("t", 1, 1, 0, Outcome.TRAINED, k=4, train_seconds=0.5)
+    home.rounds.conclude(part)
+    with pytest.raises(sqlite3.IntegrityError):
+        home.rounds.conclude(Participation("t", 1, 1, 0, Outcome.FAILED))
+    row = OutboxRow(os.urandom(32), "t", 1, 1, b"body")
+    home.rounds.post(row)
+    assert home.rounds.last() == part and home.rounds.last_receipted() is None
+    assert home.rounds.settle(Receipt(os.urandom(32), Verdict.COUNTED)) is None
+    receipt = Receipt(row.digest, Verdict.REFUSED, "joined-later")
+    assert home.rounds.settle(receipt) == row
+    assert home.rounds.settle(receipt) is None
+    settled = home.rounds.last_receipted()
+    assert settled is not None
+    assert (settled.verdict, settled.reason) == (Verdict.REFUSED, "joined-later")
+
+
+def test_old_rounds_are_forgotten_but_not_those_without_a_receipt(home: Home) -> None:
+    with home.database.transaction():
+        home.rounds.conclude(Participation("t", 1, 0, 0, Outcome.TRAINED))
+        for number in range(1, 1100):
+            home.rounds.conclude(Participation("t", 1, number, 0, Outcome.NOT_SELECTED))
+    (count,) = home.database.row("SELECT count(*) FROM participation") or (None,)
+    assert count == 1001
+    assert home.rounds.participation("t", 1, 0) is not None
+
+
+@pytest.mark.parametrize("codec", [Codec.FLOAT16, Codec.FLOAT32])
+def test_models_and_learners_come_back_bit_for_bit(home: Home, codec: Codec) -> None:
+    rng = np.random.default_rng(0)
+    items = rng.standard_normal((50, 8)).astype(np.float16).astype(np.float32)
+    home.models.save_model(StoredModel("t", 1, 2, 3, bytes(32), {"items": items}), codec)
+    state = {"users": rng.standard_normal((3, 8), dtype=np.float32), "pool": np.arange(4)}
+    home.models.save_learner("t", state)
+    model, learner = home.models.model("t"), home.models.learner("t")
+    assert model is not None and learner is not None
+    np.testing.assert_array_equal(model.arrays["items"], items)
+    assert all((learner[name] == state[name]).all() for name in state)
+    assert home.models.model_mark("t") == (1, 2, 3)
+    assert home.models.model("other") is None and home.models.learner("other") is None
+    row = CapabilityRow("t", "f", 8, 10, 0, "because", 0.25)
+    home.models.save_capability(row)
+    assert home.models.capability("t") == row
+
+
+def test_catalogues_that_no_model_uses_are_dropped(home: Home) -> None:
+    kept, dropped = b"kept", b"dropped"
+    home.models.save_catalogue(kept)
+    home.models.save_catalogue(dropped)
+    home.models.drop_catalogues(hashlib.sha256(kept).digest())
+    assert home.models.catalogue(hashlib.sha256(kept).digest()) == kept
+    assert home.models.catalogue(hashlib.sha256(dropped).digest()) is None
+
+
+def test_what_was_deleted_is_not_left_in_the_file(home: Home) -> None:
+    secret = b"a-body-that-nobody-should-find" * 20
+    row = OutboxRow(os.urandom(32), "t", 1, 1, secret)
+    home.rounds.post(row)
+    home.rounds.settle(Receipt(row.digest, Verdict.COUNTED))
+    home.close()
+    for path in home.folder.iterdir():
+        assert secret[:60] not in path.read_bytes(), path
+
+
+def test_the_largest_time_never_falls(home: Home) -> None:
+    for value, expected in ((100, 100), (50, 100), (200, 200)):
+        home.membership.raise_time(value)
+        assert home.membership.largest_time() == expected
+
+
+def test_a_newer_format_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "device.sqlite"
+    Database(path).close()
+    with sqlite3.connect(path) as connection:
+        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
+    connection.close()
+    with pytest.raises(HomeBroken, match="install a newer one"):
+        Database(path)
+
+
+def test_a_reader_writes_nothing(home: Home) -> None:
+    reader = Home(home.folder, read_only=True)
+    with pytest.raises(sqlite3.OperationalError, match="readonly"):
+        reader.interactions.add([("anna", "one")])
+    home.interactions.add([("anna", "one")])
+    assert reader.interactions.counts() == (1, 1)
+    reader.close()
+
+
+def test_two_homes_of_one_process_are_kept_apart_too(home: Home) -> None:
+    with pytest.raises(HomeLocked, match=f"process {os.getpid()}"):
+        Home(home.folder)
+
+
+@given(
+    steps=st.lists(
+        st.tuples(st.floats(0, 1e6), st.one_of(st.none(), st.integers(0, 2**40))), max_size=20
+    ),
+    largest=st.integers(0, 2**40),
+)
+def test_trusted_time_never_falls(steps: list[tuple[float, int | None]], largest: int) -> None:
+    now = 0.0
+    trusted = TrustedTime(lambda: now, largest)
+    assert trusted.now() is None
+    before = float(largest)
+    for passed, reply in steps:
+        now += passed
+        if reply is not None:
+            trusted.set(reply)
+            assert (trusted.now() or 0.0) >= reply
+        told = trusted.now()
+        if told is not None:
+            assert told >= before
+            before = told
+        assert trusted.largest_unix_seconds >= largest
+
+
+@pytest.mark.parametrize(
+    "values", [{"answer_seconds": 0.0}, {"most_seconds": 1.0}, {"unanswered_sends": -1}]
+)
+def test_a_pace_that_makes_no_sense_is_refused(values: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=next(iter(values))):
+        Pace(**values)  # type: ignore[arg-type]
+
+
+def test_a_home_of_the_first_format_is_brought_up_to_date(tmp_path: Path) -> None:
+    """The tables as the first version made them, with a row in each that changed."""
+    folder = tmp_path / "home"
+    folder.mkdir(mode=0o700)
+    old = sqlite3.connect(folder / "device.sqlite")
+    for statement in _SCHEMA.split(";"):
+        for gone in (
+            ", artifact TEXT",
+            ", artifact BLOB",
+            ",\n    artifact BLOB",
+            ",\n    least_serial INTEGER NOT NULL DEFAULT 0",
+        ):
+            statement = statement.replace(gone, "")
+        came_later = ("CREATE TABLE attachment", "CREATE TABLE request_counter")
+        if statement.strip() and not any(each in statement for each in came_later):
+            old.execute(statement)
+    state = encode_tensors({"users": np.ones((1, 2), np.float32)}, Codec.FLOAT32)
+    items = encode_tensors({"items": np.ones((3, 2), np.float32)}, Codec.FLOAT32)
+    old.execute("INSERT INTO learner VALUES ('t', ?)", (state,))
+    old.execute("INSERT INTO descriptor VALUES (1, ?)", (b"signed by the root itself",))
+    old.execute(
+        "INSERT INTO membership VALUES (1, 'mqtt://x', 'p', 't', 'all', NULL, NULL, NULL, "
+        "?, ?, ?, ?, 0)",
+        (b"r" * 16, b"d" * 16, b"h" * 16, b"a" * 32),
+    )
+    old.execute("INSERT INTO model VALUES ('t', 1, 2, 3, ?, ?)", (bytes(32), items))
+    old.execute(
+        "INSERT INTO participation (task, generation, round, version, outcome, detail, k) "
+        "VALUES ('t', 1, 2, 3, 'trained', '', 5)"
+    )
+    old.execute("PRAGMA user_version = 1")
+    old.commit()
+    old.close()
+    with pytest.raises(HomeBroken, match="older format 1: open it once without read_only"):
+        Home(folder, read_only=True)
+    home = Home(folder)
+    assert home.models.learner("t") is not None and home.models.learner_artifact("t") is None
+    model = home.models.model("t")
+    assert model is not None and model.artifact_id is None and "items" in model.arrays
+    last = home.rounds.last(trained=True)
+    assert last is not None and (last.k, last.artifact) == (5, "")
+    home.attachments.save(b"a" * 32, b"content")
+    membership = home.membership.load()
+    assert membership is not None and membership.least_serial == 0
+    assert home.membership.descriptor(b"r" * 16) is None, "the aggregator's next one is waited for"
+    assert home.requests.next() == 1
+    home.close()
+    Home(folder, read_only=True).close()
+
+
+def test_the_counter_of_requests_rises_over_restarts_by_growing_steps(tmp_path: Path) -> None:
+    folder = tmp_path / "home"
+    seen = [0]
+    for unanswered in range(40):
+        home = Home(folder, create=True)
+        seen.append(home.requests.next())
+        assert seen[-1] - seen[-2] == min(16**unanswered, 2**32)
+        home.close()
+    home = Home(folder)
+    home.requests.answered()
+    assert home.requests.next() == seen[-1] + 1 and home.requests.next() == seen[-1] + 17
+    # Never beyond what SQLite keeps, whatever somebody wrote there: requests are refused then.
+    home.database.row(f"UPDATE request_counter SET highest = {2**63 - 2}")
+    assert [home.requests.next() for _ in range(3)] == [2**63 - 1] * 3
+    home.close()
+
+
+def test_a_models_names_are_kept_whatever_they_are(home: Home) -> None:
+    arrays: dict[str, NDArray[Any]] = {
+        "Linear.Weight": np.ones(2, np.float32),
+        "0": np.arange(3),
+    }
+    home.models.save_learner("t", arrays, b"a" * 32)
+    assert home.models.learner_artifact("t") == b"a" * 32
+    found = home.models.learner("t")
+    assert found is not None and set(found) == set(arrays)
+    np.testing.assert_array_equal(found["0"], arrays["0"])
+    model = StoredModel("t", 1, 2, 3, bytes(32), arrays, b"a" * 32)
+    home.models.save_model(model, Codec.FLOAT32)
+    again = home.models.model("t")
+    assert again is not None and again.artifact_id == b"a" * 32 and set(again.arrays) == set(arrays)
+
+
+def test_attachments_are_kept_while_they_are_offered(home: Home) -> None:
+    ids = [bytes([n]) * 32 for n in range(3)]
+    for content_id in ids:
+        home.attachments.save(content_id, content_id[:4])
+    home.attachments.keep_only(ids[1:])
+    assert home.attachments.ids() == set(ids[1:])
+    assert home.attachments.content(ids[0]) is None
+    assert home.attachments.content(ids[1]) == ids[1][:4]
+
+
+def _sqlite_bytes() -> int:
+    """What SQLite holds in this process, its pages of the file included."""
+    library = ctypes.CDLL(_sqlite3.__file__)
+    if not hasattr(library, "sqlite3_memory_used"):
+        pytest.skip("this SQLite does not tell how much memory it uses")
+    library.sqlite3_memory_used.restype = ctypes.c_int64
+    return int(library.sqlite3_memory_used())
+
+
+def test_the_memory_of_an_open_home_does_not_grow_with_its_rounds(home: Home) -> None:
+    def take_part(rounds: range) -> int:
+        for number in rounds:
+            with home.database.transaction():
+                part = Participation("default", 1, number, 0, Outcome.TRAINED, "x" * 300)
+                home.rounds.conclude(part)
+                home.rounds.post(OutboxRow(number.to_bytes(32), "default", 1, number, bytes(900)))
+            home.rounds.settle(Receipt(number.to_bytes(32), Verdict.COUNTED))
+        return _sqlite_bytes()
+
+    before = take_part(range(1, 100))
+    assert take_part(range(100, 600)) - before < 20_000

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import pytest
+
+from device_sdk.artifact.flat_layout import flat_layout
+from device_sdk.methods.attention.sketch import sketches
+
+LAYOUT = flat_layout({"a.weight": (50, 100), "b.bias": (7,), "b.weight": (300,)})
+
+
+def vectors(count: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal((count, LAYOUT.size)).astype(np.float32)
+
+
+def test_known_signs() -> None:
+    layout = flat_layout({"w": (3,)})
+    found = sketches(np.eye(3, dtype=np.float32), layout, seed=7, rows=8) * np.sqrt(8)
+    # A byte of SHAKE-256 for each column, its highest bit first.
+    stream = hashlib.shake_256(b"tessera sketch 7  0").digest(3)
+    expected = [[1 if byte & 0x80 >> bit else -1 for bit in range(8)] for byte in stream]
+    np.testing.assert_allclose(found[:, 0], expected, rtol=1e-6)
+
+
+def test_lengths_and_angles_are_nearly_kept() -> None:
+    pair = vectors(2)
+    pair[1] = 0.6 * pair[0] + 0.8 * pair[1]
+    found = sketches(pair, LAYOUT, seed=1, rows=1024)
+    for group, (start, end) in enumerate(LAYOUT.spans):
+        part = pair[:, start:end]
+        true, sketched = part @ part.T, found[:, group] @ found[:, group].T
+        np.testing.assert_allclose(sketched, true, atol=0.15 * true.max())
+
+
+def test_a_sketch_of_a_sum_is_the_sum_of_sketches() -> None:
+    one, two = vectors(1, 1), vectors(1, 2)
+    np.testing.assert_allclose(
+        sketches(one + two, LAYOUT, 3),
+        sketches(one, LAYOUT, 3) + sketches(two, LAYOUT, 3),
+        atol=1e-3,
+    )
+
+
+def test_seeds_and_groups_have_signs_of_their_own() -> None:
+    whole = np.ones((1, LAYOUT.size), dtype=np.float32)
+    found = sketches(whole, LAYOUT, 3)
+    assert not np.allclose(found, sketches(whole, LAYOUT, 4))
+    assert found.shape == (1, 2, 64)
+
+
+def test_no_vectors_have_no_sketches() -> None:
+    assert sketches(np.empty((0, LAYOUT.size), np.float32), LAYOUT, 0).shape == (0, 2, 64)
+
+
+def test_wrong_arguments_are_refused() -> None:
+    with pytest.raises(ValueError, match="expected \\[n, 5307\\]"):
+        sketches(np.zeros((1, 3), np.float32), LAYOUT, 0)
+    with pytest.raises(ValueError, match="multiple of 8"):
+        sketches(vectors(1), LAYOUT, 0, rows=12)
+    with pytest.raises(ValueError, match="seed"):
+        sketches(vectors(1), LAYOUT, -1)

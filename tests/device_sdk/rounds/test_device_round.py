@@ -1,0 +1,115 @@
+"""A device's life against the other end, through a real broker."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from device_sdk.cli import main
+from device_sdk.device import Device
+from device_sdk.home.errors import NothingLearnt, UnknownUser
+from tests.device_sdk.conftest import MakeDevice
+from tests.fakes.small_aggregator import ITEMS, WIDTH, SmallAggregator, small_catalogue
+
+
+def await_receipt(aggregator: SmallAggregator, device: Device, round_id: int) -> None:
+    aggregator.await_(lambda: device.status().receipted_round == round_id)
+
+
+def test_rounds_are_trained_counted_and_recommended_from(
+    make_device: MakeDevice, aggregator: SmallAggregator
+) -> None:
+    device = make_device()
+    device.record("film-30", user="ben")
+    with pytest.raises(NothingLearnt, match="no round"):
+        device.recommend(3, user="anna")
+    device.start()
+    for number in (1, 2):
+        aggregator.open_round()
+        await_receipt(aggregator, device, number)
+        assert device.status().verdict == "counted"
+        assert aggregator.close_round() == number
+    status = device.status()
+    assert (status.round, status.outcome, status.k, status.version) == (2, "trained", 4, 1)
+    assert status.outbox == 0 and status.session
+    assert aggregator.rounds_seen() == [1, 2]
+    assert not aggregator.seen.refused
+
+    best = device.recommend(40, user="anna")
+    seen = {f"film-{n}" for n in range(1, 7)}
+    assert len(best) == 34 and not seen & {item for item, _ in best}
+    assert [score for _, score in best] == sorted((s for _, s in best), reverse=True)
+    assert device.title(best[0][0]) == best[0][0].replace("film-", "Film ")
+    assert len(device.recommend(5, user="ben")) == 5
+    with pytest.raises(UnknownUser, match="'carl'"):
+        device.recommend(3, user="carl")
+
+    assert device.stop()
+    device.close()
+    with Device.open(device.home) as again:
+        assert again.recommend(40, user="anna") == best
+
+
+def test_a_device_stops_and_starts_as_often_as_one_likes(
+    make_device: MakeDevice, aggregator: SmallAggregator
+) -> None:
+    device = make_device()
+    for number in (1, 2, 3):
+        device.start()
+        device.start()  # it runs already: nothing happens
+        aggregator.open_round()
+        await_receipt(aggregator, device, number)
+        assert device.status().running
+        assert device.stop() and device.stop()
+        assert not device.status().running and not device.status().connected
+    assert aggregator.rounds_seen() == [1, 2, 3]
+
+
+def test_a_full_disk_is_said_and_survived(
+    make_device: MakeDevice, aggregator: SmallAggregator
+) -> None:
+    device = make_device()
+    device.start()
+    aggregator.catalogue = small_catalogue(2000)
+    aggregator.method.grow(np.full((2000 - ITEMS, WIDTH), 0.1, np.float32))
+    aggregator.await_(lambda: device.status().session)
+    limit = device._home.database.row("PRAGMA page_count")
+    assert limit is not None
+    device._home.database.row(f"PRAGMA max_page_count = {limit[0]}")  # as if nothing were left
+    aggregator.open_round()
+    aggregator.await_(lambda: "full" in device.status().problem)
+    assert not aggregator.seen.bodies and device.status().running
+    device._home.database.row("PRAGMA max_page_count = 100000")
+    await_receipt(aggregator, device, 1)
+    assert device.status().verdict == "counted" and device.status().problem == ""
+
+
+def test_the_commands_tell_and_recommend_beside_a_running_device(
+    make_device: MakeDevice, aggregator: SmallAggregator, capsys: pytest.CaptureFixture[str]
+) -> None:
+    device = make_device()
+    home = ["--home", str(device.home)]
+    assert main(["recommend", *home, "--user", "anna"]) == 1
+    assert "no round has been trained here yet" in capsys.readouterr().err
+    device.start()
+    aggregator.open_round()
+    await_receipt(aggregator, device, 1)
+
+    assert main(["status", *home]) == 0
+    told = capsys.readouterr().out
+    assert device.device_id in told and "round 1: counted" in told and "k = 4" in told
+    assert main(["status", *home, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["verdict"] == "counted"
+    assert main(["recommend", *home, "--user", "anna", "-n", "3"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 5 and "Film " in lines[2]
+    assert main(["recommend", *home, "--user", "anna", "-n", "3", "--json"]) == 0
+    best = device.recommend(3, user="anna")
+    found = json.loads(capsys.readouterr().out)
+    assert [(each["item"], each["score"]) for each in found] == best
+    assert main(["recommend", *home]) == 1
+    assert "recorded here: anna" in capsys.readouterr().err
+    assert main(["run", *home]) == 1
+    assert "in use by process" in capsys.readouterr().err

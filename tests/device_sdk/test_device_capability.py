@@ -1,0 +1,38 @@
+"""What makes a device time itself again."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from aggregator.methods.scatter.method import ScatterMethod, ScatterSettings, initial_items
+from aggregator.methods.server_optimizer import OptimizerSettings
+from device_sdk.device import Device
+from device_sdk.train.options import TrainingOptions
+from tests.device_sdk.conftest import MakeDevice
+from tests.fakes.small_aggregator import ITEMS, WIDTH, SmallAggregator
+
+
+def train_round(aggregator: SmallAggregator, device: Device, number: int, seconds: float) -> None:
+    aggregator.open_round(train_seconds=seconds)
+    aggregator.await_(lambda: device.status().receipted_round == number)
+    assert aggregator.close_round() == number
+
+
+def test_rates_that_decay_do_not_make_a_device_time_itself_again(
+    make_device: MakeDevice, aggregator: SmallAggregator
+) -> None:
+    settings = ScatterSettings(optimizer=OptimizerSettings(decay=0.5))
+    aggregator.method = ScatterMethod(
+        initial_items(ITEMS, WIDTH, 0.1, np.random.default_rng(1)), settings
+    )
+    device = make_device(options=TrainingOptions(capability_seconds=0.5))
+    device.start()
+    train_round(aggregator, device, 1, 5.0)
+    first = device.status().step_p90_seconds
+    assert first is not None
+    train_round(aggregator, device, 2, 5.0)
+    # Measured again it would be another number, in nanoseconds.
+    assert device.status().step_p90_seconds == first
+    # Less time for a round is a reason.
+    train_round(aggregator, device, 3, 4.0)
+    assert device.status().step_p90_seconds != first

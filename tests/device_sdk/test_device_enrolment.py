@@ -1,0 +1,215 @@
+"""Joining a fleet: once, with errors that say what to do."""
+
+from __future__ import annotations
+
+import stat
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from device_sdk.device import Device
+from device_sdk.home.errors import (
+    AlreadyEnrolled,
+    EnrolmentFailed,
+    EnrolmentRefused,
+    HomeBroken,
+    HomeError,
+    NotEnrolled,
+)
+from device_sdk.link.broker_url import TlsFiles
+from device_sdk.link.link import Link
+from device_sdk.wire.publish.presence import sign_presence
+from device_sdk.wire.publish.topics import EnrolRequestTopic, PresenceTopic
+from device_sdk.wire.seal.enrolment_code import new_code
+from tests.brokers.authority import Authority
+from tests.brokers.fixtures import MakeMosquitto
+from tests.brokers.links import QUICK
+from tests.brokers.mosquitto import Mosquitto, free_port, password_file
+from tests.device_sdk.conftest import MakeDevice
+from tests.fakes.small_aggregator import SmallAggregator
+
+
+def join(
+    url: str, code: str, home: Path, *, seconds: float = 5.0, prefix: str = "tessera"
+) -> Device:
+    return Device.enrol(
+        url, code, home, timeout_seconds=seconds, prefix=prefix, link_settings=QUICK
+    )
+
+
+def test_an_enrolled_home_is_private_and_never_enrolled_again(
+    make_device: MakeDevice, aggregator: SmallAggregator, mosquitto: Mosquitto
+) -> None:
+    device = make_device()
+    device.close()
+    assert stat.S_IMODE(device.home.stat().st_mode) == 0o700
+    for path in device.home.iterdir():
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
+    with pytest.raises(AlreadyEnrolled, match="another home"):
+        join(mosquitto.url, aggregator.code(), device.home)
+    with Device.open(device.home) as again:
+        assert again.device_id == device.device_id and again.status().interactions == 6
+
+
+def test_a_used_code_is_refused_and_the_same_device_gets_its_answer_again(
+    aggregator: SmallAggregator, mosquitto: Mosquitto, tmp_path: Path
+) -> None:
+    code = aggregator.code()
+    first = join(mosquitto.url, code, tmp_path / "a")
+    first.close()
+    with pytest.raises(EnrolmentRefused, match="used by another device") as refused:
+        join(mosquitto.url, code, tmp_path / "b")
+    assert refused.value.reason == "code-used"
+    # As after a crash between the answer and the commit: the identity is there, the grant is not.
+    for path in first.home.glob("device.sqlite*"):
+        path.unlink()
+    with join(mosquitto.url, code, tmp_path / "a") as again:
+        assert again.device_id == first.device_id
+
+
+def test_a_code_may_be_tried_again_when_nobody_answered(
+    aggregator: SmallAggregator, mosquitto: Mosquitto, tmp_path: Path
+) -> None:
+    with pytest.raises(EnrolmentFailed, match="prefix 'else'"):
+        join(mosquitto.url, aggregator.code(), tmp_path, seconds=0.5, prefix="else")
+    stranger = new_code(aggregator.descriptor.digest[:16], 1, 0).to_text()
+    with pytest.raises(EnrolmentFailed, match="another one than the enrolment code"):
+        join(mosquitto.url, stranger, tmp_path, seconds=0.5)
+    closed = f"mqtt://127.0.0.1:{free_port()}"
+    with pytest.raises(EnrolmentFailed, match=f"the broker at {closed} cannot be reached"):
+        join(closed, aggregator.code(), tmp_path, seconds=0.5)
+    with pytest.raises(NotEnrolled, match="has not joined"):
+        Device.open(tmp_path)
+    join(mosquitto.url, aggregator.code(), tmp_path).close()
+
+
+def test_a_request_lost_on_the_way_is_sent_again(
+    aggregator: SmallAggregator, mosquitto: Mosquitto, tmp_path: Path
+) -> None:
+    code = aggregator.code()
+    aggregator._link.unsubscribe(aggregator.topics.write(EnrolRequestTopic()))
+    timer = threading.Timer(
+        1.0, aggregator._link.subscribe, [aggregator.topics.write(EnrolRequestTopic())]
+    )
+    timer.start()
+    join(mosquitto.url, code, tmp_path, seconds=8).close()
+    timer.join()
+
+
+def test_nothing_is_sent_before_the_aggregator_has_shown_which_life_it_is(
+    aggregator: SmallAggregator, mosquitto: Mosquitto, tmp_path: Path
+) -> None:
+    presence = aggregator.topics.write(PresenceTopic())
+    code, shown = aggregator.code(), aggregator.presence
+    aggregator._link.publish(presence, b"", retain=True)
+    with pytest.raises(EnrolmentFailed, match="has not shown itself"):
+        join(mosquitto.url, code, tmp_path, seconds=1.5)
+    # One of an earlier life, shown in its place: asked in vain, until the right one comes.
+    aggregator.offset_seconds = 5
+    aggregator.forget_sessions()
+    old = sign_presence(shown, aggregator.descriptor, aggregator._signing)
+    aggregator._link.publish(presence, old, retain=True)
+    timer = threading.Timer(2.0, aggregator.publish_standing)
+    timer.start()
+    join(mosquitto.url, code, tmp_path, seconds=20).close()
+    timer.join()
+    assert "old-incarnation" in aggregator.seen.refused
+
+
+@pytest.mark.parametrize("code", ["", "AAAA", "A" * 72, "é" * 72])
+def test_a_mistyped_code_is_refused_before_anything_is_sent(tmp_path: Path, code: str) -> None:
+    with pytest.raises(EnrolmentRefused, match="mistyped"):
+        join("mqtt://127.0.0.1:1", code, tmp_path)
+
+
+def test_rubbish_on_every_topic_does_not_keep_a_device_from_joining(
+    aggregator: SmallAggregator, mosquitto: Mosquitto, tmp_path: Path
+) -> None:
+    stranger = Link(mosquitto.url, rng=np.random.default_rng(), clock=time.monotonic)
+    stranger.start()
+    code, stop = aggregator.code(), threading.Event()
+
+    def shout() -> None:
+        while not stop.wait(0.01):
+            stranger.publish("tessera/all/descriptor", b"\x01\x01" + bytes(200))
+
+    thread = threading.Thread(target=shout)
+    thread.start()
+    try:
+        join(mosquitto.url, code, tmp_path).close()
+    finally:
+        stop.set()
+        thread.join()
+        stranger.stop()
+
+
+def test_tls_and_passwords_are_kept_for_later(
+    make_mosquitto: MakeMosquitto, tmp_path: Path
+) -> None:
+    authority = Authority(tmp_path)
+    certificate, key = authority.issue("broker")
+    passwords = password_file(tmp_path / "passwords", {"edge": "p@ss:w/rd"})
+    broker = make_mosquitto(
+        f"certfile {certificate}",
+        f"keyfile {key}",
+        f"password_file {passwords}",
+        "allow_anonymous false",
+        f"listener {free_port()} 127.0.0.1",
+        "allow_anonymous true",
+    )
+    plain = broker._config.read_text().splitlines()[-2].split()[1]
+    secret = tmp_path / "secret"
+    secret.write_text("p@ss:w/rd\n")
+    url = f"mqtts://127.0.0.1:{broker.port}"
+    with SmallAggregator(f"mqtt://127.0.0.1:{plain}") as aggregator:
+        command = [
+            *(sys.executable, "-m", "device_sdk.cli", "join", url, aggregator.code()),
+            *("--home", str(tmp_path / "home"), "--ca-file", str(authority.ca_file)),
+            *("--user", "edge", "--password-file", str(secret)),
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+        assert done.returncode == 0, done.stderr
+        assert "joined as device" in done.stdout
+        with Device.open(tmp_path / "home", link_settings=QUICK) as device:
+            device.record("film-1")
+            device.start()
+            aggregator.open_round()
+            aggregator.await_(lambda: device.status().receipted_round == 1)
+            assert device.status().broker == url
+        with pytest.raises(EnrolmentFailed, match="TLS"):
+            join(url, aggregator.code(), tmp_path / "other")
+        with pytest.raises(EnrolmentFailed, match="user and password"):
+            Device.enrol(
+                f"mqtts://edge:wrong@127.0.0.1:{broker.port}",
+                aggregator.code(),
+                tmp_path / "third",
+                tls=TlsFiles(authority.ca_file),
+                link_settings=QUICK,
+            )
+
+
+def test_what_cannot_be_opened_says_why(make_device: MakeDevice, tmp_path: Path) -> None:
+    with pytest.raises(NotEnrolled, match="no device's home"):
+        Device.open(tmp_path / "nowhere")
+    device = make_device()
+    device.close()
+    with pytest.raises(HomeError, match="was closed"):
+        device.record("film-1")
+    with Device.open(device.home, read_only=True) as reader:
+        with pytest.raises(HomeError, match="read_only"):
+            reader.start()
+        with pytest.raises(HomeError, match="read_only"):
+            reader.record("film-1")
+    (device.home / "identity.key").chmod(0o644)
+    opened = Device.open(device.home)
+    with pytest.raises(HomeBroken, match="chmod 600"):
+        opened.start()
+    opened.close()
+    (device.home / "device.sqlite").write_bytes(b"not a database" * 100)
+    with pytest.raises(HomeBroken):
+        Device.open(device.home)

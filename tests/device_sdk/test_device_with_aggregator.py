@@ -1,0 +1,183 @@
+"""The device and the aggregator as their users run them: processes, Mosquitto between them."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from device_sdk.device import Device
+from device_sdk.home.errors import EnrolmentRefused
+from device_sdk.train.options import TrainingOptions
+from tests.brokers.links import QUICK
+from tests.brokers.mosquitto import Mosquitto
+from tests.fakes.brisk import BRISK
+
+_TASK = """
+[task]
+artifact = "shipped:mf"
+catalogue = "items.tsv"
+[broker]
+url = "{url}"
+[round]
+deadline_seconds = 8.0
+wait_for_devices = {wait}
+quorum = 1
+most_rounds = {rounds}
+pause_seconds = 0.1
+resume_grace_seconds = 1.0
+[scatter]
+columns = 16
+"""
+
+
+class Operator:
+    """Runs the aggregator's commands on one home."""
+
+    def __init__(self, folder: Path, url: str, rounds: int, wait: int = 2) -> None:
+        self._home = folder / "fleet"
+        self._command("init")
+        (self._home / "task.toml").write_text(_TASK.format(url=url, rounds=rounds, wait=wait))
+        items = "".join(f"film-{n}\tFilm {n}\n" for n in range(60))
+        (self._home / "items.tsv").write_text(items)
+
+    def codes(self, count: int) -> list[str]:
+        return self._command("invite", "--count", str(count)).split()[:count]
+
+    def revoke(self, device_id: str) -> None:
+        self._command("revoke", device_id)
+
+    @contextmanager
+    def serving(self) -> Iterator[subprocess.Popen[str]]:
+        process = subprocess.Popen(
+            [*self._program("serve")], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.communicate(timeout=10)
+
+    def _command(self, *arguments: str) -> str:
+        return subprocess.run(
+            self._program(*arguments), capture_output=True, text=True, timeout=30, check=True
+        ).stdout
+
+    def _program(self, command: str, *arguments: str) -> list[str]:
+        program = [sys.executable, "-m", "aggregator.cli", command, "--home", str(self._home)]
+        return [*program, *arguments]
+
+
+def enrolled(url: str, code: str, home: Path, first: int) -> Device:
+    device = Device.enrol(
+        url,
+        code,
+        home,
+        options=TrainingOptions(k=8),
+        pace=BRISK,
+        link_settings=QUICK,
+        timeout_seconds=15,
+    )
+    device.record_all([(f"film-{n}", "anna") for n in range(first, first + 8)])
+    return device
+
+
+def await_(true: Callable[[], bool], seconds: float = 20.0) -> None:
+    until = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def await_status(device: Device, version: int) -> None:
+    await_(lambda: device.status().version == version)
+
+
+def test_two_devices_and_an_aggregator_that_is_killed_finish_their_rounds(
+    mosquitto: Mosquitto, tmp_path: Path
+) -> None:
+    operator = Operator(tmp_path, mosquitto.url, rounds=6)
+    codes = operator.codes(2)
+    with operator.serving() as serving:
+        devices = [
+            enrolled(mosquitto.url, code, tmp_path / f"home-{n}", 10 * n)
+            for n, code in enumerate(codes)
+        ]
+        for device in devices:
+            device.start()
+        await_status(devices[0], 1)
+        serving.send_signal(signal.SIGKILL)
+        serving.wait(5)
+    with operator.serving():
+        for device in devices:
+            await_status(device, 6)  # the last one, published for good
+    for device in devices:
+        status = device.status()
+        assert (status.outbox, status.outcome, status.trained_round) == (0, "read", 6)
+        assert status.verdict == "counted", status
+        assert len(device.recommend(60, user="anna")) == 52
+        device.close()
+
+
+def test_a_revoked_device_gets_no_further_and_says_so(mosquitto: Mosquitto, tmp_path: Path) -> None:
+    operator = Operator(tmp_path, mosquitto.url, rounds=0, wait=1)
+    first, second = operator.codes(2)
+    with (
+        operator.serving(),
+        enrolled(mosquitto.url, first, tmp_path / "first", 0) as stays,
+        enrolled(mosquitto.url, second, tmp_path / "second", 10) as goes,
+    ):
+        stays.start()
+        goes.start()
+        await_(lambda: goes.status().verdict == "counted")
+        operator.revoke(goes.device_id)
+        await_(lambda: "revoked" in goes.status().problem)
+        last = goes.status().trained_round
+        here = stays.status().trained_round
+        await_(lambda: (stays.status().trained_round or 0) >= (here or 0) + 2)
+        assert goes.status().trained_round == last
+        assert len(goes.recommend(3, user="anna")) == 3  # what was learnt stays
+
+
+def test_the_embed_example_joins_learns_and_recommends(
+    mosquitto: Mosquitto, tmp_path: Path
+) -> None:
+    operator = Operator(tmp_path, mosquitto.url, rounds=3)
+    first, second = operator.codes(2)
+    with (
+        operator.serving(),
+        enrolled(mosquitto.url, first, tmp_path / "first", 0) as device,
+    ):
+        device.start()
+        (tmp_path / "app").mkdir()
+        done = subprocess.run(
+            [sys.executable, "-m", "examples.embed", mosquitto.url, "film-3", "film-4"],
+            input=f"{second}\n",
+            cwd=tmp_path / "app",
+            capture_output=True,
+            text=True,
+            timeout=40,
+            check=False,
+            env={"PYTHONPATH": str(Path(__file__).parents[2]), "PATH": "/usr/bin:/bin"},
+        )
+        assert done.returncode == 0, done.stderr
+        lines = done.stdout.splitlines()
+        assert len(lines) == 5 and all("Film " in line for line in lines)
+        with pytest.raises(EnrolmentRefused, match="used by another"):
+            enrolled(mosquitto.url, second, tmp_path / "third", 0)
+        home = tmp_path / "app" / "tessera-home"
+        told = subprocess.run(
+            [sys.executable, "-m", "device_sdk.cli", "status", "--home", str(home), "--json"],
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=True,
+        )
+        assert json.loads(told.stdout)["trained_round"] >= 1

@@ -1,0 +1,218 @@
+"""A round on arrays without a broker: what is kept, what is measured, what is thrown away."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from aggregator.methods.fedavg.method import FedAvgMethod, FedAvgSettings
+from device_sdk.artifact import MANIFEST_FILE, load_artifact
+from device_sdk.home.home import Home
+from device_sdk.home.model_store import CapabilityRow
+from device_sdk.local_data import DataSource, LocalData
+from device_sdk.methods.attention.learner import AttentionLearner
+from device_sdk.methods.fedavg.contract import FedAvgTraining
+from device_sdk.methods.fedavg.learner import FedAvgLearner
+from device_sdk.methods.learner import LearnerError
+from device_sdk.methods.mutual.learner import MutualLearner
+from device_sdk.methods.teacher_logits.learner import TeacherLogitsLearner
+from device_sdk.rounds.commit import commit_round
+from device_sdk.train.array_learners import ARRAY_LEARNERS, RECEIPT_METHODS
+from device_sdk.train.arrays import ArrayTrainer
+from device_sdk.train.job import Declined, LocalArtifact, TrainedRound, TrainingJob
+from device_sdk.train.options import TrainingOptions
+from device_sdk.trainer import Trainer
+from device_sdk.wire.arrays.body import decode_update
+from device_sdk.wire.arrays.exchange import Broadcast
+from device_sdk.wire.publish.manifest import Manifest
+from device_sdk.wire.publish.terms import OfferedArtifact, TaskTerms
+from tests.fakes.array_device import local_data
+from tests.fakes.handmade import linear_artifact, linear_parts, write_artifact
+from tests.fakes.step_clock import StepClock
+
+TRAINING = FedAvgTraining(batch_size=4, learning_rate=0.1, optimizer_state="kept")
+ZEROS = bytes(32)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Home]:
+    opened = Home(tmp_path / "home", create=True)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def artifacts(tmp_path: Path) -> tuple[LocalArtifact, ...]:
+    """Two that differ in their name alone."""
+    linear_artifact(tmp_path / "small")
+    manifest, files = linear_parts()
+    write_artifact(tmp_path / "large", replace(manifest, name="large"), files)
+    return tuple(
+        LocalArtifact(
+            hashlib.sha256((tmp_path / name / MANIFEST_FILE).read_bytes()).digest(),
+            name,
+            tmp_path / name,
+        )
+        for name in ("small", "large")
+    )
+
+
+def opened(artifact: LocalArtifact, number: int = 1) -> Broadcast:
+    trainer = Trainer(artifact.folder)
+    settings = FedAvgSettings(training=TRAINING)
+    return FedAvgMethod(trainer.parameters, trainer.buffers, settings).open_round(number)
+
+
+def job(
+    artifacts: tuple[LocalArtifact, ...], number: int = 1, train_seconds: float = 60.0
+) -> TrainingJob:
+    manifest = Manifest(
+        bytes(16), "t", "all", 1, number, 0, artifacts[0].artifact_id, ZEROS, ZEROS, 1, ZEROS, 1,
+        5, 5, "float32", 0, (),
+    )  # fmt: skip
+    offered = tuple(OfferedArtifact(each.artifact_id, each.name, 9) for each in artifacts)
+    terms = TaskTerms("fedavg", "float32", train_seconds, offered)
+    return TrainingJob(manifest, terms, opened(artifacts[0], number), None, artifacts)
+
+
+def trainer(
+    home: Home,
+    source: DataSource | None = lambda: local_data(3),
+    clock: StepClock | None = None,
+    **options: object,
+) -> ArrayTrainer:
+    return ArrayTrainer(
+        home,
+        lambda: source,
+        ARRAY_LEARNERS["fedavg"],
+        "ab" * 16,
+        TrainingOptions(**options),  # type: ignore[arg-type]
+        clock=clock or StepClock(),
+        rng=np.random.default_rng(1),
+    )
+
+
+def commit(home: Home, work: TrainingJob, result: TrainedRound) -> None:
+    commit_round(home, b"d" * 16, work, result, 1)
+
+
+def test_a_round_gives_an_update_a_state_and_a_model(
+    home: Home, artifacts: tuple[LocalArtifact, ...]
+) -> None:
+    result = trainer(home).train(job(artifacts[:1]))
+    update = decode_update(result.body, 1)
+    assert set(update.tensors) == {"w.linear.weight", "w.linear.bias", "b.mean"}
+    assert update.metadata["samples"] == 13
+    assert result.artifact == artifacts[0] and result.capability is None and result.k == 1
+    state = load_artifact(artifacts[0].folder).manifest.state
+    kept = {tensor.name for tensor in state if tensor.kind in ("parameter", "buffer")}
+    assert result.model is not None and set(result.model) == kept
+    commit(home, job(artifacts[:1]), result)
+    assert home.models.learner_artifact("t") == artifacts[0].artifact_id
+
+
+def test_methods_whose_learners_take_receipts_are_named() -> None:
+    learners = {
+        "fedavg": FedAvgLearner,
+        "teacher_logits": TeacherLogitsLearner,
+        "mutual": MutualLearner,
+        "attention": AttentionLearner,
+    }
+    assert learners.keys() == ARRAY_LEARNERS.keys()
+    assert {name for name, one in learners.items() if hasattr(one, "receipt")} == RECEIPT_METHODS
+
+
+def test_the_state_goes_on_from_the_last_commit_and_from_nothing_else(
+    home: Home, artifacts: tuple[LocalArtifact, ...]
+) -> None:
+    one = trainer(home)
+    first = one.train(job(artifacts[:1]))
+    dropped = one.train(job(artifacts[:1]))  # never committed: as if it had not been
+    assert first.learner_state["trainer.step"] == dropped.learner_state["trainer.step"] == 4
+    commit(home, job(artifacts[:1]), first)
+    second = one.train(job(artifacts[:1], 2))
+    assert second.learner_state["trainer.step"] == 8
+    restarted = trainer(home).train(job(artifacts[:1], 2))
+    assert restarted.learner_state["trainer.step"] == 8
+
+
+def test_another_artifact_starts_anew(home: Home, artifacts: tuple[LocalArtifact, ...]) -> None:
+    commit(home, job(artifacts[:1]), trainer(home).train(job(artifacts[:1])))
+    other = trainer(home).train(job(artifacts[1:], 2))
+    assert other.learner_state["trainer.step"] == 4
+    assert other.artifact == artifacts[1]
+
+
+def test_the_largest_that_fits_is_trained_and_the_choice_is_kept(
+    home: Home, artifacts: tuple[LocalArtifact, ...]
+) -> None:
+    one = trainer(home, capability_seconds=0.2)
+    result = one.train(job(artifacts))
+    assert (result.k, result.artifact) == (2, artifacts[1])
+    assert result.capability is not None and "large takes" in result.capability.reason
+    # Measuring left no trace: the round began from the artifact's own parameters.
+    assert result.learner_state["trainer.step"] == 4
+    commit(home, job(artifacts), result)
+    known = home.models.capability("t")
+    assert known == result.capability
+    again = one.train(job(artifacts, 2))
+    assert again.capability == known and again.learner_state["trainer.step"] == 8
+
+
+@pytest.mark.parametrize("change", ["misses", "triples", "fingerprint"])
+def test_the_choice_is_measured_anew_when_it_no_longer_holds(
+    home: Home, artifacts: tuple[LocalArtifact, ...], change: str
+) -> None:
+    one = trainer(home, capability_seconds=0.2)
+    row = one.train(job(artifacts)).capability
+    assert row is not None
+    stale: dict[str, CapabilityRow] = {
+        "misses": replace(row, k=1, misses=2),
+        "triples": replace(row, k=1, triples=4),
+        "fingerprint": replace(row, k=1, fingerprint="other"),
+    }
+    home.models.save_capability(replace(row, k=1))
+    assert one.train(job(artifacts)).k == 1  # as it was measured, or so it seems
+    home.models.save_capability(stale[change])
+    assert one.train(job(artifacts)).k == 2
+
+
+def test_a_slow_device_trains_the_smallest_or_declines(
+    home: Home, artifacts: tuple[LocalArtifact, ...]
+) -> None:
+    slow = StepClock(tick=1.0)
+    result = trainer(home, clock=slow).train(job(artifacts, train_seconds=2.0))
+    assert result.k == 1 and result.capability is not None
+    assert "Even the smallest misses" in result.capability.reason
+    assert result.capability.misses == 1
+    with pytest.raises(Declined, match="Even the smallest misses"):
+        trainer(home, clock=slow, when_none_fits="decline").train(
+            job(artifacts[:1], train_seconds=2.0)
+        )
+
+
+def test_a_device_without_data_declines(home: Home, artifacts: tuple[LocalArtifact, ...]) -> None:
+    with pytest.raises(Declined, match="given no data"):
+        trainer(home, source=None).train(job(artifacts))
+    empty = LocalData({name: each[:0] for name, each in local_data(1).train.items()})
+    with pytest.raises(LearnerError, match="no local samples"):
+        trainer(home, source=lambda: empty).train(job(artifacts[:1]))
+
+
+def test_the_last_version_replaces_the_devices_own(
+    home: Home, artifacts: tuple[LocalArtifact, ...]
+) -> None:
+    one = trainer(home)
+    assert one.adopt(job(artifacts)) is None  # nothing was trained here
+    commit(home, job(artifacts[:1]), one.train(job(artifacts[:1])))
+    adopted = one.adopt(job(artifacts, 2))
+    assert adopted is not None
+    fresh = Trainer(artifacts[0].folder)
+    fresh.set_state(adopted)
+    wanted = opened(artifacts[0]).tensors["w.linear.weight"]
+    np.testing.assert_allclose(fresh.parameters["linear.weight"], wanted)

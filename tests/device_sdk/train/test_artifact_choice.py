@@ -1,0 +1,132 @@
+"""Which of a task's artifacts a device takes, and which of them it trains."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from device_sdk.train.artifact_choice import ArtifactChoice, WorkDone, choose_artifact
+from device_sdk.train.artifact_wishes import ArtifactWishes
+from device_sdk.train.job import Declined
+from device_sdk.train.options import TrainingOptions
+from device_sdk.wire.publish.terms import OfferedArtifact
+
+SMALL, MIDDLE, LARGE = (
+    OfferedArtifact(bytes([number]) * 32, name, size)
+    for number, (name, size) in enumerate([("small", 10), ("middle", 100), ("large", 1000)])
+)
+ALL = (SMALL, MIDDLE, LARGE)
+
+
+@dataclass
+class HandClock:
+    seconds: float = 0.0
+
+    def now(self) -> float:
+        return self.seconds
+
+    def sleep(self, seconds: float) -> None:
+        self.seconds += seconds
+
+
+@dataclass
+class Work:
+    """A round of ``steps`` equal steps; the first round is cold."""
+
+    name: str
+    step_seconds: float
+    clock: HandClock
+    steps: int = 40
+    spent: list[float] = field(default_factory=list)
+
+    def run(self, most_seconds: float) -> WorkDone:
+        start = self.clock.seconds
+        self.clock.seconds += 0.0 if self.spent else 0.01
+        done = 0
+        while done < self.steps and self.clock.seconds - start < most_seconds:
+            self.clock.seconds += self.step_seconds
+            done += 1
+        self.spent.append(self.clock.seconds - start)
+        return WorkDone(self.spent[-1], done, done == self.steps)
+
+
+def choose(
+    *step_seconds: float, train: float = 1.0, box: float = 5.0, slowdown: float = 1.0
+) -> tuple[ArtifactChoice, list[Work]]:
+    clock = HandClock()
+    works = [Work(f"net {n}", each, clock) for n, each in enumerate(step_seconds)]
+    choice = choose_artifact(
+        works, train_seconds=train, box_seconds=box, slowdown=slowdown, clock=clock
+    )
+    return choice, works
+
+
+def test_the_largest_that_fits_is_chosen() -> None:
+    choice, works = choose(0.002, 0.01, 0.03)
+    assert choice.place == 1 and choice.p90_seconds == pytest.approx(0.4)
+    assert "net 1 takes 400 ms at p90" in choice.reason and "net 2 takes 1.2" in choice.reason
+    assert max(works[0].spent[1:]) == pytest.approx(0.08)
+    choice, _ = choose(0.002, 0.01, 0.015)
+    assert choice.place == 2 and "the largest one" in choice.reason
+
+
+def test_a_miss_ends_the_search_before_larger_ones() -> None:
+    choice, works = choose(0.002, 0.05, 0.06)
+    assert choice.place == 0 and not works[2].spent
+    assert max(works[1].spent) <= 0.8 + 0.06  # no round of it was finished
+
+
+def test_slowness_counts() -> None:
+    choice, _ = choose(0.002, 0.01, slowdown=4.0)
+    assert choice.place == 0
+    assert choice.p90_seconds == pytest.approx(0.32)
+
+
+def test_a_short_box_judges_larger_ones_by_the_pace_of_their_steps() -> None:
+    choice, works = choose(0.05, 0.1, 0.3, train=10.0, box=1.0)
+    assert choice.place == 1 and choice.p90_seconds == pytest.approx(4.0, rel=0.05)
+    assert len(works[1].spent) == 1 and works[1].spent[0] < 1.0  # of a round of four seconds
+    assert sum(works[2].spent) < 3.5
+
+
+def test_none_fits() -> None:
+    choice, works = choose(0.5, 0.6)
+    assert choice.place is None and choice.p90_seconds is None
+    assert "Even the smallest misses: net 0 did not end in time" in choice.reason
+    assert not works[1].spent
+
+
+def test_a_device_takes_what_its_byte_cap_allows() -> None:
+    assert ArtifactWishes(most_bytes=2000).pick(ALL) == ALL
+    assert ArtifactWishes(most_bytes=1000).pick(ALL) == (SMALL, MIDDLE)
+    assert ArtifactWishes(most_bytes=10).pick(ALL) == (SMALL,)
+    with pytest.raises(Declined, match="smallest artifact has 10 bytes, this device takes 9"):
+        ArtifactWishes(most_bytes=9).pick(ALL)
+    paired = OfferedArtifact(bytes(32), "net", 10, LARGE)
+    with pytest.raises(Declined, match="1010 bytes"):
+        ArtifactWishes(most_bytes=1000).pick([paired])
+
+
+def test_a_device_takes_the_one_it_is_told_to() -> None:
+    assert ArtifactWishes("large", most_bytes=1).pick(ALL) == (LARGE,)
+    assert ArtifactWishes(MIDDLE.artifact_id.hex()[:8]).pick(ALL) == (MIDDLE,)
+    for name in ("huge", "0101"):
+        with pytest.raises(Declined, match=r"offers 0 artifacts named .* small, middle, large"):
+            ArtifactWishes(name).pick(ALL)
+    with pytest.raises(Declined, match="2 artifacts named"):
+        ArtifactWishes("small").pick((SMALL, SMALL))
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"artifact": ""}, "artifact is empty"),
+        ({"most_artifact_bytes": 0}, "most_artifact_bytes is 0"),
+        ({"most_attachment_bytes": 0}, "most_attachment_bytes is 0"),
+        ({"placement": "cloud"}, "placement is 'cloud'"),
+    ],
+)
+def test_bad_options_name_themselves(changed: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        TrainingOptions(**changed)  # type: ignore[arg-type]

@@ -1,0 +1,161 @@
+"""A linear model with a buffer, SGD with momentum, and everything small packed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from onnx import TensorProto, helper
+
+from device_sdk.artifact import (
+    INITIAL_FILE,
+    Axis,
+    Graph,
+    Manifest,
+    Member,
+    Optimizer,
+    Port,
+    StateTensor,
+)
+from device_sdk.artifact.safetensors import Array, encode
+from tests.fakes.handmade.writing import (
+    GUARD,
+    LOSS,
+    NO_FILES,
+    OPSET,
+    onnx_bytes,
+    state_ports,
+    write_artifact,
+)
+
+FEATURES, TARGETS = 4, 3
+
+
+def linear_parts() -> tuple[Manifest, dict[str, bytes]]:
+    """y = x W + b, mean squared error, SGD with momentum 0.9; W and b packed; a mean as buffer.
+
+    The buffer is mean <- 0.9 mean + 0.1 mean(x). Extra outputs: prediction, and the seed it got.
+    """
+    size = FEATURES * TARGETS + TARGETS
+    state = (
+        StateTensor(
+            "packed",
+            "parameter",
+            "float32",
+            (size,),
+            (
+                Member("linear.weight", (FEATURES, TARGETS), 0),
+                Member("linear.bias", (TARGETS,), FEATURES * TARGETS),
+            ),
+        ),
+        StateTensor("mean", "buffer", "float32", (FEATURES,), (Member("mean", (FEATURES,)),)),
+        StateTensor("sgd.packed", "optimizer", "float32", (size,), like="packed"),
+        StateTensor("step", "counter", "int64", ()),
+    )
+    x = Port("batch.x", "batch", "x", "float32", ("batch", FEATURES))
+    y = Port("batch.y", "batch", "y", "float32", ("batch", TARGETS))
+    train = Graph(
+        "train.onnx",
+        (
+            *state_ports(state, "state"),
+            x,
+            y,
+            Port("hyper.lr", "hyper", "lr", "float32", (), 0.125),
+            Port("seed", "seed", "seed", "int64", ()),
+        ),
+        (
+            LOSS,
+            GUARD,
+            *state_ports(state, "new"),
+            Port("output.prediction", "output", "prediction", "float32", ("batch", TARGETS)),
+            Port("output.seed", "output", "seed", "int64", ()),
+        ),
+    )
+    infer = Graph(
+        "infer.onnx",
+        (state_ports(state, "state")[0], x),
+        (
+            Port("output.prediction", "output", "prediction", "float32", ("batch", TARGETS)),
+            Port("output.packed", "output", "packed", "float32", (size,)),
+        ),
+    )
+    n = helper.make_node
+    forward = [
+        n("Slice", ["state.packed", "zero1", "split"], ["w.flat"]),
+        n("Slice", ["state.packed", "split", "end"], ["b"]),
+        n("Reshape", ["w.flat", "w.shape"], ["w"]),
+        n("MatMul", ["batch.x", "w"], ["xw"]),
+        n("Add", ["xw", "b"], ["output.prediction"]),
+    ]
+    constants: dict[str, Array] = {
+        "zero1": np.array([0], np.int64),
+        "split": np.array([FEATURES * TARGETS], np.int64),
+        "end": np.array([size], np.int64),
+        "w.shape": np.array([FEATURES, TARGETS], np.int64),
+    }
+    nodes = [
+        *forward,
+        n("Sub", ["output.prediction", "batch.y"], ["error"]),
+        n("Mul", ["error", "error"], ["square"]),
+        n("ReduceMean", ["square"], ["loss"], keepdims=0),
+        n("Size", ["error"], ["count.int"]),
+        n("Cast", ["count.int"], ["count"], to=TensorProto.FLOAT),
+        n("Div", ["two", "count"], ["scale"]),
+        n("Mul", ["error", "scale"], ["grad.out"]),
+        n("Transpose", ["batch.x"], ["xt"], perm=[1, 0]),
+        n("MatMul", ["xt", "grad.out"], ["grad.w"]),
+        n("Reshape", ["grad.w", "minus1"], ["grad.w.flat"]),
+        n("ReduceSum", ["grad.out", "zero1"], ["grad.b"], keepdims=0),
+        n("Concat", ["grad.w.flat", "grad.b"], ["grad"], axis=0),
+        n("Mul", ["state.sgd.packed", "momentum"], ["decayed"]),
+        n("Add", ["decayed", "grad"], ["new.sgd.packed"]),
+        n("Mul", ["new.sgd.packed", "hyper.lr"], ["delta"]),
+        n("Sub", ["state.packed", "delta"], ["new.packed"]),
+        n("ReduceMean", ["batch.x", "zero1"], ["x.mean"], keepdims=0),
+        n("Mul", ["x.mean", "tenth"], ["x.tenth"]),
+        n("Mul", ["state.mean", "momentum"], ["mean.decayed"]),
+        n("Add", ["mean.decayed", "x.tenth"], ["new.mean"]),
+        n("Add", ["state.step", "one"], ["new.step"]),
+        n("ReduceSum", ["new.packed"], ["sum.a"], keepdims=0),
+        n("ReduceSum", ["new.sgd.packed"], ["sum.b"], keepdims=0),
+        n("ReduceSum", ["new.mean"], ["sum.c"], keepdims=0),
+        n("Sum", ["sum.a", "sum.b", "sum.c"], ["guard"]),
+        n("Identity", ["seed"], ["output.seed"]),
+    ]
+    more: dict[str, Array] = {
+        "two": np.array(2, np.float32),
+        "minus1": np.array([-1], np.int64),
+        "momentum": np.array(0.9, np.float32),
+        "tenth": np.array(0.1, np.float32),
+        "one": np.array(1, np.int64),
+    }
+    rng = np.random.default_rng(7)
+    files = {
+        "train.onnx": onnx_bytes(train, nodes, {**constants, **more}),
+        "infer.onnx": onnx_bytes(
+            infer, [*forward, n("Identity", ["state.packed"], ["output.packed"])], constants
+        ),
+        INITIAL_FILE: encode(
+            {
+                "linear.weight": rng.normal(size=(FEATURES, TARGETS)).astype(np.float32),
+                "linear.bias": rng.normal(size=TARGETS).astype(np.float32),
+                "mean": np.full(FEATURES, 0.5, np.float32),
+            }
+        ),
+    }
+    manifest = Manifest(
+        name="linear",
+        opset=OPSET,
+        axes={"batch": Axis(8)},
+        state=state,
+        optimizer=Optimizer("sgd", {"momentum": 0.9}),
+        graphs={"train": train, "infer": infer},
+        files=NO_FILES,
+        producer={"tessera": "0.1.0"},
+    )
+    return manifest, files
+
+
+def linear_artifact(folder: Path) -> Manifest:
+    """Write the linear artifact."""
+    return write_artifact(folder, *linear_parts())

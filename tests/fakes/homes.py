@@ -1,0 +1,179 @@
+"""Aggregators for tests: a home with a small task, served in this thread or as a process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from aggregator.cli import main
+from aggregator.home import Home
+from aggregator.keys.folder import Lives, initialise
+from aggregator.keys.invitation import make_codes
+from aggregator.methods.table import Binding
+from aggregator.rounds.machine import RoundEvent
+from aggregator.serve.assembly import LINK_SETTINGS, World, assemble
+from aggregator.serve.service import Parts, Service
+from aggregator.store import Store
+from aggregator.task.file import read_task
+from device_sdk.link.settings import LinkSettings
+
+ITEMS, WIDTH = 20, 8
+
+
+def make_home(
+    folder: Path,
+    url: str,
+    round_lines: str = "",
+    more: str = "",
+    *,
+    lives: Lives | None = None,
+) -> Home:
+    """A home with 20 items and K = 8."""
+    home = Home(folder / "home")
+    initialise(home, int(time.time()), os.urandom, lives)
+    lines = [f"item-{row}\tTitle {row}" for row in range(ITEMS)]
+    (home.folder / "items.tsv").write_text("\n".join(lines) + "\n")
+    home.task_file.write_text(
+        f'[task]\ncatalogue = "items.tsv"\nartifact = "shipped:mf"\n'
+        f'[broker]\nurl = "{url}"\n'
+        f"[round]\n{round_lines}\n"
+        f"[scatter]\ncolumns = {WIDTH}\n{more}\n"
+    )
+    return home
+
+
+def invite(home: Home, count: int = 1, expires_seconds: int = 3600) -> list[str]:
+    """Codes, as ``tessera-aggregator invite`` makes them."""
+    store = home.open_store()
+    now = int(time.time())
+    codes = make_codes(store, count, now, os.urandom)
+    with store.database.transaction():
+        for code in codes:
+            store.tokens.add(code, now, now + expires_seconds, None)
+    store.database.close()
+    return [code.to_text() for code in codes]
+
+
+def command(home: Home, *arguments: str) -> int:
+    """Run an operator's command."""
+    return main([arguments[0], "--home", str(home.folder), *arguments[1:]])
+
+
+@dataclass
+class Serving:
+    """A service on a thread of its own."""
+
+    parts: Parts
+    service: Service
+    rounds: list[RoundEvent] = field(default_factory=list)
+
+
+@contextmanager
+def serving(
+    home: Home, binding: Binding | None = None, link_settings: LinkSettings = LINK_SETTINGS
+) -> Iterator[Serving]:
+    """Serve a home in this process until the block ends; errors of the service come out here.
+
+    ``binding`` takes the place of the task file's.
+    """
+    stopping = threading.Event()
+    ready = threading.Event()
+    holder: list[Serving] = []
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            task = read_task(home.task_file)
+            if binding is not None:
+                task = replace(task, binding=binding)
+            world = World(time.monotonic, time.time, np.random.default_rng(3), os.urandom)
+            parts = assemble(home, home.open_store(), task, world, link_settings)
+            mine = Serving(parts, Service(parts))
+            mine.service = Service(parts, mine.rounds.append)
+            holder.append(mine)
+            parts.link.start()
+            ready.set()
+            try:
+                mine.service.run(stopping.is_set, lambda: None)
+            finally:
+                mine.service.stop()
+        except BaseException as error:
+            errors.append(error)
+            ready.set()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    ready.wait(10)
+    try:
+        if holder:
+            yield holder[0]
+    finally:
+        stopping.set()
+        thread.join(10)
+        assert not thread.is_alive()
+        if errors:
+            raise errors[0]
+
+
+class ServeProcess:
+    """``tessera-aggregator serve`` as a child process."""
+
+    def __init__(self, home: Home) -> None:
+        self._home = home
+        self._process: subprocess.Popen[bytes] | None = None
+        self.log = home.folder / "serve.log"
+
+    def start(self, point: str = "", calls: int = 0) -> None:
+        """Start; at the ``calls``-th passage of ``point`` (``tests.faults.crash_points``), if any,
+        it kills itself."""
+        home = str(self._home.folder)
+        command = ["-m", "aggregator.cli", "serve", "--home", home]
+        if point:
+            command = ["-m", "tests.fakes.dying_serve", home, point, str(calls)]
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen([sys.executable, *command], stdout=log, stderr=log)
+
+    def await_connections(self, count: int) -> None:
+        """Wait until the processes started so far have connected ``count`` times to the broker."""
+        until = time.monotonic() + 15
+        while self.log.read_text().count("connected to") < count:
+            assert time.monotonic() < until, self.log.read_text()
+            time.sleep(0.02)
+
+    def kill(self) -> None:
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> int:
+        return self._end(signal.SIGTERM)
+
+    def ended(self) -> int | None:
+        """The exit code of a process that is gone, -9 for one killed; None while it runs."""
+        assert self._process is not None
+        return self._process.poll()
+
+    def wait(self) -> int:
+        """The exit code, once it has ended by itself."""
+        assert self._process is not None
+        return self._process.wait(15)
+
+    def _end(self, number: signal.Signals) -> int:
+        if self._process is None:
+            return 0
+        self._process.send_signal(number)
+        code = self._process.wait(15)
+        self._process = None
+        return code
+
+
+def open_store(home: Home) -> Store:
+    return home.open_store()

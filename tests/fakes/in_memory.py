@@ -1,0 +1,195 @@
+"""Both ends in one thread, with a broker that is a dictionary and a clock that a test moves."""
+
+from __future__ import annotations
+
+from collections import deque
+from pathlib import Path
+
+import numpy as np
+
+from device_sdk.factorisation import packaged_artifact
+from device_sdk.home.home import Home
+from device_sdk.home.membership import Membership
+from device_sdk.home.round_store import Outcome
+from device_sdk.installed import installed_artifacts
+from device_sdk.link.events import Message
+from device_sdk.methods.scatter.body import encode_scatter_update
+from device_sdk.rounds.actions import Publish, Subscribe, Unsubscribe
+from device_sdk.rounds.pace import Pace
+from device_sdk.rounds.participant import Participant
+from device_sdk.train.job import TrainedRound, TrainingJob
+from device_sdk.wire.arrays.exchange import Update
+from device_sdk.wire.publish.topics import EnrolAnswerTopic, EnrolRequestTopic
+from device_sdk.wire.seal.enrolment import EnrolmentAttempt
+from device_sdk.wire.seal.enrolment_code import parse_code
+from device_sdk.wire.seal.freshness import Freshness
+from tests.fakes.small_aggregator import WIDTH, SmallAggregator
+
+
+class TableBroker:
+    """Retained messages and what is on its way; stands in for the aggregator's link too."""
+
+    def __init__(self) -> None:
+        self.retained: dict[str, bytes] = {}
+        self.to_device: deque[tuple[str, bytes, bool]] = deque()
+        self.filters: set[str] = set()
+
+    def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
+        if retain:
+            self.retained[topic] = payload
+        if any(_matches(each, topic) for each in self.filters):
+            self.to_device.append((topic, payload, False))
+
+    def subscribe(self, topic_filter: str) -> None:
+        self.filters.add(topic_filter)
+        for topic, payload in self.retained.items():
+            if _matches(topic_filter, topic):
+                self.to_device.append((topic, payload, True))
+
+
+def _matches(topic_filter: str, topic: str) -> bool:
+    parts, levels = topic_filter.split("/"), topic.split("/")
+    return len(parts) == len(levels) and all(
+        part in ("+", level) for part, level in zip(parts, levels, strict=True)
+    )
+
+
+class Bench:
+    """A participant and the other end. ``run`` lets time pass; nothing sleeps."""
+
+    def __init__(self, folder: Path, pace: Pace | None = None, seed: int = 0) -> None:
+        self.now_seconds = 1_000_000.0
+        self.broker = TableBroker()
+        self.aggregator = SmallAggregator("mqtt://unused", clock=lambda: self.now_seconds)
+        self.aggregator._link = self.broker  # type: ignore[assignment]
+        self.aggregator.rotate_descriptor(publish=False, lifetime_seconds=30 * 86_400)
+        self.aggregator.forget_sessions()
+        self.aggregator.publish_standing()
+        self.folder = folder
+        self.pace = pace if pace is not None else Pace()
+        self.installed = installed_artifacts(packaged_artifact())
+        self.connected = True
+        self.rows = 2
+        self.wanted: list[str] = []
+        self.questions: list[TrainingJob] = []
+        self.jobs: list[TrainingJob] = []
+        self.refuse_training = False
+        self.published: list[tuple[float, int]] = []
+        self._rng = np.random.default_rng(seed)
+        self.home = Home(folder, create=True)
+        self._enrol()
+        self.participant = self._participant()
+
+    def restart(self) -> None:
+        """The device's process ends and starts again."""
+        self.home.close()
+        self.broker.filters.clear()
+        self.broker.to_device.clear()
+        self.home = Home(self.folder)
+        self.participant = self._participant()
+
+    def set_connected(self, value: bool) -> None:
+        self.connected = value
+        self.participant.connected(value)
+        self.broker.to_device.clear()
+        if value:
+            for each in list(self.broker.filters):
+                self.broker.subscribe(each)
+
+    def run(self, seconds: float) -> None:
+        """Everything that happens within ``seconds``."""
+        until = self.now_seconds + seconds
+        for _ in range(10_000):
+            if self._settle():
+                continue
+            due = self.participant.next_seconds()
+            if due > until:
+                self.now_seconds = until
+                return
+            self.now_seconds = max(self.now_seconds, due)
+            self.participant.tick()
+        raise AssertionError("something is due again and again: the thread would never sleep")
+
+    def sent(self, message_type: int) -> list[float]:
+        """When messages of a type were published by the device."""
+        return [at for at, kind in self.published if kind == message_type]
+
+    def _settle(self) -> bool:
+        busy = False
+        for action in self.participant.actions.drain():
+            busy = True
+            match action:
+                case Publish(topic, payload):
+                    self.published.append((self.now_seconds, payload[1]))
+                    if self.connected:
+                        self.aggregator._take(Message(topic, payload, False))
+                case Subscribe(topic_filter):
+                    self.broker.subscribe(topic_filter)
+                case Unsubscribe(topic_filter):
+                    self.broker.filters.discard(topic_filter)
+        if self.connected and self.broker.to_device:
+            busy = True
+            topic, payload, retained = self.broker.to_device.popleft()
+            self.participant.message(topic, payload, retained=retained)
+        question = self.participant.take_question()
+        if question is not None:
+            busy = True
+            self.questions.append(question)
+            self.participant.wanted(self.wanted)
+        job = self.participant.take_job()
+        if job is not None:
+            busy = True
+            self._train(job)
+        return busy
+
+    def _train(self, job: TrainingJob) -> None:
+        self.jobs.append(job)
+        if self.refuse_training:
+            self.participant.ended(job, Outcome.FAILED, "as the test wants")
+            return
+        tensors = {
+            "columns": np.arange(WIDTH),
+            "rows": np.arange(self.rows),
+            "values": self._rng.standard_normal((self.rows, WIDTH), dtype=np.float32),
+        }
+        update = Update(job.manifest.round, tensors)
+        body = encode_scatter_update(update, WIDTH, job.terms.update_codec, self._rng)
+        state = {"users": np.zeros((1, WIDTH), np.float32)}
+        self.participant.trained(job, TrainedRound(WIDTH, body, state, None, 0.1))
+
+    def _enrol(self) -> None:
+        code = self.aggregator.code()
+        attempt = EnrolmentAttempt(
+            parse_code(code),
+            self.aggregator.descriptor,
+            self.home.identity(create=True),
+            Freshness(self.aggregator.presence.incarnation, self.home.requests.next()),
+        )
+        topics = self.aggregator.topics
+        answer_topic = topics.write(EnrolAnswerTopic(attempt.mailbox))
+        self.broker.filters.add(answer_topic)
+        self.aggregator._take(Message(topics.write(EnrolRequestTopic()), attempt.message, False))
+        enrolled = attempt.accept(self.broker.to_device.popleft()[1])
+        self.broker.filters.clear()
+        fingerprint = parse_code(code).root_fingerprint
+        membership = Membership(
+            "mqtt://unused", "tessera", "default", "all", None, fingerprint, enrolled.grant
+        )
+        self.home.membership.save(
+            membership, self.aggregator.descriptor, enrolled.time_unix_seconds
+        )
+
+    def _participant(self) -> Participant:
+        membership = self.home.membership.load()
+        assert membership is not None
+        participant = Participant(
+            self.home,
+            membership,
+            artifacts=self.installed,
+            pace=self.pace,
+            clock=lambda: self.now_seconds,
+            rng=self._rng,
+        )
+        participant.start()
+        participant.connected(self.connected)
+        return participant

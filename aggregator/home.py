@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from aggregator.errors import AggregatorError
 from aggregator.store import Database, Store
-
-__all__ = ["Home"]
+from device_sdk.system.lock import FileLock
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,3 +72,27 @@ class Home:
     def open_store(self) -> Store:
         """The store. Raises AggregatorError when there is none."""
         return Store(Database(self.database))
+
+
+# One server a home: two would both absorb, and each would undo the other's rounds.
+#
+# What replaces the open round from outside (``restored``) holds the home in the same way.
+
+
+@contextmanager
+def serve_lock(home: Home) -> Iterator[None]:
+    """Hold the home. The system lets go of the lock when the process ends, however it does.
+
+    Raises AggregatorError when another process holds it.
+    """
+    if not home.folder.is_dir():
+        raise AggregatorError(
+            f"{home.folder} does not exist; run tessera-aggregator init --home {home.folder} first"
+        )
+    lock = FileLock(home.folder / "serve.lock")
+    try:
+        if not lock.try_acquire():
+            raise AggregatorError(f"a serve is running on {home.folder}: stop it first")
+        yield
+    finally:
+        lock.close()

@@ -5,10 +5,8 @@ from __future__ import annotations
 import logging
 from collections import Counter
 
-from aggregator.store.refusal_counts import RefusalCounts
+from aggregator.store.facts import RefusalCounts
 from device_sdk.wire.codec.errors import WireError
-
-__all__ = ["Refusals"]
 
 _LOG = logging.getLogger(__name__)
 _MOST_REMEMBERED = 10_000

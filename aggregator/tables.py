@@ -8,8 +8,6 @@ from typing import Any
 
 from aggregator.errors import TaskError
 
-__all__ = ["TomlTable"]
-
 
 class TomlTable:
     """The keys of one table. :meth:`finish` refuses those that nobody asked for."""

@@ -10,8 +10,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = ["add_rows", "add_run_options", "named", "seeds_of"]
-
 
 def add_rows(parser: argparse.ArgumentParser) -> None:
     """The option ``--rows``; ``named`` reads it."""

@@ -6,8 +6,6 @@ import os
 import sys
 from pathlib import Path
 
-__all__ = ["data_folder", "default_data_folder"]
-
 
 def default_data_folder() -> Path:
     """The folder that TESSERA_DATA names, else ``../shared/data``; it may be missing."""

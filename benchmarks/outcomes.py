@@ -10,8 +10,6 @@ from dataclasses import Field, asdict
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
-__all__ = ["OutcomeFolder"]
-
 
 class _Record(Protocol):
     """Any dataclass."""

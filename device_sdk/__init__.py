@@ -14,23 +14,21 @@ if TYPE_CHECKING:
     from device_sdk.artifact.errors import ArtifactError
     from device_sdk.device import Device
     from device_sdk.errors import (
+        AlreadyEnrolled,
         BatchError,
         CheckpointError,
         DeviceError,
-        GraphRunError,
-        NonFiniteStep,
-        ProviderError,
-        StateError,
-    )
-    from device_sdk.home.errors import (
-        AlreadyEnrolled,
         EnrolmentFailed,
         EnrolmentRefused,
+        GraphRunError,
         HomeBroken,
         HomeError,
         HomeLocked,
+        NonFiniteStep,
         NotEnrolled,
         NothingLearnt,
+        ProviderError,
+        StateError,
         UnknownUser,
     )
     from device_sdk.link.broker_url import TlsFiles
@@ -69,30 +67,30 @@ __all__ = [
 
 # Loaded on first use: `device_sdk.artifact` and `device_sdk.wire` must import without onnxruntime.
 _HOMES = {
-    "AlreadyEnrolled": "device_sdk.home.errors",
+    "AlreadyEnrolled": "device_sdk.errors",
     "ArtifactError": "device_sdk.artifact.errors",
     "BatchError": "device_sdk.errors",
     "CheckpointError": "device_sdk.errors",
     "Device": "device_sdk.device",
     "DeviceError": "device_sdk.errors",
     "DeviceStatus": "device_sdk.status",
-    "EnrolmentFailed": "device_sdk.home.errors",
-    "EnrolmentRefused": "device_sdk.home.errors",
+    "EnrolmentFailed": "device_sdk.errors",
+    "EnrolmentRefused": "device_sdk.errors",
     "GraphRunError": "device_sdk.errors",
-    "HomeBroken": "device_sdk.home.errors",
-    "HomeError": "device_sdk.home.errors",
-    "HomeLocked": "device_sdk.home.errors",
+    "HomeBroken": "device_sdk.errors",
+    "HomeError": "device_sdk.errors",
+    "HomeLocked": "device_sdk.errors",
     "LocalData": "device_sdk.local_data",
     "NonFiniteStep": "device_sdk.errors",
-    "NotEnrolled": "device_sdk.home.errors",
-    "NothingLearnt": "device_sdk.home.errors",
+    "NotEnrolled": "device_sdk.errors",
+    "NothingLearnt": "device_sdk.errors",
     "PrintableFormatter": "device_sdk.system.printable",
     "ProviderError": "device_sdk.errors",
     "StateError": "device_sdk.errors",
     "TlsFiles": "device_sdk.link.broker_url",
     "Trainer": "device_sdk.trainer",
     "TrainingOptions": "device_sdk.train.options",
-    "UnknownUser": "device_sdk.home.errors",
+    "UnknownUser": "device_sdk.errors",
 }
 
 

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from device_sdk.background import Background
+from device_sdk.agent import Background
 from device_sdk.enrol import Fleet, enrol
+from device_sdk.errors import HomeError, NotEnrolled
 from device_sdk.factorisation import packaged_artifact
 from device_sdk.forecaster import Forecaster
-from device_sdk.home.errors import HomeError, NotEnrolled
 from device_sdk.home.home import Home
 from device_sdk.installed import installed_artifacts
 from device_sdk.link.broker_url import TlsFiles
@@ -24,13 +24,12 @@ from device_sdk.local_data import DataSource, LocalData
 from device_sdk.recommender import Recommender
 from device_sdk.rounds.pace import Pace
 from device_sdk.status import DeviceStatus, read_status
-from device_sdk.system.monotonic import awake_clock
+from device_sdk.system.clock import awake_clock
 from device_sdk.train.options import TrainingOptions
 
 if TYPE_CHECKING:
     from device_sdk.system.clock import Clock
 
-__all__ = ["Device"]
 
 Folder = str | os.PathLike[str]
 

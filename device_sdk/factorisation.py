@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import importlib.resources
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from device_sdk.artifact.errors import ArtifactError
 from device_sdk.artifact.manifest import Manifest
-from device_sdk.errors import ArtifactError
+from device_sdk.interactions import Interactions, draw_triples
+from device_sdk.recommend import top_items
+from device_sdk.trainer import Trainer
 
 Rows = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -78,3 +84,91 @@ def triple_batch(
         "l2_users": np.asarray(l2_users, np.float32),
         "l2_items": np.asarray(l2_items, np.float32),
     }
+
+
+# Matrix factorisation learnt on this device alone, from its own interactions.
+
+_SCALE = 0.1
+
+
+@dataclass(frozen=True)
+class LocalSettings:
+    """`lr` multiplies a batch's summed gradient; `l2` applies to each triple's three vectors."""
+
+    k: int
+    lr: float = 0.05
+    l2: float = 0.01
+    batch: int = 512
+
+    def __post_init__(self) -> None:
+        if self.k < 1:
+            raise ValueError(f"k is {self.k}; expected 1 or more")
+        if self.batch < 1:
+            raise ValueError(f"batch is {self.batch}; expected 1 or more triples")
+        if not 0.0 < self.lr < float("inf"):
+            raise ValueError(f"lr is {self.lr}; expected a finite number above 0")
+        if not 0.0 <= self.l2 < float("inf"):
+            raise ValueError(f"l2 is {self.l2}; expected a finite number, 0 or more")
+
+
+class LocalFactorisation:
+    """BPR (Rendle et al. 2009) by stochastic gradient descent on the artifact's train step.
+
+    Factors start at random from `rng`, which also draws each epoch's triples. Raises ArtifactError
+    for an artifact that is no matrix factorisation.
+    """
+
+    def __init__(
+        self,
+        artifact: str | os.PathLike[str],
+        interactions: Interactions,
+        settings: LocalSettings,
+        *,
+        rng: np.random.Generator,
+        providers: str | Sequence[str] = "auto",
+        threads: int = 1,
+    ) -> None:
+        self.trainer = Trainer(artifact, providers=providers, threads=threads)
+        check_factorisation(self.trainer.artifact)
+        self._interactions = interactions
+        self._settings = settings
+        self._rng = rng
+        self.trainer.set_parameters(
+            {
+                USERS: self._random(len(interactions.user_ids)),
+                ITEMS: self._random(len(interactions.item_ids)),
+            }
+        )
+
+    def epochs(self, count: int) -> Iterator[float]:
+        """Train for `count` epochs; yields each one's mean loss per triple.
+
+        Raises NonFiniteStep where the learning rate is too high.
+        """
+        for _ in range(count):
+            triples = draw_triples(self._interactions, self._rng)
+            total = 0.0
+            for part in triples.batches(self._settings.batch):
+                total += self.trainer.step(
+                    triple_batch(
+                        part.user,
+                        part.seen,
+                        part.unseen,
+                        rate_users=self._settings.lr,
+                        rate_items=self._settings.lr,
+                        l2_users=self._settings.l2,
+                        l2_items=self._settings.l2,
+                    ),
+                    hyper={"lr": 1.0},
+                )
+            yield total / max(1, len(triples))
+
+    def recommend(self, user: int, count: int) -> list[tuple[int, float]]:
+        """The best unseen items of a user (by row), as (item row, score)."""
+        parameters = self.trainer.parameters
+        scores = parameters[ITEMS] @ parameters[USERS][user]
+        return top_items(scores, self._interactions.items_of(user), count)
+
+    def _random(self, rows: int) -> Floats:
+        shape = (rows, self._settings.k)
+        return self._rng.standard_normal(shape, dtype=np.float32) * np.float32(_SCALE)

@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
-from device_sdk.home.errors import NothingLearnt
+from device_sdk.errors import NothingLearnt
 from device_sdk.home.home import Home
 
 if TYPE_CHECKING:
     from device_sdk.trainer import Trainer
-
-__all__ = ["Forecaster"]
 
 
 class Forecaster:
@@ -51,7 +49,7 @@ class Forecaster:
                 "method makes recommendations instead (Device.recommend)"
             )
         # Loaded here, as recording and recommending do without onnxruntime.
-        from device_sdk.train.model_arrays import load_model_arrays
+        from device_sdk.train.arrays import load_model_arrays
         from device_sdk.trainer import Trainer
 
         if self._trainer is None or self._artifact_id != model.artifact_id:

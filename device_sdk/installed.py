@@ -8,8 +8,6 @@ from pathlib import Path
 
 from device_sdk.artifact import MANIFEST_FILE
 
-__all__ = ["installed_artifacts"]
-
 
 def installed_artifacts(*folders: Path) -> Mapping[bytes, Path]:
     """Folder by artifact id, 32 bytes: SHA-256 of ``manifest.json``."""

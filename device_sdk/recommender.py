@@ -7,12 +7,10 @@ import threading
 import numpy as np
 from numpy.typing import NDArray
 
-from device_sdk.home.errors import NothingLearnt, UnknownUser
+from device_sdk.errors import NothingLearnt, UnknownUser
 from device_sdk.home.home import Home
 from device_sdk.recommend import top_items
 from device_sdk.wire.publish.catalogue import Catalogue, read_catalogue
-
-__all__ = ["Recommender"]
 
 
 class Recommender:

@@ -9,8 +9,6 @@ from device_sdk.home.home import Home
 from device_sdk.home.membership import Membership
 from device_sdk.link.broker_url import parse_broker_url
 
-__all__ = ["DeviceStatus", "read_status"]
-
 
 @dataclass(frozen=True, slots=True)
 class DeviceStatus:

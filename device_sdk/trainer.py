@@ -10,21 +10,25 @@ from typing import Final
 
 import numpy as np
 
-from device_sdk.artifact.dtypes import DTYPES
+from device_sdk.artifact.errors import ArtifactError
 from device_sdk.artifact.load import CheckedGraph, load_artifact
 from device_sdk.artifact.manifest import Manifest
 from device_sdk.artifact.safetensors import Array
-from device_sdk.artifact.shapes import axes_of, resolve
-from device_sdk.errors import ArtifactError, CheckpointError, NonFiniteStep, StateError
-from device_sdk.runtime.batch import BatchChecker
-from device_sdk.runtime.batch_memory import BatchMemories
+from device_sdk.artifact.shapes import DTYPES, axes_of, resolve
+from device_sdk.errors import CheckpointError, NonFiniteStep, StateError
+from device_sdk.runtime.batch import BatchChecker, BatchMemories
 from device_sdk.runtime.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from device_sdk.runtime.members import Members, check_tensor, initial_state, new_sizes, packed_view
 from device_sdk.runtime.predictor import Predictor
 from device_sdk.runtime.session import open_session
-from device_sdk.runtime.state import StateBanks
-from device_sdk.runtime.step_runner import StepRunner
-from device_sdk.runtime.step_scalars import StepScalars
+from device_sdk.runtime.state import (
+    Members,
+    StateBanks,
+    check_tensor,
+    initial_state,
+    new_sizes,
+    packed_view,
+)
+from device_sdk.runtime.step import StepRunner, StepScalars
 
 _LOG = logging.getLogger("device_sdk")
 

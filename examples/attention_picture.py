@@ -15,8 +15,6 @@ from matplotlib import pyplot
 
 from device_sdk.methods.attention.mixer import AttentionScores
 
-__all__ = ["draw_attention", "weights_between"]
-
 Moment = Mapping[str, AttentionScores]
 
 

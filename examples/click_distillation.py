@@ -33,7 +33,7 @@ from tabulate import tabulate
 from benchmarks.datasets.click import Clicks, ClickSettings, load_clicks
 from benchmarks.recommendation.click_metrics import ClickQuality, click_quality
 from device_sdk import Device, LocalData, Trainer, TrainingOptions
-from device_sdk.home.errors import NothingLearnt
+from device_sdk.errors import NothingLearnt
 from device_sdk.methods.teacher_logits.contract import TeacherLogitsTraining
 from examples.fleet.work_clock import WorkClock, yardstick_seconds
 from examples.local_fleet import FleetTask, LocalFleet, Member, local_fleet

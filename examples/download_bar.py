@@ -9,8 +9,6 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
 from examples.datasets.movielens_download import download_ml_100k
 
-__all__ = ["download_with_bar"]
-
 
 def download_with_bar(folder: Path, console: Console) -> None:
     """Put the files below ``folder``. Raises DatasetError."""

@@ -31,8 +31,7 @@ from device_sdk.artifact.errors import ArtifactError
 from device_sdk.capability import Choice, Measurement, choose_latent_dimension
 from device_sdk.cli.arguments import natural, positive_float, positive_int
 from device_sdk.errors import DeviceError
-from device_sdk.factorisation import ITEMS, USERS
-from device_sdk.local_factorisation import LocalFactorisation, LocalSettings
+from device_sdk.factorisation import ITEMS, USERS, LocalFactorisation, LocalSettings
 from examples.datasets.movielens import (
     Ratings,
     Split,

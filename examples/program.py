@@ -16,8 +16,6 @@ from device_sdk.errors import DeviceError
 from examples.fleet.errors import FleetError
 from export import ExportError
 
-__all__ = ["carried_out", "how_often", "option_parser", "round_bar"]
-
 
 def option_parser(
     name: str, description: str | None, *, rounds: int, holds: str

@@ -14,8 +14,6 @@ matplotlib.use("Agg")
 from matplotlib import pyplot
 from matplotlib.ticker import MaxNLocator
 
-__all__ = ["draw_picture"]
-
 _SHOWN = 6
 
 

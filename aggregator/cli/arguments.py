@@ -11,8 +11,6 @@ from aggregator.home import Home
 from aggregator.store import Store
 from aggregator.store.devices import DeviceRow
 
-__all__ = ["add_home", "device_of", "duration_seconds", "home_of", "positive_int"]
-
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _DURATION = re.compile(r"([0-9]{1,6})([smhd])")
 

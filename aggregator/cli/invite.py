@@ -9,9 +9,9 @@ from pathlib import Path
 
 from aggregator.cli.arguments import add_home, device_of, duration_seconds, home_of, positive_int
 from aggregator.errors import AggregatorError
-from aggregator.keys.invitation import make_codes
-from aggregator.keys.revocation import revoke
-from device_sdk.system.durable import flush_file, flush_folder
+from aggregator.keys.enrolment import make_codes
+from aggregator.keys.registry import revoke
+from device_sdk.system.files import flush_file, flush_folder
 
 _HELP = "make enrolment codes"
 _DESCRIPTION = """\

@@ -7,8 +7,6 @@ import argparse
 from aggregator.cli.arguments import duration_seconds
 from aggregator.keys.folder import Lives
 
-__all__ = ["add_lives", "lives_of"]
-
 _USUAL = Lives()
 _DAY_SECONDS = 86_400
 

@@ -8,9 +8,8 @@ import time
 
 from aggregator.cli.arguments import add_home, home_of
 from aggregator.errors import AggregatorError
-from aggregator.home import Home
+from aggregator.home import Home, serve_lock
 from aggregator.keys.folder import Lives, renew_descriptor
-from aggregator.serve.serve_lock import serve_lock
 from device_sdk.wire.seal.group_key import new_group_key
 
 _HELP = "begin a new generation, after the home came back from a backup"

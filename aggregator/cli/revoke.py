@@ -6,7 +6,7 @@ import argparse
 import time
 
 from aggregator.cli.arguments import add_home, device_of, home_of
-from aggregator.keys.revocation import revoke
+from aggregator.keys.registry import revoke
 
 _HELP = "send a device away for good"
 _DESCRIPTION = """\

@@ -6,16 +6,28 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from aggregator.keys.folder import current_descriptor
 from aggregator.keys.registry import Registry
 from aggregator.refusals import Refusals
 from aggregator.store import Store
-from aggregator.store.devices import DeviceRow
-from aggregator.store.tokens import TokenRow
+from aggregator.store.devices import DeviceRow, TokenRow
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.seal.enrolment import Binding, EnrolmentDesk, EnrolmentOutcome, Token
+from device_sdk.wire.seal.enrolment_code import EnrolmentCode, new_code
 from device_sdk.wire.seal.enrolment_message import EnrolRefusal, Grant
+from device_sdk.wire.seal.keys import RandomBytes
 
-__all__ = ["Enrolment", "EnrolmentAnswer"]
+# Enrolment codes that bind what is in force when they are made.
+
+
+def make_codes(
+    store: Store, count: int, now_unix_seconds: int, random_bytes: RandomBytes
+) -> list[EnrolmentCode]:
+    """Codes of now; whoever commits them hands them out. Raises AggregatorError."""
+    descriptor = current_descriptor(store)
+    root, serial = descriptor.root_fingerprint, descriptor.serial
+    return [new_code(root, serial, now_unix_seconds, random_bytes) for _ in range(count)]
+
 
 _LOG = logging.getLogger(__name__)
 

@@ -11,8 +11,6 @@ from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.publish.presence import Presence, read_presence
 from device_sdk.wire.seal.descriptor import Descriptor, read_descriptor
 
-__all__ = ["Fence"]
-
 _WAIT_SECONDS = 0.5
 _PRESENCE, _DESCRIPTOR = "presence", "descriptor"
 

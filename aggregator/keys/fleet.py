@@ -15,8 +15,6 @@ from device_sdk.wire.seal.group_key import GroupKey
 from device_sdk.wire.seal.keyring import Keyring, ServingKeys
 from device_sdk.wire.seal.keys import RandomBytes
 
-__all__ = ["FleetKeys"]
-
 _LOG = logging.getLogger(__name__)
 _DAY_SECONDS = 86_400
 _WARN_DAYS = 30

@@ -20,10 +20,16 @@ from aggregator.errors import AggregatorError
 from aggregator.home import Home
 from aggregator.store import Database, Store
 from aggregator.store.secrets import IssuedDescriptor
-from device_sdk.system.durable import flush_folder
+from device_sdk.system.files import flush_folder
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.seal import hpke
-from device_sdk.wire.seal.delegation import Delegation, make_delegation
+from device_sdk.wire.seal.authority import (
+    Delegation,
+    Succession,
+    extend_line,
+    make_delegation,
+    make_succession,
+)
 from device_sdk.wire.seal.descriptor import Descriptor, make_descriptor, read_descriptor, root_of
 from device_sdk.wire.seal.group_key import new_group_key
 from device_sdk.wire.seal.keyring import ServingKeys, serving_keys
@@ -37,18 +43,6 @@ from device_sdk.wire.seal.keys import (
     signing_key,
     write_key,
 )
-from device_sdk.wire.seal.succession import Succession, extend_line, make_succession
-
-__all__ = [
-    "Lives",
-    "current_descriptor",
-    "initialise",
-    "read_serving_keys",
-    "renew_descriptor",
-    "rotate_keys",
-    "rotate_root",
-    "tidy_keys",
-]
 
 _DAY_SECONDS = 86_400
 _HOUR_SECONDS = 3600

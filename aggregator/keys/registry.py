@@ -4,12 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from aggregator.store import Store
 from aggregator.store.devices import DeviceRow, Devices
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.publish.manifest import selected
 from device_sdk.wire.seal.session_table import RegisteredDevice
 
-__all__ = ["Registry"]
+# Revoking a device: from the registry, and from what is published next.
+
+
+def revoke(store: Store, device_id: bytes, now_unix_seconds: int) -> bool:
+    """Revoke inside a transaction; whether the device was there and not revoked before.
+
+    The group key, which the device knows, is replaced before the next publication.
+    """
+    if not store.devices.revoke(device_id, now_unix_seconds):
+        return False
+    store.facts.rotation_due = True
+    return True
 
 
 class Registry:

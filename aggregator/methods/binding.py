@@ -2,16 +2,70 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from typing import Any, Generic, Literal, Protocol, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
 
 from aggregator.methods.method import Method
+from aggregator.tables import TomlTable
 from device_sdk.artifact import Artifact
+from device_sdk.wire.arrays.body import decode_update
 from device_sdk.wire.arrays.exchange import Update
 
-__all__ = ["Binding"]
+# A settings class read from a table of a task file, field by field.
+
+Settings = TypeVar("Settings")
+_LEAST = -(2**63)
+_MOST = 2**63 - 1
+
+
+def read_settings(
+    kind: type[Settings], table: TomlTable, defaults: Settings | None = None
+) -> Settings:
+    """A ``kind`` (a frozen dataclass of scalars and such classes) with the table's values.
+
+    A field that the table lacks has its default, from ``defaults`` where given; a class inside is
+    a table below this one. The table is finished: a key that is no field is refused. Raises
+    TaskError, naming the key.
+    """
+    hints = get_type_hints(kind)
+    values: dict[str, Any] = {}
+    for field in fields(kind):  # type: ignore[arg-type]
+        default = getattr(defaults, field.name) if defaults is not None else _default(field)
+        values[field.name] = _value(hints[field.name], field.name, default, table)
+    table.finish()
+    try:
+        return kind(**values)
+    except ValueError as error:
+        # The method's classes name the setting; its table is this one.
+        raise table.error("", f"holds a setting out of range: {error}") from None
+
+
+def _value(hint: Any, name: str, default: Any, table: TomlTable) -> Any:
+    if is_dataclass(hint) and isinstance(hint, type):
+        return read_settings(hint, table.table(name), None if default is MISSING else default)
+    if default is MISSING and name not in table:
+        raise table.error(name, "is missing")
+    if hint is str:
+        return table.plain_text(name, "" if default is MISSING else default)
+    if get_origin(hint) is Literal:
+        choices = get_args(hint)
+        return table.choice(name, choices, choices[0] if default is MISSING else default)
+    if hint is bool:
+        return table.boolean(name, False if default is MISSING else default)
+    if hint is int:
+        return table.integer(name, 0 if default is MISSING else default, least=_LEAST, most=_MOST)
+    if hint is float:
+        return table.number(name, 0.0 if default is MISSING else default)
+    raise TypeError(f"{name} is a {hint}, which no task file can hold")
+
+
+def _default(field: Field[Any]) -> Any:
+    if field.default_factory is not MISSING:
+        return field.default_factory()
+    return field.default
 
 
 class Binding(Protocol):
@@ -49,3 +103,41 @@ class Binding(Protocol):
     def width_of(self, update: Update) -> int:
         """How much of the model the device trained (its k), for the operator's eyes; 0 where the
         method has no such thing."""
+
+
+# What methods on local arrays have in common: no catalogue, models from artifacts, one body.
+
+MOST_ARTIFACTS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayBinding(Generic[Settings]):
+    """``make`` builds the method from the task's artifacts, smallest first, and the settings."""
+
+    method_name: str
+    settings: Settings
+    make: Callable[[Sequence[Artifact], Settings], Method]
+    artifacts: range = range(1, MOST_ARTIFACTS + 1)
+    needs_catalogue: bool = False
+
+    def build(
+        self, items: int, rng: np.random.Generator, artifacts: Sequence[Artifact] = ()
+    ) -> Method:
+        """See :class:`~aggregator.methods.binding.Binding`."""
+        return self.make(artifacts, self.settings)
+
+    def items_of(self, method: Method) -> int:
+        """There is no catalogue."""
+        return 0
+
+    def grow(self, method: Method, items: int, rng: np.random.Generator) -> None:
+        """Never called: there is no catalogue."""
+        raise TypeError(f"{self.method_name} has no catalogue that could grow")
+
+    def decode(self, body: bytes, round_id: int, items: int, sender: str = "") -> Update:
+        """See :class:`~aggregator.methods.binding.Binding`."""
+        return decode_update(body, round_id, sender)
+
+    def width_of(self, update: Update) -> int:
+        """Models are trained whole."""
+        return 0

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["rate_at", "require_decay"]
-
 _LEAST = 1e-9
 """Never quite 0, which devices refuse or take for the artifact's own."""
 

@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 from numpy.typing import NDArray
 
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 from device_sdk.wire.codec.errors import WireError
-
-__all__ = ["Method", "Refused", "Remembering", "RoundSummary", "State", "StateError"]
 
 State = Mapping[str, NDArray[Any]]
 
@@ -74,3 +73,30 @@ class Remembering(Protocol):
 
     def forget(self, sender: str) -> None:
         """Drop what is kept of a device, where it is known: it was revoked. Between rounds."""
+
+
+# Reading a method's state back: its parts, and whether an array is what it has to be.
+
+
+def part(prefix: str, state: State) -> dict[str, NDArray[Any]]:
+    """The arrays whose names begin with ``prefix``, by what follows it."""
+    return {n.removeprefix(prefix): array for n, array in state.items() if n.startswith(prefix)}
+
+
+def require_array(
+    array: NDArray[Any], name: str, dtype: type[np.generic], shape: tuple[int, ...]
+) -> None:
+    """Raises StateError, which calls the array ``name``, for another dtype or shape."""
+    if array.dtype != dtype or array.shape != shape:
+        raise StateError(
+            f"the state's {name!r} is {array.dtype} {array.shape}; expected "
+            f"{np.dtype(dtype)} {shape}"
+        )
+
+
+def require_count(array: NDArray[Any], name: str) -> int:
+    """The number in an int64 scalar; raises StateError, which calls it ``name``, where there is
+    none, or one below 0."""
+    if array.dtype != np.int64 or array.shape != () or array < 0:
+        raise StateError(f"the state's {name!r} is no count")
+    return int(array)

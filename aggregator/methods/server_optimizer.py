@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 
 from aggregator.methods.method import StateError
 
-__all__ = ["OptimizerSettings", "ServerOptimizer"]
-
 Floats = NDArray[np.float32]
 _MOMENTS = ("first_moment", "second_moment")
 

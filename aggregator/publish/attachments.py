@@ -12,18 +12,15 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from aggregator.store import Store
-from aggregator.store.attachments import AttachmentBook, CohortKey, SealedContent
+from aggregator.store.publications import AttachmentBook, CohortKey, SealedContent
 from device_sdk.wire.arrays.exchange import Attachment, Broadcast
 from device_sdk.wire.arrays.tensors import Codec, encode_tensors
 from device_sdk.wire.publish.broadcast import Publication
 from device_sdk.wire.publish.content import ContentKind, seal_content
 from device_sdk.wire.publish.task_messages import OfferedAttachment, write_attachment
 from device_sdk.wire.publish.topics import ChunkTopic, Topics
-from device_sdk.wire.seal.cohort_key import wrap_cohort_key
-from device_sdk.wire.seal.group_key import GroupKey
+from device_sdk.wire.seal.group_key import GroupKey, wrap_cohort_key
 from device_sdk.wire.seal.keys import RandomBytes, draw
-
-__all__ = ["ATTACHMENT_PART", "Attachments", "SealedOffer"]
 
 _KEY_BYTES = 32
 ATTACHMENT_PART = "attachment."

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from aggregator.errors import AggregatorError
-from aggregator.publish.artifact_content import ArtifactContent
 from aggregator.publish.attachments import Attachments
 from aggregator.store import Store
 from aggregator.store.rounds import RoundRow
+from device_sdk.artifact import MANIFEST_FILE, Artifact, ArtifactError, load_artifact
 from device_sdk.wire.arrays.exchange import Broadcast
 from device_sdk.wire.arrays.tensors import require_encodable
+from device_sdk.wire.publish.artifact_bundle import pack_artifact
 from device_sdk.wire.publish.broadcast import Publication
 from device_sdk.wire.publish.catalogue import NO_CATALOGUE, catalogue_id
-from device_sdk.wire.publish.chunk_set import seal_chunks
-from device_sdk.wire.publish.content import ContentKind, seal_content
+from device_sdk.wire.publish.content import ContentKind, seal_chunks, seal_content
 from device_sdk.wire.publish.manifest import Manifest, write_manifest
 from device_sdk.wire.publish.presence import Presence, sign_presence
 from device_sdk.wire.publish.task_messages import BROADCAST_CODECS, TaskTerms, write_broadcast
+from device_sdk.wire.publish.terms import OfferedArtifact
 from device_sdk.wire.publish.topics import (
     ChunkTopic,
     DescriptorTopic,
@@ -33,7 +36,54 @@ from device_sdk.wire.seal.group_key import GroupKey, new_group_key
 from device_sdk.wire.seal.keyring import ServingKeys
 from device_sdk.wire.seal.keys import RandomBytes
 
-__all__ = ["PublishedTask", "Publisher"]
+# An artifact's folder, checked and packed for sending.
+
+
+@dataclass(frozen=True)
+class ArtifactContent:
+    """An artifact as it travels, and as a method reads its first parameters.
+
+    ``companion``: the artifact that goes with it, if any.
+    """
+
+    artifact_id: bytes
+    content: bytes
+    artifact: Artifact
+    companion: ArtifactContent | None = None
+
+    def offer(self) -> OfferedArtifact:
+        """What devices are told of it."""
+        return OfferedArtifact(
+            self.artifact_id,
+            self.artifact.manifest.name,
+            len(self.content),
+            None if self.companion is None else self.companion.offer(),
+        )
+
+
+def read_artifacts(
+    folders: tuple[Path, ...], companions: tuple[Path, ...]
+) -> tuple[ArtifactContent, ...]:
+    """All artifacts of a task. Raises AggregatorError."""
+    if not companions:
+        return tuple(read_artifact(folder) for folder in folders)
+    return tuple(
+        read_artifact(folder, read_artifact(companion))
+        for folder, companion in zip(folders, companions, strict=True)
+    )
+
+
+def read_artifact(folder: Path, companion: ArtifactContent | None = None) -> ArtifactContent:
+    """Check an artifact as a device would, and pack it. Raises AggregatorError."""
+    try:
+        artifact = load_artifact(folder)
+        names = [MANIFEST_FILE, *artifact.manifest.files]
+        files = {name: (folder / name).read_bytes() for name in names}
+        content = pack_artifact(files)
+    except (ArtifactError, OSError, ValueError) as error:
+        raise AggregatorError(f"the artifact {folder} cannot be published: {error}") from None
+    artifact_id = hashlib.sha256(files[MANIFEST_FILE]).digest()
+    return ArtifactContent(artifact_id, content, artifact, companion)
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,6 @@ from aggregator.store.update_log import LoggedUpdate
 from device_sdk.artifact import Artifact
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 
-__all__ = ["Aggregation"]
-
 _LOG = logging.getLogger(__name__)
 
 

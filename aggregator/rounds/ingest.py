@@ -10,7 +10,6 @@ from aggregator.methods.table import Binding
 from aggregator.refusals import Refusals
 from aggregator.rounds.aggregation import Aggregation
 from aggregator.rounds.machine import Rounds
-from aggregator.rounds.repeats import Repeats
 from aggregator.store import Store
 from aggregator.store.rounds import RoundRow
 from aggregator.store.update_log import LoggedUpdate, StoredVerdict
@@ -24,8 +23,39 @@ from device_sdk.wire.publish.receipts import (
     read_update,
     update_digest,
 )
+from device_sdk.wire.seal.admission import TokenBuckets
 
-__all__ = ["Ingest", "Settled"]
+# How often one device may ask for what was decided before.
+
+_BURST = 64.0
+_PER_SECOND = 1.0
+
+
+class Repeats:
+    """Answers that cost work and change nothing, bounded for each device.
+
+    A device whose receipts are lost sends its updates again, with growing waits, and is answered
+    each time. One that goes on beyond ``_BURST`` answers and one a second is not heard for a
+    while: :meth:`exhausted` is asked before a message is decrypted. Only what a session's envelope
+    proved to be a device's own is charged to it, so nobody can silence another.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._buckets = TokenBuckets(_BURST, _PER_SECOND, clock)
+
+    def exhausted(self, device_id: bytes) -> bool:
+        """Whether the device has to wait before it is heard again."""
+        return self._buckets.is_empty(device_id)
+
+    def answered(self, device_id: bytes) -> bool:
+        """An update of the device was answered, or refused, without being new.
+
+        Whether that was the last answer for a while.
+        """
+        if not self.exhausted(device_id):
+            self._buckets.take(device_id)
+        return self.exhausted(device_id)
+
 
 _COUNTED = Verdict.COUNTED  # named for every update: an enum looks its members up each time
 

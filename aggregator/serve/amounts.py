@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["ago", "size", "span"]
-
 
 def span(seconds: float) -> str:
     """Such as "4 s", "12 min", "3 h" or "9 d"."""

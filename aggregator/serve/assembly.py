@@ -15,13 +15,11 @@ from aggregator.keys.enrolment import Enrolment
 from aggregator.keys.fence import Fence
 from aggregator.keys.fleet import FleetKeys
 from aggregator.keys.registry import Registry
-from aggregator.publish.artifact_content import read_artifacts
-from aggregator.publish.publisher import PublishedTask, Publisher
+from aggregator.publish.publisher import PublishedTask, Publisher, read_artifacts
 from aggregator.refusals import Refusals
 from aggregator.rounds.aggregation import Aggregation
-from aggregator.rounds.ingest import Ingest
+from aggregator.rounds.ingest import Ingest, Repeats
 from aggregator.rounds.machine import Rounds
-from aggregator.rounds.repeats import Repeats
 from aggregator.serve.broker_links import BrokerLinks
 from aggregator.serve.housekeeping import Housekeeping, grow_catalogue
 from aggregator.serve.outgoing import Outgoing
@@ -39,8 +37,6 @@ from device_sdk.wire.seal.admission import TokenBuckets, WorkBudget
 from device_sdk.wire.seal.enrolment import EnrolmentDesk
 from device_sdk.wire.seal.keys import RandomBytes
 from device_sdk.wire.seal.session_table import SessionTable
-
-__all__ = ["LINK_SETTINGS", "World", "assemble"]
 
 SHARD = 0
 _BURST = 20.0

@@ -14,8 +14,6 @@ from aggregator.task.catalogue import adopt_catalogue, read_catalogue_file, stor
 from device_sdk.wire.publish.chunks import Reassembler
 from device_sdk.wire.seal.session_table import SessionTable
 
-__all__ = ["Housekeeping"]
-
 _LOG = logging.getLogger(__name__)
 _SWEEP_SECONDS = 10.0
 _FORGET_SECONDS = 60.0

@@ -18,11 +18,9 @@ from rich.text import Text
 
 from aggregator.rounds.machine import RoundClosed, RoundEvent, RoundHeld, RoundOpened
 from aggregator.serve.amounts import size, span
+from aggregator.serve.metrics import Snapshot
 from aggregator.serve.service import Service
-from aggregator.serve.snapshot import Snapshot
 from device_sdk.system.printable import PrintableFormatter, printable
-
-__all__ = ["LiveView", "PlainView", "View", "describe", "render"]
 
 _LOG = logging.getLogger("aggregator")
 _REFRESH_SECONDS = 0.5

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from device_sdk.link.events import Delivery, Outcome
 from device_sdk.wire.seal.admission import Clock
 
-__all__ = ["LossProbe"]
-
 _EVERY_SECONDS = 5.0
 _PATIENCE_SECONDS = 20.0
 _NUMBER_BYTES = 8

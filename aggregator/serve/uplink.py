@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from aggregator.keys.enrolment import Enrolment
 from aggregator.keys.registry import Registry, credential
-from aggregator.rounds.repeats import Repeats
+from aggregator.rounds.ingest import Repeats
 from device_sdk.link.events import Message
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.codec.header import MessageType
@@ -24,8 +24,6 @@ from device_sdk.wire.publish.topics import (
 )
 from device_sdk.wire.seal.group_key import GroupKey
 from device_sdk.wire.seal.session_table import SessionTable
-
-__all__ = ["Answer", "Arrived", "Refusal", "Uplink"]
 
 _MOST_TOPICS = 8192
 # Compared with every message: an enum's member is looked up anew each time it is named.

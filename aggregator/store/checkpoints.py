@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 from aggregator.methods.method import State
 from aggregator.store.database import Database
 
-__all__ = ["Checkpoint", "Checkpoints"]
-
 Kind = Literal["version", "partial"]
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from aggregator.errors import AggregatorError
 from aggregator.store.database import Database
-
-__all__ = ["Facts"]
 
 
 class Facts:
@@ -126,3 +126,25 @@ class Facts:
 
     def _put(self, name: str, value: int | float | str | bytes) -> None:
         self._database.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, value))
+
+
+# How often what was refused, since the beginning.
+
+
+class RefusalCounts:
+    """Table ``refusals``."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def add(self, counts: Mapping[str, int]) -> None:
+        """Add to the counters."""
+        self._database.execute_many(
+            "INSERT INTO refusals VALUES (?, ?) "
+            "ON CONFLICT (reason) DO UPDATE SET count = count + excluded.count",
+            counts.items(),
+        )
+
+    def all(self) -> dict[str, int]:
+        """Counters by reason."""
+        return dict(self._database.rows("SELECT reason, count FROM refusals ORDER BY reason"))

@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 
 from aggregator.store.database import Database
 
-__all__ = ["RoundRow", "Rounds"]
-
 _COLUMNS = (
     "round, generation, version, opened_unix, deadline_unix, seed, threshold, expected, items, "
     "closed_unix, next_version, participants, metrics, held, forgotten"

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from aggregator.store.database import Database
 from device_sdk.wire.seal.group_key import GroupKey
 
-__all__ = ["IssuedDescriptor", "Secrets"]
-
 
 @dataclass(frozen=True, slots=True)
 class IssuedDescriptor:

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from aggregator.store.attachments import AttachmentBooks
 from aggregator.store.checkpoints import Checkpoints
 from aggregator.store.database import Database
-from aggregator.store.devices import Devices
-from aggregator.store.facts import Facts
-from aggregator.store.publications import Publications
-from aggregator.store.refusal_counts import RefusalCounts
+from aggregator.store.devices import Devices, Tokens
+from aggregator.store.facts import Facts, RefusalCounts
+from aggregator.store.publications import AttachmentBooks, Publications
 from aggregator.store.rounds import Rounds
 from aggregator.store.secrets import Secrets
-from aggregator.store.tokens import Tokens
 from aggregator.store.update_log import UpdateLog
-
-__all__ = ["Store"]
 
 
 class Store:

@@ -7,8 +7,6 @@ from typing import NamedTuple
 
 from aggregator.store.database import Database
 
-__all__ = ["LoggedUpdate", "StoredVerdict", "UpdateLog"]
-
 
 class LoggedUpdate(NamedTuple):
     """An accepted update. ``seq`` gives the order of commits, which is the order of absorption.

@@ -8,8 +8,6 @@ from aggregator.errors import AggregatorError
 from aggregator.store import Store
 from device_sdk.wire.publish.catalogue import Catalogue, read_catalogue
 
-__all__ = ["adopt_catalogue", "read_catalogue_file", "stored_catalogue"]
-
 
 def read_catalogue_file(path: Path) -> Catalogue:
     """Row 0 is the first line. Raises AggregatorError, naming the line."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["TASK_TEMPLATE"]
-
 TASK_TEMPLATE = """\
 # What this fleet learns, and how. Paths are relative to this file. Lines that start with '#' show
 # defaults. tessera-aggregator serve checks the file and names any key that it does not like.

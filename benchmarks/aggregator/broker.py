@@ -11,8 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["ACCOUNTS", "ACCOUNTS_FOR", "MOSQUITTO", "SETTINGS", "Broker", "running_mosquitto"]
-
 MOSQUITTO = shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin:/usr/bin:/usr/local/bin")
 ACL = Path(__file__).parents[2] / "aggregator" / "acl.template"
 SETTINGS: Mapping[str, Sequence[str]] = {

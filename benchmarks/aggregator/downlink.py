@@ -8,8 +8,6 @@ from aggregator.methods.scatter.method import initial_items
 from benchmarks.aggregator.fleet import ITEMS, WIDTH
 from device_sdk.wire.arrays.tensors import Codec, encode_tensors
 
-__all__ = ["measure_downlink"]
-
 
 def measure_downlink() -> dict[str, int]:
     """Bytes of the item matrix by encoding: ``float16``, ``int8`` and ``int4``."""

@@ -14,18 +14,10 @@ from aggregator.keys.folder import initialise
 from aggregator.serve.service import Parts
 from aggregator.store import Store
 from aggregator.store.devices import DeviceRow
-from device_sdk.methods.scatter.body import encode_scatter_update
+from device_sdk.methods.scatter.contract import encode_scatter_update
 from device_sdk.wire.arrays.exchange import Update
 from device_sdk.wire.publish.presence import read_presence
 from device_sdk.wire.seal.device_session import DeviceCredential
-
-__all__ = [
-    "BenchDevice",
-    "enrol_directly",
-    "make_bench_home",
-    "scatter_body",
-    "shown_incarnation",
-]
 
 ITEMS, WIDTH = 3706, 64
 ROWS, COLUMNS = 100, 16

@@ -11,8 +11,6 @@ from pathlib import Path
 
 from benchmarks.aggregator.mqtt_client import connect_packet, publish_packet
 
-__all__ = ["FloodPlan", "main"]
-
 _BATCH_SECONDS = 0.01
 
 

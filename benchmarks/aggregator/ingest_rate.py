@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
+from aggregator.cli.serve import ease_collector
 from aggregator.keys.registry import credential
 from aggregator.serve.assembly import World, assemble
-from aggregator.serve.garbage import ease_collector
 from aggregator.serve.service import Parts
 from aggregator.serve.uplink import Arrived
 from aggregator.task.file import read_task
@@ -28,8 +28,6 @@ from device_sdk.wire.publish.receipts import RecordType, UpdateIdentity, Verdict
 from device_sdk.wire.publish.topics import Topics, UpTopic
 from device_sdk.wire.seal.device_session import SessionOpening
 from device_sdk.wire.seal.freshness import Freshness
-
-__all__ = ["IngestFigures", "measure_ingest"]
 
 _SESSIONS = 500
 _GROUP = 256

@@ -13,8 +13,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["delayed", "main"]
-
 _READ_BYTES = 1 << 18
 _MOST_PIECES = 4096
 

@@ -35,8 +35,6 @@ from device_sdk.wire.seal.freshness import Freshness
 from device_sdk.wire.seal.group_key import GroupKey, find_group_key
 from device_sdk.wire.seal.signature import public_key
 
-__all__ = ["Load"]
-
 _PATIENCE_SECONDS = 60.0
 _ANSWER_SECONDS = 10.0
 _REPEAT_SECONDS = 2.0

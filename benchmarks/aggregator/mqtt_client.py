@@ -5,8 +5,6 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 
-__all__ = ["MiniClient", "connect_packet", "publish_packet"]
-
 _PUBLISH, _PUBACK = 0x30, 0x40
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-__all__ = ["cpu_seconds"]
-
 
 def cpu_seconds(pid: int) -> float:
     """Of all its threads since it started, user and system."""

@@ -20,8 +20,6 @@ from benchmarks.aggregator.broker import running_mosquitto
 from benchmarks.aggregator.fleet import enrol_directly, make_bench_home, scatter_body
 from device_sdk.wire.publish.receipts import UpdateIdentity, Verdict, write_update
 
-__all__ = ["RecoveryFigures", "measure_recovery"]
-
 _GROUP = 256
 _PATIENCE_SECONDS = 60.0
 

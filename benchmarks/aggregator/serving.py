@@ -24,8 +24,6 @@ from benchmarks.aggregator.fleet import (
 from benchmarks.aggregator.latency import delayed
 from benchmarks.aggregator.load import Load
 
-__all__ = ["Served", "serving"]
-
 _NEVER = 2**40
 
 

@@ -16,8 +16,6 @@ from device_sdk.wire.publish.topics import Topics, UpTopic
 from device_sdk.wire.seal.device_session import SessionOpening
 from device_sdk.wire.seal.freshness import Freshness
 
-__all__ = ["measure_opens"]
-
 
 def measure_opens(count: int, folder: Path) -> float:
     """Opens a second: registry, admission, HPKE both ways, signatures, session table.

@@ -9,8 +9,6 @@ from pathlib import Path
 from benchmarks.aggregator.process_time import cpu_seconds
 from benchmarks.aggregator.serving import serving
 
-__all__ = ["BrokerFigures", "measure_through_broker"]
-
 
 @dataclass(frozen=True)
 class BrokerFigures:

@@ -17,8 +17,6 @@ from benchmarks.aggregator.serving import Served, serving
 from device_sdk.wire.codec.header import MessageType
 from device_sdk.wire.publish.topics import EnrolRequestTopic, Topics, UpTopic
 
-__all__ = ["KINDS", "AttackFigures", "measure_under_attack"]
-
 KINDS: Mapping[str, str] = {
     "outside": "forged opens on the devices' topics, from without an account",
     "enrolment": "forged enrolment requests, from without an account",

@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 from device_sdk.wire.arrays.exchange import Attachment, Broadcast, Update
 from device_sdk.wire.arrays.tensors import Codec, decode_tensors, encode_tensors
 
-__all__ = ["HalfChannel"]
-
 Tensors = Mapping[str, NDArray[Any]]
 
 

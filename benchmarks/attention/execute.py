@@ -28,8 +28,6 @@ from device_sdk.methods.local_steps import predict_all
 from device_sdk.trainer import Trainer
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 
-__all__ = ["execute"]
-
 AnyLearner = AttentionLearner | FedAvgLearner | LocalLearner
 
 

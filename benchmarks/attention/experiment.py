@@ -10,8 +10,6 @@ from typing import Literal, get_args
 from aggregator.methods.attention.method import AttentionSettings
 from aggregator.methods.fedavg.method import FedAvgSettings
 
-__all__ = ["DATA", "DataName", "Experiment", "Local", "Shown"]
-
 DataName = Literal["vmnist", "air", "air-missing", "air-widths"]
 Shown = Literal["personal", "global"]
 DATA: tuple[str, ...] = get_args(DataName)

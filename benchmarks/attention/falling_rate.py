@@ -8,8 +8,6 @@ from aggregator.methods.falling_rate import rate_at
 from aggregator.methods.method import Method, RoundSummary, State
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 
-__all__ = ["FallingRate"]
-
 
 class FallingRate:
     """The method, with ``learning_rate`` times decay^(round - 1) in its broadcasts.

@@ -24,8 +24,6 @@ from export.models.gru_classifier import (
     export_gru_classifier,
 )
 
-__all__ = ["DeviceData", "Fleet", "Part", "export_artifacts", "fleet_of"]
-
 _HIDDEN = 32
 _WIDE = 64
 # The same stations lack the same features in each seed's runs of all methods.

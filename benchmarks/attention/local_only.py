@@ -12,8 +12,6 @@ from device_sdk.methods.local_steps import SampleStream
 from device_sdk.trainer import Trainer
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 
-__all__ = ["LocalLearner", "LocalMethod"]
-
 
 class LocalLearner:
     """Takes a round's steps on its own samples and sends nothing."""

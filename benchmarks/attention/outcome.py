@@ -8,8 +8,6 @@ from typing import Any
 from benchmarks.attention.experiment import Experiment
 from benchmarks.outcomes import OutcomeFolder
 
-__all__ = ["Outcome", "OutcomeStore", "Point", "Scores"]
-
 
 @dataclass(frozen=True, slots=True)
 class Point:

@@ -21,8 +21,6 @@ from benchmarks.scatter.statistics import spread
 from device_sdk.methods.attention.mixer import AttentionScores
 from examples.attention_picture import Moment, draw_attention
 
-__all__ = ["device_groups", "draw_joining", "draw_listening", "moment_of"]
-
 
 def device_groups(data: str, names: Collection[str]) -> dict[str, str]:
     """Each device's group, V-MNIST's variant or the city and its suburbs, in the fleet's order.

@@ -20,8 +20,6 @@ from benchmarks.attention.presets import (
 )
 from benchmarks.datasets.vmnist import DEVICES_A_VARIANT, VARIANTS
 
-__all__ = ["BEST", "KINDS", "OBSERVED", "ROWS", "STAGES", "TABLES", "Row", "stage_devices"]
-
 BEST = "FedAMN"
 """The row that the others are compared with, seed by seed."""
 

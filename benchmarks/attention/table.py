@@ -11,16 +11,6 @@ from benchmarks.attention.outcome import Outcome
 from benchmarks.attention.rows import BEST, KINDS, OBSERVED
 from benchmarks.scatter.statistics import paired_difference, spread
 
-__all__ = [
-    "BySeed",
-    "joining_accuracies",
-    "joining_table",
-    "known_table",
-    "main_caption",
-    "main_table",
-    "validation_table",
-]
-
 BySeed = Mapping[int, Outcome]
 
 

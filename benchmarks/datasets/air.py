@@ -17,17 +17,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = [
-    "CLASSES",
-    "FEATURES",
-    "HOURS",
-    "SUBURBS",
-    "AirPart",
-    "AirStation",
-    "load_air",
-    "without_features",
-]
-
 HOURS = 48
 """Length of a window."""
 STRIDE_HOURS = 6

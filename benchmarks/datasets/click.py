@@ -26,8 +26,6 @@ from numpy.typing import NDArray
 from benchmarks.data_folder import default_data_folder
 from benchmarks.datasets.movielens import AGES, OCCUPATIONS, MovieLens, read_1m
 
-__all__ = ["ClickDevice", "ClickSettings", "Clicks", "clicks_of", "data_root", "load_clicks"]
-
 _LIKED = 4
 _FEWEST_USERS = 50
 

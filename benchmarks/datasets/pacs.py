@@ -10,8 +10,6 @@ import numpy as np
 
 from benchmarks.datasets.mnist import Images
 
-__all__ = ["PACS_CLASSES", "PACS_DOMAINS", "load_pacs64"]
-
 PACS_DOMAINS: Final = ("photo", "art_painting", "cartoon", "sketch")
 PACS_CLASSES: Final = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
 

@@ -7,8 +7,6 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["turned_clockwise"]
-
 
 def turned_clockwise(images: NDArray[np.uint8], degrees: float) -> NDArray[np.uint8]:
     """``images`` [n, height, width] turned clockwise, as seen with row 0 on top.

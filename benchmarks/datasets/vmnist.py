@@ -18,8 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import ndimage
 
-__all__ = ["VARIANTS", "VmnistDevice", "VmnistPart", "load_vmnist"]
-
 Variant = Literal["digits", "rotated", "noise", "pictures", "rotated-pictures", "fashion"]
 VARIANTS: tuple[Variant, ...] = get_args(Variant)
 DEVICES_A_VARIANT = 3

@@ -127,7 +127,7 @@ def _factors(name: str, items: int, triples: int, k: int, target: float | None) 
 
 def workloads() -> list[Workload]:
     """Every row, smallest first."""
-    from export.models.lenet import LeNet
+    from export.models.images import LeNet
     from export.models.resnet import ResNet
 
     def recurrent(kind: Any) -> Callable[[], nn.Module]:

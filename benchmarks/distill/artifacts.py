@@ -16,8 +16,6 @@ from export.losses import cross_entropy
 from export.models.click import click_model, example_clicks, export_click, predicted_clicks
 from export.models.fields import Fields
 
-__all__ = ["ArtifactShelf", "click_fields"]
-
 _TEACHING = ("teacher", "has_teacher", "weight_ce", "weight_teacher", "weight_kl", "l2")
 
 

@@ -19,8 +19,6 @@ from benchmarks.recommendation.click_metrics import click_quality
 from benchmarks.simulator import Simulation
 from device_sdk.wire.arrays.tensors import Codec
 
-__all__ = ["execute"]
-
 _DEVICE_NAMES = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 

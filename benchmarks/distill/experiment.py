@@ -10,8 +10,6 @@ from typing import Literal
 from benchmarks.datasets.click import ClickSettings
 from device_sdk.methods.teacher_logits.contract import TeacherLogitsTraining
 
-__all__ = ["Experiment", "ModelChoice", "OptimizerName"]
-
 OptimizerName = Literal["adam", "sgd", "segmented"]
 _REVISION = 1
 """Raised when the same settings would give another result: stored ones then no longer count."""

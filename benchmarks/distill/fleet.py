@@ -24,8 +24,6 @@ from device_sdk.methods.learner import Learner
 from device_sdk.methods.teacher_logits.learner import TeacherLogitsLearner
 from device_sdk.trainer import Trainer
 
-__all__ = ["Fleet", "build_fleet", "whole"]
-
 Samples = Mapping[str, NDArray[Any]]
 
 

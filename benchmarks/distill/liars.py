@@ -8,11 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_sdk.methods.learner import State
-from device_sdk.methods.teacher_logits.contract import TeacherLogitsTraining
-from device_sdk.methods.teacher_logits.label_knowledge import LabelKnowledge, encode_knowledge
+from device_sdk.methods.teacher_logits.contract import (
+    LabelKnowledge,
+    TeacherLogitsTraining,
+    encode_knowledge,
+)
 from device_sdk.wire.arrays.exchange import Broadcast, Update
-
-__all__ = ["Claims", "LyingTeacher", "last_class", "other_labels", "random_claims"]
 
 Claims = Callable[[int], NDArray[np.float32]]
 """From the number of classes to mean outputs by label, [classes, classes]."""

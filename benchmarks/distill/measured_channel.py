@@ -16,8 +16,6 @@ from device_sdk.wire.codec import cbor
 from device_sdk.wire.publish.broadcast import MAX_CHUNK_PAYLOAD_BYTES, Publication
 from device_sdk.wire.seal.group_key import new_group_key
 
-__all__ = ["MeasuredChannel"]
-
 # Around a broadcast: what its manifest says besides the chunks' hashes, its signature, its seal.
 _MANIFEST_BYTES = 400
 _HASH_BYTES = 34

@@ -9,8 +9,6 @@ from benchmarks.distill.experiment import Experiment
 from benchmarks.outcomes import OutcomeFolder
 from benchmarks.recommendation.click_metrics import ClickQuality
 
-__all__ = ["GLOBAL", "Outcome", "OutcomeStore", "Point"]
-
 GLOBAL = "global"
 """All devices' test samples together, each predicted by its own device's model."""
 

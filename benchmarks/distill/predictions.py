@@ -12,8 +12,6 @@ from benchmarks.recommendation.click_metrics import ClickQuality, click_quality
 from device_sdk.methods.local_steps import predict_all
 from device_sdk.trainer import Trainer
 
-__all__ = ["Predictions", "clicks_predicted", "entries_of", "joined_quality", "predictions"]
-
 Samples = Mapping[str, NDArray[Any]]
 Predictions = tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.int64]]
 """Of each sample: the label, the click's predicted probability, and the user."""

@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 from benchmarks.distill.experiment import Experiment, ModelChoice
 from device_sdk.methods.teacher_logits.contract import TeacherLogitsTraining
 
-__all__ = ["AFD", "BASELINE", "FLEET_ROWS", "HARDER_ROWS", "ROWS", "Row"]
-
 BASELINE = "FD"
 AFD = "AFD"
 

@@ -14,8 +14,6 @@ from benchmarks.distill.presets import AFD, BASELINE, ROWS
 from benchmarks.recommendation.click_metrics import ClickQuality
 from benchmarks.scatter.statistics import paired_difference, spread
 
-__all__ = ["cost_table", "device_table", "harder_table", "quality_table", "verdict"]
-
 Outcomes = Mapping[str, Mapping[int, Outcome]]
 _NOTHING = PaperFigures()
 _BYTES_ROW = "FedAvg, Wide & Deep"

@@ -16,8 +16,6 @@ from device_sdk import Trainer
 from export.models.images import export_image, image_model
 from export.models.mutual import export_mutual
 
-__all__ = ["ArtifactCache", "ImageTask", "Kind"]
-
 _SHAPES = {"rmnist": (1, 28, 10), "pacs64": (3, 64, 7)}
 # The paper's (section 4.1.1), decoupled from the gradient as in AdamW.
 _LEARNING_RATE, _WEIGHT_DECAY = 1e-3, 1e-4

@@ -14,8 +14,6 @@ from benchmarks.datasets.mnist import Images, load_mnist
 from benchmarks.datasets.pacs import PACS_CLASSES, PACS_DOMAINS, load_pacs64
 from benchmarks.datasets.rotation import turned_clockwise
 
-__all__ = ["ANGLES", "Domain", "Split", "pacs64", "rotated_mnist"]
-
 ANGLES = (0, 20, 40, 60)
 Split = Literal["independent", "by-image"]
 

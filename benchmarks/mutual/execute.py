@@ -15,8 +15,6 @@ from benchmarks.mutual.fleets import make_fleet
 from benchmarks.mutual.outcome import Outcome
 from benchmarks.mutual.scores import Scoreboard
 
-__all__ = ["execute", "load_domains"]
-
 # Images and splits depend on the seed alone, not on the method.
 _IMAGES_STREAM = 7
 

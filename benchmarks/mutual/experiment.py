@@ -11,8 +11,6 @@ from benchmarks.mutual.domains import Split
 from device_sdk.methods.fedavg.contract import FedAvgTraining
 from device_sdk.methods.mutual.contract import MutualTraining
 
-__all__ = ["Experiment", "FourModels"]
-
 FourModels = tuple[str, str, str, str]
 
 

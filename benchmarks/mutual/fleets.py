@@ -20,14 +20,15 @@ from device_sdk.local_data import DataSource, LocalData
 from device_sdk.methods.fedavg.learner import FedAvgLearner
 from device_sdk.methods.learner import State
 from device_sdk.methods.local_steps import SampleStream
-from device_sdk.methods.mutual.contract import MutualTraining
+from device_sdk.methods.mutual.contract import (
+    MutualTraining,
+    encode_samples,
+    encode_soft_labels,
+    sample_entries,
+)
 from device_sdk.methods.mutual.learner import MutualLearner
-from device_sdk.methods.mutual.public_samples import encode_samples, sample_entries
-from device_sdk.methods.mutual.soft_labels import encode_soft_labels
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 from device_sdk.wire.arrays.tensors import Codec, encode_tensors
-
-__all__ = ["Fleet", "make_fleet"]
 
 
 class Fleet(Protocol):

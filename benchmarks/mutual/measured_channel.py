@@ -6,15 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from device_sdk.methods.mutual.public_samples import samples_mark
+from device_sdk.methods.mutual.contract import samples_mark
 from device_sdk.wire.arrays.body import decode_update, encode_update
 from device_sdk.wire.arrays.exchange import Attachment, Broadcast, Update
 from device_sdk.wire.arrays.tensors import Codec, decode_tensors, encode_tensors
 from device_sdk.wire.publish.task_messages import TaskTerms, write_broadcast
-from device_sdk.wire.seal.envelope import HEADER_BYTES, MAX_MESSAGE_BYTES, TAG_BYTES
-from device_sdk.wire.seal.padding import padded_length
-
-__all__ = ["MeasuredChannel"]
+from device_sdk.wire.seal.envelope import HEADER_BYTES, MAX_MESSAGE_BYTES, TAG_BYTES, padded_length
 
 _CODECS = {"float32": Codec.FLOAT32, "float16": Codec.FLOAT16, "int8": Codec.INT8}
 # Around an update's body: task, generation, round and lengths.

@@ -8,8 +8,6 @@ from typing import Any
 from benchmarks.mutual.experiment import Experiment
 from benchmarks.outcomes import OutcomeFolder
 
-__all__ = ["DeviceScore", "Outcome", "OutcomeStore"]
-
 
 @dataclass(frozen=True, slots=True)
 class DeviceScore:

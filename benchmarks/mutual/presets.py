@@ -11,8 +11,6 @@ from benchmarks.mutual.experiment import Experiment, FourModels
 from device_sdk.methods.fedavg.contract import FedAvgTraining
 from device_sdk.methods.mutual.contract import MutualTraining
 
-__all__ = ["ROWS", "TABLES", "Paper", "Row"]
-
 LENETS: FourModels = ("lenet", "lenet", "lenet", "lenet")
 FOUR: FourModels = ("resnet", "alexnet", "lenet", "vgg")
 

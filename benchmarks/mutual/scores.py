@@ -12,8 +12,6 @@ from benchmarks.mutual.outcome import DeviceScore
 from device_sdk import Trainer
 from device_sdk.methods.local_steps import predict_all
 
-__all__ = ["Scoreboard"]
-
 _OUTPUT = "probabilities"
 
 

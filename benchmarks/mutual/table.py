@@ -11,8 +11,6 @@ from benchmarks.mutual.outcome import Outcome
 from benchmarks.mutual.presets import Paper, Row
 from benchmarks.scatter.statistics import spread
 
-__all__ = ["by_domain_table", "mean_table", "validation_table"]
-
 Outcomes = Mapping[str, Mapping[int, Outcome]]
 _MEASURES = ("acc", "bwt", "fwt")
 _HEADERS = (

@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 
 from benchmarks.privacy.sighting import Sighting
 
-__all__ = ["Evidence", "LikesModel", "evidence", "liked_by_size"]
-
 Floats = NDArray[np.float64]
 Rows = NDArray[np.int64]
 

@@ -9,10 +9,8 @@ from numpy.typing import NDArray
 
 from aggregator.methods.scatter.method import ScatterMethod, ScatterSettings
 from benchmarks.privacy.sighting import Sighting, sight
-from device_sdk.methods.scatter.body import decode_scatter_update, encode_scatter_update
+from device_sdk.methods.scatter.contract import decode_scatter_update, encode_scatter_update
 from device_sdk.wire.arrays.exchange import Update
-
-__all__ = ["CuriousMethod"]
 
 
 class CuriousMethod(ScatterMethod):

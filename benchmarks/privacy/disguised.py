@@ -10,8 +10,6 @@ from benchmarks.privacy.experiment import Run
 from device_sdk.methods.learner import Learner, State
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 
-__all__ = ["DisguisedLearner"]
-
 
 class DisguisedLearner:
     """Passes on what ``learner`` trains, disguised as ``run`` says."""

@@ -21,8 +21,6 @@ from benchmarks.simulator import Simulation, device_name, mixed_columns, scatter
 from device_sdk.methods.scatter.factor_step import FactorStep
 from device_sdk.methods.scatter.learner import ScatterLearner
 
-__all__ = ["SILENT_ROUNDS", "execute"]
-
 Rows = NDArray[np.int64]
 
 _WATCHED = {True: 200, False: 24}

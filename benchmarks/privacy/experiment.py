@@ -10,9 +10,7 @@ from typing import Literal
 
 from benchmarks.scatter.experiment import Experiment
 from benchmarks.scatter.presets import preset
-from device_sdk.methods.scatter.pool import PoolSettings
-
-__all__ = ["DEFAULT", "ROWS", "Disguise", "Row", "Run", "run_of"]
+from device_sdk.methods.scatter.triples import PoolSettings
 
 _REVISION = 1
 """Part of every key: raise it when attacks or what is measured change."""

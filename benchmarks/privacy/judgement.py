@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 from benchmarks.privacy.attack import LikesModel, evidence, liked_by_size
 from benchmarks.privacy.sighting import Sighting
 
-__all__ = ["Judgement", "Victim", "by_learning", "by_size", "ranking_quality"]
-
 Rows = NDArray[np.int64]
 
 

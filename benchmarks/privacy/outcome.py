@@ -9,8 +9,6 @@ from benchmarks.outcomes import OutcomeFolder
 from benchmarks.privacy.experiment import Run
 from benchmarks.privacy.judgement import Judgement
 
-__all__ = ["Outcome", "OutcomeStore"]
-
 
 @dataclass(frozen=True, slots=True)
 class Outcome:

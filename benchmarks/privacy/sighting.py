@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 
 from device_sdk.wire.arrays.exchange import Update
 
-__all__ = ["Sighting", "sight"]
-
 Floats = NDArray[np.float64]
 Rows = NDArray[np.int64]
 

@@ -12,8 +12,6 @@ from benchmarks.privacy.judgement import Judgement
 from benchmarks.privacy.outcome import Outcome
 from benchmarks.scatter.statistics import paired_difference
 
-__all__ = ["attack_table", "joining_table"]
-
 BySeed = Mapping[int, Outcome]
 
 _HEADERS = (

@@ -9,8 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score
 
-__all__ = ["ClickQuality", "click_quality", "mean_ndcg"]
-
 _LEAST = 1e-7
 
 

@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 
 from benchmarks.recommendation.split import LeaveOneOut
 
-__all__ = ["DATA_SETS", "has_times", "load_split"]
-
 DATA_SETS = ("ml-100k", "ml-1m")
 _NEGATIVES = 99
 

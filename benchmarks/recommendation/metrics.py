@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 
 from benchmarks.recommendation.split import LeaveOneOut
 
-__all__ = ["Quality", "full_ranks", "quality", "sampled_ranks"]
-
 Floats = NDArray[np.float32]
 Rows = NDArray[np.int64]
 

@@ -12,8 +12,6 @@ from benchmarks.robust.attacks import Attack
 from device_sdk.methods.learner import Learner, State
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 
-__all__ = ["AnyValue"]
-
 _MOST_CLAIMED = 1 << 40
 _LARGEST = 1e12
 """Larger values are refused."""

@@ -7,19 +7,6 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = [
-    "ATTACKS",
-    "MAGNITUDES",
-    "PROMOTING",
-    "SHARES",
-    "SINGLE",
-    "STRENGTH",
-    "Attack",
-    "hostile_devices",
-    "noise_like",
-    "unpopular_item",
-]
-
 Attack = Literal["flip", "noise", "promotion", "patient", "opposite", "pattern", "row"]
 ATTACKS: tuple[Attack, ...] = ("flip", "noise", "promotion", "patient")
 PROMOTING: tuple[Attack, ...] = ("promotion", "patient")

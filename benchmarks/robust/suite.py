@@ -15,8 +15,6 @@ from benchmarks.robust.attacks import MAGNITUDES, SINGLE, Attack
 from benchmarks.robust.table import DEFAULT, UNPROTECTED, Found, OutcomeT
 from benchmarks.robust.trial import ExperimentT, Trial
 
-__all__ = ["Option", "Selection", "SplitName", "Suite", "changed"]
-
 SplitName = Literal["test", "validation"]
 SettingsT = TypeVar("SettingsT", bound=Any)
 

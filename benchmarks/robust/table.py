@@ -10,17 +10,6 @@ from tabulate import tabulate
 from benchmarks.robust.attacks import MAGNITUDES, PROMOTING, SHARES, SINGLE, Attack
 from benchmarks.scatter.statistics import spread
 
-__all__ = [
-    "DEFAULT",
-    "UNPROTECTED",
-    "Found",
-    "Measure",
-    "OutcomeT",
-    "change_table",
-    "promotion_table",
-    "single_table",
-]
-
 UNPROTECTED = "none"
 DEFAULT = "default"
 

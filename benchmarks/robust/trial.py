@@ -9,8 +9,6 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from benchmarks.robust.attacks import ATTACKS, SINGLE, Attack
 
-__all__ = ["ExperimentT", "Trial"]
-
 _REVISION = 1
 """Part of every key: raise it when attacks or what is measured change."""
 

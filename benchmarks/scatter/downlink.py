@@ -9,12 +9,10 @@ from aggregator.methods.scatter.method import ScatterMethod, initial_items
 from benchmarks.scatter.experiment import Experiment
 from benchmarks.scatter.measured_channel import WIRE_CODECS
 from device_sdk.wire.publish.broadcast import Publication
-from device_sdk.wire.publish.chunk_set import seal_chunks
+from device_sdk.wire.publish.content import seal_chunks
 from device_sdk.wire.publish.manifest import Manifest, write_manifest
 from device_sdk.wire.publish.task_messages import TaskTerms, write_broadcast
 from device_sdk.wire.seal.group_key import new_group_key
-
-__all__ = ["published_bytes"]
 
 _ITEMS = {"ml-100k": 1682, "ml-1m": 3706}
 _TASK, _COHORT = "movies", "all"

@@ -8,9 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 from aggregator.methods.scatter.method import ScatterSettings
-from device_sdk.methods.scatter.pool import PoolSettings
-
-__all__ = ["METHOD_REVISION", "BroadcastCodec", "Experiment", "UpdateCodec"]
+from device_sdk.methods.scatter.triples import PoolSettings
 
 METHOD_REVISION = 2
 """Part of every key. Raise it when the code of learners, methods or codecs changes what a run finds

@@ -17,8 +17,6 @@ from device_sdk.factorisation import packaged_artifact
 from device_sdk.methods.scatter.factor_step import FactorStep, TrainerStep
 from device_sdk.trainer import Trainer
 
-__all__ = ["measure_full_round", "open_step"]
-
 
 def open_step(artifact: Path | None) -> FactorStep:
     """The train graph on one CPU thread: of ``artifact``, or of the one that is installed."""

@@ -9,12 +9,10 @@ from numpy.typing import NDArray
 
 from benchmarks.scatter.experiment import BroadcastCodec, UpdateCodec
 from benchmarks.scatter.sealed_line import SealedLine
-from device_sdk.methods.scatter.body import decode_scatter_update, encode_scatter_update
+from device_sdk.methods.scatter.contract import decode_scatter_update, encode_scatter_update
 from device_sdk.wire.arrays.exchange import Attachment, Broadcast, Update
 from device_sdk.wire.arrays.tensors import decode_tensors, encode_tensors
 from device_sdk.wire.publish.task_messages import BROADCAST_CODECS
-
-__all__ = ["WIRE_CODECS", "MeasuredChannel"]
 
 WIRE_CODECS = {"fp32": "float32", "fp16": "float16", "int8": "int8"}
 """The wire's names of update codecs."""

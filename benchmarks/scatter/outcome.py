@@ -8,8 +8,6 @@ from typing import Any
 from benchmarks.outcomes import OutcomeFolder
 from benchmarks.scatter.experiment import METHOD_REVISION, Experiment
 
-__all__ = ["Outcome", "OutcomeStore", "Point"]
-
 
 @dataclass(frozen=True, slots=True)
 class Point:

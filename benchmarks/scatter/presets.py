@@ -11,9 +11,7 @@ from aggregator.methods.scatter.method import ScatterSettings
 from aggregator.methods.server_optimizer import OptimizerSettings
 from benchmarks.scatter.experiment import Experiment
 from device_sdk.methods.scatter.contract import ScatterTraining
-from device_sdk.methods.scatter.pool import PoolSettings
-
-__all__ = ["BASELINE", "CLASSES", "ROWS", "Row", "preset"]
+from device_sdk.methods.scatter.triples import PoolSettings
 
 CLASSES = (8, 16, 32, 64)
 BASELINE = "all at K"

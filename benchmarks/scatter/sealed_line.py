@@ -14,8 +14,6 @@ from device_sdk.wire.publish.receipts import (
 )
 from device_sdk.wire.seal.session import End, Session, derive_session_keys
 
-__all__ = ["SealedLine"]
-
 _DEVICE_ID = bytes(16)
 _TASK = "movies"
 

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["Interval", "Spread", "paired_difference", "spread"]
-
 # Student's t, two-sided 95 %, by degrees of freedom from 1.
 _T95 = (
     *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),

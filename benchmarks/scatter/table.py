@@ -11,8 +11,6 @@ from benchmarks.scatter.outcome import Outcome
 from benchmarks.scatter.presets import BASELINE
 from benchmarks.scatter.statistics import paired_difference, spread
 
-__all__ = ["by_class_table", "quality_table"]
-
 _HEADERS = (
     "fleet",
     "seeds",

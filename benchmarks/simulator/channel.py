@@ -6,8 +6,6 @@ from typing import Protocol
 
 from device_sdk.wire.arrays.exchange import Attachment, Broadcast, Update
 
-__all__ = ["Channel", "DirectChannel"]
-
 
 class Channel(Protocol):
     """Carries messages, as exactly as its encoding does. May count what it carries."""

@@ -9,9 +9,7 @@ from numpy.typing import NDArray
 
 from device_sdk.methods.scatter.factor_step import FactorStep
 from device_sdk.methods.scatter.learner import ScatterLearner
-from device_sdk.methods.scatter.pool import PoolSettings
-
-__all__ = ["FixedInteractions", "mixed_columns", "scatter_fleet"]
+from device_sdk.methods.scatter.triples import PoolSettings
 
 Rows = NDArray[np.int64]
 

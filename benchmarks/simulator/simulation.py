@@ -12,8 +12,6 @@ from benchmarks.simulator.channel import Channel, DirectChannel
 from device_sdk.methods.learner import FetchingLearner, Learner, LearnerError, ReceiptLearner
 from device_sdk.wire.arrays.exchange import Broadcast
 
-__all__ = ["Simulation", "device_name"]
-
 
 def device_name(index: int) -> str:
     """What stands for a device's id: its index in 32 hexadecimal digits."""

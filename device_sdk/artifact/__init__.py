@@ -7,7 +7,6 @@ the aggregator reads them, the device loads them.
 from __future__ import annotations
 
 from device_sdk.artifact.errors import ArtifactError
-from device_sdk.artifact.graph import Graph, Port
 from device_sdk.artifact.load import Artifact, load_artifact, read_manifest
 from device_sdk.artifact.manifest import (
     FORMAT_VERSION,
@@ -18,7 +17,7 @@ from device_sdk.artifact.manifest import (
     Manifest,
     Optimizer,
 )
-from device_sdk.artifact.state import Member, StateTensor
+from device_sdk.artifact.parts import Graph, Member, Port, StateTensor
 
 __all__ = [
     "FORMAT_VERSION",

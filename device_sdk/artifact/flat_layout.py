@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 
 from device_sdk.artifact.manifest import Manifest
 
-__all__ = ["FlatEntry", "FlatLayout", "flat_layout", "layout_of"]
-
 Floats = NDArray[np.float32]
 Places = NDArray[np.int64]
 

@@ -13,10 +13,8 @@ from typing import Final
 
 from device_sdk.artifact import manifest_json
 from device_sdk.artifact.errors import ArtifactError
-from device_sdk.artifact.graph import Graph, Port
-from device_sdk.artifact.names import checked_file_name, checked_name
-from device_sdk.artifact.shapes import Shape, axes_of
-from device_sdk.artifact.state import Member, StateTensor
+from device_sdk.artifact.parts import Graph, Member, Port, StateTensor
+from device_sdk.artifact.shapes import Shape, axes_of, checked_file_name, checked_name
 
 FORMAT: Final = "tessera-artifact"
 FORMAT_VERSION: Final = 1

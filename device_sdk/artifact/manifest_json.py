@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING
 
 from device_sdk.artifact import json_fields
 from device_sdk.artifact.errors import ArtifactError
-from device_sdk.artifact.graph import Graph, Port
 from device_sdk.artifact.json_fields import Fields
-from device_sdk.artifact.names import checked_name
-from device_sdk.artifact.shapes import Shape
-from device_sdk.artifact.state import Member, StateTensor
+from device_sdk.artifact.parts import Graph, Member, Port, StateTensor
+from device_sdk.artifact.shapes import Shape, checked_name
 
 if TYPE_CHECKING:
     from device_sdk.artifact.manifest import Manifest

@@ -1,11 +1,77 @@
-"""Shapes whose lengths may be names: `("items", "k")` is fixed only once the axes have sizes."""
+"""Names, dtypes and shapes as a manifest writes them."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
 
 from device_sdk.artifact.errors import ArtifactError
+
+# Rules for the names an artifact may carry.
+
+MAX_NAME_LENGTH = 512
+_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}\Z")
+# Names that open a device instead of a file on Windows, whatever their extension.
+_RESERVED = re.compile(r"(?:con|prn|aux|nul|com[0-9]|lpt[0-9])(?:\.|\Z)", re.IGNORECASE)
+
+
+def checked_name(name: object, what: str) -> str:
+    """A non-empty printable string of at most MAX_NAME_LENGTH characters."""
+    if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_LENGTH or not name.isprintable():
+        shown = repr(name)[:80]
+        raise ArtifactError(
+            f"{what}: {shown} is no name: expected 1 to {MAX_NAME_LENGTH} printable characters"
+        )
+    return name
+
+
+def checked_file_name(name: object) -> str:
+    """A plain file name: no folder, no leading dot, ASCII letters, digits, '.', '-' and '_'."""
+    if not isinstance(name, str) or not _FILE_NAME.match(name) or _RESERVED.match(name):
+        raise ArtifactError(
+            f"{repr(name)[:80]} is not allowed as a file name: an artifact's files lie directly in "
+            "its folder and are named in ASCII letters, digits, '.', '-' and '_'"
+        )
+    return name
+
+
+# Element types an artifact's tensors may have, by the names the manifest uses.
+
+DTYPES: Final[dict[str, np.dtype[np.generic]]] = {
+    name: np.dtype(name)
+    for name in (
+        "float32",
+        "float64",
+        "float16",
+        "int64",
+        "int32",
+        "int16",
+        "int8",
+        "uint8",
+        "bool",
+    )
+}
+"""Manifest name -> numpy dtype (native byte order)."""
+
+ONNX_ELEMENT_TYPES: Final[dict[int, str]] = {
+    1: "float32",
+    2: "uint8",
+    3: "int8",
+    5: "int16",
+    6: "int32",
+    7: "int64",
+    9: "bool",
+    10: "float16",
+    11: "float64",
+}
+"""onnx.TensorProto.DataType -> manifest name."""
+
+
+# Shapes whose lengths may be names: `("items", "k")` is fixed only once the axes have sizes.
 
 Dim = int | str | None
 Shape = tuple[Dim, ...]

@@ -5,8 +5,7 @@ from __future__ import annotations
 from device_sdk.capability.choice import Choice, Request, choose_k, choose_latent_dimension
 from device_sdk.capability.machine import Machine, describe_machine
 from device_sdk.capability.report import choice_to_json, choice_to_text
-from device_sdk.capability.stopwatch import BlockSize, Measurement
-from device_sdk.capability.workload import Workload
+from device_sdk.capability.stopwatch import BlockSize, Measurement, Workload
 from device_sdk.system.clock import Clock, MonotonicClock
 
 __all__ = [

@@ -13,10 +13,14 @@ import numpy as np
 from device_sdk.capability.machine import Machine, describe_machine
 from device_sdk.capability.matmul import MatmulWorkload
 from device_sdk.capability.search import Found, find_largest_k
-from device_sdk.capability.stopwatch import BlockSize, Measurement, Stopwatch
-from device_sdk.capability.throttle import checked_slowdown
+from device_sdk.capability.stopwatch import (
+    BlockSize,
+    Measurement,
+    Stopwatch,
+    Workload,
+    checked_slowdown,
+)
 from device_sdk.capability.train_step import TrainStepWorkload
-from device_sdk.capability.workload import Workload
 from device_sdk.system.clock import Clock, MonotonicClock
 
 Method = Literal["train_step", "matmul"]

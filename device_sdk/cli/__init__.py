@@ -6,9 +6,10 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from device_sdk.artifact.errors import ArtifactError
 from device_sdk.cli import bench, join, recommend, run, status, train, trust
-from device_sdk.cli.errors import CommandError
-from device_sdk.errors import ArtifactError, DeviceError
+from device_sdk.cli.arguments import CommandError
+from device_sdk.errors import DeviceError
 from device_sdk.system.printable import printable
 
 _DESCRIPTION = """\

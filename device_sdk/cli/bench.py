@@ -10,8 +10,7 @@ from pathlib import Path
 from device_sdk.capability.choice import choose_latent_dimension
 from device_sdk.capability.report import choice_to_json, choice_to_text
 from device_sdk.capability.stopwatch import Measurement
-from device_sdk.cli.arguments import fraction, positive_float, positive_int, slowdown
-from device_sdk.cli.progress import ProgressLine
+from device_sdk.cli.arguments import ProgressLine, fraction, positive_float, positive_int, slowdown
 from device_sdk.factorisation import packaged_artifact
 
 _DESCRIPTION = """\

@@ -7,9 +7,7 @@ from getpass import getpass
 from pathlib import Path
 from typing import TextIO
 
-from device_sdk.cli.errors import CommandError
-
-__all__ = ["add_code", "code_of"]
+from device_sdk.cli.arguments import CommandError
 
 # Far above any code's length: a file of another kind is not read to its end.
 _MOST_CHARACTERS = 1024

@@ -7,10 +7,8 @@ import sys
 from pathlib import Path
 from urllib.parse import quote
 
-from device_sdk.cli.arguments import positive_float
+from device_sdk.cli.arguments import CommandError, add_home, positive_float
 from device_sdk.cli.enrolment_code import add_code, code_of
-from device_sdk.cli.errors import CommandError
-from device_sdk.cli.home_option import add_home
 from device_sdk.device import Device
 from device_sdk.link.broker_url import TlsFiles, parse_broker_url
 

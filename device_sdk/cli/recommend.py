@@ -7,8 +7,7 @@ import json
 
 from tabulate import tabulate
 
-from device_sdk.cli.arguments import positive_int
-from device_sdk.cli.home_option import add_home
+from device_sdk.cli.arguments import add_home, positive_int
 from device_sdk.device import Device
 from device_sdk.system.printable import printable
 

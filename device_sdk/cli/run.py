@@ -9,9 +9,7 @@ import sys
 import threading
 from pathlib import Path
 
-from device_sdk.cli.arguments import positive_float, positive_int, slowdown
-from device_sdk.cli.errors import CommandError
-from device_sdk.cli.home_option import add_home
+from device_sdk.cli.arguments import CommandError, add_home, positive_float, positive_int, slowdown
 from device_sdk.device import Device
 from device_sdk.interactions import InteractionsError, read_interactions
 from device_sdk.status import DeviceStatus

@@ -9,7 +9,7 @@ import json
 
 from tabulate import tabulate
 
-from device_sdk.cli.home_option import add_home
+from device_sdk.cli.arguments import add_home
 from device_sdk.device import Device
 from device_sdk.status import DeviceStatus
 from device_sdk.system.printable import printable

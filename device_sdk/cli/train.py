@@ -11,13 +11,17 @@ import numpy as np
 from tabulate import tabulate
 
 from device_sdk.capability.choice import choose_latent_dimension
-from device_sdk.cli.arguments import natural, not_negative_float, positive_float, positive_int
-from device_sdk.cli.errors import CommandError
-from device_sdk.cli.progress import ProgressLine
+from device_sdk.cli.arguments import (
+    CommandError,
+    ProgressLine,
+    natural,
+    not_negative_float,
+    positive_float,
+    positive_int,
+)
 from device_sdk.errors import NonFiniteStep
-from device_sdk.factorisation import packaged_artifact
+from device_sdk.factorisation import LocalFactorisation, LocalSettings, packaged_artifact
 from device_sdk.interactions import Interactions, InteractionsError, read_interactions
-from device_sdk.local_factorisation import LocalFactorisation, LocalSettings
 from device_sdk.system.printable import printable
 
 _DEFAULT_K = 16

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 
+from device_sdk.cli.arguments import add_home
 from device_sdk.cli.enrolment_code import add_code, code_of
-from device_sdk.cli.home_option import add_home
+from device_sdk.enrol import trust
 from device_sdk.home.home import Home
-from device_sdk.trust import trust
 
 _DESCRIPTION = """\
 Makes an enrolled device trust the root key that a fresh enrolment code names, where it cannot

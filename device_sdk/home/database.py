@@ -9,10 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from device_sdk.home.errors import HomeBroken
-from device_sdk.system.durable import SQLITE_FLUSH_PRAGMAS
-
-__all__ = ["SCHEMA_VERSION", "Database"]
+from device_sdk.errors import HomeBroken
+from device_sdk.system.files import SQLITE_FLUSH_PRAGMAS
 
 SCHEMA_VERSION = 3
 # Pages of the file that stay in memory. A device reads little and seldom, and the kernel keeps the

@@ -9,20 +9,16 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from device_sdk.home.attachment_store import AttachmentStore
+from device_sdk.errors import HomeBroken, HomeError, HomeLocked, NotEnrolled
 from device_sdk.home.database import Database
-from device_sdk.home.errors import HomeBroken, HomeError, NotEnrolled
 from device_sdk.home.interaction_store import InteractionStore
-from device_sdk.home.membership import MembershipStore
-from device_sdk.home.model_store import ModelStore
-from device_sdk.home.request_counter import RequestCounter
+from device_sdk.home.membership import MembershipStore, RequestCounter
+from device_sdk.home.model_store import AttachmentStore, ModelStore
 from device_sdk.home.round_store import RoundStore
-from device_sdk.system.atomic_file import write_atomically
-from device_sdk.system.lock import HomeLock
+from device_sdk.system.files import write_atomically
+from device_sdk.system.lock import FileLock
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.seal.keys import KeyKind, generate, read_key, signing_key, write_key
-
-__all__ = ["Home"]
 
 _DATABASE = "device.sqlite"
 _IDENTITY = "identity.key"
@@ -54,9 +50,9 @@ class Home:
                 f"{folder} is no device's home: enrol first (`tessera-device join URL --home "
                 f"{folder}`, or Device.enrol)"
             )
-        self._lock: HomeLock | None = None
+        self._lock: FileLock | None = None
         try:
-            self._lock = None if read_only else HomeLock(folder / _LOCK)
+            self._lock = None if read_only else _hold(folder)
             self.database = Database(folder / _DATABASE, read_only=read_only)
         except (OSError, HomeError) as error:
             self._release()
@@ -110,5 +106,19 @@ class Home:
 
     def _release(self) -> None:
         if self._lock is not None:
-            self._lock.release()
+            self._lock.close()
             self._lock = None
+
+
+def _hold(folder: Path) -> FileLock:
+    """The folder's lock, held. Two processes with one identity would send two updates a round."""
+    lock = FileLock(folder / _LOCK)
+    if not lock.try_acquire():
+        holder = lock.holder()
+        lock.close()
+        raise HomeLocked(
+            f"{folder} is in use by {holder}: stop it first, or give each process a home of its "
+            "own (reading status and recommendations needs no lock: read_only=True)"
+        )
+    lock.sign()
+    return lock

@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 from device_sdk.home.database import Database
 from device_sdk.wire.publish.catalogue import MOST_ID_BYTES
 
-__all__ = ["InteractionStore"]
-
 _MOST_USER_BYTES = 256
 
 

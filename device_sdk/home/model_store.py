@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,38 @@ from device_sdk.home.database import Database
 from device_sdk.wire.arrays.tensors import Codec, TensorLimits, decode_tensors, encode_tensors
 from device_sdk.wire.publish.catalogue import NO_CATALOGUE
 
-__all__ = ["CapabilityRow", "ModelStore", "StoredModel"]
+# Attachments that were fetched, by content id: one that is offered again is not fetched again.
+
+
+class AttachmentStore:
+    """Contents under the ids that signed heads gave them."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def save(self, content_id: bytes, content: bytes) -> None:
+        """Keep a content until it is no longer offered."""
+        with self._database.transaction() as sql:
+            sql.execute("INSERT OR REPLACE INTO attachment VALUES (?, ?)", (content_id, content))
+
+    def content(self, content_id: bytes) -> bytes | None:
+        """The content of an id; None where it is not here."""
+        row: tuple[Any, ...] | None = self._database.row(
+            "SELECT content FROM attachment WHERE id = ?", content_id
+        )
+        return None if row is None else bytes(row[0])
+
+    def ids(self) -> set[bytes]:
+        """All that is here."""
+        return {bytes(row[0]) for row in self._database.rows("SELECT id FROM attachment")}  # type: ignore[call-overload]
+
+    def keep_only(self, offered: Collection[bytes]) -> None:
+        """Forget what is no longer offered."""
+        gone = self.ids() - set(offered)
+        if gone:
+            with self._database.transaction() as sql:
+                sql.executemany("DELETE FROM attachment WHERE id = ?", [(each,) for each in gone])
+
 
 # Our own file, not a stranger's message: as large as the device's memory holds.
 _LIMITS = TensorLimits(most_arrays=65_535, most_bytes=2**40)

@@ -10,8 +10,6 @@ from device_sdk.home.database import Database
 from device_sdk.wire.publish.manifest import Manifest, Mark
 from device_sdk.wire.publish.receipts import Receipt, UpdateIdentity, Verdict
 
-__all__ = ["Outcome", "OutboxRow", "Participation", "RoundStore"]
-
 _KEPT_ROUNDS = 1000
 
 

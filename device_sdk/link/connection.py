@@ -27,10 +27,8 @@ from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
 from device_sdk.link.broker_url import BrokerUrl
-from device_sdk.link.buffered_client import BufferedClient
-from device_sdk.link.events import Message, ServerLimits
-from device_sdk.link.mqtt_version import MqttVersion
-from device_sdk.link.packet_cutter import Admits
+from device_sdk.link.buffered_client import Admits, BufferedClient
+from device_sdk.link.events import Message, MqttVersion, ServerLimits
 from device_sdk.link.settings import LinkSettings
 
 _FAILURE = 128

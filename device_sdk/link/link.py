@@ -8,9 +8,9 @@ from collections.abc import Callable
 import numpy as np
 
 from device_sdk.link.broker_url import BrokerUrl, TlsFiles, parse_broker_url
+from device_sdk.link.buffered_client import Admits
 from device_sdk.link.events import Delivery, Event, ServerLimits
 from device_sdk.link.loop import LinkLoop
-from device_sdk.link.packet_cutter import Admits
 from device_sdk.link.send_queue import LinkError
 from device_sdk.link.settings import LinkSettings
 

@@ -8,8 +8,6 @@ from collections.abc import Callable
 
 from device_sdk.link.backoff import Backoff
 
-__all__ = ["Subscriptions"]
-
 
 class Subscriptions:
     """Topic filters with their QoS, and what the broker has not been told yet.

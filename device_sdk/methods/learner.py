@@ -9,15 +9,6 @@ from numpy.typing import NDArray
 
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 
-__all__ = [
-    "AdoptingLearner",
-    "FetchingLearner",
-    "Learner",
-    "LearnerError",
-    "ReceiptLearner",
-    "State",
-]
-
 State = Mapping[str, NDArray[Any]]
 
 

@@ -13,8 +13,6 @@ from device_sdk.artifact.safetensors import Array
 from device_sdk.methods.learner import LearnerError
 from device_sdk.trainer import Trainer
 
-__all__ = ["ProximalTerm", "anchor_names"]
-
 _ANCHOR = "anchor."
 _MU = "mu"
 

@@ -9,14 +9,6 @@ from typing import Any, ClassVar, Self
 
 from device_sdk.wire.arrays.exchange import Scalar
 
-__all__ = [
-    "TrainingSettings",
-    "require_choice",
-    "require_flags",
-    "require_number",
-    "require_whole",
-]
-
 
 class TrainingSettings:
     """Base of the flat, frozen dataclasses that a broadcast carries beside its tensors."""

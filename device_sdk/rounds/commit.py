@@ -18,8 +18,6 @@ from device_sdk.wire.publish.manifest import Manifest
 from device_sdk.wire.publish.receipts import UpdateIdentity, update_digest
 from device_sdk.wire.publish.task_messages import BROADCAST_CODECS
 
-__all__ = ["commit_round", "participation", "read_model", "save_model"]
-
 
 def commit_round(
     home: Home,

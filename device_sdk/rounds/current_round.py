@@ -21,14 +21,12 @@ from device_sdk.rounds.open_round import OpenRound
 from device_sdk.rounds.pace import Pace
 from device_sdk.rounds.sender import Sender
 from device_sdk.rounds.session import SessionKeeper
-from device_sdk.train.array_learners import RECEIPT_METHODS
-from device_sdk.train.artifact_wishes import ArtifactWishes
+from device_sdk.train.affordable import ArtifactWishes
+from device_sdk.train.arrays import RECEIPT_METHODS
 from device_sdk.train.job import Declined, TrainedRound, TrainingJob
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.publish.manifest import Manifest
 from device_sdk.wire.publish.topics import Topics
-
-__all__ = ["CurrentRound"]
 
 _log = logging.getLogger("tessera.device")
 

@@ -17,13 +17,10 @@ from device_sdk.wire.publish.broadcast import (
     open_manifest,
     read_manifest_label,
 )
-from device_sdk.wire.publish.chunk_set import ChunkSet
-from device_sdk.wire.publish.content import HEAD_INDEX, ContentKind, read_content_head
+from device_sdk.wire.publish.content import HEAD_INDEX, ChunkSet, ContentKind, read_content_head
 from device_sdk.wire.publish.manifest import Manifest
 from device_sdk.wire.publish.topics import ChunkTopic, Topics
 from device_sdk.wire.seal.group_key import GroupKey
-
-__all__ = ["BroadcastFetch", "ContentFetch", "Fetch", "Retry"]
 
 
 class Fetch(Protocol):

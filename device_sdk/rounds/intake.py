@@ -21,8 +21,6 @@ from device_sdk.wire.publish.broadcast import (
 )
 from device_sdk.wire.publish.manifest import Manifest, Order, order, read_manifest, selected
 
-__all__ = ["Accepted", "ManifestIntake"]
-
 # A manifest refused for one of these may be right after the next descriptor or session.
 _MAY_COME_RIGHT = frozenset(
     {"unknown-epoch", "bad-signature", "bad-tag", "no-descriptor", "descriptor-expired"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +14,9 @@ from device_sdk.home.membership import Membership
 from device_sdk.methods.learner import LearnerError
 from device_sdk.rounds.actions import Actions
 from device_sdk.rounds.fetch import BroadcastFetch, ContentFetch, Fetch, Retry
-from device_sdk.rounds.offer import Offer, read_offer
 from device_sdk.rounds.pace import Pace
 from device_sdk.rounds.session import SessionKeeper
-from device_sdk.train.artifact_wishes import ArtifactWishes
+from device_sdk.train.affordable import ArtifactWishes
 from device_sdk.train.job import LocalArtifact, TrainingJob
 from device_sdk.wire.arrays.exchange import Attachment, Broadcast
 from device_sdk.wire.codec.errors import WireError
@@ -27,13 +26,55 @@ from device_sdk.wire.publish.content import ContentKind
 from device_sdk.wire.publish.manifest import Manifest
 from device_sdk.wire.publish.task_messages import (
     OfferedArtifact,
-    TaskTerms,
     read_attachment,
     read_broadcast,
 )
+from device_sdk.wire.publish.terms import OfferedAttachment, TaskTerms
 from device_sdk.wire.publish.topics import Topics
+from device_sdk.wire.seal.group_key import unwrap_cohort_key
 
-__all__ = ["NO_ARTIFACT", "OpenRound"]
+# What a round's terms offer to one device: attachments that it may read, and the keys to them.
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """``readable`` by name; ``keys`` by cohort, of the cohorts that this device belongs to."""
+
+    readable: Mapping[str, OfferedAttachment]
+    keys: Mapping[str, bytes]
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """By name, the bytes to fetch."""
+        return {name: each.size for name, each in self.readable.items()}
+
+    def content_ids(self) -> set[bytes]:
+        """Of all that is readable."""
+        return {each.content_id for each in self.readable.values()}
+
+
+def read_offer(terms: TaskTerms, manifest: Manifest, membership: Membership) -> Offer:
+    """The attachments that this device may read. Raises ``WireError``: ``bad-tag``, ``bad-field``.
+
+    ``bad-field`` for a content that two attachments name with different sizes or readers.
+    """
+    keys = {}
+    for cohort, wrapped in terms.cohort_keys.items():
+        key = unwrap_cohort_key(
+            wrapped, membership.grant.admission_key, manifest.task, cohort, manifest.broadcast_id
+        )
+        if key is not None:
+            keys[cohort] = key
+    seen: dict[bytes, OfferedAttachment] = {}
+    for each in terms.attachments:
+        other = seen.setdefault(each.content_id, each)
+        if (other.size, other.cohort) != (each.size, each.cohort):
+            raise WireError("bad-field", "two attachments disagree on one content")
+    readable = {
+        each.name: each for each in terms.attachments if not each.cohort or each.cohort in keys
+    }
+    return Offer(readable, keys)
+
 
 NO_ARTIFACT = bytes(32)
 """The artifact id of a task that leaves it to the device: the first installed one is used."""

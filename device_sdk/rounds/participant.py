@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import sqlite3
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,12 +18,10 @@ from device_sdk.home.round_store import Outcome
 from device_sdk.rounds.actions import Actions
 from device_sdk.rounds.current_round import CurrentRound
 from device_sdk.rounds.intake import ManifestIntake
-from device_sdk.rounds.outbox_limit import OutboxLimit
 from device_sdk.rounds.pace import Pace
-from device_sdk.rounds.refusals import Refusals
-from device_sdk.rounds.sender import Sender
+from device_sdk.rounds.sender import OutboxLimit, Sender
 from device_sdk.rounds.session import SessionKeeper
-from device_sdk.train.artifact_wishes import ArtifactWishes
+from device_sdk.train.affordable import ArtifactWishes
 from device_sdk.train.job import TrainedRound, TrainingJob
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.codec.header import FIRST_ENVELOPE_TYPE, MessageType
@@ -38,7 +38,28 @@ from device_sdk.wire.publish.topics import (
     UpTopic,
 )
 
-__all__ = ["Participant"]
+# Bad input, counted by reason and logged once per reason.
+
+_log = logging.getLogger("tessera.device")
+
+
+class Refusals:
+    """Counts what was refused since the process started."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+
+    def count(self, what: str, error: WireError) -> None:
+        """Count a refused message; ``what`` says which kind it was."""
+        if self._counts[error.reason] == 0:
+            # Once per reason: whoever can publish could otherwise fill the disk.
+            _log.warning("refused a %s: %s (further ones are only counted)", what, error)
+        self._counts[error.reason] += 1
+
+    def counts(self) -> Mapping[str, int]:
+        """By reason; a copy."""
+        return dict(self._counts)
+
 
 _TIME_SAVED_EVERY_SECONDS = 3600.0
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from device_sdk.artifact import safetensors
 from device_sdk.artifact.errors import ArtifactError
 from device_sdk.errors import CheckpointError
-from device_sdk.system.atomic_file import write_atomically
+from device_sdk.system.files import write_atomically
 
 _FORMAT = "tessera-checkpoint-1"
 _BLANK = "0" * 64

@@ -6,12 +6,28 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import onnxruntime as ort
 
-import device_sdk  # noqa: F401 - sets ORT_DISABLE_TELEMETRY, should this module be imported first
 from device_sdk.artifact.errors import ArtifactError
 from device_sdk.artifact.load import CheckedGraph
+from device_sdk.artifact.parts import Port
+from device_sdk.artifact.safetensors import Array
+from device_sdk.artifact.shapes import DTYPES
 from device_sdk.errors import ProviderError
+
+# An array in main memory together with the OrtValue that aliases it.
+
+
+class HostTensor:
+    """Memory for one input or output of a graph, starting at zero."""
+
+    def __init__(self, port: Port, shape: tuple[int, ...]) -> None:
+        self.name = port.name
+        self.of = port.of
+        self.array: Array = np.zeros(shape, DTYPES[port.dtype])
+        self.value = ort.OrtValue.ortvalue_from_numpy(self.array)
+
 
 CPU = "CPUExecutionProvider"
 CUDA = "CUDAExecutionProvider"

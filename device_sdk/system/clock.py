@@ -33,3 +33,15 @@ class MonotonicClock:
             time.sleep(seconds - _WAKE_UP_SECONDS)
         while time.perf_counter() < end:
             pass
+
+
+# The clock that durations and the aggregator's time are carried on with.
+
+
+def awake_clock() -> float:
+    """Monotonic seconds that count the machine's sleep where the system can tell.
+
+    A device that slept over a deadline must notice when it wakes.
+    """
+    boot_time = getattr(time, "CLOCK_BOOTTIME", None)
+    return time.monotonic() if boot_time is None else time.clock_gettime(boot_time)

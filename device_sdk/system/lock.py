@@ -1,44 +1,50 @@
-"""A lock that keeps a home folder to one process, released by the system when that one dies."""
+"""A file that one process at a time holds; the system lets go of it when the process ends."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 from pathlib import Path
 
-from device_sdk.home.errors import HomeLocked
 
-__all__ = ["HomeLock"]
+class FileLock:
+    """``path`` is made, mode 0600, if it is not there; it holds its last holder's process number.
 
-
-class HomeLock:
-    """Holds ``path`` locked until :meth:`release`. Raises :class:`HomeLocked`.
-
-    Two processes with one identity would send two different updates for one round.
+    Two locks on one path exclude each other within a process too.
     """
 
     def __init__(self, path: Path) -> None:
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        self._handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+
+    def try_acquire(self) -> bool:
+        """Take the lock if nobody else has it; whether that worked. Never waits."""
         try:
-            _lock(self._descriptor)
+            _lock(self._handle)
         except OSError:
-            holder = os.read(self._descriptor, 32).decode("ascii", "replace").strip()
-            os.close(self._descriptor)
-            who = f"process {holder}" if holder.isdigit() else "another process"
-            raise HomeLocked(
-                f"{path.parent} is in use by {who}: stop it first, or give each process a home of "
-                "its own (reading status and recommendations needs no lock: read_only=True)"
-            ) from None
-        os.ftruncate(self._descriptor, 0)
-        os.write(self._descriptor, f"{os.getpid()}\n".encode())
+            return False
+        return True
+
+    def sign(self) -> None:
+        """As who holds it: leave this process's number for :meth:`holder`."""
+        os.ftruncate(self._handle, 0)
+        os.lseek(self._handle, 0, os.SEEK_SET)
+        os.write(self._handle, f"{os.getpid()}\n".encode())
+
+    def holder(self) -> str:
+        """Who signed it last, in words."""
+        os.lseek(self._handle, 0, os.SEEK_SET)
+        number = os.read(self._handle, 32).decode("ascii", "replace").strip()
+        return f"process {number}" if number.isdigit() else "another process"
 
     def release(self) -> None:
-        """Give the folder back. May be called twice."""
-        if self._descriptor >= 0:
-            with contextlib.suppress(OSError):
-                os.close(self._descriptor)
-            self._descriptor = -1
+        """Let others have it."""
+        _unlock(self._handle)
+
+    def close(self) -> None:
+        """Let go of it for good. May be called twice."""
+        if self._handle >= 0:
+            os.close(self._handle)
+            self._handle = -1
 
 
 if sys.platform == "win32":
@@ -47,16 +53,20 @@ if sys.platform == "win32":
     # A byte far behind the content: Windows' locks keep others from reading what they cover.
     _FAR = 1 << 20
 
-    def _lock(descriptor: int) -> None:
-        os.lseek(descriptor, _FAR, os.SEEK_SET)
-        try:
-            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
-        finally:
-            os.lseek(descriptor, 0, os.SEEK_SET)
+    def _lock(handle: int) -> None:
+        os.lseek(handle, _FAR, os.SEEK_SET)
+        msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
+
+    def _unlock(handle: int) -> None:
+        os.lseek(handle, _FAR, os.SEEK_SET)
+        msvcrt.locking(handle, msvcrt.LK_UNLCK, 1)
 
 else:
     import fcntl
 
-    def _lock(descriptor: int) -> None:
-        # flock, not lockf: it also keeps two Devices of one process apart.
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    def _lock(handle: int) -> None:
+        # flock, not lockf: it also keeps two locks of one process apart.
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def _unlock(handle: int) -> None:
+        fcntl.flock(handle, fcntl.LOCK_UN)

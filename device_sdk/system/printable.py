@@ -10,8 +10,6 @@ import logging
 from types import TracebackType
 from typing import TypeAlias
 
-__all__ = ["MOST_CHARACTERS", "PrintableFormatter", "printable", "printable_lines"]
-
 MOST_CHARACTERS = 2000
 _MARGIN = "  | "
 _SysExcInfo: TypeAlias = (

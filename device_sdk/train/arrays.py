@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,31 +13,185 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from device_sdk.capability.throttle import timed
+from device_sdk.capability.stopwatch import timed
 from device_sdk.home.home import Home
 from device_sdk.home.model_store import CapabilityRow
 from device_sdk.local_data import DataSource, LocalData
 from device_sdk.methods.attention.rehearsal import MixingAhead
-from device_sdk.methods.learner import (
-    AdoptingLearner,
-    FetchingLearner,
-    Learner,
-    ReceiptLearner,
-)
+from device_sdk.methods.learner import AdoptingLearner, FetchingLearner, Learner, ReceiptLearner
 from device_sdk.system.clock import Clock
-from device_sdk.train.array_learners import PLACED_METHODS, LearnerParts
-from device_sdk.train.array_work import ArrayWork
-from device_sdk.train.artifact_choice import ArtifactChoice, choose_artifact
+from device_sdk.train.affordable import ArtifactChoice, WorkDone, choose_artifact
 from device_sdk.train.job import Declined, LocalArtifact, TrainedRound, TrainingJob
-from device_sdk.train.model_arrays import model_arrays
 from device_sdk.train.options import TrainingOptions
 from device_sdk.train.placement import MeasuredPlacement, PlacedLearner, Where, obstacle
-from device_sdk.train.watched_trainer import WatchedTrainer
+from device_sdk.trainer import Trainer
 from device_sdk.wire.arrays.body import encode_update
+from device_sdk.wire.arrays.exchange import Broadcast
 from device_sdk.wire.publish.receipts import Verdict
 from device_sdk.wire.publish.task_messages import BROADCAST_CODECS
 
-__all__ = ["ArrayTrainer"]
+# A Trainer that counts its steps, and that a measurement can stop between two of them.
+
+
+class OutOfTime(Exception):
+    """A measurement's time was over before the round's work was."""
+
+
+class WatchedTrainer(Trainer):
+    """``steps`` counts since it was last set; ``stop_at`` is in the clock's seconds."""
+
+    def __init__(self, directory: str | os.PathLike[str], clock: Clock, *, seed: int) -> None:
+        super().__init__(directory, threads=1, seed=seed)
+        self._clock = clock
+        self.steps = 0
+        self.stop_at = math.inf
+
+    def step(
+        self, batch: Mapping[str, NDArray[Any]], *, hyper: Mapping[str, float] | None = None
+    ) -> float:
+        """As :meth:`device_sdk.trainer.Trainer.step`; raises :class:`OutOfTime` when it is over."""
+        if self._clock.now() >= self.stop_at:
+            raise OutOfTime
+        loss = super().step(batch, hyper=hyper)
+        self.steps += 1
+        return loss
+
+
+# A trained model as it is kept to predict with: parameters and buffers, without the optimizer.
+
+_KINDS = ("parameter", "buffer")
+
+
+def model_arrays(trainer: Trainer) -> dict[str, NDArray[Any]]:
+    """State tensors of kinds parameter and buffer, by their names: copies."""
+    kinds = {tensor.name: tensor.kind for tensor in trainer.artifact.state}
+    return {name: array for name, array in trainer.state.items() if kinds[name] in _KINDS}
+
+
+def load_model_arrays(trainer: Trainer, arrays: Mapping[str, NDArray[Any]]) -> None:
+    """The inverse. Raises StateError where they are of another artifact."""
+    trainer.set_state(arrays)
+
+
+# The learners of methods that train on local arrays, by the method's name.
+#
+# A new method adds its line to ``ARRAY_LEARNERS``; its module is imported when a task needs it.
+
+
+@dataclass(frozen=True)
+class LearnerParts:
+    """What a learner is made of. ``companion``: of the artifact that belongs to the model's, if
+    the task has such (attention's meta-network)."""
+
+    data: DataSource
+    trainer: Trainer
+    companion: Trainer | None
+    sender: str
+    rng: np.random.Generator
+    options: TrainingOptions
+
+
+def _fedavg(parts: LearnerParts) -> Learner:
+    from device_sdk.methods.fedavg.learner import FedAvgLearner
+
+    return FedAvgLearner(parts.data, parts.trainer, parts.sender, parts.rng)
+
+
+def _teacher_logits(parts: LearnerParts) -> Learner:
+    from device_sdk.methods.teacher_logits.learner import TeacherLogitsLearner
+
+    return TeacherLogitsLearner(parts.data, parts.trainer, parts.sender, parts.rng)
+
+
+def _mutual(parts: LearnerParts) -> Learner:
+    from device_sdk.methods.mutual.learner import MutualLearner
+
+    return MutualLearner(parts.data, parts.trainer, parts.sender, parts.rng)
+
+
+def _attention(parts: LearnerParts) -> Learner:
+    from device_sdk.methods.attention.learner import AttentionLearner
+
+    placement = parts.options.placement
+    if placement == "auto":
+        # Nothing was measured yet.
+        placement = "aggregator" if parts.companion is None else "device"
+    if placement == "device" and parts.companion is None:
+        raise Declined("the task offers no meta-network for this artifact; see placement")
+    return AttentionLearner(
+        parts.data, parts.trainer, parts.companion, parts.sender, parts.rng, placement
+    )
+
+
+ARRAY_LEARNERS: Mapping[str, Callable[[LearnerParts], Learner]] = {
+    "fedavg": _fedavg,
+    "teacher_logits": _teacher_logits,
+    "mutual": _mutual,
+    "attention": _attention,
+}
+"""By method's name."""
+
+PLACED_METHODS = frozenset({"attention"})
+"""Those whose learner is a :class:`~device_sdk.train.placement.PlacedLearner`."""
+
+RECEIPT_METHODS = frozenset({"teacher_logits"})
+"""Those whose learner is a :class:`~device_sdk.methods.learner.ReceiptLearner`."""
+
+
+# The very work of a round with one artifact, to be timed.
+
+
+class ArrayWork:
+    """A round on a learner that is thrown away; see
+    :class:`~device_sdk.train.affordable.RoundWork`.
+
+    ``make`` gives the learner as the round would begin with it. ``mixes``: time a round with a
+    mixture of the device's own, even where this one has none.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        make: Callable[[], tuple[Learner, WatchedTrainer]],
+        broadcast: Broadcast,
+        clock: Clock,
+        *,
+        mixes: bool = False,
+    ) -> None:
+        self.name = name
+        self._make = make
+        self._broadcast = broadcast
+        self._clock = clock
+        self._mixes = mixes
+
+    def run(self, most_seconds: float) -> WorkDone:
+        """See :class:`~device_sdk.train.affordable.RoundWork`."""
+        learner, trainer = self._make()
+        trainer.steps = 0
+        start = self._clock.now()
+        trainer.stop_at = start + most_seconds
+        try:
+            if self._mixes and isinstance(learner, PlacedLearner):
+                learner.rehearse(self._broadcast)
+            else:
+                learner.train(_readable(self._broadcast, learner))
+        except OutOfTime:
+            finished = False
+        else:
+            finished = True
+        finally:
+            trainer.stop_at = float("inf")
+        return WorkDone(self._clock.now() - start, trainer.steps, finished)
+
+
+def _readable(broadcast: Broadcast, learner: Learner) -> Broadcast:
+    """The broadcast with those attachments only that this learner asked for."""
+    if not isinstance(learner, FetchingLearner):
+        return broadcast
+    wanted = set(learner.wants(broadcast))
+    kept = {name: each for name, each in broadcast.attachments.items() if name in wanted}
+    return replace(broadcast, attachments=kept)
+
 
 # Measured anew when there is this much more to train on, or training was late so often in a row.
 _GROWTH = 1.5

@@ -15,16 +15,6 @@ from device_sdk.wire.publish.catalogue import Catalogue
 from device_sdk.wire.publish.manifest import Manifest
 from device_sdk.wire.publish.task_messages import TaskTerms
 
-__all__ = [
-    "AdoptingTrainer",
-    "Declined",
-    "FetchingTrainer",
-    "LocalArtifact",
-    "RoundTrainer",
-    "TrainedRound",
-    "TrainingJob",
-]
-
 
 class Declined(Exception):
     """The device takes no part in this round; the message says why."""

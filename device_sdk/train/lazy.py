@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from device_sdk.local_data import DataSource
     from device_sdk.system.clock import Clock
 
-__all__ = ["LazyTrainer"]
-
 
 class LazyTrainer:
     """Picks the trainer that the task's terms name.
@@ -81,8 +79,7 @@ class LazyTrainer:
 
             return ScatterTrainer(self._home, self._options, clock=clock, rng=self._rng)
 
-        from device_sdk.train.array_learners import ARRAY_LEARNERS
-        from device_sdk.train.arrays import ArrayTrainer
+        from device_sdk.train.arrays import ARRAY_LEARNERS, ArrayTrainer
 
         if method not in ARRAY_LEARNERS:
             raise Declined(f"this version of Tessera has no learner for the method {method!r}")

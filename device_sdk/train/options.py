@@ -6,9 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
-from device_sdk.methods.scatter.pool import PoolSettings
-
-__all__ = ["TrainingOptions"]
+from device_sdk.methods.scatter.triples import PoolSettings
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,6 @@ from device_sdk.methods.attention.rehearsal import MixingAhead
 from device_sdk.train.job import LocalArtifact
 from device_sdk.wire.arrays.exchange import Broadcast
 
-__all__ = ["MeasuredPlacement", "PlacedLearner", "Where", "obstacle"]
-
 Where = Literal["device", "aggregator"]
 _SEPARATOR = " | "
 

@@ -12,13 +12,12 @@ from numpy.typing import NDArray
 
 from device_sdk.capability.choice import Request, choose_k
 from device_sdk.capability.machine import describe_machine
-from device_sdk.capability.throttle import timed
+from device_sdk.capability.stopwatch import timed
 from device_sdk.factorisation import check_factorisation
 from device_sdk.home.home import Home
 from device_sdk.home.model_store import CapabilityRow
 from device_sdk.methods.learner import LearnerError, State
-from device_sdk.methods.scatter.body import encode_scatter_update
-from device_sdk.methods.scatter.contract import ScatterTraining
+from device_sdk.methods.scatter.contract import ScatterTraining, encode_scatter_update
 from device_sdk.methods.scatter.factor_step import TrainerStep
 from device_sdk.methods.scatter.learner import ScatterLearner
 from device_sdk.system.clock import Clock
@@ -26,8 +25,6 @@ from device_sdk.train.job import Declined, TrainedRound, TrainingJob
 from device_sdk.train.options import TrainingOptions
 from device_sdk.trainer import Trainer
 from device_sdk.wire.arrays.exchange import Broadcast
-
-__all__ = ["ScatterTrainer"]
 
 Rows = NDArray[np.int64]
 
@@ -175,7 +172,7 @@ class _EpochWorkload:
         self._triples = min(triples, cap) if cap else triples
 
     def prepare(self, k: int, share: float = 1.0) -> None:
-        """See :class:`~device_sdk.capability.workload.Workload`."""
+        """See :class:`~device_sdk.capability.stopwatch.Workload`."""
         self._learner.restore(self._state)
         self._learner.columns = k
         self._part = self._broadcast

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
-from device_sdk.system.atomic_file import write_atomically
+from device_sdk.system.files import write_atomically
 from examples.datasets.movielens import DatasetError
 
 URL = "https://files.grouplens.org/datasets/movielens/ml-100k.zip"

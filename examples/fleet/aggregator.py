@@ -17,15 +17,6 @@ from examples.fleet.child import REPOSITORY, Child
 from examples.fleet.errors import FleetError
 from examples.fleet.training import DECAY, SERVER_RATE, SPREAD, TRAINING
 
-__all__ = [
-    "FleetSettings",
-    "RunningAggregator",
-    "aggregator_command",
-    "make_aggregator",
-    "serving",
-    "task_file",
-]
-
 _COMMAND_SECONDS = 60.0
 
 

@@ -12,16 +12,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.recommendation.split import LeaveOneOut
-from device_sdk.system.atomic_file import write_atomically
-
-__all__ = [
-    "AssignedDevice",
-    "AssignedUser",
-    "Assignment",
-    "read_assignment",
-    "read_verdicts",
-    "write_verdicts",
-]
+from device_sdk.system.files import write_atomically
 
 
 @dataclass(frozen=True, slots=True)

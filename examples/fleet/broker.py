@@ -17,8 +17,6 @@ from pathlib import Path
 from examples.fleet.child import Child
 from examples.fleet.errors import FleetError
 
-__all__ = ["RunningBroker", "mosquitto_path", "running_broker"]
-
 _START_SECONDS = 15.0
 # Debian installs it where only root looks.
 _MORE_FOLDERS = ("/usr/sbin", "/usr/local/sbin", "/opt/homebrew/sbin")

@@ -10,15 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_sdk import Trainer
-from device_sdk.capability.throttle import timed
+from device_sdk.capability.stopwatch import timed
 from device_sdk.factorisation import packaged_artifact
 from device_sdk.methods.scatter.contract import ScatterTraining
 from device_sdk.methods.scatter.factor_step import TrainerStep
 from device_sdk.methods.scatter.learner import ScatterLearner
 from device_sdk.system.clock import Clock
 from device_sdk.wire.arrays.exchange import Broadcast
-
-__all__ = ["LIKE_SLOWDOWN", "round_seconds"]
 
 Rows = NDArray[np.int64]
 # Runs in a row of one k, as devices time them: the caches then hold what that k needs.

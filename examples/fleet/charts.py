@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from html import escape
 from typing import Literal
 
-__all__ = ["Bar", "Line", "Strip", "bar_chart", "line_chart", "strip_chart"]
-
 _WIDTH, _HEIGHT = 400.0, 230.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 44.0, 10.0, 12.0, 36.0
 _ROW = 30.0

@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["REPOSITORY", "Child"]
-
 REPOSITORY = Path(__file__).resolve().parents[2]
 _TERM_SECONDS = 10.0
 _TAIL_LINES = 15

@@ -12,8 +12,6 @@ from benchmarks.recommendation.given_splits import load_split
 from benchmarks.recommendation.split import LeaveOneOut
 from examples.datasets.movielens import Ratings, leave_one_out, ml_100k_or_synthetic
 
-__all__ = ["FleetData", "load_fleet_data", "split_ratings"]
-
 NEGATIVES = 99
 
 

@@ -21,8 +21,7 @@ import threading
 import time
 
 from device_sdk.errors import DeviceError
-from device_sdk.home.errors import HomeLocked
-from device_sdk.system.lock import HomeLock
+from device_sdk.system.lock import FileLock
 from examples.fleet.assignment import Assignment, read_assignment, read_verdicts
 from examples.fleet.held_device import HeldDevice
 from examples.fleet.journal import Enrolled, JournalWriter, Trouble
@@ -139,17 +138,13 @@ def _report(devices: list[HeldDevice], assignment: Assignment, journal: JournalW
 @contextmanager
 def _turn(path: Path, stopping: threading.Event) -> Iterator[None]:
     """Wait for the fleet's lock; it goes with its process, however that ends."""
-    lock: HomeLock | None = None
-    while lock is None and not stopping.is_set():
-        try:
-            lock = HomeLock(path)
-        except HomeLocked:
-            stopping.wait(_POLL_SECONDS)
+    lock = FileLock(path)
     try:
+        while not stopping.is_set() and not lock.try_acquire():
+            stopping.wait(_POLL_SECONDS)
         yield
     finally:
-        if lock is not None:
-            lock.release()
+        lock.close()
 
 
 def _stop_when_told() -> threading.Event:

@@ -12,8 +12,6 @@ from benchmarks.recommendation.metrics import full_ranks, quality, sampled_ranks
 from benchmarks.recommendation.split import LeaveOneOut
 from examples.fleet.journal import RoundQuality
 
-__all__ = ["FleetQuality", "QualityTable", "device_quality"]
-
 CUT = 10
 Floats = NDArray[np.float32]
 

@@ -33,8 +33,6 @@ from examples.fleet.training import TRAINING
 from examples.fleet.watch import FleetWatch
 from examples.fleet.work_clock import WorkClock, yardstick_seconds
 
-__all__ = ["FleetOptions", "Fleet"]
-
 
 @dataclass(frozen=True, slots=True)
 class FleetOptions:

@@ -17,8 +17,6 @@ from examples.fleet.journal import Finished, Measured, RoundQuality, UserShown
 from examples.fleet.plan import MEASURE_SECONDS
 from examples.fleet.work_clock import WorkClock
 
-__all__ = ["HeldDevice"]
-
 _ENROL_SECONDS = 60.0
 # Emulated seconds for one measurement of k: room for hundreds of runs of a few milliseconds.
 _CAPABILITY_SECONDS = 1.5

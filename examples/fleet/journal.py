@@ -8,18 +8,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TextIO, TypeAlias
 
-__all__ = [
-    "Enrolled",
-    "Finished",
-    "JournalReader",
-    "JournalWriter",
-    "Measured",
-    "Record",
-    "RoundQuality",
-    "Trouble",
-    "UserShown",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Enrolled:

@@ -9,21 +9,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = [
-    "CLASSES",
-    "HEADROOM",
-    "MEASURE_SECONDS",
-    "TIMED_PER_CLASS",
-    "CapacityClass",
-    "PlannedDevice",
-    "budget_seconds",
-    "class_named",
-    "deadline_seconds",
-    "deal_users",
-    "plan_devices",
-    "slowdown",
-]
-
 TIMED_PER_CLASS = 6
 """So many devices of each class time themselves; the class takes the median of their ks."""
 

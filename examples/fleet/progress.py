@@ -12,8 +12,6 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["ClassLine", "Progress", "Show", "Stage", "TimeLeft", "live_view"]
-
 _PLAIN_EVERY_SECONDS = 5.0
 _MOST_BAR = 40
 

@@ -8,14 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
-from device_sdk.system.atomic_file import write_atomically
+from device_sdk.system.files import write_atomically
 from examples.fleet.charts import Bar, Line, Strip, bar_chart, line_chart, strip_chart
 from examples.fleet.journal import UserShown
 from examples.fleet.plan import CLASSES, HEADROOM, TIMED_PER_CLASS
 from examples.fleet.progress import factor, k_range, milliseconds, span
 from examples.fleet.results import FleetResults
-
-__all__ = ["report_html", "write_report"]
 
 _STYLE = Path(__file__).with_name("report.css")
 FLEET = "fleet"

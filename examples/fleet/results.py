@@ -10,8 +10,6 @@ from examples.fleet.evaluate import QualityTable
 from examples.fleet.journal import Finished, Measured, RoundQuality, Trouble, UserShown
 from examples.fleet.journal import Record as JournalRecord
 
-__all__ = ["FleetResults", "Run"]
-
 
 @dataclass(frozen=True, slots=True)
 class Run:

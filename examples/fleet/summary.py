@@ -10,8 +10,6 @@ from examples.fleet.plan import CLASSES, TIMED_PER_CLASS
 from examples.fleet.progress import factor, k_range, milliseconds, span
 from examples.fleet.results import FleetResults
 
-__all__ = ["print_summary", "print_synthetic_warning"]
-
 _SHOWN_ROUNDS = 10
 
 

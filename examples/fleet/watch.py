@@ -15,8 +15,6 @@ from examples.fleet.plan import CLASSES, PlannedDevice
 from examples.fleet.progress import ClassLine, Progress, Show, Stage, TimeLeft
 from examples.fleet.results import FleetResults
 
-__all__ = ["FleetWatch"]
-
 ENROL, MEASURE, ROUNDS = "enrolled", "timed", "round"
 _POLL_SECONDS = 0.2
 _STALLED_SECONDS = 120.0

@@ -9,8 +9,6 @@ from statistics import median
 
 import numpy as np
 
-__all__ = ["WorkClock", "yardstick_seconds"]
-
 _RECENT = 9
 # Work shorter than this says little; the yardstick is not worth its time then.
 _LEAST_WORK_SECONDS = 3e-4

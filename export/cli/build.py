@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from export.build import export_train_step
-from export.cli.model_options import add_output
-from export.cli.report import print_written
+from export.cli.options import add_output, print_written
 from export.errors import ExportError
 
 _DESCRIPTION = """\

@@ -5,9 +5,14 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from export.cli.model_options import add_output, add_seed, settings_explained
-from export.cli.optimizer_option import add_optimizer, chosen_optimizer
-from export.cli.report import print_written
+from export.cli.options import (
+    add_optimizer,
+    add_output,
+    add_seed,
+    chosen_optimizer,
+    print_written,
+    settings_explained,
+)
 from export.models.click import CLICK_MODELS, MOVIELENS, export_click
 from export.models.fields import Fields
 

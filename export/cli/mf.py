@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from export.cli.model_options import add_output
-from export.cli.report import print_written
+from export.cli.options import add_output, print_written
 from export.models.mf import export_mf
 
 

@@ -1,41 +1,25 @@
 """From an aten graph to ONNX nodes: a closed table with one small function an operator."""
 
 from export.lowering import (
-    average_pooling,
-    comparisons,
     convolution,
-    convolution_gradients,
-    copies,
     creation,
-    diagonals,
     elementwise,
-    functions,
     indexing,
     linear,
-    max_pooling,
+    pooling,
     recurrent,
     reductions,
     shapes,
-    slices,
-    unary,
 )
 
 __all__ = [
-    "average_pooling",
-    "comparisons",
     "convolution",
-    "convolution_gradients",
-    "copies",
     "creation",
-    "diagonals",
     "elementwise",
-    "functions",
     "indexing",
     "linear",
-    "max_pooling",
+    "pooling",
     "recurrent",
     "reductions",
     "shapes",
-    "slices",
-    "unary",
 ]

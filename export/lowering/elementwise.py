@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Any, cast
 
 import torch
 
@@ -148,3 +149,385 @@ def remainder(g: Graph, out: Any, a: Operand, b: Operand) -> str:
 def fmod(g: Graph, out: Any, a: Operand, b: Operand) -> str:
     left, right = operands(g, tuple(out.shape), [a, b], out.dtype)
     return g.op("Mod", left, right, fmod=1)
+
+
+# Functions of one tensor: roots, exponentials, activations, powers, clamps.
+
+
+def _unary(op_type: str) -> Any:
+    def lower(g: Graph, out: Any, a: Value) -> str:
+        return g.op(op_type, g.cast(a, out.dtype))
+
+    return lower
+
+
+for _name, _onnx_name in {
+    "neg": "Neg",
+    "abs": "Abs",
+    "exp": "Exp",
+    "log": "Log",
+    "sqrt": "Sqrt",
+    "reciprocal": "Reciprocal",
+    "sigmoid": "Sigmoid",
+    "tanh": "Tanh",
+    "erf": "Erf",
+    "sin": "Sin",
+    "cos": "Cos",
+    "tan": "Tan",
+    "atan": "Atan",
+    "asin": "Asin",
+    "acos": "Acos",
+    "sinh": "Sinh",
+    "cosh": "Cosh",
+    "asinh": "Asinh",
+    "acosh": "Acosh",
+    "atanh": "Atanh",
+    "sign": "Sign",
+    "floor": "Floor",
+    "ceil": "Ceil",
+    "round": "Round",
+    "relu": "Relu",
+}.items():
+    lowers(getattr(aten, _name).default)(_unary(_onnx_name))
+
+
+@lowers(aten.isnan.default)
+def isnan(g: Graph, out: Any, a: Value) -> str:
+    return g.op("IsNaN", a)
+
+
+@lowers(aten.isinf.default)
+def isinf(g: Graph, out: Any, a: Value) -> str:
+    return g.op("IsInf", a)
+
+
+@lowers(aten.rsqrt.default)
+def rsqrt(g: Graph, out: Any, a: Value) -> str:
+    return g.op("Reciprocal", g.op("Sqrt", g.cast(a, out.dtype)))
+
+
+@lowers(aten.log1p.default)
+def log1p(g: Graph, out: Any, a: Value) -> str:
+    # log(1 + x) loses x's low bits near zero; x * log(u) / (u - 1) with u = fl(1 + x) gives
+    # them back (Kahan; Higham, Accuracy and Stability, section 1.14.1).
+    one = g.scalar(1, out.dtype)
+    x = g.cast(a, out.dtype)
+    u = g.op("Add", x, one)
+    gap = g.op("Sub", u, one)
+    tiny = g.op("Equal", gap, g.scalar(0, out.dtype))
+    infinite = g.op("IsInf", u)
+    safe = g.op("Where", g.op("Or", tiny, infinite), one, gap)
+    ratio = g.op("Div", g.op("Mul", x, g.op("Log", u)), safe)
+    return g.op("Where", tiny, x, g.op("Where", infinite, g.op("Log", u), ratio))
+
+
+@lowers(aten.expm1.default)
+def expm1(g: Graph, out: Any, a: Value) -> str:
+    # exp(x) - 1 = 2 sinh(x/2) exp(x/2): no cancellation near zero.
+    half = g.op("Mul", g.cast(a, out.dtype), g.scalar(0.5, out.dtype))
+    product = g.op("Mul", g.op("Sinh", half), g.op("Exp", half))
+    return g.op("Mul", product, g.scalar(2, out.dtype))
+
+
+# Above the usual threshold (20) torch's softplus is x itself: 2e-9 off the exact value, below
+# float32's resolution there, so the exact forms serve for both. Lower thresholds show.
+_THRESHOLD = 20
+
+
+@lowers(aten.softplus.default)
+def softplus(g: Graph, out: Any, a: Value, beta: Scalar = 1, threshold: Scalar = 20) -> str:
+    scaled = a.name if beta == 1 else g.op("Mul", a, g.scalar(beta, out.dtype))
+    result = g.op("Softplus", scaled)
+    if beta != 1:
+        result = g.op("Div", result, g.scalar(beta, out.dtype))
+    if threshold >= _THRESHOLD:
+        return result
+    return g.op("Where", g.op("Greater", scaled, g.scalar(threshold, out.dtype)), a, result)
+
+
+@lowers(aten.softplus_backward.default)
+def softplus_backward(
+    g: Graph, out: Any, grad: Value, a: Value, beta: Scalar, threshold: Scalar
+) -> str:
+    x = a.name if beta == 1 else g.op("Mul", a, g.scalar(beta, out.dtype))
+    curve = g.op("Sigmoid", x)
+    if threshold < _THRESHOLD:
+        above = g.op("Greater", x, g.scalar(threshold, out.dtype))
+        curve = g.op("Where", above, g.scalar(1, out.dtype), curve)
+    slope = Value(curve, out.dtype, tuple(out.shape))
+    left, right = operands(g, tuple(out.shape), [grad, slope], out.dtype)
+    return g.op("Mul", left, right)
+
+
+@lowers(aten.gelu.default)
+def gelu(g: Graph, out: Any, a: Value, *, approximate: str = "none") -> str:
+    return g.op("Gelu", a, approximate=approximate)
+
+
+@lowers(aten.pow.Tensor_Scalar)
+def pow_scalar(g: Graph, out: Any, a: Value, exponent: Scalar) -> str:
+    x = g.cast(a, out.dtype)
+    exact: dict[float, Any] = {
+        0.0: lambda: g.full(out.shape, 1, out.dtype),
+        0.5: lambda: g.op("Sqrt", x),
+        1.0: lambda: x,
+        2.0: lambda: g.op("Mul", x, x),
+        3.0: lambda: g.op("Mul", g.op("Mul", x, x), x),
+        -0.5: lambda: g.op("Reciprocal", g.op("Sqrt", x)),
+        -1.0: lambda: g.op("Reciprocal", x),
+    }
+    if out.dtype.is_floating_point or exponent in (0, 1, 2, 3):
+        shortcut = exact.get(float(exponent))
+        if shortcut is not None:
+            return str(shortcut())
+    return g.op("Pow", x, g.scalar(exponent, out.dtype))
+
+
+@lowers(aten.pow.Tensor_Tensor, aten.pow.Scalar)
+def pow_tensor(g: Graph, out: Any, a: Operand, b: Operand) -> str:
+    left, right = operands(g, tuple(out.shape), [a, b], out.dtype)
+    return g.op("Pow", left, right)
+
+
+@lowers(aten.clamp.default, aten.clamp.Tensor)
+def clamp(g: Graph, out: Any, a: Value, low: Any = None, high: Any = None) -> str:
+    x = g.cast(a, out.dtype)
+    for bound, op_type in ((low, "Max"), (high, "Min")):
+        if bound is not None:
+            x = g.op(op_type, x, *operands(g, tuple(out.shape), [bound], out.dtype))
+    return x
+
+
+@lowers(aten.hardtanh.default)
+def hardtanh(g: Graph, out: Any, a: Value, low: Scalar = -1, high: Scalar = 1) -> str:
+    return clamp(g, out, a, low, high)
+
+
+@lowers(aten.clamp_min.default, aten.clamp_min.Tensor)
+def clamp_min(g: Graph, out: Any, a: Value, low: Any) -> str:
+    return clamp(g, out, a, low, None)
+
+
+@lowers(aten.clamp_max.default, aten.clamp_max.Tensor)
+def clamp_max(g: Graph, out: Any, a: Value, high: Any) -> str:
+    return clamp(g, out, a, None, high)
+
+
+# Comparisons, logic and bits.
+
+
+def _comparison(op_type: str, *, negate: bool = False) -> Any:
+    def lower(g: Graph, out: Any, a: Value, b: Operand) -> str:
+        if isinstance(b, Value):
+            dtype = torch.promote_types(a.dtype, b.dtype)
+        else:
+            dtype = torch.result_type(torch.empty(1, dtype=a.dtype), cast(Number, b))
+        if dtype == torch.bool and op_type != "Equal":
+            dtype = torch.int32
+        left, right = operands(g, tuple(out.shape), [a, b], dtype)
+        result = g.op(op_type, left, right)
+        return g.op("Not", result) if negate else result
+
+    return lower
+
+
+for _name, _onnx_name, _negate in (
+    ("eq", "Equal", False),
+    ("ne", "Equal", True),
+    ("lt", "Less", False),
+    ("le", "LessOrEqual", False),
+    ("gt", "Greater", False),
+    ("ge", "GreaterOrEqual", False),
+):
+    _packet = getattr(aten, _name)
+    lowers(_packet.Tensor, _packet.Scalar)(_comparison(_onnx_name, negate=_negate))
+
+
+def _logical(op_type: str) -> Any:
+    def lower(g: Graph, out: Any, a: Value, b: Operand) -> str:
+        left, right = operands(g, tuple(out.shape), [a, b], torch.bool)
+        return g.op(op_type, left, right)
+
+    return lower
+
+
+def _bitwise(onnx_bool: str, onnx_int: str) -> Any:
+    def lower(g: Graph, out: Any, a: Operand, b: Operand) -> str:
+        left, right = operands(g, tuple(out.shape), [a, b], out.dtype)
+        return g.op(onnx_bool if out.dtype == torch.bool else onnx_int, left, right)
+
+    return lower
+
+
+for _name in ("and", "or", "xor"):
+    _title = _name.capitalize()
+    lowers(getattr(aten, f"logical_{_name}").default)(_logical(_title))
+    _packet = getattr(aten, f"bitwise_{_name}")
+    lowers(_packet.Tensor, _packet.Scalar)(_bitwise(_title, f"Bitwise{_title}"))
+
+
+@lowers(aten.logical_not.default)
+def logical_not(g: Graph, out: Any, a: Value) -> str:
+    return g.op("Not", g.cast(a, torch.bool))
+
+
+@lowers(aten.bitwise_not.default)
+def bitwise_not(g: Graph, out: Any, a: Value) -> str:
+    return g.op("Not" if a.dtype == torch.bool else "BitwiseNot", a)
+
+
+# Mathematical functions that ONNX has no operator for, from those that it has.
+
+
+@lowers(aten.exp2.default)
+def exp2(g: Graph, out: Any, a: Value) -> str:
+    return g.op("Pow", g.scalar(2, out.dtype), g.cast(a, out.dtype))
+
+
+def _logarithm(base: float) -> Any:
+    def lower(g: Graph, out: Any, a: Value) -> str:
+        natural = g.op("Log", g.cast(a, out.dtype))
+        return g.op("Mul", natural, g.scalar(1 / math.log(base), out.dtype))
+
+    return lower
+
+
+lowers(aten.log2.default)(_logarithm(2))
+lowers(aten.log10.default)(_logarithm(10))
+
+
+@lowers(aten.trunc.default)
+def trunc(g: Graph, out: Any, a: Value) -> str:
+    if not a.dtype.is_floating_point:
+        return a.name
+    return g.op("Mul", g.op("Floor", g.op("Abs", a)), g.op("Sign", a))
+
+
+@lowers(aten.round.decimals)
+def round_decimals(g: Graph, out: Any, a: Value, *, decimals: int) -> str:
+    # As torch does: whole powers of ten are exact, their inverses are not.
+    size = g.scalar(10.0 ** abs(decimals), out.dtype)
+    there, back = ("Mul", "Div") if decimals >= 0 else ("Div", "Mul")
+    return g.op(back, g.op("Round", g.op(there, a, size)), size)
+
+
+@lowers(aten.atan2.default)
+def atan2(g: Graph, out: Any, a: Operand, b: Operand) -> str:
+    """The angle of (b, a), in the right one of four quadrants (signs of zeros are not told apart).
+
+    The smaller over the larger of the two lengths, so that nothing overflows; then reflected.
+    """
+    y, x = operands(g, tuple(out.shape), [a, b], out.dtype)
+    zero, one = g.scalar(0, out.dtype), g.scalar(1, out.dtype)
+    height, width = g.op("Abs", y), g.op("Abs", x)
+    longer = g.op("Max", height, width)
+    safe = g.op("Where", g.op("Equal", longer, zero), one, longer)
+    angle = g.op("Atan", g.op("Div", g.op("Min", height, width), safe))
+    steep = g.op("Greater", height, width)
+    right = g.scalar(math.pi / 2, out.dtype)
+    angle = g.op("Where", steep, g.op("Sub", right, angle), angle)
+    left = g.op("Less", x, zero)
+    angle = g.op("Where", left, g.op("Sub", g.scalar(math.pi, out.dtype), angle), angle)
+    return g.op("Where", g.op("Less", y, zero), g.op("Neg", angle), angle)
+
+
+def _shift(op: str) -> Any:
+    def lower(g: Graph, out: Any, a: Value, b: Operand) -> str:
+        left, right = operands(g, tuple(out.shape), [a, b], out.dtype)
+        power = g.op("Pow", g.scalar(2, out.dtype), right)
+        if op == "Mul":
+            return g.op("Mul", left, power)
+        # Downwards, as an arithmetic shift does: what floor division by a power of two gives.
+        rest = g.op("Mod", left, power)
+        return g.op("Div", g.op("Sub", left, rest), power)
+
+    return lower
+
+
+lowers(aten.__lshift__.Scalar, aten.__lshift__.Tensor, aten.bitwise_left_shift.Tensor)(
+    _shift("Mul")
+)
+lowers(aten.__rshift__.Scalar, aten.__rshift__.Tensor, aten.bitwise_right_shift.Tensor)(
+    _shift("Div")
+)
+
+
+def _place(g: Graph, out: Any, a: Value, boundaries: Value, right: bool) -> str:
+    """How many boundaries lie below each value (or at it, with ``right``)."""
+    wide = g.op("Unsqueeze", a, g.ints([-1]))
+    below = g.op("LessOrEqual" if right else "Less", g.cast(boundaries, a.dtype), wide)
+    count = g.op("ReduceSum", g.cast(below, torch.int64), g.ints([-1]), keepdims=0)
+    return g.cast(Value(count, torch.int64, tuple(out.shape)), out.dtype)
+
+
+@lowers(aten.bucketize.Tensor)
+def bucketize(
+    g: Graph, out: Any, a: Value, boundaries: Value, *, out_int32: bool = False, right: bool = False
+) -> str:
+    return _place(g, out, a, boundaries, right)
+
+
+# Selection by a mask, casts, copies and fills.
+
+
+@lowers(aten.where.self)
+def where(g: Graph, out: Any, condition: Value, a: Operand, b: Operand) -> str:
+    left, right = operands(g, tuple(out.shape), [a, b], out.dtype)
+    return g.op("Where", condition, left, right)
+
+
+@lowers(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
+def masked_fill(g: Graph, out: Any, a: Value, mask: Value, value: Operand) -> str:
+    filler = g.cast(value, out.dtype) if isinstance(value, Value) else g.scalar(value, out.dtype)
+    return g.op("Where", mask, filler, a)
+
+
+@lowers(aten._to_copy.default)
+def to_copy(
+    g: Graph,
+    out: Any,
+    a: Value,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+    non_blocking: bool = False,
+    memory_format: Any = None,
+) -> str:
+    if a.dtype.is_floating_point and out.dtype == torch.bool:
+        return g.op("Not", g.op("Equal", a, g.scalar(0, a.dtype)))
+    return g.cast(a, out.dtype)
+
+
+@lowers(
+    aten.clone.default,
+    aten.alias.default,
+    aten.detach.default,
+    aten.lift_fresh_copy.default,
+    aten.lift_fresh.default,
+    aten.contiguous.default,
+    aten.positive.default,
+)
+def identity(g: Graph, out: Any, a: Value, *, memory_format: Any = None) -> str:
+    return a.name
+
+
+@lowers(aten.copy.default)
+def copy(g: Graph, out: Any, a: Value, source: Value, non_blocking: bool = False) -> str:
+    name = g.cast(source, out.dtype)
+    if full_shape(source, tuple(out.shape)):
+        return name
+    return g.op("Expand", name, g.shape(out.shape))
+
+
+@lowers(aten.fill.Scalar, aten.fill.Tensor)
+def fill(g: Graph, out: Any, a: Value, value: Operand) -> str:
+    if isinstance(value, Value):
+        return g.op("Expand", g.cast(value, out.dtype), g.shape(out.shape))
+    return g.full(out.shape, value, out.dtype)
+
+
+@lowers(aten.zero.default)
+def zero(g: Graph, out: Any, a: Value) -> str:
+    return g.full(out.shape, 0, out.dtype)

@@ -11,9 +11,146 @@ import onnx
 import sympy
 import torch
 from onnx import TensorProto, helper, numpy_helper
+from torch.utils._sympy import functions as torch_sympy
 
-import export.lowering.sizes as size_nodes
-from export.lowering.nodes import live_nodes, rename, same_node, used_names
+from export.errors import ExportError
+
+# What can be asked of ONNX nodes: equality, names, and which of them are needed.
+
+
+def same_node(
+    op_type: str, sources: list[str], wanted: list[bool], attributes: Mapping[str, Any]
+) -> Hashable | None:
+    """A key that equal nodes share; None for nodes with graphs or tensors as attributes."""
+    plain: list[tuple[str, Hashable]] = []
+    for name, value in sorted(attributes.items()):
+        if isinstance(value, (list, tuple)):
+            value = tuple(value)
+        elif not isinstance(value, (int, float, str)):
+            return None
+        plain.append((name, value))
+    return op_type, tuple(sources), tuple(wanted), tuple(plain)
+
+
+def rename(node: onnx.NodeProto, names: Mapping[str, str]) -> None:
+    for field in (node.input, node.output):
+        for index, name in enumerate(field):
+            if name in names:
+                field[index] = names[name]
+    for attribute in node.attribute:
+        if attribute.type == onnx.AttributeProto.GRAPH:
+            for inner in attribute.g.node:
+                rename(inner, names)
+
+
+def used_names(nodes: Iterable[onnx.NodeProto]) -> set[str]:
+    names: set[str] = set()
+    for node in nodes:
+        names.update(node.input)
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                names |= used_names(attribute.g.node)
+                names.update(output.name for output in attribute.g.output)
+    return names
+
+
+def live_nodes(nodes: Sequence[onnx.NodeProto], outputs: Iterable[str]) -> list[onnx.NodeProto]:
+    needed = set(outputs)
+    kept: list[onnx.NodeProto] = []
+    for node in reversed(nodes):
+        if needed.intersection(name for name in node.output if name):
+            kept.append(node)
+            needed |= used_names([node])
+    kept.reverse()
+    return kept
+
+
+# Symbolic sizes as nodes that compute them at run time.
+
+_ARITHMETIC: tuple[tuple[Any, str], ...] = (
+    (sympy.Add, "Add"),
+    (sympy.Mul, "Mul"),
+    (torch_sympy.FloorDiv, "Div"),
+    (torch_sympy.CleanDiv, "Div"),
+    (torch_sympy.PythonMod, "Mod"),
+    (torch_sympy.Mod, "Mod"),
+    (sympy.Max, "Max"),
+    (torch_sympy.Max, "Max"),
+    (sympy.Min, "Min"),
+    (torch_sympy.Min, "Min"),
+)
+
+
+_REAL_ARITHMETIC: tuple[tuple[Any, str], ...] = (
+    (sympy.Add, "Add"),
+    (sympy.Mul, "Mul"),
+    (sympy.Pow, "Pow"),
+    (torch_sympy.IntTrueDiv, "Div"),
+    (torch_sympy.FloatTrueDiv, "Div"),
+    (torch_sympy.FloatPow, "Pow"),
+)
+
+
+def _is_whole(expr: sympy.Expr) -> bool:
+    whole = tuple(kind for kind, _ in _ARITHMETIC)
+    return isinstance(expr, whole) and all(
+        part.is_Integer or isinstance(part, sympy.Symbol) or _is_whole(part) for part in expr.args
+    )
+
+
+def whole(graph: Graph, expr: sympy.Expr) -> str:
+    """A size as an int64 tensor of shape [1].
+
+    Raises ExportError where it depends on data or has no exact integer form.
+    """
+    if isinstance(expr, sympy.Symbol):
+        where = graph.place_of(expr)
+        if where is None:
+            raise ExportError(
+                f"a size ({expr}) depends on data, not on a named axis",
+                instead="fixed sizes, or a mask instead of a selection",
+            )
+        return graph.op("Shape", where[0], start=where[1], end=where[1] + 1)
+    parts = [graph.size(part) for part in expr.args]
+    for kind, op_type in _ARITHMETIC:
+        if isinstance(expr, kind):
+            result = parts[0]
+            for part in parts[1:]:
+                result = graph.op(op_type, result, part)
+            return result
+    if isinstance(expr, sympy.Pow) and expr.exp.is_Integer and int(expr.exp) > 0:
+        result = parts[0]
+        for _ in range(int(expr.exp) - 1):
+            result = graph.op("Mul", result, parts[0])
+        return result
+    raise ExportError(
+        f"a size is computed as {expr}, which has no exact integer form in the graph",
+        instead="sizes that are sums, products or whole quotients of the named axes",
+    )
+
+
+def fraction(graph: Graph, expr: sympy.Expr) -> str:
+    """A size expression with real quotients, as a float64 tensor of shape [1]."""
+    if expr.is_number:
+        return graph.constant(np.asarray([float(expr)], dtype=np.float64))
+    if isinstance(expr, sympy.Symbol) or _is_whole(expr):
+        return graph.op("Cast", graph.size(expr), to=TensorProto.DOUBLE)
+    parts = [fraction(graph, part) for part in expr.args]
+    for kind, op_type in _REAL_ARITHMETIC:
+        if isinstance(expr, kind):
+            result = parts[0]
+            for part in parts[1:]:
+                result = graph.op(op_type, result, part)
+            return result
+    if isinstance(expr, torch_sympy.ToFloat):
+        return parts[0]
+    if type(expr).__name__ == "OpaqueUnaryFn_sqrt":
+        return graph.op("Sqrt", parts[0])
+    raise ExportError(
+        f"a number is computed from sizes as {expr}, which has no form in the graph",
+        instead="sums, products, quotients, powers and roots of the named axes",
+    )
+
 
 OPSET = 20
 IR_VERSION = 9
@@ -144,9 +281,7 @@ class Graph:
             expr = value.node.expr
             if not expr.is_number:
                 computed = (
-                    self.size(expr)
-                    if isinstance(value, torch.SymInt)
-                    else size_nodes.fraction(self, expr)
+                    self.size(expr) if isinstance(value, torch.SymInt) else fraction(self, expr)
                 )
                 return self.cast(self.op("Squeeze", computed, self.ints([0])), dtype)
             value = int(expr) if expr.is_Integer else float(expr)
@@ -222,7 +357,7 @@ class Graph:
         if expr.is_Integer:
             return self.ints([int(expr)])
         if expr not in self._dims:
-            self._dims[expr] = size_nodes.whole(self, expr)
+            self._dims[expr] = whole(self, expr)
         return self._dims[expr]
 
     # --- results ----------------------------------------------------------------------------

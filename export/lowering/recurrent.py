@@ -15,8 +15,8 @@ from onnx import helper
 
 import export.rewrites.recurrent_scans  # noqa: F401  (defines torch.ops.tessera)
 from export.lowering.graph import ONNX_DTYPE, Graph, Value, fixed
+from export.lowering.indexing import slice_axis
 from export.lowering.registry import lowers
-from export.lowering.slices import slice_axis
 
 tessera = torch.ops.tessera
 

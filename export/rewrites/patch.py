@@ -9,21 +9,106 @@ from typing import Any
 
 import torch
 import torch.nn.functional as functional
+import torch.utils.checkpoint
+from torch import Tensor
 
-from export.rewrites import (
-    attention_projection,
-    batch_norm,
-    batch_norm_layer,
-    binary_cross_entropy,
-    checkpoint,
-    cross_entropy,
-    dropout,
-    embedding_bag,
-    group_norm,
-    layer_norm,
-    recurrent,
-)
+from export.errors import ExportError
+from export.rewrites import dropout, losses, normalisation, recurrent
 from export.rewrites.randomness import Randomness
+
+# The joint projection of self-attention as one product and a split.
+#
+# torch folds query, key and value into a stacked axis; the gradient of taking that apart is
+# three padded tensors and two sums. A split's gradient is one concatenation.
+
+_torchs_own: Callable[..., list[Tensor]] = vars(functional)["_in_projection_packed"]
+
+
+def in_projection_packed(
+    q: Tensor, k: Tensor, v: Tensor, w: Tensor, b: Tensor | None = None
+) -> list[Tensor]:
+    """``torch.nn.functional._in_projection_packed``: w [3 * e, e], b [3 * e] or None."""
+    if q is k and k is v:
+        parts = functional.linear(q, w, b).split(q.shape[-1], dim=-1)
+        return [part.contiguous() for part in parts]
+    return _torchs_own(q, k, v, w, b)
+
+
+# Activation checkpointing as a plain call.
+#
+# A graph keeps what its backward pass needs. A recomputation during the backward pass would
+# find the model without this step's tensors in it, and would draw other dropout masks.
+
+
+def _plain(*args: Any, **kwargs: Any) -> Iterator[None]:
+    yield
+
+
+class _Plain:
+    @staticmethod
+    def apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
+        return function(*args)
+
+
+def checkpoint_replacements() -> list[tuple[Any, str, Any]]:
+    """What ``torch.utils.checkpoint.checkpoint`` looks up when it is called, in both its ways."""
+    module = torch.utils.checkpoint
+    return [
+        (module, "_checkpoint_without_reentrant_generator", _plain),
+        (module, "CheckpointFunction", _Plain),
+    ]
+
+
+# Bags of embeddings as a lookup and a sum.
+
+
+def embedding_bag(
+    input: Tensor,
+    weight: Tensor,
+    offsets: Tensor | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2,
+    scale_grad_by_freq: bool = False,
+    mode: str = "mean",
+    sparse: bool = False,
+    per_sample_weights: Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int | None = None,
+) -> Tensor:
+    """``torch.nn.functional.embedding_bag`` in modes sum and mean.
+
+    input int64 [bags, n], or [total] with ``offsets`` [bags]; result float32 [bags, dim].
+    """
+    if mode not in ("sum", "mean"):
+        raise ExportError(
+            f"embedding bags in mode {mode!r}", operator="embedding_bag", instead="sum or mean"
+        )
+    if max_norm is not None or scale_grad_by_freq:
+        raise ExportError(
+            "max_norm and scale_grad_by_freq change the table outside the optimizer",
+            operator="embedding_bag",
+            instead="a penalty in the loss",
+        )
+    rows = functional.embedding(input, weight)
+    counted = torch.ones_like(input).to(weight.dtype)
+    if padding_idx is not None:
+        counted = (input != padding_idx % weight.shape[0]).to(weight.dtype)
+        rows = rows * counted.unsqueeze(-1)
+    if per_sample_weights is not None:
+        rows = rows * per_sample_weights.unsqueeze(-1)
+    if offsets is None:
+        total, count = rows.sum(1), counted.sum(1)
+    else:
+        starts = offsets[:-1] if include_last_offset else offsets
+        position = torch.arange(input.shape[0])
+        bag = (position.unsqueeze(1) >= starts.unsqueeze(0)).sum(1) - 1
+        empty = torch.zeros(starts.shape[0], weight.shape[1], dtype=weight.dtype)
+        total = empty.index_add(0, bag, rows)
+        count = torch.zeros(starts.shape[0], dtype=weight.dtype).index_add(0, bag, counted)
+    if mode == "sum":
+        return total
+    return total / count.clamp(min=1).unsqueeze(-1)
+
 
 _LOCK = threading.RLock()
 
@@ -44,21 +129,21 @@ def recordable(randomness: Randomness) -> Iterator[None]:
     replacements: list[tuple[Any, str, Callable[..., Any]]] = [
         *dropout.replacements(randomness),
         *recurrent.replacements(),
-        *checkpoint.replacements(),
-        (functional, "batch_norm", batch_norm.batch_norm),
-        (torch.nn.modules.batchnorm._BatchNorm, "forward", batch_norm_layer.forward),
-        (functional, "embedding_bag", embedding_bag.embedding_bag),
-        (functional, "group_norm", group_norm.group_norm),
-        (functional, "instance_norm", group_norm.instance_norm),
-        (functional, "layer_norm", layer_norm.layer_norm),
-        (functional, "_in_projection_packed", attention_projection.in_projection_packed),
+        *checkpoint_replacements(),
+        (functional, "batch_norm", normalisation.batch_norm),
+        (torch.nn.modules.batchnorm._BatchNorm, "forward", normalisation.batch_norm_layer_forward),
+        (functional, "embedding_bag", embedding_bag),
+        (functional, "group_norm", normalisation.group_norm),
+        (functional, "instance_norm", normalisation.instance_norm),
+        (functional, "layer_norm", normalisation.layer_norm),
+        (functional, "_in_projection_packed", in_projection_packed),
         (
             functional,
             "binary_cross_entropy_with_logits",
-            binary_cross_entropy.binary_cross_entropy_with_logits,
+            losses.binary_cross_entropy_with_logits,
         ),
-        (functional, "cross_entropy", cross_entropy.cross_entropy),
-        (functional, "nll_loss", cross_entropy.nll_loss),
+        (functional, "cross_entropy", losses.cross_entropy),
+        (functional, "nll_loss", losses.nll_loss),
     ]
     with _LOCK, _patched(replacements), _plain_attention(), _plain_convolution():
         yield
@@ -68,7 +153,7 @@ def recordable(randomness: Randomness) -> Iterator[None]:
 def seeded(randomness: Randomness) -> Iterator[None]:
     """Inside, dropout draws the masks that the exported graph draws; all else is torch's own."""
     own = dropout.replacements(randomness, own_attention=True)
-    replacements = [*own, *recurrent.seeded_replacements(), *checkpoint.replacements()]
+    replacements = [*own, *recurrent.seeded_replacements(), *checkpoint_replacements()]
     with _LOCK, _patched(replacements), _plain_attention():
         yield
 

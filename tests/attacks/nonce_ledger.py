@@ -12,8 +12,6 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 import device_sdk.wire
 from device_sdk.wire.seal import hpke
 
-__all__ = ["NonceLedger", "modules_that_seal"]
-
 
 def modules_that_seal() -> list[str]:
     """Modules of the wire that hold the cipher; nothing else of the product may."""

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from aggregator.keys.invitation import make_codes
+from aggregator.keys.enrolment import make_codes
 from aggregator.methods.method import Method
 from aggregator.methods.scatter.method import ScatterSettings
 from device_sdk.artifact import Artifact
@@ -31,8 +31,6 @@ from tests.attacks.nonce_ledger import NonceLedger
 from tests.attacks.stage import Stage
 from tests.faults.known import WIDTH, KnownBinding, KnownSums
 from tests.faults.oracle import judge
-
-__all__ = ["RestartFigures", "make_restart_stage", "restart_often"]
 
 _PACE = Pace(answer_seconds=2.0, fetch_seconds=2.0, reopen_seconds=0.5, most_seconds=20.0)
 _ROUND = "quorum = 1\nwait_for_devices = 2\ndeadline_seconds = 6\npause_seconds = 0.5"

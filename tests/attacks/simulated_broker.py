@@ -12,12 +12,10 @@ from device_sdk.link.events import (
     Disconnected,
     Event,
     Message,
+    MqttVersion,
     Outcome,
     ServerLimits,
 )
-from device_sdk.link.mqtt_version import MqttVersion
-
-__all__ = ["AGGREGATOR", "Parcel", "SimulatedBroker", "StandInLink"]
 
 AGGREGATOR = "aggregator"
 

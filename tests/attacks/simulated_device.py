@@ -16,8 +16,6 @@ from device_sdk.train.job import TrainedRound, TrainingJob
 from tests.attacks.simulated_broker import Parcel, SimulatedBroker
 from tests.faults.known import WIDTH, known_body
 
-__all__ = ["SimulatedDevice"]
-
 
 class SimulatedDevice:
     """Device ``place``; what it sends in a round is ``body(place, generation, round)``."""

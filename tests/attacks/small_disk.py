@@ -33,8 +33,6 @@ from tests.attacks.stage import Stage
 from tests.faults.hooks import before
 from tests.faults.oracle import judge
 
-__all__ = ["main"]
-
 _PAGE = 4096
 _MOST_PAGES_LEFT = 60
 _FULL_SECONDS = 150.0

@@ -30,8 +30,6 @@ from tests.attacks.simulated_device import SimulatedDevice
 from tests.faults.fleet_home import make_fleet
 from tests.faults.known import ITEMS, KnownBinding, known_body
 
-__all__ = ["ROUND_SECONDS", "Stage"]
-
 ROUND_SECONDS = 60
 _SETTLED = 10_000
 

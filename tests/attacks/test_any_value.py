@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from aggregator.methods.array_binding import ArrayBinding
+from aggregator.methods.binding import ArrayBinding
 from aggregator.methods.fedavg.method import FedAvgMethod, FedAvgSettings
 from aggregator.methods.scatter.binding import ScatterBinding
 from aggregator.methods.scatter.method import ScatterSettings
@@ -16,7 +16,7 @@ from aggregator.methods.server_optimizer import OptimizerSettings
 from aggregator.methods.table import Binding
 from aggregator.publish.publisher import Publisher
 from device_sdk.artifact import Artifact
-from device_sdk.methods.scatter.body import encode_scatter_update
+from device_sdk.methods.scatter.contract import encode_scatter_update
 from device_sdk.wire.arrays.body import encode_update
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 from device_sdk.wire.arrays.tensors import Codec

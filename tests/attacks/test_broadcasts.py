@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from aggregator.methods.method import Method
 from device_sdk.artifact import Artifact
 from device_sdk.wire.publish.broadcast import Publication, derive_broadcast_keys, open_manifest
-from device_sdk.wire.publish.chunk_set import seal_chunks
+from device_sdk.wire.publish.content import seal_chunks
 from device_sdk.wire.publish.manifest import Manifest, read_manifest, write_manifest
 from device_sdk.wire.publish.topics import ChunkTopic, DescriptorTopic, ManifestTopic, PresenceTopic
 from device_sdk.wire.seal.group_key import GroupKey

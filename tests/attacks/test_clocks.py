@@ -6,10 +6,10 @@ import os
 
 import pytest
 
-from aggregator.keys.invitation import make_codes
+from aggregator.keys.enrolment import make_codes
 from aggregator.store import Database
+from device_sdk.enrol import trust
 from device_sdk.home.home import Home
-from device_sdk.trust import trust
 from device_sdk.wire.publish.receipts import RecordType
 from tests.attacks.conftest import MakeStage
 from tests.attacks.simulated_broker import Parcel

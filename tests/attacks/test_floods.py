@@ -15,8 +15,7 @@ import pytest
 from aggregator.serve.broker_links import DEVICE_LIMIT, ENROLMENT_LIMIT
 from aggregator.serve.loss_probe import LossProbe
 from benchmarks.aggregator.mqtt_client import MiniClient, connect_packet, publish_packet
-from device_sdk.link.event_queue import EventQueue
-from device_sdk.link.events import Connected, Event, Message, Outcome, Subscribed
+from device_sdk.link.events import Connected, Event, EventQueue, Message, Outcome, Subscribed
 from device_sdk.link.settings import LinkSettings
 from device_sdk.wire.codec.header import MessageType
 from device_sdk.wire.publish.receipts import Verdict

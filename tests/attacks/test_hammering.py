@@ -6,9 +6,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator.rounds.deadline import deadline_seconds
+from aggregator.rounds.machine import deadline_seconds
 from aggregator.tables import TomlTable
-from aggregator.task.round_settings import RoundSettings
+from aggregator.task.file import RoundSettings
 from device_sdk.wire.publish.receipts import RecordType, UpdateIdentity, write_update
 from device_sdk.wire.publish.topics import DownTopic
 from tests.attacks.conftest import MakeStage

@@ -23,7 +23,7 @@ from aggregator.keys.folder import (
     rotate_keys,
 )
 from device_sdk.enrol import Fleet, enrol
-from device_sdk.home.errors import EnrolmentFailed, EnrolmentRefused
+from device_sdk.errors import EnrolmentFailed, EnrolmentRefused
 from device_sdk.home.home import Home as DeviceHome
 from device_sdk.link.events import Message
 from device_sdk.link.link import Link

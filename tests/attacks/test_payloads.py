@@ -9,13 +9,13 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from aggregator.keys.invitation import make_codes
+from aggregator.keys.enrolment import make_codes
 from aggregator.methods.scatter.binding import ScatterBinding
 from aggregator.methods.scatter.method import ScatterSettings
 from aggregator.methods.server_optimizer import OptimizerSettings
 from aggregator.serve.uplink import Refusal
 from device_sdk.link.events import Message
-from device_sdk.methods.scatter.body import encode_scatter_update
+from device_sdk.methods.scatter.contract import encode_scatter_update
 from device_sdk.wire.arrays.exchange import Update
 from device_sdk.wire.codec.header import MessageType, prefix
 from device_sdk.wire.publish.receipts import RecordType

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from device_sdk.methods.scatter.body import encode_scatter_update
+from device_sdk.methods.scatter.contract import encode_scatter_update
 from device_sdk.wire.arrays.exchange import Update
 from tests.attacks.conftest import MakeStage
 from tests.attacks.stage import Stage

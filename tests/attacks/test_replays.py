@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from aggregator.keys.invitation import make_codes
+from aggregator.keys.enrolment import make_codes
 from aggregator.serve.uplink import Answer, Refusal
 from aggregator.task.file import read_task
 from device_sdk.link.events import Message

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from aggregator.home import Home as AggregatorHome
+from aggregator.keys.enrolment import make_codes
 from aggregator.keys.folder import rotate_keys, rotate_root
-from aggregator.keys.invitation import make_codes
 from aggregator.rounds.machine import RoundEvent, RoundOpened
-from device_sdk.home.errors import EnrolmentRefused
+from device_sdk.enrol import trust
+from device_sdk.errors import EnrolmentRefused
 from device_sdk.home.home import Home
-from device_sdk.trust import trust
 from device_sdk.wire.publish.topics import DescriptorTopic, ManifestTopic, PresenceTopic
 from device_sdk.wire.seal.enrolment_code import EnrolmentCode
 from tests.attacks.conftest import MakeStage

@@ -20,7 +20,7 @@ from benchmarks.privacy.table import attack_table, joining_table
 from benchmarks.recommendation.split import LeaveOneOut, hold_out_validation
 from benchmarks.scatter.presets import preset
 from benchmarks.simulator import scatter_fleet
-from device_sdk.methods.scatter.pool import PoolSettings
+from device_sdk.methods.scatter.triples import PoolSettings
 from tests.fakes.reference_step import ReferenceStep
 
 ROOT = Path(__file__).parents[2]

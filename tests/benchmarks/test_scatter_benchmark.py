@@ -24,8 +24,8 @@ from device_sdk.wire.seal.envelope import (
     MAX_MESSAGE_BYTES,
     MAX_PAYLOAD_BYTES,
     TAG_BYTES,
+    padded_length,
 )
-from device_sdk.wire.seal.padding import padded_length
 from tests.fakes.reference_step import ReferenceStep
 
 

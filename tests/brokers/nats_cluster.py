@@ -18,8 +18,6 @@ from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 
 from tests.brokers.mosquitto import free_port
 
-__all__ = ["EXECUTABLE", "NatsCluster"]
-
 _BESIDE_PYTHON = Path(sys.executable).with_name("nats-server")
 EXECUTABLE = str(_BESIDE_PYTHON) if _BESIDE_PYTHON.is_file() else shutil.which("nats-server")
 _NODES = 3

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 
 from tests.faults import packets
 
-__all__ = ["ScriptedBroker"]
-
 
 class ScriptedBroker:
     """Answers each CONNECT with ``connack`` (MQTT 5) and ``after``, and then does as a broker does.

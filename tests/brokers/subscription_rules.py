@@ -10,8 +10,6 @@ import pytest
 from device_sdk.link.events import Outcome
 from device_sdk.link.link import Link
 
-__all__ = ["SubscriptionRules"]
-
 _ROLE = "fleet"
 _CONTROL = "$CONTROL/dynamic-security/v1"
 

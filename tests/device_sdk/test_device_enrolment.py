@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from device_sdk.device import Device
-from device_sdk.home.errors import (
+from device_sdk.errors import (
     AlreadyEnrolled,
     EnrolmentFailed,
     EnrolmentRefused,

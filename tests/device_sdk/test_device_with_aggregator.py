@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from device_sdk.device import Device
-from device_sdk.home.errors import EnrolmentRefused
+from device_sdk.errors import EnrolmentRefused
 from device_sdk.train.options import TrainingOptions
 from tests.brokers.links import QUICK
 from tests.brokers.mosquitto import Mosquitto

@@ -7,10 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from device_sdk.errors import ArtifactError
-from device_sdk.factorisation import ITEMS, USERS, packaged_artifact, triple_batch
+from device_sdk.artifact.errors import ArtifactError
+from device_sdk.factorisation import (
+    ITEMS,
+    USERS,
+    LocalFactorisation,
+    LocalSettings,
+    packaged_artifact,
+    triple_batch,
+)
 from device_sdk.interactions import Interactions
-from device_sdk.local_factorisation import LocalFactorisation, LocalSettings
 from device_sdk.trainer import Trainer
 from tests.fakes.handmade import linear_artifact
 

@@ -10,7 +10,7 @@ import pytest
 
 from device_sdk import GraphRunError, NonFiniteStep, Trainer
 from device_sdk.artifact.safetensors import Array
-from device_sdk.runtime.seed import step_seed
+from device_sdk.runtime.step import step_seed
 from tests.fakes.handmade import FEATURES, TARGETS, factor_artifact, linear_artifact
 
 

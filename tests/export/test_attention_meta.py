@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from device_sdk import Trainer
-from device_sdk.runtime.members import packed_view
+from device_sdk.runtime.state import packed_view
 from export.models.attention_meta import AttentionMeta, base_layout, export_attention, meta_loss
 from export.models.gru_classifier import (
     DYNAMIC,

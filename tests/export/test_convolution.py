@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import export
-from export.models.lenet import LeNet
+from export.models.images import LeNet
 from export.models.resnet import ResidualBlock, ResNet
 
 Parity = Callable[..., export.Exported]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import export
 from device_sdk import Trainer
-from export.gradient_rules.base import Gradients
+from export.gradient_rules import Gradients
 from export.models.images import image_model
 from export.models.mutual import example_batch, export_mutual
 

@@ -4,6 +4,4 @@ from __future__ import annotations
 
 from device_sdk.rounds.pace import Pace
 
-__all__ = ["BRISK"]
-
 BRISK = Pace(answer_seconds=0.5, fetch_seconds=0.5, reopen_seconds=0.2, most_seconds=1.0)

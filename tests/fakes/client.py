@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from device_sdk.link.events import Message
 from device_sdk.link.link import Link
-from device_sdk.methods.scatter.body import encode_scatter_update
+from device_sdk.methods.scatter.contract import encode_scatter_update
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.publish.broadcast import (
@@ -21,8 +21,7 @@ from device_sdk.wire.publish.broadcast import (
     read_manifest_label,
 )
 from device_sdk.wire.publish.catalogue import Catalogue, catalogue_id, read_catalogue
-from device_sdk.wire.publish.chunk_set import ChunkSet
-from device_sdk.wire.publish.content import HEAD_INDEX, read_content_head
+from device_sdk.wire.publish.content import HEAD_INDEX, ChunkSet, read_content_head
 from device_sdk.wire.publish.manifest import Manifest, read_manifest, selected
 from device_sdk.wire.publish.presence import PresenceWatch, read_presence
 from device_sdk.wire.publish.receipts import (

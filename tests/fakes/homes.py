@@ -17,8 +17,8 @@ import numpy as np
 
 from aggregator.cli import main
 from aggregator.home import Home
+from aggregator.keys.enrolment import make_codes
 from aggregator.keys.folder import Lives, initialise
-from aggregator.keys.invitation import make_codes
 from aggregator.methods.table import Binding
 from aggregator.rounds.machine import RoundEvent
 from aggregator.serve.assembly import LINK_SETTINGS, World, assemble

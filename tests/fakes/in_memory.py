@@ -13,7 +13,7 @@ from device_sdk.home.membership import Membership
 from device_sdk.home.round_store import Outcome
 from device_sdk.installed import installed_artifacts
 from device_sdk.link.events import Message
-from device_sdk.methods.scatter.body import encode_scatter_update
+from device_sdk.methods.scatter.contract import encode_scatter_update
 from device_sdk.rounds.actions import Publish, Subscribe, Unsubscribe
 from device_sdk.rounds.pace import Pace
 from device_sdk.rounds.participant import Participant

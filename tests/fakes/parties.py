@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from device_sdk.wire.seal import hpke
 from device_sdk.wire.seal.admission import TokenBuckets, WorkBudget
-from device_sdk.wire.seal.delegation import Delegation, make_delegation
+from device_sdk.wire.seal.authority import Delegation, make_delegation
 from device_sdk.wire.seal.descriptor import Descriptor, make_descriptor
 from device_sdk.wire.seal.device_session import DeviceCredential, OpenedSession, SessionOpening
 from device_sdk.wire.seal.freshness import Freshness

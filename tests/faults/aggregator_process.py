@@ -13,19 +13,16 @@ from typing import Any
 import numpy as np
 
 from aggregator.errors import AggregatorError
-from aggregator.home import Home
+from aggregator.home import Home, serve_lock
 from aggregator.refusals import Refusals
 from aggregator.rounds.ingest import Ingest
 from aggregator.serve.assembly import LINK_SETTINGS, World, assemble
-from aggregator.serve.serve_lock import serve_lock
 from aggregator.serve.service import Service
 from aggregator.task.file import read_task
 from tests.faults.counters import Counters
 from tests.faults.crash_points import arm
 from tests.faults.hooks import after, before
 from tests.faults.known import KnownBinding
-
-__all__ = ["serve"]
 
 _LINK = replace(
     LINK_SETTINGS,

@@ -12,8 +12,6 @@ from typing import Protocol
 from tests.brokers.amqtt_broker import AMQTT_PROGRAM
 from tests.brokers.mosquitto import RECOMMENDED, Mosquitto, free_port, wait_for_port
 
-__all__ = ["BROKERS", "Amqtt", "Broker", "make_broker"]
-
 BROKERS = ("mosquitto", "mosquitto-persistent", "amqtt")
 
 

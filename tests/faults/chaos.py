@@ -25,8 +25,6 @@ from tests.faults.oracle import Judgement, Mismatch, judge, outbox_rows
 from tests.faults.processes import Victim
 from tests.faults.wire_faults import FaultRates
 
-__all__ = ["RunResult", "RunSettings", "run", "sweep"]
-
 _PATIENCE_SECONDS = 60.0
 _POINT_SECONDS = 15.0
 # Event, weight. What the wire does to packets comes on top.

@@ -8,8 +8,6 @@ import struct
 import threading
 from pathlib import Path
 
-__all__ = ["NAMES", "Counters"]
-
 NAMES = (
     "clock_offset_millis",  # added to the aggregator's calendar clock
     "commits",  # updates committed by devices

@@ -23,8 +23,6 @@ from device_sdk.rounds.open_round import OpenRound
 from device_sdk.rounds.sender import Sender
 from tests.faults.hooks import after, before
 
-__all__ = ["AGGREGATOR_POINTS", "DEVICE_POINTS", "arm"]
-
 # owner, method, before or after it, and whether a call with these arguments counts
 _Point = tuple[type, str, str, Callable[..., bool]]
 

@@ -22,8 +22,6 @@ from tests.faults.crash_points import arm
 from tests.faults.hooks import after
 from tests.faults.known import WIDTH, known_body
 
-__all__ = ["agent_of", "live", "make_agent"]
-
 _PACE = Pace(answer_seconds=0.5, fetch_seconds=0.5, reopen_seconds=0.2, most_seconds=2.0)
 _LINK = LinkSettings(
     keepalive_seconds=1,

@@ -10,8 +10,6 @@ from collections import Counter
 from tests.faults.packets import CONNECT, Packets, client_id, kind
 from tests.faults.wire_faults import FaultRates, Schedule, WireFault
 
-__all__ = ["FaultProxy"]
-
 _READ_BYTES = 65_536
 _MOST_UNDER_WAY = 1024
 _LONGEST_DELAY_SECONDS = 0.4

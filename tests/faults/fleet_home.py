@@ -17,8 +17,6 @@ from device_sdk.home.membership import Membership
 from device_sdk.wire.seal.enrolment_message import Grant
 from tests.faults.known import ITEMS, MOST_DEVICES, WIDTH
 
-__all__ = ["FleetHome", "audit", "keep_history", "make_fleet"]
-
 # A copy of every update that was ever committed, in the order of commits: the product's own log is
 # cleared at each version; and of every verdict, since the product forgets those in time. Triggers,
 # so that copy and original are in one transaction.

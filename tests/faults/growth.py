@@ -7,8 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 import psutil
 
-__all__ = ["Reading", "grown", "memory_per_hour", "read_process", "too_short"]
-
 _MOST_GROWTH = 0.05  # of resident memory in an hour
 _MOST_GROWTH_MB = 3.0  # what is below this in an hour is noise
 _JUDGED_SECONDS = 600.0

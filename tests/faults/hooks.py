@@ -6,8 +6,6 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["after", "before"]
-
 
 def before(owner: type, name: str, act: Callable[..., None]) -> None:
     """Call ``act`` with the arguments before each call of ``owner.name``."""

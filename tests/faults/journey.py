@@ -41,8 +41,6 @@ from tests.faults.known import ITEMS, WIDTH
 from tests.faults.oracle import Judgement, Mismatch, judge, outbox_rows
 from tests.faults.processes import Victim
 
-__all__ = ["BROKERS", "JourneyResult", "JourneySettings", "missing", "travel"]
-
 BROKERS = ("mosquitto", "amqtt", "nats")
 _REVOKED, _LEAVING = 0, 1
 """Places of two devices."""

@@ -13,7 +13,7 @@ from aggregator.methods.method import Method, RoundSummary
 from aggregator.methods.scatter.binding import ScatterBinding
 from aggregator.methods.scatter.method import ScatterMethod, ScatterSettings
 from device_sdk.artifact import Artifact
-from device_sdk.methods.scatter.body import decode_scatter_update, encode_scatter_update
+from device_sdk.methods.scatter.contract import decode_scatter_update, encode_scatter_update
 from device_sdk.wire.arrays.exchange import Update
 
 __all__ = [

@@ -14,8 +14,6 @@ from aggregator.methods.method import Method
 from tests.faults.fleet_home import FleetHome
 from tests.faults.known import ITEMS, KnownBinding, known_check_value
 
-__all__ = ["Judgement", "Mismatch", "check_verdicts", "judge", "outbox_rows"]
-
 
 class Mismatch(AssertionError):
     """The promise was broken."""

@@ -11,8 +11,6 @@ from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-__all__ = ["Victim"]
-
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
     ["tests.faults.aggregator_process", "tests.faults.device_process", "tests.faults.crash_points"]

@@ -10,8 +10,6 @@ from pathlib import Path
 
 from tests.faults.chaos import RunResult, RunSettings
 
-__all__ = ["append_result", "read_results", "table"]
-
 _COLUMNS = ("mosquitto", "mosquitto-persistent", "amqtt")
 
 

@@ -35,8 +35,6 @@ from tests.faults.growth import Reading, grown, memory_per_hour, read_process, t
 from tests.faults.known import MOST_DEVICES
 from tests.faults.processes import Victim
 
-__all__ = ["main"]
-
 _EVERY_SECONDS = 5.0
 
 

@@ -8,8 +8,6 @@ from enum import Enum
 
 import numpy as np
 
-__all__ = ["FaultRates", "Schedule", "WireFault"]
-
 
 class WireFault(Enum):
     """What can happen to a packet between a client and the broker."""

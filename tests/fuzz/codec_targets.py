@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_sdk.link.broker_url import parse_broker_url
-from device_sdk.link.packet_cutter import PacketCutter
-from device_sdk.methods.teacher_logits.soft_outputs import (
+from device_sdk.link.buffered_client import PacketCutter
+from device_sdk.methods.teacher_logits.contract import (
     SoftForm,
     decode_soft_outputs,
     encode_soft_outputs,
@@ -32,12 +32,10 @@ from device_sdk.wire.publish.receipts import read_receipt, read_update, write_re
 from device_sdk.wire.publish.task_messages import read_attachment, read_broadcast, write_broadcast
 from device_sdk.wire.publish.terms import OfferedArtifact, OfferedAttachment, TaskTerms
 from device_sdk.wire.publish.topics import Topics
-from device_sdk.wire.seal.cohort_key import WRAPPED_BYTES
 from device_sdk.wire.seal.enrolment_code import parse_code
 from device_sdk.wire.seal.envelope import Fragment
+from device_sdk.wire.seal.group_key import WRAPPED_BYTES
 from tests.fuzz.target import Target
-
-__all__ = ["CODEC_TARGETS"]
 
 _VECTORS = Path(__file__).resolve().parent.parent / "vectors"
 _LIMITS = TensorLimits(most_bytes=1 << 20)

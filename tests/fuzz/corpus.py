@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-__all__ = ["add", "read"]
-
 _FOLDER = Path(__file__).resolve().parent / "corpus"
 MOST_CHARACTERS = 60_000
 """Of a target's file: the shortest inputs are kept. Findings are kept whatever their size."""

@@ -14,16 +14,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from aggregator.errors import TaskError
-from aggregator.methods.attention.settings import AttentionSettings
+from aggregator.methods.attention.method import AttentionSettings
 from aggregator.methods.fedavg.method import FedAvgSettings
 from aggregator.methods.mutual.method import MutualSettings
 from aggregator.methods.teacher_logits.binding import TeacherLogitsSettings
 from aggregator.task.file import read_task
 from aggregator.task.template import TASK_TEMPLATE
+from device_sdk.artifact.errors import ArtifactError
 from device_sdk.artifact.manifest import Manifest
 from device_sdk.artifact.onnx_reader import read_onnx
 from device_sdk.artifact.safetensors import decode
-from device_sdk.errors import ArtifactError, CheckpointError
+from device_sdk.errors import CheckpointError
 from device_sdk.factorisation import packaged_artifact
 from device_sdk.methods.mutual.contract import MutualTraining
 from device_sdk.methods.teacher_logits.contract import TeacherLogitsTraining
@@ -35,7 +36,6 @@ from tests.fuzz.target import Target
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-__all__ = ["FILE_TARGETS"]
 
 _REFUSED = (ArtifactError,)
 

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.methods.attention.method import AttentionMethod
-from aggregator.methods.attention.settings import AttentionSettings
+from aggregator.methods.attention.method import AttentionMethod, AttentionSettings
 from aggregator.methods.fedavg.method import FedAvgMethod
 from aggregator.methods.method import Method
 from aggregator.methods.mutual.method import MutualMethod, MutualSettings
@@ -21,20 +20,25 @@ from device_sdk.methods.attention.contract import AttentionTraining
 from device_sdk.methods.attention.fleet import read_fleet
 from device_sdk.methods.fedavg.contract import FedAvgTraining
 from device_sdk.methods.learner import LearnerError
-from device_sdk.methods.mutual.contract import MutualTraining
-from device_sdk.methods.mutual.public_samples import (
+from device_sdk.methods.mutual.contract import (
+    LabelForm,
+    MutualTraining,
     SampleEntry,
     SampleForm,
     decode_samples,
+    decode_soft_labels,
     encode_samples,
+    encode_soft_labels,
     samples_mark,
 )
-from device_sdk.methods.mutual.soft_labels import LabelForm, decode_soft_labels, encode_soft_labels
-from device_sdk.methods.scatter.body import decode_scatter_update, encode_scatter_update
-from device_sdk.methods.scatter.contract import ScatterTraining
-from device_sdk.methods.teacher_logits.contract import TeacherLogitsTraining
-from device_sdk.methods.teacher_logits.label_knowledge import (
+from device_sdk.methods.scatter.contract import (
+    ScatterTraining,
+    decode_scatter_update,
+    encode_scatter_update,
+)
+from device_sdk.methods.teacher_logits.contract import (
     LabelKnowledge,
+    TeacherLogitsTraining,
     decode_knowledge,
     encode_knowledge,
     share_of,
@@ -44,8 +48,6 @@ from device_sdk.wire.arrays.exchange import Broadcast, Scalar, Update
 from device_sdk.wire.arrays.tensors import Codec, TensorLimits, decode_tensors, encode_tensors
 from device_sdk.wire.codec.errors import WireError
 from tests.fuzz.target import Target
-
-__all__ = ["METHOD_TARGETS"]
 
 _LIMITS = TensorLimits(most_bytes=1 << 20)
 _CLASSES, _SENDER = 5, "0" * 32

@@ -26,7 +26,12 @@ from device_sdk.wire.seal.admission import (
     WorkBudget,
     admission_tag,
 )
-from device_sdk.wire.seal.delegation import DELEGATION_BYTES, read_delegation
+from device_sdk.wire.seal.authority import (
+    DELEGATION_BYTES,
+    make_succession,
+    read_delegation,
+    read_line,
+)
 from device_sdk.wire.seal.descriptor import Descriptor, make_descriptor, read_descriptor, root_of
 from device_sdk.wire.seal.enrolment import EnrolmentDesk, Token
 from device_sdk.wire.seal.enrolment_message import (
@@ -53,7 +58,6 @@ from device_sdk.wire.seal.handshake import (
 from device_sdk.wire.seal.keyring import Keyring
 from device_sdk.wire.seal.keys import fingerprint
 from device_sdk.wire.seal.signature import Purpose
-from device_sdk.wire.seal.succession import make_succession, read_line
 from tests.fakes.parties import (
     EXPIRES,
     INCARNATION,
@@ -66,8 +70,6 @@ from tests.fakes.parties import (
 )
 from tests.fuzz.codec_targets import vectors
 from tests.fuzz.target import Target
-
-__all__ = ["SEALED_TARGETS"]
 
 _KEYS = DirectionKeys(bytes(32), bytes(12))
 _CIPHER = EnvelopeCipher(_KEYS, Direction.UP)

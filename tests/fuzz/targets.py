@@ -10,8 +10,6 @@ from tests.fuzz.method_targets import METHOD_TARGETS
 from tests.fuzz.sealed_targets import SEALED_TARGETS
 from tests.fuzz.target import Target
 
-__all__ = ["TARGETS"]
-
 TARGETS: Mapping[str, Target] = {
     target.name: target
     for target in (*CODEC_TARGETS, *SEALED_TARGETS, *METHOD_TARGETS, *FILE_TARGETS)

@@ -103,7 +103,7 @@ def _settings(group: Group) -> str:
 
 
 def source_of(mutant: Mutant) -> str:
-    """The file, below the root, of ``device_sdk.wire.seal.replay.ReplayWindow.accept``."""
+    """The file, below the root, of ``device_sdk.wire.seal.session.ReplayWindow.accept``."""
     parts = mutant.function.split(".")
     for length in range(len(parts), 0, -1):
         path = Path(*parts[:length]).with_suffix(".py")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["GROUPS", "Group"]
-
 
 @dataclass(frozen=True)
 class Group:
@@ -24,8 +22,8 @@ GROUPS = {
         (
             "device_sdk/wire/seal/envelope.py",
             "device_sdk/wire/codec/header.py",
-            "device_sdk/wire/seal/padding.py",
-            "device_sdk/wire/seal/replay.py",
+            "device_sdk/wire/seal/envelope.py",
+            "device_sdk/wire/seal/session.py",
         ),
         (
             "tests/device_sdk/wire/seal/test_wire_envelope.py",
@@ -45,7 +43,7 @@ GROUPS = {
             "device_sdk/wire/seal/hpke.py",
             "device_sdk/wire/seal/signature.py",
             "device_sdk/wire/seal/keys.py",
-            "device_sdk/wire/seal/cohort_key.py",
+            "device_sdk/wire/seal/group_key.py",
         ),
         (
             "tests/device_sdk/wire/seal/test_wire_keys.py",
@@ -60,7 +58,7 @@ GROUPS = {
     "broadcast": Group(
         (
             "device_sdk/wire/publish/broadcast.py",
-            "device_sdk/wire/publish/chunk_set.py",
+            "device_sdk/wire/publish/content.py",
             "device_sdk/wire/publish/content.py",
         ),
         (
@@ -98,8 +96,8 @@ GROUPS = {
     "descriptor": Group(
         (
             "device_sdk/wire/seal/descriptor.py",
-            "device_sdk/wire/seal/delegation.py",
-            "device_sdk/wire/seal/succession.py",
+            "device_sdk/wire/seal/authority.py",
+            "device_sdk/wire/seal/authority.py",
         ),
         (
             "tests/device_sdk/wire/seal/test_wire_descriptor.py",
@@ -121,10 +119,10 @@ GROUPS = {
         (
             "aggregator/rounds/ingest.py",
             "aggregator/keys/enrolment.py",
-            "aggregator/rounds/repeats.py",
-            "aggregator/rounds/deadline.py",
+            "aggregator/rounds/ingest.py",
+            "aggregator/rounds/machine.py",
             "aggregator/keys/fence.py",
-            "aggregator/serve/topic_limits.py",
+            "aggregator/serve/broker_links.py",
         ),
         (
             "tests/aggregator/rounds/test_ingest.py",

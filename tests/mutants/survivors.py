@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Mutant", "Outcome", "changes_only_words", "read_outcome"]
-
 _KILLED = {1, 3}  # pytest's exit codes for failed tests, and for an error of its own
 _TIMEOUT = {24, -24, 36, 152, 255}
 _MESSAGE_PLACE = {"AssertionError": 0, "WireError": 1, "ValueError": 0, "_bad_file": 1}

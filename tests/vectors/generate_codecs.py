@@ -46,7 +46,7 @@ from device_sdk.wire.publish.topics import (
     Topics,
     UpTopic,
 )
-from device_sdk.wire.seal.padding import padded_length
+from device_sdk.wire.seal.envelope import padded_length
 
 _WIDE = (Codec.FLOAT32, Codec.FLOAT16, Codec.INT8)
 FILE = Path(__file__).with_name("codecs.json")

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from aggregator.methods.array_binding import ArrayBinding
 from aggregator.methods.attention.method import AttentionMethod, AttentionSettings
-from aggregator.methods.settings_table import read_settings
+from aggregator.methods.binding import ArrayBinding, read_settings
 from aggregator.tables import TomlTable
 from device_sdk.artifact import Artifact
 from device_sdk.artifact.flat_layout import layout_of
-
-__all__ = ["read_attention"]
 
 
 def read_attention(table: TomlTable) -> ArrayBinding[AttentionSettings]:

@@ -12,8 +12,6 @@ from scipy.optimize import linear_sum_assignment
 from sklearn.cluster import KMeans, MeanShift, estimate_bandwidth
 from threadpoolctl import threadpool_limits
 
-__all__ = ["ClusterSettings", "assign_clusters"]
-
 Labels = NDArray[np.int64]
 Points = NDArray[np.float64]
 Algorithm = Literal["k-means", "mean-shift"]

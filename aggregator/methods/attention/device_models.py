@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 
 from aggregator.methods.method import StateError
 
-__all__ = ["DeviceModels", "HeardModel"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeardModel:

@@ -7,28 +7,196 @@ any mixing, FedAvg are settings of it. docs/methods/attention.md has the formula
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.methods.attention.attachments import attachments_of
-from aggregator.methods.attention.clustering import assign_clusters
+from aggregator.methods.attention.clustering import ClusterSettings, assign_clusters
 from aggregator.methods.attention.device_models import DeviceModels, HeardModel
-from aggregator.methods.attention.settings import AttentionSettings
-from aggregator.methods.attention.sketches import cluster_points, gap_sketches, in_cluster_units
-from aggregator.methods.attention.update import check_parts
-from aggregator.methods.falling_rate import rate_at
-from aggregator.methods.method import Refused, RoundSummary, State, StateError
-from aggregator.methods.saved_state import part, require_array
+from aggregator.methods.attention.mixtures import AggregatorMixer, MixtureSettings
+from aggregator.methods.falling_rate import rate_at, require_decay
+from aggregator.methods.method import Refused, RoundSummary, State, StateError, part, require_array
 from device_sdk.artifact.flat_layout import FlatLayout
-from device_sdk.methods.attention.contract import layouts_to_text
+from device_sdk.methods.attention.contract import AttentionTraining, layouts_to_text, sketches
+from device_sdk.methods.settings import require_whole
 from device_sdk.wire.arrays.exchange import Attachment, Broadcast, Update
+from device_sdk.wire.arrays.tensors import LARGEST_OF_EVERY_CODEC
 
-__all__ = ["AttentionMethod", "AttentionSettings"]
+# What a task file may choose about attention.
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSettings:
+    """Settings of an attention task.
+
+    Attributes:
+        training: what the broadcast tells the devices.
+        clusters: how devices are grouped.
+        mixture: how the aggregator mixes for devices that do not.
+        keep_rounds: a device's last model takes part for so many rounds after it came.
+        most_samples: a device that claims more samples weighs as much as one with so many; 0 for no
+            limit.
+        half: vectors and mixtures are handed on as float16.
+        rate_decay: the devices' learning rate falls by this factor a round; personal models are
+            used as they are after the last steps, which should be quiet ones.
+
+    Raises ValueError, naming the setting, for a value outside its range.
+    """
+
+    training: AttentionTraining = field(default_factory=AttentionTraining)
+    clusters: ClusterSettings = field(default_factory=ClusterSettings)
+    mixture: MixtureSettings = field(default_factory=MixtureSettings)
+    keep_rounds: int = 10
+    most_samples: int = 0
+    half: bool = True
+    rate_decay: float = 1.0
+
+    def __post_init__(self) -> None:
+        require_whole("keep_rounds", self.keep_rounds, 1)
+        require_whole("most_samples", self.most_samples, 0)
+        require_decay(self.rate_decay)
+        if self.mixture.rule == "fedamp" and not self.training.aggregator_mixes:
+            raise ValueError("the rule 'fedamp' needs training with aggregator_mixes=True")
+
+
+# The parts of an attention update.
+
+_METADATA = {"samples", "width", "mixture", "loss"}
+_MOST_SAMPLES = 1 << 40
+
+
+def check_parts(update: Update, layouts: Sequence[FlatLayout]) -> None:
+    """Raises Refused with reason ``bad-tensors``, ``bad-metadata`` or ``bad-values``.
+
+    ``layouts``: of the task's models, the narrowest first.
+    """
+    if set(update.tensors) != {"vector"}:
+        raise Refused("bad-tensors", "expected exactly the tensor vector")
+    width = _checked_width(update, len(layouts))
+    vector, size = update.tensors["vector"], layouts[width].size
+    if vector.dtype != np.float32 or vector.shape != (size,):
+        raise Refused(
+            "bad-values", f"vector is {vector.dtype} {vector.shape}; expected float32 [{size}]"
+        )
+    # NaN fails the comparison too.
+    if not float(np.abs(vector).max()) <= LARGEST_OF_EVERY_CODEC:
+        raise Refused("bad-values", "a value is not finite or is absurdly large")
+
+
+def _checked_width(update: Update, widths: int) -> int:
+    """The update's width, once all its metadata are sound; raises Refused."""
+    found = update.metadata
+    if set(found) != _METADATA:
+        raise Refused("bad-metadata", f"expected exactly {', '.join(sorted(_METADATA))}")
+    for name, most in (("samples", _MOST_SAMPLES), ("width", widths - 1)):
+        value = found[name]
+        least = 1 if name == "samples" else 0
+        if type(value) is not int or not least <= value <= most:
+            raise Refused("bad-metadata", f"{name} must be an integer from {least} to {most}")
+    if not isinstance(found["mixture"], bool):
+        raise Refused("bad-metadata", "mixture must be true or false")
+    loss = found["loss"]
+    if isinstance(loss, bool) or not isinstance(loss, (int, float)) or not abs(loss) <= 1e12:
+        raise Refused("bad-metadata", "loss must be a finite number")
+    return int(found["width"])
+
+
+# Sketches of the devices' models: what tells, before any vector is fetched, who is like whom.
 
 Floats = NDArray[np.float32]
+_TINY = np.float32(1e-12)
+# What every codec carries: only sketches of absurd models are longer.
+_LARGEST = np.float32(LARGEST_OF_EVERY_CODEC)
+
+
+def gap_sketches(
+    vectors: Floats,
+    shared: Floats,
+    places: NDArray[Any],
+    layout: FlatLayout,
+    training: AttentionTraining,
+) -> Floats:
+    """P (w_j - w_g), float32 [n, g, d], over the block that all widths have.
+
+    ``vectors`` [n, p] and ``shared`` [p] in the widest layout; ``layout`` is the narrowest, and
+    ``places`` its parameters' places among the p.
+    """
+    gaps = vectors[:, places] - shared[places]
+    return sketches(gaps, layout, training.sketch_seed, training.sketch_rows)
+
+
+def in_cluster_units(raw: Floats, clusters: NDArray[np.int64]) -> tuple[Floats, Floats]:
+    """The sketches [n, g, d] in units of their cluster's RMS length, and that length [clusters, g].
+
+    ``clusters``: of each of the n, from 0 without gaps.
+    """
+    count = int(clusters.max()) + 1 if len(clusters) else 0
+    scales = np.ones((count, raw.shape[1]), dtype=np.float32)
+    for cluster in range(count):
+        squared = (raw[clusters == cluster] ** 2).sum(axis=2)
+        scales[cluster] = np.minimum(np.sqrt(squared.mean(axis=0)), _LARGEST)
+    scaled = raw / np.maximum(scales, _TINY)[clusters][:, :, None]
+    return np.clip(scaled, -_LARGEST, _LARGEST).astype(np.float32), scales
+
+
+def cluster_points(raw: Floats) -> NDArray[np.float64]:
+    """Points to cluster by, [n, g * d]: each group counts the same, whatever its size."""
+    wide = raw.astype(np.float64)
+    lengths = np.sqrt((wide**2).sum(axis=2).mean(axis=0))
+    points: NDArray[np.float64] = wide / np.maximum(lengths, 1e-12)[None, :, None]
+    return points.reshape(len(wide), -1)
+
+
 _INCOMING = "incoming."
+
+
+# What an attention round attaches: vectors for each cluster, mixtures for single devices.
+
+
+def attachments_of(
+    models: DeviceModels,
+    clusters: NDArray[np.int64],
+    layouts: Sequence[FlatLayout],
+    shared: Floats,
+    sketches: Floats,
+    settings: AttentionSettings,
+) -> tuple[dict[str, Attachment], dict[str, tuple[str, ...]]]:
+    """The attachments by name, and the cohorts that may read them, as their members' names.
+
+    ``vector.SENDER``: for the cluster, of each device in one where somebody mixes by itself, but
+    none where layer 2 alone takes part, which needs no neighbour.
+    ``mixture.SENDER``: for that device alone, of each that leaves mixing to the aggregator.
+
+    Args:
+        models: the n known devices'.
+        clusters: theirs, int64 [n].
+        layouts: of all widths, the narrowest first.
+        shared: w_g, float32 [p] of the widest layout.
+        sketches: in units of their cluster's length, float32 [n, g, d].
+    """
+    told, dtype = settings.training, np.float16 if settings.half else np.float32
+    places = [layout.places_in(layouts[-1]) for layout in layouts]
+    mixer = AggregatorMixer(models, layouts, shared, sketches, settings.mixture, told.own_weight)
+    attachments: dict[str, Attachment] = {}
+    cohorts: dict[str, tuple[str, ...]] = {}
+    for cluster in range(int(clusters.max()) + 1 if len(models) else 0):
+        rows = np.flatnonzero(clusters == cluster)
+        cohorts[f"cluster.{cluster}"] = tuple(models.senders[row] for row in rows)
+        fetchers = [r for r in rows if not (told.aggregator_mixes or models.asks[r])]
+        for row in rows if fetchers and told.layers != "second" else ():
+            vector = models.vectors[row][places[models.widths[row]]]
+            attachments[f"vector.{models.senders[row]}"] = Attachment(
+                {"vector": vector.astype(dtype)}, f"cluster.{cluster}"
+            )
+        for row in sorted(set(rows) - set(fetchers)):
+            name = models.senders[row]
+            cohorts[f"device.{name}"] = (name,)
+            attachments[f"mixture.{name}"] = Attachment(
+                {"mixture": mixer.mixture(int(row), rows).astype(dtype)}, f"device.{name}"
+            )
+    return attachments, cohorts
 
 
 class AttentionMethod:

@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 from aggregator.methods.attention.device_models import DeviceModels
 from device_sdk.artifact.flat_layout import FlatLayout
 
-__all__ = ["AggregatorMixer", "MixtureSettings", "amp_weights", "sketch_weights"]
-
 Floats = NDArray[Any]
 Rule = Literal["sketches", "fedamp"]
 

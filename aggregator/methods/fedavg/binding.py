@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from aggregator.methods.array_binding import ArrayBinding
+from aggregator.methods.binding import ArrayBinding, read_settings
 from aggregator.methods.fedavg.method import FedAvgMethod, FedAvgSettings
-from aggregator.methods.settings_table import read_settings
 from aggregator.tables import TomlTable
 from device_sdk.artifact import Artifact
-
-__all__ = ["read_fedavg"]
 
 
 def read_fedavg(table: TomlTable) -> ArrayBinding[FedAvgSettings]:

@@ -15,21 +15,80 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.methods.clipping import Measured, clip_factor, euclidean_norm, measured
-from aggregator.methods.fedavg.weighted_mean import WeightedMean
-from aggregator.methods.method import Refused, RoundSummary, State, StateError
-from aggregator.methods.robust import Robust, RobustRule, require_multiple
-from aggregator.methods.robust_held import MOST_HELD_BYTES, HeldVectors, require_same_rule
-from aggregator.methods.robust_limits import UpdateLimits
-from aggregator.methods.saved_state import part
+from aggregator.methods.limits import Measured, UpdateLimits, clip_factor, euclidean_norm, measured
+from aggregator.methods.method import Refused, RoundSummary, State, StateError, part
+from aggregator.methods.robust import (
+    MOST_HELD_BYTES,
+    HeldVectors,
+    Robust,
+    RobustRule,
+    Waiting,
+    require_multiple,
+    require_same_rule,
+)
 from aggregator.methods.server_optimizer import OptimizerSettings, ServerOptimizer
-from aggregator.methods.waiting import Waiting
-from device_sdk.methods.fedavg.contract import FedAvgTraining
-from device_sdk.methods.fedavg.model_tensors import SharedTensor, shared_tensors
+from device_sdk.methods.fedavg.contract import FedAvgTraining, SharedTensor, shared_tensors
 from device_sdk.methods.settings import require_whole
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 
-__all__ = ["FedAvgMethod", "FedAvgSettings"]
+# A weighted mean of vectors that arrive one after another.
+
+
+class WeightedMean:
+    """Sums in float64, so that a hundred thousand float32 vectors keep their small entries."""
+
+    def __init__(self, size: int) -> None:
+        self._sum = np.zeros(size, dtype=np.float64)
+        self._weight = 0.0
+        self._count = 0
+
+    @property
+    def count(self) -> int:
+        """The number of vectors."""
+        return self._count
+
+    @property
+    def weight(self) -> float:
+        """Their weights' sum."""
+        return self._weight
+
+    def add(self, values: NDArray[np.float32], weight: float) -> None:
+        """Add one vector, float32 [size], with a weight above 0."""
+        self._sum += values.astype(np.float64) * weight
+        self._weight += weight
+        self._count += 1
+
+    def mean(self) -> NDArray[np.float32]:
+        """float32 [size]; zeros before the first vector."""
+        if self._count == 0:
+            return np.zeros(len(self._sum), dtype=np.float32)
+        return (self._sum / self._weight).astype(np.float32)
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """``sum`` float64 [size], ``weight`` float64 scalar, ``count`` int64 scalar; copies."""
+        return {
+            "sum": self._sum.copy(),
+            "weight": np.asarray(self._weight, dtype=np.float64),
+            "count": np.asarray(self._count, dtype=np.int64),
+        }
+
+    @classmethod
+    def from_state(cls, size: int, state: Mapping[str, NDArray[Any]]) -> WeightedMean:
+        """A mean that continues from ``state()``; raises StateError where it cannot."""
+        found = cls(size)
+        expected = found.state()
+        if set(state) != set(expected):
+            raise StateError(f"the mean's state holds {sorted(state)}; expected count, sum, weight")
+        for name, wanted in expected.items():
+            if state[name].dtype != wanted.dtype or state[name].shape != wanted.shape:
+                raise StateError(
+                    f"the mean's {name!r} is {state[name].dtype} {state[name].shape}; expected "
+                    f"{wanted.dtype} {wanted.shape}"
+                )
+        found._sum = state["sum"].copy()
+        found._weight, found._count = float(state["weight"]), int(state["count"])
+        return found
+
 
 Floats = NDArray[np.float32]
 # Far above any difference of a model that trains, far below what could overflow a sum of them.
@@ -50,9 +109,9 @@ class FedAvgSettings:
             no limit.
         clip_multiple: likewise for more than so many times the fleet's median norm, and so for the
             buffers, by themselves; 0 for no limit. See
-            :class:`~aggregator.methods.fleet_scale.FleetScale`.
+            :class:`~aggregator.methods.limits.FleetScale`.
         outlier_multiple: an update more than so many times as large as the running median counts
-            for nothing; see :class:`~aggregator.methods.outliers.Outliers`. 0: none does.
+            for nothing; see :class:`~aggregator.methods.limits.Outliers`. 0: none does.
         robust, trim_share: how a coordinate's values become one; see
             :class:`~aggregator.methods.robust.RobustRule`. All but ``none`` keep a round's updates
             in memory until it closes, and count every device alike, whatever samples it claims.
@@ -145,7 +204,7 @@ class FedAvgMethod:
     def open_round(self, round_id: int) -> Broadcast:
         """The broadcast holds the model and the devices' training settings.
 
-        The model's tensors are named by :mod:`device_sdk.methods.fedavg.model_tensors`.
+        The model's tensors are named by :mod:`device_sdk.methods.fedavg.contract`.
         """
         if round_id <= self._round_id:
             raise ValueError(f"round {round_id} does not follow round {self._round_id}")

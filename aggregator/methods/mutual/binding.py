@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from aggregator.methods.array_binding import ArrayBinding
+from aggregator.methods.binding import ArrayBinding, read_settings
 from aggregator.methods.mutual.method import MutualMethod, MutualSettings
-from aggregator.methods.settings_table import read_settings
 from aggregator.tables import TomlTable
 from device_sdk.artifact import Artifact
-from device_sdk.methods.mutual.public_samples import sample_entries
-
-__all__ = ["read_mutual"]
+from device_sdk.methods.mutual.contract import sample_entries
 
 
 def read_mutual(table: TomlTable) -> ArrayBinding[MutualSettings]:

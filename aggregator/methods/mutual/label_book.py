@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 
 from aggregator.methods.method import StateError
 
-__all__ = ["LabelBook", "LabelMeans", "PublicBook"]
-
 Arrays = Mapping[str, NDArray[Any]]
 _OWNER_DIGITS = 32
 _MARK_DIGITS = 16

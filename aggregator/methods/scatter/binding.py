@@ -8,18 +8,15 @@ from typing import Any, cast
 
 import numpy as np
 
+from aggregator.methods.binding import read_settings
 from aggregator.methods.method import Method
 from aggregator.methods.scatter.method import ScatterMethod, ScatterSettings, initial_items
 from aggregator.methods.server_optimizer import OptimizerSettings
-from aggregator.methods.settings_table import read_settings
 from aggregator.tables import TomlTable
 from device_sdk.artifact import Artifact
-from device_sdk.methods.scatter.body import decode_scatter_update
-from device_sdk.methods.scatter.contract import ScatterTraining
+from device_sdk.methods.scatter.contract import ScatterTraining, decode_scatter_update
 from device_sdk.wire.arrays.exchange import Update
 from device_sdk.wire.arrays.sparse import MAX_WIDTH
-
-__all__ = ["ScatterBinding"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.methods.method import StateError
-from aggregator.methods.saved_state import require_array
-
-__all__ = ["ItemNorms"]
+from aggregator.methods.method import StateError, require_array
 
 _ALIKE = 64
 """Items whose median is compared with, the nearest in number of touches."""

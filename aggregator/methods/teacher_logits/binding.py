@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from aggregator.methods.array_binding import ArrayBinding
-from aggregator.methods.settings_table import read_settings
+from aggregator.methods.binding import ArrayBinding, read_settings
 from aggregator.methods.teacher_logits.method import TeacherLogitsMethod
 from aggregator.tables import TomlTable
 from device_sdk.artifact import Artifact
 from device_sdk.methods.teacher_logits.contract import TeacherLogitsTraining
-
-__all__ = ["TeacherLogitsSettings", "read_teacher_logits"]
 
 _COUNTS = "label_counts"
 

@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 
 from aggregator.methods.falling_rate import rate_at, require_decay
 from aggregator.methods.method import Refused, RoundSummary, State, StateError
-from device_sdk.methods.teacher_logits.contract import TeacherLogitsTraining
-from device_sdk.methods.teacher_logits.label_knowledge import decode_knowledge, share_of
+from device_sdk.methods.teacher_logits.contract import (
+    TeacherLogitsTraining,
+    decode_knowledge,
+    share_of,
+)
 from device_sdk.wire.arrays.exchange import Broadcast, Update
-
-__all__ = ["TeacherLogitsMethod"]
 
 
 class TeacherLogitsMethod:

@@ -14,8 +14,6 @@ from benchmarks.distill.fleet import whole
 from benchmarks.distill.predictions import clicks_predicted
 from device_sdk.trainer import Trainer
 
-__all__ = ["Catalogue", "Watcher", "seen_by", "watchers"]
-
 Samples = Mapping[str, NDArray[Any]]
 _MOVIE = 1
 

@@ -21,8 +21,6 @@ from benchmarks.robust.trial import Trial
 from benchmarks.simulator import Simulation
 from device_sdk.trainer import Trainer
 
-__all__ = ["execute"]
-
 
 def execute(
     trial: Trial[Experiment],

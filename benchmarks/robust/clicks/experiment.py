@@ -14,8 +14,6 @@ from benchmarks.robust.suite import SplitName
 from device_sdk.methods.fedavg.contract import FedAvgTraining
 from device_sdk.methods.teacher_logits.contract import TeacherLogitsTraining
 
-__all__ = ["ML_100K", "Experiment", "MethodName", "Settings", "base_experiment"]
-
 MethodName = Literal["fedavg", "logits"]
 Settings = FedAvgSettings | TeacherLogitsTraining
 

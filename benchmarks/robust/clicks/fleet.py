@@ -27,8 +27,6 @@ from device_sdk.methods.learner import Learner
 from device_sdk.methods.teacher_logits.learner import TeacherLogitsLearner
 from device_sdk.trainer import Trainer
 
-__all__ = ["TrainerShelf", "build_fleet"]
-
 Samples = Mapping[str, NDArray[Any]]
 
 

@@ -11,8 +11,6 @@ from device_sdk.methods.fedavg.learner import FedAvgLearner
 from device_sdk.methods.learner import State
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 
-__all__ = ["HostileLearner"]
-
 
 class HostileLearner:
     """Trains as an honest device would, and sends something else.

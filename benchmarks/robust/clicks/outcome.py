@@ -10,8 +10,6 @@ from benchmarks.outcomes import OutcomeFolder
 from benchmarks.robust.clicks.experiment import Experiment
 from benchmarks.robust.trial import Trial
 
-__all__ = ["Outcome", "OutcomeStore"]
-
 
 @dataclass(frozen=True, slots=True)
 class Outcome:

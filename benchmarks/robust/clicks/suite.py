@@ -26,8 +26,6 @@ from benchmarks.robust.table import (
 )
 from benchmarks.robust.trial import Trial
 
-__all__ = ["OPTIONS", "ClickSuite"]
-
 OPTIONS: Mapping[MethodName, tuple[Option, ...]] = {
     "fedavg": (
         Option(UNPROTECTED, "no protection", lambda base: base),

@@ -22,8 +22,6 @@ from benchmarks.simulator import Simulation, mixed_columns, scatter_fleet
 from device_sdk.methods.scatter.factor_step import FactorStep
 from device_sdk.methods.scatter.learner import ScatterLearner
 
-__all__ = ["execute", "exposure"]
-
 Floats = NDArray[np.float32]
 
 

@@ -13,8 +13,6 @@ from device_sdk.methods.learner import State
 from device_sdk.methods.scatter.learner import ScatterLearner
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 
-__all__ = ["HostileLearner"]
-
 _ADMIRED = 10
 
 

@@ -10,8 +10,6 @@ from benchmarks.outcomes import OutcomeFolder
 from benchmarks.robust.trial import Trial
 from benchmarks.scatter.experiment import Experiment
 
-__all__ = ["Outcome", "OutcomeStore"]
-
 
 @dataclass(frozen=True, slots=True)
 class Outcome:

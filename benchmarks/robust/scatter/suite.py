@@ -29,8 +29,6 @@ from benchmarks.scatter.full_round import open_step
 from benchmarks.scatter.presets import ROWS, preset
 from device_sdk.methods.scatter.factor_step import FactorStep
 
-__all__ = ["OPTIONS", "RECOMMENDED", "ScatterSuite", "base_experiment"]
-
 RECOMMENDED = "guarded"
 _DATA = "ml-100k"
 # Of the validation items and their negatives: the same for every setting that is compared.

@@ -10,12 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_sdk.artifact.flat_layout import FlatLayout
-from device_sdk.methods.attention.contract import AttentionTraining, layouts_from_text
-from device_sdk.methods.attention.sketch import sketches
+from device_sdk.methods.attention.contract import AttentionTraining, layouts_from_text, sketches
 from device_sdk.methods.learner import LearnerError
 from device_sdk.wire.arrays.exchange import Attachment, Broadcast
-
-__all__ = ["Fleet", "Neighbours", "read_fleet"]
 
 Floats = NDArray[np.float32]
 

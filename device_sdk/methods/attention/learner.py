@@ -17,16 +17,19 @@ from device_sdk.artifact.flat_layout import FlatLayout, layout_of
 from device_sdk.errors import StateError
 from device_sdk.local_data import DataSource, LocalData
 from device_sdk.methods.attention.fleet import Fleet, read_fleet
-from device_sdk.methods.attention.mixer import SCORE_NAMES, AttentionScores, Mixer, scores_of
+from device_sdk.methods.attention.mixer import (
+    SCORE_NAMES,
+    AttentionScores,
+    Mixer,
+    favoured,
+    scores_of,
+)
 from device_sdk.methods.attention.rehearsal import MixingAhead, mixing_ahead, stand_ins
 from device_sdk.methods.attention.steps import RoundSteps
-from device_sdk.methods.attention.weights import favoured
 from device_sdk.methods.learner import LearnerError, State
 from device_sdk.methods.local_steps import unchanged_on_error
 from device_sdk.trainer import Trainer
 from device_sdk.wire.arrays.exchange import Broadcast, Update
-
-__all__ = ["AttentionLearner", "Placement"]
 
 Floats = NDArray[np.float32]
 Placement = Literal["device", "aggregator"]

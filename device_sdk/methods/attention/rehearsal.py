@@ -9,8 +9,6 @@ import numpy as np
 from device_sdk.methods.attention.fleet import Fleet, Neighbours
 from device_sdk.wire.arrays.exchange import Broadcast
 
-__all__ = ["MixingAhead", "mixing_ahead", "stand_ins"]
-
 _VECTOR = "vector."
 # Of one number in a vector that is not offered yet: they travel as float16 unless a task says so.
 _ABOUT_EACH = 2

@@ -15,8 +15,6 @@ from device_sdk.methods.local_steps import SampleStream
 from device_sdk.methods.proximal import ProximalTerm
 from device_sdk.trainer import Trainer
 
-__all__ = ["RoundSteps"]
-
 Floats = NDArray[np.float32]
 Samples = dict[str, NDArray[Any]]
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
 
 from device_sdk.methods.settings import (
     TrainingSettings,
@@ -11,8 +16,6 @@ from device_sdk.methods.settings import (
     require_number,
     require_whole,
 )
-
-__all__ = ["FedAvgTraining", "Weighting"]
 
 Weighting = Literal["samples", "uniform"]
 
@@ -67,3 +70,98 @@ class FedAvgTraining(TrainingSettings):
     def personal_names(self) -> tuple[str, ...]:
         """``personal``, taken apart."""
         return tuple(name.strip() for name in self.personal.split(",") if name.strip())
+
+
+# A model's parameters and buffers as a method's messages name and shape them.
+#
+# Torch's names may hold capitals and begin with digits; an array's name on the wire may not.
+# And rows along the last axis share a scale in int8: a convolution's weights [o, i, h, w]
+# travel as [o, i * h * w], or scales would be half of them.
+
+_ANCHOR = "anchor."
+_OTHER = re.compile(r"[^a-z0-9_.]")
+_NAME = re.compile(r"[a-z][a-z0-9_]*(\.[a-z0-9_]+)*")
+
+
+@dataclass(frozen=True, slots=True)
+class SharedTensor:
+    """One float32 tensor of a model that a method shares.
+
+    Attributes:
+        name: torch's.
+        wire_name: in messages: ``w.`` (parameters) or ``b.`` (buffers) and torch's name in lower
+            case, other characters as ``_``.
+        shape: in the model.
+        kind: ``buffer`` for float buffers such as batch norm's statistics.
+    """
+
+    name: str
+    wire_name: str
+    shape: tuple[int, ...]
+    kind: Literal["parameter", "buffer"]
+
+    @property
+    def wire_shape(self) -> tuple[int, ...]:
+        """In messages: of at most two axes."""
+        if len(self.shape) <= 2:
+            return self.shape
+        size = 1
+        for length in self.shape[1:]:
+            size *= length
+        return (self.shape[0], size)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        size = 1
+        for length in self.shape:
+            size *= length
+        return size
+
+
+def shared_tensors(
+    parameters: Mapping[str, NDArray[Any]],
+    buffers: Mapping[str, NDArray[Any]],
+    kept: Sequence[str] = (),
+) -> tuple[SharedTensor, ...]:
+    """What a method shares of a model: all float32 tensors but those under a name in ``kept``.
+
+    Parameters come before buffers, each in the given order. Integer buffers are a device's own (a
+    count of batches, say), and so are anchors: buffers ``anchor.<parameter>`` hold where a round
+    started, for a proximal term. Raises ValueError where nothing is left, a name in ``kept`` fits
+    nothing, or two tensors would have one name on the wire.
+    """
+    unused = [prefix for prefix in kept if not any(is_under(n, [prefix]) for n in parameters)]
+    if unused:
+        raise ValueError(
+            f"{unused[0]!r} names no parameter; expected the start of one of "
+            f"{', '.join(sorted(parameters))}"
+        )
+    found: dict[str, SharedTensor] = {}
+    sides: tuple[tuple[Literal["parameter", "buffer"], str, Mapping[str, NDArray[Any]]], ...] = (
+        ("parameter", "w", parameters),
+        ("buffer", "b", buffers),
+    )
+    for kind, prefix, tensors in sides:
+        for name, array in tensors.items():
+            if array.dtype != np.float32 or is_under(name, kept):
+                continue
+            if kind == "buffer" and name.removeprefix(_ANCHOR) in parameters:
+                continue
+            wire_name = f"{prefix}.{_OTHER.sub('_', name.lower())}"
+            if not _NAME.fullmatch(wire_name) or len(wire_name) > 255:
+                raise ValueError(f"{name!r} has no name on the wire; rename the model's attribute")
+            if wire_name in found:
+                raise ValueError(
+                    f"{name!r} and {found[wire_name].name!r} would have one name on the wire, "
+                    f"{wire_name!r}: rename one of the model's attributes"
+                )
+            found[wire_name] = SharedTensor(name, wire_name, array.shape, kind)
+    if not any(one.kind == "parameter" for one in found.values()):
+        raise ValueError("no float32 parameter is left to share")
+    return tuple(found.values())
+
+
+def is_under(name: str, prefixes: Sequence[str]) -> bool:
+    """Whether a dotted name is one of the prefixes or lies below one: ``head`` holds ``head.w``."""
+    return any(name == prefix or name.startswith(prefix + ".") for prefix in prefixes)

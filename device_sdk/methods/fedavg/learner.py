@@ -15,16 +15,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_sdk.local_data import DataSource
-from device_sdk.methods.fedavg.contract import FedAvgTraining
-from device_sdk.methods.fedavg.model_tensors import SharedTensor, shared_tensors
+from device_sdk.methods.fedavg.contract import FedAvgTraining, SharedTensor, shared_tensors
 from device_sdk.methods.learner import LearnerError, State
-from device_sdk.methods.local_steps import train_epochs, unchanged_on_error
+from device_sdk.methods.local_steps import (
+    restore_trainer,
+    train_epochs,
+    trainer_state,
+    unchanged_on_error,
+)
 from device_sdk.methods.proximal import ProximalTerm
-from device_sdk.methods.trainer_state import restore_trainer, trainer_state
 from device_sdk.trainer import Trainer
 from device_sdk.wire.arrays.exchange import Broadcast, Scalar, Update
-
-__all__ = ["FedAvgLearner"]
 
 
 class FedAvgLearner:

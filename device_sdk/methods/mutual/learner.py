@@ -18,16 +18,22 @@ from numpy.typing import NDArray
 from device_sdk.errors import BatchError
 from device_sdk.local_data import DataSource, LocalData
 from device_sdk.methods.learner import LearnerError, State
-from device_sdk.methods.local_steps import SampleStream, predict_all, unchanged_on_error
-from device_sdk.methods.mutual.contract import MutualTraining
-from device_sdk.methods.mutual.public_samples import (
+from device_sdk.methods.local_steps import (
+    SampleStream,
+    predict_all,
+    restore_trainer,
+    trainer_state,
+    unchanged_on_error,
+)
+from device_sdk.methods.mutual.contract import (
+    MutualTraining,
     SampleEntry,
     attachment_name,
     encode_samples,
+    encode_soft_labels,
     sample_entries,
     samples_mark,
 )
-from device_sdk.methods.mutual.soft_labels import encode_soft_labels
 from device_sdk.methods.mutual.teachers import (
     PublicSet,
     PublicStream,
@@ -35,11 +41,8 @@ from device_sdk.methods.mutual.teachers import (
     pool_names,
     public_sets,
 )
-from device_sdk.methods.trainer_state import restore_trainer, trainer_state
 from device_sdk.trainer import Trainer
 from device_sdk.wire.arrays.exchange import Broadcast, Scalar, Update
-
-__all__ = ["MutualLearner"]
 
 Arrays = dict[str, NDArray[Any]]
 

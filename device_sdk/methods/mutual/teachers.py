@@ -13,14 +13,16 @@ from numpy.typing import NDArray
 from device_sdk.errors import DeviceError
 from device_sdk.methods.learner import LearnerError
 from device_sdk.methods.local_steps import SampleStream, predict_all
-from device_sdk.methods.mutual.contract import MutualTraining
-from device_sdk.methods.mutual.public_samples import SampleEntry, decode_samples, owner_of
-from device_sdk.methods.mutual.soft_labels import decode_soft_labels
+from device_sdk.methods.mutual.contract import (
+    MutualTraining,
+    SampleEntry,
+    decode_samples,
+    decode_soft_labels,
+    owner_of,
+)
 from device_sdk.trainer import Trainer
 from device_sdk.wire.arrays.exchange import Broadcast
 from device_sdk.wire.codec.errors import WireError
-
-__all__ = ["PublicSet", "PublicStream", "learnable", "pool_names", "public_sets"]
 
 _TEACHER = "teacher"
 _REACH = 100.0

@@ -1,9 +1,11 @@
-"""The training settings that a scatter broadcast carries, known to both ends."""
+"""Scatter's contract: the training settings of a broadcast, and the body of an update."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal, get_args
+
+import numpy as np
 
 from device_sdk.methods.settings import (
     TrainingSettings,
@@ -11,8 +13,11 @@ from device_sdk.methods.settings import (
     require_number,
     require_whole,
 )
+from device_sdk.wire.arrays.exchange import Update
+from device_sdk.wire.arrays.sparse import SparseRows, decode_sparse, encode_sparse
+from device_sdk.wire.publish.task_messages import UPDATE_CODECS
 
-__all__ = ["ScatterTraining", "Scores"]
+# The training settings that a scatter broadcast carries, known to both ends.
 
 Scores = Literal["residual", "columns"]
 
@@ -48,3 +53,32 @@ class ScatterTraining(TrainingSettings):
         require_number("item_l2", self.item_l2, 0, 1e3)
         require_number("user_spread", self.user_spread, 0, 10, above=True)
         require_whole("most_triples", self.most_triples, 0)
+
+
+# A scatter update, between the learner's named arrays and the bytes of an update's body.
+
+
+def encode_scatter_update(
+    update: Update, width: int, update_codec: str, rng: np.random.Generator | None = None
+) -> bytes:
+    """The body of ``update``, whose tensors are ``columns``, ``rows`` and ``values``.
+
+    ``width``: the task's K, the second dimension of the broadcast's ``items``. ``rng`` is needed
+    for ``int8`` only. Raises ValueError for arrays that do not fit.
+    """
+    tensors = update.tensors
+    sparse = SparseRows(tensors["columns"], tensors["rows"], tensors["values"], width)
+    return encode_sparse(sparse, UPDATE_CODECS[update_codec], rng)
+
+
+def decode_scatter_update(
+    body: bytes, round_id: int, items: int, width: int, sender: str = ""
+) -> Update:
+    """The update in ``body`` of ``sender`` for an item matrix [items, width]. Raises
+    ``WireError``."""
+    sparse = decode_sparse(body, items=items, width=width)
+    return Update(
+        round_id=round_id,
+        tensors={"columns": sparse.columns, "rows": sparse.rows, "values": sparse.values},
+        sender=sender,
+    )

@@ -14,7 +14,6 @@ from device_sdk.methods.learner import LearnerError
 if TYPE_CHECKING:
     from device_sdk.trainer import Trainer
 
-__all__ = ["FactorBatch", "FactorGradients", "FactorStep", "TrainerStep"]
 
 Floats = NDArray[np.float32]
 

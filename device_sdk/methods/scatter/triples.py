@@ -1,19 +1,64 @@
-"""Partial-order triples (user, liked item, other item), drawn fresh for each epoch."""
+"""What a device learns from: triples of a user, a liked item and one that is not."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from device_sdk.methods.scatter.pool import PoolSettings
-from device_sdk.methods.scatter.unliked import Unliked
+from device_sdk.methods.learner import LearnerError
 
-__all__ = ["TripleSource", "Triples", "seen_by_anyone"]
+# Uniform draws from the items that a user has not interacted with.
 
 Rows = NDArray[np.int64]
+
+
+class Unliked:
+    """For each local user the items of ``candidates`` outside its own, by rank.
+
+    The items that a user leaves over are never listed: the one of rank r lies behind as many of
+    the user's own items as have at most r others before them. So memory is that of the
+    interactions, whatever the catalogue's length, and a draw needs no second try.
+
+    Args:
+        positives: per local user the distinct item rows of its interactions, all of them among
+            ``candidates``.
+        catalogue: number of items.
+        candidates: increasing item rows to draw from; None stands for the whole catalogue.
+    """
+
+    def __init__(
+        self, positives: Sequence[Rows], catalogue: int, candidates: Rows | None = None
+    ) -> None:
+        total = catalogue if candidates is None else len(candidates)
+        place: Rows | None = None
+        if candidates is not None:
+            place = np.zeros(catalogue, dtype=np.int64)
+            place[candidates] = np.arange(total)
+        own = [np.unique(rows if place is None else place[rows]) for rows in positives]
+        lengths = np.array([len(rows) for rows in own], dtype=np.int64)
+        self._candidates = candidates
+        self._begin = np.cumsum(lengths) - lengths
+        # Users' keys are kept apart by a stride that none of their ranks reaches.
+        self._stride = total + 1
+        keys = [user * self._stride + rows - np.arange(len(rows)) for user, rows in enumerate(own)]
+        self._keys = np.concatenate([np.empty(0, dtype=np.int64), *keys])
+        self.counts: Rows = total - lengths
+        """Per user the number of items to draw from, int64 [users]."""
+
+    def draw(self, users: Rows, rng: np.random.Generator) -> Rows:
+        """One item row for each entry of ``users``, int64 like it; none of them may lack any."""
+        # The largest random() is 1 - 2**-53, so that no product rounds up to its count.
+        rank = (rng.random(len(users)) * self.counts[users]).astype(np.int64)
+        passed = np.searchsorted(self._keys, users * self._stride + rank, side="right")
+        item = rank + passed - self._begin[users]
+        return item if self._candidates is None else self._candidates[item]
+
+
+# Partial-order triples (user, liked item, other item), drawn fresh for each epoch.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -142,3 +187,154 @@ def _negative_candidates(
     shown = seen.copy()
     shown[pool] = True
     return np.flatnonzero(shown)
+
+
+# The fixed set of unseen items that a device shows beside the ones its users touched.
+#
+# The rows of an update tell which items took part in training. A set of extra items that
+# changed every round could be intersected away, so each device draws its set once and only ever
+# adds to it.
+
+_MOST_TELLING_WEIGHT = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSettings:
+    """How many unseen items a device mixes in. A device's own choice, never the aggregator's.
+
+    They do not hide what is true from an aggregator that looks at the values of updates: what they
+    are measured to hide, and at which price, is in ``docs/methods/scatter.md``.
+
+    Attributes:
+        pseudo_per_positive: pseudo-items per true interaction. They take part in every epoch as
+            weak positives, and their rows are uploaded as often as those of true positives.
+        pseudo_weight: weight of a pseudo-item's triple against 1 for a true one. With less than 1,
+            one update shows by its sizes which items are true.
+        negatives_per_positive: size of the pool that negatives come from, per true interaction,
+            or 0 for every unseen item (more accurate; each single row is then seen more rarely).
+        smallest_pool: lower bound of that pool's size when ``negatives_per_positive`` is not 0.
+
+    Raises ValueError for a negative or non-finite number.
+    """
+
+    pseudo_per_positive: float = 0.5
+    pseudo_weight: float = 0.1
+    negatives_per_positive: float = 0.0
+    smallest_pool: int = 0
+
+    def __post_init__(self) -> None:
+        for name in (
+            "pseudo_per_positive",
+            "pseudo_weight",
+            "negatives_per_positive",
+            "smallest_pool",
+        ):
+            value = getattr(self, name)
+            if not math.isfinite(value) or value < 0:
+                raise ValueError(f"{name} is {value}; expected a finite number of at least 0")
+
+    @property
+    def hides_sizes(self) -> bool:
+        """Whether weights are near enough to leave anything to hide.
+
+        If so, pseudo-items are treated like true ones in all else too, at the cost of more rows.
+        """
+        return self.pseudo_weight > _MOST_TELLING_WEIGHT
+
+    def pseudo_items(self, positives: int) -> int:
+        """Number of pseudo-items of a device with that many interactions."""
+        return math.ceil(self.pseudo_per_positive * positives)
+
+    def pool_size(self, positives: int) -> int:
+        """Number of items that must be in the pool of a device with that many interactions."""
+        negatives = math.ceil(self.negatives_per_positive * positives)
+        if self.negatives_per_positive > 0:
+            negatives = max(negatives, self.smallest_pool)
+        pseudo = self.pseudo_items(positives)
+        # Pseudo-items that are no negatives leave the pool's other part for those.
+        return negatives + pseudo if self.hides_sizes else max(negatives, pseudo)
+
+
+def grow_pool(
+    pool: NDArray[np.int64],
+    seen: NDArray[np.bool_],
+    size: int,
+    rng: np.random.Generator,
+) -> NDArray[np.int64]:
+    """Append random unseen items until ``pool`` holds ``size`` of them, or all there are.
+
+    What is in the pool stays, in its place, also when a user has come to like it since: any prefix
+    is as fixed as the whole.
+
+    Args:
+        pool: item rows drawn so far, distinct.
+        seen: bool [items], true where any local user has interacted with the item.
+        size: wanted length.
+        rng: source of the draw.
+    """
+    if len(pool) >= size:
+        return pool
+    free = ~seen
+    free[pool] = False
+    unseen = np.flatnonzero(free)
+    drawn = rng.choice(unseen, size=min(size - len(pool), len(unseen)), replace=False)
+    return np.concatenate([pool, drawn.astype(np.int64)])
+
+
+# A device's pool and triples, prepared once for as long as its data stays the same.
+
+
+class LocalTriples:
+    """Makes a :class:`TripleSource` anew only where interactions, catalogue or pool have changed.
+
+    Args:
+        settings: the device's own choice of what to mix in.
+    """
+
+    def __init__(self, settings: PoolSettings) -> None:
+        self._settings = settings
+        self._items: Rows = np.empty(0, dtype=np.int64)
+        self._lengths: list[int] = []
+        self._catalogue = -1
+        self._pool: Rows = np.empty(0, dtype=np.int64)
+        self._source: TripleSource | None = None
+
+    def of(
+        self, positives: Sequence[Rows], catalogue: int, pool: Rows, rng: np.random.Generator
+    ) -> tuple[Rows, TripleSource]:
+        """The pool, longer than ``pool`` where it must grow, and the source that goes with it.
+
+        Args:
+            positives: per local user the distinct item rows of its interactions.
+            catalogue: number of items.
+            pool: the device's fixed pool so far.
+            rng: draws what the pool lacks.
+
+        Raises LearnerError when an interaction's item is outside the catalogue.
+        """
+        lengths = [len(rows) for rows in positives]
+        # Contents are compared, at a few microseconds: arrays may be the same and yet changed.
+        items = np.concatenate([np.empty(0, dtype=np.int64), *positives])
+        if (
+            self._source is not None
+            and catalogue == self._catalogue
+            and lengths == self._lengths
+            and np.array_equal(items, self._items)
+            and np.array_equal(pool, self._pool)
+        ):
+            return self._pool, self._source
+        _require_in_catalogue(items, catalogue)
+        seen = seen_by_anyone(positives, catalogue)
+        grown = grow_pool(pool, seen, self._settings.pool_size(len(items)), rng)
+        source = TripleSource(positives, grown, seen, self._settings)
+        self._items, self._lengths, self._catalogue = items, lengths, catalogue
+        self._pool, self._source = grown, source
+        return grown, source
+
+
+def _require_in_catalogue(items: Rows, catalogue: int) -> None:
+    if len(items) and (items.min() < 0 or items.max() >= catalogue):
+        raise LearnerError(
+            f"the local data names item row {int(items.max())}, but the broadcast has "
+            f"{catalogue} items; the catalogue on the device is not the broadcast's"
+        )

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
 
 from device_sdk.methods.settings import (
     TrainingSettings,
@@ -12,9 +16,156 @@ from device_sdk.methods.settings import (
     require_number,
     require_whole,
 )
-from device_sdk.methods.teacher_logits.soft_outputs import MOST_CLASSES, Precision, SoftForm
 
-__all__ = ["TeacherLogitsTraining", "TeacherWeights"]
+# Soft outputs (rows of probabilities over classes) as compact arrays, the same on both ends.
+#
+# The arrays are of dtypes that travel as they are (``tensors.py``), so that a device knows to
+# the bit what the aggregator reads, whatever codec its float32 arrays travel under.
+
+Precision = Literal["float32", "float16", "int8"]
+MOST_CLASSES = 4096
+_DTYPES = {"float32": np.float32, "float16": np.float16, "int8": np.uint8}
+_STEPS = 255
+# Of a sum of up to 4,096 probabilities, each rounded to float16.
+_SUM_SLACK = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class SoftForm:
+    """How soft outputs travel.
+
+    Attributes:
+        precision: of a probability; ``int8`` is a number of 255ths, and those of a row are rounded
+            so that they still add up.
+        top: only the ``top`` most probable classes of a row are sent, what is left of the
+            probability is spread evenly over the others; 0 for all classes.
+
+    Raises ValueError, naming the setting, for a value outside its range.
+    """
+
+    precision: Precision = "float16"
+    top: int = 0
+
+    def __post_init__(self) -> None:
+        if self.precision not in get_args(Precision):
+            raise ValueError(
+                f"precision is {self.precision!r}; expected one of {', '.join(get_args(Precision))}"
+            )
+        whole = isinstance(self.top, int) and not isinstance(self.top, bool)
+        if not whole or not 0 <= self.top <= MOST_CLASSES:
+            raise ValueError(
+                f"top is {self.top!r}; expected 0 (all classes) to {MOST_CLASSES:,} classes"
+            )
+
+    def width(self, classes: int) -> int:
+        """How many probabilities a row carries."""
+        return self.top if 0 < self.top < classes else classes
+
+    def names(self, classes: int) -> tuple[str, ...]:
+        """Names of the arrays that carry the rows."""
+        return ("values",) if self.width(classes) == classes else ("values", "classes")
+
+
+def encode_soft_outputs(
+    probabilities: NDArray[np.float32], form: SoftForm
+) -> dict[str, NDArray[Any]]:
+    """Rows of probabilities [rows, classes] as ``values`` [rows, width] in the form's precision.
+
+    Where classes are left out, ``classes`` uint16 [rows, width] says which were kept, increasing.
+    Raises ValueError where a row is no distribution.
+    """
+    _require_distributions(probabilities)
+    classes = probabilities.shape[1]
+    width = form.width(classes)
+    kept, arrays = probabilities, dict[str, NDArray[Any]]()
+    if width < classes:
+        # Stable, so that of equal probabilities the first classes are sent, everywhere.
+        best = np.argsort(-probabilities, axis=1, kind="stable")[:, :width]
+        chosen = np.sort(best, axis=1)
+        kept = np.take_along_axis(probabilities, chosen, axis=1)
+        arrays["classes"] = chosen.astype(np.uint16)
+    if form.precision == "int8":
+        # Even where all classes are sent one more share takes what rounding would create or lose.
+        arrays["values"] = _in_steps(kept)
+    else:
+        arrays["values"] = kept.astype(_DTYPES[form.precision])
+    return arrays
+
+
+def decode_soft_outputs(
+    arrays: Mapping[str, NDArray[Any]], rows: int, classes: int, form: SoftForm
+) -> NDArray[np.float32]:
+    """What :func:`encode_soft_outputs` was given, rounded: float32 [rows, classes], rows sum to 1.
+
+    Reads no arrays but those of ``form.names``. Total: raises ValueError, whatever the arrays hold.
+    """
+    width = form.width(classes)
+    values = _array(arrays, "values", _DTYPES[form.precision], (rows, width))
+    if form.precision == "int8":
+        found = values.astype(np.float32) / np.float32(_STEPS)
+    else:
+        found = values.astype(np.float32)
+        # NaN fails the comparisons.
+        if found.size and not (float(found.min()) >= 0 and float(found.max()) <= 1):
+            raise ValueError("a probability is below 0, above 1 or no number")
+    sums = found.sum(axis=1, dtype=np.float64)
+    if width == classes:
+        if not (np.abs(sums - 1) <= _SUM_SLACK).all():
+            raise ValueError("the probabilities of a row do not add up to 1")
+        return _normalised(found.astype(np.float64))
+    if not (sums <= 1 + _SUM_SLACK).all():
+        raise ValueError("the probabilities of a row add up to more than 1")
+    chosen = _array(arrays, "classes", np.uint16, (rows, width)).astype(np.int64)
+    if chosen.size and (int(chosen.max()) >= classes or (np.diff(chosen, axis=1) <= 0).any()):
+        raise ValueError(f"a row's classes must increase from 0 to {classes - 1}")
+    rest = np.maximum(0, 1 - sums) / (classes - width)
+    whole = np.repeat(rest[:, None], classes, axis=1)
+    np.put_along_axis(whole, chosen, found.astype(np.float64), axis=1)
+    return _normalised(whole)
+
+
+def _normalised(rows: NDArray[np.float64]) -> NDArray[np.float32]:
+    shares: NDArray[np.float32] = (rows / rows.sum(axis=1, keepdims=True)).astype(np.float32)
+    return shares
+
+
+def _in_steps(kept: NDArray[np.float32]) -> NDArray[np.uint8]:
+    """255ths by largest remainder: each row, with what is left out, adds up to 255."""
+    rest = np.maximum(0, 1 - kept.sum(axis=1, dtype=np.float64, keepdims=True))
+    shares = np.concatenate([kept.astype(np.float64), rest], axis=1)
+    shares *= _STEPS / shares.sum(axis=1, keepdims=True)
+    whole = np.floor(shares)
+    missing = _STEPS - whole.sum(axis=1).astype(np.int64)
+    order = np.argsort(whole - shares, axis=1, kind="stable")
+    place = np.argsort(order, axis=1, kind="stable")
+    whole += place < missing[:, None]
+    steps: NDArray[np.uint8] = whole[:, :-1].astype(np.uint8)
+    return steps
+
+
+def _require_distributions(probabilities: NDArray[np.float32]) -> None:
+    if probabilities.dtype != np.float32 or probabilities.ndim != 2:
+        raise ValueError(
+            f"soft outputs are {probabilities.dtype} {probabilities.shape}; expected float32 "
+            "[rows, classes]"
+        )
+    if not 2 <= probabilities.shape[1] <= MOST_CLASSES:
+        raise ValueError(f"{probabilities.shape[1]} classes; expected 2 to {MOST_CLASSES:,}")
+    sums = probabilities.sum(axis=1, dtype=np.float64)
+    # NaN fails the comparisons.
+    if not (np.abs(sums - 1) <= 1e-3).all() or not (probabilities >= 0).all():
+        raise ValueError("a row of soft outputs is no distribution: it must be >= 0 and sum to 1")
+
+
+def _array(
+    arrays: Mapping[str, NDArray[Any]], name: str, dtype: type, shape: tuple[int, int]
+) -> NDArray[Any]:
+    array = arrays.get(name)
+    if array is None or array.dtype != dtype or array.shape != shape:
+        found = "missing" if array is None else f"{array.dtype} {array.shape}"
+        raise ValueError(f"{name!r} is {found}; expected {np.dtype(dtype)} {shape}")
+    return array
+
 
 TeacherWeights = Literal["devices", "samples"]
 
@@ -39,7 +190,7 @@ class TeacherLogitsTraining(TrainingSettings):
             5, halved so that it stays a distribution).
         least_teacher: teachers are clipped to at least this and, if ``normalise``, renormalised.
         precision, top_classes: how knowledge travels; see
-            :class:`~device_sdk.methods.teacher_logits.soft_outputs.SoftForm`.
+            :class:`~device_sdk.methods.teacher_logits.contract.SoftForm`.
         least_confidence, most_confidence: what a device claims for the label itself is held within
             these bounds, its other classes scaled to match; 0 and 1 leave all as it is. A least
             confidence of 1 / classes takes a device that sends noise for no better than ignorant.
@@ -109,3 +260,125 @@ class TeacherLogitsTraining(TrainingSettings):
     def form(self) -> SoftForm:
         """How knowledge travels."""
         return SoftForm(self.precision, self.top_classes)
+
+
+# What one device knows about each label, and what of it enters the aggregator's sums.
+#
+# Both ends compute :func:`share_of` from the same decoded arrays: a device can subtract from a
+# sum exactly what the aggregator added for it.
+
+_MOST_COUNT = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LabelKnowledge:
+    """Mean soft outputs by label, of the labels that a device has.
+
+    Attributes:
+        labels: int64 [n], increasing.
+        counts: int64 [n], the outputs that went into each mean, at least 1.
+        means: float32 [n, classes], each row a distribution.
+    """
+
+    labels: NDArray[np.int64]
+    counts: NDArray[np.int64]
+    means: NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Share:
+    """What a device adds to the sums over devices.
+
+    Attributes:
+        sums: float32 [classes, classes], row t = weight times the mean output of label t; zero for
+            labels that the device lacks.
+        weights: int64 [classes], 0 for labels that it lacks.
+        devices: int64 [classes], 1 for labels that it has, else 0.
+        bounded: labels whose confidence lay outside the task's bounds.
+    """
+
+    sums: NDArray[np.float32]
+    weights: NDArray[np.int64]
+    devices: NDArray[np.int64]
+    bounded: int
+
+    def __add__(self, other: Share) -> Share:
+        """What a device adds in two rounds of one version."""
+        return Share(
+            self.sums + other.sums,
+            self.weights + other.weights,
+            self.devices + other.devices,
+            self.bounded + other.bounded,
+        )
+
+
+def encode_knowledge(
+    knowledge: LabelKnowledge, training: TeacherLogitsTraining
+) -> dict[str, NDArray[Any]]:
+    """``labels`` uint16 [n], ``counts`` int32 [n], and the means as soft outputs.
+
+    Raises ValueError where a mean is no distribution.
+    """
+    return {
+        "labels": knowledge.labels.astype(np.uint16),
+        "counts": np.minimum(knowledge.counts, _MOST_COUNT).astype(np.int32),
+        **encode_soft_outputs(knowledge.means, training.form),
+    }
+
+
+def decode_knowledge(
+    tensors: Mapping[str, NDArray[Any]], training: TeacherLogitsTraining
+) -> LabelKnowledge:
+    """What :func:`encode_knowledge` was given, rounded.
+
+    Total: raises ValueError for other names, dtypes, shapes or ranges, whatever the arrays hold.
+    """
+    expected = {"labels", "counts", *training.form.names(training.classes)}
+    if set(tensors) != expected:
+        raise ValueError(f"found {sorted(tensors)}; expected exactly {sorted(expected)}")
+    labels, counts = tensors["labels"], tensors["counts"]
+    if labels.dtype != np.uint16 or labels.ndim != 1:
+        raise ValueError(f"'labels' are {labels.dtype} {labels.shape}; expected uint16 [n]")
+    rows = labels.astype(np.int64)
+    if len(rows) and (int(rows[-1]) >= training.classes or (np.diff(rows) <= 0).any()):
+        raise ValueError(f"'labels' must increase, from 0 to {training.classes - 1}")
+    if counts.dtype != np.int32 or counts.shape != rows.shape:
+        raise ValueError(f"'counts' are {counts.dtype} {counts.shape}; expected int32 [labels]")
+    if len(counts) and int(counts.min()) < 1:
+        raise ValueError("a count is below 1: labels without samples are left out")
+    means = decode_soft_outputs(tensors, len(rows), training.classes, training.form)
+    return LabelKnowledge(rows, counts.astype(np.int64), means)
+
+
+def share_of(knowledge: LabelKnowledge, training: TeacherLogitsTraining) -> Share:
+    """What decoded knowledge adds to the sums, its confidence held within the task's bounds."""
+    means, bounded = _bounded(knowledge, training)
+    if training.weights == "samples":
+        weight = np.minimum(knowledge.counts, training.most_samples)
+    else:
+        weight = np.ones(len(knowledge.labels), dtype=np.int64)
+    sums = np.zeros((training.classes, training.classes), dtype=np.float32)
+    weights = np.zeros(training.classes, dtype=np.int64)
+    sums[knowledge.labels] = means * weight[:, None].astype(np.float32)
+    weights[knowledge.labels] = weight
+    return Share(sums, weights, (weights > 0).astype(np.int64), bounded)
+
+
+def _bounded(
+    knowledge: LabelKnowledge, training: TeacherLogitsTraining
+) -> tuple[NDArray[np.float32], int]:
+    """The means with each label's own probability clipped and the others scaled to match."""
+    means = knowledge.means.astype(np.float64)
+    places = np.arange(len(means))
+    own = means[places, knowledge.labels]
+    wanted = np.clip(own, training.least_confidence, training.most_confidence)
+    outside = wanted != own
+    if not outside.any():
+        return knowledge.means, 0
+    others = 1 - own
+    # A device that claims certainty leaves nothing to scale: the rest is spread evenly.
+    scale = np.where(others > 1e-12, (1 - wanted) / np.maximum(others, 1e-12), 0.0)
+    spread = np.where(others > 1e-12, 0.0, (1 - wanted) / (training.classes - 1))
+    moved = means * scale[:, None] + spread[:, None]
+    moved[places, knowledge.labels] = wanted
+    return np.where(outside[:, None], moved, means).astype(np.float32), int(outside.sum())

@@ -17,23 +17,21 @@ from device_sdk.errors import StateError
 from device_sdk.local_data import DataSource
 from device_sdk.methods.learner import LearnerError, State
 from device_sdk.methods.local_steps import StepsReport, epoch_batches, unchanged_on_error
-from device_sdk.methods.teacher_logits.contract import TeacherLogitsTraining
-from device_sdk.methods.teacher_logits.label_knowledge import (
+from device_sdk.methods.teacher_logits.contract import (
     LabelKnowledge,
+    TeacherLogitsTraining,
     decode_knowledge,
     encode_knowledge,
     share_of,
 )
-from device_sdk.methods.teacher_logits.leave_one_out import (
+from device_sdk.methods.teacher_logits.knowledge import (
     LabelTeachers,
+    SentShares,
     leave_one_out,
     summed_rounds,
 )
-from device_sdk.methods.teacher_logits.sent_shares import SentShares
 from device_sdk.trainer import Trainer
 from device_sdk.wire.arrays.exchange import Broadcast, Update
-
-__all__ = ["TeacherLogitsLearner"]
 
 _STATE = "trainer."
 _LABEL = "label"

@@ -15,14 +15,6 @@ from device_sdk.wire.arrays.tensors import Codec, TensorLimits, decode_tensors, 
 from device_sdk.wire.codec import cbor
 from device_sdk.wire.codec.errors import WireError
 
-__all__ = [
-    "MAX_METADATA_BYTES",
-    "UPDATE_LIMITS",
-    "decode_update",
-    "encode_update",
-    "read_scalars",
-]
-
 MAX_METADATA_BYTES = 16 * 1024
 UPDATE_LIMITS = TensorLimits(most_arrays=4096, most_bytes=256 << 20)
 """What the aggregator takes from one device in one round."""

@@ -19,8 +19,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Attachment", "Broadcast", "Scalar", "Update"]
-
 _FLOATS, _WHOLES = ("float32", "float16"), ("int64", "int32", "int16", "int8", "uint8", "uint16")
 _DTYPE_NAMES = (*_FLOATS, *_WHOLES, "bool")
 # Compared as objects: a dtype's name is worked out anew each time it is asked for, and every update

@@ -18,8 +18,6 @@ from device_sdk.wire.arrays.quantise import LARGEST_VALUE, check_values, dequant
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.codec.varints import decode_ids, decode_number, encode_ids, encode_number
 
-__all__ = ["MAX_WIDTH", "SparseRows", "ValueFormat", "decode_sparse", "encode_sparse"]
-
 MAX_WIDTH = 4096
 _HEAD = struct.Struct("<BH")
 

@@ -13,8 +13,6 @@ from device_sdk.artifact import MANIFEST_FILE, ArtifactError, Manifest
 from device_sdk.wire.codec import cbor
 from device_sdk.wire.codec.errors import WireError
 
-__all__ = ["MAX_BUNDLE_BYTES", "pack_artifact", "unpack_artifact"]
-
 MAX_BUNDLE_BYTES = 128 << 20
 
 

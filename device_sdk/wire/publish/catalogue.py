@@ -14,8 +14,6 @@ from device_sdk.wire.codec import cbor
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.codec.record import Record
 
-__all__ = ["MAX_CATALOGUE_BYTES", "MOST_ITEMS", "NO_CATALOGUE", "Catalogue", "read_catalogue"]
-
 MAX_CATALOGUE_BYTES = 64 << 20
 MOST_ITEMS = 2_000_000
 MOST_ID_BYTES = 256

@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.seal.envelope import MAX_PAYLOAD_BYTES, Fragment
 
-__all__ = ["PART_BYTES", "Reassembler", "ReassemblyLimits", "split"]
-
 PART_BYTES = MAX_PAYLOAD_BYTES
 
 

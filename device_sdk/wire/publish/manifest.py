@@ -12,19 +12,6 @@ from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.codec.names import MOST_NAME_BYTES, read_name, require_name
 from device_sdk.wire.codec.record import Record
 
-__all__ = [
-    "CHUNK_BYTES",
-    "MAX_BODY_BYTES",
-    "Manifest",
-    "Mark",
-    "Order",
-    "chunk_count",
-    "order",
-    "read_manifest",
-    "selected",
-    "write_manifest",
-]
-
 CHUNK_BYTES = 64 * 1024
 """Plaintext bytes of each chunk of a broadcast but the last."""
 MAX_BODY_BYTES = 90 * 1024

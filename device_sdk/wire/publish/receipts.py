@@ -14,20 +14,6 @@ from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.codec.names import read_name, require_name
 from device_sdk.wire.codec.record import Record
 
-__all__ = [
-    "DIGEST_BYTES",
-    "Receipt",
-    "RecordType",
-    "Update",
-    "UpdateIdentity",
-    "Verdict",
-    "read_receipt",
-    "read_update",
-    "update_digest",
-    "write_receipt",
-    "write_update",
-]
-
 DIGEST_BYTES = 32
 _MOST_DEVICE_ID_BYTES = 32
 _MOST_REASON_BYTES = 64

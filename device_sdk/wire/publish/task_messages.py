@@ -49,7 +49,7 @@ BROADCAST_CODECS: Mapping[str, Codec] = {
     "int4": Codec.INT4,
 }
 """How float32 arrays travel, by the manifest's ``codec`` and, in an update of named arrays
-(``tensor_body.py``), by the terms' ``update_codec``."""
+(``arrays/body.py``), by the terms' ``update_codec``."""
 MAX_HEAD_BYTES = 4 << 20
 _LENGTH = struct.Struct("<I")
 

@@ -14,9 +14,7 @@ from device_sdk.wire.codec import cbor
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.codec.names import MOST_NAME_BYTES, read_name, require_name
 from device_sdk.wire.codec.record import Record
-from device_sdk.wire.seal.cohort_key import WRAPPED_BYTES
-
-__all__ = ["UPDATE_CODECS", "OfferedArtifact", "OfferedAttachment", "TaskTerms"]
+from device_sdk.wire.seal.group_key import WRAPPED_BYTES
 
 UPDATE_CODECS: Mapping[str, ValueFormat] = {
     "float16": ValueFormat.FLOAT16,
@@ -92,7 +90,7 @@ class TaskTerms:
         artifacts: what the task offers, smallest first; the first one is the manifest's. Empty for
             a task that leaves the artifact to the device.
         attachments: by rising name.
-        cohort_keys: by cohort, its key wrapped for each member (``cohort_key.py``).
+        cohort_keys: by cohort, its key wrapped for each member (``seal/group_key.py``).
 
     Raises ValueError, naming the field.
     """

@@ -8,20 +8,6 @@ from dataclasses import dataclass
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.codec.names import require_name
 
-__all__ = [
-    "ChunkTopic",
-    "DescriptorTopic",
-    "DownTopic",
-    "EnrolAnswerTopic",
-    "EnrolRequestTopic",
-    "ManifestTopic",
-    "PresenceTopic",
-    "ProbeTopic",
-    "Topic",
-    "Topics",
-    "UpTopic",
-]
-
 MOST_PREFIX_BYTES = 128
 MOST_SHARDS = 65_536
 MOST_CHUNK_INDEX = 2**32 - 1

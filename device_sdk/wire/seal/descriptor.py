@@ -19,20 +19,18 @@ from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.codec.header import MessageType, check_prefix, prefix
 from device_sdk.wire.codec.record import Record
 from device_sdk.wire.seal import hpke, signature
-from device_sdk.wire.seal.delegation import (
+from device_sdk.wire.seal.authority import (
     DELEGATION_BYTES,
+    MOST_SUCCESSIONS,
     SERIAL_LIMIT,
+    SUCCESSION_BYTES,
     Delegation,
+    Succession,
     read_delegation,
+    read_line,
 )
 from device_sdk.wire.seal.keys import fingerprint
 from device_sdk.wire.seal.signature import Purpose
-from device_sdk.wire.seal.succession import (
-    MOST_SUCCESSIONS,
-    SUCCESSION_BYTES,
-    Succession,
-    read_line,
-)
 
 MAX_BYTES = 4096
 _TIME_LIMIT = 2**63 - 1  # what the stores' signed integers hold

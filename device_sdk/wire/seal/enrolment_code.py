@@ -15,7 +15,7 @@ import os
 from dataclasses import dataclass
 
 from device_sdk.wire.codec.errors import WireError
-from device_sdk.wire.seal.delegation import SERIAL_LIMIT
+from device_sdk.wire.seal.authority import SERIAL_LIMIT
 from device_sdk.wire.seal.keys import FINGERPRINT_BYTES, RandomBytes, draw
 
 TOKEN_ID_BYTES = 8

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 
 from device_sdk.wire.codec.errors import WireError
 
-__all__ = ["FRESHNESS_BYTES", "INCARNATION_BYTES", "Freshness", "FreshnessMarks"]
-
 INCARNATION_BYTES = 16
 _LAYOUT = struct.Struct(f"<{INCARNATION_BYTES}sQ")
 FRESHNESS_BYTES = _LAYOUT.size

@@ -19,7 +19,7 @@ from typing import TypeAlias
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from device_sdk.system.durable import flush_file, flush_folder
+from device_sdk.system.files import flush_file, flush_folder
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.seal import hpke
 

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from aggregator.cli import main
-from aggregator.home import Home
-from aggregator.serve.serve_lock import serve_lock
+from aggregator.home import Home, serve_lock
 from aggregator.store.devices import DeviceRow
 from aggregator.store.rounds import RoundRow
 from device_sdk.wire.seal.enrolment_code import parse_code

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from aggregator.home import Home
-from aggregator.keys.enrolment import Enrolment, EnrolmentAnswer
-from aggregator.keys.invitation import make_codes
+from aggregator.keys.enrolment import Enrolment, EnrolmentAnswer, make_codes
 from aggregator.serve.assembly import World, assemble
 from aggregator.task.file import read_task
 from device_sdk.wire.codec.errors import WireError

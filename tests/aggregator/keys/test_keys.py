@@ -17,6 +17,7 @@ import pytest
 from aggregator.errors import AggregatorError
 from aggregator.home import Home
 from aggregator.keys import folder as key_folder
+from aggregator.keys.enrolment import make_codes
 from aggregator.keys.fleet import FleetKeys
 from aggregator.keys.folder import (
     Lives,
@@ -28,19 +29,18 @@ from aggregator.keys.folder import (
     rotate_root,
     tidy_keys,
 )
-from aggregator.keys.invitation import make_codes
 from aggregator.store import Store
 from aggregator.store.secrets import Secrets
 from device_sdk.wire.codec import cbor
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.codec.header import MessageType, prefix
 from device_sdk.wire.seal import hpke, signature
+from device_sdk.wire.seal.authority import MOST_SUCCESSIONS
 from device_sdk.wire.seal.descriptor import DescriptorSeen, make_descriptor, read_descriptor
 from device_sdk.wire.seal.enrolment import require_current
 from device_sdk.wire.seal.keyring import Keyring
 from device_sdk.wire.seal.keys import KeyKind, fingerprint, read_key, signing_key
 from device_sdk.wire.seal.signature import Purpose
-from device_sdk.wire.seal.succession import MOST_SUCCESSIONS
 from tests.fakes.homes import command, make_home, serving
 
 DAY = 86_400

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aggregator.methods.fedavg.method import FedAvgMethod, FedAvgSettings
-from aggregator.methods.fleet_scale import FleetScale
+from aggregator.methods.limits import FleetScale
 from aggregator.methods.method import StateError
+from aggregator.methods.robust import Waiting
 from aggregator.methods.scatter.method import ScatterMethod, ScatterSettings, initial_items
 from aggregator.methods.server_optimizer import OptimizerSettings
-from aggregator.methods.waiting import Waiting
 from aggregator.store.checkpoints import pack_state, unpack_state
 from device_sdk.wire.arrays.exchange import Update
 

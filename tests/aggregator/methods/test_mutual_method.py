@@ -10,9 +10,13 @@ from hypothesis.extra import numpy as hnp
 
 from aggregator.methods.method import Refused, StateError
 from aggregator.methods.mutual.method import MutualMethod, MutualSettings
-from device_sdk.methods.mutual.contract import MutualTraining
-from device_sdk.methods.mutual.public_samples import SampleEntry, encode_samples, samples_mark
-from device_sdk.methods.mutual.soft_labels import encode_soft_labels
+from device_sdk.methods.mutual.contract import (
+    MutualTraining,
+    SampleEntry,
+    encode_samples,
+    encode_soft_labels,
+    samples_mark,
+)
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 
 CLASSES = 3

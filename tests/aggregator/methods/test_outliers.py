@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from aggregator.methods.fedavg.method import FedAvgMethod, FedAvgSettings
+from aggregator.methods.limits import Outliers
 from aggregator.methods.method import StateError
-from aggregator.methods.outliers import Outliers
 from aggregator.methods.scatter.method import ScatterMethod, ScatterSettings
 from aggregator.methods.server_optimizer import OptimizerSettings
 from device_sdk.wire.arrays.exchange import Update

@@ -13,11 +13,18 @@ from aggregator.methods.mutual.method import MutualMethod, MutualSettings
 from aggregator.methods.teacher_logits.method import TeacherLogitsMethod
 from device_sdk.artifact.flat_layout import flat_layout
 from device_sdk.methods.attention.contract import AttentionTraining
-from device_sdk.methods.mutual.contract import MutualTraining
-from device_sdk.methods.mutual.public_samples import SampleEntry, encode_samples, samples_mark
-from device_sdk.methods.mutual.soft_labels import encode_soft_labels
-from device_sdk.methods.teacher_logits.contract import TeacherLogitsTraining
-from device_sdk.methods.teacher_logits.label_knowledge import LabelKnowledge, encode_knowledge
+from device_sdk.methods.mutual.contract import (
+    MutualTraining,
+    SampleEntry,
+    encode_samples,
+    encode_soft_labels,
+    samples_mark,
+)
+from device_sdk.methods.teacher_logits.contract import (
+    LabelKnowledge,
+    TeacherLogitsTraining,
+    encode_knowledge,
+)
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 from device_sdk.wire.arrays.tensors import Codec, encode_tensors, require_encodable
 

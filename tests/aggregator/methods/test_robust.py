@@ -12,13 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-import aggregator.methods.robust_held as robust_held
+import aggregator.methods.robust as robust_held
 from aggregator.errors import TaskError
-from aggregator.methods.clipping import bounded_rows, row_sizes
 from aggregator.methods.fedavg.method import FedAvgMethod, FedAvgSettings
+from aggregator.methods.limits import bounded_rows, row_sizes
 from aggregator.methods.method import Refused, StateError
-from aggregator.methods.robust import RobustRule, touched_sums
-from aggregator.methods.robust_held import HeldRows, HeldVectors
+from aggregator.methods.robust import HeldRows, HeldVectors, RobustRule, touched_sums
 from aggregator.methods.scatter.binding import ScatterBinding
 from aggregator.methods.scatter.method import ScatterMethod, ScatterSettings
 from aggregator.methods.server_optimizer import OptimizerSettings

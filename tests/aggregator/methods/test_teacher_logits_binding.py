@@ -10,8 +10,11 @@ from aggregator.errors import TaskError
 from aggregator.methods.table import BINDINGS
 from aggregator.tables import TomlTable
 from device_sdk.artifact import load_artifact
-from device_sdk.methods.teacher_logits.contract import TeacherLogitsTraining
-from device_sdk.methods.teacher_logits.label_knowledge import LabelKnowledge, encode_knowledge
+from device_sdk.methods.teacher_logits.contract import (
+    LabelKnowledge,
+    TeacherLogitsTraining,
+    encode_knowledge,
+)
 from device_sdk.wire.arrays.body import encode_update
 from device_sdk.wire.arrays.exchange import Update
 from device_sdk.wire.arrays.tensors import Codec

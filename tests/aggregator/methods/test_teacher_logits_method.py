@@ -12,8 +12,11 @@ from numpy.typing import NDArray
 
 from aggregator.methods.method import Refused, StateError
 from aggregator.methods.teacher_logits.method import TeacherLogitsMethod
-from device_sdk.methods.teacher_logits.contract import TeacherLogitsTraining
-from device_sdk.methods.teacher_logits.label_knowledge import LabelKnowledge, encode_knowledge
+from device_sdk.methods.teacher_logits.contract import (
+    LabelKnowledge,
+    TeacherLogitsTraining,
+    encode_knowledge,
+)
 from device_sdk.wire.arrays.exchange import Update
 
 TRAINING = TeacherLogitsTraining(classes=3, least_confidence=0.2)

@@ -20,12 +20,10 @@ from device_sdk.wire.publish.broadcast import (
     open_manifest,
     read_manifest_label,
 )
-from device_sdk.wire.publish.chunk_set import ChunkSet
-from device_sdk.wire.publish.content import ContentKind, read_content_head
+from device_sdk.wire.publish.content import ChunkSet, ContentKind, read_content_head
 from device_sdk.wire.publish.task_messages import read_attachment
 from device_sdk.wire.publish.topics import ChunkTopic, Topics
-from device_sdk.wire.seal.cohort_key import unwrap_cohort_key
-from device_sdk.wire.seal.group_key import GroupKey, new_group_key
+from device_sdk.wire.seal.group_key import GroupKey, new_group_key, unwrap_cohort_key
 from device_sdk.wire.seal.keys import KeyKind, generate, signing_key
 
 MEMBERS = {f"{number:032x}": bytes([number]) * 32 for number in range(4)}

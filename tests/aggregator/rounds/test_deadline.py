@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator.rounds.deadline import LAST_ROUNDS, LateArrivals, deadline_seconds
+from aggregator.rounds.machine import LAST_ROUNDS, LateArrivals, deadline_seconds
 from aggregator.tables import TomlTable
-from aggregator.task.round_settings import RoundSettings
+from aggregator.task.file import RoundSettings
 
 MOST_LATE = 20_000
 

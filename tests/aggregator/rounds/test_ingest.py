@@ -22,7 +22,7 @@ from aggregator.store.devices import DeviceRow
 from aggregator.store.rounds import RoundRow
 from aggregator.task.file import read_task
 from device_sdk.artifact import Artifact
-from device_sdk.methods.scatter.body import encode_scatter_update
+from device_sdk.methods.scatter.contract import encode_scatter_update
 from device_sdk.wire.arrays.exchange import Update
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.publish.receipts import UpdateIdentity, Verdict, update_digest, write_update

@@ -33,7 +33,7 @@ from aggregator.serve.service import Parts
 from aggregator.store import Database, Store
 from aggregator.store.devices import DeviceRow
 from aggregator.task.file import read_task
-from device_sdk.methods.scatter.body import encode_scatter_update
+from device_sdk.methods.scatter.contract import encode_scatter_update
 from device_sdk.wire.arrays.exchange import Update
 from device_sdk.wire.publish.receipts import (
     Receipt,

@@ -14,8 +14,7 @@ from aggregator.errors import AggregatorError
 from aggregator.methods.method import RoundSummary
 from aggregator.rounds.machine import RoundClosed, RoundHeld, RoundOpened
 from aggregator.serve.live import describe, render
-from aggregator.serve.metrics import format_metrics, serve_metrics
-from aggregator.serve.snapshot import Snapshot
+from aggregator.serve.metrics import Snapshot, format_metrics, serve_metrics
 from aggregator.store.rounds import RoundRow
 
 NOW = time.time()

@@ -14,7 +14,7 @@ from aggregator.methods.scatter.binding import ScatterBinding
 from aggregator.methods.scatter.method import ScatterMethod, ScatterSettings, initial_items
 from aggregator.task.catalogue import read_catalogue_file
 from device_sdk.artifact import Artifact
-from device_sdk.methods.scatter.body import decode_scatter_update
+from device_sdk.methods.scatter.contract import decode_scatter_update
 from device_sdk.wire.arrays.exchange import Update
 from device_sdk.wire.publish.receipts import Verdict
 from tests.aggregator.serve.test_service_refusals import wait_until

@@ -18,7 +18,7 @@ from aggregator.serve.assembly import World, assemble
 from aggregator.serve.service import Parts
 from aggregator.store.devices import DeviceRow
 from aggregator.task.file import read_task
-from device_sdk.methods.scatter.body import encode_scatter_update
+from device_sdk.methods.scatter.contract import encode_scatter_update
 from device_sdk.wire.arrays.exchange import Update
 from device_sdk.wire.publish.manifest import Manifest
 from device_sdk.wire.publish.receipts import Receipt, UpdateIdentity, Verdict, write_update

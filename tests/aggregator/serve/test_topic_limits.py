@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator.serve.topic_limits import Limit, TopicLimits
+from aggregator.serve.broker_links import Limit, TopicLimits
 
 OWNERS = {b"up/a": b"anna", b"up/b": b"bert"}
 

@@ -13,7 +13,7 @@ import pytest
 
 from aggregator.errors import AggregatorError
 from aggregator.store import Database, Store
-from aggregator.store.schema import SCHEMA_VERSION
+from aggregator.store.database import SCHEMA_VERSION
 from tests.fakes.homes import make_home
 
 _URL = "mqtt://127.0.0.1:1"

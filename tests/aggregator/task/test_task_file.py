@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from aggregator.errors import TaskError
-from aggregator.methods.array_binding import ArrayBinding
+from aggregator.methods.binding import ArrayBinding
 from aggregator.methods.fedavg.method import FedAvgSettings
 from aggregator.task.file import read_task
 from aggregator.task.template import TASK_TEMPLATE

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from device_sdk.capability.throttle import checked_slowdown, timed
+from device_sdk.capability.stopwatch import checked_slowdown, timed
 from device_sdk.system.clock import MonotonicClock
 from tests.fakes.capability_fakes import FakeClock
 

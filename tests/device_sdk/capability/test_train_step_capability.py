@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from device_sdk.artifact.errors import ArtifactError
 from device_sdk.capability import Choice, choice_to_json, choice_to_text, choose_latent_dimension
 from device_sdk.capability.matmul import MatmulWorkload
 from device_sdk.capability.train_step import TrainStepWorkload
-from device_sdk.errors import ArtifactError
 from device_sdk.factorisation import packaged_artifact
 from tests.fakes.handmade import linear_artifact
 

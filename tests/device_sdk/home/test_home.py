@@ -17,13 +17,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from device_sdk.errors import HomeBroken, HomeLocked
 from device_sdk.home.database import _SCHEMA, SCHEMA_VERSION, Database
-from device_sdk.home.errors import HomeBroken, HomeLocked
 from device_sdk.home.home import Home
 from device_sdk.home.model_store import CapabilityRow, StoredModel
 from device_sdk.home.round_store import OutboxRow, Outcome, Participation
 from device_sdk.rounds.pace import Pace
-from device_sdk.rounds.trusted_time import TrustedTime
+from device_sdk.rounds.session import TrustedTime
 from device_sdk.wire.arrays.tensors import Codec, encode_tensors
 from device_sdk.wire.publish.receipts import Receipt, Verdict
 

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from paho.mqtt.client import MQTT_CLEAN_START_FIRST_ONLY
 from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 
-from device_sdk.link.buffered_client import BufferedClient
-from device_sdk.link.packet_cutter import Admits
+from device_sdk.link.buffered_client import Admits, BufferedClient
 
 CONNACK = b"\x20\x02\x00\x00"
 

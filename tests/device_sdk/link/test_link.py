@@ -11,11 +11,11 @@ from device_sdk.link.events import (
     ConnectRefused,
     Disconnected,
     Message,
+    MqttVersion,
     Outcome,
     PublishRefused,
     Subscribed,
 )
-from device_sdk.link.mqtt_version import MqttVersion
 from device_sdk.link.settings import LinkSettings
 from tests.brokers.authority import Authority
 from tests.brokers.fixtures import MakeMosquitto

@@ -11,13 +11,13 @@ from device_sdk.link.events import (
     Connected,
     Disconnected,
     Message,
+    MqttVersion,
     Outcome,
     Stopped,
     Subscribed,
     SubscribeRefused,
 )
 from device_sdk.link.link import LinkError
-from device_sdk.link.mqtt_version import MqttVersion
 from device_sdk.link.settings import LinkSettings
 from tests.brokers.links import QUICK, MakeLink, await_event
 from tests.brokers.mosquitto import Mosquitto, free_port

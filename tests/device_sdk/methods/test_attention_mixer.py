@@ -14,8 +14,7 @@ from benchmarks.simulator.simulation import device_name
 from device_sdk import Trainer
 from device_sdk.methods.attention.contract import AttentionTraining, Layers
 from device_sdk.methods.attention.fleet import Neighbours
-from device_sdk.methods.attention.mixer import Mixer
-from device_sdk.methods.attention.weights import favoured, layer_weights
+from device_sdk.methods.attention.mixer import Mixer, favoured, layer_weights
 from export.models.attention_meta import base_layout, export_attention
 from export.models.gru_classifier import DYNAMIC, classification
 

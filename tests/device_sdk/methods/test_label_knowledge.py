@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
-from device_sdk.methods.teacher_logits.contract import TeacherLogitsTraining
-from device_sdk.methods.teacher_logits.label_knowledge import (
+from device_sdk.methods.teacher_logits.contract import (
     LabelKnowledge,
+    TeacherLogitsTraining,
     decode_knowledge,
     encode_knowledge,
     share_of,

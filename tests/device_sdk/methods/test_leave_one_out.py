@@ -9,16 +9,15 @@ from hypothesis import strategies as st
 
 from aggregator.methods.teacher_logits.method import TeacherLogitsMethod
 from device_sdk.methods.learner import LearnerError
-from device_sdk.methods.teacher_logits.contract import TeacherLogitsTraining
-from device_sdk.methods.teacher_logits.label_knowledge import (
+from device_sdk.methods.teacher_logits.contract import (
     LabelKnowledge,
     Share,
+    TeacherLogitsTraining,
     decode_knowledge,
     encode_knowledge,
     share_of,
 )
-from device_sdk.methods.teacher_logits.leave_one_out import leave_one_out, summed_rounds
-from device_sdk.methods.teacher_logits.sent_shares import SentShares
+from device_sdk.methods.teacher_logits.knowledge import SentShares, leave_one_out, summed_rounds
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 
 Tensors = dict[str, np.ndarray[Any, Any]]

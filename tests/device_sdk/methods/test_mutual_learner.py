@@ -12,10 +12,8 @@ from aggregator.methods.mutual.method import MutualMethod, MutualSettings
 from benchmarks.simulator import Simulation, device_name
 from device_sdk.local_data import LocalData
 from device_sdk.methods.learner import LearnerError
-from device_sdk.methods.mutual.contract import MutualTraining
+from device_sdk.methods.mutual.contract import MutualTraining, decode_soft_labels, sample_entries
 from device_sdk.methods.mutual.learner import MutualLearner
-from device_sdk.methods.mutual.public_samples import sample_entries
-from device_sdk.methods.mutual.soft_labels import decode_soft_labels
 from device_sdk.wire.arrays.exchange import Attachment, Broadcast, Update
 from tests.fakes.mutual_artifact import (
     CLASSES,

@@ -6,7 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from device_sdk.methods.mutual.public_samples import (
+from device_sdk.methods.mutual.contract import (
     SampleEntry,
     attachment_name,
     decode_samples,

@@ -8,7 +8,7 @@ from device_sdk.methods.learner import LearnerError
 from device_sdk.methods.scatter.contract import ScatterTraining
 from device_sdk.methods.scatter.factor_step import FactorBatch
 from device_sdk.methods.scatter.learner import ScatterLearner
-from device_sdk.methods.scatter.pool import PoolSettings
+from device_sdk.methods.scatter.triples import PoolSettings
 from device_sdk.wire.arrays.exchange import Broadcast
 from tests.fakes.reference_step import ReferenceStep, reference_loss
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from device_sdk.artifact.flat_layout import flat_layout
-from device_sdk.methods.attention.sketch import sketches
+from device_sdk.methods.attention.contract import sketches
 
 LAYOUT = flat_layout({"a.weight": (50, 100), "b.bias": (7,), "b.weight": (300,)})
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from device_sdk.methods.mutual.soft_labels import decode_soft_labels, encode_soft_labels
+from device_sdk.methods.mutual.contract import decode_soft_labels, encode_soft_labels
 from device_sdk.wire.codec.errors import WireError
 
 shapes = st.tuples(st.integers(1, 6), st.integers(2, 12))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
-from device_sdk.methods.teacher_logits.soft_outputs import (
+from device_sdk.methods.teacher_logits.contract import (
     Precision,
     SoftForm,
     decode_soft_outputs,

@@ -14,8 +14,7 @@ from aggregator.methods.teacher_logits.method import TeacherLogitsMethod
 from benchmarks.simulator import Simulation
 from device_sdk.local_data import LocalData
 from device_sdk.methods.learner import LearnerError, ReceiptLearner
-from device_sdk.methods.teacher_logits.contract import TeacherLogitsTraining
-from device_sdk.methods.teacher_logits.label_knowledge import decode_knowledge
+from device_sdk.methods.teacher_logits.contract import TeacherLogitsTraining, decode_knowledge
 from device_sdk.methods.teacher_logits.learner import TeacherLogitsLearner
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 from export.distillation import PENALTY, distillation, example_teachers

@@ -4,11 +4,15 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from device_sdk.methods.scatter.columns import deal_columns, left_out
-from device_sdk.methods.scatter.pool import PoolSettings, grow_pool
-from device_sdk.methods.scatter.touched import touched_rows
-from device_sdk.methods.scatter.triples import Triples, TripleSource, seen_by_anyone
-from device_sdk.methods.scatter.unliked import Unliked
+from device_sdk.methods.scatter.learner import deal_columns, left_out, touched_rows
+from device_sdk.methods.scatter.triples import (
+    PoolSettings,
+    Triples,
+    TripleSource,
+    Unliked,
+    grow_pool,
+    seen_by_anyone,
+)
 
 CATALOGUE = 40
 users = st.lists(

@@ -17,7 +17,7 @@ from benchmarks.simulator.simulation import Simulation
 from device_sdk import Trainer
 from device_sdk.artifact import load_artifact
 from device_sdk.device import Device
-from device_sdk.home.errors import NothingLearnt
+from device_sdk.errors import NothingLearnt
 from device_sdk.local_data import LocalData
 from device_sdk.methods.fedavg.contract import FedAvgTraining
 from device_sdk.methods.fedavg.learner import FedAvgLearner

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from device_sdk.device import Device
-from device_sdk.home.errors import HomeLocked
+from device_sdk.errors import HomeLocked
 from device_sdk.home.home import Home
 from device_sdk.home.round_store import Outcome
 from tests.device_sdk.conftest import MakeDevice

@@ -9,7 +9,7 @@ import pytest
 
 from device_sdk.cli import main
 from device_sdk.device import Device
-from device_sdk.home.errors import NothingLearnt, UnknownUser
+from device_sdk.errors import NothingLearnt, UnknownUser
 from tests.device_sdk.conftest import MakeDevice
 from tests.fakes.small_aggregator import ITEMS, WIDTH, SmallAggregator, small_catalogue
 

@@ -27,10 +27,14 @@ from device_sdk.methods.attention.contract import AttentionTraining
 from device_sdk.methods.attention.learner import AttentionLearner
 from device_sdk.methods.learner import Learner
 from device_sdk.methods.local_steps import predict_all
-from device_sdk.methods.mutual.contract import MutualTraining
+from device_sdk.methods.mutual.contract import (
+    MutualTraining,
+    encode_samples,
+    encode_soft_labels,
+    sample_entries,
+    samples_mark,
+)
 from device_sdk.methods.mutual.learner import MutualLearner
-from device_sdk.methods.mutual.public_samples import encode_samples, sample_entries, samples_mark
-from device_sdk.methods.mutual.soft_labels import encode_soft_labels
 from export.models.attention_meta import export_attention
 from export.models.gru_classifier import DYNAMIC, classification, predicted_classes
 from tests.brokers.mosquitto import Mosquitto

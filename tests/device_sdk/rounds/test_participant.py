@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from device_sdk.factorisation import packaged_artifact
 from device_sdk.home.round_store import OutboxRow, Outcome, Participation
 from device_sdk.rounds.actions import Publish
-from device_sdk.rounds.outbox_limit import OutboxLimit
+from device_sdk.rounds.sender import OutboxLimit
 from device_sdk.wire.publish.broadcast import Publication
 from device_sdk.wire.publish.receipts import RecordType
 from device_sdk.wire.publish.topics import (

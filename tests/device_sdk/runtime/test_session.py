@@ -11,10 +11,10 @@ import pytest
 
 from device_sdk import ProviderError, Trainer
 from device_sdk.artifact import load_artifact
-from device_sdk.runtime import batch_memory
-from device_sdk.runtime.batch_memory import BatchMemory
+from device_sdk.runtime import batch as batch_memory
+from device_sdk.runtime.batch import BatchMemory
 from device_sdk.runtime.session import CPU, CUDA, open_session, provider_choices
-from device_sdk.runtime.step_runner import StepRunner
+from device_sdk.runtime.step import StepRunner
 from tests.fakes.handmade import factor_artifact, linear_artifact
 
 

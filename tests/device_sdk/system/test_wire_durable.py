@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from device_sdk.home.database import Database
-from device_sdk.system import durable
+from device_sdk.system import files as durable
 
 ROOT = Path(__file__).resolve().parents[3]
 _F_FULLFSYNC = 51  # macOS
@@ -57,7 +57,7 @@ def test_nothing_flushes_by_itself() -> None:
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
                 if isinstance(node, ast.Attribute) and node.attr in ("fsync", "fdatasync"):
                     found.append(path.relative_to(ROOT).as_posix())
-    assert found == ["device_sdk/system/durable.py"]
+    assert found == ["device_sdk/system/files.py"]
 
 
 def test_a_device_s_database_flushes_to_the_medium(tmp_path: Path) -> None:

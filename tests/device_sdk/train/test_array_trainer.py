@@ -22,8 +22,7 @@ from device_sdk.methods.learner import LearnerError
 from device_sdk.methods.mutual.learner import MutualLearner
 from device_sdk.methods.teacher_logits.learner import TeacherLogitsLearner
 from device_sdk.rounds.commit import commit_round
-from device_sdk.train.array_learners import ARRAY_LEARNERS, RECEIPT_METHODS
-from device_sdk.train.arrays import ArrayTrainer
+from device_sdk.train.arrays import ARRAY_LEARNERS, RECEIPT_METHODS, ArrayTrainer
 from device_sdk.train.job import Declined, LocalArtifact, TrainedRound, TrainingJob
 from device_sdk.train.options import TrainingOptions
 from device_sdk.trainer import Trainer

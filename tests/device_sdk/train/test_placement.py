@@ -22,8 +22,7 @@ from device_sdk.local_data import LocalData
 from device_sdk.methods.attention.contract import AttentionTraining
 from device_sdk.methods.attention.rehearsal import MixingAhead
 from device_sdk.rounds.commit import commit_round
-from device_sdk.train.array_learners import ARRAY_LEARNERS
-from device_sdk.train.arrays import ArrayTrainer
+from device_sdk.train.arrays import ARRAY_LEARNERS, ArrayTrainer
 from device_sdk.train.job import LocalArtifact, TrainedRound, TrainingJob
 from device_sdk.train.options import TrainingOptions
 from device_sdk.train.placement import MeasuredPlacement

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from device_sdk.artifact import MANIFEST_FILE
-from device_sdk.methods.scatter.body import decode_scatter_update, encode_scatter_update
+from device_sdk.methods.scatter.contract import decode_scatter_update, encode_scatter_update
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 from device_sdk.wire.codec import cbor
 from device_sdk.wire.codec.errors import WireError
@@ -26,8 +26,13 @@ from device_sdk.wire.publish.broadcast import (
     read_manifest_label,
 )
 from device_sdk.wire.publish.catalogue import Catalogue, catalogue_id, read_catalogue
-from device_sdk.wire.publish.chunk_set import ChunkSet, seal_chunks
-from device_sdk.wire.publish.content import ContentKind, read_content_head, seal_content
+from device_sdk.wire.publish.content import (
+    ChunkSet,
+    ContentKind,
+    read_content_head,
+    seal_chunks,
+    seal_content,
+)
 from device_sdk.wire.publish.manifest import CHUNK_BYTES, Manifest, read_manifest
 from device_sdk.wire.publish.task_messages import (
     BROADCAST_CODECS,
@@ -39,8 +44,7 @@ from device_sdk.wire.publish.task_messages import (
     write_attachment,
     write_broadcast,
 )
-from device_sdk.wire.seal.cohort_key import WRAPPED_BYTES
-from device_sdk.wire.seal.group_key import new_group_key
+from device_sdk.wire.seal.group_key import WRAPPED_BYTES, new_group_key
 from tests.fakes.parties import SeededBytes, key_from
 
 MF = Path(__file__).parents[4] / "device_sdk" / "artifacts" / "mf"

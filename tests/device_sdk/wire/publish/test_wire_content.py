@@ -17,12 +17,13 @@ from device_sdk.wire.publish.broadcast import (
     derive_broadcast_keys,
     open_manifest,
 )
-from device_sdk.wire.publish.chunk_set import ChunkSet, seal_chunks
 from device_sdk.wire.publish.content import (
     HEAD_INDEX,
+    ChunkSet,
     ContentHead,
     ContentKind,
     read_content_head,
+    seal_chunks,
     seal_content,
 )
 from device_sdk.wire.publish.manifest import CHUNK_BYTES, MAX_BODY_BYTES, MOST_CHUNKS

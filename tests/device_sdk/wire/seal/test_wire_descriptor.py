@@ -20,7 +20,17 @@ from device_sdk.wire.publish.presence import (
     sign_presence,
 )
 from device_sdk.wire.seal import hpke, signature
-from device_sdk.wire.seal.delegation import DELEGATION_BYTES, make_delegation, read_delegation
+from device_sdk.wire.seal.authority import (
+    DELEGATION_BYTES,
+    MOST_SUCCESSIONS,
+    SUCCESSION_BYTES,
+    Succession,
+    extend_line,
+    make_delegation,
+    make_succession,
+    read_delegation,
+    read_line,
+)
 from device_sdk.wire.seal.descriptor import (
     Descriptor,
     DescriptorSeen,
@@ -39,14 +49,6 @@ from device_sdk.wire.seal.group_key import (
 from device_sdk.wire.seal.keyring import Keyring, serving_keys
 from device_sdk.wire.seal.keys import fingerprint
 from device_sdk.wire.seal.signature import Purpose
-from device_sdk.wire.seal.succession import (
-    MOST_SUCCESSIONS,
-    SUCCESSION_BYTES,
-    Succession,
-    extend_line,
-    make_succession,
-    read_line,
-)
 from tests.fakes.parties import (
     DELEGATION_EXPIRES,
     EXPIRES,

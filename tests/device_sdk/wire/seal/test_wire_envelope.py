@@ -17,10 +17,12 @@ from device_sdk.wire.seal.envelope import (
     DirectionKeys,
     EnvelopeCipher,
     Fragment,
+    pad,
+    padded_length,
     read_header,
+    unpad,
 )
-from device_sdk.wire.seal.padding import pad, padded_length, unpad
-from device_sdk.wire.seal.replay import WINDOW, ReplayWindow
+from device_sdk.wire.seal.session import WINDOW, ReplayWindow
 from tests.fakes.parties import SeededBytes
 
 KEYS = DirectionKeys(SeededBytes("key")(32), SeededBytes("iv")(12))

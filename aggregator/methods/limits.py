@@ -1,0 +1,527 @@
+"""Bounds how far a single device can move the model."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aggregator.methods.method import StateError, part, require_array, require_count
+
+Floats = NDArray[np.float64]
+Squares = NDArray[np.float32] | NDArray[np.float64]
+
+_SHORT = 4096
+"""Values of a row whose float32 sum is good to four digits: limits are multiples of what is
+usual."""
+
+
+def clip_factor(values: NDArray[Any], limit: float) -> float:
+    """The factor, at most 1, that brings the Euclidean norm of ``values`` down to ``limit``.
+
+    ``limit`` 0 means no limit. The norm is taken in float64: squares of finite float32 values
+    cannot overflow there.
+    """
+    if limit == 0 or values.size == 0:
+        return 1.0
+    norm = euclidean_norm(values)
+    return 1.0 if norm <= limit else limit / norm
+
+
+def euclidean_norm(values: NDArray[Any]) -> float:
+    """The norm of all of ``values``, taken in float64."""
+    flat = values.reshape(-1).astype(np.float64)
+    return math.sqrt(float(flat @ flat))
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """How large an update [rows, columns] is. ``norm`` is Euclidean, over all values.
+
+    A row's size is its root mean square: comparable whatever the number of columns.
+    """
+
+    norm: float
+    columns: int
+    squares: Squares
+    """Sums of squares [rows]."""
+
+    @property
+    def rows(self) -> Floats:
+        """Sizes of the rows, float64 [rows]."""
+        sizes: Floats = np.sqrt(self.squares.astype(np.float64) / max(1, self.columns))
+        return sizes
+
+    @property
+    def largest_row(self) -> float:
+        """The largest row's size; 0 without rows."""
+        return self._size(float(self.squares.max())) if len(self.squares) else 0.0
+
+    @property
+    def median_row(self) -> float:
+        """The median row's size, the lower of two in the middle; 0 without rows."""
+        if not len(self.squares):
+            return 0.0
+        middle = (len(self.squares) - 1) // 2
+        # A fifth of what numpy's median takes for the few rows of an update.
+        return self._size(float(np.partition(self.squares, middle)[middle]))
+
+    def _size(self, squares: float) -> float:
+        return math.sqrt(squares / max(1, self.columns))
+
+
+def measured(values: NDArray[np.float32]) -> Measured:
+    """How large ``values`` [rows, columns] are.
+
+    Squares are summed in float32, which holds those of a million values as large as may be
+    accepted; where rows are long, in float64, which keeps the small ones.
+    """
+    if values.shape[1] <= _SHORT:
+        squares: Squares = np.einsum("ij,ij->i", values, values)
+    else:
+        squares = np.einsum("ij,ij->i", values, values, dtype=np.float64)
+    norm = math.sqrt(float(squares.sum(dtype=np.float64)))
+    return Measured(norm, values.shape[1], squares)
+
+
+def row_sizes(values: NDArray[Any]) -> Floats:
+    """Root mean square of each row, float64 [rows]: comparable whatever the number of columns."""
+    wide = values.astype(np.float64)
+    sizes: Floats = np.sqrt(np.einsum("ij,ij->i", wide, wide) / max(1, values.shape[1]))
+    return sizes
+
+
+def bounded_rows(
+    values: NDArray[np.float32], sizes: Floats, limit: float
+) -> tuple[NDArray[np.float32], int]:
+    """``values`` [rows, columns] with rows above ``limit`` scaled down to it, and how many were.
+
+    ``sizes`` are the rows' :func:`row_sizes`.
+    """
+    large = sizes > limit
+    count = int(np.count_nonzero(large))
+    if not count:
+        return values, 0
+    scale = np.ones(len(sizes), dtype=np.float32)
+    scale[large] = (limit / sizes[large]).astype(np.float32)
+    return values * scale[:, None], count
+
+
+# Which updates are out of line with the fleet's: far too large, or far too lopsided.
+#
+# A limit bounds what a hostile device adds; an update that no honest device would send need not
+# be bounded, it can be left out. The measures are an update's own, so that updates are judged
+# one by one, as they come, and the scale is the running median, which a minority does not
+# choose.
+
+_WINDOW = 256
+"""Updates that the running medians are taken over."""
+_LEAST_ALIKE = 32
+"""Updates of a class within the window that make it a class of its own. Whoever wants to be the
+majority of such a class needs a sixteenth of all updates."""
+_MOST_APART = 16.0
+"""How much larger than the fleet's a class's median may be taken to be. While a model takes off,
+devices of all columns are ahead of the others by a factor of ten."""
+
+
+class Outliers:
+    """Tells updates apart by their size and their peak, each against its running median.
+
+    The *size* of an update [rows, columns] is the root mean square of its values. Devices that
+    train more columns run ahead while a model takes off, so it is compared with the updates of as
+    many columns, to a power of two, where the last 256 updates hold at least 32 of them. The *peak*
+    is the size of the largest row over the mean size of the rows: from 1 to the number of rows,
+    whatever the update is multiplied by.
+
+    Args:
+        multiple: an update is an outlier with a size or a peak of more than so many medians.
+
+    Both are noted for every update, outliers too, in the order of the commits. A round that is
+    given up leaves no trace, as with :class:`~aggregator.methods.limits.AdaptiveLimit`.
+    """
+
+    def __init__(self, multiple: float) -> None:
+        self._multiple = multiple
+        self._settled: Floats = np.empty((0, 3), dtype=np.float64)
+        self._recent: Floats = self._settled
+        self.count = 0
+        """Outliers of this round."""
+
+    def holds(self, values: NDArray[np.float32]) -> bool:
+        """Take note of an accepted update, [rows, columns]; whether it is an outlier.
+
+        An update without rows, or of zeros, is none and is not noted.
+        """
+        if not values.size:
+            return False
+        sizes = row_sizes(values)
+        mean = float(sizes.mean())
+        if mean == 0:
+            return False
+        size, peak = float(np.sqrt(np.square(sizes).mean())), float(sizes.max()) / mean
+        width = values.shape[1].bit_length()
+        self._recent = np.vstack([self._recent[-(_WINDOW - 1) :], (size, peak, width)])
+        usual = np.median(self._recent[:, :2], axis=0)
+        alike = self._recent[self._recent[:, 2] == width, 0]
+        if len(alike) >= _LEAST_ALIKE:
+            usual[0] = min(float(np.median(alike)), _MOST_APART * usual[0])
+        found = bool(size > self._multiple * usual[0] or peak > self._multiple * usual[1])
+        self.count += found
+        return found
+
+    def begin(self) -> None:
+        """A round begins: forget what came since the last one that ended."""
+        self._recent = self._settled
+        self.count = 0
+
+    def settle(self) -> None:
+        """The round made a version: what came in it stays."""
+        self._settled = self._recent
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """``settled`` and ``recent``, float64 [at most 256, 3] of size, peak and class, and
+        ``count`` int64 scalar; copies."""
+        return {
+            "settled": self._settled.copy(),
+            "recent": self._recent.copy(),
+            "count": np.asarray(self.count, dtype=np.int64),
+        }
+
+    @classmethod
+    def from_state(cls, multiple: float, state: Mapping[str, NDArray[Any]]) -> Outliers:
+        """One that continues from ``state()``; an empty state is a fresh start, as where the option
+        was just turned on. Raises StateError for anything else."""
+        found = cls(multiple)
+        if not state:
+            return found
+        if set(state) != {"settled", "recent", "count"}:
+            raise StateError(f"the outliers' state holds {sorted(state)}")
+        for name in ("settled", "recent"):
+            noted = state[name]
+            fits = noted.dtype == np.float64 and noted.ndim == 2 and noted.shape[1] == 3
+            fits = fits and len(noted) <= _WINDOW
+            if not fits or not np.isfinite(noted).all() or (noted < 0).any():
+                raise StateError(
+                    f"the outliers' {name!r} is {noted.dtype} {noted.shape}; expected at most "
+                    f"{_WINDOW} rows of three finite float64, none below 0"
+                )
+        found._settled, found._recent = state["settled"].copy(), state["recent"].copy()
+        found.count = require_count(state["count"], "outliers' count")
+        return found
+
+
+# What is usual in a fleet: running medians in which every device has one voice.
+
+LEAST_VOICES = 3
+"""Voices of which one that lies cannot choose the median."""
+"""Updates that are looked back on: few enough that medians follow norms as the model settles."""
+_SENDER_BYTES = 16
+_PARTS = ("named", "senders", "places", "values")
+
+Voice = tuple[int, tuple[float, ...]]
+
+
+class FleetScale:
+    """Medians of a few measures of an update, over the devices heard of in the last 256 updates.
+
+    Of each device its latest update counts: one that takes part in every round, while others come
+    now and then, is no more than one voice. Updates without a sender are voices of their own.
+
+    Args:
+        measures: how many numbers an update is described by.
+
+    Values are noted as they came, before anything was scaled down, in the order of the commits, so
+    the same updates in the same order give the same medians. A round that is given up leaves no
+    trace: its updates are absorbed again by the next.
+    """
+
+    def __init__(self, measures: int) -> None:
+        self._measures = measures
+        self._settled: dict[str, Voice] = {}
+        self._settled_count = 0
+        self.begin()
+
+    @property
+    def known(self) -> bool:
+        """Whether there are voices enough for a median that no single device chooses."""
+        return len(self._voices) >= LEAST_VOICES
+
+    def note(self, sender: str, values: Sequence[float]) -> None:
+        """Take note of an accepted update: finite values, one a measure, none below 0."""
+        self._count += 1
+        name = sender or str(self._count)
+        self._drop(name)
+        self._voices[name] = (self._count, tuple(values))
+        for ordered, value in zip(self._ordered, values, strict=True):
+            insort(ordered, value)
+        while True:
+            oldest = next(iter(self._voices))
+            if self._voices[oldest][0] > self._count - _WINDOW:
+                return
+            self._drop(oldest)
+
+    def median(self, measure: int) -> float:
+        """Of one measure, the lower of two in the middle; 0 where nothing is known."""
+        ordered = self._ordered[measure]
+        return ordered[(len(ordered) - 1) // 2] if ordered else 0.0
+
+    def begin(self) -> None:
+        """A round begins: forget what came since the last one that ended."""
+        self._voices = dict(self._settled)
+        self._count = self._settled_count
+        self._ordered = [
+            sorted(values[measure] for _, values in self._voices.values())
+            for measure in range(self._measures)
+        ]
+
+    def settle(self) -> None:
+        """The round made a version: what came in it stays."""
+        self._settled, self._settled_count = dict(self._voices), self._count
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """As ``settled.*`` and ``recent.*`` n voices, the oldest first: ``named`` bool [n],
+        ``senders`` uint8 [n, 16] (zeros for those that have none), ``places`` int64 [n] and
+        ``values`` float64 [n, measures]; with ``count`` int64 scalar, the updates noted so far."""
+        return {
+            **{f"settled.{k}": v for k, v in self._packed(self._settled).items()},
+            "settled.count": np.asarray(self._settled_count, dtype=np.int64),
+            **{f"recent.{k}": v for k, v in self._packed(self._voices).items()},
+            "recent.count": np.asarray(self._count, dtype=np.int64),
+        }
+
+    @classmethod
+    def from_state(cls, measures: int, state: Mapping[str, NDArray[Any]]) -> FleetScale:
+        """One that continues from ``state()``; an empty state is a fresh start, as where the option
+        was just turned on. Raises StateError for anything else."""
+        found = cls(measures)
+        if not state:
+            return found
+        wanted = {f"{when}.{p}" for when in ("settled", "recent") for p in (*_PARTS, "count")}
+        if set(state) != wanted:
+            raise StateError(f"the fleet's scale holds {sorted(state)}; expected {sorted(wanted)}")
+        found._settled, found._settled_count = found._unpacked("recent", state)
+        found.begin()
+        found._settled, found._settled_count = found._unpacked("settled", state)
+        return found
+
+    def _drop(self, name: str) -> None:
+        voice = self._voices.pop(name, None)
+        if voice is not None:
+            for ordered, value in zip(self._ordered, voice[1], strict=True):
+                del ordered[bisect_left(ordered, value)]
+
+    def _packed(self, voices: Mapping[str, Voice]) -> dict[str, NDArray[Any]]:
+        named = np.asarray([len(name) == 2 * _SENDER_BYTES for name in voices], dtype=np.bool_)
+        senders = np.zeros((len(voices), _SENDER_BYTES), dtype=np.uint8)
+        for row, name in enumerate(voices):
+            if named[row]:
+                senders[row] = np.frombuffer(bytes.fromhex(name), dtype=np.uint8)
+        values = np.asarray([values for _, values in voices.values()], dtype=np.float64)
+        return {
+            "named": named,
+            "senders": senders,
+            "places": np.asarray([place for place, _ in voices.values()], dtype=np.int64),
+            "values": values.reshape(len(voices), self._measures),
+        }
+
+    def _unpacked(
+        self, when: str, state: Mapping[str, NDArray[Any]]
+    ) -> tuple[dict[str, Voice], int]:
+        named, senders, places, values = (state[f"{when}.{part}"] for part in _PARTS)
+        count = require_count(state[f"{when}.count"], f"{when} count of updates")
+        size = len(places) if places.ndim else 0
+        require_array(places, f"{when} places", np.int64, (size,))
+        require_array(named, f"{when} named", np.bool_, (size,))
+        require_array(senders, f"{when} senders", np.uint8, (size, _SENDER_BYTES))
+        require_array(values, f"{when} values", np.float64, (size, self._measures))
+        if not np.isfinite(values).all() or (values < 0).any():
+            raise StateError(f"the {when} values are not all finite and at least 0")
+        if (np.diff(places) <= 0).any() or not (
+            (places > max(0, count - _WINDOW)) & (places <= count)
+        ).all():
+            raise StateError(f"the {when} places do not rise within the last {_WINDOW} updates")
+        voices = {
+            (sender.tobytes().hex() if has else str(place)): (place, tuple(row))
+            for has, sender, place, row in zip(
+                named.tolist(), senders, places.tolist(), values.tolist(), strict=True
+            )
+        }
+        if len(voices) != size:
+            raise StateError(f"a device has two of the {when} voices")
+        return voices, count
+
+
+# What is done to every update before it counts: outliers are left out, rows and norms are held
+# within limits.
+
+_FIRST_LENGTHS = 10.0
+"""Lengths of the first model that an update may have while the fleet's norms are unknown: more
+than a round of honest training moves a model, far too little to carry it out of a codec's range."""
+_NORM, _ROW, _OTHERS = 0, 1, 2
+_LENGTHS = 1
+"""Of the other measures, those that are lengths and come first."""
+
+Floats32 = NDArray[np.float32]
+
+
+class UpdateLimits:
+    """A fixed limit of an update's norm, a limit that follows the fleet, and one of single rows.
+
+    Args:
+        clip_norm: the largest Euclidean norm; 0 for no limit.
+        clip_multiple: likewise, as a multiple of the fleet's median norm; see
+            :class:`~aggregator.methods.limits.FleetScale`.
+        row_multiple: the largest size of a row, as a multiple of the median of updates' median
+            rows; for updates of two dimensions. Sizes are root mean squares, so a device that
+            trains few columns is measured as one that trains many.
+        outlier_multiple: an update of two dimensions that is out of line by more than this is left
+            out; see :class:`~aggregator.methods.limits.Outliers`.
+        length: of the first model, Euclidean. Until three devices' norms are known, an update of a
+            limit that follows may be ten times as long.
+        others: further measures; see :meth:`most_length` and :meth:`usual`.
+
+    Each is off at 0. Memory is that of a thousand numbers.
+    """
+
+    def __init__(
+        self,
+        clip_norm: float,
+        clip_multiple: float = 0.0,
+        row_multiple: float = 0.0,
+        outlier_multiple: float = 0.0,
+        *,
+        length: float,
+        others: int = 0,
+    ) -> None:
+        self._clip_norm = clip_norm
+        self._clip_multiple = clip_multiple
+        self._row_multiple = row_multiple
+        self._outlier_multiple = outlier_multiple
+        self._length = length
+        self._others = others
+        follows = bool(clip_multiple or row_multiple or others)
+        self._scale = FleetScale(_OTHERS + others) if follows else None
+        self._outliers = Outliers(outlier_multiple) if outlier_multiple else None
+        self._bounded_rows = 0
+
+    @property
+    def known(self) -> bool:
+        """Whether an update can be judged by the fleet: always, where no limit follows it."""
+        return self._scale is None or self._scale.known
+
+    def note(self, sender: str, found: Measured, others: Sequence[float] = ()) -> None:
+        """Take note of an accepted update as it came, once, in commit order; one without any length
+        says nothing of what is usual."""
+        if self._scale is not None and (found.norm > 0 or any(others[:_LENGTHS])):
+            row = found.median_row if self._row_multiple else 0.0
+            self._scale.note(sender, (found.norm, row, *others))
+
+    def apply(
+        self, values: Floats32, found: Measured, weight: float = 1.0
+    ) -> tuple[Floats32, float]:
+        """``values`` with large rows scaled down, and the factor, at most 1, that brings the whole
+        update within the limits of its norm; 0 where it is an outlier. For an update that was
+        noted, once, in commit order, with what was :func:`measured` of it. One that weighs more
+        than usual, ``weight`` times, may be that much less long."""
+        if self._outliers is not None and self._outliers.holds(values):
+            return values, 0.0
+        if not values.size:
+            return values, 1.0
+        if self._row_multiple and self._scale is not None and self._scale.known:
+            most = self._row_multiple * self._scale.median(_ROW)
+            if 0 < most < found.largest_row:
+                values, count = bounded_rows(values, found.rows, most)
+                self._bounded_rows += count
+                found = measured(values)
+        limit = self._clip_norm or math.inf
+        if self._clip_multiple:
+            following = self._following(_NORM, self._clip_multiple, self._length)
+            limit = min(limit, following / max(1.0, weight))
+        return values, 1.0 if found.norm <= limit else limit / found.norm
+
+    def most_length(self, place: int, length: float) -> float:
+        """The largest that another measure, a length, may be: ``clip_multiple`` times the fleet's
+        median or, while that is unknown, ten times ``length``; infinite without the limit."""
+        if not self._clip_multiple:
+            return math.inf
+        return self._following(_OTHERS + place, self._clip_multiple, length)
+
+    def usual(self, place: int) -> float:
+        """The median of another measure, over however few devices; 0 where nothing is known."""
+        return 0.0 if self._scale is None else self._scale.median(_OTHERS + place)
+
+    def metrics(self) -> dict[str, float]:
+        """Of this round: ``bounded_rows`` that were scaled down, and ``outliers``, in so far as
+        these limits are in use."""
+        found: dict[str, float] = {}
+        if self._row_multiple:
+            found["bounded_rows"] = float(self._bounded_rows)
+        if self._outliers is not None:
+            found["outliers"] = float(self._outliers.count)
+        return found
+
+    def begin(self) -> None:
+        """A round begins; what was noted in one that made no version is forgotten."""
+        self._bounded_rows = 0
+        for one in (self._scale, self._outliers):
+            if one is not None:
+                one.begin()
+
+    def settle(self) -> None:
+        """The round made a version."""
+        for one in (self._scale, self._outliers):
+            if one is not None:
+                one.settle()
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """``fleet.*`` and ``outliers.*`` of what is in use, ``length`` float64 and ``bounded``
+        int64, the rows."""
+        found: dict[str, NDArray[Any]] = {}
+        if self._scale is not None:
+            found = {f"fleet.{name}": array for name, array in self._scale.state().items()}
+            found["length"] = np.asarray(self._length, dtype=np.float64)
+        if self._row_multiple:
+            found["bounded"] = np.asarray(self._bounded_rows, dtype=np.int64)
+        if self._outliers is not None:
+            outliers = self._outliers.state()
+            found.update({f"outliers.{name}": array for name, array in outliers.items()})
+        return found
+
+    def continued(self, state: Mapping[str, NDArray[Any]]) -> UpdateLimits:
+        """Limits with these settings that continue from ``state()``; this object is unchanged.
+
+        A limit that the state does not know starts afresh, and what is no longer in use is dropped:
+        the options may change between rounds. Raises StateError for arrays that do not fit.
+        """
+        found = UpdateLimits(
+            self._clip_norm,
+            self._clip_multiple,
+            self._row_multiple,
+            self._outlier_multiple,
+            length=self._length,
+            others=self._others,
+        )
+        if found._scale is not None:
+            measures = _OTHERS + self._others
+            found._scale = FleetScale.from_state(measures, part("fleet.", state))
+            if "length" in state:
+                require_array(state["length"], "length", np.float64, ())
+                if not (np.isfinite(state["length"]) and state["length"] >= 0):
+                    raise StateError("the state's 'length' is no length")
+                found._length = float(state["length"])
+        if self._row_multiple and "bounded" in state:
+            found._bounded_rows = require_count(state["bounded"], "bounded rows")
+        if found._outliers is not None:
+            found._outliers = Outliers.from_state(self._outlier_multiple, part("outliers.", state))
+        return found
+
+    def _following(self, measure: int, multiple: float, length: float) -> float:
+        assert self._scale is not None
+        median = self._scale.median(measure) if self._scale.known else 0.0
+        # Where most devices send zeros, or too few are known, there is no scale but the model's.
+        return multiple * median if median else _FIRST_LENGTHS * max(length, 1.0)

@@ -1,0 +1,179 @@
+"""The seed that a graph gets at each step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+import numpy as np
+import onnxruntime as ort
+
+from device_sdk.artifact.parts import Graph
+from device_sdk.artifact.safetensors import Array
+from device_sdk.errors import BatchError, GraphRunError
+from device_sdk.runtime.batch import BatchMemory
+from device_sdk.runtime.session import HostTensor
+from device_sdk.runtime.state import StateBanks
+
+_MASK = 2**64 - 1
+
+
+def step_seed(seed: int, step: int) -> int:
+    """A seed in [0, 2**31) for step number `step` (counted from 0) of a run with seed `seed`.
+
+    SplitMix64's output function (Steele, Lea and Flood 2014) on seed and step, so that neighbouring
+    steps and neighbouring seeds share nothing. 31 bits, because graphs hash in 32-bit integers.
+    """
+    value = (seed * 0x9E3779B97F4A7C15 + (step + 1) * 0xD1B54A32D192ED03) & _MASK
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    return (value ^ (value >> 31)) >> 33
+
+
+# The scalar inputs of a step that are neither state nor batch: hyper-parameters and the seed.
+
+_FLOAT32_MAX: Final = float(np.finfo(np.float32).max)
+
+
+class StepScalars:
+    """Memory for the scalars. `defaults` are the artifact's values of the hyper-parameters."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._hyper = [HostTensor(port, ()) for port in graph.select("hyper")]
+        self._seed = [HostTensor(port, ()) for port in graph.select("seed")]
+        self.defaults = {port.of: float(port.default or 0.0) for port in graph.select("hyper")}
+
+    @property
+    def tensors(self) -> list[HostTensor]:
+        """What to bind."""
+        return [*self._hyper, *self._seed]
+
+    def set(self, hyper: Mapping[str, float] | None, seed: int, step: int) -> None:
+        """Fill in one step's values; `hyper` replaces defaults. Raises BatchError if wrong."""
+        values = self._checked(hyper) if hyper else self.defaults
+        for tensor in self._hyper:
+            tensor.array[...] = values[tensor.of]
+        for tensor in self._seed:
+            tensor.array[...] = step_seed(seed, step)
+
+    def _checked(self, hyper: Mapping[str, float]) -> dict[str, float]:
+        for name, value in hyper.items():
+            if name not in self.defaults:
+                raise BatchError(
+                    f"hyper-parameter {name!r} is unknown; this artifact takes "
+                    f"{', '.join(self.defaults) or 'none'}"
+                )
+            # Written so that NaN fails, too.
+            if not isinstance(value, (int, float, np.number)) or not abs(value) <= _FLOAT32_MAX:
+                raise BatchError(
+                    f"hyper-parameter {name!r} is {value!r}, expected a finite float32 number"
+                )
+        return {**self.defaults, **hyper}
+
+
+# A train step bound to memory: bound again only where a shape changes, never allocating.
+
+
+class StepRunner:
+    """The train graph bound twice, once per direction between the two banks of state.
+
+    The same OrtValue is never input and output of a run: onnxruntime would read what it has already
+    overwritten. `scalars` are the hyper-parameters and the seed, whose arrays the caller sets.
+    `host_only` says that no execution provider but the CPU's takes part.
+    """
+
+    def __init__(
+        self,
+        session: ort.InferenceSession,
+        graph: Graph,
+        banks: StateBanks,
+        scalars: Sequence[HostTensor],
+        *,
+        host_only: bool,
+    ) -> None:
+        self._session = session
+        self._banks = banks
+        self._scalars = scalars
+        self._host_only = host_only
+        self._old = {port.of: port.name for port in graph.select("state")}
+        self._new = {port.of: port.name for port in graph.new_state}
+        # A length that only the graph knows: onnxruntime allocates such outputs at each run.
+        self._unsized = [port for port in graph.select("output") if None in port.shape]
+        self._bindings = (session.io_binding(), session.io_binding())
+        loss, guard = graph.select("loss")[0], graph.select("guard")[0]
+        self._loss = (HostTensor(loss, ()), HostTensor(loss, ()))
+        self._guard = (HostTensor(guard, ()), HostTensor(guard, ()))
+        self._memory: BatchMemory | None = None
+        for bank, binding in enumerate(self._bindings):
+            # First, so that they also come first when the outputs are collected.
+            for port in self._unsized:
+                binding.bind_output(port.name, "cpu")
+            for tensor in (self._loss[bank], self._guard[bank]):
+                binding.bind_ortvalue_output(tensor.name, tensor.value)
+            for tensor in scalars:
+                binding.bind_ortvalue_input(tensor.name, tensor.value)
+        self.bind_state(self._old)
+
+    def bind_state(self, names: Iterable[str]) -> None:
+        """Bind state tensors whose memory has changed."""
+        for name in names:
+            for bank, binding in enumerate(self._bindings):
+                binding.bind_ortvalue_input(self._old[name], self._banks.value(bank, name))
+                binding.bind_ortvalue_output(self._new[name], self._banks.value(1 - bank, name))
+
+    def run(self, memory: BatchMemory, arrays: Sequence[Array]) -> tuple[float, float]:
+        """Run a step from the current bank into the other; returns loss and guard.
+
+        `arrays` are the batch's, in the graph's order, of the shapes that `memory` is for. Raises
+        GraphRunError when onnxruntime fails.
+        """
+        for entry, array in zip(memory.inputs, arrays, strict=True):
+            entry.take(array)
+        if memory is not self._memory:
+            self._bind_batch(memory)
+        bank = self._banks.current
+        binding = self._bindings[bank]
+        if not self._host_only:
+            self._bind_inputs(binding, memory, bank)
+        else:
+            for entry in memory.inputs:
+                if entry.in_place:
+                    binding.bind_ortvalue_input(entry.name, entry.value)
+        for port in self._unsized:
+            binding.bind_output(port.name, "cpu")
+        try:
+            self._session.run_with_iobinding(binding)
+        except Exception as error:  # onnxruntime's exceptions share no base class
+            raise GraphRunError(
+                f"onnxruntime failed inside the train step, which was dropped: {error}"
+            ) from error
+        if not self._host_only:
+            binding.synchronize_outputs()
+        if self._unsized:
+            self._collect_unsized(binding, memory.outputs[bank])
+        return self._loss[bank].array.item(), self._guard[bank].array.item()
+
+    def _bind_batch(self, memory: BatchMemory) -> None:
+        for bank, binding in enumerate(self._bindings):
+            for entry in memory.inputs:
+                binding.bind_ortvalue_input(entry.name, entry.value)
+            for tensor in memory.results[bank]:
+                binding.bind_ortvalue_output(tensor.name, tensor.value)
+        self._memory = memory
+
+    def _bind_inputs(self, binding: ort.IOBinding, memory: BatchMemory, bank: int) -> None:
+        # Binding is what copies an input to where the graph wants it: batches to the device, and
+        # some of the state (the step count, say) to the host, where CUDA sessions compute shapes
+        # and counters. A binding made once would keep feeding the copies made then.
+        for name, port_name in self._old.items():
+            binding.bind_ortvalue_input(port_name, self._banks.value(bank, name))
+        for entry in memory.inputs:
+            binding.bind_ortvalue_input(entry.name, entry.value)
+        for tensor in self._scalars:
+            binding.bind_ortvalue_input(tensor.name, tensor.value)
+
+    def _collect_unsized(self, binding: ort.IOBinding, outputs: dict[str, Array]) -> None:
+        # get_outputs lists values in the order in which their names were first bound.
+        values = binding.get_outputs()[: len(self._unsized)]
+        for port, value in zip(self._unsized, values, strict=True):
+            outputs[port.of] = value.numpy().copy()

@@ -1,0 +1,68 @@
+"""Files that are as they were or as they should be, whatever happens in between."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+# What was written is on the disk, not in a cache: for files and folders.
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    _FULL_FLUSH = None
+else:
+    # macOS: its fsync leaves the data in the drive's own cache, and says so in its manual.
+    _FULL_FLUSH = getattr(fcntl, "F_FULLFSYNC", None)
+
+
+SQLITE_FLUSH_PRAGMAS = ("PRAGMA fullfsync = ON", "PRAGMA checkpoint_fullfsync = ON")
+"""Make SQLite flush as :func:`flush_file` does; without effect where there is no such flush."""
+
+
+def flush_file(descriptor: int) -> None:
+    """Return when what was written to an open file would survive a power cut."""
+    if _FULL_FLUSH is not None:
+        try:
+            fcntl.fcntl(descriptor, _FULL_FLUSH)
+        except OSError:
+            pass  # a file system that has no such flush, such as a network's
+        else:
+            return
+    os.fsync(descriptor)
+
+
+def flush_folder(folder: Path) -> None:
+    """The same for the names in a folder: files made, renamed or removed there."""
+    if os.name != "posix":
+        return  # a folder cannot be opened, and its entries are flushed with the file
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        flush_file(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+# Replacing a file so that a crash at any moment leaves the old or the new one, whole.
+
+
+def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
+    """Write to `.NAME.partial` beside the file, flush to disk, rename, flush the folder.
+
+    The file is readable by its owner only. A crash may leave the partial file, which the next write
+    replaces; so only one process at a time may write to a path.
+    """
+    path = Path(path)
+    partial = path.with_name(f".{path.name}.partial")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    flags |= getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+    try:
+        with open(os.open(partial, flags, 0o600), "wb") as file:
+            file.write(data)
+            file.flush()
+            flush_file(file.fileno())
+        os.replace(partial, path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+    flush_folder(path.parent)

@@ -1,0 +1,82 @@
+"""Options and output that the exporting subcommands share."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from export.build import Exported
+from export.errors import ExportError
+from export.optimizers import Adam, Optimizer, Segmented, Sgd
+
+# What the commands that export a ready-made model share: their options and their errors.
+
+
+def add_output(parser: argparse.ArgumentParser) -> None:
+    """The option ``-o``, and ``--no-verify``."""
+    parser.add_argument("-o", "--output", required=True, metavar="DIR", help="folder to write")
+    parser.add_argument("--no-verify", action="store_true", help="skip the comparison with torch")
+
+
+def add_seed(parser: argparse.ArgumentParser) -> None:
+    """The option ``--seed``."""
+    parser.add_argument("--seed", type=int, default=0, help="of the initial weights (default: 0)")
+
+
+@contextmanager
+def settings_explained() -> Iterator[None]:
+    """Turns the ValueError of a model or an optimizer that refuses its settings into an
+    ExportError, which a command prints."""
+    try:
+        yield
+    except ValueError as error:
+        raise ExportError(str(error)) from error
+
+
+# The --optimizer and --lr options of commands that export a training model.
+
+_RATES = {"adam": 1e-3, "sgd": 0.05, "segmented": 5e-3}
+
+
+def add_optimizer(parser: argparse.ArgumentParser) -> None:
+    """Add both options."""
+    defaults = ", ".join(f"{name} {rate:g}" for name, rate in _RATES.items())
+    parser.add_argument(
+        "--optimizer",
+        choices=sorted(_RATES),
+        default="adam",
+        help="adam (default), sgd with momentum 0.9, or segmented: adaptive steps that turn into "
+        "SGD by themselves",
+    )
+    parser.add_argument(
+        "--lr",
+        type=float,
+        metavar="RATE",
+        help=f"learning rate, which stays an input of the artifact (defaults: {defaults})",
+    )
+
+
+def chosen_optimizer(arguments: argparse.Namespace) -> Optimizer:
+    """The optimizer that the command line names; ValueError for a bad rate."""
+    lr = _RATES[arguments.optimizer] if arguments.lr is None else arguments.lr
+    if arguments.optimizer == "adam":
+        return Adam(lr=lr)
+    if arguments.optimizer == "sgd":
+        return Sgd(lr=lr, momentum=0.9)
+    return Segmented(lr=lr)
+
+
+# What a command prints about the artifact that it wrote.
+
+
+def print_written(exported: Exported, how: str = "") -> None:
+    """Folder, id and ``how``, and the worst of the comparisons with torch."""
+    print(f"wrote {exported.directory} (artifact {exported.id[:16]}){how}")
+    if exported.report is not None:
+        worst = exported.report.worst
+        print(
+            f"verified beside torch: worst of {len(exported.report.comparisons)} comparisons is "
+            f"{worst.tensor}, off by {worst.error:.1e} (allowed {worst.allowed:.1e}; float32 torch "
+            f"itself: {worst.torch_error:.1e})"
+        )

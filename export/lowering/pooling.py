@@ -1,0 +1,383 @@
+"""Pooling and its gradients: averages and maxima over windows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from export.errors import ExportError
+from export.lowering.graph import NUMPY_DTYPE, Dim, Graph, Value, fixed, same
+from export.lowering.registry import lowers
+
+# What every kind of pooling asks of its windows: sizes along the axes, and a batch axis.
+
+
+def along_axes(values: Sequence[int], rank: int, default: Sequence[int] = ()) -> list[int]:
+    """One number an axis, of a single one for all, of all, or of none (then ``default``)."""
+    listed = [int(value) for value in values] or list(default)
+    return listed * rank if len(listed) == 1 else listed
+
+
+def fixed_sizes(sizes: Sequence[Dim], operator: str) -> list[int]:
+    """The sizes as numbers. Raises ExportError where one depends on a named axis."""
+    numbers = [fixed(size) for size in sizes]
+    if any(number is None for number in numbers):
+        raise ExportError(
+            "pooling over an axis that is named as dynamic",
+            operator=operator,
+            instead="fixed spatial sizes, or a mean or maximum over the whole axis",
+        )
+    return [number for number in numbers if number is not None]
+
+
+def with_batch(g: Graph, x: Value, rank: int) -> Value:
+    """The value with a batch axis, which torch allows to be absent and ONNX does not."""
+    if x.rank == rank + 2:
+        return x
+    return Value(g.op("Unsqueeze", x, g.ints([0])), x.dtype, (1, *x.shape))
+
+
+def even_window(x: Value, out: Any, rank: int) -> list[int] | None:
+    """The window where the output divides the input evenly, else None."""
+    sizes = fixed_sizes(x.shape[-rank:], "aten.adaptive_pool")
+    wanted = fixed_sizes(out.shape[-rank:], "aten.adaptive_pool")
+    if any(size % want for size, want in zip(sizes, wanted, strict=True)):
+        return None
+    return [size // want for size, want in zip(sizes, wanted, strict=True)]
+
+
+# Average pooling and its gradient.
+
+aten = torch.ops.aten
+
+
+def _reach(
+    size: int, positions: int, kernel: int, stride: int, padding: int, counts_padding: bool
+) -> tuple[int, list[int]]:
+    """Padding needed at the end, and how many elements each window counts, along one axis.
+
+    As in torch a window counts at most up to the padded end, or only real elements.
+    """
+    end = max(0, (positions - 1) * stride + kernel - size - padding)
+    counts = []
+    for place in range(positions):
+        begin = place * stride - padding
+        stop = min(begin + kernel, size + padding)
+        if not counts_padding:
+            begin, stop = max(begin, 0), min(stop, size)
+        counts.append(stop - begin)
+    return end, counts
+
+
+def _scales(
+    x_sizes: Sequence[int],
+    y_sizes: Sequence[int],
+    window: Sequence[int],
+    steps: Sequence[int],
+    padding: Sequence[int],
+    counts_padding: bool,
+    divisor: int | None,
+) -> tuple[list[int], np.ndarray[Any, Any]]:
+    """End padding along each axis, and 1 / divisor for each output position."""
+    along = [
+        _reach(size, y, k, s, p, counts_padding)
+        for size, y, k, s, p in zip(x_sizes, y_sizes, window, steps, padding, strict=True)
+    ]
+    counts = np.ones([1] * len(window))
+    for axis, (_, numbers) in enumerate(along):
+        shape = [-1 if i == axis else 1 for i in range(len(window))]
+        counts = counts * np.asarray(numbers, dtype=np.float64).reshape(shape)
+    if divisor is not None:
+        counts = np.full(list(y_sizes), float(divisor))
+    return [end for end, _ in along], 1 / np.broadcast_to(counts, list(y_sizes))
+
+
+def _weighted(g: Graph, value: str, factors: np.ndarray[Any, Any], dtype: torch.dtype) -> str:
+    """The value times a factor a position; nothing where every factor is 1."""
+    if (factors == 1).all():
+        return value
+    if (factors == factors.flat[0]).all():
+        factors = factors.flat[0]
+    return g.op("Mul", value, g.constant(np.asarray(factors, dtype=NUMPY_DTYPE[dtype])))
+
+
+@lowers(aten.avg_pool2d.default, aten.avg_pool3d.default)
+def avg_pool(
+    g: Graph,
+    out: Any,
+    x: Value,
+    kernel: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0,),
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> str:
+    rank = max(len(kernel), 2)
+    window = along_axes(kernel, rank)
+    steps, begins = along_axes(stride, rank, window), along_axes(padding, rank)
+    batched = with_batch(g, x, rank)
+    sizes = fixed_sizes(x.shape[-rank:], "aten.avg_pool2d")
+    positions = fixed_sizes(out.shape[-rank:], "aten.avg_pool2d")
+    ends, scales = _scales(
+        sizes, positions, window, steps, begins, count_include_pad, divisor_override
+    )
+    name = batched.name
+    if any(begins) or any(ends):
+        pads = g.ints([0, 0, *begins, 0, 0, *ends])
+        name = g.op("Pad", batched, pads, g.scalar(0, x.dtype))
+    pooled = g.op("AveragePool", name, kernel_shape=window, strides=steps)
+    # AveragePool divides by the whole window; torch by what it counts.
+    result = _weighted(g, pooled, scales * float(np.prod(window)), x.dtype)
+    return result if batched is x else g.reshape(result, out.shape)
+
+
+@lowers(aten.avg_pool2d_backward.default, aten.avg_pool3d_backward.default)
+def avg_pool_backward(
+    g: Graph,
+    out: Any,
+    grad: Value,
+    x: Value,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    ceil_mode: bool,
+    count_include_pad: bool,
+    divisor_override: int | None,
+) -> str:
+    rank = max(len(kernel), 2)
+    window = along_axes(kernel, rank)
+    steps, begins = along_axes(stride, rank, window), along_axes(padding, rank)
+    sizes = fixed_sizes(x.shape[-rank:], "aten.avg_pool2d")
+    positions = fixed_sizes(grad.shape[-rank:], "aten.avg_pool2d")
+    ends, scales = _scales(
+        sizes, positions, window, steps, begins, count_include_pad, divisor_override
+    )
+    if steps == window and not any(begins) and not any(ends):
+        shares = _weighted(g, grad.name, scales, x.dtype)
+        spread = _repeated(g, shares, grad.shape, window)
+        left = [size - y * k for size, y, k in zip(sizes, positions, window, strict=True)]
+        return _padded_end(g, spread, grad.rank, left, x.dtype)
+    shares = _weighted(g, grad.name, scales, x.dtype)
+    single = g.op("Reshape", shares, g.ints([-1, 1, *positions]))
+    ones = g.constant(np.ones([1, 1, *window], dtype=NUMPY_DTYPE[x.dtype]))
+    full = g.op("ConvTranspose", single, ones, kernel_shape=window, strides=steps)
+    # The reach of the windows, cut at the padding and filled where no window came.
+    reach = [(y - 1) * s + k for y, s, k in zip(positions, steps, window, strict=True)]
+    last = [size + p - r for size, p, r in zip(sizes, begins, reach, strict=True)]
+    if any(begins) or any(last):
+        pads = g.ints([0, 0, *(-p for p in begins), 0, 0, *last])
+        full = g.op("Pad", full, pads, g.scalar(0, x.dtype))
+    return g.op("Reshape", full, g.target(out.shape))
+
+
+def _padded_end(g: Graph, name: str, rank: int, ends: Sequence[int], dtype: torch.dtype) -> str:
+    if not any(ends):
+        return name
+    lead = [0] * (rank - len(ends))
+    return g.op("Pad", name, g.ints([0] * rank + lead + list(ends)), g.scalar(0, dtype))
+
+
+def _repeated(g: Graph, name: str, shape: Sequence[Dim], window: Sequence[int]) -> str:
+    """Each position repeated over its window: [.., y, ..] to [.., y * k, ..]."""
+    rank = len(window)
+    lead, positions = list(shape[:-rank]), list(shape[-rank:])
+    if all(same(size, 1) for size in positions):
+        return g.op("Expand", name, g.shape([*lead, *window]))
+    split: list[Dim] = []
+    wide: list[Dim] = []
+    for size, k in zip(positions, window, strict=True):
+        split += [size, 1]
+        wide += [size, k]
+    spread = g.op(
+        "Expand", g.op("Reshape", name, g.target([*lead, *split])), g.shape([*lead, *wide])
+    )
+    merged = [size * k for size, k in zip(positions, window, strict=True)]
+    return g.op("Reshape", spread, g.target([*lead, *merged]))
+
+
+def _shares(size: int, wanted: int) -> np.ndarray[Any, Any]:
+    """[wanted, size]: row i averages positions floor(i * size / wanted) to the ceiling of i + 1."""
+    rows = np.zeros((wanted, size))
+    for row in range(wanted):
+        begin, end = row * size // wanted, -(-(row + 1) * size // wanted)
+        rows[row, begin:end] = 1 / (end - begin)
+    return rows
+
+
+@lowers(aten._adaptive_avg_pool2d.default)
+def adaptive_avg_pool2d(g: Graph, out: Any, x: Value, sizes: Sequence[int]) -> str:
+    window = even_window(x, out, 2)
+    if window == [1, 1]:
+        return x.name
+    if window is not None:
+        return avg_pool(g, out, x, window, window)
+    rows, columns = _adaptive_matrices(g, x, out.shape[-2:])
+    return g.op("MatMul", g.op("MatMul", g.constant(rows), x), g.constant(columns.T))
+
+
+def _adaptive_matrices(
+    g: Graph, x: Value, wanted: Sequence[Dim]
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    sizes = fixed_sizes(x.shape[-2:], "aten._adaptive_avg_pool2d")
+    outputs = fixed_sizes(wanted, "aten._adaptive_avg_pool2d")
+    rows, columns = (_shares(s, w) for s, w in zip(sizes, outputs, strict=True))
+    dtype = NUMPY_DTYPE[x.dtype]
+    return rows.astype(dtype), columns.astype(dtype)
+
+
+@lowers(aten._adaptive_avg_pool2d_backward.default)
+def adaptive_avg_pool2d_backward(g: Graph, out: Any, grad: Value, x: Value) -> str:
+    window = even_window(x, grad, 2)
+    if window == [1, 1]:
+        return grad.name
+    if window is not None:
+        return avg_pool_backward(g, out, grad, x, window, window, (0, 0), False, True, None)
+    rows, columns = _adaptive_matrices(g, x, grad.shape[-2:])
+    return g.op("MatMul", g.op("MatMul", g.constant(rows.T), grad), g.constant(columns))
+
+
+# Maximum pooling and its gradient.
+
+
+def _max_pool(
+    g: Graph,
+    out: Any,
+    x: Value,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    ceil_mode: bool,
+) -> tuple[str, str]:
+    rank = x.rank - 1 if x.rank < 4 else x.rank - 2
+    rank = len(kernel) if len(kernel) > 1 else rank
+    sizes = x.shape[-rank:]
+    window = along_axes(kernel, rank)
+    steps = along_axes(stride, rank, window)
+    begins, spread = along_axes(padding, rank), along_axes(dilation, rank)
+    ends = begins
+    if ceil_mode:
+        # Explicit padding at the end: runtimes differ in which windows ceil_mode keeps.
+        inner = fixed_sizes(sizes, "aten.max_pool2d")
+        positions = fixed_sizes(out[0].shape[-rank:], "aten.max_pool2d")
+        ends = [
+            max(0, (y - 1) * s + d * (k - 1) + 1 - size - p)
+            for y, s, d, k, size, p in zip(
+                positions, steps, spread, window, inner, begins, strict=True
+            )
+        ]
+    batched = with_batch(g, x, rank)
+    values, flat = g.multi(
+        "MaxPool",
+        batched,
+        outputs=2,
+        kernel_shape=window,
+        strides=steps,
+        pads=[*begins, *ends],
+        dilations=spread if set(spread) != {1} else None,
+    )
+    # ONNX counts indices through the whole tensor, torch within an image's channel.
+    plane: Dim = 1
+    for size in sizes:
+        plane = plane * size
+    indices = g.op("Mod", flat, g.scalar(plane, torch.int64))
+    return g.reshape(values, out[0].shape) if x is not batched else values, (
+        g.reshape(indices, out[1].shape) if x is not batched else indices
+    )
+
+
+@lowers(aten.max_pool2d_with_indices.default, aten.max_pool3d_with_indices.default)
+def max_pool_with_indices(
+    g: Graph,
+    out: Any,
+    x: Value,
+    kernel: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0,),
+    dilation: Sequence[int] = (1,),
+    ceil_mode: bool = False,
+) -> tuple[str, str]:
+    return _max_pool(g, out, x, kernel, stride, padding, dilation, ceil_mode)
+
+
+def _flat_indices(g: Graph, indices: Value, operator: str) -> str:
+    """MaxPool's own indices, through the whole tensor, behind torch's."""
+    node = g.producer.get(indices.name)
+    while node is not None and node.op_type in ("Reshape", "Unsqueeze", "Squeeze"):
+        node = g.producer.get(node.input[0])
+    if node is None or node.op_type != "Mod" or g.producer[node.input[0]].op_type != "MaxPool":
+        raise ExportError(
+            "the indices of a maximum were changed before its gradient",
+            operator=operator,
+            instead="the pooling's result alone",
+        )
+    return str(node.input[0])
+
+
+def _max_pool_gradient(g: Graph, grad: Value, x: Value, indices: Value, apart: bool) -> str:
+    """``grad`` added at the places that ``indices`` name, in the shape of ``x``.
+
+    Ties went to one place in the forward pass, and only that place gets the gradient. ``apart``
+    says that no two windows overlap, so that no place is named twice.
+    """
+    flat = _flat_indices(g, indices, "aten.max_pool2d_with_indices_backward")
+    if apart and x.rank >= 4:
+        places = flat if x.rank == len(indices.shape) else g.reshape(flat, indices.shape)
+        # The kernel only serves to guess the output's shape, which is given.
+        ones = [1] * (x.rank - 2)
+        return g.op("MaxUnpool", grad, places, g.shape(x.shape), kernel_shape=ones, strides=ones)
+    elements: Dim = 1
+    for size in x.shape:
+        elements = elements * size
+    added = g.op(
+        "ScatterElements",
+        g.zeros([elements], x.dtype),
+        g.op("Reshape", flat, g.ints([-1])),
+        g.op("Reshape", grad, g.ints([-1])),
+        axis=0,
+        reduction=None if apart else "add",
+    )
+    return g.op("Reshape", added, g.target(x.shape))
+
+
+@lowers(
+    aten.max_pool2d_with_indices_backward.default, aten.max_pool3d_with_indices_backward.default
+)
+def max_pool_backward(
+    g: Graph,
+    out: Any,
+    grad: Value,
+    x: Value,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    ceil_mode: bool,
+    indices: Value,
+) -> str:
+    rank = max(len(kernel), 2)
+    window, spread = along_axes(kernel, rank), along_axes(dilation, rank)
+    steps = along_axes(stride, rank, window)
+    apart = all(s >= d * (k - 1) + 1 for s, d, k in zip(steps, spread, window, strict=True))
+    return _max_pool_gradient(g, grad, x, indices, apart)
+
+
+@lowers(aten.adaptive_max_pool2d.default)
+def adaptive_max_pool2d(g: Graph, out: Any, x: Value, sizes: Sequence[int]) -> tuple[str, str]:
+    window = even_window(x, out[0], 2)
+    if window is None:
+        raise ExportError(
+            f"adaptive max pooling of {list(x.shape[-2:])} to {list(sizes)}, which does not divide",
+            operator="aten.adaptive_max_pool2d",
+            instead="torch.nn.MaxPool2d, or an output size that divides the input's",
+        )
+    return _max_pool(g, out, x, window, window, (0, 0), (1, 1), False)
+
+
+@lowers(aten.adaptive_max_pool2d_backward.default)
+def adaptive_max_pool2d_backward(g: Graph, out: Any, grad: Value, x: Value, indices: Value) -> str:
+    return _max_pool_gradient(g, grad, x, indices, True)

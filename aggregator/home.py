@@ -14,7 +14,7 @@ from device_sdk.system.lock import FileLock
 
 
 @dataclass(frozen=True, slots=True)
-class Home:
+class AggregatorHome:
     """The layout. ``root.key`` may be moved away: only ``rotate`` needs it."""
 
     folder: Path
@@ -80,7 +80,7 @@ class Home:
 
 
 @contextmanager
-def serve_lock(home: Home) -> Iterator[None]:
+def serve_lock(home: AggregatorHome) -> Iterator[None]:
     """Hold the home. The system lets go of the lock when the process ends, however it does.
 
     Raises AggregatorError when another process holds it.

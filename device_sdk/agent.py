@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from device_sdk.home.home import Home
 from device_sdk.home.membership import Membership
-from device_sdk.home.round_store import Outcome
+from device_sdk.home.round_store import RoundOutcome
 from device_sdk.link.events import (
     Connected,
     ConnectRefused,
@@ -219,11 +219,11 @@ class Agent:
         try:
             return work()
         except Declined as reason:
-            self.participant.ended(job, Outcome.DECLINED, str(reason))
+            self.participant.ended(job, RoundOutcome.DECLINED, str(reason))
         except Exception as error:
             _log.warning("round %d ended without an update: %s", job.manifest.round, error)
             self.problem = f"round {job.manifest.round}: {type(error).__name__}: {error}"
-            self.participant.ended(job, Outcome.FAILED, f"{type(error).__name__}: {error}")
+            self.participant.ended(job, RoundOutcome.FAILED, f"{type(error).__name__}: {error}")
         return None
 
 

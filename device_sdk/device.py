@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_sdk.agent import Background
-from device_sdk.enrol import Fleet, enrol
+from device_sdk.enrol import FleetAddress, enrol
 from device_sdk.errors import HomeError, NotEnrolled
 from device_sdk.factorisation import packaged_artifact
 from device_sdk.forecaster import Forecaster
@@ -118,7 +118,7 @@ class Device:
         try:
             enrol(
                 opened,
-                Fleet(url, tls, prefix, task, cohort),
+                FleetAddress(url, tls, prefix, task, cohort),
                 code,
                 clock=awake_clock,
                 rng=rng,

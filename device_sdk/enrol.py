@@ -26,7 +26,6 @@ from device_sdk.link.events import (
 from device_sdk.link.link import Link
 from device_sdk.link.settings import LinkSettings
 from device_sdk.wire.codec.errors import WireError
-from device_sdk.wire.publish.presence import PresenceWatch, read_presence
 from device_sdk.wire.publish.topics import (
     DescriptorTopic,
     EnrolAnswerTopic,
@@ -40,6 +39,7 @@ from device_sdk.wire.seal.enrolment_code import EnrolmentCode, parse_code
 from device_sdk.wire.seal.enrolment_message import MAILBOX_BYTES
 from device_sdk.wire.seal.freshness import Freshness
 from device_sdk.wire.seal.keys import draw
+from device_sdk.wire.seal.presence import PresenceWatch, read_presence
 
 # Trusting another root key, on the operator's word: for a device that cannot follow by itself.
 #
@@ -96,7 +96,7 @@ _MOST_ATTEMPTS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Fleet:
+class FleetAddress:
     """Where a fleet meets: the broker, and the names that its operator chose."""
 
     url: str
@@ -108,7 +108,7 @@ class Fleet:
 
 def enrol(
     home: Home,
-    fleet: Fleet,
+    fleet: FleetAddress,
     code_text: str,
     *,
     clock: Callable[[], float],
@@ -159,7 +159,7 @@ class _Conversation:
     def __init__(
         self,
         home: Home,
-        fleet: Fleet,
+        fleet: FleetAddress,
         code: EnrolmentCode,
         mailbox: bytes,
         link: Link,

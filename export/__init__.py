@@ -20,13 +20,13 @@ from export import losses
 from export.build import Exported
 from export.build import export_train_step as train_step
 from export.errors import ExportError
-from export.gradient_rules import ConflictProjection, Direction, GradientRule, WeightPenalty
-from export.optimizers import Adam, Optimizer, Segmented, Sgd, StateSpec, Update
+from export.gradient_rules import ConflictProjection, GradientRule, StepDirection, WeightPenalty
+from export.optimizers import Adam, Optimizer, OptimizerUpdate, Segmented, Sgd, StateSpec
 
 __all__ = [
     "Adam",
     "ConflictProjection",
-    "Direction",
+    "StepDirection",
     "ExportError",
     "Exported",
     "GradientRule",
@@ -34,7 +34,7 @@ __all__ = [
     "Segmented",
     "Sgd",
     "StateSpec",
-    "Update",
+    "OptimizerUpdate",
     "WeightPenalty",
     "losses",
     "train_step",

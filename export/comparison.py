@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from export.layout import Slot
+from export.layout import LayoutSlot
 
 TOLERANCE = 1e-5
 YARDSTICK = 10.0
@@ -54,7 +54,7 @@ class Report:
 
 
 def compare_members(
-    slot: Slot,
+    slot: LayoutSlot,
     prefix: str,
     got: np.ndarray,
     single: np.ndarray,

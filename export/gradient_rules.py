@@ -17,7 +17,7 @@ Gradients = Sequence[Tensor]
 
 
 @dataclass(frozen=True)
-class Direction:
+class StepDirection:
     """What the optimizer gets as this step's gradients, and what the step reports.
 
     ``gradients`` in the layout that they came in, ``loss`` a scalar, ``outputs`` beside those of
@@ -49,7 +49,7 @@ class GradientRule(Protocol):
         gradients: Mapping[str, Gradients],
         parameters: Gradients,
         batch: Mapping[str, Tensor],
-    ) -> Direction:
+    ) -> StepDirection:
         """The step's direction. Raises ExportError where a loss or batch entry is missing."""
         ...
 
@@ -87,7 +87,7 @@ class ConflictProjection:
         gradients: Mapping[str, Gradients],
         parameters: Gradients,
         batch: Mapping[str, Tensor],
-    ) -> Direction:
+    ) -> StepDirection:
         if set(losses) != {"local", "public"}:
             raise ExportError(
                 f"the conflict projection got losses named {', '.join(losses)}",
@@ -110,7 +110,7 @@ class ConflictProjection:
         of_local = (
             batch["weight_local"] - weight_public * batch["project"] * conflict * inner / safe
         )
-        return Direction(
+        return StepDirection(
             batch["weight_local"] * losses["local"] + weight_public * losses["public"],
             [of_local * a + weight_public * b for a, b in zip(local, public, strict=True)],
             {"conflict": conflict, "inner_product": inner},
@@ -137,7 +137,7 @@ class WeightPenalty:
         gradients: Mapping[str, Gradients],
         parameters: Gradients,
         batch: Mapping[str, Tensor],
-    ) -> Direction:
+    ) -> StepDirection:
         if len(losses) != 1:
             raise ExportError(f"the weight penalty takes one loss, not {', '.join(losses)}")
         if self.weight not in batch:
@@ -147,7 +147,7 @@ class WeightPenalty:
             )
         name, loss = next(iter(losses.items()))
         weight = batch[self.weight]
-        return Direction(
+        return StepDirection(
             loss + weight * 0.5 * inner_product(parameters, parameters),
             [g + weight * p for g, p in zip(gradients[name], parameters, strict=True)],
         )

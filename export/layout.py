@@ -18,7 +18,7 @@ _RESERVED = ("packed", "buffers", "step")
 
 
 @dataclass(frozen=True)
-class Member:
+class LayoutMember:
     """One parameter or buffer inside a state tensor."""
 
     name: str
@@ -32,14 +32,14 @@ class Member:
 
 
 @dataclass(frozen=True)
-class Slot:
+class LayoutSlot:
     """One state tensor that holds parameters or buffers."""
 
     name: str
     kind: str  # "parameter" or "buffer"
     dtype: torch.dtype
     shape: Shape
-    members: tuple[Member, ...]
+    members: tuple[LayoutMember, ...]
     packed: bool
 
     def unpack(self, state: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -74,7 +74,7 @@ def lay_out(
     parameters: Mapping[str, torch.Tensor],
     buffers: Mapping[str, torch.Tensor],
     axes: Axes,
-) -> tuple[Slot, ...]:
+) -> tuple[LayoutSlot, ...]:
     """Slots for all parameters and buffers, in the model's order."""
     for name, tensor in parameters.items():
         if tensor.dtype != torch.float32:
@@ -89,9 +89,9 @@ def lay_out(
 
 def _slots(
     kind: str, label: str, tensors: Mapping[str, torch.Tensor], axes: Axes
-) -> Sequence[Slot]:
-    members: list[Member] = []
-    alone: list[Slot] = []
+) -> Sequence[LayoutSlot]:
+    members: list[LayoutMember] = []
+    alone: list[LayoutSlot] = []
     offset = 0
     dtype = torch.float32
     for name, tensor in tensors.items():
@@ -99,11 +99,13 @@ def _slots(
         dtype = tensor.dtype
         named = any(isinstance(size, str) for size in shape)
         if named or tensor.numel() > PACK_LIMIT:
-            member = Member(name, shape, 0)
+            member = LayoutMember(name, shape, 0)
             own = f"{name}.alone" if name in _RESERVED else name
-            alone.append(Slot(own, kind, dtype, shape, (member,), packed=False))
+            alone.append(LayoutSlot(own, kind, dtype, shape, (member,), packed=False))
         elif tensor.numel() > 0:
-            members.append(Member(name, shape, offset))
+            members.append(LayoutMember(name, shape, offset))
             offset += tensor.numel()
-    packed = [Slot(label, kind, dtype, (offset,), tuple(members), packed=True)] if members else []
+    packed = (
+        [LayoutSlot(label, kind, dtype, (offset,), tuple(members), packed=True)] if members else []
+    )
     return [*packed, *alone]

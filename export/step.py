@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from export.axes import Axes
 from export.errors import ExportError
-from export.gradient_rules import Direction, GradientRule
-from export.layout import Slot
+from export.gradient_rules import GradientRule, StepDirection
+from export.layout import LayoutSlot
 from export.optimizers import Optimizer
 from export.rewrites.randomness import Randomness
 
@@ -39,12 +39,12 @@ class Problem:
     predict: PredictFunction | None
     optimizer: Optimizer
     axes: Axes
-    slots: tuple[Slot, ...]
+    slots: tuple[LayoutSlot, ...]
     batch: Mapping[str, Tensor]
     gradient: GradientRule | None = None
 
     @property
-    def parameter_slots(self) -> list[Slot]:
+    def parameter_slots(self) -> list[LayoutSlot]:
         return [slot for slot in self.slots if slot.kind == "parameter"]
 
 
@@ -167,9 +167,9 @@ def _direction(
     inputs: Mapping[str, Tensor],
     losses: Losses,
     gradients: Mapping[str, list[Tensor]],
-) -> Direction:
+) -> StepDirection:
     if problem.gradient is None:
-        return Direction(losses["loss"].detach(), gradients["loss"])
+        return StepDirection(losses["loss"].detach(), gradients["loss"])
     parameters = [inputs[f"state.{slot.name}"] for slot in problem.parameter_slots]
     direction = problem.gradient.combine(
         {name: loss.detach() for name, loss in losses.items()},
@@ -221,7 +221,7 @@ def apply_optimizer(
 def _finish(
     problem: Problem,
     inputs: Mapping[str, Tensor],
-    direction: Direction,
+    direction: StepDirection,
     outputs: Outputs,
     buffers: Mapping[str, Tensor],
 ) -> dict[str, Tensor]:

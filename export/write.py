@@ -16,17 +16,17 @@ from device_sdk.artifact import (
     MANIFEST_FILE,
     Axis,
     FileEntry,
-    Graph,
+    GraphFile,
     Manifest,
     Member,
-    Optimizer,
+    OptimizerSpec,
     Port,
     StateTensor,
     load_artifact,
     safetensors,
 )
 from export.errors import ExportError
-from export.layout import Slot
+from export.layout import LayoutSlot
 from export.lowering.graph import OPSET
 from export.step import Problem, optimizer_slots
 
@@ -58,7 +58,7 @@ def write_artifact(
         opset=OPSET,
         axes={name: Axis(size) for name, size in problem.axes.example.items()},
         state=_state(problem),
-        optimizer=Optimizer(problem.optimizer.name, problem.optimizer.settings()),
+        optimizer=OptimizerSpec(problem.optimizer.name, problem.optimizer.settings()),
         graphs={
             "train": _graph(problem, "train.onnx", train),
             "infer": _graph(problem, "infer.onnx", infer),
@@ -124,15 +124,15 @@ def _state(problem: Problem) -> tuple[StateTensor, ...]:
     return tuple(tensors)
 
 
-def _slot(slot: Slot) -> StateTensor:
+def _slot(slot: LayoutSlot) -> StateTensor:
     members = tuple(Member(m.name, m.shape, m.offset) for m in slot.members)
     return StateTensor(slot.name, slot.kind, _dtype(slot.dtype), slot.shape, members)
 
 
-def _graph(problem: Problem, file: str, model: onnx.ModelProto) -> Graph:
+def _graph(problem: Problem, file: str, model: onnx.ModelProto) -> GraphFile:
     inputs = tuple(_port(problem, info) for info in model.graph.input)
     outputs = tuple(_port(problem, info) for info in model.graph.output)
-    return Graph(file, inputs, outputs)
+    return GraphFile(file, inputs, outputs)
 
 
 def _port(problem: Problem, info: onnx.ValueInfoProto) -> Port:

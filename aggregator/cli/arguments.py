@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from aggregator.errors import AggregatorError
-from aggregator.home import Home
+from aggregator.home import AggregatorHome
 from aggregator.store import Store
 from aggregator.store.devices import DeviceRow
 
@@ -26,9 +26,9 @@ def add_home(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def home_of(arguments: argparse.Namespace) -> Home:
+def home_of(arguments: argparse.Namespace) -> AggregatorHome:
     """The home that was named."""
-    return Home(arguments.home)
+    return AggregatorHome(arguments.home)
 
 
 def positive_int(text: str) -> int:

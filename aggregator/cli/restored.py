@@ -8,7 +8,7 @@ import time
 
 from aggregator.cli.arguments import add_home, home_of
 from aggregator.errors import AggregatorError
-from aggregator.home import Home, serve_lock
+from aggregator.home import AggregatorHome, serve_lock
 from aggregator.keys.folder import Lives, renew_descriptor
 from device_sdk.wire.seal.group_key import new_group_key
 
@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _begin_generation(home: Home, after: int) -> None:
+def _begin_generation(home: AggregatorHome, after: int) -> None:
     store = home.open_store()
     now = int(time.time())
     if max(now, after) < store.facts.generation:

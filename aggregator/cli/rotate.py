@@ -9,7 +9,7 @@ import time
 from aggregator.cli.arguments import add_home, duration_seconds, home_of
 from aggregator.cli.lives import add_lives, lives_of
 from aggregator.errors import AggregatorError
-from aggregator.home import Home
+from aggregator.home import AggregatorHome
 from aggregator.keys.folder import Lives, rotate_keys, rotate_root
 from aggregator.store import Store
 
@@ -77,7 +77,7 @@ def _refuse_lives(arguments: argparse.Namespace) -> None:
             raise AggregatorError(f"{option} is for rotate keys and rotate root: leave it out")
 
 
-def _rotate(what: str, home: Home, store: Store, lives: Lives) -> None:
+def _rotate(what: str, home: AggregatorHome, store: Store, lives: Lives) -> None:
     now = int(time.time())
     if what == "root":
         new = rotate_root(home, store, now, os.urandom, lives)

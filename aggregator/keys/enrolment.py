@@ -12,7 +12,7 @@ from aggregator.refusals import Refusals
 from aggregator.store import Store
 from aggregator.store.devices import DeviceRow, TokenRow
 from device_sdk.wire.codec.errors import WireError
-from device_sdk.wire.seal.enrolment import Binding, EnrolmentDesk, EnrolmentOutcome, Token
+from device_sdk.wire.seal.enrolment import CodeUse, EnrolmentDesk, EnrolmentOutcome, Token
 from device_sdk.wire.seal.enrolment_code import EnrolmentCode, new_code
 from device_sdk.wire.seal.enrolment_message import EnrolRefusal, Grant
 from device_sdk.wire.seal.keys import RandomBytes
@@ -83,10 +83,10 @@ class Enrolment:
         if device is not None:
             grant = Grant(device.device_id, device.handle, device.admission_key, device.shard)
             revoked = device.revoked_unix_seconds is not None
-            binding = Binding(device.identity, grant, revoked)
+            binding = CodeUse(device.identity, grant, revoked)
         return Token(row.token_id, row.secret, row.expires_unix_seconds, binding)
 
-    def _join(self, token: TokenRow, binding: Binding) -> None:
+    def _join(self, token: TokenRow, binding: CodeUse) -> None:
         now_unix_seconds = int(self._unix_clock())
         grant = binding.grant
         device = DeviceRow(

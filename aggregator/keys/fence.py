@@ -8,8 +8,8 @@ from pathlib import Path
 
 from aggregator.errors import AggregatorError
 from device_sdk.wire.codec.errors import WireError
-from device_sdk.wire.publish.presence import Presence, read_presence
 from device_sdk.wire.seal.descriptor import Descriptor, read_descriptor
+from device_sdk.wire.seal.presence import Presence, read_presence
 
 _WAIT_SECONDS = 0.5
 _PRESENCE, _DESCRIPTOR = "presence", "descriptor"

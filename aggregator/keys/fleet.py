@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 
 from aggregator.errors import AggregatorError
-from aggregator.home import Home
+from aggregator.home import AggregatorHome
 from aggregator.keys.folder import read_serving_keys, renew_descriptor, tidy_keys
 from aggregator.store import Store
 from device_sdk.wire.seal.descriptor import Descriptor
@@ -33,7 +33,7 @@ class FleetKeys:
 
     def __init__(
         self,
-        home: Home,
+        home: AggregatorHome,
         store: Store,
         unix_clock: Callable[[], float],
         random_bytes: RandomBytes,

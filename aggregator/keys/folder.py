@@ -17,7 +17,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from aggregator.errors import AggregatorError
-from aggregator.home import Home
+from aggregator.home import AggregatorHome
 from aggregator.store import Database, Store
 from aggregator.store.secrets import IssuedDescriptor
 from device_sdk.system.files import flush_folder
@@ -84,7 +84,10 @@ class _Mandate:
 
 
 def initialise(
-    home: Home, now_unix_seconds: int, random_bytes: RandomBytes, lives: Lives | None = None
+    home: AggregatorHome,
+    now_unix_seconds: int,
+    random_bytes: RandomBytes,
+    lives: Lives | None = None,
 ) -> Descriptor:
     """Make all keys, the first descriptor and the database. Raises AggregatorError."""
     lives = lives if lives is not None else Lives()
@@ -107,7 +110,7 @@ def initialise(
 
 
 def renew_descriptor(
-    home: Home,
+    home: AggregatorHome,
     store: Store,
     now_unix_seconds: int,
     random_bytes: RandomBytes,
@@ -143,7 +146,7 @@ def renew_descriptor(
 
 
 def rotate_keys(
-    home: Home,
+    home: AggregatorHome,
     store: Store,
     now_unix_seconds: int,
     random_bytes: RandomBytes,
@@ -163,7 +166,7 @@ def rotate_keys(
 
 
 def rotate_root(
-    home: Home,
+    home: AggregatorHome,
     store: Store,
     now_unix_seconds: int,
     random_bytes: RandomBytes,
@@ -187,7 +190,7 @@ def rotate_root(
     return descriptor
 
 
-def tidy_keys(home: Home, store: Store, now_unix_seconds: int) -> None:
+def tidy_keys(home: AggregatorHome, store: Store, now_unix_seconds: int) -> None:
     """Erase the keys whose grace is over, and finish what a crash cut short."""
     with store.database.transaction():
         _settle_root(home, store)
@@ -202,7 +205,7 @@ def tidy_keys(home: Home, store: Store, now_unix_seconds: int) -> None:
 
 
 def read_serving_keys(
-    home: Home, store: Store, unix_clock: Callable[[], float]
+    home: AggregatorHome, store: Store, unix_clock: Callable[[], float]
 ) -> list[ServingKeys]:
     """The keys of every descriptor that is still honoured, the current one last."""
     current = current_descriptor(store)
@@ -241,7 +244,7 @@ def current_descriptor(store: Store) -> Descriptor:
 
 
 def _rotate(
-    home: Home,
+    home: AggregatorHome,
     store: Store,
     root: Ed25519PrivateKey,
     succession: Succession | None,
@@ -268,7 +271,7 @@ def _rotate(
 
 
 def _delegate(
-    home: Home,
+    home: AggregatorHome,
     root: Ed25519PrivateKey,
     successions: Sequence[Succession],
     first_serial: int,
@@ -290,7 +293,7 @@ def _delegate(
 
 
 def _issue_keys(
-    home: Home,
+    home: AggregatorHome,
     mandate: _Mandate,
     serial: int,
     expires_unix_seconds: int,
@@ -345,7 +348,7 @@ def _is_signed_by_root(issued: IssuedDescriptor, root_fingerprint: bytes) -> boo
     return fingerprint(issued.message[2:34]) == root_fingerprint
 
 
-def _read_root(home: Home, store: Store) -> Ed25519PrivateKey:
+def _read_root(home: AggregatorHome, store: Store) -> Ed25519PrivateKey:
     _settle_root(home, store)
     try:
         root = signing_key(read_key(home.root_key, KeyKind.ED25519))
@@ -360,7 +363,7 @@ def _read_root(home: Home, store: Store) -> Ed25519PrivateKey:
     return root
 
 
-def _settle_root(home: Home, store: Store) -> None:
+def _settle_root(home: AggregatorHome, store: Store) -> None:
     """A new root that is in force takes the old one's place; one that is not goes."""
     try:
         new = signing_key(read_key(home.next_root_key, KeyKind.ED25519))
@@ -376,7 +379,7 @@ def _settle_root(home: Home, store: Store) -> None:
     flush_folder(home.keys)
 
 
-def _erase_strays(home: Home, store: Store) -> None:
+def _erase_strays(home: AggregatorHome, store: Store) -> None:
     """What no row names: left by commands that were cut short, or by delegates of before."""
     issued = store.secrets.descriptors()
     serials = {each.serial for each in issued}

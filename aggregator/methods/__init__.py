@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from aggregator.methods.method import Method, Refused, RoundSummary, StateError
+from aggregator.methods.method import Method, Refused, RestoreError, RoundSummary
 
-__all__ = ["Method", "Refused", "RoundSummary", "StateError"]
+__all__ = ["Method", "Refused", "RoundSummary", "RestoreError"]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.methods.method import StateError, part, require_array, require_count
+from aggregator.methods.method import RestoreError, part, require_array, require_count
 
 Floats = NDArray[np.float64]
 Squares = NDArray[np.float32] | NDArray[np.float64]
@@ -195,18 +195,18 @@ class Outliers:
     @classmethod
     def from_state(cls, multiple: float, state: Mapping[str, NDArray[Any]]) -> Outliers:
         """One that continues from ``state()``; an empty state is a fresh start, as where the option
-        was just turned on. Raises StateError for anything else."""
+        was just turned on. Raises RestoreError for anything else."""
         found = cls(multiple)
         if not state:
             return found
         if set(state) != {"settled", "recent", "count"}:
-            raise StateError(f"the outliers' state holds {sorted(state)}")
+            raise RestoreError(f"the outliers' state holds {sorted(state)}")
         for name in ("settled", "recent"):
             noted = state[name]
             fits = noted.dtype == np.float64 and noted.ndim == 2 and noted.shape[1] == 3
             fits = fits and len(noted) <= _WINDOW
             if not fits or not np.isfinite(noted).all() or (noted < 0).any():
-                raise StateError(
+                raise RestoreError(
                     f"the outliers' {name!r} is {noted.dtype} {noted.shape}; expected at most "
                     f"{_WINDOW} rows of three finite float64, none below 0"
                 )
@@ -297,13 +297,15 @@ class FleetScale:
     @classmethod
     def from_state(cls, measures: int, state: Mapping[str, NDArray[Any]]) -> FleetScale:
         """One that continues from ``state()``; an empty state is a fresh start, as where the option
-        was just turned on. Raises StateError for anything else."""
+        was just turned on. Raises RestoreError for anything else."""
         found = cls(measures)
         if not state:
             return found
         wanted = {f"{when}.{p}" for when in ("settled", "recent") for p in (*_PARTS, "count")}
         if set(state) != wanted:
-            raise StateError(f"the fleet's scale holds {sorted(state)}; expected {sorted(wanted)}")
+            raise RestoreError(
+                f"the fleet's scale holds {sorted(state)}; expected {sorted(wanted)}"
+            )
         found._settled, found._settled_count = found._unpacked("recent", state)
         found.begin()
         found._settled, found._settled_count = found._unpacked("settled", state)
@@ -340,11 +342,11 @@ class FleetScale:
         require_array(senders, f"{when} senders", np.uint8, (size, _SENDER_BYTES))
         require_array(values, f"{when} values", np.float64, (size, self._measures))
         if not np.isfinite(values).all() or (values < 0).any():
-            raise StateError(f"the {when} values are not all finite and at least 0")
+            raise RestoreError(f"the {when} values are not all finite and at least 0")
         if (np.diff(places) <= 0).any() or not (
             (places > max(0, count - _WINDOW)) & (places <= count)
         ).all():
-            raise StateError(f"the {when} places do not rise within the last {_WINDOW} updates")
+            raise RestoreError(f"the {when} places do not rise within the last {_WINDOW} updates")
         voices = {
             (sender.tobytes().hex() if has else str(place)): (place, tuple(row))
             for has, sender, place, row in zip(
@@ -352,7 +354,7 @@ class FleetScale:
             )
         }
         if len(voices) != size:
-            raise StateError(f"a device has two of the {when} voices")
+            raise RestoreError(f"a device has two of the {when} voices")
         return voices, count
 
 
@@ -496,7 +498,7 @@ class UpdateLimits:
         """Limits with these settings that continue from ``state()``; this object is unchanged.
 
         A limit that the state does not know starts afresh, and what is no longer in use is dropped:
-        the options may change between rounds. Raises StateError for arrays that do not fit.
+        the options may change between rounds. Raises RestoreError for arrays that do not fit.
         """
         found = UpdateLimits(
             self._clip_norm,
@@ -512,7 +514,7 @@ class UpdateLimits:
             if "length" in state:
                 require_array(state["length"], "length", np.float64, ())
                 if not (np.isfinite(state["length"]) and state["length"] >= 0):
-                    raise StateError("the state's 'length' is no length")
+                    raise RestoreError("the state's 'length' is no length")
                 found._length = float(state["length"])
         if self._row_multiple and "bounded" in state:
             found._bounded_rows = require_count(state["bounded"], "bounded rows")

@@ -22,7 +22,7 @@ class Refused(WireError):
         return (Refused, (self.reason, str(self.args[0])))
 
 
-class StateError(ValueError):
+class RestoreError(ValueError):
     """A state that was given to ``restore`` does not fit the method, which is unchanged."""
 
 
@@ -64,7 +64,7 @@ class Method(Protocol):
         """Everything, the open round's sums included, as named arrays (copies)."""
 
     def restore(self, state: State) -> None:
-        """Continue, bit for bit, where ``state()`` was taken; raises :class:`StateError`."""
+        """Continue, bit for bit, where ``state()`` was taken; raises :class:`RestoreError`."""
 
 
 @runtime_checkable
@@ -86,17 +86,17 @@ def part(prefix: str, state: State) -> dict[str, NDArray[Any]]:
 def require_array(
     array: NDArray[Any], name: str, dtype: type[np.generic], shape: tuple[int, ...]
 ) -> None:
-    """Raises StateError, which calls the array ``name``, for another dtype or shape."""
+    """Raises RestoreError, which calls the array ``name``, for another dtype or shape."""
     if array.dtype != dtype or array.shape != shape:
-        raise StateError(
+        raise RestoreError(
             f"the state's {name!r} is {array.dtype} {array.shape}; expected "
             f"{np.dtype(dtype)} {shape}"
         )
 
 
 def require_count(array: NDArray[Any], name: str) -> int:
-    """The number in an int64 scalar; raises StateError, which calls it ``name``, where there is
+    """The number in an int64 scalar; raises RestoreError, which calls it ``name``, where there is
     none, or one below 0."""
     if array.dtype != np.int64 or array.shape != () or array < 0:
-        raise StateError(f"the state's {name!r} is no count")
+        raise RestoreError(f"the state's {name!r} is no count")
     return int(array)

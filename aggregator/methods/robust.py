@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.methods.method import StateError
+from aggregator.methods.method import RestoreError
 from device_sdk.wire.arrays.exchange import Scalar, Update
 
 Robust = Literal["none", "trimmed", "median"]
@@ -197,18 +197,20 @@ class HeldRows:
 
     @classmethod
     def from_state(cls, shape: tuple[int, int], state: State) -> HeldRows:
-        """What ``state()`` held; raises StateError where it does not fit [items, K]."""
+        """What ``state()`` held; raises RestoreError where it does not fit [items, K]."""
         held = cls()
         if not state:
             return held
         if set(state) != set(_ROWS):
-            raise StateError(f"the held updates are {sorted(state)}; expected {sorted(_ROWS)}")
+            raise RestoreError(f"the held updates are {sorted(state)}; expected {sorted(_ROWS)}")
         sizes = state["sizes"]
         for name, dtype in _ROWS.items():
             if state[name].dtype != dtype or state[name].ndim != (2 if name == "sizes" else 1):
-                raise StateError(f"the held {name!r} are {state[name].dtype}, not {dtype.__name__}")
+                raise RestoreError(
+                    f"the held {name!r} are {state[name].dtype}, not {dtype.__name__}"
+                )
         if sizes.shape[1] != 2 or (sizes < 0).any():
-            raise StateError("the held updates' sizes are no pairs of counts")
+            raise RestoreError("the held updates' sizes are no pairs of counts")
         ends = {
             "rows": sizes[:, 0].cumsum(),
             "columns": sizes[:, 1].cumsum(),
@@ -216,10 +218,10 @@ class HeldRows:
         }
         for name, end in ends.items():
             if len(end) == 0 or int(end[-1]) != len(state[name]):
-                raise StateError(f"the held {name!r} and their sizes disagree")
+                raise RestoreError(f"the held {name!r} and their sizes disagree")
         for name, bound in (("rows", shape[0]), ("columns", shape[1])):
             if len(state[name]) and not 0 <= state[name].min() <= state[name].max() < bound:
-                raise StateError(f"the held {name!r} lie outside 0 to {bound - 1}")
+                raise RestoreError(f"the held {name!r} lie outside 0 to {bound - 1}")
         cut = {name: np.split(state[name], end[:-1]) for name, end in ends.items()}
         for place, size in enumerate(sizes.tolist()):
             values = cut["values"][place].reshape(size).copy()
@@ -257,15 +259,15 @@ class HeldVectors:
 
     @classmethod
     def from_state(cls, size: int, state: State) -> HeldVectors:
-        """What ``state()`` held; raises StateError where it does not fit."""
+        """What ``state()`` held; raises RestoreError where it does not fit."""
         held = cls(size)
         if not state:
             return held
         vectors = state.get("vectors")
         if set(state) != {"vectors"} or vectors is None:
-            raise StateError(f"the held updates are {sorted(state)}; expected vectors")
+            raise RestoreError(f"the held updates are {sorted(state)}; expected vectors")
         if vectors.dtype != np.float32 or vectors.ndim != 2 or vectors.shape[1] != size:
-            raise StateError(
+            raise RestoreError(
                 f"the held updates are {vectors.dtype} {vectors.shape}; expected float32 of "
                 f"[updates, {size}]"
             )
@@ -274,9 +276,9 @@ class HeldVectors:
 
 
 def require_same_rule(held: int, participants: int, rule: RobustRule) -> None:
-    """Raises StateError where an open round's updates were not kept as ``rule`` needs them."""
+    """Raises RestoreError where an open round's updates were not kept as ``rule`` needs them."""
     if held != (participants if rule.holds else 0):
-        raise StateError(
+        raise RestoreError(
             "the state is of a round that was opened with another 'robust': set it back until that "
             "round is closed"
         )
@@ -327,7 +329,7 @@ class Waiting:
 
     @classmethod
     def from_state(cls, state: Mapping[str, NDArray[Any]]) -> Waiting:
-        """What ``state()`` held; raises StateError for anything else."""
+        """What ``state()`` held; raises RestoreError for anything else."""
         found = cls()
         rest = dict(state)
         while rest:
@@ -336,7 +338,7 @@ class Waiting:
             try:
                 found._updates.append(_update(own))
             except (KeyError, TypeError, ValueError, IndexError) as error:
-                raise StateError(f"an update that waits cannot be read: {error!r}") from None
+                raise RestoreError(f"an update that waits cannot be read: {error!r}") from None
         return found
 
 

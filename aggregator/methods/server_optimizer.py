@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.methods.method import StateError
+from aggregator.methods.method import RestoreError
 
 Floats = NDArray[np.float32]
 _MOMENTS = ("first_moment", "second_moment")
@@ -103,18 +103,18 @@ class ServerOptimizer:
         shape: tuple[int, int],
         state: Mapping[str, NDArray[Any]],
     ) -> ServerOptimizer:
-        """An optimizer that continues from ``state()``; raises StateError where it cannot."""
+        """An optimizer that continues from ``state()``; raises RestoreError where it cannot."""
         optimizer = cls(settings, shape)
         expected = optimizer.state()
         if set(state) != set(expected):
-            raise StateError(
+            raise RestoreError(
                 f"the optimizer's state holds {sorted(state)}; {settings.name!r} needs "
                 f"{sorted(expected)}: was the task's optimizer changed?"
             )
         for name, wanted in expected.items():
             found = state[name]
             if found.shape != wanted.shape or found.dtype != wanted.dtype:
-                raise StateError(
+                raise RestoreError(
                     f"the optimizer's {name!r} is {found.dtype} {found.shape}; expected "
                     f"{wanted.dtype} {wanted.shape}"
                 )

@@ -18,11 +18,9 @@ from device_sdk.artifact import MANIFEST_FILE, Artifact, ArtifactError, load_art
 from device_sdk.wire.arrays.exchange import Broadcast
 from device_sdk.wire.arrays.tensors import require_encodable
 from device_sdk.wire.publish.artifact_bundle import pack_artifact
-from device_sdk.wire.publish.broadcast import Publication
 from device_sdk.wire.publish.catalogue import NO_CATALOGUE, catalogue_id
 from device_sdk.wire.publish.content import ContentKind, seal_chunks, seal_content
-from device_sdk.wire.publish.manifest import Manifest, write_manifest
-from device_sdk.wire.publish.presence import Presence, sign_presence
+from device_sdk.wire.publish.manifest import RoundManifest, write_manifest
 from device_sdk.wire.publish.task_messages import BROADCAST_CODECS, TaskTerms, write_broadcast
 from device_sdk.wire.publish.terms import OfferedArtifact
 from device_sdk.wire.publish.topics import (
@@ -32,9 +30,11 @@ from device_sdk.wire.publish.topics import (
     PresenceTopic,
     Topics,
 )
+from device_sdk.wire.seal.broadcast import Publication
 from device_sdk.wire.seal.group_key import GroupKey, new_group_key
 from device_sdk.wire.seal.keyring import ServingKeys
 from device_sdk.wire.seal.keys import RandomBytes
+from device_sdk.wire.seal.presence import Presence, sign_presence
 
 # An artifact's folder, checked and packed for sending.
 
@@ -170,7 +170,7 @@ class Publisher:
         except ValueError as error:
             raise _unsendable(error) from None
         chunks, digests = seal_chunks(publication, plaintext)
-        manifest = Manifest(
+        manifest = RoundManifest(
             root_fingerprint=serving.descriptor.root_fingerprint,
             task=self._task.name,
             cohort=self._task.cohort,

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 
 from aggregator.errors import AggregatorError
-from aggregator.methods.method import Method, Remembering, RoundSummary, State, StateError
+from aggregator.methods.method import Method, Remembering, RestoreError, RoundSummary, State
 from aggregator.methods.table import Binding
 from aggregator.store import Store
-from aggregator.store.checkpoints import Checkpoint
+from aggregator.store.checkpoints import MethodCheckpoint
 from aggregator.store.rounds import RoundRow
 from aggregator.store.update_log import LoggedUpdate
 from device_sdk.artifact import Artifact
@@ -144,7 +144,7 @@ class Aggregation:
     def commit_version(self, summary: RoundSummary) -> None:
         """Write the new version's checkpoint and clear the log; inside a transaction."""
         self._store.checkpoints.put(
-            Checkpoint("version", summary.round_id, 0, summary.version, self._method.state())
+            MethodCheckpoint("version", summary.round_id, 0, summary.version, self._method.state())
         )
         self._store.log.clear()
         self.version = summary.version
@@ -157,14 +157,14 @@ class Aggregation:
         self.items = items
         self.version += 1
         self._store.checkpoints.put(
-            Checkpoint("version", last_round, 0, self.version, self._method.state())
+            MethodCheckpoint("version", last_round, 0, self.version, self._method.state())
         )
 
     def _restore(self, open_round: RoundRow | None) -> None:
         version = self._store.checkpoints.get("version")
         if version is None:
             self._method = self._new_method(self.items)
-            version = Checkpoint("version", 0, 0, 0, self._method.state())
+            version = MethodCheckpoint("version", 0, 0, 0, self._method.state())
             with self._store.database.transaction():
                 self._store.checkpoints.put(version)
         self.version = version.version
@@ -183,7 +183,7 @@ class Aggregation:
                 )
             else:
                 self._method.open_round(open_round.round)
-        except StateError as error:
+        except RestoreError as error:
             raise AggregatorError(
                 f"the stored state does not fit the task file's settings: {error}. Change them "
                 "back, or begin anew with another --home"
@@ -224,6 +224,6 @@ class Aggregation:
         state = self._method.state()
         with self._store.database.transaction():
             self._store.checkpoints.put(
-                Checkpoint("partial", row.round, self._last_seq, self.version, state)
+                MethodCheckpoint("partial", row.round, self._last_seq, self.version, state)
             )
         self._since_checkpoint = 0

@@ -9,7 +9,7 @@ from aggregator.keys.registry import Registry
 from aggregator.methods.table import Binding
 from aggregator.refusals import Refusals
 from aggregator.rounds.aggregation import Aggregation
-from aggregator.rounds.machine import Rounds
+from aggregator.rounds.machine import RoundMachine
 from aggregator.store import Store
 from aggregator.store.rounds import RoundRow
 from aggregator.store.update_log import LoggedUpdate, StoredVerdict
@@ -17,8 +17,8 @@ from device_sdk.wire.arrays import exchange
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.publish.receipts import (
     Receipt,
-    Update,
     UpdateIdentity,
+    UpdateMessage,
     Verdict,
     read_update,
     update_digest,
@@ -87,7 +87,7 @@ class Ingest:
         binding: Binding,
         store: Store,
         registry: Registry,
-        rounds: Rounds,
+        rounds: RoundMachine,
         aggregation: Aggregation,
         refusals: Refusals,
         repeats: Repeats,
@@ -131,7 +131,7 @@ class Ingest:
         if self._repeats.answered(device_id):
             self._refusals.note_reason("too-many-repeats", device_id)
 
-    def _judge(self, update: Update) -> Settled | None:
+    def _judge(self, update: UpdateMessage) -> Settled | None:
         identity = update.identity
         if identity.task != self._task:
             return self._refuse(update, "wrong-task")
@@ -171,7 +171,7 @@ class Ingest:
         """Begin the counts of a round."""
         self.widths.clear()
 
-    def _offer_for_open(self, update: Update, row: RoundRow) -> Settled | None:
+    def _offer_for_open(self, update: UpdateMessage, row: RoundRow) -> Settled | None:
         identity = update.identity
         staged = self._staged.get((identity.device_id, identity.round))
         if staged is not None:
@@ -194,7 +194,7 @@ class Ingest:
         self._stage(update, row, decoded if reason is None else None, reason)
         return None
 
-    def _judge_unexpected(self, update: Update, row: RoundRow) -> Settled | None:
+    def _judge_unexpected(self, update: UpdateMessage, row: RoundRow) -> Settled | None:
         identity = update.identity
         known = self._store.log.verdict(identity.generation, identity.round, identity.device_id)
         if known is not None:
@@ -206,7 +206,11 @@ class Ingest:
         return self._refuse(update, "joined-later" if joined_later else "not-selected")
 
     def _stage(
-        self, update: Update, row: RoundRow, decoded: exchange.Update | None, reason: str | None
+        self,
+        update: UpdateMessage,
+        row: RoundRow,
+        decoded: exchange.Update | None,
+        reason: str | None,
     ) -> None:
         identity = update.identity
         logged = None
@@ -226,7 +230,7 @@ class Ingest:
             identity, verdict, logged, decoded
         )
 
-    def _offer_for_closed(self, update: Update) -> Settled:
+    def _offer_for_closed(self, update: UpdateMessage) -> Settled:
         identity = update.identity
         known = self._store.log.verdict(identity.generation, identity.round, identity.device_id)
         if known is not None:
@@ -244,7 +248,7 @@ class Ingest:
         self._refusals.note_reason("late", identity.device_id)
         return self._settled(update, Verdict.LATE)
 
-    def _repeat(self, update: Update, known: StoredVerdict) -> Settled:
+    def _repeat(self, update: UpdateMessage, known: StoredVerdict) -> Settled:
         """The stored verdict, for the same body again."""
         if known.body_sha256 != update.body_sha256:
             return self._conflict(update)
@@ -252,15 +256,15 @@ class Ingest:
             return self._settled(update, Verdict.COUNTED)
         return self._settled(update, Verdict.REFUSED, known.reason)
 
-    def _conflict(self, update: Update) -> Settled:
+    def _conflict(self, update: UpdateMessage) -> Settled:
         self._refusals.note_reason("conflict", update.identity.device_id)
         return self._settled(update, Verdict.CONFLICT)
 
-    def _refuse(self, update: Update, reason: str) -> Settled:
+    def _refuse(self, update: UpdateMessage, reason: str) -> Settled:
         self._refusals.note_reason(reason, update.identity.device_id)
         return self._settled(update, Verdict.REFUSED, reason)
 
-    def _settled(self, update: Update, verdict: Verdict, reason: str = "") -> Settled:
+    def _settled(self, update: UpdateMessage, verdict: Verdict, reason: str = "") -> Settled:
         digest = update_digest(update.identity, update.body_sha256)
         return Settled(update.identity.device_id, Receipt(digest, verdict, reason))
 

@@ -121,7 +121,7 @@ class SealRound(Protocol):
     def __call__(self, row: RoundRow, broadcast: Broadcast) -> None: ...
 
 
-class Rounds:
+class RoundMachine:
     """One round after another. ``tick`` is to be called often; it never waits.
 
     Args:

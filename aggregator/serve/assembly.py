@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from aggregator.errors import AggregatorError
-from aggregator.home import Home
+from aggregator.home import AggregatorHome
 from aggregator.keys.enrolment import Enrolment
 from aggregator.keys.fence import Fence
 from aggregator.keys.fleet import FleetKeys
@@ -19,7 +19,7 @@ from aggregator.publish.publisher import PublishedTask, Publisher, read_artifact
 from aggregator.refusals import Refusals
 from aggregator.rounds.aggregation import Aggregation
 from aggregator.rounds.ingest import Ingest, Repeats
-from aggregator.rounds.machine import Rounds
+from aggregator.rounds.machine import RoundMachine
 from aggregator.serve.broker_links import BrokerLinks
 from aggregator.serve.housekeeping import Housekeeping, grow_catalogue
 from aggregator.serve.outgoing import Outgoing
@@ -30,12 +30,12 @@ from aggregator.task.catalogue import adopt_catalogue, read_catalogue_file, stor
 from aggregator.task.file import Task
 from device_sdk.link.settings import LinkSettings
 from device_sdk.wire.publish.chunks import Reassembler
-from device_sdk.wire.publish.presence import Presence, new_presence
 from device_sdk.wire.publish.task_messages import TaskTerms
 from device_sdk.wire.publish.topics import Topics
 from device_sdk.wire.seal.admission import TokenBuckets, WorkBudget
 from device_sdk.wire.seal.enrolment import EnrolmentDesk
 from device_sdk.wire.seal.keys import RandomBytes
+from device_sdk.wire.seal.presence import Presence, new_presence
 from device_sdk.wire.seal.session_table import SessionTable
 
 SHARD = 0
@@ -64,7 +64,11 @@ class World:
 
 
 def assemble(
-    home: Home, store: Store, task: Task, world: World, link_settings: LinkSettings = LINK_SETTINGS
+    home: AggregatorHome,
+    store: Store,
+    task: Task,
+    world: World,
+    link_settings: LinkSettings = LINK_SETTINGS,
 ) -> Parts:
     """All parts, resumed from the store; the link is not started. Raises AggregatorError."""
     _claim(store, task)
@@ -123,7 +127,7 @@ def assemble(
         publisher.require_publishable,
         tuple(each.artifact for each in artifacts),
     )
-    rounds = Rounds(
+    rounds = RoundMachine(
         task.name,
         task.round,
         store,

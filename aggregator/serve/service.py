@@ -15,7 +15,7 @@ from aggregator.publish.publisher import Publisher
 from aggregator.refusals import Refusals
 from aggregator.rounds.aggregation import Aggregation
 from aggregator.rounds.ingest import Ingest, Settled
-from aggregator.rounds.machine import RoundClosed, RoundEvent, RoundOpened, Rounds
+from aggregator.rounds.machine import RoundClosed, RoundEvent, RoundMachine, RoundOpened
 from aggregator.serve.broker_links import BrokerLinks
 from aggregator.serve.housekeeping import Housekeeping
 from aggregator.serve.metrics import Snapshot
@@ -105,7 +105,7 @@ class Parts:
     table: SessionTable
     uplink: Uplink
     aggregation: Aggregation
-    rounds: Rounds
+    rounds: RoundMachine
     ingest: Ingest
     publisher: Publisher
     outgoing: Outgoing

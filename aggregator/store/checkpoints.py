@@ -16,7 +16,7 @@ Kind = Literal["version", "partial"]
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
+class MethodCheckpoint:
     """``state`` holds everything up to update ``seq`` of the log.
 
     A ``version`` is what a round made (its log starts anew, so ``seq`` is 0). A ``partial`` lies
@@ -36,7 +36,7 @@ class Checkpoints:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def put(self, checkpoint: Checkpoint) -> None:
+    def put(self, checkpoint: MethodCheckpoint) -> None:
         """Replace the checkpoint of this kind; a version makes the partial one void."""
         if checkpoint.kind == "version":
             self.drop_partial()
@@ -51,13 +51,13 @@ class Checkpoints:
             ),
         )
 
-    def get(self, kind: Kind) -> Checkpoint | None:
+    def get(self, kind: Kind) -> MethodCheckpoint | None:
         """The checkpoint of this kind."""
         row = self._database.row("SELECT * FROM checkpoints WHERE kind = ?", (kind,))
         if row is None:
             return None
         _, round_number, seq, version, packed = row
-        return Checkpoint(kind, round_number, seq, version, unpack_state(packed))
+        return MethodCheckpoint(kind, round_number, seq, version, unpack_state(packed))
 
     def drop_partial(self) -> None:
         """Forget the checkpoint within a round."""

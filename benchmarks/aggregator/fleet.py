@@ -9,15 +9,15 @@ from pathlib import Path
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from aggregator.home import Home
+from aggregator.home import AggregatorHome
 from aggregator.keys.folder import initialise
 from aggregator.serve.service import Parts
 from aggregator.store import Store
 from aggregator.store.devices import DeviceRow
 from device_sdk.methods.scatter.contract import encode_scatter_update
 from device_sdk.wire.arrays.exchange import Update
-from device_sdk.wire.publish.presence import read_presence
 from device_sdk.wire.seal.device_session import DeviceCredential
+from device_sdk.wire.seal.presence import read_presence
 
 ITEMS, WIDTH = 3706, 64
 ROWS, COLUMNS = 100, 16
@@ -31,9 +31,9 @@ class BenchDevice:
     handle: bytes
 
 
-def make_bench_home(folder: Path, url: str, round_lines: str) -> Home:
+def make_bench_home(folder: Path, url: str, round_lines: str) -> AggregatorHome:
     """A home whose task has ML-1M's 3,706 items and K = 64."""
-    home = Home(folder)
+    home = AggregatorHome(folder)
     rng = np.random.default_rng(1)
     initialise(home, int(time.time()), rng.bytes)
     (folder / "items.tsv").write_text("".join(f"item-{row}\n" for row in range(ITEMS)))

@@ -13,13 +13,7 @@ import numpy as np
 from benchmarks.aggregator.fleet import BenchDevice
 from benchmarks.aggregator.mqtt_client import MiniClient
 from device_sdk.wire.codec.header import MessageType
-from device_sdk.wire.publish.broadcast import (
-    derive_broadcast_keys,
-    open_manifest,
-    read_manifest_label,
-)
-from device_sdk.wire.publish.manifest import Manifest, read_manifest
-from device_sdk.wire.publish.presence import read_presence
+from device_sdk.wire.publish.manifest import RoundManifest, read_manifest
 from device_sdk.wire.publish.receipts import (
     RecordType,
     UpdateIdentity,
@@ -29,10 +23,16 @@ from device_sdk.wire.publish.receipts import (
     write_update,
 )
 from device_sdk.wire.publish.topics import DownTopic, ManifestTopic, PresenceTopic, Topics, UpTopic
+from device_sdk.wire.seal.broadcast import (
+    derive_broadcast_keys,
+    open_manifest,
+    read_manifest_label,
+)
 from device_sdk.wire.seal.descriptor import Descriptor
 from device_sdk.wire.seal.device_session import DeviceCredential, DeviceSessions, SessionOpening
 from device_sdk.wire.seal.freshness import Freshness
 from device_sdk.wire.seal.group_key import GroupKey, find_group_key
+from device_sdk.wire.seal.presence import read_presence
 from device_sdk.wire.seal.signature import public_key
 
 _PATIENCE_SECONDS = 60.0
@@ -81,7 +81,7 @@ class Load:
         self._group_keys: tuple[GroupKey, ...] = ()
         self.incarnation = b""
         self._presence_topic = self._topics.write(PresenceTopic())
-        self._manifest: Manifest | None = None
+        self._manifest: RoundManifest | None = None
         self._sealed_manifest = b""
         self._fleet: list[_Connected] = []
         self._counted = 0
@@ -164,7 +164,7 @@ class Load:
         freshness = Freshness(self.incarnation, counter)
         return SessionOpening(credential, self._descriptor, freshness, time.monotonic)
 
-    def _send(self, one: _Connected, manifest: Manifest) -> None:
+    def _send(self, one: _Connected, manifest: RoundManifest) -> None:
         device_id = one.device.credential.device_id
         identity = UpdateIdentity(device_id, "default", manifest.generation, manifest.round)
         one.awaited = update_digest(identity, hashlib.sha256(one.body).digest())

@@ -51,9 +51,9 @@ def measure_recovery(updates: int, runs: int, folder: Path) -> RecoveryFigures:
 
 
 def _fill(home_folder: Path, updates: int) -> int:
-    from aggregator.home import Home
+    from aggregator.home import AggregatorHome
 
-    home = Home(home_folder)
+    home = AggregatorHome(home_folder)
     store = home.open_store()
     rng = np.random.default_rng(2)
     devices = enrol_directly(store, updates + 1, rng)

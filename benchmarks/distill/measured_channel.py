@@ -13,7 +13,7 @@ from device_sdk.wire.arrays.body import decode_update, encode_update
 from device_sdk.wire.arrays.exchange import Attachment, Broadcast, Update
 from device_sdk.wire.arrays.tensors import Codec, decode_tensors, encode_tensors
 from device_sdk.wire.codec import cbor
-from device_sdk.wire.publish.broadcast import MAX_CHUNK_PAYLOAD_BYTES, Publication
+from device_sdk.wire.seal.broadcast import MAX_CHUNK_PAYLOAD_BYTES, Publication
 from device_sdk.wire.seal.group_key import new_group_key
 
 # Around a broadcast: what its manifest says besides the chunks' hashes, its signature, its seal.

@@ -8,10 +8,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from aggregator.methods.scatter.method import ScatterMethod, initial_items
 from benchmarks.scatter.experiment import Experiment
 from benchmarks.scatter.measured_channel import WIRE_CODECS
-from device_sdk.wire.publish.broadcast import Publication
 from device_sdk.wire.publish.content import seal_chunks
-from device_sdk.wire.publish.manifest import Manifest, write_manifest
+from device_sdk.wire.publish.manifest import RoundManifest, write_manifest
 from device_sdk.wire.publish.task_messages import TaskTerms, write_broadcast
+from device_sdk.wire.seal.broadcast import Publication
 from device_sdk.wire.seal.group_key import new_group_key
 
 _ITEMS = {"ml-100k": 1682, "ml-1m": 3706}
@@ -36,7 +36,7 @@ def published_bytes(experiment: Experiment) -> int:
     plaintext = write_broadcast(broadcast, terms, experiment.broadcast_codec, rng)
     publication = Publication(new_group_key(1, rng.bytes), _TASK, _COHORT, rng.bytes)
     chunks, digests = seal_chunks(publication, plaintext)
-    manifest = Manifest(
+    manifest = RoundManifest(
         root_fingerprint=bytes(16),
         task=_TASK,
         cohort=_COHORT,

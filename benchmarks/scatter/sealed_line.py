@@ -7,8 +7,8 @@ import numpy as np
 from device_sdk.wire.publish.chunks import PART_BYTES, Reassembler, split
 from device_sdk.wire.publish.receipts import (
     RecordType,
-    Update,
     UpdateIdentity,
+    UpdateMessage,
     read_update,
     write_update,
 )
@@ -29,7 +29,7 @@ class SealedLine:
         self._rng = rng
         self._open()
 
-    def carry(self, body: bytes, round_id: int) -> tuple[Update, int]:
+    def carry(self, body: bytes, round_id: int) -> tuple[UpdateMessage, int]:
         """What the aggregator reads, and the bytes of the MQTT payloads, without their topics."""
         if self._device.is_spent():
             self._open()

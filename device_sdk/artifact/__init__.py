@@ -15,9 +15,9 @@ from device_sdk.artifact.manifest import (
     Axis,
     FileEntry,
     Manifest,
-    Optimizer,
+    OptimizerSpec,
 )
-from device_sdk.artifact.parts import Graph, Member, Port, StateTensor
+from device_sdk.artifact.parts import GraphFile, Member, Port, StateTensor
 
 __all__ = [
     "FORMAT_VERSION",
@@ -27,10 +27,10 @@ __all__ = [
     "ArtifactError",
     "Axis",
     "FileEntry",
-    "Graph",
+    "GraphFile",
     "Manifest",
     "Member",
-    "Optimizer",
+    "OptimizerSpec",
     "Port",
     "StateTensor",
     "load_artifact",

@@ -37,7 +37,7 @@ def _refuse_constant(text: str) -> Never:
     raise ArtifactError(f"{text} is no JSON number")
 
 
-class Fields:
+class JsonFields:
     """A JSON object whose keys are taken one by one; `end` refuses what is left over."""
 
     def __init__(self, value: object, where: str) -> None:

@@ -13,8 +13,8 @@ from device_sdk.artifact import safetensors
 from device_sdk.artifact.errors import ArtifactError
 from device_sdk.artifact.manifest import INITIAL_FILE, MANIFEST_FILE, FileEntry, Manifest
 from device_sdk.artifact.manifest_json import MAX_MANIFEST_BYTES
-from device_sdk.artifact.onnx_reader import OnnxModel, Value, read_onnx
-from device_sdk.artifact.parts import Graph, Port
+from device_sdk.artifact.onnx_reader import GraphValue, OnnxModel, read_onnx
+from device_sdk.artifact.parts import GraphFile, Port
 from device_sdk.artifact.shapes import Dim, Shape, checked_file_name, describe, resolve
 
 # Reading an artifact's files without trusting the folder.
@@ -61,7 +61,7 @@ def read_checked(folder: Path, name: str, entry: FileEntry) -> bytes:
 # Does an ONNX file hold what the manifest says, and nothing that is not allowed?
 
 
-def check_agreement(manifest: Manifest, graph: Graph, model: OnnxModel) -> None:
+def check_agreement(manifest: Manifest, graph: GraphFile, model: OnnxModel) -> None:
     """Raise ArtifactError naming the first point in which file and manifest differ."""
     _check_operators(manifest, graph, model)
     _check_ports(graph, graph.inputs, model.inputs, "input")
@@ -77,7 +77,7 @@ def check_agreement(manifest: Manifest, graph: Graph, model: OnnxModel) -> None:
             )
 
 
-def _check_operators(manifest: Manifest, graph: Graph, model: OnnxModel) -> None:
+def _check_operators(manifest: Manifest, graph: GraphFile, model: OnnxModel) -> None:
     for domain, operator in model.operators:
         if domain:
             raise ArtifactError(
@@ -100,7 +100,9 @@ def _check_operators(manifest: Manifest, graph: Graph, model: OnnxModel) -> None
         )
 
 
-def _check_ports(graph: Graph, ports: tuple[Port, ...], values: list[Value], side: str) -> None:
+def _check_ports(
+    graph: GraphFile, ports: tuple[Port, ...], values: list[GraphValue], side: str
+) -> None:
     found = {value.name: value for value in values}
     if len(found) != len(values):
         raise ArtifactError(f"{graph.file}: two {side}s have the same name")

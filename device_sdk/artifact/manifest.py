@@ -13,7 +13,7 @@ from typing import Final
 
 from device_sdk.artifact import manifest_json
 from device_sdk.artifact.errors import ArtifactError
-from device_sdk.artifact.parts import Graph, Member, Port, StateTensor
+from device_sdk.artifact.parts import GraphFile, Member, Port, StateTensor
 from device_sdk.artifact.shapes import Shape, axes_of, checked_file_name, checked_name
 
 FORMAT: Final = "tessera-artifact"
@@ -61,7 +61,7 @@ class FileEntry:
 
 
 @dataclass(frozen=True)
-class Optimizer:
+class OptimizerSpec:
     """Name of the optimizer inside the graph and the settings that were built into it."""
 
     name: str
@@ -85,8 +85,8 @@ class Manifest:
     opset: int
     axes: Mapping[str, Axis]
     state: tuple[StateTensor, ...]
-    optimizer: Optimizer
-    graphs: Mapping[str, Graph]
+    optimizer: OptimizerSpec
+    graphs: Mapping[str, GraphFile]
     files: Mapping[str, FileEntry]
     producer: Mapping[str, str] = field(default_factory=dict)
     sequential: bool = False
@@ -185,7 +185,7 @@ class Manifest:
             if (twin.dtype, twin.shape) != (port.dtype, port.shape):
                 raise ArtifactError(f"batch entry {port.of!r} differs between the two graphs")
 
-    def _check_port(self, graph: Graph, port: Port) -> None:
+    def _check_port(self, graph: GraphFile, port: Port) -> None:
         self._check_axes(port.shape, f"{graph.file}: {port.name!r}")
         if port.role != "state":
             return

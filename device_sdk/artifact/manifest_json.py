@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from device_sdk.artifact import json_fields
 from device_sdk.artifact.errors import ArtifactError
-from device_sdk.artifact.json_fields import Fields
-from device_sdk.artifact.parts import Graph, Member, Port, StateTensor
+from device_sdk.artifact.json_fields import JsonFields
+from device_sdk.artifact.parts import GraphFile, Member, Port, StateTensor
 from device_sdk.artifact.shapes import Shape, checked_name
 
 if TYPE_CHECKING:
@@ -125,10 +125,10 @@ def manifest_from_object(value: object) -> Manifest:
         Axis,
         FileEntry,
         Manifest,
-        Optimizer,
+        OptimizerSpec,
     )
 
-    top = Fields(value, "manifest")
+    top = JsonFields(value, "manifest")
     # The version comes first: a later version's other keys are no reason to call it malformed.
     if top.take("format") != FORMAT:
         raise ArtifactError(f"manifest: format is not {FORMAT!r}: this is no Tessera artifact")
@@ -138,16 +138,16 @@ def manifest_from_object(value: object) -> Manifest:
             f"manifest: format version {version} is unknown to this release, which reads "
             f"{FORMAT_VERSION}: update tessera-edge, or export the artifact again"
         )
-    producer = Fields(top.take("producer"), "producer")
-    optimizer = Fields(top.take("optimizer"), "optimizer")
+    producer = JsonFields(top.take("producer"), "producer")
+    optimizer = JsonFields(top.take("optimizer"), "optimizer")
     axes = {}
     for name, entry in top.mapping("axes").items():
-        fields = Fields(entry, f"axis {name!r}")
+        fields = JsonFields(entry, f"axis {name!r}")
         axes[name] = Axis(fields.integer("example"))
         fields.end()
     files = {}
     for name, entry in top.mapping("files").items():
-        fields = Fields(entry, f"file {name!r}")
+        fields = JsonFields(entry, f"file {name!r}")
         files[name] = FileEntry(fields.integer("bytes"), fields.text("sha256"))
         fields.end()
     manifest = Manifest(
@@ -155,7 +155,9 @@ def manifest_from_object(value: object) -> Manifest:
         opset=top.integer("opset"),
         axes=axes,
         state=tuple(_state(entry) for entry in top.items("state")),
-        optimizer=Optimizer(optimizer.text("name"), frozen_settings(optimizer.mapping("settings"))),
+        optimizer=OptimizerSpec(
+            optimizer.text("name"), frozen_settings(optimizer.mapping("settings"))
+        ),
         graphs={name: _graph(entry, name) for name, entry in top.mapping("graphs").items()},
         files=files,
         producer=producer.rest_as_text(),
@@ -167,7 +169,7 @@ def manifest_from_object(value: object) -> Manifest:
 
 
 def _state(value: object) -> StateTensor:
-    fields = Fields(value, "state tensor")
+    fields = JsonFields(value, "state tensor")
     fields.where = f"state tensor {fields.peek('name')!r:.80}"
     members = fields.optional("members")
     if members is not None and not (isinstance(members, list) and members):
@@ -188,15 +190,15 @@ def _state(value: object) -> StateTensor:
 
 
 def _member(value: object) -> Member:
-    fields = Fields(value, "member")
+    fields = JsonFields(value, "member")
     member = Member(fields.text("name"), _shape(fields), fields.integer("offset"))
     fields.end()
     return member
 
 
-def _graph(value: object, name: str) -> Graph:
-    fields = Fields(value, f"graph {name!r}")
-    graph = Graph(
+def _graph(value: object, name: str) -> GraphFile:
+    fields = JsonFields(value, f"graph {name!r}")
+    graph = GraphFile(
         file=fields.text("file"),
         inputs=tuple(_port(entry) for entry in fields.items("inputs")),
         outputs=tuple(_port(entry) for entry in fields.items("outputs")),
@@ -206,7 +208,7 @@ def _graph(value: object, name: str) -> Graph:
 
 
 def _port(value: object) -> Port:
-    fields = Fields(value, "graph input or output")
+    fields = JsonFields(value, "graph input or output")
     fields.where = f"graph input or output {fields.peek('name')!r:.80}"
     default = fields.optional("default")
     if default is not None and not isinstance(default, float):
@@ -223,7 +225,7 @@ def _port(value: object) -> Port:
     return port
 
 
-def _shape(fields: Fields) -> Shape:
+def _shape(fields: JsonFields) -> Shape:
     shape = []
     for dim in fields.items("shape"):
         if dim is not None and (isinstance(dim, bool) or not isinstance(dim, (int, str))):

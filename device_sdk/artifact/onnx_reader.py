@@ -119,7 +119,7 @@ MAX_NESTING = 16
 
 
 @dataclass(frozen=True)
-class Value:
+class GraphValue:
     """An input or output of the main graph.
 
     `shape` is None where the file gives no shape; an entry None is a length without name or value.
@@ -141,8 +141,8 @@ class OnnxModel:
     opsets: dict[str, int] = field(default_factory=dict)
     operators: dict[tuple[str, str], int] = field(default_factory=dict)
     functions: list[str] = field(default_factory=list)
-    inputs: list[Value] = field(default_factory=list)
-    outputs: list[Value] = field(default_factory=list)
+    inputs: list[GraphValue] = field(default_factory=list)
+    outputs: list[GraphValue] = field(default_factory=list)
     initializers: set[str] = field(default_factory=set)
     external: set[str] = field(default_factory=set)
     racing_scatters: int = 0
@@ -154,12 +154,12 @@ def read_onnx(data: bytes) -> OnnxModel:
     `racing_scatters` counts the ScatterND nodes with a reduction, whose sum races under several
     threads on onnxruntime's CPU provider.
     """
-    reader = _Reader()
+    reader = _ProtoReader()
     reader.model(memoryview(data))
     return reader.found
 
 
-class _Reader:
+class _ProtoReader:
     def __init__(self) -> None:
         self.found = OnnxModel()
         self.budget = Budget()
@@ -295,7 +295,7 @@ class _Reader:
                 entry = text(wire, value, "entry's value")
         return key, entry
 
-    def value_info(self, data: memoryview) -> Value:
+    def value_info(self, data: memoryview) -> GraphValue:
         once, name, kind = Once("a graph input or output"), "", None
         for number, wire, value in fields(data, self.budget):
             if number == 1:
@@ -306,7 +306,7 @@ class _Reader:
                 kind = self.type(message(wire, value, "type"), name)
         if kind is None:
             raise ArtifactError(f"ONNX file: graph input or output {name!r} has no type")
-        return Value(name, *kind)
+        return GraphValue(name, *kind)
 
     def type(self, data: memoryview, name: str) -> tuple[str, Shape | None]:
         found = None

@@ -147,7 +147,7 @@ class Port:
 
 
 @dataclass(frozen=True)
-class Graph:
+class GraphFile:
     """An ONNX file of the artifact and its signature."""
 
     file: str

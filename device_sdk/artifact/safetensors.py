@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from device_sdk.artifact import json_fields
 from device_sdk.artifact.errors import ArtifactError
-from device_sdk.artifact.json_fields import Fields
+from device_sdk.artifact.json_fields import JsonFields
 from device_sdk.artifact.shapes import MAX_ELEMENTS, MAX_RANK
 
 Array = NDArray[Any]
@@ -108,7 +108,7 @@ def decode(data: bytes) -> Decoded:
 
 
 def _tensor(name: str, value: object, body: memoryview) -> tuple[int, int, str, Array]:
-    fields = Fields(value, f"safetensors tensor {name!r:.80}")
+    fields = JsonFields(value, f"safetensors tensor {name!r:.80}")
     code = fields.text("dtype")
     if code not in _NAMES:
         raise ArtifactError(f"{fields.where}: dtype {code!r:.20} is not used by artifacts")
@@ -136,7 +136,7 @@ def _tensor(name: str, value: object, body: memoryview) -> tuple[int, int, str, 
     return begin, end, name, array
 
 
-def _lengths(fields: Fields, key: str) -> tuple[int, ...]:
+def _lengths(fields: JsonFields, key: str) -> tuple[int, ...]:
     values = fields.items(key)
     lengths = []
     for value in values:

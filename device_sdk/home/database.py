@@ -81,7 +81,7 @@ CREATE TABLE request_counter (
 }
 
 
-class Database:
+class HomeDatabase:
     """One connection, used by one thread at a time.
 
     A commit has reached the disk when :meth:`transaction` ends (WAL, ``synchronous=FULL``). The

@@ -10,7 +10,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from device_sdk.errors import HomeBroken, HomeError, HomeLocked, NotEnrolled
-from device_sdk.home.database import Database
+from device_sdk.home.database import HomeDatabase
 from device_sdk.home.interaction_store import InteractionStore
 from device_sdk.home.membership import MembershipStore, RequestCounter
 from device_sdk.home.model_store import AttachmentStore, ModelStore
@@ -53,7 +53,7 @@ class Home:
         self._lock: FileLock | None = None
         try:
             self._lock = None if read_only else _hold(folder)
-            self.database = Database(folder / _DATABASE, read_only=read_only)
+            self.database = HomeDatabase(folder / _DATABASE, read_only=read_only)
         except (OSError, HomeError) as error:
             self._release()
             if isinstance(error, HomeError):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from device_sdk.home.database import Database
+from device_sdk.home.database import HomeDatabase
 from device_sdk.wire.publish.catalogue import MOST_ID_BYTES
 
 _MOST_USER_BYTES = 256
@@ -17,7 +17,7 @@ _MOST_USER_BYTES = 256
 class InteractionStore:
     """Distinct (user, item) pairs. Users keep their place, in the order of their first item."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: HomeDatabase) -> None:
         self._database = database
 
     def add(self, pairs: Iterable[tuple[str, str]]) -> int:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from device_sdk.home.database import Database
+from device_sdk.home.database import HomeDatabase
 from device_sdk.link.broker_url import TlsFiles
 from device_sdk.wire.seal.descriptor import Descriptor, DescriptorSeen, read_descriptor
 from device_sdk.wire.seal.enrolment_message import Grant
@@ -28,7 +28,7 @@ class RequestCounter:
     the counter.
     """
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: HomeDatabase) -> None:
         self._database = database
 
     def next(self) -> int:
@@ -69,7 +69,7 @@ class Membership:
 class MembershipStore:
     """Membership, descriptor and the largest time seen: each has one row at most."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: HomeDatabase) -> None:
         self._database = database
 
     def load(self) -> Membership | None:

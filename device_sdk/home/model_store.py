@@ -9,7 +9,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from device_sdk.home.database import Database
+from device_sdk.home.database import HomeDatabase
 from device_sdk.wire.arrays.tensors import Codec, TensorLimits, decode_tensors, encode_tensors
 from device_sdk.wire.publish.catalogue import NO_CATALOGUE
 
@@ -19,7 +19,7 @@ from device_sdk.wire.publish.catalogue import NO_CATALOGUE
 class AttachmentStore:
     """Contents under the ids that signed heads gave them."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: HomeDatabase) -> None:
         self._database = database
 
     def save(self, content_id: bytes, content: bytes) -> None:
@@ -88,7 +88,7 @@ class CapabilityRow:
 class ModelStore:
     """Models, learner states, catalogues and capabilities by task."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: HomeDatabase) -> None:
         self._database = database
 
     def save_model(self, model: StoredModel, codec: Codec) -> None:

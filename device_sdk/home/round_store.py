@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from device_sdk.home.database import Database
-from device_sdk.wire.publish.manifest import Manifest, Mark
+from device_sdk.home.database import HomeDatabase
+from device_sdk.wire.publish.manifest import Mark, RoundManifest
 from device_sdk.wire.publish.receipts import Receipt, UpdateIdentity, Verdict
 
 _KEPT_ROUNDS = 1000
 
 
-class Outcome(Enum):
+class RoundOutcome(Enum):
     """How a round ended on the device."""
 
     TRAINED = "trained"
@@ -40,7 +40,7 @@ class Participation:
     generation: int
     round: int
     version: int
-    outcome: Outcome
+    outcome: RoundOutcome
     detail: str = ""
     k: int | None = None
     train_seconds: float | None = None
@@ -68,7 +68,7 @@ class OutboxRow:
 class RoundStore:
     """Marks, participations and outbox. Every method is one transaction, or joins the caller's."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: HomeDatabase) -> None:
         self._database = database
 
     def mark(self, task: str, cohort: str) -> Mark | None:
@@ -80,7 +80,7 @@ class RoundStore:
         )
         return None if row is None else Mark(*row)
 
-    def save_mark(self, manifest: Manifest, mark: Mark) -> None:
+    def save_mark(self, manifest: RoundManifest, mark: Mark) -> None:
         """Keep the mark of a manifest that was accepted."""
         with self._database.transaction() as sql:
             sql.execute(
@@ -206,7 +206,7 @@ class RoundStore:
                 row[1],
                 row[2],
                 row[3],
-                outcome=Outcome(row[4]),
+                outcome=RoundOutcome(row[4]),
                 detail=row[5],
                 k=row[6],
                 train_seconds=row[7],

@@ -46,7 +46,7 @@ class Sink(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class ConnectionEnd:
     """Why a connection ended; ``reason`` as in ``link_events.Disconnected``, or ``refused``."""
 
     reason: str
@@ -77,7 +77,7 @@ class Connection:
         self._socket: Any = None
         self.limits: ServerLimits | None = None
         """Set by the broker's acceptance."""
-        self.end: End | None = None
+        self.end: ConnectionEnd | None = None
         self.last_received_seconds = clock()
         """By the clock, when the broker last sent anything."""
         self._client = self._make_client(tls, client_id)
@@ -102,15 +102,15 @@ class Connection:
                 properties=properties,
             )
         except ssl.SSLError as error:
-            self._finish(End("tls", str(error)))
+            self._finish(ConnectionEnd("tls", str(error)))
         except OSError as error:
-            self._finish(End("unreachable", str(error) or type(error).__name__))
+            self._finish(ConnectionEnd("unreachable", str(error) or type(error).__name__))
         except Exception as error:  # paho raises ValueError for odd hosts
-            self._finish(End("unreachable", f"{type(error).__name__}: {error}"))
+            self._finish(ConnectionEnd("unreachable", f"{type(error).__name__}: {error}"))
         else:
             self._socket = self._client.socket()
             if self._socket is None:
-                self._finish(End("closed", "closed while connecting"))
+                self._finish(ConnectionEnd("closed", "closed while connecting"))
                 return
             # Small packets each way: Nagle's wait for more would add 40 ms to every receipt.
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -123,9 +123,9 @@ class Connection:
         try:
             self._step(timeout_seconds, wake, read)
         except Exception as error:  # a hostile packet must end this connection, never the thread
-            self._finish(End("protocol", f"{type(error).__name__}: {error}"))
+            self._finish(ConnectionEnd("protocol", f"{type(error).__name__}: {error}"))
         if self.end is None and self._client.socket() is None:
-            self._finish(End("closed", "the connection was closed"))
+            self._finish(ConnectionEnd("closed", "the connection was closed"))
 
     def publish(self, topic: str, payload: bytes, qos: int, retain: bool) -> int:
         """Hand a publication to the socket's buffer; returns its packet id."""
@@ -146,15 +146,15 @@ class Connection:
             try:
                 self._client.write()
             except Exception as error:
-                self._finish(End("protocol", f"{type(error).__name__}: {error}"))
+                self._finish(ConnectionEnd("protocol", f"{type(error).__name__}: {error}"))
 
-    def close(self, end: End) -> None:
+    def close(self, end: ConnectionEnd) -> None:
         """Say goodbye if the broker still listens, and close the socket."""
         if self.limits is not None and self.end is None and end.reason == "stopped":
             try:
                 self._client.say_goodbye()
             except Exception as error:
-                end = End("stopped", f"without goodbye: {type(error).__name__}")
+                end = ConnectionEnd("stopped", f"without goodbye: {type(error).__name__}")
         self._finish(end)
 
     def _make_client(self, tls: ssl.SSLContext | None, client_id: str) -> BufferedClient:
@@ -206,12 +206,12 @@ class Connection:
                 else:
                     self._client.read()
             elif state & (select.POLLERR | select.POLLHUP | select.POLLNVAL):
-                self._finish(End("closed", "the connection was closed"))
+                self._finish(ConnectionEnd("closed", "the connection was closed"))
         if self.end is None and read:
             self._client.loop_misc()
         self.flush()
 
-    def _finish(self, end: End) -> None:
+    def _finish(self, end: ConnectionEnd) -> None:
         if self.end is None:
             self.end = end
         if self._socket is not None:
@@ -227,9 +227,9 @@ class Connection:
         properties: Properties | None,
     ) -> None:
         if code.value == _UNSUPPORTED_VERSION:
-            self.end = End("version", str(code), code.value)
+            self.end = ConnectionEnd("version", str(code), code.value)
         elif code.value >= _FAILURE:
-            self.end = End("refused", _detail(code, properties), code.value)
+            self.end = ConnectionEnd("refused", _detail(code, properties), code.value)
         else:
             self.limits = _limits(properties)
 
@@ -244,11 +244,11 @@ class Connection:
         if self.end is not None:
             return
         if flags.is_disconnect_packet_from_server:
-            self.end = End("server", _detail(code, properties), code.value)
+            self.end = ConnectionEnd("server", _detail(code, properties), code.value)
         elif self.limits is None:
-            self.end = End("no-connack", "closed before the CONNACK")
+            self.end = ConnectionEnd("no-connack", "closed before the CONNACK")
         else:
-            self.end = End("closed", str(code))
+            self.end = ConnectionEnd("closed", str(code))
 
     def _on_message(self, client: Client, userdata: object, message: MQTTMessage) -> None:
         self._sink.arrived(Message(message.topic, bytes(message.payload), message.retain))

@@ -15,7 +15,7 @@ import numpy as np
 from device_sdk.link.backoff import Backoff
 from device_sdk.link.broker_url import BrokerUrl
 from device_sdk.link.buffered_client import Admits
-from device_sdk.link.connection import Connection, End
+from device_sdk.link.connection import Connection, ConnectionEnd
 from device_sdk.link.events import (
     Connected,
     ConnectRefused,
@@ -228,7 +228,7 @@ class LinkLoop:
         finally:
             self.close()
 
-    def _one_connection(self) -> End:
+    def _one_connection(self) -> ConnectionEnd:
         self._never_accepted = True
         connection = Connection(
             self._url,
@@ -247,7 +247,7 @@ class LinkLoop:
             while connection.end is None:
                 self._turn(connection, opened_seconds)
         except Exception as error:  # no failure of ours may end the thread
-            connection.close(End("protocol", f"{type(error).__name__}: {error}"))
+            connection.close(ConnectionEnd("protocol", f"{type(error).__name__}: {error}"))
         finally:
             self.limits = None
             self.subscriptions.disconnected()
@@ -258,7 +258,7 @@ class LinkLoop:
             settle(lost, Outcome.LOST, "the connection ended before the acknowledgement")
         if self._clock() - opened_seconds >= self._settings.settled_seconds:
             self._backoff.reset()
-        end = connection.end or End("closed", "the connection ended")
+        end = connection.end or ConnectionEnd("closed", "the connection ended")
         connection.close(end)
         return end
 
@@ -275,7 +275,7 @@ class LinkLoop:
             self._send(connection, self.limits, now)
             connection.flush()
         if self._stopping and self._flushed(now):
-            connection.close(End("stopped", "the link was stopped"))
+            connection.close(ConnectionEnd("stopped", "the link was stopped"))
             return
         deadline, end = self._deadline(connection, opened_seconds, paused)
         if now >= deadline:
@@ -337,23 +337,23 @@ class LinkLoop:
 
     def _deadline(
         self, connection: Connection, opened_seconds: float, paused: bool
-    ) -> tuple[float, End]:
+    ) -> tuple[float, ConnectionEnd]:
         """When the connection must be given up unless something moves, and what to say then."""
         settings = self._settings
         if connection.limits is None:
             patience = settings.connect_timeout_seconds
             if self._versions.probing:
                 patience = min(patience, settings.version_probe_seconds)
-            return opened_seconds + patience, End("timeout", "no CONNACK in time")
+            return opened_seconds + patience, ConnectionEnd("timeout", "no CONNACK in time")
         silent = (
             connection.last_received_seconds
             + self._keepalive_seconds(connection)
             + settings.stall_seconds
         )
         if paused:
-            return silent, End("consumer-stalled", "nobody took the events")
+            return silent, ConnectionEnd("consumer-stalled", "nobody took the events")
         silent = max(silent, self._paused_seconds + settings.stall_seconds)
-        return min([*self._owed(), silent]), End(
+        return min([*self._owed(), silent]), ConnectionEnd(
             "stalled", "the broker owes an answer and sends none"
         )
 
@@ -372,7 +372,7 @@ class LinkLoop:
             return True
         return not len(self.queue) and not any(self._in_flight)
 
-    def _report(self, end: End, retry_seconds: float) -> None:
+    def _report(self, end: ConnectionEnd, retry_seconds: float) -> None:
         if end.reason == "refused" and end.code is not None:
             self.events.put(ConnectRefused(end.code, end.detail, retry_seconds))
         else:

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from device_sdk.home.home import Home
 from device_sdk.home.model_store import StoredModel
-from device_sdk.home.round_store import OutboxRow, Outcome, Participation
+from device_sdk.home.round_store import OutboxRow, Participation, RoundOutcome
 from device_sdk.train.job import TrainedRound, TrainingJob
 from device_sdk.wire.arrays.tensors import Codec
-from device_sdk.wire.publish.manifest import Manifest
+from device_sdk.wire.publish.manifest import RoundManifest
 from device_sdk.wire.publish.receipts import UpdateIdentity, update_digest
 from device_sdk.wire.publish.task_messages import BROADCAST_CODECS
 
@@ -44,7 +44,7 @@ def commit_round(
         home.rounds.conclude(
             participation(
                 manifest,
-                Outcome.TRAINED,
+                RoundOutcome.TRAINED,
                 k=result.k,
                 train_seconds=result.seconds,
                 artifact=name,
@@ -99,8 +99,8 @@ def read_model(
 
 
 def participation(
-    manifest: Manifest,
-    outcome: Outcome,
+    manifest: RoundManifest,
+    outcome: RoundOutcome,
     detail: str = "",
     k: int | None = None,
     train_seconds: float | None = None,

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from device_sdk.home.home import Home
 from device_sdk.home.membership import Membership
-from device_sdk.home.round_store import Outcome
+from device_sdk.home.round_store import RoundOutcome
 from device_sdk.rounds.actions import Actions
 from device_sdk.rounds.commit import commit_round, participation, read_model
 from device_sdk.rounds.intake import Accepted
@@ -25,7 +25,7 @@ from device_sdk.train.affordable import ArtifactWishes
 from device_sdk.train.arrays import RECEIPT_METHODS
 from device_sdk.train.job import Declined, TrainedRound, TrainingJob
 from device_sdk.wire.codec.errors import WireError
-from device_sdk.wire.publish.manifest import Manifest
+from device_sdk.wire.publish.manifest import RoundManifest
 from device_sdk.wire.publish.topics import Topics
 
 _log = logging.getLogger("tessera.device")
@@ -76,7 +76,7 @@ class CurrentRound:
         """It is complete: :meth:`trained`, :meth:`read` or :meth:`ended` must follow."""
 
     @property
-    def manifest(self) -> Manifest | None:
+    def manifest(self) -> RoundManifest | None:
         """Of the round in hand; None for none."""
         return None if self._round is None else self._round.manifest
 
@@ -95,13 +95,13 @@ class CurrentRound:
         if self._round is not None:
             if self._round.manifest == manifest:
                 return  # shown again, as after a reconnection
-            self._conclude(self._round.manifest, Outcome.TOO_LATE, "the next round opened")
+            self._conclude(self._round.manifest, RoundOutcome.TOO_LATE, "the next round opened")
         # Only for news: a broker that repeats a manifest must not shorten the waits.
         self._sessions.went_well()
         if not accepted.selected and not self._is_wanted_to_read(manifest):
-            self._conclude(manifest, Outcome.NOT_SELECTED)
+            self._conclude(manifest, RoundOutcome.NOT_SELECTED)
         elif self._is_past(manifest.deadline_unix_seconds):
-            self._conclude(manifest, Outcome.TOO_LATE, "the deadline was over on arrival")
+            self._conclude(manifest, RoundOutcome.TOO_LATE, "the deadline was over on arrival")
         elif accepted.selected and self._sender.obstacle:
             self._hold_back(manifest, self._sender.obstacle)
         else:
@@ -116,13 +116,13 @@ class CurrentRound:
         try:
             round_.add(content_id, index, payload)
         except Declined as reason:
-            self._conclude(round_.manifest, Outcome.DECLINED, str(reason))
+            self._conclude(round_.manifest, RoundOutcome.DECLINED, str(reason))
             return
         except WireError as error:
             if error.reason == "unknown-epoch":
                 self._sessions.reopen()
             if round_.broken is not None:
-                self._conclude(round_.manifest, Outcome.FAILED, str(error))
+                self._conclude(round_.manifest, RoundOutcome.FAILED, str(error))
             raise
         self._advance(round_)
 
@@ -138,7 +138,7 @@ class CurrentRound:
             return
         if self._is_past(round_.manifest.deadline_unix_seconds):
             what = "receipts" if round_.is_complete else "chunks"
-            self._conclude(round_.manifest, Outcome.TOO_LATE, f"not all {what} came in time")
+            self._conclude(round_.manifest, RoundOutcome.TOO_LATE, f"not all {what} came in time")
         elif self._asks_again(round_) and round_.retry.due():
             round_.ask_again()
 
@@ -167,7 +167,7 @@ class CurrentRound:
         if self._is_past(manifest.deadline_unix_seconds):
             if result.capability is not None:
                 self._home.models.save_capability(result.capability)
-            self.ended(job, Outcome.TOO_LATE, f"training took {result.seconds:.1f} s")
+            self.ended(job, RoundOutcome.TOO_LATE, f"training took {result.seconds:.1f} s")
             return
         row = commit_round(
             self._home,
@@ -183,25 +183,25 @@ class CurrentRound:
         """The task rests, and its last version was read; see :func:`read_model`."""
         with self._home.database.transaction():
             read_model(self._home, job, adopted)
-            self._conclude(job.manifest, Outcome.READ)
+            self._conclude(job.manifest, RoundOutcome.READ)
 
-    def ended(self, job: TrainingJob, outcome: Outcome, detail: str) -> None:
+    def ended(self, job: TrainingJob, outcome: RoundOutcome, detail: str) -> None:
         """The round ends here without an update; ``detail`` says why."""
         self._conclude(job.manifest, outcome, detail)
 
-    def _hold_back(self, manifest: Manifest, obstacle: str) -> None:
+    def _hold_back(self, manifest: RoundManifest, obstacle: str) -> None:
         if not self._held_back:
             _log.warning("round %d and later ones are not trained: %s", manifest.round, obstacle)
         self._held_back = True
-        self._conclude(manifest, Outcome.OUTBOX_FULL, obstacle)
+        self._conclude(manifest, RoundOutcome.OUTBOX_FULL, obstacle)
 
-    def _is_wanted_to_read(self, manifest: Manifest) -> bool:
+    def _is_wanted_to_read(self, manifest: RoundManifest) -> bool:
         # Nobody is selected: the task rests, and this version is there to be used. Whoever has
         # vectors of its users takes it, or would recommend from the version before for ever.
         mark = self._home.models.model_mark(manifest.task)
         return manifest.threshold == 0 and mark is not None
 
-    def _begin(self, manifest: Manifest) -> None:
+    def _begin(self, manifest: RoundManifest) -> None:
         try:
             self._round = OpenRound(
                 manifest,
@@ -218,7 +218,7 @@ class CurrentRound:
             )
         except WireError as error:
             if error.reason == "truncated":
-                self._conclude(manifest, Outcome.FAILED, str(error))
+                self._conclude(manifest, RoundOutcome.FAILED, str(error))
             raise
 
     def _advance(self, round_: OpenRound) -> None:
@@ -228,7 +228,7 @@ class CurrentRound:
             job = round_.job()
         except WireError as error:
             # Signed by the aggregator and unusable all the same: asking again would not help.
-            self._conclude(round_.manifest, Outcome.FAILED, str(error))
+            self._conclude(round_.manifest, RoundOutcome.FAILED, str(error))
             raise
         if round_.manifest.threshold == 0 and not self._has_own_model(job):
             self.read(job)
@@ -250,7 +250,7 @@ class CurrentRound:
     def _has_own_model(self, job: TrainingJob) -> bool:
         return self._home.models.learner_artifact(job.manifest.task) is not None
 
-    def _conclude(self, manifest: Manifest, outcome: Outcome, detail: str = "") -> None:
+    def _conclude(self, manifest: RoundManifest, outcome: RoundOutcome, detail: str = "") -> None:
         self._close()
         self._home.rounds.conclude(participation(manifest, outcome, detail))
 

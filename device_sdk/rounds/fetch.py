@@ -12,14 +12,14 @@ from device_sdk.rounds.actions import Actions
 from device_sdk.rounds.pace import Pace
 from device_sdk.rounds.session import SessionKeeper
 from device_sdk.wire.codec.errors import WireError
-from device_sdk.wire.publish.broadcast import (
+from device_sdk.wire.publish.content import HEAD_INDEX, ChunkSet, ContentKind, read_content_head
+from device_sdk.wire.publish.manifest import RoundManifest
+from device_sdk.wire.publish.topics import ChunkTopic, Topics
+from device_sdk.wire.seal.broadcast import (
     derive_broadcast_keys,
     open_manifest,
     read_manifest_label,
 )
-from device_sdk.wire.publish.content import HEAD_INDEX, ChunkSet, ContentKind, read_content_head
-from device_sdk.wire.publish.manifest import Manifest
-from device_sdk.wire.publish.topics import ChunkTopic, Topics
 from device_sdk.wire.seal.group_key import GroupKey
 
 
@@ -69,7 +69,7 @@ class BroadcastFetch:
     """The chunks that a verified manifest names."""
 
     def __init__(
-        self, manifest: Manifest, sessions: SessionKeeper, topics: Topics, actions: Actions
+        self, manifest: RoundManifest, sessions: SessionKeeper, topics: Topics, actions: Actions
     ) -> None:
         key = sessions.group_key(manifest.key_epoch)
         keys = derive_broadcast_keys(key, manifest.broadcast_id, manifest.task, manifest.cohort)
@@ -106,7 +106,7 @@ class ContentFetch:
         self,
         kind: ContentKind,
         content_id: bytes,
-        manifest: Manifest,
+        manifest: RoundManifest,
         sessions: SessionKeeper,
         topics: Topics,
         actions: Actions,

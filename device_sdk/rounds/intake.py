@@ -14,12 +14,12 @@ from device_sdk.rounds.fetch import Retry
 from device_sdk.rounds.pace import Pace
 from device_sdk.rounds.session import SessionKeeper
 from device_sdk.wire.codec.errors import WireError
-from device_sdk.wire.publish.broadcast import (
+from device_sdk.wire.publish.manifest import Order, RoundManifest, order, read_manifest, selected
+from device_sdk.wire.seal.broadcast import (
     derive_broadcast_keys,
     open_manifest,
     read_manifest_label,
 )
-from device_sdk.wire.publish.manifest import Manifest, Order, order, read_manifest, selected
 
 # A manifest refused for one of these may be right after the next descriptor or session.
 _MAY_COME_RIGHT = frozenset(
@@ -31,7 +31,7 @@ _MAY_COME_RIGHT = frozenset(
 class Accepted:
     """A verified manifest that asks for something. ``selected``: whether this device is to act."""
 
-    manifest: Manifest
+    manifest: RoundManifest
     selected: bool
 
 

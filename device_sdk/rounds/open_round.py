@@ -23,7 +23,7 @@ from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.publish.artifact_bundle import unpack_artifact
 from device_sdk.wire.publish.catalogue import NO_CATALOGUE, Catalogue, read_catalogue
 from device_sdk.wire.publish.content import ContentKind
-from device_sdk.wire.publish.manifest import Manifest
+from device_sdk.wire.publish.manifest import RoundManifest
 from device_sdk.wire.publish.task_messages import (
     OfferedArtifact,
     read_attachment,
@@ -53,7 +53,7 @@ class Offer:
         return {each.content_id for each in self.readable.values()}
 
 
-def read_offer(terms: TaskTerms, manifest: Manifest, membership: Membership) -> Offer:
+def read_offer(terms: TaskTerms, manifest: RoundManifest, membership: Membership) -> Offer:
     """The attachments that this device may read. Raises ``WireError``: ``bad-tag``, ``bad-field``.
 
     ``bad-field`` for a content that two attachments name with different sizes or readers.
@@ -90,7 +90,7 @@ class OpenRound:
 
     def __init__(
         self,
-        manifest: Manifest,
+        manifest: RoundManifest,
         home: Home,
         membership: Membership,
         sessions: SessionKeeper,

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from device_sdk.home.home import Home
 from device_sdk.home.membership import Membership
-from device_sdk.home.round_store import Outcome
+from device_sdk.home.round_store import RoundOutcome
 from device_sdk.rounds.actions import Actions
 from device_sdk.rounds.current_round import CurrentRound
 from device_sdk.rounds.intake import ManifestIntake
@@ -25,7 +25,7 @@ from device_sdk.train.affordable import ArtifactWishes
 from device_sdk.train.job import TrainedRound, TrainingJob
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.codec.header import FIRST_ENVELOPE_TYPE, MessageType
-from device_sdk.wire.publish.manifest import Manifest
+from device_sdk.wire.publish.manifest import RoundManifest
 from device_sdk.wire.publish.receipts import RecordType, read_receipt
 from device_sdk.wire.publish.topics import (
     ChunkTopic,
@@ -43,7 +43,7 @@ from device_sdk.wire.publish.topics import (
 _log = logging.getLogger("tessera.device")
 
 
-class Refusals:
+class RefusalCounts:
     """Counts what was refused since the process started."""
 
     def __init__(self) -> None:
@@ -96,7 +96,7 @@ class Participant:
         self._clock = clock
         self._topics = Topics(membership.prefix)
         self.actions = Actions()
-        self.refusals = Refusals()
+        self.refusals = RefusalCounts()
         self.sessions = SessionKeeper(home, membership, self.actions, pace, clock=clock, rng=rng)
         grant = membership.grant
         up = self._topics.write(UpTopic(grant.shard, grant.handle))
@@ -115,7 +115,7 @@ class Participant:
         self._save_time_seconds = clock() + _TIME_SAVED_EVERY_SECONDS
 
     @property
-    def working_on(self) -> Manifest | None:
+    def working_on(self) -> RoundManifest | None:
         """The manifest of the round that is being fetched or trained."""
         return self._current.manifest
 
@@ -207,7 +207,7 @@ class Participant:
         """
         self._current.read(job, adopted)
 
-    def ended(self, job: TrainingJob, outcome: Outcome, detail: str) -> None:
+    def ended(self, job: TrainingJob, outcome: RoundOutcome, detail: str) -> None:
         """The round ends here without an update; ``detail`` says why."""
         self._current.ended(job, outcome, detail)
 

@@ -14,7 +14,6 @@ from device_sdk.link.backoff import Backoff
 from device_sdk.rounds.actions import Actions
 from device_sdk.rounds.pace import Pace
 from device_sdk.wire.codec.errors import WireError
-from device_sdk.wire.publish.presence import PresenceWatch, read_presence
 from device_sdk.wire.publish.topics import Topics, UpTopic
 from device_sdk.wire.seal import signature
 from device_sdk.wire.seal.descriptor import Descriptor, read_descriptor
@@ -22,6 +21,7 @@ from device_sdk.wire.seal.device_session import DeviceCredential, DeviceSessions
 from device_sdk.wire.seal.envelope import Fragment
 from device_sdk.wire.seal.freshness import Freshness
 from device_sdk.wire.seal.group_key import GroupKey, find_group_key
+from device_sdk.wire.seal.presence import PresenceWatch, read_presence
 from device_sdk.wire.seal.session import Received
 
 # The aggregator's time, carried on by the monotonic clock between sessions' replies.

@@ -10,7 +10,7 @@ from typing import Final, Never
 import numpy as np
 import onnxruntime as ort
 
-from device_sdk.artifact.parts import Graph, Port
+from device_sdk.artifact.parts import GraphFile, Port
 from device_sdk.artifact.safetensors import Array
 from device_sdk.artifact.shapes import DTYPES, axes_of, describe, resolve
 from device_sdk.errors import BatchError
@@ -127,7 +127,7 @@ class BatchMemory:
     Outputs of unknown length are filled in by whoever runs the graph.
     """
 
-    def __init__(self, graph: Graph, sizes: Mapping[str, int]) -> None:
+    def __init__(self, graph: GraphFile, sizes: Mapping[str, int]) -> None:
         self.inputs = [BatchInput(p, resolve(p.shape, sizes)) for p in graph.select("batch")]
         sized = [p for p in graph.select("output") if None not in p.shape]
         self.results = tuple(
@@ -141,7 +141,7 @@ class BatchMemory:
 class BatchMemories:
     """The memory of the latest batch shapes. `checker` checks shapes that have not been seen."""
 
-    def __init__(self, graph: Graph, checker: BatchChecker) -> None:
+    def __init__(self, graph: GraphFile, checker: BatchChecker) -> None:
         self._graph = graph
         self._checker = checker
         self._kept: OrderedDict[Shapes, BatchMemory] = OrderedDict()

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 import onnxruntime as ort
 
-from device_sdk.artifact.parts import Graph
+from device_sdk.artifact.parts import GraphFile
 from device_sdk.artifact.safetensors import Array
 from device_sdk.errors import BatchError, GraphRunError
 from device_sdk.runtime.batch import BatchMemory
@@ -38,7 +38,7 @@ _FLOAT32_MAX: Final = float(np.finfo(np.float32).max)
 class StepScalars:
     """Memory for the scalars. `defaults` are the artifact's values of the hyper-parameters."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: GraphFile) -> None:
         self._hyper = [HostTensor(port, ()) for port in graph.select("hyper")]
         self._seed = [HostTensor(port, ()) for port in graph.select("seed")]
         self.defaults = {port.of: float(port.default or 0.0) for port in graph.select("hyper")}
@@ -85,7 +85,7 @@ class StepRunner:
     def __init__(
         self,
         session: ort.InferenceSession,
-        graph: Graph,
+        graph: GraphFile,
         banks: StateBanks,
         scalars: Sequence[HostTensor],
         *,

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from device_sdk.home.model_store import CapabilityRow
 from device_sdk.wire.arrays.exchange import Broadcast
 from device_sdk.wire.publish.catalogue import Catalogue
-from device_sdk.wire.publish.manifest import Manifest
+from device_sdk.wire.publish.manifest import RoundManifest
 from device_sdk.wire.publish.task_messages import TaskTerms
 
 
@@ -40,7 +40,7 @@ class TrainingJob:
     ``artifacts``: those of the task that this device takes, smallest first; at least one.
     """
 
-    manifest: Manifest
+    manifest: RoundManifest
     terms: TaskTerms
     broadcast: Broadcast
     catalogue: Catalogue | None

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from aggregator.home import Home
+from aggregator.home import AggregatorHome
 from aggregator.store import Store
 from aggregator.store.rounds import RoundRow
 from device_sdk.wire.publish.catalogue import Catalogue
@@ -89,7 +89,7 @@ def serving(home: Path, folder: Path) -> Iterator[RunningAggregator]:
         folder,
         leash=True,
     )
-    store = Home(home).open_store()
+    store = AggregatorHome(home).open_store()
     try:
         yield RunningAggregator(child, store)
     finally:

@@ -10,7 +10,7 @@ from pathlib import Path
 from device_sdk import Device, TrainingOptions
 from device_sdk.errors import DeviceError
 from device_sdk.home.home import Home
-from device_sdk.home.round_store import Outcome
+from device_sdk.home.round_store import RoundOutcome
 from examples.fleet.assignment import AssignedDevice, Assignment
 from examples.fleet.evaluate import device_quality
 from examples.fleet.journal import Finished, Measured, RoundQuality, UserShown
@@ -198,5 +198,5 @@ class HeldDevice:
         return [
             part.train_seconds or 0.0
             for part in parts
-            if part is not None and part.outcome is Outcome.TRAINED
+            if part is not None and part.outcome is RoundOutcome.TRAINED
         ]

@@ -85,7 +85,7 @@ class FleetWatch:
                 self._results.take(record)
 
     def _look(self, aggregator: RunningAggregator) -> str:
-        rounds = aggregator.rounds.machine()
+        rounds = aggregator.rounds()
         closed = [row for row in rounds if row.closed_unix_seconds is not None]
         results = self._results
         results.closed_rounds = len(closed)

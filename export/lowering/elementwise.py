@@ -462,7 +462,13 @@ def _place(g: Graph, out: Any, a: Value, boundaries: Value, right: bool) -> str:
 
 @lowers(aten.bucketize.Tensor)
 def bucketize(
-    g: Graph, out: Any, a: Value, boundaries: Value, *, out_int32: bool = False, right: bool = False
+    g: Graph,
+    out: Any,
+    a: Value,
+    boundaries: Value,
+    *,
+    out_int32: bool = False,
+    right: bool = False,
 ) -> str:
     return _place(g, out, a, boundaries, right)
 

@@ -326,7 +326,14 @@ def embed_in_zeros(
 
 @lowers(aten.slice_backward.default)
 def slice_backward(
-    g: Graph, out: Any, grad: Value, sizes: Sequence[Dim], dim: int, start: Dim, end: Dim, step: Dim
+    g: Graph,
+    out: Any,
+    grad: Value,
+    sizes: Sequence[Dim],
+    dim: int,
+    start: Dim,
+    end: Dim,
+    step: Dim,
 ) -> str:
     dim = dim % len(sizes)
     size = sizes[dim]

@@ -52,7 +52,14 @@ def mm(g: Graph, out: Any, a: Value, b: Value) -> str:
 
 @lowers(aten.addmm.default)
 def addmm(
-    g: Graph, out: Any, bias: Value, a: Value, b: Value, *, beta: Scalar = 1, alpha: Scalar = 1
+    g: Graph,
+    out: Any,
+    bias: Value,
+    a: Value,
+    b: Value,
+    *,
+    beta: Scalar = 1,
+    alpha: Scalar = 1,
 ) -> str:
     return gemm(g, a, b, bias, alpha=alpha, beta=beta)
 
@@ -64,7 +71,14 @@ def bmm(g: Graph, out: Any, a: Value, b: Value) -> str:
 
 @lowers(aten.baddbmm.default)
 def baddbmm(
-    g: Graph, out: Any, bias: Value, a: Value, b: Value, *, beta: Scalar = 1, alpha: Scalar = 1
+    g: Graph,
+    out: Any,
+    bias: Value,
+    a: Value,
+    b: Value,
+    *,
+    beta: Scalar = 1,
+    alpha: Scalar = 1,
 ) -> str:
     product = g.op("MatMul", a, b)
     if alpha != 1:

@@ -26,7 +26,12 @@ Body = Callable[[Graph, list[str], list[str]], tuple[list[str], list[str]]]
 
 
 def scan(
-    g: Graph, states: Sequence[Value], sequences: Sequence[Value], body: Body, *, reverse: bool
+    g: Graph,
+    states: Sequence[Value],
+    sequences: Sequence[Value],
+    body: Body,
+    *,
+    reverse: bool,
 ) -> tuple[list[str], list[str]]:
     """Runs ``body`` along axis 0 of the sequences; last states and the results of all steps."""
     child = g.child()

@@ -43,7 +43,13 @@ def sum_all(g: Graph, out: Any, a: Value, *, dtype: torch.dtype | None = None) -
 
 @lowers(aten.sum.dim_IntList)
 def sum_dims(
-    g: Graph, out: Any, a: Value, dims: Any = None, keepdim: bool = False, *, dtype: Any = None
+    g: Graph,
+    out: Any,
+    a: Value,
+    dims: Any = None,
+    keepdim: bool = False,
+    *,
+    dtype: Any = None,
 ) -> str:
     return reduce(g, "ReduceSum", a, dims, keepdim, out.dtype)
 
@@ -55,7 +61,13 @@ def mean_all(g: Graph, out: Any, a: Value, *, dtype: torch.dtype | None = None) 
 
 @lowers(aten.mean.dim)
 def mean_dims(
-    g: Graph, out: Any, a: Value, dims: Any = None, keepdim: bool = False, *, dtype: Any = None
+    g: Graph,
+    out: Any,
+    a: Value,
+    dims: Any = None,
+    keepdim: bool = False,
+    *,
+    dtype: Any = None,
 ) -> str:
     return reduce(g, "ReduceMean", a, dims, keepdim, out.dtype)
 
@@ -169,7 +181,13 @@ lowers(aten.min.dim)(_extreme("ArgMin"))
 
 @lowers(aten.topk.default)
 def topk(
-    g: Graph, out: Any, a: Value, k: Any, dim: int = -1, largest: bool = True, sort: bool = True
+    g: Graph,
+    out: Any,
+    a: Value,
+    k: Any,
+    dim: int = -1,
+    largest: bool = True,
+    sort: bool = True,
 ) -> tuple[str, ...]:
     return g.multi("TopK", a, g.dim(k), outputs=2, axis=dim, largest=int(largest), sorted=int(sort))
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from export.optimizers.base import StateSpec, Tensors, Update, require
+from export.optimizers.base import OptimizerUpdate, StateSpec, Tensors, require
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Adam:
         state: Mapping[str, list[torch.Tensor]],
         step: torch.Tensor,
         hyper: Mapping[str, torch.Tensor],
-    ) -> Update:
+    ) -> OptimizerUpdate:
         beta1, beta2 = self.betas
         # In double: 1 - 0.999^t at t = 1 has only four exact digits in float32.
         count = (step + 1).to(torch.float64)
@@ -72,4 +72,4 @@ class Adam:
             moved.append(p - (m * size) / (torch.sqrt(v) + eps))
             first.append(m)
             second.append(v)
-        return Update(moved, {"m": first, "v": second})
+        return OptimizerUpdate(moved, {"m": first, "v": second})

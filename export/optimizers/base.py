@@ -29,7 +29,7 @@ class StateSpec:
 
 
 @dataclass(frozen=True)
-class Update:
+class OptimizerUpdate:
     """What one step gives: new parameters, and new state in the same layout as it came."""
 
     parameters: list[torch.Tensor]
@@ -68,7 +68,7 @@ class Optimizer(Protocol):
         state: Mapping[str, list[torch.Tensor]],
         step: torch.Tensor,
         hyper: Mapping[str, torch.Tensor],
-    ) -> Update:
+    ) -> OptimizerUpdate:
         """One step."""
         ...
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from export.optimizers.base import StateSpec, Tensors, Update, require
+from export.optimizers.base import OptimizerUpdate, StateSpec, Tensors, require
 
 SGD_SHARE = 0.5
 """cos 60 degrees: the share of the estimated rate that SGD steps take (section 2.5 (2))."""
@@ -97,7 +97,7 @@ class Segmented:
         state: Mapping[str, list[torch.Tensor]],
         step: torch.Tensor,
         hyper: Mapping[str, torch.Tensor],
-    ) -> Update:
+    ) -> OptimizerUpdate:
         new: dict[str, list[torch.Tensor]] = {spec.name: [] for spec in self.state()}
         size, eps = self._scalars(parameters[0].dtype, step, hyper["lr"])
         # delta is size * direction: the scalar is applied once, at the end.
@@ -113,7 +113,7 @@ class Segmented:
             p - torch.where(switched, g, d) * rate
             for p, g, d in zip(parameters, gradients, directions, strict=True)
         ]
-        return Update(moved, new)
+        return OptimizerUpdate(moved, new)
 
     def _scalars(
         self, dtype: torch.dtype, step: torch.Tensor, lr: torch.Tensor

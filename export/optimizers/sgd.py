@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from export.optimizers.base import StateSpec, Tensors, Update, require
+from export.optimizers.base import OptimizerUpdate, StateSpec, Tensors, require
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Sgd:
         state: Mapping[str, list[torch.Tensor]],
         step: torch.Tensor,
         hyper: Mapping[str, torch.Tensor],
-    ) -> Update:
+    ) -> OptimizerUpdate:
         lr = hyper["lr"]
         moved: list[torch.Tensor] = []
         momenta: list[torch.Tensor] = []
@@ -60,4 +60,4 @@ class Sgd:
             if self.weight_decay:
                 direction = direction + parameter * self.weight_decay
             moved.append(parameter - lr * direction)
-        return Update(moved, {"momentum": momenta} if self.momentum else {})
+        return OptimizerUpdate(moved, {"momentum": momenta} if self.momentum else {})

@@ -15,8 +15,8 @@ from device_sdk.wire.seal import hpke
 
 def modules_that_seal() -> list[str]:
     """Modules of the wire that hold the cipher; nothing else of the product may."""
-    names = [module.name for module in pkgutil.iter_modules(device_sdk.wire.__path__)]
-    loaded = [importlib.import_module(f"device_sdk.wire.{name}") for name in names]
+    found = pkgutil.walk_packages(device_sdk.wire.__path__, "device_sdk.wire.")
+    loaded = [importlib.import_module(module.name) for module in found]
     return [module.__name__ for module in loaded if hasattr(module, "ChaCha20Poly1305")]
 
 

@@ -13,10 +13,10 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from aggregator.methods.method import Method
 from device_sdk.artifact import Artifact
-from device_sdk.wire.publish.broadcast import Publication, derive_broadcast_keys, open_manifest
 from device_sdk.wire.publish.content import seal_chunks
-from device_sdk.wire.publish.manifest import Manifest, read_manifest, write_manifest
+from device_sdk.wire.publish.manifest import RoundManifest, read_manifest, write_manifest
 from device_sdk.wire.publish.topics import ChunkTopic, DescriptorTopic, ManifestTopic, PresenceTopic
+from device_sdk.wire.seal.broadcast import Publication, derive_broadcast_keys, open_manifest
 from device_sdk.wire.seal.group_key import GroupKey
 from device_sdk.wire.seal.signature import public_key
 from tests.attacks.conftest import MakeStage
@@ -33,7 +33,7 @@ def _manifests(stage: Stage) -> list[bytes]:
     return [m for at, m in stage.broker.seen if at == _manifest_topic(stage)]
 
 
-def _open(stage: Stage, message: bytes, key: GroupKey) -> Manifest:
+def _open(stage: Stage, message: bytes, key: GroupKey) -> RoundManifest:
     keys = derive_broadcast_keys(key, message[10:42], "default", "all")
     signing = public_key(stage.parts.keys.current().descriptor.signing)
     return read_manifest(open_manifest(message, keys, signing))

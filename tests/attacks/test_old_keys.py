@@ -15,19 +15,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from aggregator.home import Home as AggregatorHome
+from aggregator.home import AggregatorHome as AggregatorHome
 from aggregator.keys.folder import (
     current_descriptor,
     initialise,
     read_serving_keys,
     rotate_keys,
 )
-from device_sdk.enrol import Fleet, enrol
+from device_sdk.enrol import FleetAddress, enrol
 from device_sdk.errors import EnrolmentFailed, EnrolmentRefused
 from device_sdk.home.home import Home as DeviceHome
 from device_sdk.link.events import Message
 from device_sdk.link.link import Link
-from device_sdk.wire.publish.presence import new_presence, sign_presence
 from device_sdk.wire.publish.topics import (
     DescriptorTopic,
     EnrolAnswerTopic,
@@ -39,6 +38,7 @@ from device_sdk.wire.seal.admission import TokenBuckets, WorkBudget
 from device_sdk.wire.seal.enrolment import EnrolmentDesk, Token
 from device_sdk.wire.seal.enrolment_code import parse_code
 from device_sdk.wire.seal.keyring import Keyring, ServingKeys
+from device_sdk.wire.seal.presence import new_presence, sign_presence
 from tests.brokers.links import QUICK
 from tests.brokers.mosquitto import Mosquitto
 from tests.fakes.homes import command, invite, make_home, serving
@@ -119,7 +119,7 @@ def _join(url: str, code: str, folder: Path, seconds: float = 2.0) -> None:
     try:
         enrol(
             home,
-            Fleet(url),
+            FleetAddress(url),
             code,
             clock=time.monotonic,
             rng=np.random.default_rng(2),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from aggregator.home import Home as AggregatorHome
+from aggregator.home import AggregatorHome
 from aggregator.keys.enrolment import make_codes
 from aggregator.keys.folder import rotate_keys, rotate_root
 from aggregator.rounds.machine import RoundEvent, RoundOpened

@@ -12,10 +12,10 @@ import pytest
 
 from aggregator.cli import main
 from aggregator.errors import AggregatorError
-from aggregator.home import Home
+from aggregator.home import AggregatorHome
 from aggregator.keys.fence import Fence
 from device_sdk.wire.codec.errors import WireError
-from device_sdk.wire.publish.presence import Presence, sign_presence
+from device_sdk.wire.seal.presence import Presence, sign_presence
 from tests.attacks.conftest import MakeStage
 from tests.brokers.mosquitto import Mosquitto
 from tests.fakes.homes import make_home
@@ -26,7 +26,7 @@ _ENDS_SECONDS = 30.0
 class Serve:
     """``tessera-aggregator serve --plain`` as a process; its log in a file."""
 
-    def __init__(self, home: Home, log: Path) -> None:
+    def __init__(self, home: AggregatorHome, log: Path) -> None:
         self.log = log
         command = ["-m", "aggregator.cli", "serve", "--plain", "--home", str(home.folder)]
         with open(log, "wb") as file:
@@ -47,7 +47,7 @@ def test_of_two_copies_one_serves(mosquitto: Mosquitto, tmp_path: Path) -> None:
     time.sleep(2.0)
     first.process.terminate()
     assert first.process.wait(_ENDS_SECONDS) == 0
-    copy = Home(tmp_path / "copy")
+    copy = AggregatorHome(tmp_path / "copy")
     shutil.copytree(original.folder, copy.folder)
     served = [Serve(original, tmp_path / "original.log")]
     try:

@@ -23,9 +23,9 @@ from device_sdk.errors import (
 )
 from device_sdk.link.broker_url import TlsFiles
 from device_sdk.link.link import Link
-from device_sdk.wire.publish.presence import sign_presence
 from device_sdk.wire.publish.topics import EnrolRequestTopic, PresenceTopic
 from device_sdk.wire.seal.enrolment_code import new_code
+from device_sdk.wire.seal.presence import sign_presence
 from tests.brokers.authority import Authority
 from tests.brokers.fixtures import MakeMosquitto
 from tests.brokers.links import QUICK

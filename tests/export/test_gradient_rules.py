@@ -184,8 +184,8 @@ class _FirstOnly:
         gradients: Mapping[str, Gradients],
         parameters: Gradients,
         batch: Mapping[str, Tensor],
-    ) -> export.Direction:
-        return export.Direction(losses["loss"], list(gradients["loss"])[:0])
+    ) -> export.StepDirection:
+        return export.StepDirection(losses["loss"], list(gradients["loss"])[:0])
 
 
 def test_what_does_not_fit_a_rule_is_refused(tmp_path: Path) -> None:

@@ -15,15 +15,9 @@ from device_sdk.link.link import Link
 from device_sdk.methods.scatter.contract import encode_scatter_update
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 from device_sdk.wire.codec.errors import WireError
-from device_sdk.wire.publish.broadcast import (
-    derive_broadcast_keys,
-    open_manifest,
-    read_manifest_label,
-)
 from device_sdk.wire.publish.catalogue import Catalogue, catalogue_id, read_catalogue
 from device_sdk.wire.publish.content import HEAD_INDEX, ChunkSet, read_content_head
-from device_sdk.wire.publish.manifest import Manifest, read_manifest, selected
-from device_sdk.wire.publish.presence import PresenceWatch, read_presence
+from device_sdk.wire.publish.manifest import RoundManifest, read_manifest, selected
 from device_sdk.wire.publish.receipts import (
     Receipt,
     RecordType,
@@ -44,6 +38,11 @@ from device_sdk.wire.publish.topics import (
     Topics,
     UpTopic,
 )
+from device_sdk.wire.seal.broadcast import (
+    derive_broadcast_keys,
+    open_manifest,
+    read_manifest_label,
+)
 from device_sdk.wire.seal.descriptor import Descriptor, read_descriptor
 from device_sdk.wire.seal.device_session import DeviceCredential, DeviceSessions, SessionOpening
 from device_sdk.wire.seal.enrolment import EnrolmentAttempt
@@ -51,6 +50,7 @@ from device_sdk.wire.seal.enrolment_code import parse_code
 from device_sdk.wire.seal.enrolment_message import Grant
 from device_sdk.wire.seal.freshness import Freshness
 from device_sdk.wire.seal.group_key import GroupKey, find_group_key
+from device_sdk.wire.seal.presence import PresenceWatch, read_presence
 from device_sdk.wire.seal.signature import public_key
 from tests.brokers.links import QUICK
 
@@ -68,7 +68,7 @@ class ScriptedDevice:
         self.sessions = DeviceSessions()
         self.group_keys: tuple[GroupKey, ...] = ()
         self.receipts: dict[bytes, Receipt] = {}
-        self.manifest: Manifest | None = None
+        self.manifest: RoundManifest | None = None
         self._url = url
         self._task = task
         self._rng = np.random.default_rng(seed)
@@ -158,13 +158,13 @@ class ScriptedDevice:
         manifest = self.await_round(round_number)
         return self.send_and_wait(manifest, body if body is not None else self.body())
 
-    def await_round(self, least: int) -> Manifest:
+    def await_round(self, least: int) -> RoundManifest:
         """The manifest of round ``least`` or a later one."""
         self.wait_for(lambda: self.manifest is not None and self.manifest.round >= least)
         assert self.manifest is not None
         return self.manifest
 
-    def fetch(self, manifest: Manifest) -> tuple[TaskTerms, Broadcast]:
+    def fetch(self, manifest: RoundManifest) -> tuple[TaskTerms, Broadcast]:
         """The broadcast of a round."""
         key = find_group_key(self.group_keys, manifest.key_epoch)
         keys = derive_broadcast_keys(key, manifest.broadcast_id, self._task, "all")
@@ -189,7 +189,7 @@ class ScriptedDevice:
             chunks.add(self.await_retained(ChunkTopic(content_id, index + 1)))
         return chunks.plaintext()
 
-    def fetch_catalogue(self, manifest: Manifest) -> Catalogue:
+    def fetch_catalogue(self, manifest: RoundManifest) -> Catalogue:
         content = self.fetch_content(manifest.catalogue_id)
         assert catalogue_id(content) == manifest.catalogue_id
         return read_catalogue(content)
@@ -202,7 +202,7 @@ class ScriptedDevice:
         tensors = {"columns": columns, "rows": touched, "values": values}
         return encode_scatter_update(Update(1, tensors), width, "int8", self._rng)
 
-    def identity_for(self, manifest: Manifest) -> UpdateIdentity:
+    def identity_for(self, manifest: RoundManifest) -> UpdateIdentity:
         device_id = self.require_grant().device_id
         return UpdateIdentity(device_id, self._task, manifest.generation, manifest.round)
 
@@ -212,14 +212,14 @@ class ScriptedDevice:
         self.publish_up(self.sessions.seal(RecordType.UPDATE, payload))
         return update_digest(identity, hashlib.sha256(body).digest())
 
-    def send_and_wait(self, manifest: Manifest, body: bytes) -> Receipt:
+    def send_and_wait(self, manifest: RoundManifest, body: bytes) -> Receipt:
         return self.await_receipt(self.send(self.identity_for(manifest), body))
 
     def await_receipt(self, digest: bytes) -> Receipt:
         self.wait_for(lambda: digest in self.receipts)
         return self.receipts.pop(digest)
 
-    def is_selected(self, manifest: Manifest) -> bool:
+    def is_selected(self, manifest: RoundManifest) -> bool:
         device_id = self.require_grant().device_id
         seed, threshold = manifest.sampling_seed, manifest.threshold
         return selected(seed, threshold, self._task, manifest.round, device_id)

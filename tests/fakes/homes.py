@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from aggregator.cli import main
-from aggregator.home import Home
+from aggregator.home import AggregatorHome
 from aggregator.keys.enrolment import make_codes
 from aggregator.keys.folder import Lives, initialise
 from aggregator.methods.table import Binding
@@ -37,9 +37,9 @@ def make_home(
     more: str = "",
     *,
     lives: Lives | None = None,
-) -> Home:
+) -> AggregatorHome:
     """A home with 20 items and K = 8."""
-    home = Home(folder / "home")
+    home = AggregatorHome(folder / "home")
     initialise(home, int(time.time()), os.urandom, lives)
     lines = [f"item-{row}\tTitle {row}" for row in range(ITEMS)]
     (home.folder / "items.tsv").write_text("\n".join(lines) + "\n")
@@ -52,7 +52,7 @@ def make_home(
     return home
 
 
-def invite(home: Home, count: int = 1, expires_seconds: int = 3600) -> list[str]:
+def invite(home: AggregatorHome, count: int = 1, expires_seconds: int = 3600) -> list[str]:
     """Codes, as ``tessera-aggregator invite`` makes them."""
     store = home.open_store()
     now = int(time.time())
@@ -64,7 +64,7 @@ def invite(home: Home, count: int = 1, expires_seconds: int = 3600) -> list[str]
     return [code.to_text() for code in codes]
 
 
-def command(home: Home, *arguments: str) -> int:
+def command(home: AggregatorHome, *arguments: str) -> int:
     """Run an operator's command."""
     return main([arguments[0], "--home", str(home.folder), *arguments[1:]])
 
@@ -80,7 +80,9 @@ class Serving:
 
 @contextmanager
 def serving(
-    home: Home, binding: Binding | None = None, link_settings: LinkSettings = LINK_SETTINGS
+    home: AggregatorHome,
+    binding: Binding | None = None,
+    link_settings: LinkSettings = LINK_SETTINGS,
 ) -> Iterator[Serving]:
     """Serve a home in this process until the block ends; errors of the service come out here.
 
@@ -128,7 +130,7 @@ def serving(
 class ServeProcess:
     """``tessera-aggregator serve`` as a child process."""
 
-    def __init__(self, home: Home) -> None:
+    def __init__(self, home: AggregatorHome) -> None:
         self._home = home
         self._process: subprocess.Popen[bytes] | None = None
         self.log = home.folder / "serve.log"
@@ -175,5 +177,5 @@ class ServeProcess:
         return code
 
 
-def open_store(home: Home) -> Store:
+def open_store(home: AggregatorHome) -> Store:
     return home.open_store()

@@ -10,7 +10,7 @@ import numpy as np
 from device_sdk.factorisation import packaged_artifact
 from device_sdk.home.home import Home
 from device_sdk.home.membership import Membership
-from device_sdk.home.round_store import Outcome
+from device_sdk.home.round_store import RoundOutcome
 from device_sdk.installed import installed_artifacts
 from device_sdk.link.events import Message
 from device_sdk.methods.scatter.contract import encode_scatter_update
@@ -145,7 +145,7 @@ class Bench:
     def _train(self, job: TrainingJob) -> None:
         self.jobs.append(job)
         if self.refuse_training:
-            self.participant.ended(job, Outcome.FAILED, "as the test wants")
+            self.participant.ended(job, RoundOutcome.FAILED, "as the test wants")
             return
         tensors = {
             "columns": np.arange(WIDTH),

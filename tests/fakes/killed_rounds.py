@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from aggregator.home import Home as AggregatorHome
+from aggregator.home import AggregatorHome as AggregatorHome
 from aggregator.keys.folder import initialise
 from aggregator.methods.method import State
 from device_sdk.device import Device

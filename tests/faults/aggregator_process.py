@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from aggregator.errors import AggregatorError
-from aggregator.home import Home, serve_lock
+from aggregator.home import AggregatorHome, serve_lock
 from aggregator.refusals import Refusals
 from aggregator.rounds.ingest import Ingest
 from aggregator.serve.assembly import LINK_SETTINGS, World, assemble
@@ -51,7 +51,7 @@ def serve(folder: str, counters: str, log: str, brisk: bool, point: str, calls: 
     def unix_clock() -> float:
         return time.time() + shared.read("clock_offset_millis") / 1000
 
-    home = Home(Path(folder))
+    home = AggregatorHome(Path(folder))
     task = replace(read_task(home.task_file), binding=KnownBinding())
     world = World(time.monotonic, unix_clock, np.random.default_rng())
     try:

@@ -10,7 +10,7 @@ from typing import Any
 from aggregator.publish.publisher import Publisher
 from aggregator.rounds.aggregation import Aggregation
 from aggregator.rounds.ingest import Ingest
-from aggregator.rounds.machine import Rounds
+from aggregator.rounds.machine import RoundMachine
 from aggregator.serve.outgoing import Outgoing
 from aggregator.serve.uplink import Uplink
 from aggregator.store.publications import Publications
@@ -48,11 +48,11 @@ AGGREGATOR_POINTS: dict[str, _Point] = {
     "after a verdict was settled": (Ingest, "commit", "after", _always),
     "around a partial checkpoint": (Aggregation, "_checkpoint", "before", _always),
     "after a partial checkpoint": (Aggregation, "_checkpoint", "after", _always),
-    "before a round's close": (Rounds, "_close", "before", _always),
+    "before a round's close": (RoundMachine, "_close", "before", _always),
     "in the close's transaction": (Aggregation, "commit_version", "after", _always),
-    "between close and opening": (Rounds, "_close", "after", _always),
+    "between close and opening": (RoundMachine, "_close", "after", _always),
     "in the opening's transaction": (Publisher, "seal_round", "after", _always),
-    "between opening and publication": (Rounds, "_open", "after", _always),
+    "between opening and publication": (RoundMachine, "_open", "after", _always),
     "before a published chunk": (Link, "publish", "before", _retained),
     "after a published chunk": (Link, "publish", "after", _retained),
     "while clearing old chunks": (Publications, "cleared", "before", _always),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from aggregator.home import Home as AggregatorHome
+from aggregator.home import AggregatorHome as AggregatorHome
 from aggregator.keys.folder import current_descriptor, initialise
 from aggregator.store.devices import DeviceRow
 from device_sdk.home.home import Home as DeviceHome

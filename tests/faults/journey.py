@@ -23,9 +23,9 @@ from typing import Protocol
 import numpy as np
 
 from aggregator.cli import main as aggregator_command
-from aggregator.home import Home as AggregatorHome
+from aggregator.home import AggregatorHome as AggregatorHome
 from device_sdk.agent import Agent
-from device_sdk.enrol import Fleet, enrol
+from device_sdk.enrol import FleetAddress, enrol
 from device_sdk.home.home import Home as DeviceHome
 from device_sdk.link.settings import LinkSettings
 from tests.brokers import mosquitto, nats_cluster
@@ -232,7 +232,7 @@ class _Journey:
             try:
                 membership = enrol(
                     home,
-                    Fleet(self._urls[place % len(self._urls)]),
+                    FleetAddress(self._urls[place % len(self._urls)]),
                     codes[place],
                     clock=time.monotonic,
                     rng=np.random.default_rng(),

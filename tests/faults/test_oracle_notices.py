@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from aggregator.store.checkpoints import Checkpoint
+from aggregator.store.checkpoints import MethodCheckpoint
 from tests.attacks.stage import Stage
 from tests.faults.fleet_home import FleetHome
 from tests.faults.oracle import Mismatch, judge
@@ -41,7 +41,7 @@ def _change_items(fleet: FleetHome, row: int, column: int, by: float) -> None:
     state = {name: array.copy() for name, array in found.state.items()}
     state["items"][row, column] += by
     with store.database.transaction():
-        store.checkpoints.put(Checkpoint("version", found.round, 0, found.version, state))
+        store.checkpoints.put(MethodCheckpoint("version", found.round, 0, found.version, state))
     store.database.close()
 
 

@@ -27,7 +27,7 @@ from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.publish.catalogue import Catalogue, read_catalogue
 from device_sdk.wire.publish.chunks import PART_BYTES, Reassembler, ReassemblyLimits
 from device_sdk.wire.publish.content import read_content_head
-from device_sdk.wire.publish.manifest import Manifest, read_manifest, write_manifest
+from device_sdk.wire.publish.manifest import RoundManifest, read_manifest, write_manifest
 from device_sdk.wire.publish.receipts import read_receipt, read_update, write_receipt
 from device_sdk.wire.publish.task_messages import read_attachment, read_broadcast, write_broadcast
 from device_sdk.wire.publish.terms import OfferedArtifact, OfferedAttachment, TaskTerms
@@ -106,7 +106,7 @@ def _update(data: bytes) -> None:
 
 
 @lru_cache
-def _a_manifest() -> Manifest:
+def _a_manifest() -> RoundManifest:
     return read_manifest(bytes.fromhex(vectors("codecs")["manifest"]["body"]))
 
 

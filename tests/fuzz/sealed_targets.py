@@ -10,13 +10,6 @@ from functools import lru_cache
 from device_sdk.wire.codec import cbor
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.codec.header import MessageType, prefix
-from device_sdk.wire.publish.broadcast import (
-    BroadcastKeys,
-    open_chunk,
-    open_manifest,
-    read_chunk_index,
-)
-from device_sdk.wire.publish.presence import read_presence
 from device_sdk.wire.publish.receipts import read_receipt, read_update
 from device_sdk.wire.seal import hpke, signature
 from device_sdk.wire.seal.admission import (
@@ -31,6 +24,12 @@ from device_sdk.wire.seal.authority import (
     make_succession,
     read_delegation,
     read_line,
+)
+from device_sdk.wire.seal.broadcast import (
+    BroadcastKeys,
+    open_chunk,
+    open_manifest,
+    read_chunk_index,
 )
 from device_sdk.wire.seal.descriptor import Descriptor, make_descriptor, read_descriptor, root_of
 from device_sdk.wire.seal.enrolment import EnrolmentDesk, Token
@@ -57,6 +56,7 @@ from device_sdk.wire.seal.handshake import (
 )
 from device_sdk.wire.seal.keyring import Keyring
 from device_sdk.wire.seal.keys import fingerprint
+from device_sdk.wire.seal.presence import read_presence
 from device_sdk.wire.seal.signature import Purpose
 from tests.fakes.parties import (
     EXPIRES,

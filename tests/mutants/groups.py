@@ -57,12 +57,12 @@ GROUPS = {
     ),
     "broadcast": Group(
         (
-            "device_sdk/wire/publish/broadcast.py",
+            "device_sdk/wire/seal/broadcast.py",
             "device_sdk/wire/publish/content.py",
             "device_sdk/wire/publish/content.py",
         ),
         (
-            "tests/device_sdk/wire/publish/test_wire_broadcast.py",
+            "tests/device_sdk/wire/seal/test_wire_broadcast.py",
             "tests/device_sdk/wire/publish/test_wire_content.py",
             "tests/device_sdk/wire/seal/test_wire_vectors.py",
         ),
@@ -71,7 +71,7 @@ GROUPS = {
         (
             "device_sdk/wire/seal/admission.py",
             "device_sdk/wire/seal/freshness.py",
-            "device_sdk/wire/publish/presence.py",
+            "device_sdk/wire/seal/presence.py",
         ),
         (
             "tests/device_sdk/wire/seal/test_wire_admission.py",

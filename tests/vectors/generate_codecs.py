@@ -25,7 +25,7 @@ from device_sdk.wire.arrays.sparse import SparseRows, ValueFormat, encode_sparse
 from device_sdk.wire.arrays.tensors import Codec, encode_tensors
 from device_sdk.wire.codec.varints import encode_ids
 from device_sdk.wire.publish.chunks import PART_BYTES, split
-from device_sdk.wire.publish.manifest import CHUNK_BYTES, Manifest, selected, write_manifest
+from device_sdk.wire.publish.manifest import CHUNK_BYTES, RoundManifest, selected, write_manifest
 from device_sdk.wire.publish.receipts import (
     Receipt,
     RecordType,
@@ -70,7 +70,7 @@ NARROW: dict[str, NDArray[Any]] = {
 }
 """Whole multiples of their scales in four bits, as ``TENSORS`` is in eight."""
 METADATA = {"loss": 0.5, "samples": 40}
-MANIFEST = Manifest(
+MANIFEST = RoundManifest(
     root_fingerprint=bytes(range(16)),
     task="films",
     cohort="all",

@@ -23,16 +23,15 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from device_sdk.wire.codec import cbor
 from device_sdk.wire.codec.errors import WireError
-from device_sdk.wire.publish.broadcast import (
+from device_sdk.wire.seal import hpke
+from device_sdk.wire.seal.admission import TokenBuckets, WorkBudget
+from device_sdk.wire.seal.authority import make_delegation, make_succession
+from device_sdk.wire.seal.broadcast import (
     Publication,
     derive_broadcast_keys,
     open_chunk,
     open_manifest,
 )
-from device_sdk.wire.publish.presence import new_presence, sign_presence
-from device_sdk.wire.seal import hpke
-from device_sdk.wire.seal.admission import TokenBuckets, WorkBudget
-from device_sdk.wire.seal.authority import make_delegation, make_succession
 from device_sdk.wire.seal.descriptor import Descriptor, make_descriptor
 from device_sdk.wire.seal.device_session import DeviceCredential, SessionOpening
 from device_sdk.wire.seal.enrolment import EnrolmentAttempt, EnrolmentDesk, Token
@@ -49,6 +48,7 @@ from device_sdk.wire.seal.group_key import (
 from device_sdk.wire.seal.handshake import open_info, reply_info
 from device_sdk.wire.seal.keyring import Keyring, serving_keys
 from device_sdk.wire.seal.keys import KeyKind, generate, signing_key
+from device_sdk.wire.seal.presence import new_presence, sign_presence
 from device_sdk.wire.seal.session import derive_session_keys
 from device_sdk.wire.seal.session_table import RegisteredDevice, SessionTable
 
@@ -92,7 +92,7 @@ class RecordedSeal:
 
 
 def cbor_vectors() -> list[Section]:
-    values: list[cbor.Value] = [
+    values: list[cbor.CborValue] = [
         0, 23, 24, 255, 256, 65536, 2**32, 2**64 - 1, -1, -(2**64), None, False, True,
         0.0, -0.0, 1.5, 0.1, 65504.0, 3.4028234663852886e38, 5e-324,
         b"", b"\x01\x02", "", "é", [], [1, [2]], {}, {"a": 2, "b": 1, "aa": 3},

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.methods.method import StateError
+from aggregator.methods.method import RestoreError
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -122,7 +122,7 @@ class DeviceModels:
 
     @classmethod
     def from_state(cls, state: Mapping[str, NDArray[Any]], size: int, widths: int) -> DeviceModels:
-        """Raises StateError where ``state`` is not that of models of ``size`` numbers."""
+        """Raises RestoreError where ``state`` is not that of models of ``size`` numbers."""
         expected = {
             "senders": (np.uint8, (16,)),
             "vectors": (np.float32, (size,)),
@@ -132,22 +132,22 @@ class DeviceModels:
             "asks": (np.bool_, ()),
         }
         if set(state) != set(expected):
-            raise StateError(f"the state's models hold {sorted(state)}, not {sorted(expected)}")
+            raise RestoreError(f"the state's models hold {sorted(state)}, not {sorted(expected)}")
         count = len(state["widths"]) if state["widths"].ndim else -1
         for name, (dtype, behind) in expected.items():
             array = state[name]
             if array.dtype != dtype or array.shape != (count, *behind):
-                raise StateError(
+                raise RestoreError(
                     f"the state's models' {name!r} is {array.dtype} {array.shape}; expected "
                     f"{np.dtype(dtype)} {(count, *behind)}"
                 )
         if count and not 0 <= state["widths"].min() <= state["widths"].max() < widths:
-            raise StateError(f"the state's models have widths beyond the task's {widths}")
+            raise RestoreError(f"the state's models have widths beyond the task's {widths}")
         if not np.isfinite(state["vectors"]).all():
-            raise StateError("the state's models are not finite")
+            raise RestoreError("the state's models are not finite")
         senders = tuple(row.tobytes().hex() for row in state["senders"])
         if len(set(senders)) != len(senders):
-            raise StateError("the state's models name a device twice")
+            raise RestoreError("the state's models name a device twice")
         return cls(
             senders,
             state["vectors"].copy(),

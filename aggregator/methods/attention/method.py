@@ -17,7 +17,14 @@ from aggregator.methods.attention.clustering import ClusterSettings, assign_clus
 from aggregator.methods.attention.device_models import DeviceModels, HeardModel
 from aggregator.methods.attention.mixtures import AggregatorMixer, MixtureSettings
 from aggregator.methods.falling_rate import rate_at, require_decay
-from aggregator.methods.method import Refused, RoundSummary, State, StateError, part, require_array
+from aggregator.methods.method import (
+    Refused,
+    RestoreError,
+    RoundSummary,
+    State,
+    part,
+    require_array,
+)
 from device_sdk.artifact.flat_layout import FlatLayout
 from device_sdk.methods.attention.contract import AttentionTraining, layouts_to_text, sketches
 from device_sdk.methods.settings import require_whole
@@ -176,16 +183,18 @@ def attachments_of(
         shared: w_g, float32 [p] of the widest layout.
         sketches: in units of their cluster's length, float32 [n, g, d].
     """
-    told, dtype = settings.training, np.float16 if settings.half else np.float32
+    training, dtype = settings.training, np.float16 if settings.half else np.float32
     places = [layout.places_in(layouts[-1]) for layout in layouts]
-    mixer = AggregatorMixer(models, layouts, shared, sketches, settings.mixture, told.own_weight)
+    mixer = AggregatorMixer(
+        models, layouts, shared, sketches, settings.mixture, training.own_weight
+    )
     attachments: dict[str, Attachment] = {}
     cohorts: dict[str, tuple[str, ...]] = {}
     for cluster in range(int(clusters.max()) + 1 if len(models) else 0):
         rows = np.flatnonzero(clusters == cluster)
         cohorts[f"cluster.{cluster}"] = tuple(models.senders[row] for row in rows)
-        fetchers = [r for r in rows if not (told.aggregator_mixes or models.asks[r])]
-        for row in rows if fetchers and told.layers != "second" else ():
+        fetchers = [r for r in rows if not (training.aggregator_mixes or models.asks[r])]
+        for row in rows if fetchers and training.layers != "second" else ():
             vector = models.vectors[row][places[models.widths[row]]]
             attachments[f"vector.{models.senders[row]}"] = Attachment(
                 {"vector": vector.astype(dtype)}, f"cluster.{cluster}"
@@ -272,13 +281,13 @@ class AttentionMethod:
             raise ValueError(f"round {round_id} does not follow round {self._round_id}")
         self._round_id = round_id
         self._clear()
-        told, models = self._settings.training, self._models
-        rate = rate_at(told.learning_rate, self._settings.rate_decay, round_id)
-        told = replace(told, learning_rate=rate)
+        training, models = self._settings.training, self._models
+        rate = rate_at(training.learning_rate, self._settings.rate_decay, round_id)
+        training = replace(training, learning_rate=rate)
         sketched, scales = in_cluster_units(self._sketches(), self._clusters)
         attachments: dict[str, Attachment] = {}
         cohorts: dict[str, tuple[str, ...]] = {}
-        if told.mix and round_id > told.warm_up_rounds:
+        if training.mix and round_id > training.warm_up_rounds:
             attachments, cohorts = attachments_of(
                 models, self._clusters, self._layouts, self._global, sketched, self._settings
             )
@@ -293,7 +302,7 @@ class AttentionMethod:
                 "clusters": self._clusters.astype(np.int32),
                 "scales": scales,
             },
-            settings={**told.as_scalars(), "layouts": layouts_to_text(self._layouts)},
+            settings={**training.as_scalars(), "layouts": layouts_to_text(self._layouts)},
             attachments=attachments,
             cohorts=cohorts,
         )
@@ -382,7 +391,7 @@ class AttentionMethod:
         """See :class:`~aggregator.methods.method.Method`."""
         own = {name: array for name, array in state.items() if "." not in name}
         if set(own) != {"global", "clusters", "losses", "counters"}:
-            raise StateError(
+            raise RestoreError(
                 f"the state holds {sorted(own)}; expected clusters, counters, global, losses"
             )
         size = self._widest.size
@@ -393,7 +402,7 @@ class AttentionMethod:
         require_array(own["losses"], "losses", np.int64, (2,))
         require_array(own["counters"], "counters", np.int64, (2,))
         if len(models) and own["clusters"].min() < 0:
-            raise StateError("the state's 'clusters' are negative")
+            raise RestoreError("the state's 'clusters' are negative")
         self._global, self._clusters = own["global"].copy(), own["clusters"].copy()
         self._losses = own["losses"].copy().view(np.float64)
         self._models = models
@@ -434,8 +443,8 @@ class AttentionMethod:
         cap = self._settings.clusters.most_bytes
         if cap == 0:
             return max(known, 2)
-        told = self._settings.training
-        about_each = 16 + 1 + 4 + 2 * told.sketch_rows * len(self._widest.groups)
+        training = self._settings.training
+        about_each = 16 + 1 + 4 + 2 * training.sketch_rows * len(self._widest.groups)
         left = cap - self._vector_bytes - known * about_each
         return max(1, 1 + left // self._vector_bytes)
 
@@ -445,5 +454,5 @@ class AttentionMethod:
         return assign_clusters(points, previous, most, self._settings.clusters)
 
     def _sketches(self) -> Floats:
-        vectors, told = self._models.vectors, self._settings.training
-        return gap_sketches(vectors, self._global, self._places[0], self._layouts[0], told)
+        vectors, training = self._models.vectors, self._settings.training
+        return gap_sketches(vectors, self._global, self._places[0], self._layouts[0], training)

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.methods.limits import Measured, UpdateLimits, clip_factor, euclidean_norm, measured
-from aggregator.methods.method import Refused, RoundSummary, State, StateError, part
+from aggregator.methods.method import Refused, RestoreError, RoundSummary, State, part
 from aggregator.methods.robust import (
     MOST_HELD_BYTES,
     HeldVectors,
@@ -74,14 +74,16 @@ class WeightedMean:
 
     @classmethod
     def from_state(cls, size: int, state: Mapping[str, NDArray[Any]]) -> WeightedMean:
-        """A mean that continues from ``state()``; raises StateError where it cannot."""
+        """A mean that continues from ``state()``; raises RestoreError where it cannot."""
         found = cls(size)
         expected = found.state()
         if set(state) != set(expected):
-            raise StateError(f"the mean's state holds {sorted(state)}; expected count, sum, weight")
+            raise RestoreError(
+                f"the mean's state holds {sorted(state)}; expected count, sum, weight"
+            )
         for name, wanted in expected.items():
             if state[name].dtype != wanted.dtype or state[name].shape != wanted.shape:
-                raise StateError(
+                raise RestoreError(
                     f"the mean's {name!r} is {state[name].dtype} {state[name].shape}; expected "
                     f"{wanted.dtype} {wanted.shape}"
                 )
@@ -336,14 +338,14 @@ class FedAvgMethod:
         """See :class:`~aggregator.methods.method.Method`."""
         own = {name: array for name, array in state.items() if "." not in name}
         if set(own) != {"model", "counters", "loss"}:
-            raise StateError(f"the state holds {sorted(own)}; expected counters, loss and model")
+            raise RestoreError(f"the state holds {sorted(own)}; expected counters, loss and model")
         for name, dtype, shape in (
             ("model", np.float32, self._values.shape),
             ("counters", np.int64, (3,)),
             ("loss", np.float64, ()),
         ):
             if own[name].dtype != dtype or own[name].shape != shape:
-                raise StateError(
+                raise RestoreError(
                     f"the state's {name!r} is {own[name].dtype} {own[name].shape}; expected "
                     f"{np.dtype(dtype)} {shape}: was the task's artifact changed?"
                 )

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.methods.method import StateError
+from aggregator.methods.method import RestoreError
 
 Arrays = Mapping[str, NDArray[Any]]
 _OWNER_DIGITS = 32
@@ -52,14 +52,14 @@ class PublicBook:
 
     @classmethod
     def from_state(cls, state: Arrays) -> PublicBook:
-        """The book that ``state()`` was taken of; raises StateError."""
+        """The book that ``state()`` was taken of; raises RestoreError."""
         book = cls()
         marks: dict[str, str] = {}
         parts: dict[str, dict[str, NDArray[Any]]] = {}
         for key, array in state.items():
             owner, mark, name = _split(key, 3)
             if marks.setdefault(owner, mark) != mark or len(mark) != _MARK_DIGITS:
-                raise StateError(f"the state's public samples {key!r} have no usable mark")
+                raise RestoreError(f"the state's public samples {key!r} have no usable mark")
             parts.setdefault(owner, {})[name] = array
         for owner, coded in parts.items():
             book.put(owner, marks[owner], coded)
@@ -96,7 +96,7 @@ class LabelBook:
 
     @classmethod
     def from_state(cls, state: Arrays) -> LabelBook:
-        """The book that ``state()`` was taken of; raises StateError."""
+        """The book that ``state()`` was taken of; raises RestoreError."""
         book = cls()
         parts: dict[str, dict[str, NDArray[Any]]] = {}
         for key, array in state.items():
@@ -105,7 +105,7 @@ class LabelBook:
         for owner, coded in parts.items():
             came = coded.pop("came", None)
             if came is None or came.dtype != np.int64 or came.shape != () or not coded:
-                raise StateError(f"the state's soft labels of {owner} lack their round or labels")
+                raise RestoreError(f"the state's soft labels of {owner} lack their round or labels")
             book.put(owner, int(came), coded)
         return book
 
@@ -142,7 +142,7 @@ class LabelMeans:
 
     @classmethod
     def from_state(cls, state: Arrays) -> LabelMeans:
-        """The means that ``state()`` was taken of; raises StateError."""
+        """The means that ``state()`` was taken of; raises RestoreError."""
         found = cls()
         for key, array in state.items():
             owner, name = _split(key, 2)
@@ -151,14 +151,14 @@ class LabelMeans:
             elif name == "count" and array.dtype == np.int64 and array.shape == () and array > 0:
                 found._counts[owner] = int(array)
             else:
-                raise StateError(f"the state's {key!r} is no sum or count of soft labels")
+                raise RestoreError(f"the state's {key!r} is no sum or count of soft labels")
         if set(found._sums) != set(found._counts):
-            raise StateError("the state's sums and counts of soft labels do not go together")
+            raise RestoreError("the state's sums and counts of soft labels do not go together")
         return found
 
 
 def _split(key: str, parts: int) -> list[str]:
     found = key.split(".", parts - 1)
     if len(found) != parts or len(found[0]) != _OWNER_DIGITS:
-        raise StateError(f"the state's {key!r} names no owner")
+        raise RestoreError(f"the state's {key!r} names no owner")
     return found

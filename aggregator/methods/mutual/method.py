@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.methods.method import Refused, RoundSummary, State, StateError, part
+from aggregator.methods.method import Refused, RestoreError, RoundSummary, State, part
 from aggregator.methods.mutual.label_book import LabelBook, LabelMeans, PublicBook
 from device_sdk.methods.mutual.contract import (
     MutualTraining,
@@ -251,11 +251,11 @@ class MutualMethod:
         for name, (dtype, shape) in own.items():
             found = state.get(name)
             if found is None or found.dtype != dtype or found.shape != shape:
-                raise StateError(f"the state lacks {name!r}, {np.dtype(dtype)} {shape}")
+                raise RestoreError(f"the state lacks {name!r}, {np.dtype(dtype)} {shape}")
         prefixes = ("public.", "labels.", "new.public.", "new.labels.", "new.means.")
         odd = [n for n in state if n not in own and not n.startswith(prefixes)]
         if odd:
-            raise StateError(f"the state holds the unknown {sorted(odd)[0]!r}")
+            raise RestoreError(f"the state holds the unknown {sorted(odd)[0]!r}")
         books = [part(prefix, state) for prefix in prefixes]
         public, new_public = PublicBook.from_state(books[0]), PublicBook.from_state(books[2])
         labels, new_labels = LabelBook.from_state(books[1]), LabelBook.from_state(books[3])
@@ -275,8 +275,10 @@ class MutualMethod:
         return self._settings.training
 
     def _decoded(self, coded: Arrays) -> NDArray[np.float32]:
-        told = self._training
-        return decode_soft_labels(coded, told.classes, told.label_form, told.top_classes)
+        training = self._training
+        return decode_soft_labels(
+            coded, training.classes, training.label_form, training.top_classes
+        )
 
     def _check_public(self, update: Update, public: Arrays) -> int | None:
         """The number of the sender's public samples; None where it shares none."""

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.methods.method import StateError, require_array
+from aggregator.methods.method import RestoreError, require_array
 
 _ALIKE = 64
 """Items whose median is compared with, the nearest in number of touches."""
@@ -89,15 +89,15 @@ class ItemNorms:
         cls, multiple: float, items: int, state: Mapping[str, NDArray[Any]]
     ) -> ItemNorms:
         """One that continues from ``state()``; an empty state is a fresh start, as where the option
-        was just turned on. Raises StateError for anything else."""
+        was just turned on. Raises RestoreError for anything else."""
         found = cls(multiple, items)
         if not state:
             return found
         if set(state) != {"settled", "recent"}:
-            raise StateError(f"the touches are {sorted(state)}; expected recent, settled")
+            raise RestoreError(f"the touches are {sorted(state)}; expected recent, settled")
         for name, touches in state.items():
             require_array(touches, f"{name} touches", np.int64, (items,))
             if (touches < 0).any():
-                raise StateError(f"the {name} touches are no counts")
+                raise RestoreError(f"the {name} touches are no counts")
         found._settled, found._recent = state["settled"].copy(), state["recent"].copy()
         return found

@@ -14,7 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.methods.limits import Measured, UpdateLimits, euclidean_norm, measured
-from aggregator.methods.method import Refused, RoundSummary, State, StateError, part, require_array
+from aggregator.methods.method import (
+    Refused,
+    RestoreError,
+    RoundSummary,
+    State,
+    part,
+    require_array,
+)
 from aggregator.methods.robust import (
     MOST_HELD_BYTES,
     HeldRows,
@@ -146,13 +153,13 @@ class ScatterMethod:
             raise ValueError(f"round {round_id} does not follow round {self._round_id}")
         self._round_id = round_id
         self._clear()
-        told = self._settings.training
-        rate = told.user_learning_rate * self._optimizer.factor
+        training = self._settings.training
+        rate = training.user_learning_rate * self._optimizer.factor
         return Broadcast(
             round_id=round_id,
             version=self._version,
             tensors={"items": self._items.copy()},
-            settings=replace(told, user_learning_rate=rate).as_scalars(),
+            settings=replace(training, user_learning_rate=rate).as_scalars(),
         )
 
     def check(self, update: Update) -> None:
@@ -300,10 +307,12 @@ class ScatterMethod:
         parts = ("optimizer.", "limits.", "touches.", "held.", "waiting.")
         own = {name: array for name, array in state.items() if not name.startswith(parts)}
         if set(own) != {"items", "sum", "drawn", "counters"}:
-            raise StateError(f"the state holds {sorted(own)}; expected counters, drawn, items, sum")
+            raise RestoreError(
+                f"the state holds {sorted(own)}; expected counters, drawn, items, sum"
+            )
         items, width = own["items"], self._shape[1]
         if items.ndim != 2 or items.shape[1] != width:
-            raise StateError(f"the state's items are {items.shape}; this task has K = {width}")
+            raise RestoreError(f"the state's items are {items.shape}; this task has K = {width}")
         shape = (items.shape[0], width)
         require_array(own["items"], "items", np.float32, shape)
         require_array(own["sum"], "sum", np.float64, shape)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.methods.falling_rate import rate_at, require_decay
-from aggregator.methods.method import Refused, RoundSummary, State, StateError
+from aggregator.methods.method import Refused, RestoreError, RoundSummary, State
 from device_sdk.methods.teacher_logits.contract import (
     TeacherLogitsTraining,
     decode_knowledge,
@@ -175,7 +175,7 @@ class TeacherLogitsMethod:
             "counters": (np.int64, (8,)),
         }
         if set(state) != set(shapes):
-            raise StateError(f"the state holds {sorted(state)}; expected {sorted(shapes)}")
+            raise RestoreError(f"the state holds {sorted(state)}; expected {sorted(shapes)}")
         for name, (dtype, shape) in shapes.items():
             _require(state[name], name, dtype, shape)
         self._known_sums = state["known_sums"].copy()
@@ -207,9 +207,9 @@ class TeacherLogitsMethod:
 
 def _require(array: NDArray[Any], name: str, dtype: type, shape: tuple[int, ...]) -> None:
     if array.dtype != dtype or array.shape != shape or (array < 0).any():
-        raise StateError(
+        raise RestoreError(
             f"the state's {name!r} is {array.dtype} {array.shape}; expected "
             f"{np.dtype(dtype)} {shape}, none below 0"
         )
     if not np.isfinite(array).all():
-        raise StateError(f"the state's {name!r} holds values that are not finite")
+        raise RestoreError(f"the state's {name!r} holds values that are not finite")

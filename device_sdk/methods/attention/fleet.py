@@ -36,7 +36,7 @@ class Neighbours:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Fleet:
+class FleetView:
     """A broadcast as the device with this layout reads it; see :func:`read_fleet`.
 
     Attributes:
@@ -150,7 +150,7 @@ class Fleet:
         return _array(attachment, "mixture", name, (self.layout.size,))
 
 
-def read_fleet(broadcast: Broadcast, layout: FlatLayout) -> Fleet:
+def read_fleet(broadcast: Broadcast, layout: FlatLayout) -> FleetView:
     """Read a broadcast for a device whose model has ``layout``.
 
     Raises LearnerError where it lacks something, or knows no model of this layout.
@@ -177,7 +177,7 @@ def read_fleet(broadcast: Broadcast, layout: FlatLayout) -> Fleet:
         raise LearnerError(f"the broadcast's 'scales' are {scales.shape}; expected [k, {groups}]")
     if n and (clusters.max() >= len(scales) or widths.max() >= len(layouts)):
         raise LearnerError("the broadcast names clusters or widths that it does not have")
-    return Fleet(
+    return FleetView(
         round_id=broadcast.round_id,
         training=training,
         layouts=layouts,

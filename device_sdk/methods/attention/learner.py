@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from device_sdk.artifact.flat_layout import FlatLayout, layout_of
 from device_sdk.errors import StateError
 from device_sdk.local_data import DataSource, LocalData
-from device_sdk.methods.attention.fleet import Fleet, read_fleet
+from device_sdk.methods.attention.fleet import FleetView, read_fleet
 from device_sdk.methods.attention.mixer import (
     SCORE_NAMES,
     AttentionScores,
@@ -230,7 +230,7 @@ class AttentionLearner:
 
     # -- a round -----------------------------------------------------------------------------------
 
-    def _samples(self, fleet: Fleet) -> LocalData:
+    def _samples(self, fleet: FleetView) -> LocalData:
         data = self._data()
         if data.samples < fleet.training.folds:
             raise LearnerError(
@@ -239,13 +239,13 @@ class AttentionLearner:
             )
         return data
 
-    def _round_steps(self, fleet: Fleet, data: LocalData) -> RoundSteps:
+    def _round_steps(self, fleet: FleetView, data: LocalData) -> RoundSteps:
         return RoundSteps(self._trainer, fleet.training, fleet.round_id, data, self._rng)
 
-    def _lets_mix(self, fleet: Fleet) -> bool:
+    def _lets_mix(self, fleet: FleetView) -> bool:
         return self._placement == "aggregator" or fleet.training.aggregator_mixes
 
-    def _mixer(self, fleet: Fleet, broadcast: Broadcast) -> Mixer | None:
+    def _mixer(self, fleet: FleetView, broadcast: Broadcast) -> Mixer | None:
         """None where this round is to start without a mixture of the device's own."""
         if self._lets_mix(fleet) or self._vector is None or self._meta is None:
             return None
@@ -265,7 +265,7 @@ class AttentionLearner:
             query,
         )
 
-    def _start(self, fleet: Fleet, broadcast: Broadcast) -> Floats:
+    def _start(self, fleet: FleetView, broadcast: Broadcast) -> Floats:
         if fleet.training.keeps and self._vector is not None:
             return fleet.shared_keeping(self._vector)
         if fleet.warming_up or not self._lets_mix(fleet):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from device_sdk.methods.attention.fleet import Fleet, Neighbours
+from device_sdk.methods.attention.fleet import FleetView, Neighbours
 from device_sdk.wire.arrays.exchange import Broadcast
 
 _VECTOR = "vector."
@@ -26,7 +26,7 @@ class MixingAhead:
     download_bytes: int
 
 
-def mixing_ahead(fleet: Fleet, broadcast: Broadcast, own: str) -> MixingAhead | None:
+def mixing_ahead(fleet: FleetView, broadcast: Broadcast, own: str) -> MixingAhead | None:
     """The mixing that this round or, in the warm-up, a later one asks of the device ``own``.
 
     None where the task leaves it none, or nobody to mix with is known yet. A device that is not
@@ -58,7 +58,7 @@ def mixing_ahead(fleet: Fleet, broadcast: Broadcast, own: str) -> MixingAhead | 
     return MixingAhead(count, sum(offered[:count]) if offered else about)
 
 
-def stand_ins(fleet: Fleet, count: int) -> Neighbours:
+def stand_ins(fleet: FleetView, count: int) -> Neighbours:
     """``count`` neighbours whose vectors are the global model: the same work as with real ones."""
     vectors = np.repeat(fleet.shared[None], count, axis=0)
     rows = np.resize(np.arange(len(fleet.senders)), count)

@@ -61,7 +61,7 @@ def decode_update(body: bytes, round_id: int, sender: str = "") -> Update:
         raise WireError("bad-field", "the update's metadata or arrays are not usable") from error
 
 
-def read_scalars(value: cbor.Value, what: str) -> dict[str, Scalar]:
+def read_scalars(value: cbor.CborValue, what: str) -> dict[str, Scalar]:
     """A decoded map of scalars. Raises ``WireError("bad-field")``, naming ``what``."""
     if not isinstance(value, dict):
         raise WireError("bad-field", f"the {what} must be a map")

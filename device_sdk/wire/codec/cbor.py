@@ -18,7 +18,9 @@ from collections.abc import Mapping, Sequence
 
 from device_sdk.wire.codec.errors import WireError
 
-Value = None | bool | int | float | str | bytes | Sequence["Value"] | Mapping[str, "Value"]
+CborValue = (
+    None | bool | int | float | str | bytes | Sequence["CborValue"] | Mapping[str, "CborValue"]
+)
 
 MAX_DEPTH = 16
 _FLOATS = ((25, ">e"), (26, ">f"), (27, ">d"))
@@ -26,7 +28,7 @@ _FLOAT_BYTES = {25: 2, 26: 4, 27: 8}
 _WIDTHS = ((24, ">BB"), (25, ">BH"), (26, ">BI"), (27, ">BQ"))
 
 
-def encode(value: Value) -> bytes:
+def encode(value: CborValue) -> bytes:
     """The canonical bytes of ``value``. Raises ``ValueError`` for what the subset has no form for.
 
     Tuples are written as arrays, and ``bytearray`` and ``memoryview`` are refused: a value that
@@ -37,14 +39,14 @@ def encode(value: Value) -> bytes:
     return bytes(out)
 
 
-def decode(data: bytes, *, limit_bytes: int) -> Value:
+def decode(data: bytes, *, limit_bytes: int) -> CborValue:
     """The value whose canonical encoding is exactly ``data``.
 
     Raises :class:`WireError`: ``too-large`` above ``limit_bytes``, else ``bad-cbor``.
     """
     if len(data) > limit_bytes:
         raise WireError("too-large", f"{len(data)} bytes of CBOR, at most {limit_bytes} allowed")
-    reader = _Reader(bytes(data))
+    reader = _CborReader(bytes(data))
     value = reader.value(MAX_DEPTH)
     if reader.position != len(data):
         raise _bad(f"{len(data) - reader.position} bytes follow the value")
@@ -68,7 +70,7 @@ def _head(major: int, argument: int) -> bytes:
     raise ValueError("integer out of range: CBOR here holds -2^64 to 2^64 - 1")
 
 
-def _write(out: bytearray, value: Value, depth: int) -> None:
+def _write(out: bytearray, value: CborValue, depth: int) -> None:
     if depth < 0:
         raise ValueError(f"value nested deeper than {MAX_DEPTH} levels")
     if isinstance(value, bytes):
@@ -123,7 +125,7 @@ def _write_float(out: bytearray, value: float) -> None:
             return
 
 
-class _Reader:
+class _CborReader:
     """A cursor over untrusted bytes; every read checks what is left first."""
 
     def __init__(self, data: bytes) -> None:
@@ -149,7 +151,7 @@ class _Reader:
             raise _bad(f"{argument} is not in its shortest form")
         return argument
 
-    def value(self, depth: int) -> Value:
+    def value(self, depth: int) -> CborValue:
         if depth < 0:
             raise _bad(f"nested deeper than {MAX_DEPTH} levels")
         initial = self.take(1)[0]
@@ -184,8 +186,8 @@ class _Reader:
         except UnicodeDecodeError as error:
             raise _bad("a text string is not UTF-8") from error
 
-    def map(self, count: int, depth: int) -> dict[str, Value]:
-        result: dict[str, Value] = {}
+    def map(self, count: int, depth: int) -> dict[str, CborValue]:
+        result: dict[str, CborValue] = {}
         previous = b""
         for _ in range(count):
             start = self.position
@@ -199,7 +201,7 @@ class _Reader:
             result[key] = self.value(depth - 1)
         return result
 
-    def simple(self, info: int) -> Value:
+    def simple(self, info: int) -> CborValue:
         if info == 20:
             return False
         if info == 21:

@@ -15,13 +15,13 @@ class Record:
     one end ignores and the other obeys is how two versions of a protocol come to disagree.
     """
 
-    def __init__(self, value: cbor.Value, fields: Collection[str]) -> None:
+    def __init__(self, value: cbor.CborValue, fields: Collection[str]) -> None:
         if not isinstance(value, dict):
             raise WireError("wrong-fields", "expected a map of fields")
         if value.keys() != set(fields):
             # The sender's own key names stay out of the message: it goes to a log.
             raise WireError("wrong-fields", f"expected exactly the fields {sorted(fields)}")
-        self._value: dict[str, cbor.Value] = value
+        self._value: dict[str, cbor.CborValue] = value
 
     @classmethod
     def decode(cls, data: bytes, fields: Collection[str], *, limit_bytes: int) -> Record:
@@ -63,7 +63,7 @@ class Record:
             raise _bad(name, "a float")
         return value
 
-    def array(self, name: str, limit: int) -> list[cbor.Value]:
+    def array(self, name: str, limit: int) -> list[cbor.CborValue]:
         """An array of at most ``limit`` items, not looked into."""
         value = self._value[name]
         if not isinstance(value, list) or len(value) > limit:
@@ -74,7 +74,7 @@ class Record:
         """Whether the field is null."""
         return self._value[name] is None
 
-    def any(self, name: str) -> cbor.Value:
+    def any(self, name: str) -> cbor.CborValue:
         """The field's value, whatever it is: for a nested record."""
         return self._value[name]
 

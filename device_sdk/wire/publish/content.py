@@ -18,13 +18,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from device_sdk.wire.codec import cbor
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.codec.record import Record
-from device_sdk.wire.publish.broadcast import (
+from device_sdk.wire.publish.manifest import CHUNK_BYTES, MAX_BODY_BYTES, MOST_CHUNKS, chunk_count
+from device_sdk.wire.seal.broadcast import (
     BroadcastKeys,
     Publication,
     open_chunk,
     read_chunk_index,
 )
-from device_sdk.wire.publish.manifest import CHUNK_BYTES, MAX_BODY_BYTES, MOST_CHUNKS, chunk_count
 
 # A plaintext cut into a publication's chunks, and collected again in any order of arrival.
 

@@ -44,7 +44,7 @@ _FIELDS = (*_SIZES, *_NAMES, *_NUMBERS, "chunks")
 
 
 @dataclass(frozen=True, slots=True)
-class Manifest:
+class RoundManifest:
     """One publication of a task to a cohort. Raises ValueError, naming the field, if one is wrong.
 
     Ids are 32 bytes; ``root_fingerprint`` has 16. ``catalogue_id`` is 32 zero bytes for a task
@@ -100,12 +100,12 @@ def chunk_count(length: int) -> int:
     return -(-length // CHUNK_BYTES)
 
 
-def write_manifest(manifest: Manifest) -> bytes:
-    """Canonical CBOR with a text key for each field of :class:`Manifest`."""
+def write_manifest(manifest: RoundManifest) -> bytes:
+    """Canonical CBOR with a text key for each field of :class:`RoundManifest`."""
     return cbor.encode({**asdict(manifest), "chunks": list(manifest.chunks)})
 
 
-def read_manifest(body: bytes) -> Manifest:
+def read_manifest(body: bytes) -> RoundManifest:
     """Parse a manifest's body. Verify its signature first. Raises ``WireError``."""
     record = Record.decode(body, _FIELDS, limit_bytes=MAX_BODY_BYTES)
     octets = {name: record.octets(name, size) for name, size in _SIZES.items()}
@@ -116,7 +116,7 @@ def read_manifest(body: bytes) -> Manifest:
     if len(digests) != len(chunks):
         raise WireError("bad-field", "each chunk's SHA-256 must be a byte string")
     try:
-        return Manifest(**octets, **names, **numbers, chunks=digests)  # type: ignore[arg-type]
+        return RoundManifest(**octets, **names, **numbers, chunks=digests)  # type: ignore[arg-type]
     except ValueError as error:
         raise WireError("bad-field", str(error)) from error
 
@@ -163,7 +163,7 @@ class Order(Enum):
     SAME = "same"
 
 
-def order(mark: Mark | None, manifest: Manifest, body: bytes) -> tuple[Order, Mark]:
+def order(mark: Mark | None, manifest: RoundManifest, body: bytes) -> tuple[Order, Mark]:
     """Judge a verified manifest by the persisted mark; returns the mark to persist.
 
     (generation, round) must rise, and the version never falls within a generation; the same body

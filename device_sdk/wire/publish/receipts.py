@@ -53,7 +53,7 @@ class UpdateIdentity:
             raise ValueError(f"round is {self.round}; expected 0 to 2^63 - 1")
 
 
-class Update(NamedTuple):
+class UpdateMessage(NamedTuple):
     """An update as it arrived: who and when, and the body that a method's codec reads."""
 
     identity: UpdateIdentity
@@ -70,7 +70,7 @@ def write_update(identity: UpdateIdentity, body: bytes) -> bytes:
     return _HEAD.pack(identity.generation, identity.round, len(task)) + task + body
 
 
-def read_update(payload: bytes, device_id: bytes) -> Update:
+def read_update(payload: bytes, device_id: bytes) -> UpdateMessage:
     """Parse an update from the session of ``device_id``.
 
     Raises ``WireError``: ``truncated``, ``bad-name``, ``bad-field``.
@@ -82,7 +82,7 @@ def read_update(payload: bytes, device_id: bytes) -> Update:
         raise WireError("truncated", "the update ends within its task's name")
     identity = UpdateIdentity(device_id, *_read_head(payload[:start]))
     body = payload[start:]
-    return Update(identity, body, hashlib.sha256(body).digest())
+    return UpdateMessage(identity, body, hashlib.sha256(body).digest())
 
 
 # All updates of a round begin with the same bytes.

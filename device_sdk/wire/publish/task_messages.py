@@ -21,7 +21,7 @@ from device_sdk.wire.arrays.tensors import Codec, decode_tensors, encode_tensors
 from device_sdk.wire.codec import cbor
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.codec.record import Record
-from device_sdk.wire.publish.manifest import Manifest
+from device_sdk.wire.publish.manifest import RoundManifest
 from device_sdk.wire.publish.terms import (
     FIELDS,
     UPDATE_CODECS,
@@ -69,7 +69,7 @@ def write_broadcast(
     return _LENGTH.pack(len(head)) + head + arrays
 
 
-def read_broadcast(plaintext: bytes, manifest: Manifest) -> tuple[TaskTerms, Broadcast]:
+def read_broadcast(plaintext: bytes, manifest: RoundManifest) -> tuple[TaskTerms, Broadcast]:
     """Parse a broadcast whose chunks the verified ``manifest`` named. Raises ``WireError``."""
     if manifest.codec not in BROADCAST_CODECS:
         raise WireError("bad-codec", "the broadcast is in a codec that is unknown here")

@@ -128,7 +128,7 @@ class TaskTerms:
                 raise ValueError(f"attachment {attachment.name!r} is for a cohort without a key")
         object.__setattr__(self, "cohort_keys", MappingProxyType(dict(self.cohort_keys)))
 
-    def to_fields(self) -> dict[str, cbor.Value]:
+    def to_fields(self) -> dict[str, cbor.CborValue]:
         """The terms' part of a broadcast's head, as CBOR values."""
         return {
             "artifacts": [_artifact_fields(each) for each in self.artifacts],
@@ -167,7 +167,7 @@ class TaskTerms:
             raise WireError("bad-field", f"the terms are not usable: {error}") from error
 
 
-def _artifact_fields(artifact: OfferedArtifact) -> dict[str, cbor.Value]:
+def _artifact_fields(artifact: OfferedArtifact) -> dict[str, cbor.CborValue]:
     companion = artifact.companion
     return {
         "bytes": artifact.size,
@@ -177,7 +177,7 @@ def _artifact_fields(artifact: OfferedArtifact) -> dict[str, cbor.Value]:
     }
 
 
-def _artifact(value: cbor.Value, *, is_companion: bool = False) -> OfferedArtifact:
+def _artifact(value: cbor.CborValue, *, is_companion: bool = False) -> OfferedArtifact:
     record = Record(value, ("bytes", "companion", "id", "name"))
     alone = record.is_null("companion")
     if is_companion and not alone:
@@ -190,7 +190,7 @@ def _artifact(value: cbor.Value, *, is_companion: bool = False) -> OfferedArtifa
     )
 
 
-def _attachment(value: cbor.Value) -> OfferedAttachment:
+def _attachment(value: cbor.CborValue) -> OfferedAttachment:
     record = Record(value, ("bytes", "cohort", "content", "name"))
     return OfferedAttachment(
         record.text("name", _MOST_LABEL_BYTES),
@@ -200,7 +200,7 @@ def _attachment(value: cbor.Value) -> OfferedAttachment:
     )
 
 
-def _wrapped(entries: cbor.Value) -> tuple[bytes, ...]:
+def _wrapped(entries: cbor.CborValue) -> tuple[bytes, ...]:
     if not isinstance(entries, list) or len(entries) > MOST_MEMBERS:
         raise WireError("bad-field", "a cohort's keys must be an array")
     found = tuple(entry for entry in entries if isinstance(entry, bytes))

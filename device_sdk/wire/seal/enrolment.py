@@ -115,7 +115,7 @@ class EnrolmentAttempt:
 
 
 @dataclass(frozen=True)
-class Binding:
+class CodeUse:
     """The key that used a code, and what it was granted."""
 
     identity: bytes
@@ -130,7 +130,7 @@ class Token:
     token_id: bytes
     secret: bytes
     expires_unix_seconds: int
-    binding: Binding | None = None
+    binding: CodeUse | None = None
 
     def __repr__(self) -> str:
         return f"Token(token_id={self.token_id.hex()}, bound={self.binding is not None})"
@@ -234,7 +234,7 @@ class EnrolmentDesk:
             if now_unix_seconds >= token.expires_unix_seconds:
                 return EnrolRefusal.CODE_EXPIRED, token
             grant = self._new_grant(shard)
-            return grant, replace(token, binding=Binding(request.identity, grant))
+            return grant, replace(token, binding=CodeUse(request.identity, grant))
         if binding.identity != request.identity:
             return EnrolRefusal.CODE_USED, token
         if binding.revoked:

@@ -133,8 +133,8 @@ class EnrolAnswer:
 
     def to_body(self) -> bytes:
         """Canonical CBOR {grant, refused, time}."""
-        grant: cbor.Value = None
-        refused: cbor.Value = None
+        grant: cbor.CborValue = None
+        refused: cbor.CborValue = None
         if isinstance(self.verdict, Grant):
             grant = {
                 "admission": self.verdict.admission_key,
@@ -284,7 +284,7 @@ def decode_answer(
     return _read_answer(cbor.decode(body, limit_bytes=MAX_ANSWER_BYTES))
 
 
-def _read_answer(value: cbor.Value) -> EnrolAnswer:
+def _read_answer(value: cbor.CborValue) -> EnrolAnswer:
     record = Record(value, ("grant", "refused", "time"))
     return EnrolAnswer(_read_verdict(record), record.unsigned("time", _TIME_LIMIT))
 

@@ -57,7 +57,7 @@ def find_group_key(keys: Iterable[GroupKey], epoch: int) -> GroupKey:
     raise WireError("unknown-epoch", f"no group key of epoch {epoch} is known")
 
 
-def group_keys_to_value(keys: Sequence[GroupKey]) -> list[cbor.Value]:
+def group_keys_to_value(keys: Sequence[GroupKey]) -> list[cbor.CborValue]:
     """The CBOR form: maps {epoch, key}, epochs rising. Raises ``ValueError`` for more than 16."""
     if len(keys) > MOST_KEYS:
         raise ValueError(f"{len(keys)} group keys, at most {MOST_KEYS} travel in one reply")
@@ -66,7 +66,7 @@ def group_keys_to_value(keys: Sequence[GroupKey]) -> list[cbor.Value]:
     return [{"epoch": key.epoch, "key": key.key} for key in keys]
 
 
-def group_keys_from_value(values: list[cbor.Value]) -> tuple[GroupKey, ...]:
+def group_keys_from_value(values: list[cbor.CborValue]) -> tuple[GroupKey, ...]:
     """The inverse. Raises ``WireError``: ``bad-field``, ``wrong-fields``."""
     keys: list[GroupKey] = []
     for value in values:

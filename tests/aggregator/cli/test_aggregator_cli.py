@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from aggregator.cli import main
-from aggregator.home import Home, serve_lock
+from aggregator.home import AggregatorHome, serve_lock
 from aggregator.store.devices import DeviceRow
 from aggregator.store.rounds import RoundRow
 from device_sdk.wire.seal.enrolment_code import parse_code
@@ -173,7 +173,7 @@ def test_serve_says_what_is_wrong_in_one_line(
     assert "task.catalogue is missing" in capsys.readouterr().err
 
 
-def generation_of(home: Home) -> int:
+def generation_of(home: AggregatorHome) -> int:
     store = open_store(home)
     generation = store.facts.generation
     store.database.close()

@@ -10,15 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from aggregator.home import Home
+from aggregator.home import AggregatorHome
 from aggregator.keys.enrolment import Enrolment, EnrolmentAnswer, make_codes
 from aggregator.serve.assembly import World, assemble
 from aggregator.task.file import read_task
 from device_sdk.wire.codec.errors import WireError
-from device_sdk.wire.publish.presence import read_presence
 from device_sdk.wire.seal.enrolment import EnrolmentAttempt
 from device_sdk.wire.seal.enrolment_code import EnrolmentCode, new_code
 from device_sdk.wire.seal.freshness import Freshness
+from device_sdk.wire.seal.presence import read_presence
 from tests.fakes.homes import make_home
 from tests.fakes.parties import SeededBytes, key_from
 
@@ -28,7 +28,7 @@ VALID_SECONDS = 3600
 class Office:
     """An aggregator whose calendar stands still, and one code. ``first_round``: of who enrols."""
 
-    def __init__(self, home: Home) -> None:
+    def __init__(self, home: AggregatorHome) -> None:
         store = home.open_store()
         self.now_seconds = float(store.facts.generation) + 0.75
         world = World(self.now, self.now, np.random.default_rng(1))
@@ -74,13 +74,13 @@ def public(name: str) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory) -> Home:
+def template(tmp_path_factory: pytest.TempPathFactory) -> AggregatorHome:
     return make_home(tmp_path_factory.mktemp("enrolment"), "mqtt://127.0.0.1:1")
 
 
 @pytest.fixture
-def office(template: Home, tmp_path: Path) -> Iterator[Office]:
-    home = Home(tmp_path / "home")
+def office(template: AggregatorHome, tmp_path: Path) -> Iterator[Office]:
+    home = AggregatorHome(tmp_path / "home")
     shutil.copytree(template.folder, home.folder)
     made = Office(home)
     yield made

@@ -11,10 +11,10 @@ import pytest
 from aggregator.errors import AggregatorError
 from aggregator.keys.fence import Fence
 from device_sdk.wire.codec.errors import WireError
-from device_sdk.wire.publish.presence import Presence, sign_presence
 from device_sdk.wire.seal.authority import make_succession
 from device_sdk.wire.seal.descriptor import Descriptor, make_descriptor
 from device_sdk.wire.seal.keyring import ServingKeys
+from device_sdk.wire.seal.presence import Presence, sign_presence
 from tests.fakes.parties import EXPIRES, Clock, delegation_of, key_from, make_serving
 
 OURS = Presence(b"m" * 16, 1_700_000_000)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from aggregator.errors import AggregatorError
-from aggregator.home import Home
+from aggregator.home import AggregatorHome
 from aggregator.keys import folder as key_folder
 from aggregator.keys.enrolment import make_codes
 from aggregator.keys.fleet import FleetKeys
@@ -58,32 +58,32 @@ class Calendar:
 
 
 @pytest.fixture
-def home() -> Iterator[Home]:
+def home() -> Iterator[AggregatorHome]:
     """In memory where there is one: hundreds of commits, and no power to fail."""
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
-        made = Home(Path(folder) / "home")
+        made = AggregatorHome(Path(folder) / "home")
         initialise(made, BEGIN, os.urandom)
         yield made
 
 
 @pytest.fixture
-def store(home: Home) -> Iterator[Store]:
+def store(home: AggregatorHome) -> Iterator[Store]:
     opened = home.open_store()
     yield opened
     opened.database.close()
 
 
-def names(home: Home) -> set[str]:
+def names(home: AggregatorHome) -> set[str]:
     return {path.name for path in home.keys.iterdir()}
 
 
-def keys_of(home: Home, store: Store, clock: Calendar) -> FleetKeys:
+def keys_of(home: AggregatorHome, store: Store, clock: Calendar) -> FleetKeys:
     return FleetKeys(home, store, clock, os.urandom, 30 * DAY)
 
 
 def test_a_descriptor_is_renewed_by_the_delegate_until_the_delegation_ends(
-    home: Home, store: Store, caplog: pytest.LogCaptureFixture
+    home: AggregatorHome, store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     home.root_key.unlink()  # in a drawer
     clock = Calendar()
@@ -113,7 +113,7 @@ def test_a_descriptor_is_renewed_by_the_delegate_until_the_delegation_ends(
         keys_of(home, store, clock)
 
 
-def test_a_round_is_not_disturbed_while_there_is_time(home: Home, store: Store) -> None:
+def test_a_round_is_not_disturbed_while_there_is_time(home: AggregatorHome, store: Store) -> None:
     clock = Calendar()
     keys = keys_of(home, store, clock)
     clock.now = BEGIN + 21 * DAY
@@ -123,14 +123,16 @@ def test_a_round_is_not_disturbed_while_there_is_time(home: Home, store: Store) 
     assert not keys.tend(between_rounds=True)
 
 
-def test_a_start_renews_a_descriptor_that_expired_meanwhile(home: Home, store: Store) -> None:
+def test_a_start_renews_a_descriptor_that_expired_meanwhile(
+    home: AggregatorHome, store: Store
+) -> None:
     clock = Calendar(float(BEGIN + 100 * DAY))
     held = keys_of(home, store, clock).current().descriptor
     assert held.expires_unix_seconds == BEGIN + 130 * DAY
 
 
 def test_a_delegate_s_key_that_is_gone_is_told_of_and_ends_nothing(
-    home: Home, store: Store, caplog: pytest.LogCaptureFixture
+    home: AggregatorHome, store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = Calendar()
     keys = keys_of(home, store, clock)
@@ -143,7 +145,7 @@ def test_a_delegate_s_key_that_is_gone_is_told_of_and_ends_nothing(
     assert "delegate" in caplog.text and "rotate keys" in caplog.text
 
 
-def test_keys_are_erased_when_their_grace_is_over(home: Home, store: Store) -> None:
+def test_keys_are_erased_when_their_grace_is_over(home: AggregatorHome, store: Store) -> None:
     clock = Calendar()
     keys = keys_of(home, store, clock)
     ring = [keys.keyring]
@@ -172,7 +174,7 @@ def test_keys_are_erased_when_their_grace_is_over(home: Home, store: Store) -> N
 
 
 def test_keys_whose_grace_was_over_before_serve_looked_are_erased_too(
-    home: Home, store: Store
+    home: AggregatorHome, store: Store
 ) -> None:
     clock = Calendar()
     keys = keys_of(home, store, clock)
@@ -189,7 +191,7 @@ def test_keys_whose_grace_was_over_before_serve_looked_are_erased_too(
     assert not home.signing_key(old).exists() and not home.hpke_key(old).exists()
 
 
-def test_what_is_erased_is_overwritten_first(home: Home, store: Store) -> None:
+def test_what_is_erased_is_overwritten_first(home: AggregatorHome, store: Store) -> None:
     serial = current_descriptor(store).serial
     held = home.signing_key(serial).open("rb")  # the bytes that a freed file would leave behind
     secret = held.read()
@@ -200,7 +202,7 @@ def test_what_is_erased_is_overwritten_first(home: Home, store: Store) -> None:
 
 
 def test_old_keys_are_honoured_no_longer_than_their_descriptor_holds(
-    home: Home, store: Store
+    home: AggregatorHome, store: Store
 ) -> None:
     old = current_descriptor(store)
     rotate_keys(home, store, BEGIN + 29 * DAY, os.urandom)
@@ -219,7 +221,9 @@ def test_lives_that_make_no_sense_are_refused(lives: tuple[int, ...]) -> None:
         Lives(*lives)
 
 
-def test_a_new_delegation_outranks_all_that_the_last_one_can_sign(home: Home, store: Store) -> None:
+def test_a_new_delegation_outranks_all_that_the_last_one_can_sign(
+    home: AggregatorHome, store: Store
+) -> None:
     root, old = store.facts.root_fingerprint, current_descriptor(store)
     thief = signing_key(read_key(home.delegate_key(old.delegation.first_serial), KeyKind.ED25519))
     rotate_keys(home, store, BEGIN + 60, os.urandom)
@@ -242,7 +246,7 @@ def test_a_new_delegation_outranks_all_that_the_last_one_can_sign(home: Home, st
     assert refused.value.reason == "serial-fell"
 
 
-def test_a_restored_backup_gives_out_no_serial_again(home: Home, store: Store) -> None:
+def test_a_restored_backup_gives_out_no_serial_again(home: AggregatorHome, store: Store) -> None:
     """The same home twice: what one of them issued, the other knows nothing of."""
     known = current_descriptor(store)
     lost = [
@@ -266,7 +270,7 @@ def test_a_restored_backup_gives_out_no_serial_again(home: Home, store: Store) -
 
 @pytest.mark.parametrize("rotations", [0, 1, 3, MOST_SUCCESSIONS, MOST_SUCCESSIONS + 1])
 def test_whoever_trusted_the_root_some_rotations_ago_follows(
-    home: Home, store: Store, rotations: int
+    home: AggregatorHome, store: Store, rotations: int
 ) -> None:
     trusted = store.facts.root_fingerprint
     [code] = make_codes(store, 1, BEGIN, os.urandom)
@@ -293,7 +297,7 @@ def test_whoever_trusted_the_root_some_rotations_ago_follows(
     )
 
 
-def make_old(home: Home, store: Store) -> None:
+def make_old(home: AggregatorHome, store: Store) -> None:
     """What a home looked like whose root signed descriptors itself."""
     root = signing_key(read_key(home.root_key, KeyKind.ED25519))
     public = root.public_key().public_bytes_raw()
@@ -318,7 +322,7 @@ def make_old(home: Home, store: Store) -> None:
 
 @pytest.mark.parametrize("rotate", [rotate_keys, rotate_root])
 def test_a_home_whose_root_signed_descriptors_itself_is_taken_over(
-    home: Home, store: Store, rotate: Callable[..., Any]
+    home: AggregatorHome, store: Store, rotate: Callable[..., Any]
 ) -> None:
     make_old(home, store)
     root = store.facts.root_fingerprint
@@ -348,9 +352,9 @@ def test_serve_tells_an_old_home_what_to_run(
 
 
 def test_another_aggregator_s_root_key_changes_nothing(
-    home: Home, store: Store, tmp_path: Path
+    home: AggregatorHome, store: Store, tmp_path: Path
 ) -> None:
-    other = Home(tmp_path / "other")
+    other = AggregatorHome(tmp_path / "other")
     initialise(other, BEGIN, os.urandom)
     home.root_key.unlink()
     home.root_key.write_bytes(other.root_key.read_bytes())
@@ -400,12 +404,12 @@ def _dies_at(step: int, work: Callable[[], object]) -> bool:
     return os.WIFSIGNALED(status)
 
 
-def _start(home: Home, now: int) -> None:
+def _start(home: AggregatorHome, now: int) -> None:
     FleetKeys(home, home.open_store(), Calendar(float(now + 8 * DAY)), os.urandom, 30 * DAY)
 
 
 @pytest.mark.parametrize("what", ["keys", "root", "renewal"])
-def test_kill_nine_between_any_two_steps(home: Home, what: str) -> None:
+def test_kill_nine_between_any_two_steps(home: AggregatorHome, what: str) -> None:
     """After each death the same home: serving goes on, devices can follow, nothing is left over."""
     opened = home.open_store()
     trusted = opened.facts.root_fingerprint
@@ -452,7 +456,7 @@ def test_kill_nine_between_any_two_steps(home: Home, what: str) -> None:
     assert deaths >= 6, deaths
 
 
-def test_a_serve_erases_and_renews_while_a_command_rotates(home: Home) -> None:
+def test_a_serve_erases_and_renews_while_a_command_rotates(home: AggregatorHome) -> None:
     """Two processes at one folder: every descriptor that is in force has its keys."""
     children = []
     for _ in range(2):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from aggregator.errors import AggregatorError, TaskError
-from aggregator.home import Home
+from aggregator.home import AggregatorHome
 from aggregator.keys.folder import initialise
 from aggregator.methods.table import BINDINGS, Binding
 from aggregator.rounds.aggregation import Aggregation
@@ -38,7 +38,7 @@ def artifact(tmp_path: Path) -> Artifact:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
-    home = Home(tmp_path / "home")
+    home = AggregatorHome(tmp_path / "home")
     initialise(home, int(time.time()), os.urandom)
     return home.open_store()
 

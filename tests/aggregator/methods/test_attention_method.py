@@ -12,7 +12,7 @@ from hypothesis.extra import numpy as hnp
 from aggregator.methods.attention.clustering import ClusterSettings
 from aggregator.methods.attention.method import AttentionMethod, AttentionSettings
 from aggregator.methods.attention.mixtures import MixtureSettings, amp_weights, sketch_weights
-from aggregator.methods.method import Refused, StateError
+from aggregator.methods.method import Refused, RestoreError
 from device_sdk.artifact.flat_layout import flat_layout
 from device_sdk.methods.attention.contract import AttentionTraining
 from device_sdk.wire.arrays.exchange import Update
@@ -292,9 +292,9 @@ def test_a_state_that_does_not_fit_changes_nothing(key: str) -> None:
     run_round(one, 1, update(1, 0, vector(0)))
     good = dict(one.state())
     bad = {**good, key: np.zeros((3, 3), np.float32)}
-    with pytest.raises(StateError):
+    with pytest.raises(RestoreError):
         one.restore(bad)
-    with pytest.raises(StateError):
+    with pytest.raises(RestoreError):
         one.restore({k: v for k, v in good.items() if k != key})
     for name_, array in one.state().items():
         np.testing.assert_array_equal(array, good[name_])

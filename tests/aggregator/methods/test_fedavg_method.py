@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from aggregator.methods.fedavg.method import FedAvgMethod, FedAvgSettings
-from aggregator.methods.method import Refused, StateError
+from aggregator.methods.method import Refused, RestoreError
 from aggregator.methods.server_optimizer import OptimizerSettings
 from device_sdk.methods.fedavg.contract import FedAvgTraining
 from device_sdk.wire.arrays.exchange import Update
@@ -167,7 +167,7 @@ def test_a_restored_method_continues_bit_for_bit_in_the_middle_of_a_round() -> N
         {**state, "model": np.zeros(3, np.float32)},
         {**state, "mean.weight": np.zeros(2)},
     ):
-        with pytest.raises(StateError):
+        with pytest.raises(RestoreError):
             other.restore(wrong)
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from aggregator.methods.fedavg.method import FedAvgMethod, FedAvgSettings
 from aggregator.methods.limits import FleetScale
-from aggregator.methods.method import StateError
+from aggregator.methods.method import RestoreError
 from aggregator.methods.robust import Waiting
 from aggregator.methods.scatter.method import ScatterMethod, ScatterSettings, initial_items
 from aggregator.methods.server_optimizer import OptimizerSettings
@@ -93,9 +93,9 @@ def test_bad_states_of_a_scale_are_refused() -> None:
         {**good, "recent.senders": np.zeros((4, 16), np.uint8), "recent.named": np.ones(4, bool)},
         {**good, "settled.named": np.ones(1, bool)},
     ):
-        with pytest.raises(StateError):
+        with pytest.raises(RestoreError):
             FleetScale.from_state(1, bad)
-    with pytest.raises(StateError):
+    with pytest.raises(RestoreError):
         FleetScale.from_state(2, good)
 
 
@@ -117,7 +117,7 @@ def test_updates_that_wait_are_kept_whole() -> None:
         {**good, "0.sender": np.asarray([120], np.uint8)},
         {**good, "7.round": good["0.round"]},
     ):
-        with pytest.raises(StateError):
+        with pytest.raises(RestoreError):
             Waiting.from_state(bad)
 
 

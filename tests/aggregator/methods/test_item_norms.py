@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from aggregator.methods.method import StateError
+from aggregator.methods.method import RestoreError
 from aggregator.methods.scatter.item_norms import ItemNorms
 from aggregator.methods.scatter.method import ScatterMethod, ScatterSettings
 from device_sdk.wire.arrays.exchange import Update
@@ -87,7 +87,7 @@ def test_states_that_do_not_fit_are_refused() -> None:
         {**good, "recent": good["recent"].astype(np.int32)},
         {**good, "recent": -good["recent"]},
     ):
-        with pytest.raises(StateError):
+        with pytest.raises(RestoreError):
             ItemNorms.from_state(2.0, ITEMS, bad)
 
 

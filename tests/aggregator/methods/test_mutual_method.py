@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from aggregator.methods.method import Refused, StateError
+from aggregator.methods.method import Refused, RestoreError
 from aggregator.methods.mutual.method import MutualMethod, MutualSettings
 from device_sdk.methods.mutual.contract import (
     MutualTraining,
@@ -305,7 +305,7 @@ def test_a_restored_method_continues_bit_for_bit(make) -> None:  # type: ignore[
         {**state, f"labels.{C}.labels": np.zeros((2, 3))},
         {**state, f"new.means.{C}.sum": np.zeros((2, 3))},
     ):
-        with pytest.raises(StateError):
+        with pytest.raises(RestoreError):
             other.restore(wrong)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from aggregator.methods.fedavg.method import FedAvgMethod, FedAvgSettings
 from aggregator.methods.limits import Outliers
-from aggregator.methods.method import StateError
+from aggregator.methods.method import RestoreError
 from aggregator.methods.scatter.method import ScatterMethod, ScatterSettings
 from aggregator.methods.server_optimizer import OptimizerSettings
 from device_sdk.wire.arrays.exchange import Update
@@ -131,7 +131,7 @@ def test_states_that_do_not_fit_are_refused() -> None:
         {**good, "count": np.asarray(-1, dtype=np.int64)},
         {**good, "count": np.asarray(1.0)},
     ):
-        with pytest.raises(StateError):
+        with pytest.raises(RestoreError):
             Outliers.from_state(3.0, bad)
 
 

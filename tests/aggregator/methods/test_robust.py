@@ -16,7 +16,7 @@ import aggregator.methods.robust as robust_held
 from aggregator.errors import TaskError
 from aggregator.methods.fedavg.method import FedAvgMethod, FedAvgSettings
 from aggregator.methods.limits import bounded_rows, row_sizes
-from aggregator.methods.method import Refused, StateError
+from aggregator.methods.method import Refused, RestoreError
 from aggregator.methods.robust import HeldRows, HeldVectors, RobustRule, touched_sums
 from aggregator.methods.scatter.binding import ScatterBinding
 from aggregator.methods.scatter.method import ScatterMethod, ScatterSettings
@@ -257,13 +257,13 @@ def test_options_may_change_between_rounds_only(kind: int) -> None:
     plain.open_round(1)
     for seed in range(3):
         plain.absorb(update(1, seed))
-    with pytest.raises(StateError, match="another 'robust'"):
+    with pytest.raises(RestoreError, match="another 'robust'"):
         median.restore(plain.state())
     plain.close_round()
     median.restore(plain.state())
     median.open_round(2)
     median.absorb(update(2, 2))
-    with pytest.raises(StateError, match="another 'robust'"):
+    with pytest.raises(RestoreError, match="another 'robust'"):
         plain.restore(median.state())
     median.close_round()
     plain.restore(median.state())
@@ -289,10 +289,10 @@ def test_bad_states_are_refused() -> None:
         {**good, "sizes": -good["sizes"]},
         {**good, "values": good["values"][:-1]},
     ):
-        with pytest.raises(StateError):
+        with pytest.raises(RestoreError):
             HeldRows.from_state((ITEMS, K), bad)
     for vectors in (np.ones((2, 2), np.float32), np.ones((2, 3))):
-        with pytest.raises(StateError):
+        with pytest.raises(RestoreError):
             HeldVectors.from_state(3, {"vectors": vectors})
 
 

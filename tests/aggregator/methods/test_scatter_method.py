@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from aggregator.methods.limits import clip_factor
-from aggregator.methods.method import Refused, StateError
+from aggregator.methods.method import Refused, RestoreError
 from aggregator.methods.scatter.method import ScatterMethod, ScatterSettings, initial_items
 from aggregator.methods.server_optimizer import OptimizerSettings, ServerOptimizer
 from device_sdk.methods.scatter.contract import ScatterTraining
@@ -180,7 +180,7 @@ def test_state_of_another_task_is_refused_and_changes_nothing() -> None:
         {**good, "extra": good["drawn"]},
         {**good, "optimizer.steps": np.asarray(1.0)},
     ):
-        with pytest.raises(StateError):
+        with pytest.raises(RestoreError):
             one.restore(bad)
     assert np.array_equal(one.items, before)
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
-from aggregator.methods.method import Refused, StateError
+from aggregator.methods.method import Refused, RestoreError
 from aggregator.methods.teacher_logits.method import TeacherLogitsMethod
 from device_sdk.methods.teacher_logits.contract import (
     LabelKnowledge,
@@ -158,10 +158,10 @@ def test_states_that_do_not_fit_change_nothing() -> None:
     good = method.state()
     for name, array in good.items():
         for bad in (array.astype(np.float16), np.zeros((2, 2, 2), array.dtype)):
-            with pytest.raises(StateError, match=name):
+            with pytest.raises(RestoreError, match=name):
                 method.restore({**good, name: bad})
-    with pytest.raises(StateError, match="not finite"):
+    with pytest.raises(RestoreError, match="not finite"):
         method.restore({**good, "sums": np.full((3, 3), np.nan)})
-    with pytest.raises(StateError, match="expected"):
+    with pytest.raises(RestoreError, match="expected"):
         method.restore({"sums": good["sums"]})
     assert state_bytes(method) == {name: array.tobytes() for name, array in good.items()}

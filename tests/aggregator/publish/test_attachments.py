@@ -9,20 +9,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from aggregator.home import Home
+from aggregator.home import AggregatorHome
 from aggregator.keys.folder import initialise
 from aggregator.publish.attachments import ATTACHMENT_PART, Attachments, SealedOffer
 from aggregator.store import Store
 from device_sdk.wire.arrays.exchange import Attachment, Broadcast
 from device_sdk.wire.codec.errors import WireError
-from device_sdk.wire.publish.broadcast import (
+from device_sdk.wire.publish.content import ChunkSet, ContentKind, read_content_head
+from device_sdk.wire.publish.task_messages import read_attachment
+from device_sdk.wire.publish.topics import ChunkTopic, Topics
+from device_sdk.wire.seal.broadcast import (
     derive_broadcast_keys,
     open_manifest,
     read_manifest_label,
 )
-from device_sdk.wire.publish.content import ChunkSet, ContentKind, read_content_head
-from device_sdk.wire.publish.task_messages import read_attachment
-from device_sdk.wire.publish.topics import ChunkTopic, Topics
 from device_sdk.wire.seal.group_key import GroupKey, new_group_key, unwrap_cohort_key
 from device_sdk.wire.seal.keys import KeyKind, generate, signing_key
 
@@ -35,7 +35,7 @@ VECTOR = {"w": np.arange(6, dtype=np.float32)}
 
 @pytest.fixture
 def attachments(tmp_path: Path) -> Attachments:
-    home = Home(tmp_path / "home")
+    home = AggregatorHome(tmp_path / "home")
     initialise(home, int(time.time()), os.urandom)
     return attached(home.open_store(), dict(MEMBERS))
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from aggregator.home import Home
+from aggregator.home import AggregatorHome
 from aggregator.methods.method import Method, Refused
 from aggregator.methods.scatter.binding import ScatterBinding
 from aggregator.methods.scatter.method import ScatterMethod, ScatterSettings, initial_items
@@ -75,7 +75,7 @@ class Desk:
     ``now_seconds``: of both its clocks, the calendar's and the other.
     """
 
-    def __init__(self, home: Home) -> None:
+    def __init__(self, home: AggregatorHome) -> None:
         store = home.open_store()
         self.now_seconds = float(store.facts.generation)
         world = World(self.now, self.now, np.random.default_rng(1))
@@ -141,7 +141,7 @@ def told(settled: Settled, identity: UpdateIdentity, sent: bytes) -> tuple[str, 
 
 
 @pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory) -> Home:
+def template(tmp_path_factory: pytest.TempPathFactory) -> AggregatorHome:
     lines = "quorum = 2\ndeadline_seconds = 100.0\nresume_grace_seconds = 0.0"
     home = make_home(tmp_path_factory.mktemp("ingest"), "mqtt://127.0.0.1:1", lines)
     store = home.open_store()
@@ -155,8 +155,8 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Home:
 
 
 @pytest.fixture
-def desk(template: Home, tmp_path: Path) -> Iterator[Desk]:
-    home = Home(tmp_path / "home")
+def desk(template: AggregatorHome, tmp_path: Path) -> Iterator[Desk]:
+    home = AggregatorHome(tmp_path / "home")
     shutil.copytree(template.folder, home.folder)
     made = Desk(home)
     yield made
@@ -413,9 +413,9 @@ def test_one_that_is_waited_for_no_longer_is_still_counted_if_it_was_selected(de
 
 
 def test_a_device_that_the_draw_left_out_is_told_so_from_its_first_round_on(
-    template: Home, tmp_path: Path
+    template: AggregatorHome, tmp_path: Path
 ) -> None:
-    home = Home(tmp_path / "home")
+    home = AggregatorHome(tmp_path / "home")
     shutil.copytree(template.folder, home.folder)
     task = home.task_file.read_text()
     home.task_file.write_text(task.replace("[round]\n", "[round]\nshare = 1e-12\n"))

@@ -23,7 +23,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from aggregator.home import Home
+from aggregator.home import AggregatorHome
 from aggregator.keys.folder import Lives
 from aggregator.methods.method import Method
 from aggregator.methods.table import Binding
@@ -133,7 +133,7 @@ class RoundMachine(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         self.folder = Path(tempfile.mkdtemp())
-        self.home = Home(self.folder / "home")
+        self.home = AggregatorHome(self.folder / "home")
         shutil.copytree(self.template, self.home.folder)
         self.now = float(self.started)
         self.offset = 0.0

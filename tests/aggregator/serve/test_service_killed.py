@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from aggregator.home import Home
+from aggregator.home import AggregatorHome
 from aggregator.methods.method import State
 from aggregator.task.file import read_task
 from device_sdk.wire.publish.receipts import Verdict
@@ -66,7 +66,7 @@ class Stubborn:
             assert time.monotonic() < until, "no receipt"
 
 
-def _final_state(home: Home) -> State:
+def _final_state(home: AggregatorHome) -> State:
     store = home.open_store()
     checkpoint = store.checkpoints.get("version")
     store.database.close()

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from aggregator.cli import main
-from aggregator.home import Home
+from aggregator.home import AggregatorHome
 from tests.brokers.authority import Authority
 from tests.brokers.fixtures import MakeMosquitto
 from tests.brokers.mosquitto import RECOMMENDED, Mosquitto, password_file
@@ -62,7 +62,7 @@ class Fleet:
             *RECOMMENDED,
         )
         self.url = f"mqtts://127.0.0.1:{self.broker.port}"
-        self.home = Home(folder / "fleet")
+        self.home = AggregatorHome(folder / "fleet")
         assert main(["init", "--home", str(self.home.folder)]) == 0
         (self.home.folder / "items.tsv").write_text("".join(f"film-{n}\n" for n in range(40)))
         (self.home.folder / "broker-password").write_text("server\n")

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from aggregator.home import Home
+from aggregator.home import AggregatorHome
 from aggregator.keys.fleet import FleetKeys
 from aggregator.serve.assembly import World, assemble
 from aggregator.serve.service import Parts
@@ -20,7 +20,7 @@ from aggregator.store.devices import DeviceRow
 from aggregator.task.file import read_task
 from device_sdk.methods.scatter.contract import encode_scatter_update
 from device_sdk.wire.arrays.exchange import Update
-from device_sdk.wire.publish.manifest import Manifest
+from device_sdk.wire.publish.manifest import RoundManifest
 from device_sdk.wire.publish.receipts import Receipt, UpdateIdentity, Verdict, write_update
 from tests.brokers.mosquitto import Mosquitto
 from tests.fakes.client import ScriptedDevice
@@ -39,7 +39,7 @@ class SteppedClock:
         return self.now
 
 
-def enrolled(home: Home, count: int) -> list[bytes]:
+def enrolled(home: AggregatorHome, count: int) -> list[bytes]:
     """Ids of devices, written as enrolment writes them."""
     rng = np.random.default_rng(7)
     store = home.open_store()
@@ -130,7 +130,7 @@ def test_a_delegation_that_ends_is_told_of_every_day(
     store.database.close()
 
 
-def newest(device: ScriptedDevice) -> Manifest:
+def newest(device: ScriptedDevice) -> RoundManifest:
     """The newest manifest that a device has seen."""
     assert device.manifest is not None
     return device.manifest

@@ -16,10 +16,10 @@ from device_sdk.artifact import (
     ArtifactError,
     Axis,
     FileEntry,
-    Graph,
+    GraphFile,
     Manifest,
     Member,
-    Optimizer,
+    OptimizerSpec,
     Port,
     StateTensor,
 )
@@ -48,14 +48,14 @@ def test_settings_keep_their_types() -> None:
         "note": "é",
         "x": None,
     }
-    manifest = dataclasses.replace(LINEAR, optimizer=Optimizer("adam", settings))
+    manifest = dataclasses.replace(LINEAR, optimizer=OptimizerSpec("adam", settings))
     again = Manifest.parse(manifest.to_json())
     assert again == manifest
     assert again.optimizer.settings == {**settings, "betas": (0.9, 0.999)}
     with pytest.raises(ArtifactError, match="finite"):
-        Optimizer("adam", {"eps": float("inf")})
+        OptimizerSpec("adam", {"eps": float("inf")})
     with pytest.raises(ArtifactError, match="not dict"):
-        Optimizer("adam", {"eps": {}})
+        OptimizerSpec("adam", {"eps": {}})
 
 
 def changed(edit: Callable[[Any], object]) -> bytes:
@@ -170,7 +170,7 @@ def test_construction_refuses_what_parsing_refuses() -> None:
     with pytest.raises(ArtifactError, match="counter is an int64 scalar"):
         StateTensor("step", "counter", "int32", ())
     with pytest.raises(ArtifactError, match="more than one seed"):
-        Graph("g.onnx", tuple(Port(n, "seed", n, "int64", ()) for n in "ab"), ())
+        GraphFile("g.onnx", tuple(Port(n, "seed", n, "int64", ()) for n in "ab"), ())
     with pytest.raises(ArtifactError, match=r"more than .* elements"):
         Member("w", (2**30, 2**30))
     with pytest.raises(ArtifactError, match="positive integer"):

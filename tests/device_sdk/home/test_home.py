@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from device_sdk.errors import HomeBroken, HomeLocked
-from device_sdk.home.database import _SCHEMA, SCHEMA_VERSION, Database
+from device_sdk.home.database import _SCHEMA, SCHEMA_VERSION, HomeDatabase
 from device_sdk.home.home import Home
 from device_sdk.home.model_store import CapabilityRow, StoredModel
-from device_sdk.home.round_store import OutboxRow, Outcome, Participation
+from device_sdk.home.round_store import OutboxRow, Participation, RoundOutcome
 from device_sdk.rounds.pace import Pace
 from device_sdk.rounds.session import TrustedTime
 from device_sdk.wire.arrays.tensors import Codec, encode_tensors
@@ -95,10 +95,10 @@ def test_a_transaction_is_all_or_nothing(home: Home) -> None:
 
 
 def test_a_round_ends_once_and_its_receipt_settles_it(home: Home) -> None:
-    part = Participation("t", 1, 1, 0, Outcome.TRAINED, k=4, train_seconds=0.5)
+    part = Participation("t", 1, 1, 0, RoundOutcome.TRAINED, k=4, train_seconds=0.5)
     home.rounds.conclude(part)
     with pytest.raises(sqlite3.IntegrityError):
-        home.rounds.conclude(Participation("t", 1, 1, 0, Outcome.FAILED))
+        home.rounds.conclude(Participation("t", 1, 1, 0, RoundOutcome.FAILED))
     row = OutboxRow(os.urandom(32), "t", 1, 1, b"body")
     home.rounds.post(row)
     assert home.rounds.last() == part and home.rounds.last_receipted() is None
@@ -113,9 +113,9 @@ def test_a_round_ends_once_and_its_receipt_settles_it(home: Home) -> None:
 
 def test_old_rounds_are_forgotten_but_not_those_without_a_receipt(home: Home) -> None:
     with home.database.transaction():
-        home.rounds.conclude(Participation("t", 1, 0, 0, Outcome.TRAINED))
+        home.rounds.conclude(Participation("t", 1, 0, 0, RoundOutcome.TRAINED))
         for number in range(1, 1100):
-            home.rounds.conclude(Participation("t", 1, number, 0, Outcome.NOT_SELECTED))
+            home.rounds.conclude(Participation("t", 1, number, 0, RoundOutcome.NOT_SELECTED))
     (count,) = home.database.row("SELECT count(*) FROM participation") or (None,)
     assert count == 1001
     assert home.rounds.participation("t", 1, 0) is not None
@@ -166,12 +166,12 @@ def test_the_largest_time_never_falls(home: Home) -> None:
 
 def test_a_newer_format_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "device.sqlite"
-    Database(path).close()
+    HomeDatabase(path).close()
     with sqlite3.connect(path) as connection:
         connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
     connection.close()
     with pytest.raises(HomeBroken, match="install a newer one"):
-        Database(path)
+        HomeDatabase(path)
 
 
 def test_a_reader_writes_nothing(home: Home) -> None:
@@ -325,7 +325,7 @@ def test_the_memory_of_an_open_home_does_not_grow_with_its_rounds(home: Home) ->
     def take_part(rounds: range) -> int:
         for number in rounds:
             with home.database.transaction():
-                part = Participation("default", 1, number, 0, Outcome.TRAINED, "x" * 300)
+                part = Participation("default", 1, number, 0, RoundOutcome.TRAINED, "x" * 300)
                 home.rounds.conclude(part)
                 home.rounds.post(OutboxRow(number.to_bytes(32), "default", 1, number, bytes(900)))
             home.rounds.settle(Receipt(number.to_bytes(32), Verdict.COUNTED))

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from device_sdk.home.round_store import Outcome
+from device_sdk.home.round_store import RoundOutcome
 from device_sdk.methods.learner import LearnerError
 from device_sdk.rounds.actions import Subscribe
 from device_sdk.wire.arrays.exchange import Attachment
-from device_sdk.wire.publish.broadcast import Publication
 from device_sdk.wire.publish.content import ContentKind, seal_content
 from device_sdk.wire.publish.task_messages import write_attachment
+from device_sdk.wire.seal.broadcast import Publication
 from device_sdk.wire.seal.group_key import GroupKey, new_group_key
 from tests.fakes.in_memory import Bench
 
@@ -36,7 +36,7 @@ def admission_key(bench: Bench) -> bytes:
     return membership.grant.admission_key
 
 
-def last_outcome(bench: Bench) -> Outcome | None:
+def last_outcome(bench: Bench) -> RoundOutcome | None:
     last = bench.home.rounds.last()
     return None if last is None else last.outcome
 
@@ -149,7 +149,7 @@ def test_a_fetch_that_does_not_end_in_time_ends_the_round(bench: Bench) -> None:
     for topic in [t for t in bench.broker.retained if t.endswith("/1")]:
         del bench.broker.retained[topic]  # chunk 0 of every content
     bench.run(90)
-    assert last_outcome(bench) is Outcome.TOO_LATE and not bench.jobs
+    assert last_outcome(bench) is RoundOutcome.TOO_LATE and not bench.jobs
     assert bench.participant.take_question() is None
 
 
@@ -163,7 +163,7 @@ def test_a_cohorts_content_under_another_key_is_refused(bench: Bench) -> None:
     bench.broker.retained.update(heads)  # as a broker would that shows an older publication
     bench.run(40)
     assert bench.participant.refusals.counts().get("bad-tag", 0) >= 1
-    assert last_outcome(bench) is Outcome.TOO_LATE and not bench.jobs
+    assert last_outcome(bench) is RoundOutcome.TOO_LATE and not bench.jobs
 
 
 def content_of(bench: Bench, name: str) -> dict[str, bytes]:

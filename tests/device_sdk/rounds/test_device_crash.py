@@ -14,7 +14,7 @@ import pytest
 from device_sdk.device import Device
 from device_sdk.errors import HomeLocked
 from device_sdk.home.home import Home
-from device_sdk.home.round_store import Outcome
+from device_sdk.home.round_store import RoundOutcome
 from tests.device_sdk.conftest import MakeDevice
 from tests.fakes.small_aggregator import SmallAggregator
 
@@ -49,7 +49,7 @@ def is_consistent(folder: Path) -> int | None:
         if trained is None:
             assert not waiting
             return None
-        assert trained.outcome is Outcome.TRAINED and model is not None
+        assert trained.outcome is RoundOutcome.TRAINED and model is not None
         assert model[1] == trained.round
         assert (trained.verdict is None) == (trained.round in waiting)
         return trained.round

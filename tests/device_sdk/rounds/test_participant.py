@@ -12,10 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from device_sdk.factorisation import packaged_artifact
-from device_sdk.home.round_store import OutboxRow, Outcome, Participation
+from device_sdk.home.round_store import OutboxRow, Participation, RoundOutcome
 from device_sdk.rounds.actions import Publish
 from device_sdk.rounds.sender import OutboxLimit
-from device_sdk.wire.publish.broadcast import Publication
 from device_sdk.wire.publish.receipts import RecordType
 from device_sdk.wire.publish.topics import (
     ChunkTopic,
@@ -24,6 +23,7 @@ from device_sdk.wire.publish.topics import (
     ManifestTopic,
     PresenceTopic,
 )
+from device_sdk.wire.seal.broadcast import Publication
 from device_sdk.wire.seal.group_key import new_group_key
 from tests.fakes.in_memory import Bench
 
@@ -150,7 +150,7 @@ def test_updates_without_receipts_hold_further_rounds_back_until_receipts_come(
         bench.run(60)
     assert bench.home.rounds.outbox_size()[0] == 8
     last = bench.home.rounds.last()
-    assert last is not None and (last.round, last.outcome) == (20, Outcome.OUTBOX_FULL)
+    assert last is not None and (last.round, last.outcome) == (20, RoundOutcome.OUTBOX_FULL)
     assert "8 updates" in bench.participant.problem and "8 updates" in last.detail
     bench.restart()
     bench.aggregator.open_round(deadline_seconds=3000)
@@ -186,7 +186,7 @@ def test_a_learner_that_must_know_what_counted_trains_once_the_receipts_are_ther
         bench.aggregator.open_round(deadline_seconds=60, method="teacher_logits")
         bench.run(100)
     last = bench.home.rounds.last()
-    assert last is not None and (last.round, last.outcome) == (4, Outcome.TOO_LATE)
+    assert last is not None and (last.round, last.outcome) == (4, RoundOutcome.TOO_LATE)
     assert "receipt" in last.detail
     bench.aggregator.knobs.receipts = True
     bench.run(700)
@@ -203,7 +203,7 @@ def test_a_task_that_rests_is_read_with_a_full_outbox(bench: Bench) -> None:
     bench.aggregator.open_round(threshold=0)
     bench.run(60)
     last = bench.home.rounds.last()
-    assert last is not None and last.outcome is Outcome.READ
+    assert last is not None and last.outcome is RoundOutcome.READ
 
 
 @pytest.mark.parametrize(
@@ -307,7 +307,7 @@ def test_no_open_is_sent_whose_counter_could_not_be_written(bench: Bench) -> Non
 def test_a_large_update_goes_in_parts(bench: Bench) -> None:
     bench.run(1)
     sender = bench.participant.sender
-    part = Participation("default", 1, 1, 0, Outcome.TRAINED)
+    part = Participation("default", 1, 1, 0, RoundOutcome.TRAINED)
     big = OutboxRow(os.urandom(32), "default", 1, 1, os.urandom(300_000))
     with bench.home.database.transaction():
         bench.home.rounds.conclude(part)
@@ -340,7 +340,7 @@ def test_a_round_whose_chunks_never_come_ends_at_its_deadline(bench: Bench) -> N
     assert bench.participant.working_on is not None
     bench.run(2)
     last = bench.home.rounds.last()
-    assert last is not None and last.outcome is Outcome.TOO_LATE
+    assert last is not None and last.outcome is RoundOutcome.TOO_LATE
     bench.aggregator.knobs.tamper_chunk = lambda index, message: message
     bench.aggregator.open_round()
     bench.run(1)
@@ -364,7 +364,7 @@ def test_a_failed_training_ends_its_round_only(bench: Bench) -> None:
     bench.run(1)
     last = bench.home.rounds.last()
     assert last is not None and (last.outcome, last.detail) == (
-        Outcome.FAILED,
+        RoundOutcome.FAILED,
         "as the test wants",
     )
     assert bench.home.models.learner("default") is None

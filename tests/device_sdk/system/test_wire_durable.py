@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from device_sdk.home.database import Database
+from device_sdk.home.database import HomeDatabase
 from device_sdk.system import files as durable
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -61,7 +61,7 @@ def test_nothing_flushes_by_itself() -> None:
 
 
 def test_a_device_s_database_flushes_to_the_medium(tmp_path: Path) -> None:
-    database = Database(tmp_path / "device.sqlite")
+    database = HomeDatabase(tmp_path / "device.sqlite")
     for pragma in ("fullfsync", "checkpoint_fullfsync"):
         assert database.row(f"PRAGMA {pragma}") == (1,)
     database.close()

@@ -28,7 +28,7 @@ from device_sdk.train.options import TrainingOptions
 from device_sdk.trainer import Trainer
 from device_sdk.wire.arrays.body import decode_update
 from device_sdk.wire.arrays.exchange import Broadcast
-from device_sdk.wire.publish.manifest import Manifest
+from device_sdk.wire.publish.manifest import RoundManifest
 from device_sdk.wire.publish.terms import OfferedArtifact, TaskTerms
 from tests.fakes.array_device import local_data
 from tests.fakes.handmade import linear_artifact, linear_parts, write_artifact
@@ -70,7 +70,7 @@ def opened(artifact: LocalArtifact, number: int = 1) -> Broadcast:
 def job(
     artifacts: tuple[LocalArtifact, ...], number: int = 1, train_seconds: float = 60.0
 ) -> TrainingJob:
-    manifest = Manifest(
+    manifest = RoundManifest(
         bytes(16), "t", "all", 1, number, 0, artifacts[0].artifact_id, ZEROS, ZEROS, 1, ZEROS, 1,
         5, 5, "float32", 0, (),
     )  # fmt: skip

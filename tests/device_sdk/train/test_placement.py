@@ -28,7 +28,7 @@ from device_sdk.train.options import TrainingOptions
 from device_sdk.train.placement import MeasuredPlacement
 from device_sdk.wire.arrays.body import decode_update
 from device_sdk.wire.arrays.exchange import Broadcast, Update
-from device_sdk.wire.publish.manifest import Manifest
+from device_sdk.wire.publish.manifest import RoundManifest
 from device_sdk.wire.publish.terms import OfferedArtifact, TaskTerms
 from export.models.attention_meta import export_attention
 from export.models.gru_classifier import DYNAMIC, classification, predicted_classes
@@ -90,7 +90,7 @@ class Fleet:
             if not one.cohort or OWN in opened.cohorts[one.cohort]
         }
         offering: Broadcast = replace(opened, offered=sizes)
-        manifest = Manifest(
+        manifest = RoundManifest(
             bytes(16), "t", "all", 1, number, 0, self.artifact.artifact_id, ZEROS, ZEROS, 1, ZEROS,
             1, 5, 5, "float32", 0, (),
         )  # fmt: skip

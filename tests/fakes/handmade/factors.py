@@ -10,10 +10,10 @@ from onnx import TensorProto, helper
 from device_sdk.artifact import (
     INITIAL_FILE,
     Axis,
-    Graph,
+    GraphFile,
     Manifest,
     Member,
-    Optimizer,
+    OptimizerSpec,
     Port,
     StateTensor,
 )
@@ -52,7 +52,7 @@ def factor_parts() -> tuple[Manifest, dict[str, bytes]]:
         Port("batch.item", "batch", "item", "int64", ("batch",)),
     )
     rating = Port("batch.rating", "batch", "rating", "float32", ("batch",))
-    train = Graph(
+    train = GraphFile(
         "train.onnx",
         (
             *state_ports(state, "state"),
@@ -67,7 +67,7 @@ def factor_parts() -> tuple[Manifest, dict[str, bytes]]:
             Port("output.hits", "output", "hits", "int64", (1, None)),
         ),
     )
-    infer = Graph(
+    infer = GraphFile(
         "infer.onnx",
         (*state_ports(state[:1], "state"), state_ports(state[2:3], "state")[0]),
         (Port("output.scores", "output", "scores", "float32", ("users", "items")),),
@@ -150,7 +150,7 @@ def factor_parts() -> tuple[Manifest, dict[str, bytes]]:
         opset=OPSET,
         axes={"batch": Axis(5), "items": Axis(6), "users": Axis(3), "k": Axis(2)},
         state=state,
-        optimizer=Optimizer("sgd"),
+        optimizer=OptimizerSpec("sgd"),
         graphs={"train": train, "infer": infer},
         files=NO_FILES,
         sequential=True,

@@ -10,10 +10,10 @@ from onnx import TensorProto, helper
 from device_sdk.artifact import (
     INITIAL_FILE,
     Axis,
-    Graph,
+    GraphFile,
     Manifest,
     Member,
-    Optimizer,
+    OptimizerSpec,
     Port,
     StateTensor,
 )
@@ -54,7 +54,7 @@ def linear_parts() -> tuple[Manifest, dict[str, bytes]]:
     )
     x = Port("batch.x", "batch", "x", "float32", ("batch", FEATURES))
     y = Port("batch.y", "batch", "y", "float32", ("batch", TARGETS))
-    train = Graph(
+    train = GraphFile(
         "train.onnx",
         (
             *state_ports(state, "state"),
@@ -71,7 +71,7 @@ def linear_parts() -> tuple[Manifest, dict[str, bytes]]:
             Port("output.seed", "output", "seed", "int64", ()),
         ),
     )
-    infer = Graph(
+    infer = GraphFile(
         "infer.onnx",
         (state_ports(state, "state")[0], x),
         (
@@ -148,7 +148,7 @@ def linear_parts() -> tuple[Manifest, dict[str, bytes]]:
         opset=OPSET,
         axes={"batch": Axis(8)},
         state=state,
-        optimizer=Optimizer("sgd", {"momentum": 0.9}),
+        optimizer=OptimizerSpec("sgd", {"momentum": 0.9}),
         graphs={"train": train, "infer": infer},
         files=NO_FILES,
         producer={"tessera": "0.1.0"},

@@ -13,7 +13,7 @@ from device_sdk.artifact import (
     INITIAL_FILE,
     MANIFEST_FILE,
     FileEntry,
-    Graph,
+    GraphFile,
     Manifest,
     Port,
     StateTensor,
@@ -30,7 +30,7 @@ _ELEMENT = {"float32": TensorProto.FLOAT, "int64": TensorProto.INT64, "float64":
 
 
 def onnx_bytes(
-    graph: Graph,
+    graph: GraphFile,
     nodes: Sequence[onnx.NodeProto],
     constants: Mapping[str, Array] | None = None,
     opset: int = OPSET,

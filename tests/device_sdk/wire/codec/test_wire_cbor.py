@@ -46,7 +46,7 @@ def same(left: object, right: object) -> bool:
 
 
 @given(values)
-def test_round_trip_and_agreement_with_cbor2(value: cbor.Value) -> None:
+def test_round_trip_and_agreement_with_cbor2(value: cbor.CborValue) -> None:
     encoded = cbor.encode(value)
     assert same(cbor.decode(encoded, limit_bytes=LIMIT), value)
     assert cbor2.dumps(value, canonical=True) == encoded
@@ -73,7 +73,7 @@ def test_random_bytes_are_refused_or_read_as_cbor2_reads_them(data: bytes) -> No
 
 @settings(max_examples=300)
 @given(values, st.data())
-def test_mutated_bytes_are_refused_or_canonical(value: cbor.Value, data: st.DataObject) -> None:
+def test_mutated_bytes_are_refused_or_canonical(value: cbor.CborValue, data: st.DataObject) -> None:
     raw = bytearray(cbor.encode(value))
     for _ in range(data.draw(st.integers(1, 3))):
         raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
@@ -81,7 +81,7 @@ def test_mutated_bytes_are_refused_or_canonical(value: cbor.Value, data: st.Data
     accepted_as_cbor2_does(bytes(raw[: data.draw(st.integers(0, len(raw)))]))
 
 
-def loose_form(value: cbor.Value) -> bytes:
+def loose_form(value: cbor.CborValue) -> bytes:
     """A valid, non-canonical encoding: lengths one size too wide."""
     if isinstance(value, bytes):
         return b"\x5a" + struct.pack(">I", len(value)) + value
@@ -148,7 +148,7 @@ def test_the_deepest_allowed_value_and_the_size_cap() -> None:
 @pytest.mark.parametrize(
     "value", [math.nan, math.inf, 2**64, -(2**64) - 1, {1: 2}, {1, 2}, bytearray(b"x"), "\ud800"]
 )
-def test_values_without_a_form_are_a_programming_error(value: cbor.Value) -> None:
+def test_values_without_a_form_are_a_programming_error(value: cbor.CborValue) -> None:
     with pytest.raises(ValueError, match=r"."):
         cbor.encode(value)
 

@@ -19,12 +19,6 @@ from device_sdk.wire.arrays.exchange import Broadcast, Update
 from device_sdk.wire.codec import cbor
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.publish.artifact_bundle import pack_artifact, unpack_artifact
-from device_sdk.wire.publish.broadcast import (
-    Publication,
-    derive_broadcast_keys,
-    open_manifest,
-    read_manifest_label,
-)
 from device_sdk.wire.publish.catalogue import Catalogue, catalogue_id, read_catalogue
 from device_sdk.wire.publish.content import (
     ChunkSet,
@@ -33,7 +27,7 @@ from device_sdk.wire.publish.content import (
     seal_chunks,
     seal_content,
 )
-from device_sdk.wire.publish.manifest import CHUNK_BYTES, Manifest, read_manifest
+from device_sdk.wire.publish.manifest import CHUNK_BYTES, RoundManifest, read_manifest
 from device_sdk.wire.publish.task_messages import (
     BROADCAST_CODECS,
     OfferedArtifact,
@@ -43,6 +37,12 @@ from device_sdk.wire.publish.task_messages import (
     read_broadcast,
     write_attachment,
     write_broadcast,
+)
+from device_sdk.wire.seal.broadcast import (
+    Publication,
+    derive_broadcast_keys,
+    open_manifest,
+    read_manifest_label,
 )
 from device_sdk.wire.seal.group_key import WRAPPED_BYTES, new_group_key
 from tests.fakes.parties import SeededBytes, key_from
@@ -65,9 +65,9 @@ TERMS = TaskTerms(
 KEY = new_group_key(3, SeededBytes("group"))
 
 
-def manifest(codec: str = "float32") -> Manifest:
+def manifest(codec: str = "float32") -> RoundManifest:
     zeros = bytes(32)
-    return Manifest(
+    return RoundManifest(
         bytes(16), "films", "all", 9, 4, 2, zeros, zeros, zeros, 3, zeros, 1, 5, 6, codec, 0, ()
     )
 

@@ -11,12 +11,6 @@ from hypothesis import strategies as st
 
 from device_sdk.wire.codec import cbor
 from device_sdk.wire.codec.errors import WireError
-from device_sdk.wire.publish.broadcast import (
-    BroadcastKeys,
-    Publication,
-    derive_broadcast_keys,
-    open_manifest,
-)
 from device_sdk.wire.publish.content import (
     HEAD_INDEX,
     ChunkSet,
@@ -27,6 +21,12 @@ from device_sdk.wire.publish.content import (
     seal_content,
 )
 from device_sdk.wire.publish.manifest import CHUNK_BYTES, MAX_BODY_BYTES, MOST_CHUNKS
+from device_sdk.wire.seal.broadcast import (
+    BroadcastKeys,
+    Publication,
+    derive_broadcast_keys,
+    open_manifest,
+)
 from device_sdk.wire.seal.group_key import new_group_key
 from tests.fakes.parties import SeededBytes, key_from
 
@@ -161,9 +161,9 @@ def test_the_largest_head_fits_a_body() -> None:
         ({"more": 1}, None),
     ],
 )
-def test_a_wrong_head_is_refused_at_both_ends(wrong: dict[str, cbor.Value], match: str) -> None:
+def test_a_wrong_head_is_refused_at_both_ends(wrong: dict[str, cbor.CborValue], match: str) -> None:
     right = {"chunks": [bytes(32)], "content": CONTENT_ID, "kind": "artifact", "length": 9}
-    value: dict[str, cbor.Value] = {**right, **wrong}
+    value: dict[str, cbor.CborValue] = {**right, **wrong}
     expected = "wrong-fields" if "more" in wrong else "bad-field"
     assert reason_of(read_content_head, cbor.encode(value)) == expected
     if match is not None:

@@ -15,9 +15,9 @@ from device_sdk.wire.publish.manifest import (
     EVERYONE,
     MAX_BODY_BYTES,
     MOST_CHUNKS,
-    Manifest,
     Mark,
     Order,
+    RoundManifest,
     order,
     read_manifest,
     selected,
@@ -25,7 +25,7 @@ from device_sdk.wire.publish.manifest import (
 )
 from device_sdk.wire.seal.envelope import MAX_MESSAGE_BYTES
 
-MANIFEST = Manifest(
+MANIFEST = RoundManifest(
     root_fingerprint=bytes(16),
     task="films",
     cohort="all",
@@ -127,7 +127,7 @@ def test_selection_at_the_ends() -> None:
         selected(b"", 1, "films", 1, b"device")
 
 
-def mark(generation: int, round_number: int, version: int) -> tuple[Manifest, bytes]:
+def mark(generation: int, round_number: int, version: int) -> tuple[RoundManifest, bytes]:
     manifest = replace(MANIFEST, generation=generation, round=round_number, version=version)
     return manifest, write_manifest(manifest)
 

@@ -12,13 +12,6 @@ from hypothesis import strategies as st
 from device_sdk.wire.codec import cbor
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.codec.header import MessageType, prefix
-from device_sdk.wire.publish.presence import (
-    Presence,
-    PresenceWatch,
-    new_presence,
-    read_presence,
-    sign_presence,
-)
 from device_sdk.wire.seal import hpke, signature
 from device_sdk.wire.seal.authority import (
     DELEGATION_BYTES,
@@ -48,6 +41,13 @@ from device_sdk.wire.seal.group_key import (
 )
 from device_sdk.wire.seal.keyring import Keyring, serving_keys
 from device_sdk.wire.seal.keys import fingerprint
+from device_sdk.wire.seal.presence import (
+    Presence,
+    PresenceWatch,
+    new_presence,
+    read_presence,
+    sign_presence,
+)
 from device_sdk.wire.seal.signature import Purpose
 from tests.fakes.parties import (
     DELEGATION_EXPIRES,
@@ -445,7 +445,7 @@ def test_group_keys_round_trip_in_rising_order() -> None:
         with pytest.raises(ValueError, match=r"rising|at most"):
             group_keys_to_value(wrong)
     values = group_keys_to_value(keys)
-    wrong_values: list[list[cbor.Value]] = [
+    wrong_values: list[list[cbor.CborValue]] = [
         values[::-1],
         values[:1] * 2,
         [{"epoch": 1}],
@@ -465,8 +465,8 @@ def test_sixteen_group_keys_of_any_epoch_travel_and_no_more() -> None:
     keys = tuple(GroupKey(epoch, bytes(32)) for epoch in epochs)
     values = group_keys_to_value(keys)
     assert group_keys_from_value(values) == keys
-    beyond: cbor.Value = {"epoch": 2**63, "key": bytes(32)}
-    one_more: cbor.Value = {"epoch": 2**63 - 2, "key": bytes(32)}
+    beyond: cbor.CborValue = {"epoch": 2**63, "key": bytes(32)}
+    one_more: cbor.CborValue = {"epoch": 2**63 - 2, "key": bytes(32)}
     for wrong in ([*values[:-1], beyond], [*values[:-1], one_more, values[-1]]):
         with pytest.raises(WireError) as caught:
             group_keys_from_value(wrong)

@@ -19,7 +19,7 @@ from device_sdk.wire.seal.admission import (
     admission_tag,
 )
 from device_sdk.wire.seal.enrolment import (
-    Binding,
+    CodeUse,
     EnrolmentAttempt,
     EnrolmentDesk,
     EnrolmentOutcome,
@@ -167,7 +167,7 @@ def test_the_first_key_binds_the_code_and_gets_the_same_answer_again() -> None:
     grant = enrolled.grant
     assert enrolled.time_unix_seconds == NOW
     identity = key_from("anna").public_key().public_bytes_raw()
-    assert outcome.token.binding == Binding(identity, grant)
+    assert outcome.token.binding == CodeUse(identity, grant)
 
     assert reason_of(office.answer, first.message) == "replayed"  # the broker delivers twice
     again = attempt_of("anna", "after a lost answer", counter=2)
@@ -246,7 +246,7 @@ def test_an_expired_code_and_a_revoked_key_are_refused() -> None:
     first = attempt_of("anna")
     grant = first.accept(office.answer(first.message).answer).grant
     identity = key_from("anna").public_key().public_bytes_raw()
-    office.token = Token(CODE.token_id, CODE.secret, NOW, Binding(identity, grant, revoked=True))
+    office.token = Token(CODE.token_id, CODE.secret, NOW, CodeUse(identity, grant, revoked=True))
     again = attempt_of("anna", "again", counter=2)
     assert reason_of(again.accept, office.answer(again.message).answer) == "revoked"
 
@@ -320,7 +320,7 @@ def test_a_right_tag_with_a_wrong_inside_is_refused() -> None:
     key = key_from("anna")
     public = key.public_key().public_bytes_raw()
     request = EnrolRequest(CODE.token_id, public, bytes(16), bytes(32))
-    fields: dict[str, cbor.Value] = {
+    fields: dict[str, cbor.CborValue] = {
         "identity": public,
         "mailbox": bytes(16),
         "proof": request.proof(CODE.secret, info),
@@ -328,7 +328,7 @@ def test_a_right_tag_with_a_wrong_inside_is_refused() -> None:
         "token": CODE.token_id,
     }
 
-    def attempt(changes: dict[str, cbor.Value], extra: bytes = b"", by: str = "anna") -> str:
+    def attempt(changes: dict[str, cbor.CborValue], extra: bytes = b"", by: str = "anna") -> str:
         body = cbor.encode(fields | changes) + extra
         signed = signature.sign(key_from(by), Purpose.ENROL_REQUEST, info + body)
         sealed = hpke.seal(hpke.public_key(DESCRIPTOR.hpke), info, signed + body)
@@ -410,7 +410,7 @@ def test_values_out_of_range_are_refused_at_construction() -> None:
     with pytest.raises(ValueError, match="nonce"):
         encode_answer(EnrolAnswer(grant, NOW), b"", bytes(32), SERVING.signing, b"")
     assert "kkkk" not in repr(grant)
-    binding = Binding(bytes(32), grant)
+    binding = CodeUse(bytes(32), grant)
     assert "bound=True" in repr(replace(TOKEN, binding=binding)) and "bound=False" in repr(TOKEN)
 
 
@@ -419,14 +419,14 @@ def test_the_ends_of_every_range_are_within_it() -> None:
     code = new_code(bytes(16), last, last, SeededBytes("last"))
     assert parse_code(code.to_text()) == code
     grant = Grant(bytes(16), bytes(16), bytes(32), 2**16 - 1)
-    fields: dict[str, cbor.Value] = {
+    fields: dict[str, cbor.CborValue] = {
         "admission": bytes(32),
         "device": bytes(16),
         "handle": bytes(16),
         "shard": grant.shard,
     }
     latest = 2**63 - 1
-    answer: dict[str, cbor.Value] = {"grant": fields, "refused": None, "time": latest}
+    answer: dict[str, cbor.CborValue] = {"grant": fields, "refused": None, "time": latest}
     assert _read_answer(answer) == EnrolAnswer(grant, latest)
     for wrong in (
         {"time": latest + 1},
@@ -462,6 +462,6 @@ wild = st.none() | st.binary(max_size=40) | st.text(max_size=10) | st.integers(0
         wild | st.dictionaries(st.sampled_from(["admission", "device", "handle", "shard"]), wild),
     )
 )
-def test_a_strange_answer_in_the_right_seal_is_refused(value: dict[str, cbor.Value]) -> None:
+def test_a_strange_answer_in_the_right_seal_is_refused(value: dict[str, cbor.CborValue]) -> None:
     with pytest.raises(WireError):
         _read_answer(value)

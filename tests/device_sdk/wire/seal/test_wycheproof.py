@@ -28,8 +28,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
 
 from benchmarks.data_folder import default_data_folder
 from device_sdk.wire.codec.errors import WireError
-from device_sdk.wire.publish import broadcast
-from device_sdk.wire.seal import hpke, signature
+from device_sdk.wire.seal import broadcast, hpke, signature
 from device_sdk.wire.seal.signature import Purpose
 from tests.fakes.parties import SeededBytes, key_from
 

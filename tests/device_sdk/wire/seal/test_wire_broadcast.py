@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.codec.header import MessageType, prefix
-from device_sdk.wire.publish.broadcast import (
+from device_sdk.wire.seal.broadcast import (
     MAX_CHUNK_PAYLOAD_BYTES,
     MAX_MANIFEST_BODY_BYTES,
     BroadcastKeys,

@@ -180,6 +180,7 @@ def local_fleet(
     names = [member.name for member in members]
     if len(set(names)) != len(names) or not names:
         raise ValueError(f"the members' names are {names}; expected one or more, all different")
+    folder = folder.resolve()  # child processes run in another folder
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         running = stack.enter_context(running_broker(folder, broker or mosquitto_path()))

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import logging
+import sys
 from pathlib import Path
 from typing import TextIO
+
+from device_sdk.system.printable import PrintableFormatter
 
 # How a command fails.
 
@@ -27,6 +31,16 @@ def add_home(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help=f"the device's own folder (default: {DEFAULT_HOME})",
     )
+
+
+# What the library has to say while a command works.
+
+
+def log_to_stderr() -> None:
+    """Print warnings as lines of their own."""
+    log = logging.StreamHandler(sys.stderr)
+    log.setFormatter(PrintableFormatter("%(message)s"))
+    logging.basicConfig(level=logging.WARNING, handlers=[log])
 
 
 # One line of progress, on terminals only.

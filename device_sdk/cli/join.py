@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from urllib.parse import quote
 
-from device_sdk.cli.arguments import CommandError, add_home
+from device_sdk.cli.arguments import CommandError, add_home, log_to_stderr
 from device_sdk.cli.enrolment_code import add_code, code_of
 from device_sdk.device import Device
 from device_sdk.link.broker_url import TlsFiles, parse_broker_url
@@ -62,6 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Enrol, and say what is next."""
+    log_to_stderr()
     files = (arguments.ca_file, arguments.certificate_file, arguments.key_file)
     try:
         tls = TlsFiles(*files) if any(files) else None

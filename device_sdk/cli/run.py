@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import signal
-import sys
 import threading
 from pathlib import Path
 
-from device_sdk.cli.arguments import CommandError, add_home
+from device_sdk.cli.arguments import CommandError, add_home, log_to_stderr
 from device_sdk.device import Device
 from device_sdk.interactions import InteractionsError, read_interactions
 from device_sdk.status import DeviceStatus
 from device_sdk.system.command_line import positive_float, positive_int, slowdown
-from device_sdk.system.printable import PrintableFormatter, printable
+from device_sdk.system.printable import printable
 from device_sdk.train.options import TrainingOptions
 
 DESCRIPTION = """\
@@ -69,9 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run until a signal comes."""
-    log = logging.StreamHandler(sys.stderr)
-    log.setFormatter(PrintableFormatter("%(message)s"))
-    logging.basicConfig(level=logging.WARNING, handlers=[log])
+    log_to_stderr()
     stop = threading.Event()
     options = TrainingOptions(
         k=arguments.k,

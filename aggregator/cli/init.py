@@ -18,6 +18,11 @@ trust, the keys for serving, the database, and task.toml, which says what the fl
 keys/root.key may be kept elsewhere (a USB stick in a drawer): serve does not need it, only
 rotate does. It lets another key, the delegate, renew the descriptor in its place for a year."""
 
+EXAMPLES = """\
+examples:
+  tessera-aggregator init --home fleet
+"""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's arguments."""

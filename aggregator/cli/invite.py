@@ -23,6 +23,16 @@ a password; it is shown only here.
 code takes its place from the next round on."""
 _DAY_SECONDS = 86_400
 
+EXAMPLES = """\
+examples:
+  tessera-aggregator invite --home fleet --count 3 --expires 24h
+  tessera-aggregator invite --home fleet --count 100 --out codes.txt
+  tessera-aggregator invite --home fleet --replaces 3f2a
+                                             for the device whose id begins with 3f2a
+
+The device then: tessera-device join URL, which asks for the code.
+"""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's arguments."""

@@ -26,6 +26,12 @@ rotate group  replaces the key that broadcasts are encrypted with, from the next
 A running serve takes up all of them without a restart. It renews descriptors by itself: rotate keys
 when a key may have leaked, and before the delegation ends."""
 
+EXAMPLES = """\
+examples:
+  tessera-aggregator rotate keys --home fleet --grace 2d
+  tessera-aggregator rotate group --home fleet
+"""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's arguments."""

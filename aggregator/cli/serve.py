@@ -44,6 +44,12 @@ Runs rounds with the devices that enrolled. On a terminal it shows a live view, 
 line for whatever happens. Ctrl-C or SIGTERM stop it cleanly; after a crash, or kill -9, start it
 again: the round goes on where it was, and nothing is counted twice."""
 
+EXAMPLES = """\
+examples:
+  tessera-aggregator serve --home fleet
+  tessera-aggregator serve --home fleet --plain >> fleet.log
+"""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's arguments."""

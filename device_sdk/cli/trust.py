@@ -16,6 +16,12 @@ follow by itself: the old root key was lost or stolen, or the device slept throu
 rotations. Identity, data and updates that wait stay. Stop the device first. The code is not used
 up; it is asked for, or read as join reads one."""
 
+EXAMPLES = """\
+examples:
+  tessera-device trust --home ./device-1          (asks for the code)
+  tessera-device trust --home ./device-1 --code-file code.txt
+"""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's arguments."""

@@ -16,6 +16,12 @@ DESCRIPTION = """\
 Check an artifact folder as a device would and print its inputs, outputs, state, parameters, size
 and operators."""
 
+EXAMPLES = """\
+examples:
+  tessera-export inspect artifacts/lenet
+  tessera-export inspect artifacts/lenet --json   the manifest, for programs
+"""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's arguments."""

@@ -140,3 +140,15 @@ def test_an_artifact_is_inspected_without_torch() -> None:
     done = without("torch", "export.cli", "inspect", str(packaged_artifact()))
     assert done.returncode == 0
     assert "ScatterND" in done.stdout
+
+
+def test_the_library_without_its_extra_says_what_to_install() -> None:
+    program = "import sys; sys.modules['torch'] = None; import export; export.Adam(1e-3)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == (
+        "ModuleNotFoundError: export needs torch, which a device does without: "
+        "pip install 'tessera-edge[export]'"
+    )

@@ -1,1 +1,2 @@
-"""What both ends need of the machine: files that survive a crash, locks, clocks, safe text."""
+"""What both ends need of the machine: files that survive a crash, locks, clocks, safe text, and
+what all commands are on the command line."""

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from device_sdk.home.home import Home
-from device_sdk.home.membership import Membership
 from device_sdk.link.broker_url import parse_broker_url
+from device_sdk.world import DeviceWorld
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +82,9 @@ class Live:
     problem: str = ""
 
 
-def read_status(home: Home, membership: Membership, slowdown: float, live: Live) -> DeviceStatus:
+def read_status(world: DeviceWorld, live: Live) -> DeviceStatus:
     """Put together what the home folder holds and what the running device knows."""
+    home, membership = world.home, world.membership
     rounds = home.rounds
     last, trained, receipted = rounds.last(), rounds.last(trained=True), rounds.last_receipted()
     model = home.models.model_mark(membership.task)
@@ -118,7 +118,7 @@ def read_status(home: Home, membership: Membership, slowdown: float, live: Live)
         users=users,
         interactions=interactions,
         time_unix_seconds=max(live.time_unix_seconds, home.membership.largest_time()),
-        slowdown=slowdown,
+        slowdown=world.options.slowdown,
         sent_bytes=live.sent_bytes,
         refused=dict(live.refused or {}),
         problem=live.problem,

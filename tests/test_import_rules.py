@@ -101,11 +101,12 @@ RULES = (
     _device("home", "errors link system wire", libraries="numpy cryptography"),
     _device(
         "train",
-        "artifact capability errors factorisation home local_data methods system trainer wire",
+        "artifact capability errors factorisation home local_data methods system trainer wire "
+        "world",
     ),
     _device(
         "rounds",
-        "errors home link methods system train wire",
+        "errors home link methods system train wire world",
         libraries="numpy cryptography",
     ),
     Rule("aggregator", frozenset({"aggregator"} | _CONTRACT | _SERVER), frozenset({"onnxruntime"})),

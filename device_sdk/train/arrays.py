@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_sdk.capability.stopwatch import timed
-from device_sdk.home.home import Home
 from device_sdk.home.model_store import CapabilityRow
 from device_sdk.local_data import DataSource, LocalData
 from device_sdk.methods.attention.rehearsal import MixingAhead
@@ -22,13 +21,13 @@ from device_sdk.methods.learner import AdoptingLearner, FetchingLearner, Learner
 from device_sdk.system.clock import Clock
 from device_sdk.train.affordable import ArtifactChoice, WorkDone, choose_artifact
 from device_sdk.train.job import Declined, LocalArtifact, TrainedRound, TrainingJob
-from device_sdk.train.options import TrainingOptions
 from device_sdk.train.placement import MeasuredPlacement, PlacedLearner, Where, obstacle
 from device_sdk.trainer import Trainer
 from device_sdk.wire.arrays.body import encode_update
 from device_sdk.wire.arrays.exchange import Broadcast
 from device_sdk.wire.publish.receipts import Verdict
 from device_sdk.wire.publish.task_messages import BROADCAST_CODECS
+from device_sdk.world import DeviceWorld, TrainingOptions
 
 # A Trainer that counts its steps, and that a measurement can stop between two of them.
 
@@ -203,27 +202,14 @@ class ArrayTrainer:
     """Trains with the app's arrays and the home's learner state; see :class:`RoundTrainer`.
 
     Each round makes the learner anew from what the last commit left, so a round that ended
-    without a commit has left nothing. ``source`` gives the app's data source, None for none.
+    without a commit has left nothing.
     """
 
-    def __init__(
-        self,
-        home: Home,
-        source: Callable[[], DataSource | None],
-        make_learner: Callable[[LearnerParts], Learner],
-        sender: str,
-        options: TrainingOptions,
-        *,
-        clock: Clock,
-        rng: np.random.Generator,
-    ) -> None:
-        self._home = home
-        self._source = source
+    def __init__(self, world: DeviceWorld, make_learner: Callable[[LearnerParts], Learner]) -> None:
+        self._home, self._options, self._source = world.home, world.options, world.source
+        self._clock, self._rng = world.work_clock, world.rng
+        self._sender = world.membership.grant.device_id.hex()
         self._make_learner = make_learner
-        self._sender = sender
-        self._options = options
-        self._clock = clock
-        self._rng = rng
         self._trainers: dict[Path, WatchedTrainer] = {}
 
     def wants(self, job: TrainingJob) -> Sequence[str]:

@@ -14,17 +14,15 @@ from device_sdk.capability.choice import Request, choose_k
 from device_sdk.capability.machine import describe_machine
 from device_sdk.capability.stopwatch import timed
 from device_sdk.factorisation import check_factorisation
-from device_sdk.home.home import Home
 from device_sdk.home.model_store import CapabilityRow
 from device_sdk.methods.learner import LearnerError, State
 from device_sdk.methods.scatter.contract import ScatterTraining, encode_scatter_update
 from device_sdk.methods.scatter.factor_step import TrainerStep
 from device_sdk.methods.scatter.learner import ScatterLearner
-from device_sdk.system.clock import Clock
 from device_sdk.train.job import Declined, TrainedRound, TrainingJob
-from device_sdk.train.options import TrainingOptions
 from device_sdk.trainer import Trainer
 from device_sdk.wire.arrays.exchange import Broadcast
+from device_sdk.world import DeviceWorld
 
 Rows = NDArray[np.int64]
 
@@ -54,13 +52,9 @@ class _Positives:
 class ScatterTrainer:
     """Trains with the home's interactions and learner state; see :class:`RoundTrainer`."""
 
-    def __init__(
-        self, home: Home, options: TrainingOptions, *, clock: Clock, rng: np.random.Generator
-    ) -> None:
-        self._home = home
-        self._options = options
-        self._clock = clock
-        self._rng = rng
+    def __init__(self, world: DeviceWorld) -> None:
+        self._home, self._options = world.home, world.options
+        self._clock, self._rng = world.work_clock, world.rng
         self._local = _Positives()
         # Kept from round to round: it prepares its triples only where the data has changed.
         self._learner: ScatterLearner | None = None

@@ -57,19 +57,18 @@ class ManifestIntake:
         self._waits = False
         self._retry: Retry | None = None
 
-    def put(self, message: bytes) -> None:
-        """A message came; one that waits is given up for it."""
-        self._newest, self._waits, self._retry = message, True, None
-
-    def take(self) -> Accepted | None:
+    def take(self, message: bytes | None = None) -> Accepted | None:
         """The manifest that waits; None for none, and for one that was concluded before.
 
-        Takes none without an open session. The manifest's mark is on the disk when this returns. A
-        round that a crash interrupted before its end comes back as if new. Raises ``WireError``:
+        A ``message`` that just came waits from now on, in the place of any other. Takes none
+        without an open session. The manifest's mark is on the disk when this returns. A round that
+        a crash interrupted before its end comes back as if new. Raises ``WireError``:
         ``unknown-epoch`` (open a new session), ``stale-manifest``, ``version-fell``,
         ``expired-manifest``, ``wrong-manifest``, or another; and ``sqlite3.Error`` where the mark
         cannot be written.
         """
+        if message is not None:
+            self._newest, self._waits, self._retry = message, True, None
         if not self._waits or not self._sessions.is_open:
             return None
         self._waits = False
@@ -163,19 +162,14 @@ class CurrentRound:
         if value and self._round is not None:
             self._round.retry.progressed()  # the link subscribes again by itself
 
-    def on_manifest(self, message: bytes) -> None:
-        """A manifest's message came. Raises as :meth:`take_manifest` does."""
-        self._intake.put(message)
-        self.take_manifest()
-
-    def take_manifest(self) -> None:
-        """Take the manifest that waits, if any, once there is a session to read it under.
+    def take_manifest(self, message: bytes | None = None) -> None:
+        """Take the manifest that just came, or else the one that waits, once there is a session.
 
         Its round is begun, or concluded where there is nothing to do. Raises ``WireError``, where
         the broadcast's key is missing or there is nothing to fetch too, and ``sqlite3.Error``.
         """
         try:
-            accepted = self._intake.take()
+            accepted = self._intake.take(message)
             if accepted is not None:
                 self._take(accepted)
         except WireError as error:
@@ -186,10 +180,6 @@ class CurrentRound:
             # Nothing is begun whose mark could be forgotten; but a disk is not full for ever.
             self._intake.postpone()
             raise
-
-    def manifest_is_due(self) -> bool:
-        """Whether :meth:`take_manifest` is to be called again for one that was put off."""
-        return self._intake.due()
 
     def _take(self, accepted: Accepted) -> None:
         manifest = accepted.manifest
@@ -207,7 +197,12 @@ class CurrentRound:
             self._hold_back(manifest, self._sender.obstacle)
         else:
             self._held_back = False
-            self._begin(manifest)
+            try:
+                self._round = OpenRound(manifest, self._world, self._sessions, self._actions)
+            except WireError as error:
+                if error.reason == "truncated":
+                    self._conclude(manifest, RoundOutcome.FAILED, str(error))
+                raise
 
     def chunk(self, content_id: bytes, index: int, payload: bytes) -> None:
         """A chunk's or head's message came. Raises ``WireError`` for one that cannot be used."""
@@ -233,15 +228,18 @@ class CurrentRound:
             self._advance(self._round)
 
     def tick(self) -> None:
-        """Ask again for what did not come, or give up at the deadline."""
+        """Take a manifest that was put off, ask again for what did not come, or give up at the
+        deadline. Raises as :meth:`take_manifest` does."""
         round_ = self._round
-        if round_ is None or self.job is not None:
-            return
-        if self._is_past(round_.manifest.deadline_unix_seconds):
-            what = "receipts" if round_.is_complete else "chunks"
-            self._conclude(round_.manifest, RoundOutcome.TOO_LATE, f"not all {what} came in time")
-        elif self._asks_again(round_) and round_.retry.due():
-            round_.ask_again()
+        if round_ is not None and self.job is None:
+            if self._is_past(round_.manifest.deadline_unix_seconds):
+                what = "receipts" if round_.is_complete else "chunks"
+                detail = f"not all {what} came in time"
+                self._conclude(round_.manifest, RoundOutcome.TOO_LATE, detail)
+            elif self._asks_again(round_) and round_.retry.due():
+                round_.ask_again()
+        if self._intake.due():
+            self.take_manifest()
 
     def next_seconds(self) -> float:
         """The monotonic time at which something is to do here; infinite for never."""
@@ -301,14 +299,6 @@ class CurrentRound:
         # vectors of its users takes it, or would recommend from the version before for ever.
         mark = self._home.models.model_mark(manifest.task)
         return manifest.threshold == 0 and mark is not None
-
-    def _begin(self, manifest: RoundManifest) -> None:
-        try:
-            self._round = OpenRound(manifest, self._world, self._sessions, self._actions)
-        except WireError as error:
-            if error.reason == "truncated":
-                self._conclude(manifest, RoundOutcome.FAILED, str(error))
-            raise
 
     def _advance(self, round_: OpenRound) -> None:
         if not round_.is_complete:

@@ -101,7 +101,7 @@ class Participant:
                 case ChunkTopic(content_id, index):
                     self.round.chunk(content_id, index, payload)
                 case ManifestTopic():
-                    self.round.on_manifest(payload)
+                    self.round.take_manifest(payload)
                 case DownTopic():
                     if retained:
                         raise WireError("retained", "nothing retained is accepted on this topic")
@@ -119,7 +119,6 @@ class Participant:
 
     def tick(self) -> None:
         """Do what is due."""
-        self.round.tick()
         self.sessions.tick()
         self.sender.tick()
         now = self._world.clock()
@@ -127,11 +126,10 @@ class Participant:
             self._save_time_seconds = now + _TIME_SAVED_EVERY_SECONDS
             if self.sessions.time.now() is not None:
                 self._world.home.membership.raise_time(self.sessions.time.largest_unix_seconds)
-        if self.round.manifest_is_due():
-            try:
-                self.round.take_manifest()
-            except WireError as error:
-                self.refusals.count("manifest message", error)
+        try:
+            self.round.tick()
+        except WireError as error:
+            self.refusals.count("manifest message", error)
 
     def next_seconds(self) -> float:
         """The monotonic time at which :meth:`tick` has something to do; infinite for never."""

@@ -18,14 +18,13 @@ from device_sdk.errors import HomeError, NotEnrolled
 from device_sdk.factorisation import packaged_artifact
 from device_sdk.forecaster import Forecaster
 from device_sdk.home.home import Home
-from device_sdk.installed import installed_artifacts
 from device_sdk.link.broker_url import TlsFiles
 from device_sdk.link.settings import LinkSettings
 from device_sdk.local_data import DataSource, LocalData
 from device_sdk.recommender import Recommender
 from device_sdk.status import DeviceStatus, read_status
 from device_sdk.system.clock import Clock, awake_clock
-from device_sdk.world import DeviceWorld, Pace, TrainingOptions
+from device_sdk.world import DeviceWorld, Pace, TrainingOptions, installed_artifacts
 
 Folder = str | os.PathLike[str]
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
+from device_sdk.artifact import MANIFEST_FILE
 from device_sdk.home.home import Home
 from device_sdk.home.membership import Membership
 from device_sdk.link.settings import LinkSettings
@@ -146,7 +149,7 @@ class DeviceWorld:
     installed: Mapping[bytes, Path] = field(default_factory=dict)
     source: Callable[[], DataSource | None] = lambda: None
 
-    @property
+    @cached_property
     def topics(self) -> Topics:
         """Of the fleet."""
         return Topics(self.membership.prefix)
@@ -160,3 +163,10 @@ class DeviceWorld:
     def artifact_folder(self, artifact_id: bytes) -> Path:
         """Where an artifact lies, or would."""
         return self.installed.get(artifact_id) or self.home.artifact_folder(artifact_id)
+
+
+def installed_artifacts(*folders: Path) -> Mapping[bytes, Path]:
+    """Folder by artifact id, 32 bytes: SHA-256 of ``manifest.json``."""
+    return {
+        hashlib.sha256((folder / MANIFEST_FILE).read_bytes()).digest(): folder for folder in folders
+    }

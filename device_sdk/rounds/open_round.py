@@ -88,12 +88,13 @@ class Fetch:
         self._cohort_key = cohort_key
         self._sessions = sessions
         self._actions = actions
-        topics = world.topics
-        self._head = topics.write(ChunkTopic(content_id, HEAD_INDEX))
-        self._filter = topics.chunk_filter(content_id)
+        self._filter = world.topics.chunk_filter(content_id)
         self._head_message = b""
         self._chunks: ChunkSet | None = None
-        if kind is None:
+        self._head = ""
+        if kind is not None:
+            self._head = world.topics.write(ChunkTopic(content_id, HEAD_INDEX))
+        else:
             key = sessions.group_key(manifest.key_epoch)
             keys = derive_broadcast_keys(key, content_id, manifest.task, manifest.cohort)
             self._chunks = ChunkSet(keys, content_id, manifest.chunks, manifest.length)

@@ -11,7 +11,6 @@ from device_sdk.factorisation import packaged_artifact
 from device_sdk.home.home import Home
 from device_sdk.home.membership import Membership
 from device_sdk.home.round_store import RoundOutcome
-from device_sdk.installed import installed_artifacts
 from device_sdk.link.events import Message
 from device_sdk.methods.scatter.contract import encode_scatter_update
 from device_sdk.rounds.actions import Publish, Subscribe, Unsubscribe
@@ -22,7 +21,7 @@ from device_sdk.wire.publish.topics import EnrolAnswerTopic, EnrolRequestTopic
 from device_sdk.wire.seal.enrolment import EnrolmentAttempt
 from device_sdk.wire.seal.enrolment_code import parse_code
 from device_sdk.wire.seal.freshness import Freshness
-from device_sdk.world import DeviceWorld, Pace, TrainingOptions
+from device_sdk.world import DeviceWorld, Pace, TrainingOptions, installed_artifacts
 from tests.fakes.small_aggregator import WIDTH, SmallAggregator
 
 

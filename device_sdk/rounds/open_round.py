@@ -10,8 +10,7 @@ from device_sdk.link.backoff import Backoff
 from device_sdk.methods.learner import LearnerError
 from device_sdk.rounds.actions import Actions, Subscribe, Unsubscribe
 from device_sdk.rounds.session import SessionKeeper
-from device_sdk.train.affordable import pick_artifacts
-from device_sdk.train.job import LocalArtifact, TrainingJob
+from device_sdk.train.job import Declined, LocalArtifact, TrainingJob
 from device_sdk.wire.arrays.exchange import Attachment, Broadcast
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.publish.artifact_bundle import unpack_artifact
@@ -31,7 +30,7 @@ from device_sdk.wire.seal.broadcast import (
     read_manifest_label,
 )
 from device_sdk.wire.seal.group_key import GroupKey, unwrap_cohort_key
-from device_sdk.world import DeviceWorld
+from device_sdk.world import DeviceWorld, TrainingOptions
 
 
 class Retry:
@@ -174,6 +173,45 @@ def read_offer(terms: TaskTerms, manifest: RoundManifest, world: DeviceWorld) ->
         each.name: each for each in terms.attachments if not each.cohort or each.cohort in keys
     }
     return Offer(readable, keys)
+
+
+_FEWEST_DIGITS = 8
+
+
+def pick_artifacts(
+    offered: Sequence[OfferedArtifact], options: TrainingOptions
+) -> tuple[OfferedArtifact, ...]:
+    """Those that the device's options name or allow, smallest first; at least one.
+
+    Raises :class:`Declined`.
+    """
+    name, most_bytes = options.artifact, options.most_artifact_bytes
+    if name is not None:
+        found = tuple(
+            each
+            for each in offered
+            if each.name == name
+            or (len(name) >= _FEWEST_DIGITS and each.artifact_id.hex().startswith(name))
+        )
+        if len(found) != 1:
+            names = ", ".join(each.name for each in offered)
+            raise Declined(
+                f"the task offers {len(found)} artifacts named {name!r}; it offers {names}"
+            )
+        return found
+    taken: list[OfferedArtifact] = []
+    total = 0
+    for each in offered:
+        total += each.total_size
+        if total > most_bytes:
+            break
+        taken.append(each)
+    if not taken:
+        raise Declined(
+            f"the task's smallest artifact has {offered[0].total_size} bytes, this device "
+            f"takes {most_bytes} (TrainingOptions.most_artifact_bytes)"
+        )
+    return tuple(taken)
 
 
 NO_ARTIFACT = bytes(32)

@@ -1,4 +1,4 @@
-"""Which of a task's artifacts a device takes."""
+"""Which of a task's artifacts a device can afford: the largest whose round ends in time."""
 
 from __future__ import annotations
 
@@ -9,50 +9,6 @@ from typing import Protocol
 import numpy as np
 
 from device_sdk.system.clock import Clock
-from device_sdk.train.job import Declined
-from device_sdk.wire.publish.terms import OfferedArtifact
-from device_sdk.world import TrainingOptions
-
-_FEWEST_DIGITS = 8
-
-
-def pick_artifacts(
-    offered: Sequence[OfferedArtifact], options: TrainingOptions
-) -> tuple[OfferedArtifact, ...]:
-    """Those that the device's options name or allow, smallest first; at least one.
-
-    Raises :class:`Declined`.
-    """
-    name, most_bytes = options.artifact, options.most_artifact_bytes
-    if name is not None:
-        found = tuple(
-            each
-            for each in offered
-            if each.name == name
-            or (len(name) >= _FEWEST_DIGITS and each.artifact_id.hex().startswith(name))
-        )
-        if len(found) != 1:
-            names = ", ".join(each.name for each in offered)
-            raise Declined(
-                f"the task offers {len(found)} artifacts named {name!r}; it offers {names}"
-            )
-        return found
-    taken: list[OfferedArtifact] = []
-    total = 0
-    for each in offered:
-        total += each.total_size
-        if total > most_bytes:
-            break
-        taken.append(each)
-    if not taken:
-        raise Declined(
-            f"the task's smallest artifact has {offered[0].total_size} bytes, this device "
-            f"takes {most_bytes} (TrainingOptions.most_artifact_bytes)"
-        )
-    return tuple(taken)
-
-
-# Which of a task's artifacts this device can afford: the largest whose round ends in time.
 
 _HEADROOM = 0.2
 _MOST_RUNS = 8

@@ -29,7 +29,7 @@ from device_sdk.link.link import Link
 from device_sdk.link.send_queue import LinkError
 from device_sdk.rounds.actions import Publish, Subscribe, Unsubscribe
 from device_sdk.rounds.participant import Participant
-from device_sdk.status import Live
+from device_sdk.status import DeviceStatus, read_status
 from device_sdk.train.job import (
     AdoptingTrainer,
     Declined,
@@ -224,19 +224,22 @@ class Background:
                 return True
             return self._agent.stop(timeout_seconds)
 
-    def live(self) -> Live:
-        """What the running thread knows; all empty where none runs."""
+    def status(self) -> DeviceStatus:
+        """What the home folder holds, and what the thread knows where one runs."""
         agent = self._agent
         if agent is None or not agent.running:
-            return Live()
+            return read_status(self._world)
         participant = agent.participant
-        manifest = participant.round.manifest
-        return Live(
+        manifest, seen = participant.round.manifest, participant.sessions.time.largest_unix_seconds
+        # In this order: a round that ends meanwhile is in hand, or concluded in the home.
+        status = read_status(self._world)
+        return replace(
+            status,
             running=True,
             connected=agent.connected,
             session=participant.sessions.is_open,
             working_on=None if manifest is None else manifest.round,
-            time_unix_seconds=participant.sessions.time.largest_unix_seconds,
+            time_unix_seconds=max(seen, status.time_unix_seconds),
             sent_bytes=participant.sender.sent_bytes,
             refused=participant.refusals.counts(),
             problem=agent.problem or participant.problem,

@@ -22,7 +22,7 @@ from device_sdk.link.broker_url import TlsFiles
 from device_sdk.link.settings import LinkSettings
 from device_sdk.local_data import DataSource, LocalData
 from device_sdk.recommender import Recommender
-from device_sdk.status import DeviceStatus, read_status
+from device_sdk.status import DeviceStatus
 from device_sdk.system.clock import Clock, awake_clock
 from device_sdk.world import DeviceWorld, Pace, TrainingOptions, installed_artifacts
 
@@ -233,7 +233,7 @@ class Device:
     def status(self) -> DeviceStatus:
         """A snapshot for people and for monitoring."""
         self._require_open(writing=False)
-        return read_status(self._world, self._background.live())
+        return self._background.status()
 
     def close(self, timeout_seconds: float = 30.0) -> None:
         """Stop, and give the home folder back. May be called twice.

@@ -32,19 +32,14 @@ from device_sdk.link.link import Link
 from device_sdk.link.send_queue import LinkError
 from device_sdk.link.settings import LinkSettings
 from device_sdk.local_data import DataSource
+from device_sdk.methods.learner import Declined
 from device_sdk.rounds.actions import Publish, Subscribe, Unsubscribe
 from device_sdk.rounds.pace import Pace
 from device_sdk.rounds.participant import Participant
 from device_sdk.rounds.sender import OutboxLimit
 from device_sdk.status import Live
 from device_sdk.train.affordable import ArtifactWishes
-from device_sdk.train.job import (
-    AdoptingTrainer,
-    Declined,
-    FetchingTrainer,
-    RoundTrainer,
-    TrainingJob,
-)
+from device_sdk.train.job import RoundTrainer, TrainingJob
 from device_sdk.train.lazy import LazyTrainer
 from device_sdk.train.options import TrainingOptions
 
@@ -209,10 +204,10 @@ class Agent:
                 self._stopping.set()
 
     def _wants(self, job: TrainingJob) -> Sequence[str]:
-        return self._trainer.wants(job) if isinstance(self._trainer, FetchingTrainer) else ()
+        return self._trainer.wants(job)
 
     def _adopted(self, job: TrainingJob) -> Mapping[str, NDArray[Any]] | None:
-        return self._trainer.adopt(job) if isinstance(self._trainer, AdoptingTrainer) else None
+        return self._trainer.adopt(job)
 
     def _attempt(self, job: TrainingJob, work: Callable[[], T]) -> T | None:
         """What ``work`` gives; None where it failed, which ends the round without an update."""

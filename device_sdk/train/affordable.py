@@ -8,8 +8,8 @@ from typing import Protocol
 
 import numpy as np
 
+from device_sdk.methods.learner import Declined
 from device_sdk.system.clock import Clock
-from device_sdk.train.job import Declined
 from device_sdk.wire.publish.terms import OfferedArtifact
 
 _FEWEST_DIGITS = 8

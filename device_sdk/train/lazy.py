@@ -9,22 +9,39 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_sdk.home.home import Home
-from device_sdk.train.job import (
-    AdoptingTrainer,
-    Declined,
-    FetchingTrainer,
-    RoundTrainer,
-    TrainedRound,
-    TrainingJob,
-)
+from device_sdk.methods.learner import Declined, Learner
+from device_sdk.methods.registry import LEARNERS, MethodError, load_method
+from device_sdk.system.clock import Clock, MonotonicClock
+from device_sdk.train.job import RoundTrainer, TrainedRound, TrainingJob
 from device_sdk.train.options import TrainingOptions
 
 if TYPE_CHECKING:
     from device_sdk.local_data import DataSource
-    from device_sdk.system.clock import Clock
 
 
-class LazyTrainer:
+def learner_class(method: str) -> type[Learner] | type[RoundTrainer]:
+    """What the installed package that offers the method trains with.
+
+    A :class:`Learner` trains on the app's arrays. A :class:`RoundTrainer` has its own way with the
+    home's data, as scatter's has. Raises :class:`Declined` where there is no such method.
+    """
+    try:
+        found: type[Learner] | type[RoundTrainer]
+        found = load_method(LEARNERS, method, Learner, RoundTrainer)
+    except MethodError as error:
+        raise Declined(f"this device has no learner for the method {method!r}: {error}") from error
+    return found
+
+
+def needs_receipts(method: str) -> bool:
+    """Whether the method's learner must know of each update whether it was counted."""
+    try:
+        return learner_class(method).needs_receipts
+    except Declined:
+        return False  # its training will say so
+
+
+class LazyTrainer(RoundTrainer):
     """Picks the trainer that the task's terms name.
 
     onnxruntime takes 20 MB and a tenth of a second: an app that only records and recommends never
@@ -42,12 +59,9 @@ class LazyTrainer:
         clock: Clock | None,
         rng: np.random.Generator,
     ) -> None:
-        self._home = home
-        self._options = options
+        super().__init__(home, options, clock=clock or MonotonicClock(), rng=rng)
         self._source = source
         self._sender = sender
-        self._clock = clock
-        self._rng = rng
         self._loaded: dict[str, RoundTrainer] = {}
 
     def train(self, job: TrainingJob) -> TrainedRound:
@@ -55,14 +69,12 @@ class LazyTrainer:
         return self._of(job).train(job)
 
     def wants(self, job: TrainingJob) -> Sequence[str]:
-        """See :class:`~device_sdk.train.job.FetchingTrainer`."""
-        trainer = self._of(job)
-        return trainer.wants(job) if isinstance(trainer, FetchingTrainer) else ()
+        """See :class:`~device_sdk.train.job.RoundTrainer`."""
+        return self._of(job).wants(job)
 
     def adopt(self, job: TrainingJob) -> Mapping[str, NDArray[Any]] | None:
-        """See :class:`~device_sdk.train.job.AdoptingTrainer`."""
-        trainer = self._of(job)
-        return trainer.adopt(job) if isinstance(trainer, AdoptingTrainer) else None
+        """See :class:`~device_sdk.train.job.RoundTrainer`."""
+        return self._of(job).adopt(job)
 
     def _of(self, job: TrainingJob) -> RoundTrainer:
         method = job.terms.method
@@ -71,24 +83,18 @@ class LazyTrainer:
         return self._loaded[method]
 
     def _load(self, method: str) -> RoundTrainer:
-        from device_sdk.system.clock import MonotonicClock
+        found = learner_class(method)
+        if issubclass(found, RoundTrainer):
+            return found(self._home, self._options, clock=self._clock, rng=self._rng)
 
-        clock = self._clock if self._clock is not None else MonotonicClock()
-        if method == "scatter":
-            from device_sdk.train.scatter import ScatterTrainer
+        from device_sdk.train.arrays import ArrayTrainer
 
-            return ScatterTrainer(self._home, self._options, clock=clock, rng=self._rng)
-
-        from device_sdk.train.arrays import ARRAY_LEARNERS, ArrayTrainer
-
-        if method not in ARRAY_LEARNERS:
-            raise Declined(f"this version of Tessera has no learner for the method {method!r}")
         return ArrayTrainer(
             self._home,
             self._source,
-            ARRAY_LEARNERS[method],
+            found,
             self._sender,
             self._options,
-            clock=clock,
+            clock=self._clock,
             rng=self._rng,
         )

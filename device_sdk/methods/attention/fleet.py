@@ -10,14 +10,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_sdk.artifact.flat_layout import FlatLayout
-from device_sdk.methods.attention.contract import AttentionTraining, layouts_from_text, sketches
+from device_sdk.methods.attention.contract import (
+    MIXTURE,
+    VECTOR,
+    AttentionTraining,
+    layouts_from_text,
+    sketches,
+)
 from device_sdk.methods.learner import LearnerError
 from device_sdk.wire.arrays.exchange import Attachment, Broadcast
 
 Floats = NDArray[np.float32]
-
-_VECTOR = "vector."
-_MIXTURE = "mixture."
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,7 +95,7 @@ class FleetView:
         """Rows of the senders whose vectors this device may fetch, or has fetched."""
         named = {*broadcast.offered, *broadcast.attachments}
         rows = enumerate(self.senders)
-        return [row for row, name in rows if name != own and _VECTOR + name in named]
+        return [row for row, name in rows if name != own and VECTOR + name in named]
 
     def query(self, own: str, vector: Floats, rows: list[int]) -> Floats:
         """s_i, float32 [g, d]: the aggregator's, or for an unlisted device made from its vector.
@@ -120,11 +123,11 @@ class FleetView:
         rows = [
             row
             for row in self.offered_neighbours(broadcast, own)
-            if _VECTOR + self.senders[row] in broadcast.attachments
+            if VECTOR + self.senders[row] in broadcast.attachments
         ]
         vectors = np.empty((len(rows), self.layout.size), dtype=np.float32)
         for place, row in enumerate(rows):
-            name = _VECTOR + self.senders[row]
+            name = VECTOR + self.senders[row]
             theirs = self.layouts[int(self.widths[row])]
             # As it came: numbers that travelled as float16 become float32 on their way to the row.
             found = _half_or_single(
@@ -143,7 +146,7 @@ class FleetView:
     def given_mixture(self, broadcast: Broadcast, own: str) -> Floats | None:
         """The mixture that the aggregator made for this device, float32 [p]; None where it made
         none. Raises LearnerError where it does not fit."""
-        name = _MIXTURE + own
+        name = MIXTURE + own
         attachment = broadcast.attachments.get(name)
         if attachment is None:
             return None

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from device_sdk.methods.learner import Declined
 from device_sdk.train.affordable import ArtifactChoice, ArtifactWishes, WorkDone, choose_artifact
-from device_sdk.train.job import Declined
 from device_sdk.train.options import TrainingOptions
 from device_sdk.wire.publish.terms import OfferedArtifact
 

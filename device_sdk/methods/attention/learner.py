@@ -18,7 +18,7 @@ from device_sdk.artifact.flat_layout import FlatLayout, layout_of
 from device_sdk.errors import StateError
 from device_sdk.local_data import DataSource, LocalData
 from device_sdk.methods.attention.contract import MIXTURE, VECTOR
-from device_sdk.methods.attention.fleet import FleetView, read_fleet
+from device_sdk.methods.attention.fleet import FleetView, mixing_ahead, read_fleet, stand_ins
 from device_sdk.methods.attention.mixer import (
     SCORE_NAMES,
     AttentionScores,
@@ -26,7 +26,6 @@ from device_sdk.methods.attention.mixer import (
     favoured,
     scores_of,
 )
-from device_sdk.methods.attention.rehearsal import mixing_ahead, stand_ins
 from device_sdk.methods.attention.steps import RoundSteps
 from device_sdk.methods.learner import (
     Declined,

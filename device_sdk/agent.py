@@ -6,12 +6,10 @@ import logging
 import math
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
-
-from numpy.typing import NDArray
+from typing import TypeVar
 
 from device_sdk.home.round_store import RoundOutcome
 from device_sdk.link.events import (
@@ -27,16 +25,11 @@ from device_sdk.link.events import (
 )
 from device_sdk.link.link import Link
 from device_sdk.link.send_queue import LinkError
+from device_sdk.methods.learner import Declined
 from device_sdk.rounds.actions import Publish, Subscribe, Unsubscribe
 from device_sdk.rounds.participant import Participant
 from device_sdk.status import DeviceStatus, read_status
-from device_sdk.train.job import (
-    AdoptingTrainer,
-    Declined,
-    FetchingTrainer,
-    RoundTrainer,
-    TrainingJob,
-)
+from device_sdk.train.job import RoundTrainer, TrainingJob
 from device_sdk.train.lazy import LazyTrainer
 from device_sdk.world import DeviceWorld
 
@@ -123,9 +116,9 @@ class Agent:
         round_ = self.participant.round
         question, job = round_.question, round_.job
         if question is not None:
-            self._attempt(question, lambda: round_.wanted(self._wants(question)))
+            self._attempt(question, lambda: round_.wanted(self._trainer.wants(question)))
         elif job is not None and job.manifest.threshold == 0:
-            self._attempt(job, lambda: round_.read(job, self._adopted(job)))
+            self._attempt(job, lambda: round_.read(job, self._trainer.adopt(job)))
         elif job is not None:
             self._waiting.append(self.participant.tick)
             result = self._attempt(job, lambda: self._trainer.train(job))
@@ -177,12 +170,6 @@ class Agent:
                 self.problem = f"the broker refused a message to {topic}: {detail}"
             case Stopped():
                 self._stopping.set()
-
-    def _wants(self, job: TrainingJob) -> Sequence[str]:
-        return self._trainer.wants(job) if isinstance(self._trainer, FetchingTrainer) else ()
-
-    def _adopted(self, job: TrainingJob) -> Mapping[str, NDArray[Any]] | None:
-        return self._trainer.adopt(job) if isinstance(self._trainer, AdoptingTrainer) else None
 
     def _attempt(self, job: TrainingJob, work: Callable[[], T]) -> T | None:
         """What ``work`` gives; None where it failed, which ends the round without an update."""

@@ -55,7 +55,8 @@ _OUTSIDE_A_METHOD = frozenset(
 METHODS = sorted(path.parent.name for path in ROOT.glob("device_sdk/methods/*/learner.py"))
 # What both ends agree on: the aggregator may import no more of the device than this.
 _CONTRACT = frozenset(
-    {f"device_sdk.{name}" for name in ("artifact", "link", "system", "wire", "methods.settings")}
+    {f"device_sdk.{name}" for name in ("artifact", "link", "system", "wire")}
+    | {f"device_sdk.methods.{name}" for name in ("registry", "settings")}
     | {f"device_sdk.methods.{name}.contract" for name in METHODS}
 )
 _SERVER = frozenset(
@@ -101,12 +102,12 @@ RULES = (
     _device("home", "errors link system wire", libraries="numpy cryptography"),
     _device(
         "train",
-        "artifact capability errors factorisation home local_data methods system trainer wire "
-        "world",
+        "artifact capability errors factorisation home local_data system trainer wire world "
+        "methods.learner methods.registry methods.scatter",
     ),
     _device(
         "rounds",
-        "errors home link methods system train wire world",
+        "errors home link methods.learner system train wire world",
         libraries="numpy cryptography",
     ),
     Rule("aggregator", frozenset({"aggregator"} | _CONTRACT | _SERVER), frozenset({"onnxruntime"})),

@@ -12,13 +12,14 @@ from typing import Any
 from numpy.typing import NDArray
 
 from device_sdk.home.round_store import RoundOutcome
+from device_sdk.methods.learner import Declined
 from device_sdk.rounds.actions import Actions
 from device_sdk.rounds.commit import commit_round, participation, read_model
 from device_sdk.rounds.open_round import OpenRound, Retry
 from device_sdk.rounds.sender import Sender
 from device_sdk.rounds.session import SessionKeeper
-from device_sdk.train.arrays import RECEIPT_METHODS
-from device_sdk.train.job import Declined, TrainedRound, TrainingJob
+from device_sdk.train.job import TrainedRound, TrainingJob
+from device_sdk.train.lazy import needs_receipts
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.publish.manifest import Order, RoundManifest, order, read_manifest, selected
 from device_sdk.wire.seal.broadcast import (
@@ -321,7 +322,7 @@ class CurrentRound:
     def _must_hear_first(self, job: TrainingJob) -> bool:
         """Whether the learner has to know first what of its own counted."""
         trains = job.manifest.threshold > 0
-        return trains and job.terms.method in RECEIPT_METHODS and self._sender.waits
+        return trains and self._sender.waits and needs_receipts(job.terms.method)
 
     def _asks_again(self, round_: OpenRound) -> bool:
         return self._connected and not round_.is_complete

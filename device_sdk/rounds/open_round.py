@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from device_sdk.link.backoff import Backoff
-from device_sdk.methods.learner import LearnerError
+from device_sdk.methods.learner import Declined, LearnerError
 from device_sdk.rounds.actions import Actions, Subscribe, Unsubscribe
 from device_sdk.rounds.session import SessionKeeper
-from device_sdk.train.job import Declined, LocalArtifact, TrainingJob
+from device_sdk.train.job import LocalArtifact, TrainingJob
 from device_sdk.wire.arrays.exchange import Attachment, Broadcast
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.publish.artifact_bundle import unpack_artifact

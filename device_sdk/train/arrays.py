@@ -5,29 +5,27 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from device_sdk.capability.stopwatch import timed
 from device_sdk.home.model_store import CapabilityRow
-from device_sdk.local_data import DataSource, LocalData
-from device_sdk.methods.attention.rehearsal import MixingAhead
-from device_sdk.methods.learner import AdoptingLearner, FetchingLearner, Learner, ReceiptLearner
+from device_sdk.local_data import LocalData
+from device_sdk.methods.learner import Declined, Learner, LearnerParts, MovableWork, Where
 from device_sdk.system.clock import Clock
 from device_sdk.train.affordable import ArtifactChoice, WorkDone, choose_artifact
-from device_sdk.train.job import Declined, LocalArtifact, TrainedRound, TrainingJob
-from device_sdk.train.placement import MeasuredPlacement, PlacedLearner, Where, obstacle
+from device_sdk.train.job import LocalArtifact, RoundTrainer, TrainedRound, TrainingJob
+from device_sdk.train.placement import MeasuredPlacement
 from device_sdk.trainer import Trainer
 from device_sdk.wire.arrays.body import encode_update
 from device_sdk.wire.arrays.exchange import Broadcast
 from device_sdk.wire.publish.receipts import Verdict
 from device_sdk.wire.publish.task_messages import BROADCAST_CODECS
-from device_sdk.world import DeviceWorld, TrainingOptions
+from device_sdk.world import DeviceWorld
 
 # A Trainer that counts its steps, and that a measurement can stop between two of them.
 
@@ -72,71 +70,6 @@ def load_model_arrays(trainer: Trainer, arrays: Mapping[str, NDArray[Any]]) -> N
     trainer.set_state(arrays)
 
 
-# The learners of methods that train on local arrays, by the method's name.
-#
-# A new method adds its line to ``ARRAY_LEARNERS``; its module is imported when a task needs it.
-
-
-@dataclass(frozen=True)
-class LearnerParts:
-    """What a learner is made of. ``companion``: of the artifact that belongs to the model's, if
-    the task has such (attention's meta-network)."""
-
-    data: DataSource
-    trainer: Trainer
-    companion: Trainer | None
-    sender: str
-    rng: np.random.Generator
-    options: TrainingOptions
-
-
-def _fedavg(parts: LearnerParts) -> Learner:
-    from device_sdk.methods.fedavg.learner import FedAvgLearner
-
-    return FedAvgLearner(parts.data, parts.trainer, parts.sender, parts.rng)
-
-
-def _teacher_logits(parts: LearnerParts) -> Learner:
-    from device_sdk.methods.teacher_logits.learner import TeacherLogitsLearner
-
-    return TeacherLogitsLearner(parts.data, parts.trainer, parts.sender, parts.rng)
-
-
-def _mutual(parts: LearnerParts) -> Learner:
-    from device_sdk.methods.mutual.learner import MutualLearner
-
-    return MutualLearner(parts.data, parts.trainer, parts.sender, parts.rng)
-
-
-def _attention(parts: LearnerParts) -> Learner:
-    from device_sdk.methods.attention.learner import AttentionLearner
-
-    placement = parts.options.placement
-    if placement == "auto":
-        # Nothing was measured yet.
-        placement = "aggregator" if parts.companion is None else "device"
-    if placement == "device" and parts.companion is None:
-        raise Declined("the task offers no meta-network for this artifact; see placement")
-    return AttentionLearner(
-        parts.data, parts.trainer, parts.companion, parts.sender, parts.rng, placement
-    )
-
-
-ARRAY_LEARNERS: Mapping[str, Callable[[LearnerParts], Learner]] = {
-    "fedavg": _fedavg,
-    "teacher_logits": _teacher_logits,
-    "mutual": _mutual,
-    "attention": _attention,
-}
-"""By method's name."""
-
-PLACED_METHODS = frozenset({"attention"})
-"""Those whose learner is a :class:`~device_sdk.train.placement.PlacedLearner`."""
-
-RECEIPT_METHODS = frozenset({"teacher_logits"})
-"""Those whose learner is a :class:`~device_sdk.methods.learner.ReceiptLearner`."""
-
-
 # The very work of a round with one artifact, to be timed.
 
 
@@ -144,8 +77,8 @@ class ArrayWork:
     """A round on a learner that is thrown away; see
     :class:`~device_sdk.train.affordable.RoundWork`.
 
-    ``make`` gives the learner as the round would begin with it. ``mixes``: time a round with a
-    mixture of the device's own, even where this one has none.
+    ``make`` gives the learner as the round would begin with it. ``rehearses``: with the work
+    that either end may do, even where this round has none.
     """
 
     def __init__(
@@ -155,13 +88,13 @@ class ArrayWork:
         broadcast: Broadcast,
         clock: Clock,
         *,
-        mixes: bool = False,
+        rehearses: bool = False,
     ) -> None:
         self.name = name
         self._make = make
         self._broadcast = broadcast
         self._clock = clock
-        self._mixes = mixes
+        self._rehearses = rehearses
 
     def run(self, most_seconds: float) -> WorkDone:
         """See :class:`~device_sdk.train.affordable.RoundWork`."""
@@ -170,7 +103,7 @@ class ArrayWork:
         start = self._clock.now()
         trainer.stop_at = start + most_seconds
         try:
-            if self._mixes and isinstance(learner, PlacedLearner):
+            if self._rehearses:
                 learner.rehearse(self._broadcast)
             else:
                 learner.train(_readable(self._broadcast, learner))
@@ -185,8 +118,6 @@ class ArrayWork:
 
 def _readable(broadcast: Broadcast, learner: Learner) -> Broadcast:
     """The broadcast with those attachments only that this learner asked for."""
-    if not isinstance(learner, FetchingLearner):
-        return broadcast
     wanted = set(learner.wants(broadcast))
     kept = {name: each for name, each in broadcast.attachments.items() if name in wanted}
     return replace(broadcast, attachments=kept)
@@ -198,18 +129,17 @@ _MOST_MISSES = 2
 _RECEIPTS = 64
 
 
-class ArrayTrainer:
+class ArrayTrainer(RoundTrainer):
     """Trains with the app's arrays and the home's learner state; see :class:`RoundTrainer`.
 
     Each round makes the learner anew from what the last commit left, so a round that ended
     without a commit has left nothing.
     """
 
-    def __init__(self, world: DeviceWorld, make_learner: Callable[[LearnerParts], Learner]) -> None:
-        self._home, self._options, self._source = world.home, world.options, world.source
-        self._clock, self._rng = world.work_clock, world.rng
+    def __init__(self, world: DeviceWorld, kind: type[Learner]) -> None:
+        super().__init__(world)
+        self._source, self._kind = world.source, kind
         self._sender = world.membership.grant.device_id.hex()
-        self._make_learner = make_learner
         self._trainers: dict[Path, WatchedTrainer] = {}
 
     def wants(self, job: TrainingJob) -> Sequence[str]:
@@ -219,13 +149,12 @@ class ArrayTrainer:
         known = self._known(job, data, ahead)
         places = range(len(job.artifacts)) if known is None else [known.k - 1]
         where = self._where(job, known)
-        if where is None and ahead is not None and self._obstacle(job, ahead):
+        if where is None and ahead is not None and self._obstacle(ahead):
             where = "aggregator"
         wanted: dict[str, None] = {}
         for place in places:
             learner, _ = self.learner(job, job.artifacts[place], data, where)
-            if isinstance(learner, FetchingLearner):
-                wanted.update(dict.fromkeys(learner.wants(job.broadcast)))
+            wanted.update(dict.fromkeys(learner.wants(job.broadcast)))
         return tuple(wanted)
 
     def train(self, job: TrainingJob) -> TrainedRound:
@@ -263,9 +192,7 @@ class ArrayTrainer:
         for artifact in job.artifacts:
             if artifact.artifact_id == own:
                 learner, trainer = self.learner(job, artifact, LocalData({}))
-                if isinstance(learner, AdoptingLearner):
-                    learner.adopt(job.broadcast)
-                    return model_arrays(trainer)
+                return model_arrays(trainer) if learner.adopt(job.broadcast) else None
         return None
 
     def _data(self) -> LocalData:
@@ -293,16 +220,16 @@ class ArrayTrainer:
         if artifact.companion is not None:
             companion = self._trainer(artifact.companion)
             companion.reset()
-        options = self._options if where is None else replace(self._options, placement=where)
-        learner = self._make_learner(
-            LearnerParts(lambda: data, trainer, companion, self._sender, self._rng, options)
+        placement = self._options.placement if where is None else where
+        learner = self._kind.make(
+            LearnerParts(lambda: data, trainer, companion, self._sender, self._rng, placement)
         )
         manifest = job.manifest
         if self._home.models.learner_artifact(manifest.task) == artifact.artifact_id:
             state = self._home.models.learner(manifest.task)
             if state is not None:
                 learner.restore(state)
-        if isinstance(learner, ReceiptLearner):
+        if learner.needs_receipts:
             rounds = self._home.rounds.receipted(manifest.task, manifest.generation, _RECEIPTS)
             for part in reversed(rounds):
                 learner.receipt(part.round, counted=part.verdict is Verdict.COUNTED)
@@ -334,24 +261,31 @@ class ArrayTrainer:
             f"{settings}"
         )
 
-    # -- where the mixing is done ------------------------------------------------------------------
+    # -- work that either end may do ---------------------------------------------------------------
 
-    def _places(self, job: TrainingJob) -> bool:
-        """Whether this device has to find out where its neighbours are mixed."""
-        return self._options.placement == "auto" and job.terms.method in PLACED_METHODS
+    def _places(self) -> bool:
+        """Whether this device has to find out who does such work."""
+        return self._options.placement == "auto" and self._kind.has_movable_work
 
-    def _ahead(self, job: TrainingJob, data: LocalData) -> MixingAhead | None:
-        """What mixing here would take; None where there is none, or the option says where."""
-        if not self._places(job):
+    def _ahead(self, job: TrainingJob, data: LocalData) -> MovableWork | None:
+        """What it would take here; None where there is none, or the option says where."""
+        if not self._places():
             return None
         learner, _ = self.learner(job, job.artifacts[0], data)
-        return learner.mixing_ahead(job.broadcast) if isinstance(learner, PlacedLearner) else None
+        return learner.movable_work(job.broadcast)
 
-    def _obstacle(self, job: TrainingJob, ahead: MixingAhead) -> str:
-        return obstacle(job.artifacts[0], ahead, self._options.most_attachment_bytes)
+    def _obstacle(self, ahead: MovableWork) -> str:
+        """Why the device cannot do it, whatever the time it has; empty where it can."""
+        most = self._options.most_attachment_bytes
+        if ahead.obstacle or ahead.download_bytes <= most:
+            return ahead.obstacle
+        return (
+            f"{ahead.fetched} are {ahead.download_bytes} bytes, above most_attachment_bytes "
+            f"({most})"
+        )
 
     def _where(self, job: TrainingJob, row: CapabilityRow | None) -> Where | None:
-        if row is None or not self._places(job):
+        if row is None or not self._places():
             return None
         placed = MeasuredPlacement.read(row.fingerprint, self._conditions(job))
         return None if placed is None else placed.where
@@ -359,7 +293,7 @@ class ArrayTrainer:
     # -- what this device can afford ---------------------------------------------------------------
 
     def _known(
-        self, job: TrainingJob, data: LocalData, ahead: MixingAhead | None
+        self, job: TrainingJob, data: LocalData, ahead: MovableWork | None
     ) -> CapabilityRow | None:
         """The choice made before, where conditions are as they were."""
         known = self._home.models.capability(job.manifest.task)
@@ -367,7 +301,7 @@ class ArrayTrainer:
             return None
         conditions = self._conditions(job)
         placed = None
-        if self._places(job):
+        if self._places():
             placed = MeasuredPlacement.read(known.fingerprint, conditions)
         if placed is not None:
             return known if placed.holds(ahead, self._options.most_attachment_bytes) else None
@@ -381,7 +315,7 @@ class ArrayTrainer:
         declines = self._options.when_none_fits == "decline"
         chooses = self._options.artifact is None and (len(job.artifacts) > 1 or declines)
         ahead = self._ahead(job, data)
-        if chooses or self._places(job):
+        if chooses or self._places():
             known = self._known(job, data, ahead)
             if known is not None:
                 return known
@@ -404,24 +338,24 @@ class ArrayTrainer:
         )
 
     def _placed_choice(
-        self, job: TrainingJob, data: LocalData, ahead: MixingAhead, *, chooses: bool
+        self, job: TrainingJob, data: LocalData, ahead: MovableWork, *, chooses: bool
     ) -> tuple[str, ArtifactChoice]:
-        """A choice with the device's own mixing where that fits, else with the aggregator's."""
+        """A choice with the work done here where that fits, else by the aggregator."""
         where: Where = "aggregator"
         choice = ArtifactChoice(0, None, "")
-        why = self._obstacle(job, ahead)
+        why = self._obstacle(ahead)
         if not why:
             choice = self._choice(job, data, "device")
             if choice.place is None:
-                why = f"with a mixture of its own, {choice.reason}"
+                why = f"{ahead.with_it}, {choice.reason}"
             else:
                 where = "device"
         if where == "device":
-            reason = f"This device mixes {ahead.neighbours} neighbours itself: {choice.reason}"
+            reason = f"This device {ahead.here}: {choice.reason}"
         else:
             # One artifact is trained, whatever its round takes: there is nothing to measure.
             choice = self._choice(job, data, where) if chooses else ArtifactChoice(0, None, "")
-            reason = f"The aggregator mixes for this device: {why.rstrip('.')}. {choice.reason}"
+            reason = f"The aggregator {ahead.there}: {why.rstrip('.')}. {choice.reason}"
         placed = MeasuredPlacement.of(where, ahead, self._options.most_attachment_bytes)
         fingerprint = placed.fingerprint(self._conditions(job))
         return fingerprint, replace(choice, reason=reason.rstrip())
@@ -435,7 +369,7 @@ class ArrayTrainer:
                 partial(self.learner, job, artifact, data, where),
                 job.broadcast,
                 self._clock,
-                mixes=where == "device",
+                rehearses=where == "device",
             )
             for artifact in job.artifacts
         ]

@@ -15,11 +15,11 @@ from device_sdk.capability.machine import describe_machine
 from device_sdk.capability.stopwatch import timed
 from device_sdk.factorisation import check_factorisation
 from device_sdk.home.model_store import CapabilityRow
-from device_sdk.methods.learner import LearnerError, State
+from device_sdk.methods.learner import Declined, LearnerError, State
 from device_sdk.methods.scatter.contract import ScatterTraining, encode_scatter_update
 from device_sdk.methods.scatter.factor_step import TrainerStep
 from device_sdk.methods.scatter.learner import ScatterLearner
-from device_sdk.train.job import Declined, TrainedRound, TrainingJob
+from device_sdk.train.job import RoundTrainer, TrainedRound, TrainingJob
 from device_sdk.trainer import Trainer
 from device_sdk.wire.arrays.exchange import Broadcast
 from device_sdk.world import DeviceWorld
@@ -49,12 +49,11 @@ class _Positives:
         return self.rows
 
 
-class ScatterTrainer:
+class ScatterTrainer(RoundTrainer):
     """Trains with the home's interactions and learner state; see :class:`RoundTrainer`."""
 
     def __init__(self, world: DeviceWorld) -> None:
-        self._home, self._options = world.home, world.options
-        self._clock, self._rng = world.work_clock, world.rng
+        super().__init__(world)
         self._local = _Positives()
         # Kept from round to round: it prepares its triples only where the data has changed.
         self._learner: ScatterLearner | None = None

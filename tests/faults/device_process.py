@@ -15,7 +15,7 @@ from device_sdk.home.home import Home
 from device_sdk.home.round_store import RoundStore
 from device_sdk.link.settings import LinkSettings
 from device_sdk.rounds.sender import Sender
-from device_sdk.train.job import TrainedRound, TrainingJob
+from device_sdk.train.job import RoundTrainer, TrainedRound, TrainingJob
 from device_sdk.world import DeviceWorld, Pace
 from tests.faults.counters import Counters
 from tests.faults.crash_points import arm
@@ -34,7 +34,7 @@ _LINK = LinkSettings(
 
 
 @dataclass
-class KnownTrainer:
+class KnownTrainer(RoundTrainer):
     """Trains by looking up what device ``place`` has to contribute; takes a moment for it."""
 
     place: int

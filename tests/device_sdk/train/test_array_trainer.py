@@ -15,15 +15,12 @@ from device_sdk.artifact import MANIFEST_FILE, load_artifact
 from device_sdk.home.home import Home
 from device_sdk.home.model_store import CapabilityRow
 from device_sdk.local_data import DataSource, LocalData
-from device_sdk.methods.attention.learner import AttentionLearner
 from device_sdk.methods.fedavg.contract import FedAvgTraining
 from device_sdk.methods.fedavg.learner import FedAvgLearner
-from device_sdk.methods.learner import LearnerError
-from device_sdk.methods.mutual.learner import MutualLearner
-from device_sdk.methods.teacher_logits.learner import TeacherLogitsLearner
+from device_sdk.methods.learner import Declined, LearnerError
 from device_sdk.rounds.commit import commit_round
-from device_sdk.train.arrays import ARRAY_LEARNERS, RECEIPT_METHODS, ArrayTrainer
-from device_sdk.train.job import Declined, LocalArtifact, TrainedRound, TrainingJob
+from device_sdk.train.arrays import ArrayTrainer
+from device_sdk.train.job import LocalArtifact, TrainedRound, TrainingJob
 from device_sdk.trainer import Trainer
 from device_sdk.wire.arrays.body import decode_update
 from device_sdk.wire.arrays.exchange import Broadcast
@@ -87,7 +84,7 @@ def trainer(
 ) -> ArrayTrainer:
     rng = np.random.default_rng(1)
     world = world_of(home, b"\xab" * 16, rng, clock or StepClock(), source, **options)
-    return ArrayTrainer(world, ARRAY_LEARNERS["fedavg"])
+    return ArrayTrainer(world, FedAvgLearner)
 
 
 def commit(home: Home, work: TrainingJob, result: TrainedRound) -> None:
@@ -107,17 +104,6 @@ def test_a_round_gives_an_update_a_state_and_a_model(
     assert result.model is not None and set(result.model) == kept
     commit(home, job(artifacts[:1]), result)
     assert home.models.learner_artifact("t") == artifacts[0].artifact_id
-
-
-def test_methods_whose_learners_take_receipts_are_named() -> None:
-    learners = {
-        "fedavg": FedAvgLearner,
-        "teacher_logits": TeacherLogitsLearner,
-        "mutual": MutualLearner,
-        "attention": AttentionLearner,
-    }
-    assert learners.keys() == ARRAY_LEARNERS.keys()
-    assert {name for name, one in learners.items() if hasattr(one, "receipt")} == RECEIPT_METHODS
 
 
 def test_the_state_goes_on_from_the_last_commit_and_from_nothing_else(

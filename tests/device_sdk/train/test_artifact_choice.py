@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from device_sdk.methods.learner import Declined
 from device_sdk.rounds.open_round import pick_artifacts
 from device_sdk.train.affordable import ArtifactChoice, WorkDone, choose_artifact
-from device_sdk.train.job import Declined
 from device_sdk.wire.publish.terms import OfferedArtifact
 from device_sdk.world import TrainingOptions
 

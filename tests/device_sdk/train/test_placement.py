@@ -20,9 +20,10 @@ from device_sdk.artifact.flat_layout import layout_of
 from device_sdk.home.home import Home
 from device_sdk.local_data import LocalData
 from device_sdk.methods.attention.contract import AttentionTraining
-from device_sdk.methods.attention.rehearsal import MixingAhead
+from device_sdk.methods.attention.learner import AttentionLearner
+from device_sdk.methods.learner import MovableWork
 from device_sdk.rounds.commit import commit_round
-from device_sdk.train.arrays import ARRAY_LEARNERS, ArrayTrainer
+from device_sdk.train.arrays import ArrayTrainer
 from device_sdk.train.job import LocalArtifact, TrainedRound, TrainingJob
 from device_sdk.train.placement import MeasuredPlacement
 from device_sdk.wire.arrays.body import decode_update
@@ -103,7 +104,7 @@ class Fleet:
     def device(self, tick: float, **options: object) -> ArrayTrainer:
         clock, own = StepClock(tick), bytes.fromhex(OWN)
         world = world_of(self.home, own, self.rng, clock, lambda: self.data, **options)
-        return ArrayTrainer(world, ARRAY_LEARNERS["attention"])
+        return ArrayTrainer(world, AttentionLearner)
 
     def round(
         self, device: ArrayTrainer, number: int, train_seconds: float = 60.0
@@ -223,12 +224,12 @@ def test_a_placement_that_is_given_is_not_measured(
 
 
 def test_a_choice_holds_while_the_cluster_stays_about_as_large() -> None:
-    placed = MeasuredPlacement.of("device", MixingAhead(9, 90), 100)
+    placed = MeasuredPlacement.of("device", MovableWork(9, 90), 100)
     assert MeasuredPlacement.read(placed.fingerprint("a | b"), "a | b") == placed
     assert MeasuredPlacement.read(placed.fingerprint("a"), "b") is None
     assert MeasuredPlacement.read("a", "a") is None
-    held = [n for n in range(30) if placed.holds(MixingAhead(n, 10 * (n < 17)), 100)]
+    held = [n for n in range(30) if placed.holds(MovableWork(n, 10 * (n < 17)), 100)]
     assert held == list(range(5, 17))
     assert placed.holds(None, 100) and not placed.holds(None, 99)
-    assert not placed.holds(MixingAhead(9, 101), 100)
-    assert replace(placed, where="aggregator").holds(MixingAhead(9, 101), 100)
+    assert not placed.holds(MovableWork(9, 101), 100)
+    assert replace(placed, where="aggregator").holds(MovableWork(9, 101), 100)

@@ -22,8 +22,7 @@ from device_sdk.rounds.pace import Pace
 from device_sdk.rounds.sender import Sender
 from device_sdk.rounds.session import SessionKeeper
 from device_sdk.train.affordable import ArtifactWishes
-from device_sdk.train.arrays import RECEIPT_METHODS
-from device_sdk.train.job import Declined, TrainedRound, TrainingJob
+from device_sdk.train.job import RECEIPT_METHODS, Declined, TrainedRound, TrainingJob
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.publish.manifest import RoundManifest
 from device_sdk.wire.publish.topics import Topics

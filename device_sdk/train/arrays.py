@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from device_sdk.capability.fit import Fit, Request, WorkDone, choose_among
 from device_sdk.capability.stopwatch import timed
 from device_sdk.home.home import Home
 from device_sdk.home.model_store import CapabilityRow
@@ -20,7 +21,6 @@ from device_sdk.local_data import DataSource, LocalData
 from device_sdk.methods.attention.rehearsal import MixingAhead
 from device_sdk.methods.learner import AdoptingLearner, FetchingLearner, Learner, ReceiptLearner
 from device_sdk.system.clock import Clock
-from device_sdk.train.affordable import ArtifactChoice, WorkDone, choose_artifact
 from device_sdk.train.job import Declined, LocalArtifact, TrainedRound, TrainingJob
 from device_sdk.train.options import TrainingOptions
 from device_sdk.train.placement import MeasuredPlacement, PlacedLearner, Where, obstacle
@@ -134,16 +134,13 @@ ARRAY_LEARNERS: Mapping[str, Callable[[LearnerParts], Learner]] = {
 PLACED_METHODS = frozenset({"attention"})
 """Those whose learner is a :class:`~device_sdk.train.placement.PlacedLearner`."""
 
-RECEIPT_METHODS = frozenset({"teacher_logits"})
-"""Those whose learner is a :class:`~device_sdk.methods.learner.ReceiptLearner`."""
-
 
 # The very work of a round with one artifact, to be timed.
 
 
 class ArrayWork:
-    """A round on a learner that is thrown away; see
-    :class:`~device_sdk.train.affordable.RoundWork`.
+    """A round on a learner that is thrown away; a
+    :class:`~device_sdk.capability.fit.StoppableWork`.
 
     ``make`` gives the learner as the round would begin with it. ``mixes``: time a round with a
     mixture of the device's own, even where this one has none.
@@ -165,7 +162,7 @@ class ArrayWork:
         self._mixes = mixes
 
     def run(self, most_seconds: float) -> WorkDone:
-        """See :class:`~device_sdk.train.affordable.RoundWork`."""
+        """Train one round; cut short between two steps after ``most_seconds``."""
         learner, trainer = self._make()
         trainer.steps = 0
         start = self._clock.now()
@@ -193,9 +190,6 @@ def _readable(broadcast: Broadcast, learner: Learner) -> Broadcast:
     return replace(broadcast, attachments=kept)
 
 
-# Measured anew when there is this much more to train on, or training was late so often in a row.
-_GROWTH = 1.5
-_MOST_MISSES = 2
 _RECEIPTS = 64
 
 
@@ -231,13 +225,13 @@ class ArrayTrainer:
         data = self._data()
         ahead = self._ahead(job, data)
         known = self._known(job, data, ahead)
-        places = range(len(job.artifacts)) if known is None else [known.k - 1]
-        where = self._where(job, known)
+        artifacts = job.artifacts if known is None else [_chosen(job, known)]
+        where = _where(known)
         if where is None and ahead is not None and self._obstacle(job, ahead):
             where = "aggregator"
         wanted: dict[str, None] = {}
-        for place in places:
-            learner, _ = self.learner(job, job.artifacts[place], data, where)
+        for artifact in artifacts:
+            learner, _ = self.learner(job, artifact, data, where)
             if isinstance(learner, FetchingLearner):
                 wanted.update(dict.fromkeys(learner.wants(job.broadcast)))
         return tuple(wanted)
@@ -246,24 +240,18 @@ class ArrayTrainer:
         """One round. Raises LearnerError, ArtifactError, ValueError, or :class:`Declined`."""
         data = self._data()
         capability = self._capability(job, data)
-        place = 0 if capability is None else capability.k - 1
-        artifact = job.artifacts[place]
-        learner, trainer = self.learner(job, artifact, data, self._where(job, capability))
+        artifact = _chosen(job, capability)
+        learner, trainer = self.learner(job, artifact, data, _where(capability))
         self._keep_only(artifact)
-        updates = []
-        seconds = timed(
-            lambda: updates.append(learner.train(job.broadcast)),
-            self._clock,
-            self._options.slowdown,
-            float("inf"),
+        seconds, update = timed(
+            lambda: learner.train(job.broadcast), self._clock, self._options.slowdown
         )
         codec = BROADCAST_CODECS[job.terms.update_codec]
         if capability is not None:
-            late = seconds > job.terms.train_seconds
-            capability = replace(capability, misses=capability.misses + 1 if late else 0)
+            capability = capability.after(late=seconds > job.terms.train_seconds)
         return TrainedRound(
             k=self._rank(job, artifact),
-            body=encode_update(updates[0], codec, self._rng),
+            body=encode_update(update, codec, self._rng),
             learner_state=learner.state(),
             capability=capability,
             seconds=seconds,
@@ -343,9 +331,10 @@ class ArrayTrainer:
         ids = ",".join(each.artifact_id.hex()[:16] for each in job.artifacts)
         # A learning rate that falls from round to round makes no round slower.
         settings = sorted((n, v) for n, v in job.broadcast.settings.items() if n != "learning_rate")
+        most = f" {self._options.most_attachment_bytes} bytes" if self._places(job) else ""
         return (
             f"{ids} {job.terms.method} {job.terms.train_seconds}s x{self._options.slowdown} "
-            f"{settings}"
+            f"{settings}{most}"
         )
 
     # -- where the mixing is done ------------------------------------------------------------------
@@ -364,12 +353,6 @@ class ArrayTrainer:
     def _obstacle(self, job: TrainingJob, ahead: MixingAhead) -> str:
         return obstacle(job.artifacts[0], ahead, self._options.most_attachment_bytes)
 
-    def _where(self, job: TrainingJob, row: CapabilityRow | None) -> Where | None:
-        if row is None or not self._places(job):
-            return None
-        placed = MeasuredPlacement.read(row.fingerprint, self._conditions(job))
-        return None if placed is None else placed.where
-
     # -- what this device can afford ---------------------------------------------------------------
 
     def _known(
@@ -377,21 +360,15 @@ class ArrayTrainer:
     ) -> CapabilityRow | None:
         """The choice made before, where conditions are as they were."""
         known = self._home.models.capability(job.manifest.task)
-        if known is None or data.samples > _GROWTH * known.triples or known.misses >= _MOST_MISSES:
+        if known is None or not known.holds(self._conditions(job), data.samples):
             return None
-        conditions = self._conditions(job)
-        placed = None
-        if self._places(job):
-            placed = MeasuredPlacement.read(known.fingerprint, conditions)
-        if placed is not None:
-            return known if placed.holds(ahead, self._options.most_attachment_bytes) else None
-        return known if known.fingerprint == conditions and ahead is None else None
+        placed = MeasuredPlacement.read(known)
+        if placed is None:
+            return known if ahead is None else None
+        return known if placed.holds(ahead, self._options.most_attachment_bytes) else None
 
     def _capability(self, job: TrainingJob, data: LocalData) -> CapabilityRow | None:
-        """The measured choice; None where there is nothing to choose.
-
-        The row's k is the artifact's place among those that are here, from 1.
-        """
+        """The measured choice; None where there is nothing to choose."""
         declines = self._options.when_none_fits == "decline"
         chooses = self._options.artifact is None and (len(job.artifacts) > 1 or declines)
         ahead = self._ahead(job, data)
@@ -400,29 +377,31 @@ class ArrayTrainer:
             if known is not None:
                 return known
         if ahead is not None:
-            fingerprint, choice = self._placed_choice(job, data, ahead, chooses=chooses)
+            placed, choice = self._placed_choice(job, data, ahead, chooses=chooses)
         elif chooses:
-            fingerprint, choice = self._conditions(job), self._choice(job, data)
+            placed, choice = None, self._choice(job, data)
         else:
             return None
         if choice.place is None and chooses and declines:
             raise Declined(choice.reason)
         return CapabilityRow(
-            job.manifest.task,
-            fingerprint,
-            1 + (choice.place or 0),
-            max(1, data.samples),
-            0,
-            choice.reason,
-            choice.p90_seconds,
+            task=job.manifest.task,
+            conditions=self._conditions(job),
+            option=job.artifacts[choice.place or 0].artifact_id.hex(),
+            size=max(1, data.samples),
+            placement=None if placed is None else placed.where,
+            placed_size=None if placed is None else placed.neighbours,
+            misses=0,
+            reason=choice.reason,
+            p90_seconds=choice.p90_seconds,
         )
 
     def _placed_choice(
         self, job: TrainingJob, data: LocalData, ahead: MixingAhead, *, chooses: bool
-    ) -> tuple[str, ArtifactChoice]:
+    ) -> tuple[MeasuredPlacement, Fit]:
         """A choice with the device's own mixing where that fits, else with the aggregator's."""
         where: Where = "aggregator"
-        choice = ArtifactChoice(0, None, "")
+        choice = Fit(0, None, "")
         why = self._obstacle(job, ahead)
         if not why:
             choice = self._choice(job, data, "device")
@@ -434,15 +413,11 @@ class ArrayTrainer:
             reason = f"This device mixes {ahead.neighbours} neighbours itself: {choice.reason}"
         else:
             # One artifact is trained, whatever its round takes: there is nothing to measure.
-            choice = self._choice(job, data, where) if chooses else ArtifactChoice(0, None, "")
+            choice = self._choice(job, data, where) if chooses else Fit(0, None, "")
             reason = f"The aggregator mixes for this device: {why.rstrip('.')}. {choice.reason}"
-        placed = MeasuredPlacement.of(where, ahead, self._options.most_attachment_bytes)
-        fingerprint = placed.fingerprint(self._conditions(job))
-        return fingerprint, replace(choice, reason=reason.rstrip())
+        return MeasuredPlacement.of(where, ahead), replace(choice, reason=reason.rstrip())
 
-    def _choice(
-        self, job: TrainingJob, data: LocalData, where: Where | None = None
-    ) -> ArtifactChoice:
+    def _choice(self, job: TrainingJob, data: LocalData, where: Where | None = None) -> Fit:
         works = [
             ArrayWork(
                 artifact.name,
@@ -453,10 +428,20 @@ class ArrayTrainer:
             )
             for artifact in job.artifacts
         ]
-        return choose_artifact(
-            works,
-            train_seconds=job.terms.train_seconds,
-            box_seconds=self._options.capability_seconds,
+        request = Request(
+            deadline_seconds=job.terms.train_seconds,
+            time_box_seconds=self._options.capability_seconds,
             slowdown=self._options.slowdown,
-            clock=self._clock,
         )
+        return choose_among(works, request, self._clock)
+
+
+def _chosen(job: TrainingJob, row: CapabilityRow | None) -> LocalArtifact:
+    """The artifact that a row names; the smallest where there was no choice."""
+    named = (each for each in job.artifacts if row and each.artifact_id.hex() == row.option)
+    return next(named, job.artifacts[0])
+
+
+def _where(row: CapabilityRow | None) -> Where | None:
+    placed = None if row is None else MeasuredPlacement.read(row)
+    return None if placed is None else placed.where

@@ -15,6 +15,9 @@ from device_sdk.wire.publish.catalogue import Catalogue
 from device_sdk.wire.publish.manifest import RoundManifest
 from device_sdk.wire.publish.task_messages import TaskTerms
 
+RECEIPT_METHODS = frozenset({"teacher_logits"})
+"""Methods whose learner is a :class:`~device_sdk.methods.learner.ReceiptLearner`."""
+
 
 class Declined(Exception):
     """The device takes no part in this round; the message says why."""

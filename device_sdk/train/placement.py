@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
+from device_sdk.home.model_store import CapabilityRow
 from device_sdk.methods.attention.rehearsal import MixingAhead
 from device_sdk.train.job import LocalArtifact
 from device_sdk.wire.arrays.exchange import Broadcast
 
 Where = Literal["device", "aggregator"]
-_SEPARATOR = " | "
 
 
 @runtime_checkable
@@ -26,35 +26,26 @@ class PlacedLearner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MeasuredPlacement:
-    """A choice as it is kept among the conditions of a capability row.
+    """A choice of where.
 
     ``neighbours``: how many it was measured with, rounded up to a power of two, so that it is not
-    measured anew for each device that joins the cluster. ``most_bytes``: the option's value.
+    measured anew for each device that joins the cluster.
     """
 
     where: Where
     neighbours: int
-    most_bytes: int
 
     @classmethod
-    def of(cls, where: Where, ahead: MixingAhead, most_bytes: int) -> MeasuredPlacement:
+    def of(cls, where: Where, ahead: MixingAhead) -> MeasuredPlacement:
         """The choice for what is ahead."""
-        return cls(where, _power(ahead.neighbours), most_bytes)
+        return cls(where, _power(ahead.neighbours))
 
     @classmethod
-    def read(cls, fingerprint: str, conditions: str) -> MeasuredPlacement | None:
-        """The choice in a row's ``fingerprint``; None where it holds none for ``conditions``."""
-        before, found, rest = fingerprint.rpartition(f"{_SEPARATOR}placed ")
-        if not found or before != conditions:
+    def read(cls, row: CapabilityRow) -> MeasuredPlacement | None:
+        """The choice in a row; None where it holds none."""
+        if row.placement is None or row.placed_size is None:
             return None
-        where, neighbours, most_bytes = rest.split()
-        return cls(
-            "device" if where == "device" else "aggregator", int(neighbours), int(most_bytes)
-        )
-
-    def fingerprint(self, conditions: str) -> str:
-        """What :meth:`read` reads."""
-        return f"{conditions}{_SEPARATOR}placed {self.where} {self.neighbours} {self.most_bytes}"
+        return cls("device" if row.placement == "device" else "aggregator", row.placed_size)
 
     def holds(self, ahead: MixingAhead | None, most_bytes: int) -> bool:
         """Whether the choice still stands.
@@ -63,8 +54,6 @@ class MeasuredPlacement:
         have it measured again and again. Nothing ahead (the device is alone in its cluster for a
         round) leaves it as it is. Offers that turn out larger than estimated end the mixing here.
         """
-        if most_bytes != self.most_bytes:
-            return False
         if ahead is None:
             return True
         if self.where == "device" and ahead.download_bytes > most_bytes:

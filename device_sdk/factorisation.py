@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,9 @@ from device_sdk.artifact.errors import ArtifactError
 from device_sdk.artifact.manifest import Manifest
 from device_sdk.interactions import Interactions, draw_triples
 from device_sdk.recommend import top_items
-from device_sdk.trainer import Trainer
+
+if TYPE_CHECKING:
+    from device_sdk.trainer import Trainer
 
 Rows = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -128,7 +131,9 @@ class LocalFactorisation:
         providers: str | Sequence[str] = "auto",
         threads: int = 1,
     ) -> None:
-        self.trainer = Trainer(artifact, providers=providers, threads=threads)
+        from device_sdk.trainer import Trainer  # devices load this module without onnxruntime
+
+        self.trainer: Trainer = Trainer(artifact, providers=providers, threads=threads)
         check_factorisation(self.trainer.artifact)
         self._interactions = interactions
         self._settings = settings

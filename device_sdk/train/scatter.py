@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from device_sdk.capability.fit import Request, choose_k
 from device_sdk.capability.stopwatch import timed
-from device_sdk.factorisation import check_factorisation
+from device_sdk.factorisation import check_factorisation, packaged_artifact
 from device_sdk.home.home import Home
 from device_sdk.home.model_store import CapabilityRow
 from device_sdk.methods.learner import LearnerError, State
 from device_sdk.methods.scatter.contract import ScatterTraining, encode_scatter_update
-from device_sdk.methods.scatter.factor_step import FactorStep, TrainerStep
+from device_sdk.methods.scatter.factor_step import FactorStep, StepBySize, TrainerStep
 from device_sdk.methods.scatter.learner import ScatterLearner
 from device_sdk.system.clock import Clock
 from device_sdk.train.job import Declined, TrainedRound, TrainingJob
@@ -47,7 +47,8 @@ class _Positives:
 def factor_step(artifact: Path) -> FactorStep:
     """The step of a task's factorisation on this device.
 
-    Raises ArtifactError where the artifact is no factorisation, ProviderError.
+    Only the graph that is installed with the device is known to be NumPy's formula. Another one is
+    run as it is: raises ArtifactError where it is no factorisation, RuntimeMissing, ProviderError.
     """
 
     def graph() -> TrainerStep:
@@ -57,7 +58,7 @@ def factor_step(artifact: Path) -> FactorStep:
         check_factorisation(trainer.artifact)
         return TrainerStep(trainer)
 
-    return graph()
+    return StepBySize(graph) if artifact == packaged_artifact() else graph()
 
 
 class ScatterTrainer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
@@ -165,8 +166,9 @@ class DeviceWorld:
         return self.installed.get(artifact_id) or self.home.artifact_folder(artifact_id)
 
 
-def installed_artifacts(*folders: Path) -> Mapping[bytes, Path]:
+def installed_artifacts(*folders: str | os.PathLike[str]) -> Mapping[bytes, Path]:
     """Folder by artifact id, 32 bytes: SHA-256 of ``manifest.json``."""
     return {
-        hashlib.sha256((folder / MANIFEST_FILE).read_bytes()).digest(): folder for folder in folders
+        hashlib.sha256((folder / MANIFEST_FILE).read_bytes()).digest(): folder
+        for folder in map(Path, folders)
     }

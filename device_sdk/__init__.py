@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from device_sdk.local_data import LocalData
     from device_sdk.status import DeviceStatus
     from device_sdk.system.printable import PrintableFormatter
+    from device_sdk.system.version import __version__
     from device_sdk.trainer import Trainer
     from device_sdk.world import TrainingOptions
 
@@ -65,6 +66,7 @@ __all__ = [
     "Trainer",
     "TrainingOptions",
     "UnknownUser",
+    "__version__",
 ]
 
 # Loaded on first use: `device_sdk.artifact` and `device_sdk.wire` must import without onnxruntime.
@@ -94,6 +96,7 @@ _HOMES = {
     "Trainer": "device_sdk.trainer",
     "TrainingOptions": "device_sdk.world",
     "UnknownUser": "device_sdk.errors",
+    "__version__": "device_sdk.system.version",
 }
 
 

@@ -170,9 +170,12 @@ class Device:
         return self.record_all([(item, user)]) == 1
 
     def record_all(self, pairs: Iterable[tuple[str, str]]) -> int:
-        """:meth:`record` for many (item, user) pairs in one commit; how many were news."""
+        """:meth:`record` for many (item, user) pairs in one commit; how many were news.
+
+        Raises ValueError for what is no pair of texts; nothing is recorded then.
+        """
         self._require_open(writing=True)
-        return self._home.interactions.add((user, item) for item, user in pairs)
+        return self._home.interactions.add(_user_and_item(pair) for pair in pairs)
 
     def provide(self, data: LocalData | DataSource) -> None:
         """Give the samples that tasks on arrays train on; they stay on this device.
@@ -277,6 +280,18 @@ def _world(home: Home, **given: Any) -> DeviceWorld:
     chosen = {name: value for name, value in given.items() if value is not None}
     installed = installed_artifacts(packaged_artifact())
     return DeviceWorld(home, membership, installed=installed, **chosen)
+
+
+def _user_and_item(pair: object) -> tuple[str, str]:
+    """The texts of an (item, user) pair, the other way round."""
+    # A text of two characters could be taken apart, too.
+    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+        raise ValueError(
+            f"{pair!r} is no (item, user) pair; expected such as record_all([('film-1', 'anna')]), "
+            "or record('film-1') for an item of the device's one user"
+        )
+    item, user = pair
+    return user, item
 
 
 def _folder(home: Folder) -> Path:

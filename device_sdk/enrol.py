@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections import deque
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from device_sdk.home.membership import Membership, seen
 from device_sdk.link.backoff import Backoff
 from device_sdk.link.broker_url import TlsFiles, parse_broker_url
 from device_sdk.link.events import (
+    Connected,
     ConnectRefused,
     Disconnected,
     Event,
@@ -82,6 +84,7 @@ def trust(home: Home, code_text: str, *, set_clock_back: bool = False) -> None:
     home.membership.trust(code.root_fingerprint, code.least_serial, code.made_unix_seconds)
 
 
+_log = logging.getLogger(__name__)
 _FINAL = {
     "code-used": "was used by another device already: ask the operator for another code",
     "code-expired": "has expired: ask the operator for another code",
@@ -93,6 +96,8 @@ _HOPELESS_CODES = frozenset({4, 5, 134, 135, 138})
 _ANSWER_SECONDS = 3.0
 _MOST_ANSWER_SECONDS = 30.0
 _MOST_ATTEMPTS = 8
+# Without a word from the network, whoever waits is told so after this long.
+_SILENT_SECONDS = 1.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,8 +192,12 @@ class _Conversation:
         self._can_hear = False
         self._send_at_seconds = 0.0
         self._trouble = ""
+        self._told = ""
+        self._until_seconds = 0.0
 
     def hold(self, until_seconds: float) -> Membership:
+        self._until_seconds = until_seconds
+        silent_seconds = self._clock() + _SILENT_SECONDS
         self._link.subscribe(self._descriptor_topic)
         self._link.subscribe(self._presence_topic)
         self._link.subscribe(self._answer_topic)
@@ -201,6 +210,15 @@ class _Conversation:
             wait = min(until_seconds - now, max(0.05, self._send_at_seconds - now))
             if self._descriptor is None or life is None:
                 wait = until_seconds - now
+            if not self._link.connected and not self._trouble:
+                # A name that is looked up, or an address that swallows packets, says nothing.
+                if now >= silent_seconds:
+                    self._tell(
+                        f"no answer yet from the broker at {parse_broker_url(self._fleet.url)}: "
+                        "are its name and port right, and can this machine reach it?"
+                    )
+                else:
+                    wait = min(wait, silent_seconds - now)
             for event in self._link.events(timeout_seconds=wait):
                 membership = self._take(event)
                 if membership is not None:
@@ -218,12 +236,14 @@ class _Conversation:
                 return self._on_answer(payload)
             case Subscribed(topic_filter) if topic_filter == self._answer_topic:
                 self._can_hear = True
+            case Connected():
+                self._trouble = self._told = ""
             case ConnectRefused(code, detail):
                 if code in _HOPELESS_CODES:
                     raise EnrolmentFailed(
                         f"the broker refused the connection ({detail}): check user and password"
                     )
-                self._trouble = f"the broker refused the connection: {detail}"
+                self._tell(f"the broker refused the connection: {detail}")
             case Disconnected(reason, detail):
                 self._can_hear = False
                 if reason == "tls":
@@ -231,13 +251,21 @@ class _Conversation:
                         f"the TLS connection failed ({detail}): check the CA file and the URL's "
                         "host name"
                     )
-                self._trouble = (
+                self._tell(
                     f"the broker at {parse_broker_url(self._fleet.url)} cannot be reached "
                     f"({detail}): is it running there, and is the URL right, TLS (mqtts://) or not (mqtt://)?"
                 )
             case SubscribeRefused(_, _, detail) | PublishRefused(_, _, detail):
                 self._trouble = f"the broker's rules forbid enrolment: {detail}"
         return None
+
+    def _tell(self, trouble: str) -> None:
+        """Log it once, for whoever waits: it may pass, so the trying goes on."""
+        self._trouble = trouble
+        if trouble != self._told:
+            self._told = trouble
+            left = max(0.0, self._until_seconds - self._clock())
+            _log.warning("%s; trying for %.0f s more", trouble, left)
 
     def _on_descriptor(self, message: bytes) -> None:
         known = self._descriptor

@@ -31,9 +31,9 @@ from rich.table import Table
 
 from benchmarks.datasets.air import CLASSES, FEATURES, SUBURBS, AirStation, load_air
 from device_sdk import Device, LocalData, Trainer, TrainingOptions
-from device_sdk.cli.arguments import positive_int
 from device_sdk.methods.attention.mixer import AttentionScores, scores_of
 from device_sdk.methods.local_steps import SampleStream, predict_all
+from device_sdk.system.command_line import positive_int
 from examples.attention_picture import draw_attention
 from examples.local_fleet import FleetTask, LocalFleet, Member, local_fleet
 from examples.program import carried_out, how_often, option_parser, round_bar

@@ -27,7 +27,7 @@ from types import FrameType
 import numpy as np
 from rich.console import Console
 
-from device_sdk.cli.arguments import natural, positive_int
+from device_sdk.system.command_line import add_out, natural, positive_int
 from examples import local_story
 from examples.datasets.movielens import DatasetError, data_root
 from examples.download_bar import download_with_bar
@@ -53,7 +53,7 @@ data: --data, else the folder in TESSERA_DATA, else ../shared/data, else downloa
 
 examples:
   make demo                                everything in a temporary folder
-  make demo ARGS="--output out/demo"       keep homes, logs and the database for a look
+  make demo ARGS="--out out/demo"       keep homes, logs and the database for a look
   make demo ARGS="--rounds 10"             a shorter one
   make demo ARGS=--local                   no fleet: export, measure and train on this machine alone
 """
@@ -72,8 +72,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"of {len(CLASSES)} take at least {arguments.processes * len(CLASSES)}"
         )
     console = Console()
-    temporary = arguments.output is None
-    output: Path = Path(tempfile.mkdtemp(prefix="tessera-demo-")) if temporary else arguments.output
+    temporary = arguments.out is None
+    output: Path = Path(tempfile.mkdtemp(prefix="tessera-demo-")) if temporary else arguments.out
     if arguments.local:
         told = ["--out", str(output), "--seed", str(arguments.seed)]
         told += [] if arguments.data is None else ["--data", str(arguments.data)]
@@ -83,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         working.mkdir(mode=0o700, parents=True)
     except FileExistsError:
         console.print(
-            f"demo: {working} holds an earlier run; delete it, or give another --output",
+            f"demo: {working} holds an earlier run; delete it, or give another --out",
             style="red",
             markup=False,
         )
@@ -115,9 +115,7 @@ def _parser() -> argparse.ArgumentParser:
         "--local", action="store_true", help="the story of one machine: no broker, no fleet"
     )
     parser.add_argument("--data", type=Path, metavar="DIR", help="folder that holds ml-100k")
-    parser.add_argument(
-        "--output", type=Path, metavar="DIR", help="all files go here (default: a temporary folder)"
-    )
+    add_out(parser, metavar="DIR", help="all files go here (default: a temporary folder)")
     parser.add_argument("--devices", type=positive_int, default=48, help="identities (%(default)s)")
     parser.add_argument(
         "--processes", type=positive_int, default=4, help="that hold them (%(default)s)"

@@ -4,7 +4,8 @@
 
 URL is what the fleet's operator gives, with a code that is asked for the first time, or read from
 standard input (`tessera-aggregator invite`; docs/aggregator.md sets a whole fleet up on one
-machine). ITEMs are ids of the task's catalogue that the user likes.
+machine). Afterwards the folder tessera-home knows the fleet, and URL is not used. ITEMs are ids of
+the task's catalogue that the user likes.
 User and password stand in the URL, mqtts://USER:PASSWORD@HOST; where the broker's certificate is
 from an authority of your own, set SSL_CERT_FILE to its PEM file.
 """
@@ -24,6 +25,8 @@ def main(url: str, *items: str) -> None:
     """Join, record, learn one round, recommend."""
     try:
         device = Device.open(HOME)
+        broker = device.status().broker
+        print(f"{HOME} has joined the fleet at {broker} before: URL is not used", file=sys.stderr)
     except NotEnrolled:  # the first time
         device = Device.enrol(url, asked_code(), home=HOME)
     with device:

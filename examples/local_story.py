@@ -29,9 +29,9 @@ from rich.table import Table
 
 from device_sdk.artifact.errors import ArtifactError
 from device_sdk.capability import Choice, Measurement, choose_latent_dimension
-from device_sdk.cli.arguments import natural, positive_float, positive_int
 from device_sdk.errors import DeviceError
 from device_sdk.factorisation import ITEMS, USERS, LocalFactorisation, LocalSettings
+from device_sdk.system.command_line import natural, positive_float, positive_int
 from examples.datasets.movielens import (
     Ratings,
     Split,

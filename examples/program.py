@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from benchmarks.data_folder import default_data_folder
-from device_sdk.cli.arguments import positive_int
 from device_sdk.errors import DeviceError
+from device_sdk.system.command_line import positive_int
 from examples.fleet.errors import FleetError
 from export import ExportError
 

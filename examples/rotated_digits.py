@@ -30,8 +30,8 @@ from rich.table import Table
 
 from benchmarks.mutual.domains import Domain, rotated_mnist
 from device_sdk import Device, LocalData, Trainer, TrainingOptions
-from device_sdk.cli.arguments import positive_int
 from device_sdk.methods.local_steps import SampleStream, predict_all
+from device_sdk.system.command_line import positive_int
 from examples.local_fleet import FleetTask, LocalFleet, Member, local_fleet
 from examples.program import carried_out, how_often, option_parser, round_bar
 from examples.rotated_picture import draw_picture

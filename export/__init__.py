@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+from typing import TYPE_CHECKING
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
-try:
-    import onnx  # noqa: F401
-    import torch  # noqa: F401
-except ModuleNotFoundError as error:  # the light install has this package and its command too
-    raise ModuleNotFoundError(
-        f"export needs {error.name}, which a device does without: "
-        "pip install 'tessera-edge[export]'",
-        name=error.name,
-    ) from None
-
-from export import losses
-from export.build import Exported
-from export.build import export_train_step as train_step
-from export.errors import ExportError
-from export.gradient_rules import ConflictProjection, GradientRule, StepDirection, WeightPenalty
-from export.optimizers import Adam, Optimizer, OptimizerUpdate, Segmented, Sgd, StateSpec
+if TYPE_CHECKING:
+    from export import losses
+    from export.build import Exported
+    from export.build import export_train_step as train_step
+    from export.errors import ExportError
+    from export.gradient_rules import ConflictProjection, GradientRule, StepDirection, WeightPenalty
+    from export.optimizers import Adam, Optimizer, OptimizerUpdate, Segmented, Sgd, StateSpec
 
 __all__ = [
     "Adam",
@@ -39,3 +32,40 @@ __all__ = [
     "losses",
     "train_step",
 ]
+
+# Loaded on first use: the light install has this package and its command too, without torch.
+_HOMES = {
+    "losses": "losses",
+    "train_step": "build:export_train_step",
+    "Exported": "build:Exported",
+    "ExportError": "errors:ExportError",
+    "ConflictProjection": "gradient_rules:ConflictProjection",
+    "GradientRule": "gradient_rules:GradientRule",
+    "StepDirection": "gradient_rules:StepDirection",
+    "WeightPenalty": "gradient_rules:WeightPenalty",
+    "Adam": "optimizers:Adam",
+    "Optimizer": "optimizers:Optimizer",
+    "OptimizerUpdate": "optimizers:OptimizerUpdate",
+    "Segmented": "optimizers:Segmented",
+    "Sgd": "optimizers:Sgd",
+    "StateSpec": "optimizers:StateSpec",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'export' has no attribute {name!r}")
+    home, _, attribute = _HOMES[name].partition(":")
+    try:
+        module = importlib.import_module(f"export.{home}")
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"export needs {error.name}, which a device does without: "
+            "pip install 'tessera-edge[export]'",
+            name=error.name,
+        ) from None
+    return getattr(module, attribute) if attribute else module
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import onnx
@@ -18,7 +18,7 @@ from export.convert import to_onnx
 from export.errors import ExportError
 from export.gradient_rules import GradientRule
 from export.layout import lay_out
-from export.optimizers import Optimizer
+from export.optimizers import Adam, Optimizer, Sgd
 from export.rewrites.patch import one_at_a_time, recordable
 from export.step import (
     LossesFunction,
@@ -158,6 +158,7 @@ def _problem(
                 instead="float32 for numbers, int64 for indices and labels, bool for masks",
             )
     _check_model(model)
+    _check_optimizer(optimizer)
     trained = {n: p.detach() for n, p in model.named_parameters() if p.requires_grad}
     kept = {n: p.detach() for n, p in model.named_parameters() if not p.requires_grad}
     if not trained:
@@ -175,6 +176,49 @@ def _problem(
         batch=dict(batch),
         gradient=gradient,
     )
+
+
+def _check_optimizer(given: object) -> None:
+    """Raises ExportError for an optimizer that is none of ours, naming the one that is meant."""
+    if all(hasattr(given, name) for name in ("name", "settings", "hyper", "state", "update")):
+        if not isinstance(given, type):
+            return
+        raise ExportError(
+            f"optimizer is the class {given.__name__}", instead=f"{given.__name__}(lr=...)"
+        )
+    kind = given if isinstance(given, type) else type(given)
+    said = f"optimizer is a {kind.__module__}.{kind.__name__}, which is no part of a graph"
+    settings = given.defaults if isinstance(given, torch.optim.Optimizer) else {}
+    ours: dict[type, tuple[Sgd | Adam, tuple[str, ...]]] = {
+        torch.optim.SGD: (Sgd(), ("nesterov", "dampening", "maximize")),
+        torch.optim.Adam: (Adam(), ("amsgrad", "maximize")),
+        torch.optim.AdamW: (Adam(), ("amsgrad", "maximize")),
+    }
+    if kind not in ours:
+        raise ExportError(
+            said,
+            instead="export.Adam(lr=...), export.Sgd(lr=..., momentum=...), or an export.Optimizer "
+            "of your own",
+        )
+    same, lacking = ours[kind]
+    written = ", ".join(
+        f"{each.name}={_number(settings.get(each.name, each.default))}"
+        for each in fields(same)
+        if each.name == "lr" or settings.get(each.name, each.default) != each.default
+    )
+    instead = f"export.{type(same).__name__}({written})"
+    lost = [name for name in lacking if settings.get(name)]
+    if lost:
+        instead += f" (without {', '.join(lost)}, which it lacks)"
+    # Adam's decay in torch is a term of the gradient, and so is SGD's beside momentum.
+    coupled = kind is torch.optim.Adam or (kind is torch.optim.SGD and settings.get("momentum"))
+    if coupled and settings.get("weight_decay"):
+        instead += ", whose weight decay is decoupled from the gradient, as in torch.optim.AdamW"
+    raise ExportError(said, instead=instead)
+
+
+def _number(value: object) -> str:
+    return f"{value.item():g}" if isinstance(value, Tensor) else repr(value)
 
 
 def lower(problem: Problem) -> Graphs:

@@ -33,14 +33,16 @@ def cross_entropy(
     """-log softmax(logits)[target].
 
     logits [b, classes]; target int64 [b] (hard labels) or float [b, classes] (soft labels);
-    weight [b], a weight a sample.
+    weight [b], a weight a sample. A hard label outside 0..classes-1 makes its loss NaN, and a
+    device refuses the step.
     """
     log_probability = torch.log_softmax(logits, dim=-1)
     if target.is_floating_point():
         return _reduce(-(target * log_probability).sum(-1), weight, reduction)
     classes = torch.arange(logits.shape[-1])
     hot = (target.unsqueeze(-1) == classes).to(logits.dtype)
-    return _reduce(-(hot * log_probability).sum(-1), weight, reduction)
+    # Divided by 1; by 0, where the label is no class.
+    return _reduce(-(hot * log_probability).sum(-1) / hot.sum(-1), weight, reduction)
 
 
 def kl_divergence(

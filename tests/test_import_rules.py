@@ -117,7 +117,8 @@ RULES = (
     Rule(
         "export",
         frozenset(
-            {"export", "device_sdk.artifact", "device_sdk.system.printable"}
+            {"export", "device_sdk.artifact"}
+            | {"device_sdk.system.command_line", "device_sdk.system.printable"}
             | {"numpy", "onnx", "onnxruntime", "sympy", "tabulate", "torch"}
         ),
     ),

@@ -31,17 +31,6 @@ def home_of(arguments: argparse.Namespace) -> AggregatorHome:
     return AggregatorHome(arguments.home)
 
 
-def positive_int(text: str) -> int:
-    """An integer of 1 or more."""
-    try:
-        value = int(text)
-    except ValueError:
-        value = 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of 1 or more")
-    return value
-
-
 def duration_seconds(text: str) -> int:
     """Seconds of "90s", "30m", "24h" or "7d"."""
     match = _DURATION.fullmatch(text)

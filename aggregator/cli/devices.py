@@ -12,18 +12,15 @@ from aggregator.cli.arguments import add_home, home_of
 from aggregator.serve.amounts import ago
 from aggregator.store.devices import DeviceRow
 
-_HELP = "list the devices"
-_DESCRIPTION = """\
+DESCRIPTION = """\
 Lists the devices: id, when it joined, when an update of it was counted last, the k it trained, and
 whether it was revoked. Below: codes that a second device tried to use."""
 
 
-def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register the command."""
-    parser = commands.add_parser("devices", help=_HELP, description=_DESCRIPTION)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's arguments."""
     add_home(parser)
     parser.add_argument("--json", action="store_true", help="for programs")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

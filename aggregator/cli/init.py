@@ -11,26 +11,23 @@ from aggregator.cli.lives import add_lives, lives_of
 from aggregator.keys.folder import initialise
 from aggregator.task.template import TASK_TEMPLATE
 
-_HELP = "make keys, database and a task file"
-_DESCRIPTION = """\
+DESCRIPTION = """\
 Makes a new aggregator in a folder that only its owner can read: the root key that every device will
 trust, the keys for serving, the database, and task.toml, which says what the fleet learns.
 
 keys/root.key may be kept elsewhere (a USB stick in a drawer): serve does not need it, only
 rotate does. It lets another key, the delegate, renew the descriptor in its place for a year."""
 
+EXAMPLES = """\
+examples:
+  tessera-aggregator init --home fleet
+"""
 
-def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register the command."""
-    parser = commands.add_parser(
-        "init",
-        help=_HELP,
-        description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's arguments."""
     add_home(parser)
     add_lives(parser)
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -41,6 +38,8 @@ def run(arguments: argparse.Namespace) -> int:
         home.task_file.write_text(TASK_TEMPLATE, encoding="utf-8")
     print(f"made an aggregator in {home.folder}")
     print(f"  root key     {home.root_key} (fingerprint {descriptor.root_fingerprint.hex()})")
-    print(f"  task file    {home.task_file}: edit it (the broker, the catalogue), then")
-    print(f"  next         tessera-aggregator serve --home {home.folder}")
+    print(f"  task file    {home.task_file}: edit it first (the broker, the catalogue)")
+    print(f"  next         tessera-aggregator invite --home {home.folder}")
+    print("               a code for a device; --count 3 makes three. Then, for rounds,")
+    print(f"               tessera-aggregator serve --home {home.folder}")
     return 0

@@ -7,14 +7,14 @@ import os
 import time
 from pathlib import Path
 
-from aggregator.cli.arguments import add_home, device_of, duration_seconds, home_of, positive_int
+from aggregator.cli.arguments import add_home, device_of, duration_seconds, home_of
 from aggregator.errors import AggregatorError
 from aggregator.keys.enrolment import make_codes
 from aggregator.keys.registry import revoke
+from device_sdk.system.command_line import add_out, positive_int
 from device_sdk.system.files import flush_file, flush_folder
 
-_HELP = "make enrolment codes"
-_DESCRIPTION = """\
+DESCRIPTION = """\
 Prints enrolment codes, one a line, or writes them with --out to a new file that only its owner can
 read. Each lets one device join, once. Whoever holds a code can use it, so hand it over as you would
 a password; it is shown only here.
@@ -23,15 +23,19 @@ a password; it is shown only here.
 code takes its place from the next round on."""
 _DAY_SECONDS = 86_400
 
+EXAMPLES = """\
+examples:
+  tessera-aggregator invite --home fleet --count 3 --expires 24h
+  tessera-aggregator invite --home fleet --count 100 --out codes.txt
+  tessera-aggregator invite --home fleet --replaces 3f2a
+                                             for the device whose id begins with 3f2a
 
-def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register the command."""
-    parser = commands.add_parser(
-        "invite",
-        help=_HELP,
-        description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+The device then: tessera-device join URL, which asks for the code.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's arguments."""
     add_home(parser)
     parser.add_argument(
         "--count", type=positive_int, default=1, metavar="N", help="how many (default: 1)"
@@ -43,9 +47,8 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         metavar="DURATION",
         help="usable for this long: 90s, 30m, 24h, 7d (default: 24h)",
     )
-    parser.add_argument("--out", type=Path, metavar="FILE", help="a new file, mode 0600, for them")
+    add_out(parser, metavar="FILE", help="a new file, mode 0600, for them")
     parser.add_argument("--replaces", metavar="ID", help="revoke this device in exchange")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -7,8 +7,7 @@ import argparse
 from aggregator.cli.arguments import add_home, home_of
 from aggregator.errors import AggregatorError
 
-_HELP = "let a round go on that is held"
-_DESCRIPTION = """\
+DESCRIPTION = """\
 A round is held when an update that passed its check could not be absorbed (it is then in
 quarantine, and refused), when the method could not make a version that can be published (a learning
 rate that is too high, say), or before it opens, when it could not be published. status shows why.
@@ -16,11 +15,9 @@ release drops what is in quarantine and lets the round go on; where the method o
 failed, change the task file and restart serve first."""
 
 
-def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register the command."""
-    parser = commands.add_parser("release", help=_HELP, description=_DESCRIPTION)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's arguments."""
     add_home(parser)
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -12,8 +12,7 @@ from aggregator.home import AggregatorHome, serve_lock
 from aggregator.keys.folder import Lives, renew_descriptor
 from device_sdk.wire.seal.group_key import new_group_key
 
-_HELP = "begin a new generation, after the home came back from a backup"
-_DESCRIPTION = """\
+DESCRIPTION = """\
 Run this once, while serve is stopped, after the home was restored from a backup. Devices have seen
 rounds that the backup does not know: they accept them again only in a new generation. The open
 round is given up; what was counted in it stays counted. The group key is replaced, and the
@@ -22,9 +21,8 @@ when the home that this one replaces was served, serve says so and names the tim
 --after."""
 
 
-def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register the command."""
-    parser = commands.add_parser("restored", help=_HELP, description=_DESCRIPTION)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's arguments."""
     add_home(parser)
     parser.add_argument(
         "--after",
@@ -34,7 +32,6 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         help="begin after this Unix time, whatever the clock says: when the other serve started, "
         "as serve's message names it",
     )
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -8,18 +8,15 @@ import time
 from aggregator.cli.arguments import add_home, device_of, home_of
 from aggregator.keys.registry import revoke
 
-_HELP = "send a device away for good"
-_DESCRIPTION = """\
+DESCRIPTION = """\
 Ends a device's sessions at once and refuses it from now on. The group key, which it knows, is
 replaced before the next round is published. Updates that were counted stay counted."""
 
 
-def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register the command."""
-    parser = commands.add_parser("revoke", help=_HELP, description=_DESCRIPTION)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's arguments."""
     add_home(parser)
     parser.add_argument("id", help="the device's id, or its beginning; see devices")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -13,8 +13,7 @@ from aggregator.home import AggregatorHome
 from aggregator.keys.folder import Lives, rotate_keys, rotate_root
 from aggregator.store import Store
 
-_HELP = "replace the serving keys, the root key or the group key"
-_DESCRIPTION = """\
+DESCRIPTION = """\
 rotate keys   makes a new delegate, and new signing and HPKE keys under a new descriptor. The root
               key signs the delegation: it has to be in keys/root.key for this. The old keys are
               honoured for a grace period, and then erased.
@@ -27,15 +26,15 @@ rotate group  replaces the key that broadcasts are encrypted with, from the next
 A running serve takes up all of them without a restart. It renews descriptors by itself: rotate keys
 when a key may have leaked, and before the delegation ends."""
 
+EXAMPLES = """\
+examples:
+  tessera-aggregator rotate keys --home fleet --grace 2d
+  tessera-aggregator rotate group --home fleet
+"""
 
-def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register the command."""
-    parser = commands.add_parser(
-        "rotate",
-        help=_HELP,
-        description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's arguments."""
     add_home(parser)
     parser.add_argument("what", choices=("keys", "root", "group"), help="what to replace")
     add_lives(parser)
@@ -46,7 +45,6 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         help="how long the old keys are honoured, 30d at most (default: 7d, and never longer than "
         "their descriptor)",
     )
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

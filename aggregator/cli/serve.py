@@ -39,27 +39,25 @@ def ease_collector() -> None:
     gc.set_threshold(_YOUNG_OBJECTS)
 
 
-_HELP = "run rounds, until told to stop"
-_DESCRIPTION = """\
+DESCRIPTION = """\
 Runs rounds with the devices that enrolled. On a terminal it shows a live view, otherwise it logs a
 line for whatever happens. Ctrl-C or SIGTERM stop it cleanly; after a crash, or kill -9, start it
 again: the round goes on where it was, and nothing is counted twice."""
 
+EXAMPLES = """\
+examples:
+  tessera-aggregator serve --home fleet
+  tessera-aggregator serve --home fleet --plain >> fleet.log
+"""
 
-def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register the command."""
-    parser = commands.add_parser(
-        "serve",
-        help=_HELP,
-        description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's arguments."""
     add_home(parser)
     parser.add_argument(
         "--task", type=Path, metavar="FILE", help="the task file (default: task.toml in the home)"
     )
     parser.add_argument("--plain", action="store_true", help="log lines, on a terminal too")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

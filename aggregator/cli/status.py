@@ -8,27 +8,25 @@ import time
 
 from tabulate import tabulate
 
-from aggregator.cli.arguments import add_home, home_of, positive_int
+from aggregator.cli.arguments import add_home, home_of
 from aggregator.serve.amounts import ago, span
 from aggregator.store import Store
 from aggregator.store.rounds import RoundRow
+from device_sdk.system.command_line import positive_int
 from device_sdk.system.printable import printable
 
-_HELP = "show rounds, version and refusals"
-_DESCRIPTION = """\
+DESCRIPTION = """\
 Shows the model's version, the last rounds, what was refused and why, and anything that waits for
 the operator. Reads the database; works whether serve runs or not."""
 
 
-def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register the command."""
-    parser = commands.add_parser("status", help=_HELP, description=_DESCRIPTION)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's arguments."""
     add_home(parser)
     parser.add_argument(
         "--rounds", type=positive_int, default=10, metavar="N", help="how many (default: 10)"
     )
     parser.add_argument("--json", action="store_true", help="for programs")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -1,11 +1,14 @@
-"""What the subcommands share: arguments, errors and progress."""
+"""What the commands share: their home, errors and progress."""
 
 from __future__ import annotations
 
 import argparse
-import math
+import logging
+import sys
 from pathlib import Path
 from typing import TextIO
+
+from device_sdk.system.printable import PrintableFormatter
 
 # How a command fails.
 
@@ -28,6 +31,16 @@ def add_home(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help=f"the device's own folder (default: {DEFAULT_HOME})",
     )
+
+
+# What the library has to say while a command works.
+
+
+def log_to_stderr() -> None:
+    """Print warnings as lines of their own."""
+    log = logging.StreamHandler(sys.stderr)
+    log.setFormatter(PrintableFormatter("%(message)s"))
+    logging.basicConfig(level=logging.WARNING, handlers=[log])
 
 
 # One line of progress, on terminals only.
@@ -54,67 +67,3 @@ class ProgressLine:
             self._stream.write("\r" + " " * self._width + "\r")
             self._stream.flush()
             self._width = 0
-
-
-# Types of command line arguments; argparse reports what they refuse.
-
-
-def positive_int(text: str) -> int:
-    """An integer of 1 or more."""
-    try:
-        value = int(text)
-    except ValueError:
-        value = 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of 1 or more")
-    return value
-
-
-def natural(text: str) -> int:
-    """An integer of 0 or more."""
-    try:
-        value = int(text)
-    except ValueError:
-        value = -1
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of 0 or more")
-    return value
-
-
-def positive_float(text: str) -> float:
-    """A finite number above 0."""
-    value = _number(text)
-    if not (math.isfinite(value) and value > 0.0):
-        raise argparse.ArgumentTypeError(f"{text!r} is no finite number above 0")
-    return value
-
-
-def not_negative_float(text: str) -> float:
-    """A finite number of 0 or more."""
-    value = _number(text)
-    if not (math.isfinite(value) and value >= 0.0):
-        raise argparse.ArgumentTypeError(f"{text!r} is no finite number of 0 or more")
-    return value
-
-
-def slowdown(text: str) -> float:
-    """A finite factor of 1 or more."""
-    value = _number(text)
-    if not (math.isfinite(value) and value >= 1.0):
-        raise argparse.ArgumentTypeError(f"{text!r} is no factor of 1 or more")
-    return value
-
-
-def fraction(text: str) -> float:
-    """A number from 0 up to, not including, 1."""
-    value = _number(text)
-    if not 0.0 <= value < 1.0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not in 0 <= x < 1 (0.2 is 20 %)")
-    return value
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number") from None

@@ -11,15 +11,16 @@ from pathlib import Path
 from tabulate import tabulate
 
 from device_sdk.capability import Choice, Machine, Measurement, choose_latent_dimension
-from device_sdk.cli.arguments import ProgressLine, fraction, positive_float, positive_int, slowdown
+from device_sdk.cli.arguments import ProgressLine
 from device_sdk.factorisation import packaged_artifact
+from device_sdk.system.command_line import fraction, positive_float, positive_int, slowdown
 
-_DESCRIPTION = """\
+DESCRIPTION = """\
 Times the train step that would really run, at several latent dimensions k, and picks the largest k
 whose 90th percentile fits the deadline with some headroom. Cold starts are reported apart. The
 whole measurement stays within its time box."""
 
-_EXAMPLES = """\
+EXAMPLES = """\
 examples:
   tessera-device bench --deadline 0.5 --items 3706 --interactions 2000
   tessera-device bench --deadline 0.5 --items 3706 --interactions 2000 --slowdown 8
@@ -29,17 +30,9 @@ examples:
 """
 
 
-def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the subcommand."""
-    bench = commands.add_parser(
-        "bench",
-        help="measure how large a model this device can train in time",
-        description=_DESCRIPTION,
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    bench.set_defaults(run=run)
-    task = bench.add_argument_group("the task")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's arguments."""
+    task = parser.add_argument_group("the task")
     task.add_argument(
         "--deadline",
         type=positive_float,
@@ -72,8 +65,8 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         metavar="DIR",
         help="factorisation artifact (default: built in)",
     )
-    add_search_arguments(bench.add_argument_group("the search"))
-    bench.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    add_search_arguments(parser.add_argument_group("the search"))
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
 
 def add_search_arguments(search: argparse._ArgumentGroup) -> None:

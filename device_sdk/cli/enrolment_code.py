@@ -18,7 +18,8 @@ _VISIBLE = (
 
 
 def add_code(parser: argparse.ArgumentParser) -> None:
-    """Add ``CODE`` and ``--code-file``."""
+    """Add ``CODE``, which may stand behind the options too, and ``--code-file``."""
+    parser.set_defaults(spare="code")
     parser.add_argument(
         "code",
         metavar="CODE",

@@ -7,18 +7,19 @@ import sys
 from pathlib import Path
 from urllib.parse import quote
 
-from device_sdk.cli.arguments import CommandError, add_home, positive_float
+from device_sdk.cli.arguments import CommandError, add_home, log_to_stderr
 from device_sdk.cli.enrolment_code import add_code, code_of
 from device_sdk.device import Device
 from device_sdk.link.broker_url import TlsFiles, parse_broker_url
+from device_sdk.system.command_line import positive_float
 
-_DESCRIPTION = """\
+DESCRIPTION = """\
 Enrols this device with a fleet's aggregator, through the fleet's MQTT broker. The identity is made
 here and never leaves the home folder. The code is asked for, without showing it, or read from the
 first line of standard input. A code works once; a call that failed for want of an answer may be
 made again with the same code and home."""
 
-_EXAMPLES = """\
+EXAMPLES = """\
 examples:
   tessera-device join mqtt://127.0.0.1 --home ./device-1          (asks for the code)
   tessera-device join mqtts://broker.example:8883 --code-file code.txt --home /var/lib/tessera \\
@@ -29,20 +30,12 @@ The operator makes codes with `tessera-aggregator invite`, and says there which 
 """
 
 
-def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the subcommand."""
-    join = commands.add_parser(
-        "join",
-        help="enrol this device with a code",
-        description=_DESCRIPTION,
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    join.set_defaults(run=run)
-    join.add_argument("url", metavar="URL", help="mqtt://host[:1883] or mqtts://host[:8883]")
-    add_code(join)
-    add_home(join)
-    broker = join.add_argument_group("the broker")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's arguments."""
+    parser.add_argument("url", metavar="URL", help="mqtt://host[:1883] or mqtts://host[:8883]")
+    add_code(parser)
+    add_home(parser)
+    broker = parser.add_argument_group("the broker")
     broker.add_argument(
         "--ca-file", type=Path, metavar="PEM", help="trust this authority (default: the system's)"
     )
@@ -54,11 +47,11 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     broker.add_argument(
         "--password-file", type=Path, metavar="FILE", help="file with the password, one line"
     )
-    fleet = join.add_argument_group("the fleet")
+    fleet = parser.add_argument_group("the fleet")
     fleet.add_argument("--prefix", default="tessera", help="topic prefix (default: tessera)")
     fleet.add_argument("--task", default="default", help="task (default: default)")
     fleet.add_argument("--cohort", default="all", help="cohort (default: all)")
-    join.add_argument(
+    parser.add_argument(
         "--timeout",
         type=positive_float,
         default=30.0,
@@ -69,6 +62,7 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 
 def run(arguments: argparse.Namespace) -> int:
     """Enrol, and say what is next."""
+    log_to_stderr()
     files = (arguments.ca_file, arguments.certificate_file, arguments.key_file)
     try:
         tls = TlsFiles(*files) if any(files) else None

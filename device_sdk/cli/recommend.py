@@ -7,37 +7,30 @@ import json
 
 from tabulate import tabulate
 
-from device_sdk.cli.arguments import add_home, positive_int
+from device_sdk.cli.arguments import add_home
 from device_sdk.device import Device
+from device_sdk.system.command_line import positive_int
 from device_sdk.system.printable import printable
 
-_DESCRIPTION = """\
+DESCRIPTION = """\
 Recommends what a local user has not touched yet, from the last round that this device trained.
 Needs no network, and works while the device runs in another process."""
 
-_EXAMPLES = """\
+EXAMPLES = """\
 examples:
   tessera-device recommend --home ./device-1
   tessera-device recommend --home ./device-1 --user anna -n 5 --json
 """
 
 
-def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the subcommand."""
-    recommend = commands.add_parser(
-        "recommend",
-        help="recommend items to a local user",
-        description=_DESCRIPTION,
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    recommend.set_defaults(run=run)
-    add_home(recommend)
-    recommend.add_argument("--user", default="default", help="local user (default: default)")
-    recommend.add_argument(
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's arguments."""
+    add_home(parser)
+    parser.add_argument("--user", default="default", help="local user (default: default)")
+    parser.add_argument(
         "-n", type=positive_int, default=10, metavar="N", help="how many (default: 10)"
     )
-    recommend.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import signal
-import sys
 import threading
 from pathlib import Path
 
-from device_sdk.cli.arguments import CommandError, add_home, positive_float, positive_int, slowdown
+from device_sdk.cli.arguments import CommandError, add_home, log_to_stderr
 from device_sdk.device import Device
 from device_sdk.interactions import InteractionsError, read_interactions
 from device_sdk.status import DeviceStatus
-from device_sdk.system.printable import PrintableFormatter, printable
+from device_sdk.system.command_line import positive_float, positive_int, slowdown
+from device_sdk.system.printable import printable
 from device_sdk.world import TrainingOptions
 
-_DESCRIPTION = """\
+DESCRIPTION = """\
 Takes part in the fleet's rounds in the foreground, and prints a line for each. Stops on Ctrl-C and
 on SIGTERM; may be killed at any moment without harm. Only one process may run a home."""
 
-_EXAMPLES = """\
+EXAMPLES = """\
 examples:
   tessera-device run --home ./device-1
   tessera-device run --home ./device-1 --interactions views.csv
@@ -32,40 +31,32 @@ examples:
 _GRACE_SECONDS = 30.0
 
 
-def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the subcommand."""
-    run_parser = commands.add_parser(
-        "run",
-        help="take part in rounds",
-        description=_DESCRIPTION,
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    run_parser.set_defaults(run=run)
-    add_home(run_parser)
-    run_parser.add_argument(
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's arguments."""
+    add_home(parser)
+    parser.add_argument(
         "--interactions",
         type=Path,
         metavar="FILE",
         help="CSV or TSV, one interaction a line: user, item, ...; recorded before the start",
     )
-    run_parser.add_argument(
+    parser.add_argument(
         "--k", type=positive_int, help="columns to train (default: measure what fits)"
     )
-    run_parser.add_argument(
+    parser.add_argument(
         "--slowdown",
         type=slowdown,
         default=1.0,
         metavar="X",
         help="emulate a device X times slower by sleeping (default: 1)",
     )
-    run_parser.add_argument(
+    parser.add_argument(
         "--when-none-fits",
         choices=("one", "decline"),
         default="one",
         help="where even k = 1 takes too long: train 1, or sit the round out (default: one)",
     )
-    run_parser.add_argument(
+    parser.add_argument(
         "--for",
         type=positive_float,
         dest="for_seconds",
@@ -76,9 +67,7 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 
 def run(arguments: argparse.Namespace) -> int:
     """Run until a signal comes."""
-    log = logging.StreamHandler(sys.stderr)
-    log.setFormatter(PrintableFormatter("%(message)s"))
-    logging.basicConfig(level=logging.WARNING, handlers=[log])
+    log_to_stderr()
     stop = threading.Event()
     options = TrainingOptions(
         k=arguments.k,

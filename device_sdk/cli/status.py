@@ -14,24 +14,17 @@ from device_sdk.device import Device
 from device_sdk.status import DeviceStatus
 from device_sdk.system.printable import printable
 
-_DESCRIPTION = """\
+DESCRIPTION = """\
 Shows a device's identity, its data, its last round and what waits to be sent. Reads the home folder
 only, so it works while the device runs in another process, and tells what was last committed."""
 
 _LIVE = ("running", "connected", "session", "working_on", "sent_bytes", "refused", "problem")
 
 
-def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the subcommand."""
-    status = commands.add_parser(
-        "status",
-        help="show a device's rounds, outbox and data",
-        description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    status.set_defaults(run=run)
-    add_home(status)
-    status.add_argument("--json", action="store_true", help="print JSON instead of a table")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's arguments."""
+    add_home(parser)
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
 
 def run(arguments: argparse.Namespace) -> int:

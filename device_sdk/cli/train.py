@@ -11,28 +11,28 @@ import numpy as np
 from tabulate import tabulate
 
 from device_sdk.capability import choose_latent_dimension
-from device_sdk.cli.arguments import (
-    CommandError,
-    ProgressLine,
+from device_sdk.cli.arguments import CommandError, ProgressLine
+from device_sdk.errors import NonFiniteStep
+from device_sdk.factorisation import LocalFactorisation, LocalSettings, packaged_artifact
+from device_sdk.interactions import Interactions, InteractionsError, read_interactions
+from device_sdk.system.command_line import (
+    add_out,
     natural,
     not_negative_float,
     positive_float,
     positive_int,
 )
-from device_sdk.errors import NonFiniteStep
-from device_sdk.factorisation import LocalFactorisation, LocalSettings, packaged_artifact
-from device_sdk.interactions import Interactions, InteractionsError, read_interactions
 from device_sdk.system.printable import printable
 
 _DEFAULT_K = 16
 _LINES = 10
 
-_DESCRIPTION = """\
+DESCRIPTION = """\
 Learns user and item vectors from a file of interactions, on this machine alone, and recommends what
 a user has not seen yet. The file has one interaction a line: user, item, and any further columns,
 which are ignored; separated by tabs, commas, semicolons or `::`, with or without a header."""
 
-_EXAMPLES = """\
+EXAMPLES = """\
 examples:
   tessera-device train --interactions views.csv --recommend 10 --user anna
   tessera-device train --interactions views.csv --k 32 --epochs 50 --out views.checkpoint
@@ -43,24 +43,16 @@ Ctrl-C stops early; with --out, what was learnt up to then is saved.
 """
 
 
-def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the subcommand."""
-    train = commands.add_parser(
-        "train",
-        help="learn from a file of interactions and recommend",
-        description=_DESCRIPTION,
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    train.set_defaults(run=run)
-    train.add_argument(
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's arguments."""
+    parser.add_argument(
         "--interactions",
         type=Path,
         required=True,
         metavar="FILE",
         help="CSV or TSV, one interaction a line: user, item, ...",
     )
-    size = train.add_mutually_exclusive_group()
+    size = parser.add_mutually_exclusive_group()
     size.add_argument("--k", type=positive_int, help=f"latent dimension (default: {_DEFAULT_K})")
     size.add_argument(
         "--deadline",
@@ -68,31 +60,31 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         metavar="SECONDS",
         help="measure this machine and take the largest k whose epoch fits",
     )
-    train.add_argument("--epochs", type=positive_int, default=30, help="default: 30")
-    train.add_argument("--lr", type=positive_float, default=0.05, help="default: 0.05")
-    train.add_argument(
+    parser.add_argument("--epochs", type=positive_int, default=30, help="default: 30")
+    parser.add_argument("--lr", type=positive_float, default=0.05, help="default: 0.05")
+    parser.add_argument(
         "--l2",
         type=not_negative_float,
         default=0.01,
         help="weight of the L2 penalty (default: 0.01)",
     )
-    train.add_argument(
+    parser.add_argument(
         "--batch", type=positive_int, default=512, metavar="TRIPLES", help="default: 512"
     )
-    train.add_argument("--out", type=Path, metavar="CHECKPOINT", help="save the trained state here")
-    train.add_argument(
+    add_out(parser, metavar="CHECKPOINT", help="save the trained state here")
+    parser.add_argument(
         "--recommend", type=natural, default=10, metavar="N", help="items to show (default: 10)"
     )
-    train.add_argument("--user", help="whom to recommend to (default: the file's first user)")
-    train.add_argument("--seed", type=natural, default=0, help="default: 0")
-    train.add_argument(
+    parser.add_argument("--user", help="whom to recommend to (default: the file's first user)")
+    parser.add_argument("--seed", type=natural, default=0, help="default: 0")
+    parser.add_argument(
         "--artifact",
         type=Path,
         metavar="DIR",
         help="factorisation artifact (default: the built-in)",
     )
-    train.add_argument("--threads", type=positive_int, default=1, help="default: 1")
-    train.add_argument("--providers", choices=("auto", "cpu", "cuda"), default="auto")
+    parser.add_argument("--threads", type=positive_int, default=1, help="default: 1")
+    parser.add_argument("--providers", choices=("auto", "cpu", "cuda"), default="auto")
 
 
 def run(arguments: argparse.Namespace) -> int:

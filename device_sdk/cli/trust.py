@@ -10,22 +10,21 @@ from device_sdk.cli.enrolment_code import add_code, code_of
 from device_sdk.enrol import trust
 from device_sdk.home.home import Home
 
-_DESCRIPTION = """\
+DESCRIPTION = """\
 Makes an enrolled device trust the root key that a fresh enrolment code names, where it cannot
 follow by itself: the old root key was lost or stolen, or the device slept through too many
 rotations. Identity, data and updates that wait stay. Stop the device first. The code is not used
 up; it is asked for, or read as join reads one."""
 
+EXAMPLES = """\
+examples:
+  tessera-device trust --home ./device-1          (asks for the code)
+  tessera-device trust --home ./device-1 --code-file code.txt
+"""
 
-def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the subcommand."""
-    parser = commands.add_parser(
-        "trust",
-        help="believe another root key, on the operator's word",
-        description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.set_defaults(run=run)
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's arguments."""
     add_code(parser)
     add_home(parser)
     parser.add_argument(

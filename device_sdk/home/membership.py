@@ -94,7 +94,7 @@ class MembershipStore:
         """Store the outcome of an enrolment, once. ``unix_seconds``: no later time falls below."""
         tls = membership.tls if membership.tls is not None else TlsFiles()
         files = [
-            None if file is None else str(file.expanduser().absolute())
+            None if file is None else str(Path(file).absolute())
             for file in (tls.ca_file, tls.certificate_file, tls.key_file)
         ]
         grant = membership.grant

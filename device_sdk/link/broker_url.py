@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -61,15 +62,20 @@ def parse_broker_url(text: str) -> BrokerUrl:
 class TlsFiles:
     """PEM files for TLS. Without ``ca_file`` the system's authorities are trusted.
 
-    Raises ValueError when a key is given without a certificate.
+    Paths may be strings and may begin with ``~``; they are kept as paths. Raises ValueError when a
+    key is given without a certificate.
     """
 
-    ca_file: Path | None = None
-    certificate_file: Path | None = None
-    key_file: Path | None = None
+    ca_file: str | os.PathLike[str] | None = None
+    certificate_file: str | os.PathLike[str] | None = None
+    key_file: str | os.PathLike[str] | None = None
     """Private key of the client certificate; None when it stands in ``certificate_file``."""
 
     def __post_init__(self) -> None:
+        for name in ("ca_file", "certificate_file", "key_file"):
+            given = getattr(self, name)
+            if given is not None:
+                object.__setattr__(self, name, Path(given).expanduser())
         if self.key_file is not None and self.certificate_file is None:
             raise ValueError("key_file is given without certificate_file; give both or neither")
 

@@ -104,7 +104,7 @@ class Connection:
         except ssl.SSLError as error:
             self._finish(ConnectionEnd("tls", str(error)))
         except OSError as error:
-            self._finish(ConnectionEnd("unreachable", str(error) or type(error).__name__))
+            self._finish(ConnectionEnd("unreachable", _cause(error)))
         except Exception as error:  # paho raises ValueError for odd hosts
             self._finish(ConnectionEnd("unreachable", f"{type(error).__name__}: {error}"))
         else:
@@ -275,6 +275,16 @@ class Connection:
     ) -> None:
         for code in codes:
             self._sink.granted(mid, code.value, _detail(code, properties))
+
+
+def _cause(error: OSError) -> str:
+    """Why there is no connection, in words where the system's are few."""
+    said = str(error) or type(error).__name__
+    if isinstance(error, ConnectionRefusedError):
+        return f"nobody listens there: {said}"
+    if isinstance(error, socket.gaierror):
+        return f"the host's name does not resolve: {said}"
+    return said
 
 
 def _leave_writing_to_the_loop(client: Client, userdata: object, sock: object) -> None:

@@ -1,13 +1,19 @@
-"""A broker for the demo: Mosquitto as a child process where it is installed, else amqtt in here."""
+"""A broker for the demo, as a child process: Mosquitto where it is installed, else amqtt.
+
+    python -m examples.fleet.broker PORT
+
+is amqtt on a loopback port.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import logging
 import os
 import shutil
 import socket
-import threading
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -41,83 +47,52 @@ def mosquitto_path() -> str | None:
 def running_broker(folder: Path, executable: str | None) -> Iterator[RunningBroker]:
     """A broker on a free loopback port, which keeps nothing on disk and ends with the block.
 
+    Whatever it prints goes to a log in ``folder``.
+
     Args:
-        folder: for Mosquitto's configuration and log.
-        executable: Mosquitto's; None starts amqtt in a thread of this process.
+        folder: for its log, and Mosquitto's configuration.
+        executable: Mosquitto's; None starts amqtt.
 
     Raises FleetError where it does not come up.
     """
     port = _free_port()
     if executable is None:
-        with _amqtt(port) as alive:
-            yield RunningBroker(
-                "amqtt, in the demo's own process", f"mqtt://127.0.0.1:{port}", alive
+        name = "amqtt"
+        if importlib.util.find_spec("amqtt") is None:
+            raise FleetError(
+                "no broker: install Mosquitto, or amqtt (pip install 'tessera-edge[demo]')"
             )
-        return
-    settings = folder / "mosquitto.conf"
-    settings.write_text(
-        f"listener {port} 127.0.0.1\nallow_anonymous true\npersistence false\n"
-        "max_queued_messages 10000\nmax_inflight_messages 1000\n"
-        # Started by root it would become another user, who may not read this folder.
-        + ("user root\n" if hasattr(os, "geteuid") and os.geteuid() == 0 else "")
-    )
-    child = Child.start("mosquitto", [executable, "-c", str(settings)], folder, leash=True)
+        command = [sys.executable, "-m", "examples.fleet.broker", str(port)]
+    else:
+        name = "Mosquitto"
+        settings = folder / "mosquitto.conf"
+        settings.write_text(
+            f"listener {port} 127.0.0.1\nallow_anonymous true\npersistence false\n"
+            "max_queued_messages 10000\nmax_inflight_messages 1000\n"
+            # Started by root it would become another user, who may not read this folder.
+            + ("user root\n" if hasattr(os, "geteuid") and os.geteuid() == 0 else "")
+        )
+        command = [executable, "-c", str(settings)]
+    child = Child.start(name.lower(), command, folder, leash=True)
     try:
         _wait_for_port(port, lambda: child.running)
         yield RunningBroker(
-            "Mosquitto, as a child process", f"mqtt://127.0.0.1:{port}", lambda: child.running
+            f"{name}, as a child process", f"mqtt://127.0.0.1:{port}", lambda: child.running
         )
     except OSError:
-        raise FleetError(f"Mosquitto did not start:\n{child.log_tail()}") from None
+        raise FleetError(f"{name} did not start:\n{child.log_tail()}") from None
     finally:
         child.stop()
 
 
-@contextmanager
-def _amqtt(port: int) -> Iterator[Callable[[], bool]]:
-    try:
-        from amqtt.broker import Broker
-    except ImportError:
-        raise FleetError(
-            "no broker: install Mosquitto, or amqtt (pip install 'tessera-edge[demo]')"
-        ) from None
-    logging.getLogger("amqtt").setLevel(logging.ERROR)
-    logging.getLogger("transitions").setLevel(logging.ERROR)
-    loop = asyncio.new_event_loop()
-    stopping = asyncio.Event()
-    failure: list[BaseException] = []
+async def _serve_amqtt(port: int) -> None:
+    """Serve until this process is ended."""
+    from amqtt.broker import Broker
 
-    async def serve() -> None:
-        broker = Broker(
-            {
-                "listeners": {"default": {"type": "tcp", "bind": f"127.0.0.1:{port}"}},
-                "plugins": {
-                    "amqtt.plugins.authentication.AnonymousAuthPlugin": {"allow_anonymous": True}
-                },
-            }
-        )
-        await broker.start()
-        await stopping.wait()
-        await broker.shutdown()
-
-    def run() -> None:
-        asyncio.set_event_loop(loop)
-        try:
-            loop.run_until_complete(serve())
-        except Exception as error:
-            failure.append(error)
-
-    thread = threading.Thread(target=run, name="amqtt", daemon=True)
-    thread.start()
-    try:
-        try:
-            _wait_for_port(port, thread.is_alive)
-        except OSError:
-            raise FleetError(f"amqtt did not start: {failure or 'no reason given'}") from None
-        yield thread.is_alive
-    finally:
-        loop.call_soon_threadsafe(stopping.set)
-        thread.join(5.0)
+    plugins = {"amqtt.plugins.authentication.AnonymousAuthPlugin": {"allow_anonymous": True}}
+    listener = {"type": "tcp", "bind": f"127.0.0.1:{port}"}
+    await Broker({"listeners": {"default": listener}, "plugins": plugins}).start()
+    await asyncio.Event().wait()
 
 
 def _free_port() -> int:
@@ -137,3 +112,9 @@ def _wait_for_port(port: int, alive: Callable[[], bool]) -> None:
             if time.monotonic() > until or not alive():
                 raise
             time.sleep(0.02)
+
+
+if __name__ == "__main__":
+    # amqtt warns of every client that leaves, with a traceback.
+    logging.basicConfig(level=logging.CRITICAL)
+    asyncio.run(_serve_amqtt(int(sys.argv[1])))

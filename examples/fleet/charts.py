@@ -74,16 +74,16 @@ def line_chart(
     for tick in x_ticks:
         parts.append(_text(at_x(tick), _HEIGHT - _BOTTOM + 16, f"{tick:g}", "middle"))
     parts.append(_text((_LEFT + _WIDTH) / 2, _HEIGHT - 4, x_label, "middle"))
-    for name, level in levels:
-        y = at_y(level)
-        parts.append(f'<path class="level" d="M{_LEFT} {y:.1f}H{_WIDTH - _RIGHT}"/>')
-        if level_names == "right":
-            parts.append(_text(_WIDTH - _RIGHT, y - 4, name, "end"))
-        else:
-            parts.append(_text(_LEFT + 4, y - 4, name, "start"))
+    for _, level in levels:
+        parts.append(f'<path class="level" d="M{_LEFT} {at_y(level):.1f}H{_WIDTH - _RIGHT}"/>')
     for line in reversed(lines):
         path = "L".join(f"{at_x(x):.1f} {at_y(y):.1f}" for x, y in line.points)
         parts.append(f'<path class="line {line.style}" d="M{path}"/>')
+    for name, level in levels:
+        if level_names == "right":
+            parts.append(_text(_WIDTH - _RIGHT, at_y(level) - 4, name, "end"))
+        else:
+            parts.append(_text(_LEFT + 4, at_y(level) - 4, name, "start"))
     return _svg(title, _HEIGHT, parts) + _legend([(line.name, line.style) for line in lines])
 
 

@@ -108,12 +108,19 @@ def _take_part(
                 journal.write(quality)
         if time.monotonic() >= next_check_seconds:
             next_check_seconds = time.monotonic() + _DONE_CHECK_SECONDS
-            for device in devices:
-                name, problem = device.assigned.name, device.problem()
-                if problem and problems.get(name) != problem:
+            done = [device.is_done() for device in devices]
+            for device, is_done in zip(devices, done, strict=True):
+                # A device that is done has what it came for, whatever its connection says.
+                name, problem = device.assigned.name, "" if is_done else device.problem()
+                before = problems.get(name, "")
+                if problem == before:
+                    continue
+                if before:
+                    journal.write(Trouble(name, before, over=True))
+                if problem:
                     journal.write(Trouble(name, problem))
                 problems[name] = problem
-            if all(device.is_done() for device in devices):
+            if all(done):
                 break
         stopping.wait(_POLL_SECONDS)
     for device in devices:

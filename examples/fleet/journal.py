@@ -81,10 +81,11 @@ class UserShown:
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """Something that a device could not do."""
+    """Something that a device could not do; ``over`` when it can now."""
 
     device: str
     text: str
+    over: bool = False
 
 
 Record: TypeAlias = Enrolled | Measured | RoundQuality | Finished | UserShown | Trouble

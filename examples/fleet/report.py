@@ -281,7 +281,10 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = "".join(
         "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
     )
-    return f'<div class="wide"><table><tr>{header}</tr>{lines}</table></div>'
+    return (
+        f'<div class="wide" tabindex="0"><table><tr>{header}</tr>{lines}</table></div>'
+        '<p class="soft hint">The table goes on to the right: swipe, or scroll sideways.</p>'
+    )
 
 
 def _kib(count: float) -> str:

@@ -66,6 +66,8 @@ class FleetResults:
                 self.finished[record.device] = record
             case UserShown():
                 self.shown[record.user] = record
+            case Trouble(device, text, over=True):
+                self.troubles.remove(Trouble(device, text))
             case Trouble():
                 self.troubles.append(record)
             case _:

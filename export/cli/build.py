@@ -15,7 +15,7 @@ from export.build import export_train_step
 from export.cli.options import add_output, print_written
 from export.errors import ExportError
 
-_DESCRIPTION = """\
+DESCRIPTION = """\
 Export a model of your own. FUNCTION takes no arguments and returns a dict with the arguments of
 export.train_step (all but the directory):
 
@@ -40,26 +40,18 @@ export.train_step (all but the directory):
   $ tessera-export build mymodels:classifier -o artifacts/classifier"""
 
 
-def add_to(commands: Any) -> None:
-    """Add the subcommand."""
-    parser = commands.add_parser(
-        "build",
-        help="export a model of your own",
-        description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's arguments."""
     parser.add_argument("function", metavar="PACKAGE.MODULE:FUNCTION")
     add_output(parser)
-    parser.set_defaults(run=_run)
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
+    """Run the command."""
     given = _arguments_of(arguments.function)
     print("tracing, lowering and verifying (seconds for most models) ...", file=sys.stderr)
     start = time.perf_counter()
-    exported = export_train_step(
-        **given, directory=arguments.output, verify=not arguments.no_verify
-    )
+    exported = export_train_step(**given, directory=arguments.out, verify=not arguments.no_verify)
     seconds = time.perf_counter() - start
     print_written(exported, f" in {seconds:.1f} s")
     return 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
 from export.cli.options import (
     add_optimizer,
@@ -16,12 +15,12 @@ from export.cli.options import (
 from export.models.click import CLICK_MODELS, MOVIELENS, export_click
 from export.models.fields import Fields
 
-_DESCRIPTION = """\
+DESCRIPTION = """\
 Export a click model over MovieLens's fields (user, movie, gender, age, occupation, genres, year),
 with the distillation loss; without teachers that is plain cross-entropy. For fields of your own
 call export.models.click.export_click."""
 
-_EXAMPLES = """\
+EXAMPLES = """\
 examples:
   tessera-export click cnn -o artifacts/cnn --attention --optimizer segmented
                                                  the method of attentive federated distillation
@@ -29,16 +28,9 @@ examples:
 """
 
 
-def add_to(commands: Any) -> None:
-    """Add the subcommand."""
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's arguments."""
     sizes = dict(MOVIELENS.categorical)
-    parser = commands.add_parser(
-        "click",
-        help="export a click model over MovieLens's fields",
-        description=_DESCRIPTION,
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
     parser.add_argument("network", choices=CLICK_MODELS)
     add_output(parser)
     parser.add_argument("--attention", action="store_true", help="encode fields by attention first")
@@ -51,14 +43,14 @@ def add_to(commands: Any) -> None:
     parser.add_argument("--dim", type=int, default=8, help="of the embeddings (default: 8)")
     add_seed(parser)
     add_optimizer(parser)
-    parser.set_defaults(run=_run)
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
+    """Run the command."""
     sizes = {**dict(MOVIELENS.categorical), "user": arguments.users, "movie": arguments.movies}
     with settings_explained():
         exported = export_click(
-            arguments.output,
+            arguments.out,
             arguments.network,
             fields=Fields(
                 tuple(sizes.items()), MOVIELENS.multi_valued, MOVIELENS.numeric, MOVIELENS.history

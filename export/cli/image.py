@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
 from export.cli.options import (
     add_optimizer,
@@ -16,12 +15,12 @@ from export.cli.options import (
 from export.models.images import IMAGE_MODELS, export_image
 from export.models.mutual import export_mutual
 
-_DESCRIPTION = """\
+DESCRIPTION = """\
 Export a small image network: lenet, or a resnet, vgg or alexnet in small. With --mutual its train
 step is that of mutual learning, where devices with different networks teach each other through what
 they predict."""
 
-_EXAMPLES = """\
+EXAMPLES = """\
 examples:
   tessera-export image lenet -o artifacts/lenet               28 x 28 grey images, 10 classes
   tessera-export image resnet -o artifacts/resnet --channels 3 --size 64 --classes 7
@@ -29,15 +28,8 @@ examples:
 """
 
 
-def add_to(commands: Any) -> None:
-    """Add the subcommand."""
-    parser = commands.add_parser(
-        "image",
-        help="export a small image network",
-        description=_DESCRIPTION,
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's arguments."""
     parser.add_argument("network", choices=IMAGE_MODELS)
     add_output(parser)
     parser.add_argument("--channels", type=int, default=1, help="1 for grey (default), 3 for RGB")
@@ -46,14 +38,14 @@ def add_to(commands: Any) -> None:
     add_seed(parser)
     parser.add_argument("--mutual", action="store_true", help="the mutual-learning train step")
     add_optimizer(parser)
-    parser.set_defaults(run=_run)
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
+    """Run the command."""
     write = export_mutual if arguments.mutual else export_image
     with settings_explained():
         exported = write(
-            arguments.output,
+            arguments.out,
             arguments.network,
             channels=arguments.channels,
             size=arguments.size,

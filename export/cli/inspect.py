@@ -6,28 +6,31 @@ import argparse
 import json
 import math
 from collections import Counter
-from typing import Any
 
 from tabulate import tabulate
 
 from device_sdk.artifact import Artifact, Port, load_artifact
 from device_sdk.system.printable import printable_lines
 
+DESCRIPTION = """\
+Check an artifact folder as a device would and print its inputs, outputs, state, parameters, size
+and operators."""
 
-def add_to(commands: Any) -> None:
-    """Add the subcommand."""
-    parser = commands.add_parser(
-        "inspect",
-        help="print what an artifact takes, holds and gives",
-        description="Check an artifact folder as a device would and print its inputs, outputs, "
-        "state, parameters, size and operators.",
-    )
+EXAMPLES = """\
+examples:
+  tessera-export inspect artifacts/lenet
+  tessera-export inspect artifacts/lenet --json   the manifest, for programs
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's arguments."""
     parser.add_argument("directory", metavar="DIR")
     parser.add_argument("--json", action="store_true", help="print the manifest as JSON")
-    parser.set_defaults(run=_run)
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
+    """Run the command."""
     artifact = load_artifact(arguments.directory)
     if arguments.json:
         print(json.dumps(json.loads(artifact.manifest.to_json()), indent=2))

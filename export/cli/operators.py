@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
 import export.lowering  # noqa: F401  (fills the registry)
 from export.lowering import decompositions, registry
 
-
-def add_to(commands: Any) -> None:
-    """Add the subcommand."""
-    parser = commands.add_parser(
-        "operators",
-        help="list the torch operators that can be exported",
-        description="List the aten operators with a lowering of their own, and those that are "
-        "broken into simpler ones. A simpler one may still lack a lowering.",
-    )
-    parser.set_defaults(run=_run)
+DESCRIPTION = """\
+List the aten operators with a lowering of their own, and those that are broken into simpler ones.
+A simpler one may still lack a lowering."""
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's arguments."""
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the command."""
     lowered = registry.operators()
     broken = sorted(str(operator) for operator in decompositions.decompositions())
     print(f"{len(lowered)} operators with a lowering:")

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from device_sdk.system.command_line import add_out
 from export.build import Exported
 from export.errors import ExportError
 from export.optimizers import Adam, Optimizer, Segmented, Sgd
@@ -14,8 +15,8 @@ from export.optimizers import Adam, Optimizer, Segmented, Sgd
 
 
 def add_output(parser: argparse.ArgumentParser) -> None:
-    """The option ``-o``, and ``--no-verify``."""
-    parser.add_argument("-o", "--output", required=True, metavar="DIR", help="folder to write")
+    """The options ``-o``/``--out`` and ``--no-verify``."""
+    add_out(parser, metavar="DIR", help="folder to write", required=True)
     parser.add_argument("--no-verify", action="store_true", help="skip the comparison with torch")
 
 

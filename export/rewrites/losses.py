@@ -60,24 +60,26 @@ def binary_cross_entropy_with_logits(
 
 
 # Cross-entropy by a one-hot mask, so that the mean's divisor is the true count.
+#
+# Where torch raises for a label that is no class, the loss becomes NaN, and the device refuses the
+# step: the label's row of the mask holds zeros alone, and 0 / 0 is NaN.
 
 
 class _Mean(torch.autograd.Function):
     """Mean over all counted samples of -log softmax(logits)[class], with its short gradient."""
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, hot: Tensor) -> Tensor:
+    def forward(ctx: Any, logits: Tensor, hot: Tensor, counted: Tensor) -> Tensor:
         log_probability = torch.log_softmax(logits, 1)
-        count = hot.sum()
-        ctx.save_for_backward(log_probability, hot, count)
+        count = counted.sum()
+        ctx.save_for_backward(log_probability, hot, counted, count)
         return -((log_probability * hot).sum() / count)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        log_probability, hot, count = ctx.saved_tensors
-        # A sample whose label is no class has a row of zeros in ``hot``: no gradient.
-        total = hot.sum(1, keepdim=True)
-        return (torch.exp(log_probability) * total - hot) * (grad / count), None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        log_probability, hot, counted, count = ctx.saved_tensors
+        # An ignored sample has a row of zeros in ``hot``: no gradient.
+        return (torch.exp(log_probability) * counted - hot) * (grad / count), None, None
 
 
 def _reduced(losses: Tensor, weights: Tensor, reduction: str) -> Tensor:
@@ -92,6 +94,12 @@ def _one_hot(target: Tensor, classes: int, like: Tensor) -> Tensor:
     """[b, d...] class numbers to [b, classes, d...]; a number outside gives zeros."""
     line = torch.arange(classes).reshape([1, classes] + [1] * (target.dim() - 1))
     return (target.unsqueeze(1) == line).to(like.dtype)
+
+
+def _counted(hot: Tensor, target: Tensor, ignore_index: int) -> Tensor:
+    """[b, 1, d...]: 1 for a class, 0 for what is ignored, NaN for any other label."""
+    total = hot.sum(1, keepdim=True)
+    return torch.where(target.unsqueeze(1) == ignore_index, 0.0, total / total)
 
 
 def nll_loss(
@@ -115,8 +123,7 @@ def nll_loss(
     target = target.unsqueeze(0) if single else target
     classes = log_probability.shape[1]
     hot = _one_hot(target, classes, input)
-    if 0 <= ignore_index < classes:
-        hot = hot * (target != ignore_index).to(input.dtype).unsqueeze(1)
+    hot = hot * _counted(hot, target, ignore_index)
     if weight is not None:
         hot = hot * weight.reshape([1, classes] + [1] * (target.dim() - 1))
     weights = hot
@@ -149,7 +156,8 @@ def cross_entropy(
     )
     if plain_mean:
         hot = _one_hot(target, input.shape[1], input)
-        loss: Tensor = _Mean.apply(input, hot)  # type: ignore[no-untyped-call]
+        counted = _counted(hot, target, ignore_index)
+        loss: Tensor = _Mean.apply(input, hot, counted)  # type: ignore[no-untyped-call]
         return loss
     axis = 0 if input.dim() == 1 else 1
     log_probability = torch.log_softmax(input, axis)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import socket
 import stat
 import subprocess
 import sys
@@ -149,7 +151,7 @@ def test_rubbish_on_every_topic_does_not_keep_a_device_from_joining(
 
 
 def test_tls_and_passwords_are_kept_for_later(
-    make_mosquitto: MakeMosquitto, tmp_path: Path
+    make_mosquitto: MakeMosquitto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     authority = Authority(tmp_path)
     certificate, key = authority.issue("broker")
@@ -183,6 +185,19 @@ def test_tls_and_passwords_are_kept_for_later(
             assert device.status().broker == url
         with pytest.raises(EnrolmentFailed, match="TLS"):
             join(url, aggregator.code(), tmp_path / "other")
+        # Files may be named by strings; one that cannot be used is told before the code is.
+        code = aggregator.code()
+        monkeypatch.chdir(authority.ca_file.parent)
+        for nowhere in ("nowhere.pem", tmp_path, str(secret)):
+            with pytest.raises(ValueError, match="cannot use the TLS files"):
+                Device.enrol(url, code, tmp_path / "text", tls=TlsFiles(nowhere))
+        login = f"mqtts://edge:p%40ss%3Aw%2Frd@127.0.0.1:{broker.port}"
+        named = TlsFiles(ca_file=authority.ca_file.name)
+        Device.enrol(login, code, str(tmp_path / "text"), tls=named, link_settings=QUICK).close()
+        monkeypatch.chdir("/")
+        with Device.open(str(tmp_path / "text"), link_settings=QUICK) as device:
+            device.start()
+            aggregator.await_(lambda: device.status().connected)
         with pytest.raises(EnrolmentFailed, match="user and password"):
             Device.enrol(
                 f"mqtts://edge:wrong@127.0.0.1:{broker.port}",
@@ -207,9 +222,60 @@ def test_what_cannot_be_opened_says_why(make_device: MakeDevice, tmp_path: Path)
             reader.record("film-1")
     (device.home / "identity.key").chmod(0o644)
     opened = Device.open(device.home)
-    with pytest.raises(HomeBroken, match="chmod 600"):
+    with pytest.raises(
+        HomeBroken, match=r"`chmod 600 .*identity.key`, and go on\. Nothing is lost"
+    ):
         opened.start()
+    (device.home / "identity.key").chmod(0o600)
+    opened.start()
     opened.close()
     (device.home / "device.sqlite").write_bytes(b"not a database" * 100)
     with pytest.raises(HomeBroken):
         Device.open(device.home)
+
+
+def test_what_is_no_pair_is_not_recorded(make_device: MakeDevice) -> None:
+    device = make_device()
+    before = device.status().interactions
+    for wrong in (["film-1"], ["ab"], [("film-1",)], [("film-1", "anna", 5)], [7]):
+        with pytest.raises(ValueError, match=r"is no \(item, user\) pair; expected such as"):
+            device.record_all([("film-90", "anna"), *wrong])  # type: ignore[list-item]
+    assert device.status().interactions == before
+    assert device.record_all([["film-90", "anna"]]) == 1  # type: ignore[list-item]
+
+
+def test_whoever_waits_for_a_broker_that_is_not_there_is_told_soon(
+    aggregator: SmallAggregator, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    code = aggregator.code()
+    listening = socket.create_server(("127.0.0.1", 0))  # accepts, and never says a word
+    urls = {
+        f"mqtt://127.0.0.1:{free_port()}": "nobody listens there",
+        "mqtt://no-such-host.invalid": "name does not resolve|no answer yet from the broker",
+        f"mqtt://127.0.0.1:{listening.getsockname()[1]}": "no answer yet from the broker",
+    }
+    for url, why in urls.items():
+        caplog.clear()
+        began = time.time()
+        with pytest.raises(EnrolmentFailed, match=why):
+            Device.enrol(url, code, tmp_path / "home", timeout_seconds=3.5)
+        assert time.time() - began > 3.4  # it went on trying
+        told = caplog.records[0]
+        assert re.search(f"({why}).*; trying for [234] s more", told.getMessage())
+        assert told.created - began < 2.5  # two, and what a busy machine takes
+        assert len(caplog.records) <= 2  # once for each cause
+    listening.close()
+
+
+def test_join_prints_what_it_waits_for(aggregator: SmallAggregator, tmp_path: Path) -> None:
+    url = f"mqtt://127.0.0.1:{free_port()}"
+    command = [sys.executable, "-m", "device_sdk.cli", "join", url, "--timeout", "1"]
+    done = subprocess.run(
+        [*command, "--home", str(tmp_path / "home")],
+        input=aggregator.code(), capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    told, failed = done.stderr.splitlines()
+    assert told.startswith(f"the broker at {url} cannot be reached (nobody listens there: ")
+    assert told.endswith("; trying for 1 s more")
+    assert failed.startswith(f"tessera-device: the broker at {url} cannot be reached")
+    assert done.returncode == 1

@@ -115,10 +115,31 @@ def test_nothing_is_wider_than_a_phone() -> None:
             number = re.fullmatch(r"([\d.]+)rem", least.strip())
             assert number is None or float(number[1]) * 16 <= room, rule
     assert re.search(r"\.wide\s*\{[^}]*overflow-x:\s*auto", style)
-    assert text.count("<table>") == text.count('<div class="wide"><table>') > 0
+    table, hint = '<div class="wide" tabindex="0"><table>', '<p class="soft hint">'
+    assert text.count("<table>") == text.count(table) == text.count(hint) > 0
     # Pictures shrink with the page; no attribute gives them a size of their own.
     assert re.search(r"svg\s*\{[^}]*width:\s*100%", style)
     assert "<svg width" not in text
+    # Then their letters grow: 12 pixels in 400 would be 8 on 270.
+    assert re.search(r"@container[^{]*\{ svg text \{ font-size: 15px", style)
+
+
+def test_a_levels_name_lies_over_the_lines() -> None:
+    chart = line_chart(
+        "quality", [Line("fleet", "fleet", [(1, 0.1), (2, 0.5)])], x_label="round",
+        levels=[("popular", 0.4)],
+    )  # fmt: skip
+    assert chart.index('class="level"') < chart.index('class="line') < chart.index(">popular<")
+
+
+def test_a_trouble_that_is_over_is_not_told() -> None:
+    found = filled()
+    found.take(Trouble("device-02", "no connection"))
+    found.take(Trouble("device-03", "no connection"))
+    found.take(Trouble("device-02", "no connection", over=True))
+    text = report_html(found)
+    assert "device-03: no connection" in text
+    assert "device-02: no connection" not in text
 
 
 def test_the_version_that_came_of_the_last_round_is_reported() -> None:

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
+import importlib.metadata
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+import device_sdk
+from device_sdk.factorisation import packaged_artifact
+from device_sdk.system.command_line import add_out
 
 
 @pytest.mark.parametrize(
@@ -43,16 +51,104 @@ def test_help_names_every_command_with_examples(
         assert max(map(len, shown.splitlines())) <= 100
 
 
+MODULES = ("device_sdk.cli", "export.cli", "aggregator.cli")
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_each_command_tells_its_version(module: str, capsys: pytest.CaptureFixture[str]) -> None:
+    main = importlib.import_module(module).main
+    with pytest.raises(SystemExit) as stopped:
+        main(["--version"])
+    assert stopped.value.code == 0
+    assert capsys.readouterr().out == f"{main.name} {device_sdk.__version__}\n"
+
+
+def test_the_version_is_the_installed_distributions() -> None:
+    assert device_sdk.__version__ == importlib.metadata.version("tessera-edge")
+    lazily = "import sys, device_sdk; sys.exit('importlib.metadata' in sys.modules)"
+    subprocess.run([sys.executable, "-c", lazily], check=True)
+    unknown = (
+        "import importlib.metadata as metadata, sys\n"
+        "def version(name): raise metadata.PackageNotFoundError(name)\n"
+        "metadata.version = version\n"
+        "import device_sdk\n"
+        "sys.exit(device_sdk.__version__ != '0+unknown')"
+    )
+    subprocess.run([sys.executable, "-c", unknown], check=True)
+
+
+def test_where_to_write_is_said_in_one_way(capsys: pytest.CaptureFixture[str]) -> None:
+    for module, command in (
+        ("device_sdk.cli", "train"),
+        ("aggregator.cli", "invite"),
+        ("export.cli", "mf"),
+        ("export.cli", "build"),
+    ):
+        with pytest.raises(SystemExit):
+            importlib.import_module(module).main([command, "--help"])
+        shown = capsys.readouterr().out
+        assert re.search(r"-o (\w+), --out \1", shown)
+        assert "--output" not in shown
+    parser = argparse.ArgumentParser()
+    add_out(parser, metavar="DIR", help="", required=True)
+    for spelling in ("-o", "--out", "--output"):
+        assert parser.parse_args([spelling, "here"]).out == Path("here")
+    with pytest.raises(SystemExit):
+        parser.parse_args([])
+    assert "-o/--out is required" in capsys.readouterr().err
+
+
+def without(library: str, module: str, *argv: str) -> subprocess.CompletedProcess[str]:
+    """A command where the library cannot be found."""
+    program = (
+        f"import sys; sys.modules[{library!r}] = None; from {module} import main; sys.exit(main())"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", program, *argv], capture_output=True, text=True, check=False
+    )
+
+
 @pytest.mark.parametrize(
-    ("module", "missing", "extra"),
-    [("export.cli", "torch", "export"), ("aggregator.cli", "rich", "aggregator")],
+    ("module", "library", "command", "extra"),
+    [
+        ("export.cli", "torch", "mf", "export"),
+        ("export.cli", "onnx", "build", "export"),
+        ("export.cli", "sympy", "image", "export"),
+        ("aggregator.cli", "rich", "serve", "aggregator"),
+    ],
 )
-def test_a_command_of_an_extra_names_the_extra_that_is_not_installed(
-    module: str, missing: str, extra: str
+def test_without_its_extra_a_command_says_what_to_install(
+    module: str, library: str, command: str, extra: str
 ) -> None:
-    without = f"import sys; sys.modules[{missing!r}] = None; import {module}"
+    install = f"pip install 'tessera-edge[{extra}]'"
+    how = f"{library} is not installed, which a device does without: {install}"
+    for argv in ((command,), (command, "--help")):
+        done = without(library, module, *argv)
+        assert done.returncode == 1
+        assert done.stderr.endswith(f": {how}\n")
+        assert len(done.stderr.splitlines()) == 1
+    helped = without(library, module, "--help")
+    assert helped.returncode == 0
+    assert helped.stdout.endswith(f"{how}\n")
+    assert f"    {command}" in helped.stdout
+    version = without(library, module, "--version")
+    assert version.returncode == 0
+    assert version.stdout.split()[1] == device_sdk.__version__
+
+
+def test_an_artifact_is_inspected_without_torch() -> None:
+    done = without("torch", "export.cli", "inspect", str(packaged_artifact()))
+    assert done.returncode == 0
+    assert "ScatterND" in done.stdout
+
+
+def test_the_library_without_its_extra_says_what_to_install() -> None:
+    program = "import sys; sys.modules['torch'] = None; import export; export.Adam(1e-3)"
     done = subprocess.run(
-        [sys.executable, "-c", without], capture_output=True, text=True, check=False
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
     )
     assert done.returncode == 1
-    assert f"pip install 'tessera-edge[{extra}]'" in done.stderr.splitlines()[-1]
+    assert done.stderr.splitlines()[-1] == (
+        "ModuleNotFoundError: export needs torch, which a device does without: "
+        "pip install 'tessera-edge[export]'"
+    )

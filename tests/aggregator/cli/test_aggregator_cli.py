@@ -41,7 +41,8 @@ def test_init_keeps_secrets_to_the_owner(
     home = tmp_path / "fleet"
     assert main(["init", "--home", str(home)]) == 0
     said = capsys.readouterr().out
-    assert "task.toml" in said and f"tessera-aggregator serve --home {home}" in said
+    steps = ("task.toml", f"tessera-aggregator invite --home {home}\n", "tessera-aggregator serve")
+    assert sorted(steps, key=said.index) == list(steps)
     secret = [*(home / "keys").iterdir(), home / "aggregator.sqlite"]
     assert len(secret) == 5
     assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in secret)

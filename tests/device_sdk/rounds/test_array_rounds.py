@@ -26,7 +26,7 @@ from device_sdk.methods.teacher_logits.learner import TeacherLogitsLearner
 from export.distillation import PENALTY, distillation, example_teachers
 from tests.brokers.links import QUICK
 from tests.brokers.mosquitto import Mosquitto
-from tests.fakes.array_device import labelled_data, local_data
+from tests.fakes.array_device import classed_data, labelled_data, local_data
 from tests.fakes.brisk import BRISK
 from tests.fakes.handmade import FEATURES, TARGETS, linear_artifact
 from tests.fakes.homes import ServeProcess, invite
@@ -185,5 +185,48 @@ def test_a_device_without_data_sits_out_and_predicts_once_it_has_some(
         with Device.open(tmp_path / "device", read_only=True) as again:
             kept = again.predict({"x": local_data(0).train["x"]})["prediction"]
             np.testing.assert_array_equal(kept, said)  # what was learnt outlives the process
+    finally:
+        server.kill()
+
+
+def test_no_update_is_sent_of_labels_that_are_no_class(
+    mosquitto: Mosquitto, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    batch = {"x": torch.randn(5, FEATURES), "y": torch.arange(5) % TARGETS}
+    export.train_step(
+        torch.nn.Linear(FEATURES, TARGETS),
+        lambda model, b: torch.nn.functional.cross_entropy(model(b["x"]), b["y"]),
+        batch,
+        optimizer=export.Sgd(lr=0.1),
+        dynamic={name: {0: "batch"} for name in batch},
+        directory=tmp_path / "linear",
+        verify=False,
+    )
+    home = make_home(tmp_path, mosquitto.url, 40, 0.2, method="fedavg", settings=asdict(TRAINING))
+    text = home.task_file.read_text().replace(f"= {DEVICES}\n", "= 1\n")
+    home.task_file.write_text(text.replace("deadline_seconds = 300.0", "deadline_seconds = 5.0"))
+    good = classed_data(0)
+    wrong = LocalData({**good.train, "y": np.where(np.arange(12) == 7, TARGETS, good.train["y"])})
+    server = ServeProcess(home)
+    server.start()
+    (code,) = invite(home, 1)
+    try:
+        with Device.enrol(
+            mosquitto.url, code, tmp_path / "device", pace=BRISK, link_settings=QUICK, data=wrong
+        ) as device:
+            device.start()
+            until = time.monotonic() + 30
+            while device.status().outcome != "failed":
+                assert time.monotonic() < until, device.status()
+                time.sleep(0.02)
+            status = device.status()
+            assert "labels that are no class" in status.detail
+            assert (status.outbox, status.sent_bytes, status.receipted_round) == (0, 0, None)
+            device.provide(good)
+            while (device.status().receipted_round or 0) == 0:
+                assert time.monotonic() < until, device.status()
+                time.sleep(0.02)
+            assert device.status().verdict == "counted"
     finally:
         server.kill()

@@ -1,0 +1,228 @@
+"""What the three commands share: one main, ``--version``, ``-o/--out`` and types of arguments."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from device_sdk.system.printable import printable_lines
+
+INTERRUPTED = 130
+"""The exit status after Ctrl-C, as shells count it."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program of several commands, each a module of ``package``; calling it runs one.
+
+    A command's module has ``DESCRIPTION``, ``add_arguments(parser)`` and ``run(arguments)``, which
+    returns the exit status; ``EXAMPLES``, if any, end its help. It is imported when it is used, so
+    ``--help`` and ``--version`` work without the libraries that a command needs, and fast.
+
+    Attributes:
+        name: as it is called.
+        description, examples: for ``--help``.
+        package: where the commands' modules are.
+        commands: their names, which are their modules', and what each does in a few words.
+        errors: what a command raises for people, and the sentence that is then printed, in which
+            ``{error}`` is its message. The first that fits is taken.
+        extra: the extra of the distribution that installs ``needs``; empty where the base does.
+        needs: libraries without which no command works.
+        interrupted: what Ctrl-C prints.
+    """
+
+    name: str
+    description: str
+    examples: str
+    package: str
+    commands: Mapping[str, str]
+    errors: Mapping[type[Exception], str] = field(default_factory=dict)
+    extra: str = ""
+    needs: Sequence[str] = ()
+    interrupted: str = "interrupted"
+
+    def __call__(self, argv: Sequence[str] | None = None) -> int:
+        """Run one command; 0 on success, 1 where it failed, 2 for a wrong command line.
+
+        ``argv``: without the program's name; ``sys.argv`` when None. ``--help``, ``--version`` and
+        a wrong command line raise SystemExit, as argparse does.
+        """
+        given = sys.argv[1:] if argv is None else argv
+        try:
+            arguments = self._parsed(given)
+            return int(arguments.run(arguments))
+        except MemoryError:
+            return self._failed("out of memory; try smaller sizes")
+        except KeyboardInterrupt:
+            return self._failed(self.interrupted, INTERRUPTED)
+        except tuple(self.errors) as error:
+            said = next(text for kind, text in self.errors.items() if isinstance(error, kind))
+            return self._failed(said.format(error=error))
+
+    def _failed(self, why: str, status: int = 1) -> int:
+        print(f"{self.name}: {printable_lines(why)}", file=sys.stderr)
+        return status
+
+    def _parsed(self, argv: Sequence[str]) -> argparse.Namespace:
+        whole = argparse.ArgumentParser(
+            prog=self.name,
+            description=self.description,
+            epilog="\n".join(filter(None, (self.examples, self._lack()))),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        whole.add_argument("--version", action=_Version, help="show the version and exit")
+        commands = whole.add_subparsers(dest="command", required=True, metavar="COMMAND")
+        parsers = {
+            name: commands.add_parser(
+                name, help=does, formatter_class=argparse.RawDescriptionHelpFormatter
+            )
+            for name, does in self.commands.items()
+        }
+        chosen = next((word for word in argv if not word.startswith("-")), "")
+        if chosen in parsers:
+            self._fill(parsers[chosen], chosen)
+        arguments, left = whole.parse_known_args(argv)
+        if len(left) == 1 and not left[0].startswith("-"):
+            # argparse takes an argument that may be left out for left out as soon as options
+            # follow the one before it.
+            spare = getattr(arguments, "spare", None)
+            if spare is not None and getattr(arguments, spare) == parsers[chosen].get_default(
+                spare
+            ):
+                setattr(arguments, spare, left.pop())
+        if left:
+            whole.error(f"unrecognized arguments: {' '.join(left)}")
+        return arguments
+
+    def _fill(self, parser: argparse.ArgumentParser, name: str) -> None:
+        try:
+            module: Any = importlib.import_module(f"{self.package}.{name}")
+        except ModuleNotFoundError as error:
+            if error.name is None or not self.extra or _top(error.name) == _top(self.package):
+                raise
+            raise SystemExit(
+                f"{self.name}: {_how_to_install(_top(error.name), self.extra)}"
+            ) from None
+        parser.description = module.DESCRIPTION
+        parser.epilog = getattr(module, "EXAMPLES", None)
+        module.add_arguments(parser)
+        parser.set_defaults(run=module.run)
+
+    def _lack(self) -> str:
+        for library in self.needs:
+            try:
+                found = importlib.util.find_spec(library) is not None
+            except ImportError:
+                found = False
+            if not found:
+                return _how_to_install(library, self.extra)
+        return ""
+
+
+def _top(module: str) -> str:
+    return module.partition(".")[0]
+
+
+def _how_to_install(library: str, extra: str) -> str:
+    return (
+        f"{library} is not installed, which a device does without: "
+        f"pip install 'tessera-edge[{extra}]'"
+    )
+
+
+class _Version(argparse.Action):
+    """``--version``; argparse's own would look the version up for every command."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, help: str | None = None) -> None:
+        super().__init__(option_strings, dest, nargs=0, default=argparse.SUPPRESS, help=help)
+
+    def __call__(self, parser: argparse.ArgumentParser, *rest: object) -> None:
+        from device_sdk.system.version import __version__
+
+        print(f"{parser.prog} {__version__}")
+        parser.exit()
+
+
+def add_out(
+    parser: argparse.ArgumentParser, *, metavar: str, help: str, required: bool = False
+) -> None:
+    """The option ``-o``/``--out``: where to write; None in ``arguments.out`` without it.
+
+    ``--output``, as some commands called it, means the same and is not shown.
+    """
+    both = parser.add_mutually_exclusive_group(required=required)
+    both.add_argument("-o", "--out", type=Path, metavar=metavar, help=help)
+    both.add_argument(
+        "--output", dest="out", type=Path, default=argparse.SUPPRESS, help=argparse.SUPPRESS
+    )
+
+
+# Types of command line arguments; argparse reports what they refuse.
+
+
+def positive_int(text: str) -> int:
+    """An integer of 1 or more."""
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of 1 or more")
+    return value
+
+
+def natural(text: str) -> int:
+    """An integer of 0 or more."""
+    try:
+        value = int(text)
+    except ValueError:
+        value = -1
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of 0 or more")
+    return value
+
+
+def positive_float(text: str) -> float:
+    """A finite number above 0."""
+    value = _number(text)
+    if not (math.isfinite(value) and value > 0.0):
+        raise argparse.ArgumentTypeError(f"{text!r} is no finite number above 0")
+    return value
+
+
+def not_negative_float(text: str) -> float:
+    """A finite number of 0 or more."""
+    value = _number(text)
+    if not (math.isfinite(value) and value >= 0.0):
+        raise argparse.ArgumentTypeError(f"{text!r} is no finite number of 0 or more")
+    return value
+
+
+def slowdown(text: str) -> float:
+    """A finite factor of 1 or more."""
+    value = _number(text)
+    if not (math.isfinite(value) and value >= 1.0):
+        raise argparse.ArgumentTypeError(f"{text!r} is no factor of 1 or more")
+    return value
+
+
+def fraction(text: str) -> float:
+    """A number from 0 up to, not including, 1."""
+    value = _number(text)
+    if not 0.0 <= value < 1.0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not in 0 <= x < 1 (0.2 is 20 %)")
+    return value
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number") from None

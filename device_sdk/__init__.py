@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         NotEnrolled,
         NothingLearnt,
         ProviderError,
+        RuntimeMissing,
         StateError,
         UnknownUser,
     )
@@ -36,8 +37,8 @@ if TYPE_CHECKING:
     from device_sdk.status import DeviceStatus
     from device_sdk.system.printable import PrintableFormatter
     from device_sdk.system.version import __version__
-    from device_sdk.train.options import TrainingOptions
     from device_sdk.trainer import Trainer
+    from device_sdk.world import TrainingOptions
 
 __all__ = [
     "AlreadyEnrolled",
@@ -59,6 +60,7 @@ __all__ = [
     "NothingLearnt",
     "PrintableFormatter",
     "ProviderError",
+    "RuntimeMissing",
     "StateError",
     "TlsFiles",
     "Trainer",
@@ -88,10 +90,11 @@ _HOMES = {
     "NothingLearnt": "device_sdk.errors",
     "PrintableFormatter": "device_sdk.system.printable",
     "ProviderError": "device_sdk.errors",
+    "RuntimeMissing": "device_sdk.errors",
     "StateError": "device_sdk.errors",
     "TlsFiles": "device_sdk.link.broker_url",
     "Trainer": "device_sdk.trainer",
-    "TrainingOptions": "device_sdk.train.options",
+    "TrainingOptions": "device_sdk.world",
     "UnknownUser": "device_sdk.errors",
     "__version__": "device_sdk.system.version",
 }

@@ -55,7 +55,8 @@ _OUTSIDE_A_METHOD = frozenset(
 METHODS = sorted(path.parent.name for path in ROOT.glob("device_sdk/methods/*/learner.py"))
 # What both ends agree on: the aggregator may import no more of the device than this.
 _CONTRACT = frozenset(
-    {f"device_sdk.{name}" for name in ("artifact", "link", "system", "wire", "methods.settings")}
+    {f"device_sdk.{name}" for name in ("artifact", "link", "system", "wire")}
+    | {f"device_sdk.methods.{name}" for name in ("registry", "settings")}
     | {f"device_sdk.methods.{name}.contract" for name in METHODS}
 )
 _SERVER = frozenset(
@@ -88,11 +89,7 @@ RULES = (
         "wire/publish", "wire.codec wire.arrays wire.seal artifact", libraries="cryptography numpy"
     ),
     _device("runtime", "artifact errors system", libraries="numpy onnxruntime"),
-    _device(
-        "capability",
-        "artifact errors factorisation runtime system trainer",
-        libraries="numpy tabulate",
-    ),
+    _device("capability", "artifact errors factorisation runtime system trainer"),
     Rule("device_sdk/methods", _DEVICE, banned=_OUTSIDE_A_METHOD | {"device_sdk.train"}),
     *(
         _device(f"methods/{name}", "artifact errors local_data methods recommend trainer wire")
@@ -101,11 +98,12 @@ RULES = (
     _device("home", "errors link system wire", libraries="numpy cryptography"),
     _device(
         "train",
-        "artifact capability errors factorisation home local_data methods system trainer wire",
+        "artifact capability errors factorisation home local_data system trainer wire world "
+        "methods.learner methods.registry methods.scatter",
     ),
     _device(
         "rounds",
-        "errors home link methods system train wire",
+        "errors home link methods.learner system train wire world",
         libraries="numpy cryptography",
     ),
     Rule("aggregator", frozenset({"aggregator"} | _CONTRACT | _SERVER), frozenset({"onnxruntime"})),

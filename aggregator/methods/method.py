@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +37,7 @@ class RoundSummary:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
-class Method(Protocol):
+class Method(ABC):
     """Aggregates one round after another. Pure arithmetic: no I/O, no clock, no randomness.
 
     Order of calls: ``open_round``, then any number of ``check`` and ``absorb``, then
@@ -44,9 +45,11 @@ class Method(Protocol):
     is forgotten and the version stays.
     """
 
+    @abstractmethod
     def open_round(self, round_id: int) -> Broadcast:
         """Forget what was absorbed and open ``round_id``, which must be above the last one."""
 
+    @abstractmethod
     def check(self, update: Update) -> None:
         """Raise :class:`Refused` unless ``absorb`` will take this update.
 
@@ -54,25 +57,27 @@ class Method(Protocol):
         hold. Runs before the update is committed to disk.
         """
 
+    @abstractmethod
     def absorb(self, update: Update) -> None:
         """Add a checked update. The same updates in the same order give the same bits."""
 
+    @abstractmethod
     def close_round(self) -> RoundSummary:
         """Make the next version out of what was absorbed; without updates the version stays."""
 
+    @abstractmethod
     def state(self) -> State:
         """Everything, the open round's sums included, as named arrays (copies)."""
 
+    @abstractmethod
     def restore(self, state: State) -> None:
         """Continue, bit for bit, where ``state()`` was taken; raises :class:`RestoreError`."""
 
+    def forget(self, sender: str) -> None:  # noqa: B027
+        """Drop what is kept of a device, where it is known: it was revoked. Between rounds.
 
-@runtime_checkable
-class Remembering(Protocol):
-    """A method that hands on what single devices sent in earlier rounds."""
-
-    def forget(self, sender: str) -> None:
-        """Drop what is kept of a device, where it is known: it was revoked. Between rounds."""
+        Here: nothing. For methods that hand on what single devices sent in earlier rounds.
+        """
 
 
 # Reading a method's state back: its parts, and whether an array is what it has to be.

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
 from aggregator.errors import AggregatorError
-from aggregator.methods.method import Method, Remembering, RestoreError, RoundSummary, State
-from aggregator.methods.table import Binding
+from aggregator.methods.binding import Binding
+from aggregator.methods.method import Method, RestoreError, RoundSummary, State
 from aggregator.store import Store
 from aggregator.store.checkpoints import MethodCheckpoint
 from aggregator.store.rounds import RoundRow
@@ -31,7 +32,7 @@ class Aggregation:
 
     def __init__(
         self,
-        binding: Binding,
+        binding: Binding[Any],
         store: Store,
         items: int,
         checkpoint_updates: int,
@@ -132,9 +133,8 @@ class Aggregation:
         committed, since its updates are all that another attempt can be made of.
         """
         summary = self._method.close_round()
-        if isinstance(self._method, Remembering):
-            for device_id in revoked:
-                self._method.forget(device_id.hex())
+        for device_id in revoked:
+            self._method.forget(device_id.hex())
         if summary.version != self.version:
             made = self._method.state()
             self._require_publishable(self._method.open_round(summary.round_id + 1))

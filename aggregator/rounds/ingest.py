@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from aggregator.keys.registry import Registry
-from aggregator.methods.table import Binding
+from aggregator.methods.binding import Binding
 from aggregator.refusals import Refusals
 from aggregator.rounds.aggregation import Aggregation
 from aggregator.rounds.machine import RoundMachine
@@ -84,7 +84,7 @@ class Ingest:
     def __init__(
         self,
         task: str,
-        binding: Binding,
+        binding: Binding[Any],
         store: Store,
         registry: Registry,
         rounds: RoundMachine,

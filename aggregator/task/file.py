@@ -6,11 +6,13 @@ import importlib.util
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from aggregator.errors import TaskError
-from aggregator.methods.table import BINDINGS, Binding
+from aggregator.methods.binding import Binding, read_binding
 from aggregator.tables import TomlTable
 from device_sdk.link.broker_url import BrokerUrl, TlsFiles, parse_broker_url
+from device_sdk.methods.registry import METHODS, MethodError, method_names
 from device_sdk.wire.codec.names import require_name
 from device_sdk.wire.publish.task_messages import BROADCAST_CODECS, UPDATE_CODECS
 from device_sdk.wire.publish.topics import Topics
@@ -128,7 +130,7 @@ class Task:
     round: RoundSettings
     store: StoreSettings
     admission: AdmissionSettings
-    binding: Binding
+    binding: Binding[Any]
 
 
 def read_task(path: Path) -> Task:
@@ -151,11 +153,14 @@ def read_task(path: Path) -> Task:
 
 def _task(root: TomlTable, folder: Path) -> Task:
     table = root.table("task")
-    method = table.choice("method", sorted(BINDINGS), "scatter")
+    method = table.choice("method", method_names(METHODS), "scatter")
     metrics, keys = root.table("metrics"), root.table("keys")
     name, cohort = _name(table, "name", "default"), _name(table, "cohort", "all")
     artifacts, companions = _artifacts(table, folder)
-    binding = BINDINGS[method](root.table(method))
+    try:
+        binding = read_binding(method, root.table(method))
+    except MethodError as error:
+        raise table.error("method", f"cannot be used: {error}") from None
     _require_artifacts(table, artifacts, companions, binding)
     task = Task(
         name=name,
@@ -189,7 +194,7 @@ def _name(table: TomlTable, key: str, default: str) -> str:
     return value
 
 
-def _catalogue(table: TomlTable, folder: Path, binding: Binding) -> Path | None:
+def _catalogue(table: TomlTable, folder: Path, binding: Binding[Any]) -> Path | None:
     if binding.needs_catalogue:
         return _existing(table, "catalogue", table.text("catalogue"), folder)
     if table.optional_text("catalogue") is not None:
@@ -210,7 +215,10 @@ def _artifacts(table: TomlTable, folder: Path) -> tuple[tuple[Path, ...], tuple[
 
 
 def _require_artifacts(
-    table: TomlTable, artifacts: tuple[Path, ...], companions: tuple[Path, ...], binding: Binding
+    table: TomlTable,
+    artifacts: tuple[Path, ...],
+    companions: tuple[Path, ...],
+    binding: Binding[Any],
 ) -> None:
     allowed = binding.artifacts
     if len(artifacts) not in allowed:

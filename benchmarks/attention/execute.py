@@ -23,7 +23,7 @@ from benchmarks.simulator.simulation import Simulation, device_name
 from device_sdk.local_data import LocalData
 from device_sdk.methods.attention.learner import AttentionLearner
 from device_sdk.methods.fedavg.learner import FedAvgLearner
-from device_sdk.methods.learner import FetchingLearner, State
+from device_sdk.methods.learner import Learner, State
 from device_sdk.methods.local_steps import predict_all
 from device_sdk.trainer import Trainer
 from device_sdk.wire.arrays.exchange import Broadcast, Update
@@ -31,7 +31,7 @@ from device_sdk.wire.arrays.exchange import Broadcast, Update
 AnyLearner = AttentionLearner | FedAvgLearner | LocalLearner
 
 
-class _Timed:
+class _Timed(Learner):
     """A learner whose processor time is counted: other work on the machine does not matter."""
 
     def __init__(self, learner: AnyLearner) -> None:
@@ -39,9 +39,9 @@ class _Timed:
         self.seconds = 0.0
 
     def wants(self, broadcast: Broadcast) -> Sequence[str]:
-        """The learner's, where it has such a choice."""
+        """The learner's."""
         began = time.thread_time()
-        found = self.learner.wants(broadcast) if isinstance(self.learner, FetchingLearner) else ()
+        found = self.learner.wants(broadcast)
         self.seconds += time.thread_time() - began
         return found
 

@@ -9,7 +9,7 @@ from aggregator.methods.method import Method, RoundSummary, State
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 
 
-class FallingRate:
+class FallingRate(Method):
     """The method, with ``learning_rate`` times decay^(round - 1) in its broadcasts.
 
     All methods fall alike, so that none is ahead because its last steps are quieter.

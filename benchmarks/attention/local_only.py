@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from aggregator.methods.method import RoundSummary, State
+from aggregator.methods.method import Method, RoundSummary, State
 from benchmarks.attention.experiment import Local
 from device_sdk.local_data import LocalData
 from device_sdk.methods import learner
@@ -13,7 +13,7 @@ from device_sdk.trainer import Trainer
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 
 
-class LocalLearner:
+class LocalLearner(learner.Learner):
     """Takes a round's steps on its own samples and sends nothing."""
 
     def __init__(
@@ -39,7 +39,7 @@ class LocalLearner:
         self.trainer.set_state(state)
 
 
-class LocalMethod:
+class LocalMethod(Method):
     """Counts the devices, and shares nothing."""
 
     def __init__(self, settings: Local) -> None:

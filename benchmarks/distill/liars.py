@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from device_sdk.methods.learner import State
+from device_sdk.methods.learner import Learner, State
 from device_sdk.methods.teacher_logits.contract import (
     LabelKnowledge,
     TeacherLogitsTraining,
@@ -19,7 +19,7 @@ Claims = Callable[[int], NDArray[np.float32]]
 """From the number of classes to mean outputs by label, [classes, classes]."""
 
 
-class LyingTeacher:
+class LyingTeacher(Learner):
     """Sends ``claims`` of every label in each round, and that it has as many samples as count."""
 
     def __init__(self, claims: Claims) -> None:

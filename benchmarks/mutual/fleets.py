@@ -18,7 +18,7 @@ from benchmarks.simulator import Simulation, device_name
 from device_sdk import Trainer
 from device_sdk.local_data import DataSource, LocalData
 from device_sdk.methods.fedavg.learner import FedAvgLearner
-from device_sdk.methods.learner import State
+from device_sdk.methods.learner import Learner, State
 from device_sdk.methods.local_steps import SampleStream
 from device_sdk.methods.mutual.contract import (
     MutualTraining,
@@ -175,7 +175,7 @@ class _Together:
         return dict(summary.metrics)
 
 
-class _RandomLabels:
+class _RandomLabels(Learner):
     """A device that learns as the others do and says anything."""
 
     def __init__(

@@ -11,7 +11,7 @@ from device_sdk.methods.learner import Learner, State
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 
 
-class DisguisedLearner:
+class DisguisedLearner(Learner):
     """Passes on what ``learner`` trains, disguised as ``run`` says."""
 
     def __init__(self, learner: Learner, run: Run, rng: np.random.Generator) -> None:

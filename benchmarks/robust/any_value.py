@@ -17,7 +17,7 @@ _LARGEST = 1e12
 """Larger values are refused."""
 
 
-class AnyValue:
+class AnyValue(Learner):
     """``opposite`` sends the opposite of what an honest device found, times ``magnitude``.
 
     ``pattern`` sends random signs times ``magnitude`` in all that it may send, the same in every

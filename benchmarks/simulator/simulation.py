@@ -9,7 +9,7 @@ import numpy as np
 
 from aggregator.methods.method import Method, Refused, RoundSummary
 from benchmarks.simulator.channel import Channel, DirectChannel
-from device_sdk.methods.learner import FetchingLearner, Learner, LearnerError, ReceiptLearner
+from device_sdk.methods.learner import Learner, LearnerError
 from device_sdk.wire.arrays.exchange import Broadcast
 
 
@@ -70,9 +70,7 @@ class Simulation:
                 self._count(error)
                 continue
             self.method.absorb(update)
-            learner = self.learners[device]
-            if isinstance(learner, ReceiptLearner):
-                learner.receipt(update.round_id, counted=True)
+            self.learners[device].receipt(update.round_id, counted=True)
         return self.method.close_round()
 
     def epoch(self, cohort: int, always: Sequence[int] = ()) -> Iterator[RoundSummary]:
@@ -88,7 +86,7 @@ class Simulation:
     def _fetch(self, device: int, broadcast: Broadcast, opened: Broadcast) -> Broadcast:
         """The broadcast with those attachments that the device may read and wants."""
         learner = self.learners[device]
-        if not opened.attachments or not isinstance(learner, FetchingLearner):
+        if not opened.attachments:
             return broadcast
         name = self._names[device]
         readable = {

@@ -13,7 +13,7 @@ from device_sdk.interactions import InteractionsError, read_interactions
 from device_sdk.status import DeviceStatus
 from device_sdk.system.command_line import positive_float, positive_int, slowdown
 from device_sdk.system.printable import printable
-from device_sdk.train.options import TrainingOptions
+from device_sdk.world import TrainingOptions
 
 DESCRIPTION = """\
 Takes part in the fleet's rounds in the foreground, and prints a line for each. Stops on Ctrl-C and

@@ -54,33 +54,33 @@ class ConnectionEnd:
     code: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class BrokerWay:
+    """How a link reaches its broker. ``clock``: monotonic seconds; ``admits``: see
+    :class:`~device_sdk.link.link.Link`."""
+
+    url: BrokerUrl
+    tls: ssl.SSLContext | None
+    client_id: str
+    settings: LinkSettings
+    clock: Callable[[], float]
+    admits: Admits | None
+
+
 class Connection:
     """Connects, then moves packets one ``step`` at a time until ``end`` is set."""
 
-    def __init__(
-        self,
-        url: BrokerUrl,
-        tls: ssl.SSLContext | None,
-        settings: LinkSettings,
-        version: MqttVersion,
-        client_id: str,
-        sink: Sink,
-        clock: Callable[[], float],
-        admits: Admits | None = None,
-    ) -> None:
-        self._url = url
-        self._settings = settings
+    def __init__(self, way: BrokerWay, version: MqttVersion, sink: Sink) -> None:
+        self._way, self._settings, self._clock = way, way.settings, way.clock
         self._version = version
         self._sink = sink
-        self._clock = clock
-        self._admits = admits
         self._socket: Any = None
         self.limits: ServerLimits | None = None
         """Set by the broker's acceptance."""
         self.end: ConnectionEnd | None = None
-        self.last_received_seconds = clock()
+        self.last_received_seconds = self._clock()
         """By the clock, when the broker last sent anything."""
-        self._client = self._make_client(tls, client_id)
+        self._client = self._make_client()
 
     def open(self) -> None:
         """Make the TCP connection, do the TLS handshake, send CONNECT. Sets ``end`` on failure."""
@@ -95,8 +95,8 @@ class Connection:
             properties.MaximumPacketSize = self._settings.maximum_packet_bytes
         try:
             self._client.connect(
-                self._url.host,
-                self._url.port,
+                self._way.url.host,
+                self._way.url.port,
                 self._settings.keepalive_seconds,
                 clean_start=clean_start,
                 properties=properties,
@@ -157,24 +157,25 @@ class Connection:
                 end = ConnectionEnd("stopped", f"without goodbye: {type(error).__name__}")
         self._finish(end)
 
-    def _make_client(self, tls: ssl.SSLContext | None, client_id: str) -> BufferedClient:
+    def _make_client(self) -> BufferedClient:
+        way, settings = self._way, self._settings
         five = self._version is MqttVersion.V5
         client = BufferedClient(
             CallbackAPIVersion.VERSION2,
-            client_id=client_id,
+            client_id=way.client_id,
             clean_session=None if five else True,
             protocol=MQTTProtocolVersion.MQTTv5 if five else MQTTProtocolVersion.MQTTv311,
             reconnect_on_failure=False,
-            read_bytes=self._settings.read_bytes,
-            admits=self._admits,
+            read_bytes=settings.read_bytes,
+            admits=way.admits,
         )
-        client.connect_timeout = self._settings.connect_timeout_seconds
+        client.connect_timeout = settings.connect_timeout_seconds
         # The link bounds what is in flight; paho's own window would only add a hidden queue.
         client.max_inflight_messages_set(65_535)
-        if tls is not None:
-            client.tls_set_context(tls)
-        if self._url.user is not None:
-            client.username_pw_set(self._url.user, self._url.password)
+        if way.tls is not None:
+            client.tls_set_context(way.tls)
+        if way.url.user is not None:
+            client.username_pw_set(way.url.user, way.url.password)
         client.on_connect = self._on_connect
         client.on_disconnect = self._on_disconnect
         client.on_message = self._on_message

@@ -9,6 +9,7 @@ import numpy as np
 
 from device_sdk.link.broker_url import BrokerUrl, TlsFiles, parse_broker_url
 from device_sdk.link.buffered_client import Admits
+from device_sdk.link.connection import BrokerWay
 from device_sdk.link.events import Delivery, Event, ServerLimits
 from device_sdk.link.loop import LinkLoop
 from device_sdk.link.send_queue import LinkError
@@ -55,16 +56,8 @@ class Link:
         context = (tls or TlsFiles()).context() if parsed.tls else None
         # 22 letters and digits: within what every 3.1.1 broker must take.
         self.client_id = client_id if client_id is not None else rng.bytes(11).hex()
-        self._loop = LinkLoop(
-            parsed,
-            context,
-            settings if settings is not None else LinkSettings(),
-            self.client_id,
-            rng=rng,
-            clock=clock,
-            admits=admits,
-            on_event=on_event,
-        )
+        way = BrokerWay(parsed, context, self.client_id, settings or LinkSettings(), clock, admits)
+        self._loop = LinkLoop(way, rng, on_event)
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import socket
-import ssl
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -13,9 +12,7 @@ from typing import TypeAlias
 import numpy as np
 
 from device_sdk.link.backoff import Backoff
-from device_sdk.link.broker_url import BrokerUrl
-from device_sdk.link.buffered_client import Admits
-from device_sdk.link.connection import Connection, ConnectionEnd
+from device_sdk.link.connection import BrokerWay, Connection, ConnectionEnd
 from device_sdk.link.events import (
     Connected,
     ConnectRefused,
@@ -33,7 +30,6 @@ from device_sdk.link.events import (
     settle,
 )
 from device_sdk.link.send_queue import SendQueue, refusal
-from device_sdk.link.settings import LinkSettings
 from device_sdk.link.subscriptions import Subscriptions
 
 # Wakes a thread that waits for sockets.
@@ -107,27 +103,14 @@ class LinkLoop:
     ``queue``, ``subscriptions``, ``events`` and ``waker`` are safe between threads, ``limits`` may
     be read from any (None without a connection), and ``done`` tells of publications' fates. All
     else belongs to the thread that calls :meth:`run`. ``rng`` draws the back-off's jitter.
-    ``admits`` and ``on_event``: see :class:`~device_sdk.link.link.Link`.
+    ``on_event``: see :class:`~device_sdk.link.link.Link`.
     """
 
     def __init__(
-        self,
-        url: BrokerUrl,
-        tls: ssl.SSLContext | None,
-        settings: LinkSettings,
-        client_id: str,
-        *,
-        rng: np.random.Generator,
-        clock: Callable[[], float],
-        admits: Admits | None = None,
-        on_event: Callable[[], None] | None = None,
+        self, way: BrokerWay, rng: np.random.Generator, on_event: Callable[[], None] | None
     ) -> None:
-        self._url = url
-        self._tls = tls
-        self._settings = settings
-        self._client_id = client_id
-        self._clock = clock
-        self._admits = admits
+        self._way, self._settings, self._clock = way, way.settings, way.clock
+        settings = way.settings
         make_backoff = partial(
             Backoff,
             rng,
@@ -230,16 +213,7 @@ class LinkLoop:
 
     def _one_connection(self) -> ConnectionEnd:
         self._never_accepted = True
-        connection = Connection(
-            self._url,
-            self._tls,
-            self._settings,
-            self._versions.current,
-            self._client_id,
-            self,
-            self._clock,
-            self._admits,
-        )
+        connection = Connection(self._way, self._versions.current, self)
         opened_seconds = self._clock()
         try:
             connection.open()

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
+import numpy as np
 from numpy.typing import NDArray
 
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 
+if TYPE_CHECKING:
+    # It loads onnxruntime, which an app that only records and recommends never needs.
+    from device_sdk.local_data import DataSource
+    from device_sdk.trainer import Trainer
+
 State = Mapping[str, NDArray[Any]]
+Where = Literal["device", "aggregator"]
 
 
 class LearnerError(ValueError):
@@ -19,54 +28,124 @@ class LearnerError(ValueError):
     """
 
 
-class Learner(Protocol):
+class Declined(Exception):
+    """The device takes no part in this round; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerParts:
+    """What a device has for a learner.
+
+    Attributes:
+        data: the app's samples, to be asked for at the start of each round.
+        trainer: of the artifact that this device trains, at the artifact's own parameters.
+        companion: of the artifact that belongs to it, if the task has such (attention's
+            meta-network).
+        sender: the device's name among the task's, 32 hexadecimal digits.
+        rng: for every draw.
+        placement: who does the work that either end may do; ``auto`` before that was measured.
+    """
+
+    data: DataSource
+    trainer: Trainer
+    companion: Trainer | None
+    sender: str
+    rng: np.random.Generator
+    placement: Where | Literal["auto"] = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class MovableWork:
+    """Work that a device does itself where it can, and the aggregator where it cannot.
+
+    Attributes:
+        size: what its time grows with.
+        download_bytes: of the attachments that it takes.
+        here, there: for people, after "This device" and "The aggregator": who does it.
+        with_it: for people, what a round here then is.
+        fetched: for people, what the attachments hold.
+        obstacle: why this device cannot do it, whatever the time it has; empty where it can.
+    """
+
+    size: int
+    download_bytes: int
+    here: str = "does it itself"
+    there: str = "does it"
+    with_it: str = "with it"
+    fetched: str = "its attachments"
+    obstacle: str = ""
+
+
+class Learner(ABC):
     """Turns one broadcast and the device's own data into one update.
 
     ``train`` changes the learner's private state (its users' vectors, say). Whoever runs a learner
     commits ``state()`` and the update together, so that a crash between the two cannot leave one
-    without the other.
+    without the other. A device makes its learner anew for each round and gives it the last state
+    that was committed. A method overrides what it needs; ``train`` alone has no default.
     """
 
+    needs_receipts: ClassVar[bool] = False
+    """Begin no round while an update waits for its verdict, which :meth:`receipt` is told."""
+
+    has_movable_work: ClassVar[bool] = False
+    """:meth:`movable_work` is worth asking."""
+
+    @classmethod
+    def make(cls, parts: LearnerParts) -> Self:
+        """A new learner. Here: with data, trainer, sender and rng as its arguments.
+
+        Raises ValueError where the artifact is not of the method's kind, :class:`Declined` where
+        this device cannot take part.
+        """
+        return cls(parts.data, parts.trainer, parts.sender, parts.rng)  # type: ignore[call-arg]
+
+    @abstractmethod
     def train(self, broadcast: Broadcast) -> Update:
         """Train for one round; raises LearnerError, and then the state is unchanged."""
 
     def state(self) -> State:
-        """Everything that must survive a restart, as named arrays (copies)."""
+        """Everything that must survive a restart, as named arrays (copies). Here: nothing."""
+        return {}
 
     def restore(self, state: State) -> None:
         """Take a ``state()`` back; raises LearnerError if it does not fit."""
-
-
-@runtime_checkable
-class FetchingLearner(Protocol):
-    """A learner that needs some of a broadcast's attachments."""
+        if state:
+            raise LearnerError(f"the state holds {sorted(state)}; this learner keeps none")
 
     def wants(self, broadcast: Broadcast) -> Sequence[str]:
         """Names out of ``broadcast.offered`` that ``train`` must find in ``attachments``.
 
-        Changes nothing. Raises LearnerError as ``train`` does.
+        Changes nothing. Raises LearnerError as ``train`` does. Here: none.
         """
+        return ()
 
-
-@runtime_checkable
-class ReceiptLearner(Protocol):
-    """A learner that must know whether its last updates were counted."""
-
-    def receipt(self, round_id: int, *, counted: bool) -> None:
-        """The aggregator's verdict on this learner's update for ``round_id``.
+    def receipt(self, round_id: int, *, counted: bool) -> None:  # noqa: B027
+        """The aggregator's verdict on this learner's update for ``round_id``. Here: no matter.
 
         Called before the next ``train``, once or more often; what is unknown or old is ignored.
-        A device begins no round while an update of it waits for its verdict; where there is none
-        all the same, the update is taken for not counted.
+        With ``needs_receipts`` a device begins no round while an update of it waits for its
+        verdict; where there is none all the same, the update is taken for not counted.
         """
 
+    def adopt(self, broadcast: Broadcast) -> bool:
+        """Make the trainer's model the broadcast's, without training; False where none is shared.
 
-@runtime_checkable
-class AdoptingLearner(Protocol):
-    """A learner that can take over what all made, without training."""
-
-    def adopt(self, broadcast: Broadcast) -> None:
-        """Make the trainer's model the broadcast's. Raises LearnerError as ``train`` does.
-
-        Called with the task's last broadcast, when its rounds are over.
+        Called with the task's last broadcast, when its rounds are over. Raises LearnerError as
+        ``train`` does.
         """
+        return False
+
+    def movable_work(self, broadcast: Broadcast) -> MovableWork | None:
+        """What either end may do in this round or a later one; None where there is none.
+
+        Raises LearnerError as ``train`` does.
+        """
+        return None
+
+    def rehearse(self, broadcast: Broadcast) -> None:
+        """A round with the movable work done here, to be timed, on a learner that is thrown away.
+
+        Needs no attachments. Raises LearnerError as ``train`` does.
+        """
+        raise LearnerError("this learner has no work that either end may do")

@@ -5,30 +5,27 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
+from device_sdk.capability.fit import Fit, Request, WorkDone, choose_among
 from device_sdk.capability.stopwatch import timed
-from device_sdk.home.home import Home
 from device_sdk.home.model_store import CapabilityRow
-from device_sdk.local_data import DataSource, LocalData
-from device_sdk.methods.attention.rehearsal import MixingAhead
-from device_sdk.methods.learner import AdoptingLearner, FetchingLearner, Learner, ReceiptLearner
+from device_sdk.local_data import LocalData
+from device_sdk.methods.learner import Declined, Learner, LearnerParts, MovableWork, Where
 from device_sdk.system.clock import Clock
-from device_sdk.train.affordable import ArtifactChoice, WorkDone, choose_artifact
-from device_sdk.train.job import Declined, LocalArtifact, TrainedRound, TrainingJob
-from device_sdk.train.options import TrainingOptions
-from device_sdk.train.placement import MeasuredPlacement, PlacedLearner, Where, obstacle
+from device_sdk.train.job import LocalArtifact, RoundTrainer, TrainedRound, TrainingJob
+from device_sdk.train.placement import MeasuredPlacement
 from device_sdk.trainer import Trainer
 from device_sdk.wire.arrays.body import encode_update
 from device_sdk.wire.arrays.exchange import Broadcast
 from device_sdk.wire.publish.receipts import Verdict
 from device_sdk.wire.publish.task_messages import BROADCAST_CODECS
+from device_sdk.world import DeviceWorld
 
 # A Trainer that counts its steps, and that a measurement can stop between two of them.
 
@@ -73,80 +70,15 @@ def load_model_arrays(trainer: Trainer, arrays: Mapping[str, NDArray[Any]]) -> N
     trainer.set_state(arrays)
 
 
-# The learners of methods that train on local arrays, by the method's name.
-#
-# A new method adds its line to ``ARRAY_LEARNERS``; its module is imported when a task needs it.
-
-
-@dataclass(frozen=True)
-class LearnerParts:
-    """What a learner is made of. ``companion``: of the artifact that belongs to the model's, if
-    the task has such (attention's meta-network)."""
-
-    data: DataSource
-    trainer: Trainer
-    companion: Trainer | None
-    sender: str
-    rng: np.random.Generator
-    options: TrainingOptions
-
-
-def _fedavg(parts: LearnerParts) -> Learner:
-    from device_sdk.methods.fedavg.learner import FedAvgLearner
-
-    return FedAvgLearner(parts.data, parts.trainer, parts.sender, parts.rng)
-
-
-def _teacher_logits(parts: LearnerParts) -> Learner:
-    from device_sdk.methods.teacher_logits.learner import TeacherLogitsLearner
-
-    return TeacherLogitsLearner(parts.data, parts.trainer, parts.sender, parts.rng)
-
-
-def _mutual(parts: LearnerParts) -> Learner:
-    from device_sdk.methods.mutual.learner import MutualLearner
-
-    return MutualLearner(parts.data, parts.trainer, parts.sender, parts.rng)
-
-
-def _attention(parts: LearnerParts) -> Learner:
-    from device_sdk.methods.attention.learner import AttentionLearner
-
-    placement = parts.options.placement
-    if placement == "auto":
-        # Nothing was measured yet.
-        placement = "aggregator" if parts.companion is None else "device"
-    if placement == "device" and parts.companion is None:
-        raise Declined("the task offers no meta-network for this artifact; see placement")
-    return AttentionLearner(
-        parts.data, parts.trainer, parts.companion, parts.sender, parts.rng, placement
-    )
-
-
-ARRAY_LEARNERS: Mapping[str, Callable[[LearnerParts], Learner]] = {
-    "fedavg": _fedavg,
-    "teacher_logits": _teacher_logits,
-    "mutual": _mutual,
-    "attention": _attention,
-}
-"""By method's name."""
-
-PLACED_METHODS = frozenset({"attention"})
-"""Those whose learner is a :class:`~device_sdk.train.placement.PlacedLearner`."""
-
-RECEIPT_METHODS = frozenset({"teacher_logits"})
-"""Those whose learner is a :class:`~device_sdk.methods.learner.ReceiptLearner`."""
-
-
 # The very work of a round with one artifact, to be timed.
 
 
 class ArrayWork:
-    """A round on a learner that is thrown away; see
-    :class:`~device_sdk.train.affordable.RoundWork`.
+    """A round on a learner that is thrown away; a
+    :class:`~device_sdk.capability.fit.StoppableWork`.
 
-    ``make`` gives the learner as the round would begin with it. ``mixes``: time a round with a
-    mixture of the device's own, even where this one has none.
+    ``make`` gives the learner as the round would begin with it. ``rehearses``: with the work
+    that either end may do, even where this round has none.
     """
 
     def __init__(
@@ -156,22 +88,22 @@ class ArrayWork:
         broadcast: Broadcast,
         clock: Clock,
         *,
-        mixes: bool = False,
+        rehearses: bool = False,
     ) -> None:
         self.name = name
         self._make = make
         self._broadcast = broadcast
         self._clock = clock
-        self._mixes = mixes
+        self._rehearses = rehearses
 
     def run(self, most_seconds: float) -> WorkDone:
-        """See :class:`~device_sdk.train.affordable.RoundWork`."""
+        """Train one round; cut short between two steps after ``most_seconds``."""
         learner, trainer = self._make()
         trainer.steps = 0
         start = self._clock.now()
         trainer.stop_at = start + most_seconds
         try:
-            if self._mixes and isinstance(learner, PlacedLearner):
+            if self._rehearses:
                 learner.rehearse(self._broadcast)
             else:
                 learner.train(_readable(self._broadcast, learner))
@@ -186,44 +118,25 @@ class ArrayWork:
 
 def _readable(broadcast: Broadcast, learner: Learner) -> Broadcast:
     """The broadcast with those attachments only that this learner asked for."""
-    if not isinstance(learner, FetchingLearner):
-        return broadcast
     wanted = set(learner.wants(broadcast))
     kept = {name: each for name, each in broadcast.attachments.items() if name in wanted}
     return replace(broadcast, attachments=kept)
 
 
-# Measured anew when there is this much more to train on, or training was late so often in a row.
-_GROWTH = 1.5
-_MOST_MISSES = 2
 _RECEIPTS = 64
 
 
-class ArrayTrainer:
+class ArrayTrainer(RoundTrainer):
     """Trains with the app's arrays and the home's learner state; see :class:`RoundTrainer`.
 
     Each round makes the learner anew from what the last commit left, so a round that ended
-    without a commit has left nothing. ``source`` gives the app's data source, None for none.
+    without a commit has left nothing.
     """
 
-    def __init__(
-        self,
-        home: Home,
-        source: Callable[[], DataSource | None],
-        make_learner: Callable[[LearnerParts], Learner],
-        sender: str,
-        options: TrainingOptions,
-        *,
-        clock: Clock,
-        rng: np.random.Generator,
-    ) -> None:
-        self._home = home
-        self._source = source
-        self._make_learner = make_learner
-        self._sender = sender
-        self._options = options
-        self._clock = clock
-        self._rng = rng
+    def __init__(self, world: DeviceWorld, kind: type[Learner]) -> None:
+        super().__init__(world)
+        self._source, self._kind = world.source, kind
+        self._sender = world.membership.grant.device_id.hex()
         self._trainers: dict[Path, WatchedTrainer] = {}
 
     def wants(self, job: TrainingJob) -> Sequence[str]:
@@ -231,39 +144,32 @@ class ArrayTrainer:
         data = self._data()
         ahead = self._ahead(job, data)
         known = self._known(job, data, ahead)
-        places = range(len(job.artifacts)) if known is None else [known.k - 1]
-        where = self._where(job, known)
-        if where is None and ahead is not None and self._obstacle(job, ahead):
+        artifacts = job.artifacts if known is None else [_chosen(job, known)]
+        where = _where(known)
+        if where is None and ahead is not None and self._obstacle(ahead):
             where = "aggregator"
         wanted: dict[str, None] = {}
-        for place in places:
-            learner, _ = self.learner(job, job.artifacts[place], data, where)
-            if isinstance(learner, FetchingLearner):
-                wanted.update(dict.fromkeys(learner.wants(job.broadcast)))
+        for artifact in artifacts:
+            learner, _ = self.learner(job, artifact, data, where)
+            wanted.update(dict.fromkeys(learner.wants(job.broadcast)))
         return tuple(wanted)
 
     def train(self, job: TrainingJob) -> TrainedRound:
         """One round. Raises LearnerError, ArtifactError, ValueError, or :class:`Declined`."""
         data = self._data()
         capability = self._capability(job, data)
-        place = 0 if capability is None else capability.k - 1
-        artifact = job.artifacts[place]
-        learner, trainer = self.learner(job, artifact, data, self._where(job, capability))
+        artifact = _chosen(job, capability)
+        learner, trainer = self.learner(job, artifact, data, _where(capability))
         self._keep_only(artifact)
-        updates = []
-        seconds = timed(
-            lambda: updates.append(learner.train(job.broadcast)),
-            self._clock,
-            self._options.slowdown,
-            float("inf"),
+        seconds, update = timed(
+            lambda: learner.train(job.broadcast), self._clock, self._options.slowdown
         )
         codec = BROADCAST_CODECS[job.terms.update_codec]
         if capability is not None:
-            late = seconds > job.terms.train_seconds
-            capability = replace(capability, misses=capability.misses + 1 if late else 0)
+            capability = capability.after(late=seconds > job.terms.train_seconds)
         return TrainedRound(
             k=self._rank(job, artifact),
-            body=encode_update(updates[0], codec, self._rng),
+            body=encode_update(update, codec, self._rng),
             learner_state=learner.state(),
             capability=capability,
             seconds=seconds,
@@ -277,9 +183,7 @@ class ArrayTrainer:
         for artifact in job.artifacts:
             if artifact.artifact_id == own:
                 learner, trainer = self.learner(job, artifact, LocalData({}))
-                if isinstance(learner, AdoptingLearner):
-                    learner.adopt(job.broadcast)
-                    return model_arrays(trainer)
+                return model_arrays(trainer) if learner.adopt(job.broadcast) else None
         return None
 
     def _data(self) -> LocalData:
@@ -307,16 +211,16 @@ class ArrayTrainer:
         if artifact.companion is not None:
             companion = self._trainer(artifact.companion)
             companion.reset()
-        options = self._options if where is None else replace(self._options, placement=where)
-        learner = self._make_learner(
-            LearnerParts(lambda: data, trainer, companion, self._sender, self._rng, options)
+        placement = self._options.placement if where is None else where
+        learner = self._kind.make(
+            LearnerParts(lambda: data, trainer, companion, self._sender, self._rng, placement)
         )
         manifest = job.manifest
         if self._home.models.learner_artifact(manifest.task) == artifact.artifact_id:
             state = self._home.models.learner(manifest.task)
             if state is not None:
                 learner.restore(state)
-        if isinstance(learner, ReceiptLearner):
+        if learner.needs_receipts:
             rounds = self._home.rounds.receipted(manifest.task, manifest.generation, _RECEIPTS)
             for part in reversed(rounds):
                 learner.receipt(part.round, counted=part.verdict is Verdict.COUNTED)
@@ -343,120 +247,124 @@ class ArrayTrainer:
         ids = ",".join(each.artifact_id.hex()[:16] for each in job.artifacts)
         # A learning rate that falls from round to round makes no round slower.
         settings = sorted((n, v) for n, v in job.broadcast.settings.items() if n != "learning_rate")
+        most = f" {self._options.most_attachment_bytes} bytes" if self._places() else ""
         return (
             f"{ids} {job.terms.method} {job.terms.train_seconds}s x{self._options.slowdown} "
-            f"{settings}"
+            f"{settings}{most}"
         )
 
-    # -- where the mixing is done ------------------------------------------------------------------
+    # -- work that either end may do ---------------------------------------------------------------
 
-    def _places(self, job: TrainingJob) -> bool:
-        """Whether this device has to find out where its neighbours are mixed."""
-        return self._options.placement == "auto" and job.terms.method in PLACED_METHODS
+    def _places(self) -> bool:
+        """Whether this device has to find out who does such work."""
+        return self._options.placement == "auto" and self._kind.has_movable_work
 
-    def _ahead(self, job: TrainingJob, data: LocalData) -> MixingAhead | None:
-        """What mixing here would take; None where there is none, or the option says where."""
-        if not self._places(job):
+    def _ahead(self, job: TrainingJob, data: LocalData) -> MovableWork | None:
+        """What it would take here; None where there is none, or the option says where."""
+        if not self._places():
             return None
         learner, _ = self.learner(job, job.artifacts[0], data)
-        return learner.mixing_ahead(job.broadcast) if isinstance(learner, PlacedLearner) else None
+        return learner.movable_work(job.broadcast)
 
-    def _obstacle(self, job: TrainingJob, ahead: MixingAhead) -> str:
-        return obstacle(job.artifacts[0], ahead, self._options.most_attachment_bytes)
-
-    def _where(self, job: TrainingJob, row: CapabilityRow | None) -> Where | None:
-        if row is None or not self._places(job):
-            return None
-        placed = MeasuredPlacement.read(row.fingerprint, self._conditions(job))
-        return None if placed is None else placed.where
+    def _obstacle(self, ahead: MovableWork) -> str:
+        """Why the device cannot do it, whatever the time it has; empty where it can."""
+        most = self._options.most_attachment_bytes
+        if ahead.obstacle or ahead.download_bytes <= most:
+            return ahead.obstacle
+        return (
+            f"{ahead.fetched} are {ahead.download_bytes} bytes, above most_attachment_bytes "
+            f"({most})"
+        )
 
     # -- what this device can afford ---------------------------------------------------------------
 
     def _known(
-        self, job: TrainingJob, data: LocalData, ahead: MixingAhead | None
+        self, job: TrainingJob, data: LocalData, ahead: MovableWork | None
     ) -> CapabilityRow | None:
         """The choice made before, where conditions are as they were."""
         known = self._home.models.capability(job.manifest.task)
-        if known is None or data.samples > _GROWTH * known.triples or known.misses >= _MOST_MISSES:
+        if known is None or not known.holds(self._conditions(job), data.samples):
             return None
-        conditions = self._conditions(job)
-        placed = None
-        if self._places(job):
-            placed = MeasuredPlacement.read(known.fingerprint, conditions)
-        if placed is not None:
-            return known if placed.holds(ahead, self._options.most_attachment_bytes) else None
-        return known if known.fingerprint == conditions and ahead is None else None
+        placed = MeasuredPlacement.read(known)
+        if placed is None:
+            return known if ahead is None else None
+        return known if placed.holds(ahead, self._options.most_attachment_bytes) else None
 
     def _capability(self, job: TrainingJob, data: LocalData) -> CapabilityRow | None:
-        """The measured choice; None where there is nothing to choose.
-
-        The row's k is the artifact's place among those that are here, from 1.
-        """
+        """The measured choice; None where there is nothing to choose."""
         declines = self._options.when_none_fits == "decline"
         chooses = self._options.artifact is None and (len(job.artifacts) > 1 or declines)
         ahead = self._ahead(job, data)
-        if chooses or self._places(job):
+        if chooses or self._places():
             known = self._known(job, data, ahead)
             if known is not None:
                 return known
         if ahead is not None:
-            fingerprint, choice = self._placed_choice(job, data, ahead, chooses=chooses)
+            placed, choice = self._placed_choice(job, data, ahead, chooses=chooses)
         elif chooses:
-            fingerprint, choice = self._conditions(job), self._choice(job, data)
+            placed, choice = None, self._choice(job, data)
         else:
             return None
         if choice.place is None and chooses and declines:
             raise Declined(choice.reason)
         return CapabilityRow(
-            job.manifest.task,
-            fingerprint,
-            1 + (choice.place or 0),
-            max(1, data.samples),
-            0,
-            choice.reason,
-            choice.p90_seconds,
+            task=job.manifest.task,
+            conditions=self._conditions(job),
+            option=job.artifacts[choice.place or 0].artifact_id.hex(),
+            size=max(1, data.samples),
+            placement=None if placed is None else placed.where,
+            placed_size=None if placed is None else placed.size,
+            misses=0,
+            reason=choice.reason,
+            p90_seconds=choice.p90_seconds,
         )
 
     def _placed_choice(
-        self, job: TrainingJob, data: LocalData, ahead: MixingAhead, *, chooses: bool
-    ) -> tuple[str, ArtifactChoice]:
-        """A choice with the device's own mixing where that fits, else with the aggregator's."""
+        self, job: TrainingJob, data: LocalData, ahead: MovableWork, *, chooses: bool
+    ) -> tuple[MeasuredPlacement, Fit]:
+        """A choice with the work done here where that fits, else by the aggregator."""
         where: Where = "aggregator"
-        choice = ArtifactChoice(0, None, "")
-        why = self._obstacle(job, ahead)
+        choice = Fit(0, None, "")
+        why = self._obstacle(ahead)
         if not why:
             choice = self._choice(job, data, "device")
             if choice.place is None:
-                why = f"with a mixture of its own, {choice.reason}"
+                why = f"{ahead.with_it}, {choice.reason}"
             else:
                 where = "device"
         if where == "device":
-            reason = f"This device mixes {ahead.neighbours} neighbours itself: {choice.reason}"
+            reason = f"This device {ahead.here}: {choice.reason}"
         else:
             # One artifact is trained, whatever its round takes: there is nothing to measure.
-            choice = self._choice(job, data, where) if chooses else ArtifactChoice(0, None, "")
-            reason = f"The aggregator mixes for this device: {why.rstrip('.')}. {choice.reason}"
-        placed = MeasuredPlacement.of(where, ahead, self._options.most_attachment_bytes)
-        fingerprint = placed.fingerprint(self._conditions(job))
-        return fingerprint, replace(choice, reason=reason.rstrip())
+            choice = self._choice(job, data, where) if chooses else Fit(0, None, "")
+            reason = f"The aggregator {ahead.there}: {why.rstrip('.')}. {choice.reason}"
+        return MeasuredPlacement.of(where, ahead), replace(choice, reason=reason.rstrip())
 
-    def _choice(
-        self, job: TrainingJob, data: LocalData, where: Where | None = None
-    ) -> ArtifactChoice:
+    def _choice(self, job: TrainingJob, data: LocalData, where: Where | None = None) -> Fit:
         works = [
             ArrayWork(
                 artifact.name,
                 partial(self.learner, job, artifact, data, where),
                 job.broadcast,
                 self._clock,
-                mixes=where == "device",
+                rehearses=where == "device",
             )
             for artifact in job.artifacts
         ]
-        return choose_artifact(
-            works,
-            train_seconds=job.terms.train_seconds,
-            box_seconds=self._options.capability_seconds,
+        request = Request(
+            deadline_seconds=job.terms.train_seconds,
+            time_box_seconds=self._options.capability_seconds,
             slowdown=self._options.slowdown,
-            clock=self._clock,
         )
+        return choose_among(works, request, self._clock)
+
+
+def _chosen(job: TrainingJob, row: CapabilityRow | None) -> LocalArtifact:
+    """The artifact that a row names; the smallest where there was no choice."""
+    named = (each for each in job.artifacts if row and each.artifact_id.hex() == row.option)
+    return next(named, job.artifacts[0])
+
+
+def _where(row: CapabilityRow | None) -> Where | None:
+    placed = None if row is None else MeasuredPlacement.read(row)
+    return None if placed is None else placed.where

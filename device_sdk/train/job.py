@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar
 
 from numpy.typing import NDArray
 
@@ -14,10 +15,7 @@ from device_sdk.wire.arrays.exchange import Broadcast
 from device_sdk.wire.publish.catalogue import Catalogue
 from device_sdk.wire.publish.manifest import RoundManifest
 from device_sdk.wire.publish.task_messages import TaskTerms
-
-
-class Declined(Exception):
-    """The device takes no part in this round; the message says why."""
+from device_sdk.world import DeviceWorld
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,30 +69,31 @@ class TrainedRound:
     model: Mapping[str, NDArray[Any]] | None = None
 
 
-class RoundTrainer(Protocol):
+class RoundTrainer(ABC):
     """The device's half of a method, with its data: trains one round, and stores nothing."""
 
+    needs_receipts: ClassVar[bool] = False
+    """As :attr:`device_sdk.methods.learner.Learner.needs_receipts`."""
+
+    def __init__(self, world: DeviceWorld) -> None:
+        self._home, self._options = world.home, world.options
+        self._clock, self._rng = world.work_clock, world.rng
+
+    @abstractmethod
     def train(self, job: TrainingJob) -> TrainedRound:
-        """Raises :class:`Declined`, or any error; the round then ends without an update."""
-
-
-@runtime_checkable
-class FetchingTrainer(Protocol):
-    """A trainer whose learner may need some of a round's attachments."""
+        """Raises ``Declined``, or any error; the round then ends without an update."""
 
     def wants(self, job: TrainingJob) -> Sequence[str]:
         """Names out of ``job.broadcast.offered`` to be fetched before ``train`` is called.
 
         Asked only where something is offered. Raises as ``train`` does.
         """
-
-
-@runtime_checkable
-class AdoptingTrainer(Protocol):
-    """A trainer whose model may be replaced by the task's last version, once its rounds are over.
-
-    ``job.artifacts`` then holds those that are on the device.
-    """
+        return ()
 
     def adopt(self, job: TrainingJob) -> Mapping[str, NDArray[Any]] | None:
-        """The model to predict with from now on; None to keep the device's own."""
+        """The model to predict with from now on; None to keep the device's own.
+
+        Called with the task's last version, once its rounds are over; ``job.artifacts`` then holds
+        those that are on the device.
+        """
+        return None

@@ -2,52 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
-from device_sdk.home.home import Home
-from device_sdk.train.job import (
-    AdoptingTrainer,
-    Declined,
-    FetchingTrainer,
-    RoundTrainer,
-    TrainedRound,
-    TrainingJob,
-)
-from device_sdk.train.options import TrainingOptions
-
-if TYPE_CHECKING:
-    from device_sdk.local_data import DataSource
-    from device_sdk.system.clock import Clock
+from device_sdk.methods.learner import Declined, Learner
+from device_sdk.methods.registry import LEARNERS, MethodError, load_method
+from device_sdk.train.job import RoundTrainer, TrainedRound, TrainingJob
+from device_sdk.world import DeviceWorld
 
 
-class LazyTrainer:
+def learner_class(method: str) -> type[Learner] | type[RoundTrainer]:
+    """What the installed package that offers the method trains with.
+
+    A :class:`Learner` trains on the app's arrays. A :class:`RoundTrainer` has its own way with the
+    home's data, as scatter's has. Raises :class:`Declined` where there is no such method.
+    """
+    try:
+        found: type[Learner] | type[RoundTrainer]
+        found = load_method(LEARNERS, method, Learner, RoundTrainer)
+    except MethodError as error:
+        raise Declined(f"this device has no learner for the method {method!r}: {error}") from error
+    return found
+
+
+def needs_receipts(method: str) -> bool:
+    """Whether the method's learner must know of each update whether it was counted."""
+    try:
+        return learner_class(method).needs_receipts
+    except Declined:
+        return False  # its training will say so
+
+
+class LazyTrainer(RoundTrainer):
     """Picks the trainer that the task's terms name.
 
     onnxruntime takes 20 MB and a tenth of a second: an app that only records and recommends never
-    loads it. ``clock`` times the training; None for the machine's own. ``source`` gives the app's
-    data source, for methods that train on arrays; ``sender`` is the device's id in hexadecimal.
+    loads it.
     """
 
-    def __init__(
-        self,
-        home: Home,
-        options: TrainingOptions,
-        *,
-        source: Callable[[], DataSource | None],
-        sender: str,
-        clock: Clock | None,
-        rng: np.random.Generator,
-    ) -> None:
-        self._home = home
-        self._options = options
-        self._source = source
-        self._sender = sender
-        self._clock = clock
-        self._rng = rng
+    def __init__(self, world: DeviceWorld) -> None:
+        super().__init__(world)
+        self._world = world
         self._loaded: dict[str, RoundTrainer] = {}
 
     def train(self, job: TrainingJob) -> TrainedRound:
@@ -55,14 +52,12 @@ class LazyTrainer:
         return self._of(job).train(job)
 
     def wants(self, job: TrainingJob) -> Sequence[str]:
-        """See :class:`~device_sdk.train.job.FetchingTrainer`."""
-        trainer = self._of(job)
-        return trainer.wants(job) if isinstance(trainer, FetchingTrainer) else ()
+        """See :class:`~device_sdk.train.job.RoundTrainer`."""
+        return self._of(job).wants(job)
 
     def adopt(self, job: TrainingJob) -> Mapping[str, NDArray[Any]] | None:
-        """See :class:`~device_sdk.train.job.AdoptingTrainer`."""
-        trainer = self._of(job)
-        return trainer.adopt(job) if isinstance(trainer, AdoptingTrainer) else None
+        """See :class:`~device_sdk.train.job.RoundTrainer`."""
+        return self._of(job).adopt(job)
 
     def _of(self, job: TrainingJob) -> RoundTrainer:
         method = job.terms.method
@@ -71,24 +66,10 @@ class LazyTrainer:
         return self._loaded[method]
 
     def _load(self, method: str) -> RoundTrainer:
-        from device_sdk.system.clock import MonotonicClock
+        found = learner_class(method)
+        if issubclass(found, RoundTrainer):
+            return found(self._world)
 
-        clock = self._clock if self._clock is not None else MonotonicClock()
-        if method == "scatter":
-            from device_sdk.train.scatter import ScatterTrainer
+        from device_sdk.train.arrays import ArrayTrainer
 
-            return ScatterTrainer(self._home, self._options, clock=clock, rng=self._rng)
-
-        from device_sdk.train.arrays import ARRAY_LEARNERS, ArrayTrainer
-
-        if method not in ARRAY_LEARNERS:
-            raise Declined(f"this version of Tessera has no learner for the method {method!r}")
-        return ArrayTrainer(
-            self._home,
-            self._source,
-            ARRAY_LEARNERS[method],
-            self._sender,
-            self._options,
-            clock=clock,
-            rng=self._rng,
-        )
+        return ArrayTrainer(self._world, found)

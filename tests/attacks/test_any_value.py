@@ -8,12 +8,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from aggregator.methods.binding import ArrayBinding
+from aggregator.methods.binding import Binding
+from aggregator.methods.fedavg.binding import FedAvgBinding
 from aggregator.methods.fedavg.method import FedAvgMethod, FedAvgSettings
 from aggregator.methods.scatter.binding import ScatterBinding
 from aggregator.methods.scatter.method import ScatterSettings
 from aggregator.methods.server_optimizer import OptimizerSettings
-from aggregator.methods.table import Binding
 from aggregator.publish.publisher import Publisher
 from device_sdk.artifact import Artifact
 from device_sdk.methods.scatter.contract import encode_scatter_update
@@ -43,16 +43,20 @@ def _scatter(*, limited: bool = True) -> Binding:
     settings = ScatterSettings(optimizer=_PLAIN)
     if not limited:
         settings = replace(settings, clip_multiple=0.0, row_multiple=0.0)
-    return ScatterBinding(WIDTH, 0.1, settings)
+    return ScatterBinding("scatter", settings, WIDTH)
 
 
-def _small_model(artifacts: Sequence[Artifact], settings: FedAvgSettings) -> FedAvgMethod:
-    first = np.random.default_rng(0).standard_normal((8, 4)).astype(np.float32)
-    return FedAvgMethod({"w": first}, {"norm.running_var": np.ones(4, np.float32)}, settings)
+class _SmallModel(FedAvgBinding):
+    def build(
+        self, items: int, rng: np.random.Generator, artifacts: Sequence[Artifact] = ()
+    ) -> FedAvgMethod:
+        first = np.random.default_rng(0).standard_normal((8, 4)).astype(np.float32)
+        buffers = {"norm.running_var": np.ones(4, np.float32)}
+        return FedAvgMethod({"w": first}, buffers, self.settings)
 
 
 def _averaging() -> Binding:
-    return ArrayBinding("fedavg", FedAvgSettings(), _small_model)
+    return _SmallModel("fedavg", FedAvgSettings())
 
 
 def _averaging_body(place: int, number: int, value: float | None) -> bytes:

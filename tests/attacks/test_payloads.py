@@ -130,7 +130,7 @@ def test_updates_that_are_not_finite_or_absurd_are_refused(
 def _binding(clip_norm: float) -> ScatterBinding:
     optimizer = OptimizerSettings(name="plain", learning_rate=1.0)
     settings = ScatterSettings(aggregator="mean", optimizer=optimizer, clip_norm=clip_norm)
-    return ScatterBinding(WIDTH, 0.1, settings)
+    return ScatterBinding("scatter", settings, WIDTH)
 
 
 @pytest.mark.parametrize("value", [1.0, 1e6, 1e11])

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from aggregator.methods.method import RoundSummary, State
+from aggregator.methods.method import Method, RoundSummary, State
 from benchmarks.simulator import Simulation, device_name
+from device_sdk.methods.learner import Learner
 from device_sdk.wire.arrays.exchange import Attachment, Broadcast, Update
 
 
-class Relay:
+class Relay(Method):
     """Attaches one array for everybody and one for device 1 alone; notes who answered."""
 
     def __init__(self) -> None:
@@ -49,7 +50,7 @@ class Relay:
         pass
 
 
-class Reader:
+class Reader(Learner):
     def wants(self, broadcast: Broadcast) -> Sequence[str]:
         assert not broadcast.attachments
         assert not broadcast.cohorts

@@ -7,7 +7,7 @@ import pytest
 
 from aggregator.methods.scatter.method import ScatterMethod, initial_items
 from benchmarks.simulator import Simulation, mixed_columns, scatter_fleet
-from device_sdk.methods.learner import LearnerError
+from device_sdk.methods.learner import Learner, LearnerError
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 from tests.fakes.reference_step import ReferenceStep
 
@@ -46,12 +46,12 @@ def test_an_epoch_is_rounds_of_a_cohort() -> None:
         next(run.epoch(cohort=0))
 
 
-class Broken:
+class Broken(Learner):
     def train(self, broadcast: Broadcast) -> Update:
         raise LearnerError("broken")
 
 
-class Foreign:
+class Foreign(Learner):
     """Uploads for another round."""
 
     def __init__(self, inner: object) -> None:

@@ -91,7 +91,7 @@ class KnownBinding(ScatterBinding):
 
     def __init__(self) -> None:
         # Sums that anybody can work out are of updates as they came.
-        super().__init__(WIDTH, 0.1, ScatterSettings(clip_multiple=0.0, row_multiple=0.0))
+        super().__init__("scatter", ScatterSettings(clip_multiple=0.0, row_multiple=0.0), WIDTH)
 
     def build(
         self, items: int, rng: np.random.Generator, artifacts: Sequence[Artifact] = ()

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Any, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.methods.attention.method import AttentionMethod, AttentionSettings
+from aggregator.methods.binding import Binding
 from aggregator.methods.fedavg.method import FedAvgMethod
 from aggregator.methods.method import Method
 from aggregator.methods.mutual.method import MutualMethod, MutualSettings
@@ -31,6 +34,7 @@ from device_sdk.methods.mutual.contract import (
     encode_soft_labels,
     samples_mark,
 )
+from device_sdk.methods.registry import METHODS, load_method
 from device_sdk.methods.scatter.contract import (
     ScatterTraining,
     decode_scatter_update,
@@ -49,6 +53,9 @@ from device_sdk.wire.arrays.tensors import Codec, TensorLimits, decode_tensors, 
 from device_sdk.wire.codec.errors import WireError
 from tests.fuzz.target import Target
 
+# Not those that somebody installed beside ours.
+_PROJECT = tomllib.loads(Path(__file__).parents[2].joinpath("pyproject.toml").read_text())
+METHOD_NAMES = tuple(_PROJECT["project"]["entry-points"][METHODS])
 _LIMITS = TensorLimits(most_bytes=1 << 20)
 _CLASSES, _SENDER = 5, "0" * 32
 _ENTRIES = {
@@ -110,8 +117,8 @@ def _label_knowledge(data: bytes) -> None:
 def _settings(data: bytes) -> None:
     """A broadcast's settings, as each method's learner reads them."""
     told = decode_update(data, 1).metadata
-    kinds = (AttentionTraining, FedAvgTraining, MutualTraining, ScatterTraining)
-    for kind in (*kinds, TeacherLogitsTraining):
+    for method in METHOD_NAMES:
+        kind = get_type_hints(load_method(METHODS, method, Binding).settings_class)["training"]
         if all(name in told for name in kind.__dataclass_fields__):
             read: Any = kind.from_scalars(told)
             assert kind.from_scalars(read.as_scalars()) == read
@@ -154,7 +161,7 @@ def _items_update(body: bytes, round_id: int) -> Update:
 
 
 def _absorbing(
-    make: Callable[[], Method], decode: Callable[[bytes, int], Update] = _whole_update
+    make: Callable[[], Method], decode: Callable[[bytes, int], Update]
 ) -> Callable[[bytes], None]:
     """An update that ``check`` lets through must be absorbed, closed and broadcast again."""
 
@@ -268,6 +275,20 @@ def _scatter_updates() -> Sequence[bytes]:
     return [encode_scatter_update(Update(1, arrays), 4, "int8", rng)]
 
 
+_MAKES: Mapping[str, tuple[Callable[[], Method], Callable[[bytes, int], Update]]] = {
+    "attention": (_attention, _whole_update),
+    "fedavg": (_fedavg, _whole_update),
+    "mutual": (_mutual, _whole_update),
+    "scatter": (_scatter, _items_update),
+    "teacher_logits": (_teacher_logits, _whole_update),
+}
+_UPDATES: Mapping[str, Callable[[], Sequence[bytes]]] = {
+    "attention": _attention_updates,
+    "fedavg": _fedavg_updates,
+    "mutual": _mutual_updates,
+    "scatter": _scatter_updates,
+    "teacher_logits": lambda: [_body(_knowledge(_KNOWLEDGE[1]))],
+}
 _WIRE = (WireError,)
 # A learner and a method name these refusals: the decoder says what was wrong with a ValueError.
 _NAMED = (WireError, ValueError)
@@ -277,14 +298,9 @@ METHOD_TARGETS = (
     Target("label-knowledge", _label_knowledge, _knowledge_seeds, _NAMED),
     Target("settings", _settings, _settings_seeds, _NAMED),
     Target("attention-fleet", _fleet, _fleet_seeds, (WireError, LearnerError)),
-    Target("attention-update", _absorbing(_attention), _attention_updates, _WIRE),
-    Target("fedavg-update", _absorbing(_fedavg), _fedavg_updates, _WIRE),
-    Target("mutual-update", _absorbing(_mutual), _mutual_updates, _WIRE),
-    Target("scatter-update", _absorbing(_scatter, _items_update), _scatter_updates, _WIRE),
-    Target(
-        "teacher-logits-update",
-        _absorbing(_teacher_logits),
-        lambda: [_body(_knowledge(_KNOWLEDGE[1]))],
-        _WIRE,
+    # A method that has no entry in the table cannot be added without being noticed here.
+    *(
+        Target(f"{name.replace('_', '-')}-update", _absorbing(*_MAKES[name]), _UPDATES[name], _WIRE)
+        for name in METHOD_NAMES
     ),
 )

@@ -18,6 +18,7 @@ from aggregator.methods.attention.device_models import DeviceModels, HeardModel
 from aggregator.methods.attention.mixtures import AggregatorMixer, MixtureSettings
 from aggregator.methods.falling_rate import rate_at, require_decay
 from aggregator.methods.method import (
+    Method,
     Refused,
     RestoreError,
     RoundSummary,
@@ -26,7 +27,13 @@ from aggregator.methods.method import (
     require_array,
 )
 from device_sdk.artifact.flat_layout import FlatLayout
-from device_sdk.methods.attention.contract import AttentionTraining, layouts_to_text, sketches
+from device_sdk.methods.attention.contract import (
+    MIXTURE,
+    VECTOR,
+    AttentionTraining,
+    layouts_to_text,
+    sketches,
+)
 from device_sdk.methods.settings import require_whole
 from device_sdk.wire.arrays.exchange import Attachment, Broadcast, Update
 from device_sdk.wire.arrays.tensors import LARGEST_OF_EVERY_CODEC
@@ -196,19 +203,19 @@ def attachments_of(
         fetchers = [r for r in rows if not (training.aggregator_mixes or models.asks[r])]
         for row in rows if fetchers and training.layers != "second" else ():
             vector = models.vectors[row][places[models.widths[row]]]
-            attachments[f"vector.{models.senders[row]}"] = Attachment(
+            attachments[VECTOR + models.senders[row]] = Attachment(
                 {"vector": vector.astype(dtype)}, f"cluster.{cluster}"
             )
         for row in sorted(set(rows) - set(fetchers)):
             name = models.senders[row]
             cohorts[f"device.{name}"] = (name,)
-            attachments[f"mixture.{name}"] = Attachment(
+            attachments[MIXTURE + name] = Attachment(
                 {"mixture": mixer.mixture(int(row), rows).astype(dtype)}, f"device.{name}"
             )
     return attachments, cohorts
 
 
-class AttentionMethod:
+class AttentionMethod(Method):
     """Keeps each device's last model; see :class:`~aggregator.methods.method.Method` for the calls.
 
     Args:
@@ -366,7 +373,7 @@ class AttentionMethod:
         return RoundSummary(self._round_id, self._version, len(came), metrics)
 
     def forget(self, sender: str) -> None:
-        """See :class:`~aggregator.methods.method.Remembering`. The global model stays as it is."""
+        """See :class:`~aggregator.methods.method.Method`. The global model stays as it is."""
         if sender not in self._models.senders:
             return
         kept = np.asarray([name != sender for name in self._models.senders])

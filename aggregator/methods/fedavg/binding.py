@@ -4,21 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from aggregator.methods.binding import ArrayBinding, read_settings
+import numpy as np
+
+from aggregator.methods.binding import Binding
 from aggregator.methods.fedavg.method import FedAvgMethod, FedAvgSettings
-from aggregator.tables import TomlTable
 from device_sdk.artifact import Artifact
 
 
-def read_fedavg(table: TomlTable) -> ArrayBinding[FedAvgSettings]:
-    """Read the table. Raises TaskError, naming the key."""
-    settings = read_settings(FedAvgSettings, table)
-    return ArrayBinding("fedavg", settings, _method, artifacts=range(1, 2))
+class FedAvgBinding(Binding[FedAvgSettings]):
+    """One artifact: all devices train the same model."""
 
+    __slots__ = ()
+    settings_class = FedAvgSettings
+    artifacts = range(1, 2)
 
-def _method(artifacts: Sequence[Artifact], settings: FedAvgSettings) -> FedAvgMethod:
-    (artifact,) = artifacts
-    kinds = {member.name: state.kind for state, member in artifact.manifest.members()}
-    parameters = {n: a for n, a in artifact.initial.items() if kinds[n] == "parameter"}
-    buffers = {n: a for n, a in artifact.initial.items() if kinds[n] == "buffer"}
-    return FedAvgMethod(parameters, buffers, settings)
+    def build(
+        self, items: int, rng: np.random.Generator, artifacts: Sequence[Artifact] = ()
+    ) -> FedAvgMethod:
+        """Begins with the artifact's own parameters and buffers."""
+        (artifact,) = artifacts
+        kinds = {member.name: state.kind for state, member in artifact.manifest.members()}
+        parameters = {n: a for n, a in artifact.initial.items() if kinds[n] == "parameter"}
+        buffers = {n: a for n, a in artifact.initial.items() if kinds[n] == "buffer"}
+        return FedAvgMethod(parameters, buffers, self.settings)

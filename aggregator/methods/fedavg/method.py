@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.methods.limits import Measured, UpdateLimits, clip_factor, euclidean_norm, measured
-from aggregator.methods.method import Refused, RestoreError, RoundSummary, State, part
+from aggregator.methods.method import Method, Refused, RestoreError, RoundSummary, State, part
 from aggregator.methods.robust import (
     MOST_HELD_BYTES,
     HeldVectors,
@@ -147,7 +147,7 @@ class FedAvgSettings:
         require_whole("most_samples", self.most_samples, 0)
 
 
-class FedAvgMethod:
+class FedAvgMethod(Method):
     """Keeps the global model and moves it by the devices' mean difference.
 
     Args:

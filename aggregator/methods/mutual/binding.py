@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from aggregator.methods.binding import ArrayBinding, read_settings
+import numpy as np
+
+from aggregator.methods.binding import Binding
 from aggregator.methods.mutual.method import MutualMethod, MutualSettings
-from aggregator.tables import TomlTable
 from device_sdk.artifact import Artifact
 from device_sdk.methods.mutual.contract import sample_entries
 
 
-def read_mutual(table: TomlTable) -> ArrayBinding[MutualSettings]:
-    """Read the table. Raises TaskError, naming the key."""
-    return ArrayBinding("mutual", read_settings(MutualSettings, table), _method)
+class MutualBinding(Binding[MutualSettings]):
+    """Models of any kind, as long as they take the same samples."""
 
+    __slots__ = ()
+    settings_class = MutualSettings
 
-def _method(artifacts: Sequence[Artifact], settings: MutualSettings) -> MutualMethod:
-    entries = [sample_entries(artifact.manifest) for artifact in artifacts]
-    if any(each != entries[0] for each in entries[1:]):
-        raise ValueError("the artifacts take different samples, which devices could not share")
-    return MutualMethod(entries[0], settings)
+    def build(
+        self, items: int, rng: np.random.Generator, artifacts: Sequence[Artifact] = ()
+    ) -> MutualMethod:
+        """Nothing of the artifacts but what their samples are."""
+        entries = [sample_entries(artifact.manifest) for artifact in artifacts]
+        if any(each != entries[0] for each in entries[1:]):
+            raise ValueError("the artifacts take different samples, which devices could not share")
+        return MutualMethod(entries[0], self.settings)

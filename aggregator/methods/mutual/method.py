@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.methods.method import Refused, RestoreError, RoundSummary, State, part
+from aggregator.methods.method import Method, Refused, RestoreError, RoundSummary, State, part
 from aggregator.methods.mutual.label_book import LabelBook, LabelMeans, PublicBook
 from device_sdk.methods.mutual.contract import (
     MutualTraining,
@@ -97,7 +97,7 @@ class MutualSettings:
                 raise ValueError(f"{name} is {value!r}; expected an integer of at least {least}")
 
 
-class MutualMethod:
+class MutualMethod(Method):
     """Relays what devices share; there is no global model.
 
     Args:
@@ -225,7 +225,7 @@ class MutualMethod:
         return RoundSummary(self._round_id, self._version, participants, metrics)
 
     def forget(self, sender: str) -> None:
-        """See :class:`~aggregator.methods.method.Remembering`."""
+        """See :class:`~aggregator.methods.method.Method`."""
         self._public.drop(sender)
         self._labels.drop(sender)
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from aggregator.methods.binding import read_settings
+from aggregator.methods.binding import Binding, read_settings
 from aggregator.methods.method import Method
 from aggregator.methods.scatter.method import ScatterMethod, ScatterSettings, initial_items
 from aggregator.methods.server_optimizer import OptimizerSettings
@@ -20,18 +20,18 @@ from device_sdk.wire.arrays.sparse import MAX_WIDTH
 
 
 @dataclass(frozen=True, slots=True)
-class ScatterBinding:
+class ScatterBinding(Binding[ScatterSettings]):
     """``columns`` is K, ``spread`` the standard deviation of a new item's vector."""
 
-    columns: int
-    spread: float
-    settings: ScatterSettings
-    method_name: str = "scatter"
-    needs_catalogue: bool = True
-    artifacts: range = range(2)
+    columns: int = 64
+    spread: float = 0.1
+
+    settings_class = ScatterSettings
+    needs_catalogue = True
+    artifacts = range(2)
 
     @classmethod
-    def read(cls, table: TomlTable) -> ScatterBinding:
+    def read(cls, method_name: str, table: TomlTable) -> ScatterBinding:
         """Read the table. Raises TaskError, naming the key."""
         optimizer, training = table.table("optimizer"), table.table("training")
         columns = table.integer("columns", 64, least=1, most=MAX_WIDTH)
@@ -56,7 +56,7 @@ class ScatterBinding:
             # The classes of the method name the setting; its table is one of these.
             raise table.error("", f"holds a setting out of range: {error}") from None
         table.finish()
-        return cls(columns, spread, settings)
+        return cls(method_name, settings, columns, spread)
 
     def build(
         self, items: int, rng: np.random.Generator, artifacts: Sequence[Artifact] = ()

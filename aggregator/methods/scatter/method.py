@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from aggregator.methods.limits import Measured, UpdateLimits, euclidean_norm, measured
 from aggregator.methods.method import (
+    Method,
     Refused,
     RestoreError,
     RoundSummary,
@@ -101,7 +102,7 @@ def initial_items(items: int, columns: int, spread: float, rng: np.random.Genera
     return np.float32(spread) * rng.standard_normal((items, columns), dtype=np.float32)
 
 
-class ScatterMethod:
+class ScatterMethod(Method):
     """Keeps the item matrix V; see :class:`~aggregator.methods.method.Method` for the calls.
 
     Args:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.methods.falling_rate import rate_at, require_decay
-from aggregator.methods.method import Refused, RestoreError, RoundSummary, State
+from aggregator.methods.method import Method, Refused, RestoreError, RoundSummary, State
 from device_sdk.methods.teacher_logits.contract import (
     TeacherLogitsTraining,
     decode_knowledge,
@@ -23,7 +23,7 @@ from device_sdk.methods.teacher_logits.contract import (
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 
 
-class TeacherLogitsMethod:
+class TeacherLogitsMethod(Method):
     """Sums the devices' knowledge; see :class:`~aggregator.methods.method.Method` for the calls.
 
     Args:

@@ -8,11 +8,11 @@ import numpy as np
 
 from benchmarks.robust.attacks import STRENGTH, Attack, noise_like
 from device_sdk.methods.fedavg.learner import FedAvgLearner
-from device_sdk.methods.learner import State
+from device_sdk.methods.learner import Learner, State
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 
 
-class HostileLearner:
+class HostileLearner(Learner):
     """Trains as an honest device would, and sends something else.
 
     ``flip`` sends ten times the opposite of the differences. ``noise`` sends normal noise of ten

@@ -9,14 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.robust.attacks import STRENGTH, Attack, noise_like
-from device_sdk.methods.learner import State
+from device_sdk.methods.learner import Learner, State
 from device_sdk.methods.scatter.learner import ScatterLearner
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 
 _ADMIRED = 10
 
 
-class HostileLearner:
+class HostileLearner(Learner):
     """Trains as an honest device would, and sends something else.
 
     ``flip`` sends ten times the opposite. ``noise`` sends normal noise of ten times the norm, in

@@ -21,6 +21,11 @@ from device_sdk.methods.settings import (
     require_whole,
 )
 
+VECTOR = "vector."
+"""Before a sender: the attachment that holds its parameters, for its neighbours to mix."""
+MIXTURE = "mixture."
+"""Before a sender: the attachment with what the aggregator mixed for it."""
+
 Layers = Literal["both", "first", "second"]
 _MOST_TEXT = 1 << 20
 _COUNTS = {

@@ -10,14 +10,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_sdk.artifact.flat_layout import FlatLayout
-from device_sdk.methods.attention.contract import AttentionTraining, layouts_from_text, sketches
-from device_sdk.methods.learner import LearnerError
+from device_sdk.methods.attention.contract import (
+    MIXTURE,
+    VECTOR,
+    AttentionTraining,
+    layouts_from_text,
+    sketches,
+)
+from device_sdk.methods.learner import LearnerError, MovableWork
 from device_sdk.wire.arrays.exchange import Attachment, Broadcast
 
 Floats = NDArray[np.float32]
-
-_VECTOR = "vector."
-_MIXTURE = "mixture."
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,7 +95,7 @@ class FleetView:
         """Rows of the senders whose vectors this device may fetch, or has fetched."""
         named = {*broadcast.offered, *broadcast.attachments}
         rows = enumerate(self.senders)
-        return [row for row, name in rows if name != own and _VECTOR + name in named]
+        return [row for row, name in rows if name != own and VECTOR + name in named]
 
     def query(self, own: str, vector: Floats, rows: list[int]) -> Floats:
         """s_i, float32 [g, d]: the aggregator's, or for an unlisted device made from its vector.
@@ -120,11 +123,11 @@ class FleetView:
         rows = [
             row
             for row in self.offered_neighbours(broadcast, own)
-            if _VECTOR + self.senders[row] in broadcast.attachments
+            if VECTOR + self.senders[row] in broadcast.attachments
         ]
         vectors = np.empty((len(rows), self.layout.size), dtype=np.float32)
         for place, row in enumerate(rows):
-            name = _VECTOR + self.senders[row]
+            name = VECTOR + self.senders[row]
             theirs = self.layouts[int(self.widths[row])]
             # As it came: numbers that travelled as float16 become float32 on their way to the row.
             found = _half_or_single(
@@ -143,7 +146,7 @@ class FleetView:
     def given_mixture(self, broadcast: Broadcast, own: str) -> Floats | None:
         """The mixture that the aggregator made for this device, float32 [p]; None where it made
         none. Raises LearnerError where it does not fit."""
-        name = _MIXTURE + own
+        name = MIXTURE + own
         attachment = broadcast.attachments.get(name)
         if attachment is None:
             return None
@@ -227,3 +230,60 @@ def _whole(tensors: Mapping[str, NDArray[Any]], name: str, length: int) -> NDArr
     if length and numbers.min() < 0:
         raise LearnerError(f"the broadcast's {name!r} are negative")
     return numbers
+
+
+# What mixing on the device itself takes: how many neighbours, how many bytes, and stand-ins.
+
+# Of one number in a vector that is not offered yet: they travel as float16 unless a task says so.
+_ABOUT_EACH = 2
+
+
+def mixing_ahead(fleet: FleetView, broadcast: Broadcast, own: str) -> MovableWork | None:
+    """The mixing that this round or, in the warm-up, a later one asks of the device ``own``.
+
+    None where the task leaves it none, or nobody to mix with is known yet. A device that is not
+    listed counts on the largest cluster. ``download_bytes`` is of the vectors as they are offered;
+    where none are (in the warm-up, say) an estimate of float16 in the widest layout.
+    """
+    training = fleet.training
+    if not training.mix or training.aggregator_mixes:
+        return None
+    if training.layers == "second":
+        return _mixing(0, 0)
+    sizes = np.bincount(fleet.clusters) if len(fleet.clusters) else np.zeros(1, dtype=np.int64)
+    if own in fleet.senders:
+        count = int(sizes[fleet.clusters[fleet.senders.index(own)]]) - 1
+    else:
+        count = int(sizes.max())
+    if training.neighbours:
+        count = min(count, training.neighbours)
+    if count == 0:
+        return None
+    offered = sorted(
+        (
+            size
+            for name, size in broadcast.offered.items()
+            if name.startswith(VECTOR) and name != VECTOR + own
+        ),
+        reverse=True,
+    )
+    about = count * fleet.layouts[-1].size * _ABOUT_EACH
+    return _mixing(count, sum(offered[:count]) if offered else about)
+
+
+def _mixing(neighbours: int, download_bytes: int) -> MovableWork:
+    return MovableWork(
+        neighbours,
+        download_bytes,
+        here=f"mixes {neighbours} neighbours itself",
+        there="mixes for this device",
+        with_it="with a mixture of its own",
+        fetched="its neighbours' vectors",
+    )
+
+
+def stand_ins(fleet: FleetView, count: int) -> Neighbours:
+    """``count`` neighbours whose vectors are the global model: the same work as with real ones."""
+    vectors = np.repeat(fleet.shared[None], count, axis=0)
+    rows = np.resize(np.arange(len(fleet.senders)), count)
+    return Neighbours(tuple(f"{i:032x}" for i in range(count)), vectors, fleet.sketches[rows])

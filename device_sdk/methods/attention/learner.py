@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,8 @@ from numpy.typing import NDArray
 from device_sdk.artifact.flat_layout import FlatLayout, layout_of
 from device_sdk.errors import StateError
 from device_sdk.local_data import DataSource, LocalData
-from device_sdk.methods.attention.fleet import FleetView, read_fleet
+from device_sdk.methods.attention.contract import MIXTURE, VECTOR
+from device_sdk.methods.attention.fleet import FleetView, mixing_ahead, read_fleet, stand_ins
 from device_sdk.methods.attention.mixer import (
     SCORE_NAMES,
     AttentionScores,
@@ -24,20 +26,26 @@ from device_sdk.methods.attention.mixer import (
     favoured,
     scores_of,
 )
-from device_sdk.methods.attention.rehearsal import MixingAhead, mixing_ahead, stand_ins
 from device_sdk.methods.attention.steps import RoundSteps
-from device_sdk.methods.learner import LearnerError, State
+from device_sdk.methods.learner import (
+    Declined,
+    Learner,
+    LearnerError,
+    LearnerParts,
+    MovableWork,
+    State,
+    Where,
+)
 from device_sdk.methods.local_steps import unchanged_on_error
 from device_sdk.trainer import Trainer
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 
 Floats = NDArray[np.float32]
-Placement = Literal["device", "aggregator"]
 
 _META = "meta."
 
 
-class AttentionLearner:
+class AttentionLearner(Learner):
     """Trains a base network from a mixture of its neighbours' parameters.
 
     Args:
@@ -54,6 +62,18 @@ class AttentionLearner:
     Raises ValueError where the two artifacts do not belong together.
     """
 
+    has_movable_work = True
+
+    @classmethod
+    def make(cls, parts: LearnerParts) -> AttentionLearner:
+        """With ``auto``, mix on the device where it has what that takes."""
+        placement = parts.placement
+        if placement == "auto":
+            placement = "aggregator" if parts.companion is None else "device"
+        if placement == "device" and parts.companion is None:
+            raise Declined("the task offers no meta-network for this artifact; see placement")
+        return cls(parts.data, parts.trainer, parts.companion, parts.sender, parts.rng, placement)
+
     def __init__(
         self,
         data: DataSource,
@@ -61,7 +81,7 @@ class AttentionLearner:
         meta: Trainer | None,
         sender: str,
         rng: np.random.Generator,
-        placement: Placement = "device",
+        placement: Where = "device",
     ) -> None:
         if placement not in ("device", "aggregator"):
             raise ValueError(f"placement is {placement!r}; expected 'device' or 'aggregator'")
@@ -101,12 +121,12 @@ class AttentionLearner:
         return self._trainer
 
     def wants(self, broadcast: Broadcast) -> Sequence[str]:
-        """See :class:`~device_sdk.methods.learner.FetchingLearner`."""
+        """See :class:`~device_sdk.methods.learner.Learner`."""
         fleet = read_fleet(broadcast, self._layout)
         if fleet.warming_up or self._vector is None:
             return []
         if self._lets_mix(fleet):
-            name = f"mixture.{self._sender}"
+            name = MIXTURE + self._sender
             return [name] if name in broadcast.offered else []
         if fleet.training.layers == "second" or self._meta is None:
             return []
@@ -116,7 +136,7 @@ class AttentionLearner:
             query = fleet.query(self._sender, self._vector, rows)
             chosen = favoured(self._meta, query, fleet.sketches[rows], count)
             rows = [rows[place] for place in chosen]
-        return [f"vector.{fleet.senders[row]}" for row in rows]
+        return [VECTOR + fleet.senders[row] for row in rows]
 
     def train(self, broadcast: Broadcast) -> Update:
         """One round; see :class:`~device_sdk.methods.learner.Learner`.
@@ -154,12 +174,15 @@ class AttentionLearner:
             },
         )
 
-    def mixing_ahead(self, broadcast: Broadcast) -> MixingAhead | None:
-        """What mixing on this device will take; None where there is none to do.
+    def movable_work(self, broadcast: Broadcast) -> MovableWork | None:
+        """Mixing, which takes the meta-network and the neighbours' vectors.
 
         Raises LearnerError where the broadcast does not fit.
         """
-        return mixing_ahead(read_fleet(broadcast, self._layout), broadcast, self._sender)
+        ahead = mixing_ahead(read_fleet(broadcast, self._layout), broadcast, self._sender)
+        if ahead is None or self._meta is not None:
+            return ahead
+        return replace(ahead, obstacle="the task offers no meta-network")
 
     def rehearse(self, broadcast: Broadcast) -> None:
         """The work of a round with a mixture of its own, even in the warm-up, to be timed.
@@ -172,7 +195,7 @@ class AttentionLearner:
         if ahead is None or self._meta is None:
             raise LearnerError("this device has no mixing ahead of it")
         query = np.zeros(fleet.sketches.shape[1:], dtype=np.float32)
-        neighbours = stand_ins(fleet, ahead.neighbours)
+        neighbours = stand_ins(fleet, ahead.size)
         shared = fleet.shared
         mixer = Mixer(
             self._meta,

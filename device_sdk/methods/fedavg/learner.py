@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from device_sdk.local_data import DataSource
 from device_sdk.methods.fedavg.contract import FedAvgTraining, SharedTensor, shared_tensors
-from device_sdk.methods.learner import LearnerError, State
+from device_sdk.methods.learner import Learner, LearnerError, State
 from device_sdk.methods.local_steps import (
     restore_trainer,
     train_epochs,
@@ -28,7 +28,7 @@ from device_sdk.trainer import Trainer
 from device_sdk.wire.arrays.exchange import Broadcast, Scalar, Update
 
 
-class FedAvgLearner:
+class FedAvgLearner(Learner):
     """Trains the broadcast's model on the device's samples.
 
     Args:
@@ -90,7 +90,7 @@ class FedAvgLearner:
             metadata["samples"] = data.samples
         return Update(broadcast.round_id, moved, metadata)
 
-    def adopt(self, broadcast: Broadcast) -> None:
+    def adopt(self, broadcast: Broadcast) -> bool:
         """Take over the broadcast's model without training, to predict with what all made.
 
         Personal layers stay the device's. Raises LearnerError where the broadcast does not fit.
@@ -98,6 +98,7 @@ class FedAvgLearner:
         layout = self._layout(_training(broadcast))
         with unchanged_on_error(self._trainer):
             self._take(broadcast, layout)
+        return True
 
     def state(self) -> State:
         """The trainer's state tensors, as ``trainer.*``."""

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from device_sdk.errors import BatchError
 from device_sdk.local_data import DataSource, LocalData
-from device_sdk.methods.learner import LearnerError, State
+from device_sdk.methods.learner import Learner, LearnerError, State
 from device_sdk.methods.local_steps import (
     SampleStream,
     predict_all,
@@ -65,7 +65,7 @@ class _Tally:
         return {name: float(np.mean(values)) for name, values in sides if values}
 
 
-class MutualLearner:
+class MutualLearner(Learner):
     """Trains one device's own model.
 
     Args:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from device_sdk.methods.learner import LearnerError, State
+from device_sdk.methods.learner import Learner, LearnerError, State
 from device_sdk.methods.scatter.contract import ScatterTraining
 from device_sdk.methods.scatter.factor_step import FactorBatch, FactorStep
 from device_sdk.methods.scatter.triples import LocalTriples, PoolSettings, Triples
@@ -92,12 +92,12 @@ class LocalPositives(Protocol):
         """
 
 
-class ScatterLearner:
+class ScatterLearner(Learner):
     """Trains one device's users on ``columns`` of the K columns, fresh ones each round.
 
     Args:
         interactions: the local users' training data.
-        step: computes the gradients (:class:`~device_sdk.methods.scatter.factor_step.TrainerStep`).
+        step: computes the gradients (:class:`~device_sdk.methods.scatter.factor_step.StepBySize`).
         columns: k_i, the number of columns this device can afford; more than K means all.
         rng: source of every draw: columns, negatives, pool, new users' vectors.
         pool: the device's own choice of what to mix in for privacy.

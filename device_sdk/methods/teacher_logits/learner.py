@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from device_sdk.errors import StateError
 from device_sdk.local_data import DataSource
-from device_sdk.methods.learner import LearnerError, State
+from device_sdk.methods.learner import Learner, LearnerError, State
 from device_sdk.methods.local_steps import StepsReport, epoch_batches, unchanged_on_error
 from device_sdk.methods.teacher_logits.contract import (
     LabelKnowledge,
@@ -37,7 +37,7 @@ _STATE = "trainer."
 _LABEL = "label"
 
 
-class TeacherLogitsLearner:
+class TeacherLogitsLearner(Learner):
     """Trains this device's own model and sends its mean soft output for each label it has.
 
     Args:
@@ -50,6 +50,8 @@ class TeacherLogitsLearner:
 
     Raises ValueError where the artifact's step gives no ``label_sums`` and ``label_counts``.
     """
+
+    needs_receipts = True
 
     def __init__(
         self, data: DataSource, trainer: Trainer, sender: str, rng: np.random.Generator
@@ -80,7 +82,7 @@ class TeacherLogitsLearner:
         return self._report
 
     def receipt(self, round_id: int, *, counted: bool) -> None:
-        """See :class:`~device_sdk.methods.learner.ReceiptLearner`."""
+        """See :class:`~device_sdk.methods.learner.Learner`."""
         self._sent = self._sent.receipted(round_id, counted)
 
     def teachers(self, broadcast: Broadcast) -> LabelTeachers:

@@ -12,7 +12,7 @@ import pytest
 from aggregator.errors import AggregatorError, TaskError
 from aggregator.home import AggregatorHome
 from aggregator.keys.folder import initialise
-from aggregator.methods.table import BINDINGS, Binding
+from aggregator.methods.binding import Binding, read_binding
 from aggregator.rounds.aggregation import Aggregation
 from aggregator.store import Store
 from aggregator.store.rounds import RoundRow
@@ -48,7 +48,7 @@ def any_is_publishable(broadcast: Broadcast) -> None:
 
 
 def attention() -> Binding:
-    return BINDINGS["attention"](TomlTable({"training": {"warm_up_rounds": 1}}, "attention"))
+    return read_binding("attention", TomlTable({"training": {"warm_up_rounds": 1}}, "attention"))
 
 
 def body(artifact: Artifact, place: int) -> bytes:
@@ -95,7 +95,7 @@ def test_a_body_that_is_no_update_is_refused(artifact: Artifact) -> None:
 
 
 def test_artifacts_that_do_not_suit_the_method_are_named(store: Store, artifact: Artifact) -> None:
-    mutual = BINDINGS["mutual"](TomlTable({"training": {"classes": 3}}, "mutual"))
+    mutual = read_binding("mutual", TomlTable({"training": {"classes": 3}}, "mutual"))
     with pytest.raises(AggregatorError, match=r"artifacts do not suit mutual: .*public samples"):
         Aggregation(mutual, store, 0, 100, any_is_publishable, [artifact])
 
@@ -114,4 +114,4 @@ def test_artifacts_that_do_not_suit_the_method_are_named(store: Store, artifact:
 )
 def test_settings_are_read_by_name(method: str, values: dict[str, object], message: str) -> None:
     with pytest.raises(TaskError, match=message):
-        BINDINGS[method](TomlTable(values, method))
+        read_binding(method, TomlTable(values, method))

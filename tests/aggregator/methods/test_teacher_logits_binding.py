@@ -7,7 +7,7 @@ import pytest
 
 import export
 from aggregator.errors import TaskError
-from aggregator.methods.table import BINDINGS
+from aggregator.methods.binding import read_binding
 from aggregator.tables import TomlTable
 from device_sdk.artifact import load_artifact
 from device_sdk.methods.teacher_logits.contract import (
@@ -38,7 +38,7 @@ def clicks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_task_file_makes_the_method_for_any_fitting_models(clicks: Path) -> None:
-    binding = BINDINGS["teacher_logits"](table(classes=2, beta=0.25, precision="int8"))
+    binding = read_binding("teacher_logits", table(classes=2, beta=0.25, precision="int8"))
     assert binding.method_name == "teacher_logits" and not binding.needs_catalogue
     artifact = load_artifact(clicks)
     method = binding.build(0, RNG, [artifact, artifact])
@@ -57,10 +57,10 @@ def test_a_task_file_makes_the_method_for_any_fitting_models(clicks: Path) -> No
 
 def test_models_of_another_loss_or_task_are_refused(clicks: Path, tmp_path: Path) -> None:
     linear_artifact(tmp_path / "linear")
-    two = BINDINGS["teacher_logits"](table(classes=2))
+    two = read_binding("teacher_logits", table(classes=2))
     with pytest.raises(ValueError, match="gives no label_counts"):
         two.build(0, RNG, [load_artifact(tmp_path / "linear")])
-    three = BINDINGS["teacher_logits"](table(classes=3))
+    three = read_binding("teacher_logits", table(classes=3))
     with pytest.raises(ValueError, match=r"knows \(2,\) classes, the task 3"):
         three.build(0, RNG, [load_artifact(clicks)])
 
@@ -75,4 +75,4 @@ def test_models_of_another_loss_or_task_are_refused(clicks: Path, tmp_path: Path
 )
 def test_what_is_wrong_with_the_table_is_said(values: dict[str, object], words: str) -> None:
     with pytest.raises(TaskError, match=words):
-        BINDINGS["teacher_logits"](table(**values))
+        read_binding("teacher_logits", table(**values))

@@ -80,7 +80,7 @@ class Desk:
         self.now_seconds = float(store.facts.generation)
         world = World(self.now, self.now, np.random.default_rng(1))
         task = read_task(home.task_file)
-        task = replace(task, binding=DefectiveBinding(WIDTH, 0.1, ScatterSettings()))
+        task = replace(task, binding=DefectiveBinding("scatter", ScatterSettings(), WIDTH))
         self.parts = assemble(home, store, task, world)
         self.ingest = self.parts.ingest
         self.open()

@@ -87,7 +87,7 @@ def test_an_update_that_cannot_be_absorbed_holds_the_round(
 ) -> None:
     home = make_home(tmp_path, mosquitto.url, "quorum = 2\ndeadline_seconds = 60.0")
     codes = invite(home, 2)
-    defective = DefectiveBinding(WIDTH, 0.1, ScatterSettings())
+    defective = DefectiveBinding("scatter", ScatterSettings(), WIDTH)
     with (
         serving(home, defective) as served,
         ScriptedDevice(mosquitto.url, codes[0], 1) as anna,

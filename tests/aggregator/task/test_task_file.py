@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from aggregator.errors import TaskError
-from aggregator.methods.binding import ArrayBinding
+from aggregator.methods.fedavg.binding import FedAvgBinding
 from aggregator.methods.fedavg.method import FedAvgSettings
 from aggregator.task.file import read_task
 from aggregator.task.template import TASK_TEMPLATE
@@ -39,7 +39,7 @@ def test_a_task_on_arrays_has_no_catalogue_and_its_methods_own_settings(tmp_path
     text = FEDAVG + '[fedavg.training]\nepochs = 3\npersonal = "head"\n'
     task = read_task(write(tmp_path, text))
     assert (task.catalogue, len(task.artifacts), task.companions) == (None, 1, ())
-    assert isinstance(task.binding, ArrayBinding)
+    assert isinstance(task.binding, FedAvgBinding)
     settings = task.binding.settings
     assert isinstance(settings, FedAvgSettings)
     assert (settings.training.epochs, settings.training.personal_names) == (3, ("head",))

@@ -11,7 +11,7 @@ import device_sdk
 from aggregator.methods.mutual.method import MutualMethod, MutualSettings
 from benchmarks.simulator import Simulation, device_name
 from device_sdk.local_data import LocalData
-from device_sdk.methods.learner import LearnerError
+from device_sdk.methods.learner import Learner, LearnerError
 from device_sdk.methods.mutual.contract import MutualTraining, decode_soft_labels, sample_entries
 from device_sdk.methods.mutual.learner import MutualLearner
 from device_sdk.wire.arrays.exchange import Attachment, Broadcast, Update
@@ -53,7 +53,7 @@ def right(one: MutualLearner, of: Mapping[str, np.ndarray]) -> float:
     return float(np.mean(found == of["y"]))
 
 
-class Recorded:
+class Recorded(Learner):
     """Remembers what a learner received and answered."""
 
     def __init__(self, learner: MutualLearner) -> None:

@@ -15,16 +15,12 @@ from device_sdk.artifact import MANIFEST_FILE, load_artifact
 from device_sdk.home.home import Home
 from device_sdk.home.model_store import CapabilityRow
 from device_sdk.local_data import DataSource, LocalData
-from device_sdk.methods.attention.learner import AttentionLearner
 from device_sdk.methods.fedavg.contract import FedAvgTraining
 from device_sdk.methods.fedavg.learner import FedAvgLearner
-from device_sdk.methods.learner import LearnerError
-from device_sdk.methods.mutual.learner import MutualLearner
-from device_sdk.methods.teacher_logits.learner import TeacherLogitsLearner
+from device_sdk.methods.learner import Declined, LearnerError
 from device_sdk.rounds.commit import commit_round
-from device_sdk.train.arrays import ARRAY_LEARNERS, RECEIPT_METHODS, ArrayTrainer
-from device_sdk.train.job import Declined, LocalArtifact, TrainedRound, TrainingJob
-from device_sdk.train.options import TrainingOptions
+from device_sdk.train.arrays import ArrayTrainer
+from device_sdk.train.job import LocalArtifact, TrainedRound, TrainingJob
 from device_sdk.trainer import Trainer
 from device_sdk.wire.arrays.body import decode_update
 from device_sdk.wire.arrays.exchange import Broadcast
@@ -33,6 +29,7 @@ from device_sdk.wire.publish.terms import OfferedArtifact, TaskTerms
 from tests.fakes.array_device import local_data
 from tests.fakes.handmade import linear_artifact, linear_parts, write_artifact
 from tests.fakes.step_clock import StepClock
+from tests.fakes.worlds import world_of
 
 TRAINING = FedAvgTraining(batch_size=4, learning_rate=0.1, optimizer_state="kept")
 ZEROS = bytes(32)
@@ -85,15 +82,9 @@ def trainer(
     clock: StepClock | None = None,
     **options: object,
 ) -> ArrayTrainer:
-    return ArrayTrainer(
-        home,
-        lambda: source,
-        ARRAY_LEARNERS["fedavg"],
-        "ab" * 16,
-        TrainingOptions(**options),  # type: ignore[arg-type]
-        clock=clock or StepClock(),
-        rng=np.random.default_rng(1),
-    )
+    rng = np.random.default_rng(1)
+    world = world_of(home, b"\xab" * 16, rng, clock or StepClock(), source, **options)
+    return ArrayTrainer(world, FedAvgLearner)
 
 
 def commit(home: Home, work: TrainingJob, result: TrainedRound) -> None:
@@ -113,17 +104,6 @@ def test_a_round_gives_an_update_a_state_and_a_model(
     assert result.model is not None and set(result.model) == kept
     commit(home, job(artifacts[:1]), result)
     assert home.models.learner_artifact("t") == artifacts[0].artifact_id
-
-
-def test_methods_whose_learners_take_receipts_are_named() -> None:
-    learners = {
-        "fedavg": FedAvgLearner,
-        "teacher_logits": TeacherLogitsLearner,
-        "mutual": MutualLearner,
-        "attention": AttentionLearner,
-    }
-    assert learners.keys() == ARRAY_LEARNERS.keys()
-    assert {name for name, one in learners.items() if hasattr(one, "receipt")} == RECEIPT_METHODS
 
 
 def test_the_state_goes_on_from_the_last_commit_and_from_nothing_else(
@@ -163,19 +143,20 @@ def test_the_largest_that_fits_is_trained_and_the_choice_is_kept(
     assert again.capability == known and again.learner_state["trainer.step"] == 8
 
 
-@pytest.mark.parametrize("change", ["misses", "triples", "fingerprint"])
+@pytest.mark.parametrize("change", ["misses", "size", "conditions"])
 def test_the_choice_is_measured_anew_when_it_no_longer_holds(
     home: Home, artifacts: tuple[LocalArtifact, ...], change: str
 ) -> None:
     one = trainer(home, capability_seconds=0.2)
     row = one.train(job(artifacts)).capability
-    assert row is not None
+    assert row is not None and row.option == artifacts[1].artifact_id.hex()
+    small = artifacts[0].artifact_id.hex()
     stale: dict[str, CapabilityRow] = {
-        "misses": replace(row, k=1, misses=2),
-        "triples": replace(row, k=1, triples=4),
-        "fingerprint": replace(row, k=1, fingerprint="other"),
+        "misses": replace(row, option=small, misses=2),
+        "size": replace(row, option=small, size=4),
+        "conditions": replace(row, option=small, conditions="other"),
     }
-    home.models.save_capability(replace(row, k=1))
+    home.models.save_capability(replace(row, option=small))
     assert one.train(job(artifacts)).k == 1  # as it was measured, or so it seems
     home.models.save_capability(stale[change])
     assert one.train(job(artifacts)).k == 2

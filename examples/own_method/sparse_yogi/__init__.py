@@ -1,0 +1,1 @@
+"""Top-k updates with error feedback on the devices, an adaptive optimizer on the server."""

@@ -1,0 +1,175 @@
+"""Which methods are installed, and what is said where one cannot be used."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from aggregator.errors import TaskError
+from aggregator.methods.binding import Binding, read_binding
+from aggregator.tables import TomlTable
+from aggregator.task.file import read_task
+from device_sdk.methods.learner import Declined, Learner
+from device_sdk.methods.registry import (
+    LEARNERS,
+    METHODS,
+    MethodError,
+    load_method,
+    method_names,
+)
+from device_sdk.train.job import RoundTrainer
+from device_sdk.train.lazy import learner_class, needs_receipts
+
+ROOT = Path(__file__).resolve().parents[3]
+BUILT_IN = ["attention", "fedavg", "mutual", "scatter", "teacher_logits"]
+KINDS = {LEARNERS: (Learner, RoundTrainer), METHODS: (Binding,)}
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    load_method.cache_clear()
+    yield
+    load_method.cache_clear()
+
+
+def install(folder: Path, package: str, entries: str, code: str = "") -> None:
+    """What pip leaves of a package: its metadata, and one module."""
+    told = folder / f"{package}-1.0.dist-info"
+    told.mkdir(parents=True)
+    (told / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+    (told / "entry_points.txt").write_text(entries)
+    (folder / f"{package.replace('-', '_')}.py").write_text(code)
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of packages that Python finds."""
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    return tmp_path / "site"
+
+
+def test_the_built_in_methods_come_through_the_same_door() -> None:
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
+    for group, kinds in KINDS.items():
+        assert sorted(declared[group]) == BUILT_IN
+        assert set(method_names(group)) >= set(BUILT_IN)  # somebody's own may be installed, too
+        for name in BUILT_IN:
+            assert issubclass(load_method(group, name, *kinds), kinds)
+
+
+def test_learners_say_themselves_what_they_need() -> None:
+    assert [name for name in BUILT_IN if needs_receipts(name)] == ["teacher_logits"]
+    assert not needs_receipts("unknown")
+    assert [n for n in BUILT_IN if getattr(learner_class(n), "has_movable_work", False)] == [
+        "attention"
+    ]
+
+
+def test_a_method_that_no_package_offers_is_named_with_those_that_there_are() -> None:
+    known = ", ".join(method_names(METHODS))
+    with pytest.raises(MethodError, match=rf"offers the method 'magic'; there are {known}$"):
+        load_method(METHODS, "magic", Binding)
+    with pytest.raises(Declined, match=r"has no learner for the method 'magic': no installed"):
+        learner_class("magic")
+
+
+def test_an_installation_older_than_its_code_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("device_sdk.methods.registry._offered", lambda group: [])
+    with pytest.raises(MethodError, match="not even Tessera's own: install it anew"):
+        load_method(METHODS, "scatter", Binding)
+
+
+def test_a_name_that_two_packages_offer_is_refused_with_both(site: Path) -> None:
+    entries = f"[{METHODS}]\nmine = some.module:Thing\n"
+    install(site, "one-method", entries)
+    install(site, "other-method", entries)
+    with pytest.raises(MethodError, match=r"one-method 1\.0 and other-method 1\.0 .*'mine'"):
+        load_method(METHODS, "mine", Binding)
+    assert method_names(METHODS).count("mine") == 1
+
+
+@pytest.mark.parametrize(
+    ("code", "cause", "message"),
+    [
+        ("import not_there", ModuleNotFoundError, "No module named 'not_there'"),
+        ("1 / 0", ZeroDivisionError, "division by zero"),
+        ("", AttributeError, "has no attribute 'Thing'"),
+    ],
+)
+def test_what_cannot_be_imported_is_told_with_package_and_cause(
+    site: Path, code: str, cause: type[Exception], message: str
+) -> None:
+    install(site, "broken-method", f"[{METHODS}]\nmine = broken_method:Thing\n", code)
+    sys.modules.pop("broken_method", None)
+    with pytest.raises(MethodError, match=r"broken-method 1\.0 .*'broken_method:Thing'") as raised:
+        load_method(METHODS, "mine", Binding)
+    assert isinstance(raised.value.__cause__, cause) and message in str(raised.value)
+
+
+def test_what_is_no_class_of_ours_is_refused(site: Path) -> None:
+    entries = f"[{METHODS}]\nmine = odd_method:Thing\n[{LEARNERS}]\nmine = odd_method:thing\n"
+    install(site, "odd-method", entries, "class Thing: pass\ndef thing(): pass\n")
+    sys.modules.pop("odd_method", None)
+    with pytest.raises(MethodError, match="expected a subclass of Binding"):
+        load_method(METHODS, "mine", Binding)
+    with pytest.raises(Declined, match="expected a subclass of Learner or RoundTrainer"):
+        learner_class("mine")
+
+
+@pytest.mark.parametrize("name", ["My Method", "ours.", "méthode", "x" * 65])
+def test_a_name_that_cannot_travel_is_refused(site: Path, name: str) -> None:
+    install(site, "odd-name", f"[{METHODS}]\n{name} = odd_name:Thing\n")
+    with pytest.raises(MethodError, match=r"odd-name 1\.0 offers what cannot be used: .*no name"):
+        load_method(METHODS, name, Binding)
+
+
+def test_a_task_file_names_what_is_wrong_with_its_method(site: Path, tmp_path: Path) -> None:
+    install(site, "broken-method", f"[{METHODS}]\nmine = broken_method:Thing\n", "import nowhere")
+    sys.modules.pop("broken_method", None)
+    task = tmp_path / "task.toml"
+    task.write_text('[task]\nmethod = "mine"\n')
+    with pytest.raises(TaskError, match=r"task\.method cannot be used: broken-method 1\.0"):
+        read_task(task)
+    task.write_text('[task]\nmethod = "magic"\n')
+    with pytest.raises(TaskError, match=r"expected one of attention, .*mine, .*scatter"):
+        read_task(task)
+
+
+def test_a_method_is_called_what_its_entry_point_says(site: Path) -> None:
+    code = "from aggregator.methods.fedavg.binding import FedAvgBinding as Thing"
+    install(site, "second-name", f"[{METHODS}]\nmine = second_name:Thing\n", code)
+    assert read_binding("mine", TomlTable({}, "mine")).method_name == "mine"
+
+
+def test_a_device_that_does_not_train_loads_neither_learners_nor_the_registrys_reader() -> None:
+    code = (
+        "import sys, device_sdk.device, device_sdk.agent\n"
+        "print(*[n for n in sys.modules if n.startswith('device_sdk.methods.')])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    loaded = set(done.stdout.split())
+    assert not {name for name in loaded if name.endswith(".learner")} - {
+        "device_sdk.methods.learner"
+    }
+
+
+def test_only_the_tasks_learner_is_loaded() -> None:
+    code = (
+        "import sys\nfrom device_sdk.train.lazy import learner_class\n"
+        "learner_class('fedavg')\n"
+        "print(*[n for n in sys.modules if n.endswith('.learner')])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert set(done.stdout.split()) == {
+        "device_sdk.methods.learner",
+        "device_sdk.methods.fedavg.learner",
+    }

@@ -17,7 +17,7 @@ from device_sdk.home.home import Home
 from device_sdk.home.model_store import CapabilityRow
 from device_sdk.methods.learner import LearnerError, State
 from device_sdk.methods.scatter.contract import ScatterTraining, encode_scatter_update
-from device_sdk.methods.scatter.factor_step import FactorStep, StepBySize, TrainerStep
+from device_sdk.methods.scatter.factor_step import FactorStep, StepByUsers, TrainerStep
 from device_sdk.methods.scatter.learner import ScatterLearner
 from device_sdk.system.clock import Clock
 from device_sdk.train.job import Declined, TrainedRound, TrainingJob
@@ -58,7 +58,7 @@ def factor_step(artifact: Path) -> FactorStep:
         check_factorisation(trainer.artifact)
         return TrainerStep(trainer)
 
-    return StepBySize(graph) if artifact == packaged_artifact() else graph()
+    return StepByUsers(graph) if artifact == packaged_artifact() else graph()
 
 
 class ScatterTrainer:

@@ -1,17 +1,19 @@
 """`python -m benchmarks.scatter.factor_steps`: the exported step against NumPy's, by size.
 
 A step's gradients as scatter's learner asks for them, on made-up triples, one thread, timed
-alternately. Above 1 NumPy is faster. `StepBySize` takes NumPy's up to 32 cells a triple.
+alternately. Above 1 NumPy is faster. `StepByUsers` takes NumPy's for one user.
+`--threads` leaves NumPy's BLAS its own threads.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import sys
 from functools import partial
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+if "--threads" not in sys.argv:
+    os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
 import numpy as np
 from tabulate import tabulate
@@ -45,6 +47,7 @@ def main() -> None:
         prog="python -m benchmarks.scatter.factor_steps", description=__doc__
     )
     parser.add_argument("--seconds", type=float, default=2.0, help="timing a cell (default: 2)")
+    parser.add_argument("--threads", action="store_true", help="BLAS with threads of its own")
     seconds = parser.parse_args().seconds
     graph = TrainerStep(Trainer(packaged_artifact(), providers="cpu", threads=1))
     rng = np.random.default_rng(0)

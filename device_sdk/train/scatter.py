@@ -16,7 +16,7 @@ from device_sdk.factorisation import check_factorisation, packaged_artifact
 from device_sdk.home.model_store import CapabilityRow
 from device_sdk.methods.learner import Declined, LearnerError, State
 from device_sdk.methods.scatter.contract import ScatterTraining, encode_scatter_update
-from device_sdk.methods.scatter.factor_step import FactorStep, StepBySize, TrainerStep
+from device_sdk.methods.scatter.factor_step import FactorStep, StepByUsers, TrainerStep
 from device_sdk.methods.scatter.learner import ScatterLearner
 from device_sdk.train.job import RoundTrainer, TrainedRound, TrainingJob
 from device_sdk.wire.arrays.exchange import Broadcast
@@ -56,7 +56,7 @@ def factor_step(artifact: Path) -> FactorStep:
         check_factorisation(trainer.artifact)
         return TrainerStep(trainer)
 
-    return StepBySize(graph) if artifact == packaged_artifact() else graph()
+    return StepByUsers(graph) if artifact == packaged_artifact() else graph()
 
 
 class ScatterTrainer(RoundTrainer):

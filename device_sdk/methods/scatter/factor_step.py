@@ -129,7 +129,8 @@ class NumpyStep:
                 loss=float(batch.weight @ loss)
                 + 0.5 * float(np.vdot(shrunk_users, users) + np.vdot(shrunk_items, items)),
                 users=table @ items + shrunk_users,
-                items=table.T @ users + shrunk_items,
+                # One user's is an outer product, which BLAS is slow at.
+                items=(table.T * users if len(users) == 1 else table.T @ users) + shrunk_items,
             )
         if not (
             np.isfinite(found.loss)
@@ -142,17 +143,13 @@ class NumpyStep:
         return found
 
 
-# Cells of the table for each triple up to which NumPy is the faster of the two.
-_MOST_CELLS = 32
+class StepByUsers:
+    """A :class:`FactorStep`: NumPy's for one user, the graph's for more where it can be had.
 
-
-class StepBySize:
-    """A :class:`FactorStep` that is the faster of the two, and NumPy's without onnxruntime.
-
-    NumPy's where users x rows are at most 32 times the triples, which they are on a device of a
-    few users; there it takes half the time of the graph, and onnxruntime is not even loaded. The
-    graph's otherwise. The sizes of a step alone decide, so that the same step gives the same
-    answer each time; the two differ by float32 rounding, as two processors do.
+    For one user NumPy takes half the graph's time, and onnxruntime is not even loaded. For more it
+    may be faster or much slower, with the sizes and with the threads of NumPy's BLAS. The number of
+    users alone decides, so that the same step gives the same answer each time; the two differ by
+    float32 rounding, as two processors do.
 
     ``open_graph`` gives the graph's step, once; it may raise :class:`RuntimeMissing`.
     """
@@ -164,7 +161,7 @@ class StepBySize:
 
     def gradients(self, users: Floats, items: Floats, batch: FactorBatch) -> FactorGradients:
         """See :class:`FactorStep`."""
-        if len(users) * len(items) <= _MOST_CELLS * len(batch.user):
+        if len(users) == 1:
             return self._numpy.gradients(users, items, batch)
         if self._graph is None:
             try:

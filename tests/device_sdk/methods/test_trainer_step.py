@@ -17,7 +17,7 @@ from device_sdk.methods.scatter.factor_step import (
     FactorGradients,
     FactorStep,
     NumpyStep,
-    StepBySize,
+    StepByUsers,
     TrainerStep,
 )
 from device_sdk.trainer import Trainer
@@ -144,7 +144,7 @@ class _Counting:
         return NumpyStep().gradients(*arguments)
 
 
-def test_the_sizes_alone_say_which_step_is_taken() -> None:
+def test_the_number_of_users_alone_says_which_step_is_taken() -> None:
     rng = np.random.default_rng(0)
     graph, opened = _Counting(), []
 
@@ -152,30 +152,30 @@ def test_the_sizes_alone_say_which_step_is_taken() -> None:
         opened.append(1)
         return graph
 
-    step = StepBySize(open_graph)
+    step = StepByUsers(open_graph)
 
     def ask(users: int, rows: int, triples: int) -> None:
         matrices = (rng.standard_normal((n, 4), dtype=np.float32) for n in (users, rows))
         step.gradients(*matrices, random_batch(rng, users, rows, triples))  # type: ignore[misc]
 
     ask(1, 2, 1)
-    ask(8, 80, 20)
+    ask(1, 800, 900)
     assert not opened
-    ask(8, 81, 20)
+    ask(2, 2, 9)
     ask(50, 100, 60)
     assert (opened, graph.asked) == ([1], 2)
-    ask(8, 80, 20)
+    ask(1, 80, 20)
     assert graph.asked == 2
 
 
-def test_without_onnxruntime_every_size_is_numpys() -> None:
+def test_without_onnxruntime_every_step_is_numpys() -> None:
     def open_graph() -> FactorStep:
         raise RuntimeMissing("no onnxruntime")
 
     rng = np.random.default_rng(0)
     users, items = (rng.standard_normal((n, 4), dtype=np.float32) for n in (30, 90))
     batch = random_batch(rng, 30, 90, 5)
-    step = StepBySize(open_graph)
+    step = StepByUsers(open_graph)
     for _ in range(2):
         found = step.gradients(users, items, batch)
         assert np.array_equal(found.items, NumpyStep().gradients(users, items, batch).items)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from aggregator.methods.attention.method import AttentionMethod, AttentionSettings
-from aggregator.methods.binding import ArrayBinding, read_settings
+from aggregator.methods.binding import ArrayBinding
 from aggregator.tables import TomlTable
 from device_sdk.artifact import Artifact
 from device_sdk.artifact.flat_layout import layout_of
@@ -13,7 +13,7 @@ from device_sdk.artifact.flat_layout import layout_of
 
 def read_attention(table: TomlTable) -> ArrayBinding[AttentionSettings]:
     """Read the table. Raises TaskError, naming the key."""
-    return ArrayBinding("attention", read_settings(AttentionSettings, table), _method)
+    return ArrayBinding("attention", table.read(AttentionSettings), _method)
 
 
 def _method(artifacts: Sequence[Artifact], settings: AttentionSettings) -> AttentionMethod:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from aggregator.methods.binding import ArrayBinding, read_settings
+from aggregator.methods.binding import ArrayBinding
 from aggregator.methods.fedavg.method import FedAvgMethod, FedAvgSettings
 from aggregator.tables import TomlTable
 from device_sdk.artifact import Artifact
@@ -12,7 +12,7 @@ from device_sdk.artifact import Artifact
 
 def read_fedavg(table: TomlTable) -> ArrayBinding[FedAvgSettings]:
     """Read the table. Raises TaskError, naming the key."""
-    settings = read_settings(FedAvgSettings, table)
+    settings = table.read(FedAvgSettings)
     return ArrayBinding("fedavg", settings, _method, artifacts=range(1, 2))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from aggregator.methods.binding import ArrayBinding, read_settings
+from aggregator.methods.binding import ArrayBinding
 from aggregator.methods.mutual.method import MutualMethod, MutualSettings
 from aggregator.tables import TomlTable
 from device_sdk.artifact import Artifact
@@ -13,7 +13,7 @@ from device_sdk.methods.mutual.contract import sample_entries
 
 def read_mutual(table: TomlTable) -> ArrayBinding[MutualSettings]:
     """Read the table. Raises TaskError, naming the key."""
-    return ArrayBinding("mutual", read_settings(MutualSettings, table), _method)
+    return ArrayBinding("mutual", table.read(MutualSettings), _method)
 
 
 def _method(artifacts: Sequence[Artifact], settings: MutualSettings) -> MutualMethod:

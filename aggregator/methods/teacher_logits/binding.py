@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from aggregator.methods.binding import ArrayBinding, read_settings
+from aggregator.methods.binding import ArrayBinding
+from aggregator.methods.falling_rate import RateDecay
 from aggregator.methods.teacher_logits.method import TeacherLogitsMethod
 from aggregator.tables import TomlTable
 from device_sdk.artifact import Artifact
@@ -19,12 +20,12 @@ class TeacherLogitsSettings:
     """Settings of a task of teacher-logit aggregation; see :class:`TeacherLogitsMethod`."""
 
     training: TeacherLogitsTraining
-    rate_decay: float = 1.0
+    rate_decay: RateDecay = 1.0
 
 
 def read_teacher_logits(table: TomlTable) -> ArrayBinding[TeacherLogitsSettings]:
     """Read the table. Raises TaskError, naming the key."""
-    settings = read_settings(TeacherLogitsSettings, table)
+    settings = table.read(TeacherLogitsSettings)
     return ArrayBinding("teacher_logits", settings, _method)
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from aggregator.errors import AggregatorError
 from aggregator.methods.method import Method
-from aggregator.methods.scatter.binding import ScatterBinding
-from aggregator.methods.scatter.method import ScatterMethod, ScatterSettings, initial_items
+from aggregator.methods.scatter.binding import ScatterBinding, ScatterTable
+from aggregator.methods.scatter.method import ScatterMethod, initial_items
 from aggregator.task.catalogue import read_catalogue_file
 from device_sdk.artifact import Artifact
 from device_sdk.methods.scatter.contract import decode_scatter_update
@@ -87,7 +87,7 @@ def test_an_update_that_cannot_be_absorbed_holds_the_round(
 ) -> None:
     home = make_home(tmp_path, mosquitto.url, "quorum = 2\ndeadline_seconds = 60.0")
     codes = invite(home, 2)
-    defective = DefectiveBinding(WIDTH, 0.1, ScatterSettings())
+    defective = DefectiveBinding(ScatterTable(columns=WIDTH, spread=0.1))
     with (
         serving(home, defective) as served,
         ScriptedDevice(mosquitto.url, codes[0], 1) as anna,

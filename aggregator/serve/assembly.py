@@ -21,12 +21,12 @@ from aggregator.rounds.aggregation import Aggregation
 from aggregator.rounds.ingest import Ingest, Repeats
 from aggregator.rounds.machine import RoundMachine
 from aggregator.serve.broker_links import BrokerLinks
-from aggregator.serve.housekeeping import Housekeeping, grow_catalogue
+from aggregator.serve.housekeeping import Housekeeping
 from aggregator.serve.outgoing import Outgoing
 from aggregator.serve.service import Parts
 from aggregator.serve.uplink import Uplink
 from aggregator.store import Store
-from aggregator.task.catalogue import adopt_catalogue, read_catalogue_file, stored_catalogue
+from aggregator.task.catalogue import read_continued_catalogue, stored_catalogue
 from aggregator.task.file import Task
 from device_sdk.link.settings import LinkSettings
 from device_sdk.wire.publish.chunks import Reassembler
@@ -137,8 +137,6 @@ def assemble(
         unix_clock,
         world.random_bytes,
     )
-    if task.catalogue is not None and rounds.current is None and not aggregation.participants:
-        grow_catalogue(store, aggregation, task.catalogue)
     enrolment = Enrolment(desk, store, registry, refusals, unix_clock, rounds.next_number)
     reassembler = Reassembler(clock)
     repeats = Repeats(clock)
@@ -164,6 +162,7 @@ def assemble(
         verdict_seconds,
         clock,
     )
+    housekeeping.begin(in_a_round=rounds.current is not None)
     link = BrokerLinks(
         task.broker,
         topics,
@@ -219,4 +218,5 @@ def _claim(store: Store, task: Task) -> None:
         with store.database.transaction():
             store.facts.task = label
             if task.catalogue is not None:
-                adopt_catalogue(store, read_catalogue_file(task.catalogue))
+                found = read_continued_catalogue(task.catalogue, store)
+                store.facts.catalogue = found.to_bytes()

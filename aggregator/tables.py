@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from typing import Any, TypeVar
 
 from aggregator.errors import TaskError
-from device_sdk.fields import Fields, Settings, default_of, hints_of, is_settings
+from device_sdk.fields import (
+    UNBOUNDED,
+    Fields,
+    Settings,
+    Within,
+    default_of,
+    hints_of,
+    is_settings,
+)
+
+_LARGEST = 1e12
 
 Kind = TypeVar("Kind", bound=Settings)
 
@@ -16,6 +26,20 @@ class TomlTable(Fields):
 
     __slots__ = ()
     fault = TaskError
+
+    def integer(self, key: str, within: Within = UNBOUNDED, default: Any = MISSING) -> int:
+        """An integer of 64 bits: a broadcast carries no other."""
+        value = super().integer(key, within, default)
+        if not -(2**63) <= value < 2**63:
+            raise self.wrong(key, value, "an integer of 64 bits")
+        return value
+
+    def number(self, key: str, within: Within = UNBOUNDED, default: Any = MISSING) -> float:
+        """A finite number of at most 1e12: what lies beyond it is a slip."""
+        value = super().number(key, within, default)
+        if value > _LARGEST:
+            raise self.wrong(key, value, f"a number of at most {_LARGEST:g}")
+        return value
 
     def table(self, key: str) -> TomlTable:
         """A table below this one, empty when the file has none."""

@@ -1,115 +1,71 @@
-"""A table of a TOML file, read one typed key at a time; every refusal names the key."""
+"""A table of a TOML file, read strictly into a class of settings; every refusal names the key."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import MISSING, fields
+from typing import Any, TypeVar
 
 from aggregator.errors import TaskError
+from device_sdk.fields import (
+    UNBOUNDED,
+    Fields,
+    Settings,
+    Within,
+    default_of,
+    hints_of,
+    is_settings,
+)
+
+_LARGEST = 1e12
+
+Kind = TypeVar("Kind", bound=Settings)
 
 
-class TomlTable:
-    """The keys of one table. :meth:`finish` refuses those that nobody asked for."""
+class TomlTable(Fields):
+    """The keys of one table. Raises TaskError."""
 
-    def __init__(self, values: Mapping[str, Any], path: str = "") -> None:
-        self._values = values
-        self._path = path
-        self._known: set[str] = set()
+    __slots__ = ()
+    fault = TaskError
 
-    def __contains__(self, key: str) -> bool:
-        return key in self._values
+    def integer(self, key: str, within: Within = UNBOUNDED, default: Any = MISSING) -> int:
+        """An integer of 64 bits: a broadcast carries no other."""
+        value = super().integer(key, within, default)
+        if not -(2**63) <= value < 2**63:
+            raise self.wrong(key, value, "an integer of 64 bits")
+        return value
+
+    def number(self, key: str, within: Within = UNBOUNDED, default: Any = MISSING) -> float:
+        """A finite number of at most 1e12: what lies beyond it is a slip."""
+        value = super().number(key, within, default)
+        if value > _LARGEST:
+            raise self.wrong(key, value, f"a number of at most {_LARGEST:g}")
+        return value
 
     def table(self, key: str) -> TomlTable:
         """A table below this one, empty when the file has none."""
-        value = self._take(key, {})
+        value = self.take(key, {})
         if not isinstance(value, dict):
             raise self.error(key, "must be a table")
-        return TomlTable(value, self._name(key))
+        return TomlTable(value, self.name(key))
 
-    def text(self, key: str, default: str | None = None) -> str:
-        """A text that is not empty. Without ``default`` it must be there."""
-        value = self._take(key, default)
-        if value is None:
-            raise self.error(key, "is missing")
-        if not isinstance(value, str) or not value:
-            raise self.error(key, "must be a text that is not empty")
-        return value
+    def read(self, kind: type[Kind], defaults: Kind | None = None) -> Kind:
+        """A ``kind`` (a frozen dataclass of scalars and such classes) with the table's values.
 
-    def optional_text(self, key: str) -> str | None:
-        """A text, or None when the key is absent."""
-        return self.text(key) if key in self._values else self._take(key, None)
-
-    def plain_text(self, key: str, default: str) -> str:
-        """A text, which may be empty."""
-        value = self._take(key, default)
-        if not isinstance(value, str):
-            raise self.error(key, "must be a text")
-        return value
-
-    def texts(self, key: str) -> list[str]:
-        """A list of texts that are not empty; empty when the key is absent."""
-        value = self._take(key, [])
-        if not isinstance(value, list) or not all(isinstance(each, str) and each for each in value):
-            raise self.error(key, "must be a list of texts")
-        return value
-
-    def choice(self, key: str, choices: Sequence[str], default: str) -> str:
-        """One of ``choices``."""
-        value = self.text(key, default)
-        if value not in choices:
-            raise self.error(key, f"is {value!r}; expected one of {', '.join(choices)}")
-        return value
-
-    def boolean(self, key: str, default: bool) -> bool:
-        """true or false."""
-        value = self._take(key, default)
-        if not isinstance(value, bool):
-            raise self.error(key, "must be true or false")
-        return value
-
-    def integer(self, key: str, default: int, *, least: int, most: int = 2**31) -> int:
-        """A whole number in ``least`` to ``most``."""
-        value = self._take(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-            raise self.error(key, f"is {value!r}; expected a whole number from {least} to {most}")
-        return value
-
-    def number(
-        self,
-        key: str,
-        default: float,
-        *,
-        least: float | None = None,
-        above: float | None = None,
-        most: float = 1e12,
-    ) -> float:
-        """A finite number, at least ``least``, above ``above`` and at most ``most``."""
-        value = self._take(key, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise self.error(key, f"is {value!r}; expected a number")
-        number = float(value)
-        if not math.isfinite(number) or number > most:
-            raise self.error(key, f"is {number}; expected at most {most:g}")
-        if (least is not None and number < least) or (above is not None and number <= above):
-            bound = f"above {above:g}" if above is not None else f"at least {least:g}"
-            raise self.error(key, f"is {number}; expected {bound}")
-        return number
-
-    def finish(self) -> None:
-        """Refuse keys that were never asked for: a misspelt key must not be ignored."""
-        for key in self._values:
-            if key not in self._known:
-                known = ", ".join(sorted(self._known)) or "no keys"
-                raise self.error(key, f"is unknown here; known are: {known}")
-
-    def error(self, key: str, what: str) -> TaskError:
-        """An error that names ``key`` in full."""
-        return TaskError(f"{self._name(key)} {what}")
-
-    def _take(self, key: str, default: Any) -> Any:
-        self._known.add(key)
-        return self._values.get(key, default)
-
-    def _name(self, key: str) -> str:
-        return ".".join(part for part in (self._path, key) if part)
+        A field that the table lacks has its default, from ``defaults`` where given; a class inside
+        is a table below this one. A key that is no field is refused.
+        """
+        values: dict[str, Any] = {}
+        for field in fields(kind):
+            name, hint = field.name, hints_of(kind)[field.name]
+            default = default_of(field) if defaults is None else getattr(defaults, name)
+            if is_settings(hint):
+                inside = default if isinstance(default, hint) else None
+                values[name] = self.table(name).read(hint, inside)
+            else:
+                values[name] = self.declared(name, hint, default)
+        self.end()
+        try:
+            return kind(**values)
+        except ValueError as error:
+            # What single fields may be was looked at; how they go together the class knows.
+            raise self.error("", f"holds settings that do not go together: {error}") from None

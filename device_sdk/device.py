@@ -79,8 +79,9 @@ class Device:
             options, pace, link_settings, work_clock, data: as in :meth:`open`.
 
         Raises :class:`AlreadyEnrolled`, :class:`EnrolmentRefused` (the code is wrong, used or
-        expired), :class:`EnrolmentFailed` (nobody answered; the same call may be made again),
-        :class:`HomeLocked`, :class:`HomeBroken`, and ValueError for a bad URL.
+        expired, or others than this task and cohort are served there), :class:`EnrolmentFailed`
+        (nobody answered; the same call may be made again), :class:`HomeLocked`,
+        :class:`HomeBroken`, and ValueError for a bad URL.
         """
         opened = Home(_folder(home), create=True)
         try:

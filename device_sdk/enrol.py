@@ -32,6 +32,7 @@ from device_sdk.wire.publish.topics import (
     DescriptorTopic,
     EnrolAnswerTopic,
     EnrolRequestTopic,
+    ManifestTopic,
     PresenceTopic,
     Topics,
 )
@@ -98,6 +99,8 @@ _MOST_ANSWER_SECONDS = 30.0
 _MOST_ATTEMPTS = 8
 # Without a word from the network, whoever waits is told so after this long.
 _SILENT_SECONDS = 1.5
+_MOST_NAMES = 8
+_MOST_SERVED = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +128,9 @@ def enrol(
 
     The identity is made and flushed before anything is sent, so a call that failed, or a crash, is
     followed by another call with the same home and code. Raises :class:`AlreadyEnrolled`,
-    :class:`EnrolmentRefused` (final for this code), :class:`EnrolmentFailed` (try again), and
-    ValueError for a URL, TLS files or names that cannot be used.
+    :class:`EnrolmentRefused` (final for this code, but for ``not-served``),
+    :class:`EnrolmentFailed` (try again), and ValueError for a URL, TLS files or names that cannot
+    be used.
     """
     if home.membership.load() is not None:
         raise AlreadyEnrolled(
@@ -177,11 +181,14 @@ class _Conversation:
         self._mailbox = mailbox
         self._link = link
         self._clock = clock
-        topics = Topics(fleet.prefix)
+        self._topics = topics = Topics(fleet.prefix)
         self._descriptor_topic = topics.write(DescriptorTopic())
         self._presence_topic = topics.write(PresenceTopic())
         self._request_topic = topics.write(EnrolRequestTopic())
         self._answer_topic = topics.write(EnrolAnswerTopic(mailbox))
+        self._manifest_filter = topics.manifest_filter()
+        self._is_hung_up_on = False  # where a connection ends before the filter was answered
+        self._served: set[tuple[str, str]] = set()
         self._descriptor: Descriptor | None = None
         self._presence = b""
         self._watch = PresenceWatch()
@@ -196,6 +203,8 @@ class _Conversation:
         self._until_seconds = 0.0
 
     def hold(self, until_seconds: float) -> Membership:
+        # First, so that the names that exist have come before anything is sent.
+        self._link.subscribe(self._manifest_filter)
         self._until_seconds = until_seconds
         silent_seconds = self._clock() + _SILENT_SECONDS
         self._link.subscribe(self._descriptor_topic)
@@ -227,6 +236,15 @@ class _Conversation:
 
     def _take(self, event: Event) -> Membership | None:
         match event:
+            case Connected():
+                self._trouble = self._told = ""
+                self._is_hung_up_on = True
+            case Subscribed(topic) | SubscribeRefused(topic) if topic == self._manifest_filter:
+                self._is_hung_up_on = False
+            case Disconnected(reason) if self._is_hung_up_on and reason in ("closed", "server"):
+                # There are brokers that end a connection for a filter that they do not grant.
+                self._can_hear = self._is_hung_up_on = False
+                self._link.unsubscribe(self._manifest_filter)
             case Message(topic, payload) if topic == self._descriptor_topic:
                 self._on_descriptor(payload)
             case Message(topic, payload) if topic == self._presence_topic:
@@ -234,10 +252,10 @@ class _Conversation:
                 self._on_presence()
             case Message(topic, payload, False) if topic == self._answer_topic:
                 return self._on_answer(payload)
+            case Message(topic, payload) if topic != self._answer_topic:
+                self._on_manifest(topic, payload)
             case Subscribed(topic_filter) if topic_filter == self._answer_topic:
                 self._can_hear = True
-            case Connected():
-                self._trouble = self._told = ""
             case ConnectRefused(code, detail):
                 if code in _HOPELESS_CODES:
                     raise EnrolmentFailed(
@@ -266,6 +284,36 @@ class _Conversation:
             self._told = trouble
             left = max(0.0, self._until_seconds - self._clock())
             _log.warning("%s; trying for %.0f s more", trouble, left)
+
+    def _on_manifest(self, topic: str, payload: bytes) -> None:
+        try:
+            found = self._topics.parse(topic)
+        except WireError:
+            return
+        if isinstance(found, ManifestTopic) and payload and len(self._served) < _MOST_SERVED:
+            self._served.add((found.task, found.cohort))
+
+    def _require_served(self) -> None:
+        """Refuse names that no manifest is of, where there are others.
+
+        The names alone are looked at: what a manifest holds is for members to read. A fleet has
+        none before its first round, and not every broker shows them to who enrols; then all names
+        will do.
+        """
+        fleet = self._fleet
+        if not self._served or (fleet.task, fleet.cohort) in self._served:
+            return
+        known = sorted(self._served)
+        wrong = f"task {fleet.task!r}"
+        if any(task == fleet.task for task, _ in known):
+            wrong = f"cohort {fleet.cohort!r} of the task {fleet.task!r}"
+        names = [f"task {task!r} with cohort {cohort!r}" for task, cohort in known[:_MOST_NAMES]]
+        raise EnrolmentRefused(
+            "not-served",
+            f"no {wrong} is served at this broker under the topic prefix {fleet.prefix!r}; there "
+            f"is {', '.join(names)}. The code is not used up: give task and cohort as the operator "
+            "named them",
+        )
 
     def _on_descriptor(self, message: bytes) -> None:
         known = self._descriptor
@@ -297,6 +345,7 @@ class _Conversation:
             self._send_at_seconds = self._clock()
 
     def _send(self, descriptor: Descriptor, life: bytes) -> None:
+        self._require_served()
         # Each time another request, since none is answered twice.
         attempt = EnrolmentAttempt(
             self._code,

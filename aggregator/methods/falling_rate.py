@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from device_sdk.fields import Within
+
+RateDecay = Annotated[float, Within(0, 1, above=True)]
+"""A round's factor."""
 _LEAST = 1e-9
 """Never quite 0, which devices refuse or take for the artifact's own."""
-
-
-def require_decay(rate_decay: float) -> None:
-    """Raises ValueError unless ``rate_decay``, a round's factor, is above 0 and at most 1."""
-    if not 0 < rate_decay <= 1:
-        raise ValueError(f"rate_decay is {rate_decay}; expected above 0, at most 1")
 
 
 def rate_at(learning_rate: float, rate_decay: float, round_id: int) -> float:

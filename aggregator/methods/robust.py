@@ -6,19 +6,22 @@ definitions 1 (median) and 2 (trimmed mean).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.methods.method import RestoreError
+from device_sdk.fields import Within, require_declared
 from device_sdk.wire.arrays.exchange import Scalar, Update
 
 Robust = Literal["none", "trimmed", "median"]
+TrimShare = Annotated[float, Within(0, 0.5, below=True)]
+Multiple = Annotated[float, Within(1, or_zero=True)]
+"""Of the fleet's median; 0 for no limit."""
 Floats = NDArray[np.float64]
 
 _SIGN = np.uint32(1 << 31)
@@ -37,17 +40,10 @@ class RobustRule:
     """
 
     robust: Robust = "none"
-    trim_share: float = 0.1
+    trim_share: TrimShare = 0.1
 
     def __post_init__(self) -> None:
-        if self.robust not in get_args(Robust):
-            known = ", ".join(repr(one) for one in get_args(Robust))
-            raise ValueError(f"robust is {self.robust!r}; expected one of {known}")
-        share = self.trim_share
-        if isinstance(share, bool) or not math.isfinite(share) or not 0 <= share < 0.5:
-            raise ValueError(
-                f"trim_share is {share}; expected 0 to below 0.5, the share left out at either end"
-            )
+        require_declared(self)
 
     @property
     def holds(self) -> bool:
@@ -74,14 +70,6 @@ class RobustRule:
             for start in range(0, vectors.shape[1], _BLOCK)
         ]
         return np.concatenate(parts).astype(np.float32)
-
-
-def require_multiple(name: str, value: float) -> None:
-    """Raises ValueError unless a multiple of the median is 0 (off) or at least 1."""
-    if isinstance(value, bool) or not math.isfinite(value) or (value != 0 and value < 1):
-        raise ValueError(
-            f"{name} is {value}; expected 0 (no limit) or a multiple of the median of at least 1"
-        )
 
 
 def touched_sums(

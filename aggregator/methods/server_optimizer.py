@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.methods.method import RestoreError
+from device_sdk.fields import Within, require_declared
 
 Floats = NDArray[np.float32]
 _MOMENTS = ("first_moment", "second_moment")
@@ -20,32 +20,27 @@ _MOMENTS = ("first_moment", "second_moment")
 class OptimizerSettings:
     """Settings of the server's optimizer.
 
-    ``plain`` moves the parameters by ``learning_rate`` times the averaged gradient. ``adam`` is
-    Adam (Kingma and Ba 2015, algorithm 1) on that gradient; ``beta1`` 0 makes it RMSProp with bias
-    correction. After t steps the rate is ``learning_rate * decay**t``.
+    Attributes:
+        name: ``plain`` moves the parameters by ``learning_rate`` times the averaged gradient;
+            ``adam`` is Adam (Kingma and Ba 2015, algorithm 1) on that gradient.
+        learning_rate: of the first step.
+        beta1: adam's, of the first moment. 0 makes it RMSProp with bias correction.
+        beta2: adam's, of the second moment.
+        epsilon: adam's, beside the second moment's root.
+        decay: after t steps the rate is ``learning_rate * decay**t``.
 
     Raises ValueError, naming the setting, for a value outside its range.
     """
 
     name: Literal["plain", "adam"] = "adam"
-    learning_rate: float = 0.02
-    beta1: float = 0.0
-    beta2: float = 0.99
-    epsilon: float = 1e-3
-    decay: float = 1.0
+    learning_rate: Annotated[float, Within(0, above=True)] = 0.02
+    beta1: Annotated[float, Within(0, 1, below=True)] = 0.0
+    beta2: Annotated[float, Within(0, 1, below=True)] = 0.99
+    epsilon: Annotated[float, Within(0, above=True)] = 1e-3
+    decay: Annotated[float, Within(0, 1, above=True)] = 1.0
 
     def __post_init__(self) -> None:
-        if self.name not in ("plain", "adam"):
-            raise ValueError(f"optimizer name is {self.name!r}; expected 'plain' or 'adam'")
-        if not math.isfinite(self.learning_rate) or self.learning_rate <= 0:
-            raise ValueError(f"learning_rate is {self.learning_rate}; expected above 0")
-        for name in ("beta1", "beta2"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; expected 0 to below 1")
-        if not math.isfinite(self.epsilon) or self.epsilon <= 0:
-            raise ValueError(f"epsilon is {self.epsilon}; expected above 0")
-        if not 0 < self.decay <= 1:
-            raise ValueError(f"decay is {self.decay}; expected above 0, at most 1")
+        require_declared(self)
 
 
 class ServerOptimizer:

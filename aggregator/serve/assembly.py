@@ -21,12 +21,12 @@ from aggregator.rounds.aggregation import Aggregation
 from aggregator.rounds.ingest import Ingest, Repeats
 from aggregator.rounds.machine import RoundMachine
 from aggregator.serve.broker_links import BrokerLinks
-from aggregator.serve.housekeeping import Housekeeping, grow_catalogue
+from aggregator.serve.housekeeping import Housekeeping
 from aggregator.serve.outgoing import Outgoing
 from aggregator.serve.service import Parts
 from aggregator.serve.uplink import Uplink
 from aggregator.store import Store
-from aggregator.task.catalogue import adopt_catalogue, read_catalogue_file, stored_catalogue
+from aggregator.task.catalogue import read_continued_catalogue, stored_catalogue
 from aggregator.task.file import Task
 from device_sdk.link.settings import LinkSettings
 from device_sdk.wire.publish.chunks import Reassembler
@@ -72,34 +72,39 @@ def assemble(
 ) -> Parts:
     """All parts, resumed from the store; the link is not started. Raises AggregatorError."""
     _claim(store, task)
-    clock, unix_clock = world.clock, world.unix_clock
+    clock, unix_clock, random_bytes = world.clock, world.unix_clock, world.random_bytes
     # One each: links draw on threads of their own.
-    link_rng, sealing_rng, *more_link_rngs = world.rng.spawn(4)
-    verdict_seconds = task.store.verdict_days * 86_400.0
-    topics = Topics(task.broker.prefix)
-    keys = FleetKeys(home, store, unix_clock, world.random_bytes, task.descriptor_seconds)
+    link_rngs = world.rng.spawn(4)
+    sealing_rng = link_rngs.pop(1)
+    topics, refusals = Topics(task.broker.prefix), Refusals()
+
+    # Who may speak.
+    keys = FleetKeys(home, store, unix_clock, random_bytes, task.descriptor_seconds)
+    registry = Registry(store.devices)
     last_life = store.facts.started_unix_seconds
-    presence = _begin_life(store, int(unix_clock()), world.random_bytes)
-    fence = Fence(presence, last_life, home.folder, keys.descriptors, clock)
+    presence = _begin_life(store, int(unix_clock()), random_bytes)
+    life = presence.incarnation
     table = SessionTable(
         keys.keyring,
-        presence.incarnation,
+        life,
         TokenBuckets(_BURST, _REFILL_PER_SECOND, clock),
         WorkBudget(task.admission.opens_share, clock),
         clock,
         unix_clock,
-        random_bytes=world.random_bytes,
+        random_bytes=random_bytes,
     )
     desk = EnrolmentDesk(
         keys.keyring,
-        presence.incarnation,
+        life,
         TokenBuckets(_BURST, _REFILL_PER_SECOND, clock),
         WorkBudget(task.admission.enrolments_share, clock),
         unix_clock,
-        random_bytes=world.random_bytes,
+        random_bytes=random_bytes,
     )
     keys.watch(table.replace_keyring)
     keys.watch(desk.replace_keyring)
+
+    # What is published, and what comes back.
     artifacts = read_artifacts(task.artifacts, task.companions)
     terms = TaskTerms(
         task.binding.method_name,
@@ -107,7 +112,6 @@ def assemble(
         task.round.train_seconds,
         tuple(each.offer() for each in artifacts),
     )
-    registry, refusals = Registry(store.devices), Refusals()
     publisher = Publisher(
         PublishedTask(task.name, task.cohort, task.broadcast_codec, terms, artifacts),
         topics,
@@ -115,7 +119,7 @@ def assemble(
         presence,
         keys.current,
         registry.admission_key,
-        world.random_bytes,
+        random_bytes,
         sealing_rng,
     )
     catalogue = stored_catalogue(store)
@@ -135,25 +139,10 @@ def assemble(
         aggregation,
         publisher.seal_round,
         unix_clock,
-        world.random_bytes,
+        random_bytes,
     )
-    if task.catalogue is not None and rounds.current is None and not aggregation.participants:
-        grow_catalogue(store, aggregation, task.catalogue)
+    reassembler, repeats = Reassembler(clock), Repeats(clock)
     enrolment = Enrolment(desk, store, registry, refusals, unix_clock, rounds.next_number)
-    reassembler = Reassembler(clock)
-    repeats = Repeats(clock)
-    uplink = Uplink(topics, registry, table, reassembler, enrolment, repeats, keys.group_keys)
-    ingest = Ingest(
-        task.name,
-        task.binding,
-        store,
-        registry,
-        rounds,
-        aggregation,
-        refusals,
-        repeats,
-        unix_clock,
-    )
     housekeeping = Housekeeping(
         store,
         aggregation,
@@ -161,37 +150,41 @@ def assemble(
         reassembler,
         refusals,
         task.catalogue,
-        verdict_seconds,
+        task.store.verdict_days * 86_400.0,
         clock,
     )
+    housekeeping.begin(in_a_round=rounds.current is not None)
     link = BrokerLinks(
-        task.broker,
-        topics,
-        SHARD,
-        registry,
-        link_settings,
-        [link_rng, *more_link_rngs],
-        world.random_bytes(16),
-        clock,
+        task.broker, topics, SHARD, registry, link_settings, link_rngs, random_bytes(16), clock
     )
     return Parts(
-        task,
-        store,
-        link,
-        registry,
-        table,
-        uplink,
-        aggregation,
-        rounds,
-        ingest,
-        publisher,
-        Outgoing(link, store.publications),
-        refusals,
-        keys,
-        fence,
-        housekeeping,
-        clock,
-        world.sleep,
+        task=task,
+        store=store,
+        link=link,
+        registry=registry,
+        table=table,
+        uplink=Uplink(topics, registry, table, reassembler, enrolment, repeats, keys.group_keys),
+        aggregation=aggregation,
+        rounds=rounds,
+        ingest=Ingest(
+            task.name,
+            task.binding,
+            store,
+            registry,
+            rounds,
+            aggregation,
+            refusals,
+            repeats,
+            unix_clock,
+        ),
+        publisher=publisher,
+        outgoing=Outgoing(link, store.publications),
+        refusals=refusals,
+        keys=keys,
+        fence=Fence(presence, last_life, home.folder, keys.descriptors, clock),
+        housekeeping=housekeeping,
+        clock=clock,
+        sleep=world.sleep,
     )
 
 
@@ -219,4 +212,5 @@ def _claim(store: Store, task: Task) -> None:
         with store.database.transaction():
             store.facts.task = label
             if task.catalogue is not None:
-                adopt_catalogue(store, read_catalogue_file(task.catalogue))
+                found = read_continued_catalogue(task.catalogue, store)
+                store.facts.catalogue = found.to_bytes()

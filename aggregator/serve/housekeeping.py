@@ -10,7 +10,7 @@ from aggregator.errors import AggregatorError
 from aggregator.refusals import Refusals
 from aggregator.rounds.aggregation import Aggregation
 from aggregator.store import Store
-from aggregator.task.catalogue import adopt_catalogue, read_catalogue_file, stored_catalogue
+from aggregator.task.catalogue import read_continued_catalogue, stored_catalogue
 from device_sdk.wire.publish.chunks import Reassembler
 from device_sdk.wire.seal.session_table import SessionTable
 
@@ -47,7 +47,7 @@ class Housekeeping:
         self._clock = clock
         self._next_sweep_seconds = clock() + _SWEEP_SECONDS
         self._next_forget_seconds = self._counted_seconds = clock()
-        self._catalogue_stamp = _stamp(catalogue)
+        self._catalogue_stamp: tuple[int, int] | None = None  # of no file that was looked at
         self._erase_due = True  # what a process before this one deleted and did not erase
         self._next_erase_seconds = clock()
 
@@ -79,43 +79,55 @@ class Housekeeping:
             self._store.rounds.forget_verdicts(served, self._verdict_seconds)
         self._counted_seconds = now
 
+    def begin(self, *, in_a_round: bool) -> None:
+        """What was appended to the catalogue while nobody served: taken in now, or after the round.
+
+        Raises AggregatorError where the file is not usable.
+        """
+        if self._catalogue is None:
+            return
+        if not in_a_round and not self._aggregation.participants:
+            self._take_in(self._catalogue)
+            return
+        found = len(read_continued_catalogue(self._catalogue, self._store))
+        if found > self._aggregation.items:
+            _LOG.info(
+                "the catalogue has %d items, the model %d: the new ones are taken in before the "
+                "first round that begins without waiting updates",
+                found,
+                self._aggregation.items,
+            )
+
     def between_rounds(self) -> None:
         """Take in items that the operator appended to the catalogue.
 
         Not while updates wait that were made for the shorter one. A file that is not usable is
         reported and left alone: a running fleet does not stop for a slip of the pen.
         """
-        if self._catalogue is None:
+        if self._catalogue is None or self._aggregation.participants:
             return
-        stamp = _stamp(self._catalogue)
-        if stamp == self._catalogue_stamp or self._aggregation.participants:
+        if _stamp(self._catalogue) == self._catalogue_stamp:
             return
-        self._catalogue_stamp = stamp
         try:
-            grow_catalogue(self._store, self._aggregation, self._catalogue)
+            self._take_in(self._catalogue)
         except AggregatorError as error:
             _LOG.error("the catalogue stays as it was: %s", error)
 
-
-def grow_catalogue(store: Store, aggregation: Aggregation, path: Path) -> None:
-    """Make the file's catalogue the current one, and lengthen the model if it has new items.
-
-    Between rounds and with an empty log. Raises AggregatorError.
-    """
-    catalogue = read_catalogue_file(path)
-    if stored_catalogue(store) == catalogue:
-        return
-    latest = store.rounds.latest()
-    with store.database.transaction():
-        adopt_catalogue(store, catalogue)
-        if len(catalogue) > aggregation.items:
-            aggregation.grow(len(catalogue), latest[0].round if latest else 0)
-            _LOG.info("the catalogue has %d items now", len(catalogue))
+    def _take_in(self, path: Path) -> None:
+        """Make the file's catalogue the current one, and lengthen the model if it has new items."""
+        self._catalogue_stamp = _stamp(path)
+        catalogue = read_continued_catalogue(path, self._store)
+        if stored_catalogue(self._store) == catalogue:
+            return
+        latest = self._store.rounds.latest()
+        with self._store.database.transaction():
+            self._store.facts.catalogue = catalogue.to_bytes()
+            if len(catalogue) > self._aggregation.items:
+                self._aggregation.grow(len(catalogue), latest[0].round if latest else 0)
+                _LOG.info("the catalogue has %d items now", len(catalogue))
 
 
-def _stamp(path: Path | None) -> tuple[int, int]:
-    if path is None:
-        return (0, 0)
+def _stamp(path: Path) -> tuple[int, int]:
     try:
         status = path.stat()
     except OSError:

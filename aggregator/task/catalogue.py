@@ -33,15 +33,15 @@ def stored_catalogue(store: Store) -> Catalogue | None:
     return None if content is None else read_catalogue(content)
 
 
-def adopt_catalogue(store: Store, catalogue: Catalogue) -> None:
-    """Make ``catalogue`` the stored one. Raises AggregatorError when a row would change its item.
+def read_continued_catalogue(path: Path, store: Store) -> Catalogue:
+    """The file's catalogue. Raises AggregatorError also when a stored row would change its item.
 
     Items are appended, never moved or removed: devices and the model know them by their rows.
     """
-    known = stored_catalogue(store)
+    catalogue, known = read_catalogue_file(path), stored_catalogue(store)
     if known is not None and not catalogue.extends(known):
         raise AggregatorError(
             f"the catalogue does not begin with the {len(known)} items that it had: append new "
             "items at the end, and keep those that are no longer offered"
         )
-    store.facts.catalogue = catalogue.to_bytes()
+    return catalogue

@@ -4,108 +4,188 @@ from __future__ import annotations
 
 import importlib.util
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from aggregator.errors import TaskError
 from aggregator.methods.binding import Binding, read_binding
 from aggregator.tables import TomlTable
+from device_sdk.fields import OneOf, Within, hints_of
 from device_sdk.link.broker_url import BrokerUrl, TlsFiles, parse_broker_url
-from device_sdk.methods.registry import METHODS, MethodError, method_names
+from device_sdk.methods.registry import MethodError
 from device_sdk.wire.codec.names import require_name
 from device_sdk.wire.publish.task_messages import BROADCAST_CODECS, UPDATE_CODECS
 from device_sdk.wire.publish.topics import Topics
 
-# How a task's rounds open and close.
+SHIPPED_PREFIX = "shipped:"
+_DAY_SECONDS = 86_400
+_SHARE = Within(0, 1, above=True)
+
+# The tables of a task file: what each key is called, may be, is when it is left out, and means.
+# The template that ``init`` writes is made from them.
+
+
+@dataclass(frozen=True, slots=True)
+class TaskTable:
+    """The table ``[task]``.
+
+    Attributes:
+        name: devices name it when they join: 1 to 64 of a-z 0-9 . _ -
+        cohort: which of the task's fleets this one is, likewise.
+        method: how the fleet learns.
+        artifact: a folder made by tessera-export, or shipped:mf.
+        artifacts: several of them, smallest first.
+        companions: artifacts that go with them, one for each or none at all (attention's).
+        catalogue: one item a line, append only: id, or id<TAB>title.
+        broadcast_codec: how the model's numbers travel to devices.
+        update_codec: how those of updates travel back.
+    """
+
+    name: str = "default"
+    cohort: str = "all"
+    method: str = "scatter"
+    artifact: str | None = None
+    artifacts: tuple[str, ...] = ()
+    companions: tuple[str, ...] = ()
+    catalogue: str | None = None
+    broadcast_codec: Annotated[str, OneOf(tuple(sorted(BROADCAST_CODECS)))] = "float16"
+    update_codec: Annotated[str, OneOf(tuple(sorted(UPDATE_CODECS)))] = "int8"
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerTable:
+    """The table ``[broker]``.
+
+    Attributes:
+        url: mqtts://host:8883 for TLS.
+        prefix: all topics lie below it.
+        user: who the aggregator is to the broker.
+        password_file: keeps the password out of this file.
+        ca_file: with mqtts:// and an authority of your own.
+        certificate_file: with a broker that asks for one.
+        key_file: the certificate's.
+    """
+
+    url: str = "mqtt://127.0.0.1:1883"
+    prefix: str = "tessera"
+    user: str | None = None
+    password_file: str | None = None
+    ca_file: str | None = None
+    certificate_file: str | None = None
+    key_file: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RoundSettings:
-    """Raises TaskError, naming the key, through :meth:`read`.
+    """The table ``[round]``: how a task's rounds open and close.
 
     Attributes:
-        share: expected share of the devices that a round selects, 0 < share <= 1.
-        quorum: updates that make a version; fewer are carried into the next round.
-        wait_for_devices: no round opens before so many devices are enrolled.
+        share: expected share of the devices in each round.
+        quorum: updates that make a new version. Fewer are carried into the next round.
+        wait_for_devices: no round opens before so many are enrolled (default: the quorum).
         deadline_seconds: a round collects no longer than this.
-        adaptive_deadline: end rounds earlier, after the p90 of the last rounds' arrival times
-            multiplied by ``deadline_margin``, but not before ``least_deadline_seconds``.
-        resume_grace_seconds: after a restart a round stays open at least this long.
+        adaptive_deadline: true: end rounds earlier, at the p90 of the last rounds' arrival times,
+            times the margin, but not before the least.
+        deadline_margin: of an adaptive deadline.
+        least_deadline_seconds: of an adaptive deadline (default: no more than the deadline).
+        resume_grace_seconds: after a restart a round stays open at least this long (default: no
+            longer than the deadline).
         pause_seconds: between the end of a round and the next one.
-        most_rounds: no round beyond this number; 0 for no end.
-        train_seconds: what devices are told that their local training should fit into.
+        most_rounds: stop after this many; 0: never.
+        train_seconds: devices pick a k, or a model, that fits this (default: half the deadline).
     """
 
-    share: float
-    quorum: int
-    wait_for_devices: int
-    deadline_seconds: float
-    adaptive_deadline: bool
-    deadline_margin: float
-    least_deadline_seconds: float
-    resume_grace_seconds: float
-    pause_seconds: float
-    most_rounds: int
-    train_seconds: float
+    share: Annotated[float, _SHARE] = 1.0
+    quorum: Annotated[int, Within(1, 2**31)] = 1
+    wait_for_devices: Annotated[int, Within(1, 2**31)] = 1
+    deadline_seconds: Annotated[float, Within(0, 30 * _DAY_SECONDS, above=True)] = 300.0
+    adaptive_deadline: bool = False
+    deadline_margin: Annotated[float, Within(1, 100)] = 1.5
+    least_deadline_seconds: Annotated[float, Within(0, 1e12, above=True)] = 5.0
+    resume_grace_seconds: Annotated[float, Within(0, 1e12)] = 30.0
+    pause_seconds: Annotated[float, Within(0, 1e12)] = 0.0
+    most_rounds: Annotated[int, Within(0, 2**31)] = 0
+    train_seconds: Annotated[float, Within(0, 1e12, above=True)] = 150.0
 
     @classmethod
     def read(cls, table: TomlTable) -> RoundSettings:
-        """The table ``[round]``."""
-        quorum = table.integer("quorum", 1, least=1)
-        deadline_seconds = table.number("deadline_seconds", 300.0, above=0.0, most=30 * 86_400)
-        settings = cls(
-            share=table.number("share", 1.0, above=0.0, most=1.0),
-            quorum=quorum,
-            wait_for_devices=table.integer("wait_for_devices", quorum, least=1),
-            deadline_seconds=deadline_seconds,
-            adaptive_deadline=table.boolean("adaptive_deadline", False),
-            deadline_margin=table.number("deadline_margin", 1.5, least=1.0, most=100.0),
-            least_deadline_seconds=table.number(
-                "least_deadline_seconds", min(5.0, deadline_seconds), above=0.0
-            ),
-            resume_grace_seconds=table.number(
-                "resume_grace_seconds", min(30.0, deadline_seconds), least=0.0
-            ),
-            pause_seconds=table.number("pause_seconds", 0.0, least=0.0),
-            most_rounds=table.integer("most_rounds", 0, least=0),
-            train_seconds=table.number("train_seconds", deadline_seconds / 2, above=0.0),
+        """Read the table, in which some defaults follow from others. Raises TaskError."""
+        hints, usual = hints_of(cls), cls()
+        quorum = table.declared("quorum", hints["quorum"], usual.quorum)
+        deadline = table.declared(
+            "deadline_seconds", hints["deadline_seconds"], usual.deadline_seconds
         )
-        if settings.least_deadline_seconds > deadline_seconds:
+        usual = replace(
+            usual,
+            wait_for_devices=quorum,
+            least_deadline_seconds=min(usual.least_deadline_seconds, deadline),
+            resume_grace_seconds=min(usual.resume_grace_seconds, deadline),
+            train_seconds=deadline / 2,
+        )
+        settings = table.read(cls, usual)
+        if settings.least_deadline_seconds > deadline:
             raise table.error("least_deadline_seconds", "lies above round.deadline_seconds")
-        table.finish()
         return settings
-
-
-SHIPPED_PREFIX = "shipped:"
-_HIGHEST_PORT = 65_535
-_DAY_SECONDS = 86_400
-
-
-@dataclass(frozen=True, slots=True)
-class BrokerSettings:
-    """Where the broker is. ``password_file`` keeps the password out of the task file."""
-
-    url: BrokerUrl
-    prefix: str
-    tls: TlsFiles | None
 
 
 @dataclass(frozen=True, slots=True)
 class StoreSettings:
-    """How the log is written: ``group_updates`` a commit at most, a checkpoint now and then."""
+    """The table ``[store]``: how the log is written.
 
-    group_updates: int
-    checkpoint_updates: int
-    verdict_days: int
+    Attributes:
+        group_updates: updates a commit at most.
+        checkpoint_updates: updates of a round between two checkpoints of its state.
+        verdict_days: how long a closed round's verdicts are kept: days served.
+    """
+
+    group_updates: Annotated[int, Within(1, 65_536)] = 128
+    checkpoint_updates: Annotated[int, Within(1, 2**31)] = 20_000
+    verdict_days: Annotated[int, Within(1, 3650)] = 30
+
+
+@dataclass(frozen=True, slots=True)
+class KeySettings:
+    """The table ``[keys]``.
+
+    Attributes:
+        descriptor_days: a renewed descriptor holds this long, then devices refuse it.
+    """
+
+    descriptor_days: Annotated[int, Within(1, 365)] = 30
 
 
 @dataclass(frozen=True, slots=True)
 class AdmissionSettings:
-    """The shares of the time that go into sessions' opens and into enrolments, at most."""
+    """The table ``[admission]``: what is beyond these shares asks again.
 
-    opens_share: float
-    enrolments_share: float
+    Attributes:
+        opens_share: share of the time for sessions' opens, at most.
+        enrolments_share: share of the time for enrolments, at most.
+    """
+
+    opens_share: Annotated[float, _SHARE] = 0.35
+    enrolments_share: Annotated[float, _SHARE] = 0.15
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsSettings:
+    """The table ``[metrics]``.
+
+    Attributes:
+        port: Prometheus on 127.0.0.1; 0: none.
+    """
+
+    port: Annotated[int, Within(0, 65_535)] = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerSettings:
+    """Where the broker is, with what the named files hold."""
+
+    url: BrokerUrl
+    prefix: str
+    tls: TlsFiles | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,73 +233,56 @@ def read_task(path: Path) -> Task:
 
 def _task(root: TomlTable, folder: Path) -> Task:
     table = root.table("task")
-    method = table.choice("method", method_names(METHODS), "scatter")
-    metrics, keys = root.table("metrics"), root.table("keys")
-    name, cohort = _name(table, "name", "default"), _name(table, "cohort", "all")
-    artifacts, companions = _artifacts(table, folder)
+    named = table.read(TaskTable)
+    for key in ("name", "cohort"):
+        try:
+            require_name(key, getattr(named, key))
+        except ValueError as error:
+            raise table.error(key, f"is no name: {error}") from None
     try:
-        binding = read_binding(method, root.table(method))
+        binding = read_binding(named.method, root.table(named.method))
     except MethodError as error:
         raise table.error("method", f"cannot be used: {error}") from None
-    _require_artifacts(table, artifacts, companions, binding)
+    artifacts, companions = _artifacts(table, named, binding, folder)
     task = Task(
-        name=name,
-        cohort=cohort,
+        name=named.name,
+        cohort=named.cohort,
         artifacts=artifacts,
         companions=companions,
-        catalogue=_catalogue(table, folder, binding),
-        broadcast_codec=table.choice("broadcast_codec", sorted(BROADCAST_CODECS), "float16"),
-        update_codec=table.choice("update_codec", sorted(UPDATE_CODECS), "int8"),
-        metrics_port=metrics.integer("port", 0, least=0, most=_HIGHEST_PORT),
-        descriptor_seconds=keys.integer("descriptor_days", 30, least=1, most=365) * _DAY_SECONDS,
+        catalogue=_catalogue(table, named, binding, folder),
+        broadcast_codec=named.broadcast_codec,
+        update_codec=named.update_codec,
+        metrics_port=root.table("metrics").read(MetricsSettings).port,
+        descriptor_seconds=root.table("keys").read(KeySettings).descriptor_days * _DAY_SECONDS,
         broker=_broker(root.table("broker"), folder),
         round=RoundSettings.read(root.table("round")),
-        store=_store(root.table("store")),
-        admission=_admission(root.table("admission")),
+        store=root.table("store").read(StoreSettings),
+        admission=root.table("admission").read(AdmissionSettings),
         binding=binding,
     )
-    table.finish()
-    metrics.finish()
-    keys.finish()
-    root.finish()
+    root.end()
     return task
 
 
-def _name(table: TomlTable, key: str, default: str) -> str:
-    value = table.text(key, default)
-    try:
-        require_name(key, value)
-    except ValueError as error:
-        raise table.error(key, f"is no name: {error}") from None
-    return value
-
-
-def _catalogue(table: TomlTable, folder: Path, binding: Binding[Any]) -> Path | None:
-    if binding.needs_catalogue:
-        return _existing(table, "catalogue", table.text("catalogue"), folder)
-    if table.optional_text("catalogue") is not None:
+def _catalogue(
+    table: TomlTable, named: TaskTable, binding: Binding[Any], folder: Path
+) -> Path | None:
+    if named.catalogue is None and binding.needs_catalogue:
+        raise table.error("catalogue", "is missing")
+    if named.catalogue is not None and not binding.needs_catalogue:
         raise table.error("catalogue", f"is given, but {binding.method_name} has no items")
-    return None
+    return _existing(table, "catalogue", named.catalogue, folder) if named.catalogue else None
 
 
-def _artifacts(table: TomlTable, folder: Path) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
-    single, several = table.optional_text("artifact"), table.texts("artifacts")
-    if single is not None and several:
+def _artifacts(
+    table: TomlTable, named: TaskTable, binding: Binding[Any], folder: Path
+) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
+    if named.artifact is not None and named.artifacts:
         raise table.error("artifact", "and task.artifacts are given: keep one of them")
-    named = [single] if single is not None else several
-    key = "artifact" if single is not None else "artifacts"
-    return (
-        tuple(_artifact(table, key, value, folder) for value in named),
-        tuple(_artifact(table, "companions", each, folder) for each in table.texts("companions")),
-    )
-
-
-def _require_artifacts(
-    table: TomlTable,
-    artifacts: tuple[Path, ...],
-    companions: tuple[Path, ...],
-    binding: Binding[Any],
-) -> None:
+    key = "artifacts" if named.artifact is None else "artifact"
+    listed = named.artifacts if named.artifact is None else (named.artifact,)
+    artifacts = tuple(_artifact(table, key, each, folder) for each in listed)
+    companions = tuple(_artifact(table, "companions", each, folder) for each in named.companions)
     allowed = binding.artifacts
     if len(artifacts) not in allowed:
         least, most = allowed[0], allowed[-1]
@@ -232,6 +295,7 @@ def _require_artifacts(
         raise table.error(
             "companions", f"lists {len(companions)}; expected one for each artifact, or none"
         )
+    return artifacts, companions
 
 
 def _artifact(table: TomlTable, key: str, value: str, folder: Path) -> Path:
@@ -254,54 +318,32 @@ def _existing(table: TomlTable, key: str, value: str, folder: Path) -> Path:
 
 
 def _broker(table: TomlTable, folder: Path) -> BrokerSettings:
+    named = table.read(BrokerTable)
     try:
-        url = parse_broker_url(table.text("url", "mqtt://127.0.0.1:1883"))
+        url = parse_broker_url(named.url)
     except ValueError as error:
         raise table.error("url", f"is not usable: {error}") from None
-    prefix = table.text("prefix", "tessera")
     try:
-        Topics(prefix)
+        Topics(named.prefix)
     except ValueError as error:
         raise table.error("prefix", f"is not usable: {error}") from None
-    user = table.optional_text("user")
-    password_file = table.optional_text("password_file")
-    if user is not None:
-        url = BrokerUrl(url.host, url.port, url.tls, user, url.password)
-    if password_file is not None:
+    if named.user is not None:
+        url = BrokerUrl(url.host, url.port, url.tls, named.user, url.password)
+    if named.password_file is not None:
         if url.user is None:
             raise table.error("password_file", "is given without broker.user")
-        password = _existing(table, "password_file", password_file, folder).read_text().strip()
-        url = BrokerUrl(url.host, url.port, url.tls, url.user, password)
+        file = _existing(table, "password_file", named.password_file, folder)
+        url = BrokerUrl(url.host, url.port, url.tls, url.user, file.read_text().strip())
     files = {
         key: _existing(table, key, value, folder)
         for key in ("ca_file", "certificate_file", "key_file")
-        if (value := table.optional_text(key)) is not None
+        if (value := getattr(named, key)) is not None
     }
     if files and not url.tls:
         raise table.error(next(iter(files)), "is given, but broker.url starts with mqtt://")
     if "key_file" in files and "certificate_file" not in files:
         raise table.error("key_file", "is given without broker.certificate_file")
-    table.finish()
     tls = None
     if files:
         tls = TlsFiles(files.get("ca_file"), files.get("certificate_file"), files.get("key_file"))
-    return BrokerSettings(url, prefix, tls)
-
-
-def _store(table: TomlTable) -> StoreSettings:
-    settings = StoreSettings(
-        group_updates=table.integer("group_updates", 128, least=1, most=65_536),
-        checkpoint_updates=table.integer("checkpoint_updates", 20_000, least=1),
-        verdict_days=table.integer("verdict_days", 30, least=1, most=3650),
-    )
-    table.finish()
-    return settings
-
-
-def _admission(table: TomlTable) -> AdmissionSettings:
-    settings = AdmissionSettings(
-        opens_share=table.number("opens_share", 0.35, above=0.0, most=1.0),
-        enrolments_share=table.number("enrolments_share", 0.15, above=0.0, most=1.0),
-    )
-    table.finish()
-    return settings
+    return BrokerSettings(url, named.prefix, tls)

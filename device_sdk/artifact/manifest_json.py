@@ -154,13 +154,13 @@ def manifest_from_object(value: object) -> Manifest:
         name=top.text("name"),
         opset=top.integer("opset"),
         axes=axes,
-        state=tuple(_state(entry) for entry in top.items("state")),
+        state=tuple(_state(entry) for entry in top.array("state")),
         optimizer=OptimizerSpec(
             optimizer.text("name"), frozen_settings(optimizer.mapping("settings"))
         ),
         graphs={name: _graph(entry, name) for name, entry in top.mapping("graphs").items()},
         files=files,
-        producer=producer.rest_as_text(),
+        producer={key: producer.text(key) for key in top.mapping("producer")},
         sequential=top.boolean("sequential"),
     )
     optimizer.end()
@@ -168,9 +168,13 @@ def manifest_from_object(value: object) -> Manifest:
     return manifest
 
 
+def _named(value: object, what: str) -> JsonFields:
+    name = f" {value.get('name')!r:.80}" if isinstance(value, dict) else ""
+    return JsonFields(value, what + name)
+
+
 def _state(value: object) -> StateTensor:
-    fields = JsonFields(value, "state tensor")
-    fields.where = f"state tensor {fields.peek('name')!r:.80}"
+    fields = _named(value, "state tensor")
     members = fields.optional("members")
     if members is not None and not (isinstance(members, list) and members):
         raise ArtifactError(f"{fields.where}: members is a list that is not empty")
@@ -200,16 +204,15 @@ def _graph(value: object, name: str) -> GraphFile:
     fields = JsonFields(value, f"graph {name!r}")
     graph = GraphFile(
         file=fields.text("file"),
-        inputs=tuple(_port(entry) for entry in fields.items("inputs")),
-        outputs=tuple(_port(entry) for entry in fields.items("outputs")),
+        inputs=tuple(_port(entry) for entry in fields.array("inputs")),
+        outputs=tuple(_port(entry) for entry in fields.array("outputs")),
     )
     fields.end()
     return graph
 
 
 def _port(value: object) -> Port:
-    fields = JsonFields(value, "graph input or output")
-    fields.where = f"graph input or output {fields.peek('name')!r:.80}"
+    fields = _named(value, "graph input or output")
     default = fields.optional("default")
     if default is not None and not isinstance(default, float):
         raise ArtifactError(f"{fields.where}: default is written with a decimal point or exponent")
@@ -227,7 +230,7 @@ def _port(value: object) -> Port:
 
 def _shape(fields: JsonFields) -> Shape:
     shape = []
-    for dim in fields.items("shape"):
+    for dim in fields.array("shape"):
         if dim is not None and (isinstance(dim, bool) or not isinstance(dim, (int, str))):
             raise ArtifactError(
                 f"{fields.where}: {dim!r:.80} is no length: expected a positive integer, the name "

@@ -137,7 +137,7 @@ def _tensor(name: str, value: object, body: memoryview) -> tuple[int, int, str, 
 
 
 def _lengths(fields: JsonFields, key: str) -> tuple[int, ...]:
-    values = fields.items(key)
+    values = fields.array(key)
     lengths = []
     for value in values:
         if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import Field, asdict, fields
 from typing import Any, ClassVar, Self
 
+from device_sdk.fields import require_declared
 from device_sdk.wire.arrays.exchange import Scalar
 
 
 class TrainingSettings:
-    """Base of the flat, frozen dataclasses that a broadcast carries beside its tensors."""
+    """Base of the flat, frozen dataclasses that a broadcast carries beside its tensors.
+
+    Each field's type and bounds are those of its declaration. Raises ValueError, naming the
+    setting, for a value outside of them; :meth:`check` adds what a class asks of several at once.
+    """
 
     __slots__ = ()
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+    def __post_init__(self) -> None:
+        require_declared(self)
+        self.check()
+
+    def check(self) -> None:
+        """Raises ValueError for settings that do not go together."""
 
     def as_scalars(self) -> dict[str, Scalar]:
         """The settings as a broadcast carries them."""
@@ -31,39 +42,3 @@ class TrainingSettings:
         if missing:
             raise ValueError(f"the broadcast lacks the training settings {', '.join(missing)}")
         return cls(**{name: values[name] for name in names})
-
-
-def require_whole(name: str, value: object, least: int, most: int | None = None) -> None:
-    """Raises ValueError unless ``value`` is an integer within the bounds, which are included."""
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    if not whole or value < least or (most is not None and value > most):  # type: ignore[operator]
-        bounds = f"of at least {least}" if most is None else f"from {least} to {most:,}"
-        raise ValueError(f"{name} is {value!r}; expected an integer {bounds}")
-
-
-def require_number(
-    name: str, value: object, least: float, most: float, *, above: bool = False
-) -> None:
-    """Raises ValueError unless ``value`` is finite and within the bounds.
-
-    They are included; with ``above`` the lower one is not.
-    """
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise ValueError(f"{name} is {value!r}; expected a finite number")
-    if not least <= value <= most or (above and value == least):
-        low = f"above {least:g}" if above else f"at least {least:g}"
-        raise ValueError(f"{name} is {value}; expected a number {low} and at most {most:g}")
-
-
-def require_choice(name: str, value: object, known: Sequence[str]) -> None:
-    """Raises ValueError unless ``value`` is one of ``known``."""
-    if value not in known:
-        raise ValueError(f"{name} is {value!r}; expected one of {', '.join(known)}")
-
-
-def require_flags(settings: object, names: Sequence[str]) -> None:
-    """Raises ValueError unless all attributes of these names are booleans."""
-    for name in names:
-        value = getattr(settings, name)
-        if not isinstance(value, bool):
-            raise ValueError(f"{name} is {value!r}; expected true or false")

@@ -11,8 +11,7 @@ import pytest
 from aggregator.methods.binding import Binding
 from aggregator.methods.fedavg.binding import FedAvgBinding
 from aggregator.methods.fedavg.method import FedAvgMethod, FedAvgSettings
-from aggregator.methods.scatter.binding import ScatterBinding
-from aggregator.methods.scatter.method import ScatterSettings
+from aggregator.methods.scatter.binding import ScatterBinding, ScatterTable
 from aggregator.methods.server_optimizer import OptimizerSettings
 from aggregator.publish.publisher import Publisher
 from device_sdk.artifact import Artifact
@@ -40,10 +39,10 @@ def _scatter_body(place: int, number: int, value: float | None) -> bytes:
 
 
 def _scatter(*, limited: bool = True) -> Binding:
-    settings = ScatterSettings(optimizer=_PLAIN)
+    settings = ScatterTable(optimizer=_PLAIN, columns=WIDTH, spread=0.1)
     if not limited:
         settings = replace(settings, clip_multiple=0.0, row_multiple=0.0)
-    return ScatterBinding("scatter", settings, WIDTH)
+    return ScatterBinding("scatter", settings)
 
 
 class _SmallModel(FedAvgBinding):

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from aggregator.keys.enrolment import make_codes
-from aggregator.methods.scatter.binding import ScatterBinding
-from aggregator.methods.scatter.method import ScatterSettings
+from aggregator.methods.scatter.binding import ScatterBinding, ScatterTable
 from aggregator.methods.server_optimizer import OptimizerSettings
 from aggregator.serve.uplink import Refusal
 from device_sdk.link.events import Message
@@ -129,8 +128,12 @@ def test_updates_that_are_not_finite_or_absurd_are_refused(
 
 def _binding(clip_norm: float) -> ScatterBinding:
     optimizer = OptimizerSettings(name="plain", learning_rate=1.0)
-    settings = ScatterSettings(aggregator="mean", optimizer=optimizer, clip_norm=clip_norm)
-    return ScatterBinding("scatter", settings, WIDTH)
+    return ScatterBinding(
+        "scatter",
+        ScatterTable(
+            aggregator="mean", optimizer=optimizer, clip_norm=clip_norm, columns=WIDTH, spread=0.1
+        ),
+    )
 
 
 @pytest.mark.parametrize("value", [1.0, 1e6, 1e11])

@@ -14,7 +14,7 @@ class ScriptedBroker:
 
     SUBSCRIBEs (of one filter each) are answered with the reason codes of ``grants`` in turn, by
     filter; the last one goes on for ever, and a filter that is not named is granted. ``silent``:
-    no publication is acknowledged.
+    no publication is acknowledged. ``hangs_up_on``: a filter that ends the connection.
     """
 
     def __init__(
@@ -23,13 +23,14 @@ class ScriptedBroker:
         after: bytes = b"",
         grants: dict[str, Sequence[int]] | None = None,
         silent: bool = False,
+        hangs_up_on: str = "",
     ) -> None:
         self._connack, self._after = connack, after
         self._grants = {name: list(codes) for name, codes in (grants or {}).items()}
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._listener.settimeout(0.05)
         self.url = f"mqtt://127.0.0.1:{self._listener.getsockname()[1]}"
-        self._silent = silent
+        self._silent, self._hangs_up_on = silent, hangs_up_on
         self.published: list[tuple[str, bytes]] = []
         """Topic and payload of each PUBLISH so far, of MQTT 5 without properties."""
         self.asked: list[str] = []
@@ -102,6 +103,8 @@ class ScriptedBroker:
                 length = int.from_bytes(body[at : at + 2], "big")
                 name = body[at + 2 : at + 2 + length].decode()
                 self.asked.append(name)
+                if name == self._hangs_up_on:
+                    raise ConnectionAbortedError(name)
                 return b"\x90\x04" + body[:2] + bytes([0, self._code(name)])
             case packets.PINGREQ:
                 return b"\xd0\x00"

@@ -32,15 +32,31 @@ from tests.brokers.authority import Authority
 from tests.brokers.fixtures import MakeMosquitto
 from tests.brokers.links import QUICK
 from tests.brokers.mosquitto import Mosquitto, free_port, password_file
+from tests.brokers.scripted import ScriptedBroker
+from tests.brokers.subscription_rules import SubscriptionRules
 from tests.device_sdk.conftest import MakeDevice
 from tests.fakes.small_aggregator import SmallAggregator
 
 
 def join(
-    url: str, code: str, home: Path, *, seconds: float = 5.0, prefix: str = "tessera"
+    url: str,
+    code: str,
+    home: Path,
+    *,
+    seconds: float = 5.0,
+    prefix: str = "tessera",
+    task: str = "default",
+    cohort: str = "all",
 ) -> Device:
     return Device.enrol(
-        url, code, home, timeout_seconds=seconds, prefix=prefix, link_settings=QUICK
+        url,
+        code,
+        home,
+        timeout_seconds=seconds,
+        prefix=prefix,
+        task=task,
+        cohort=cohort,
+        link_settings=QUICK,
     )
 
 
@@ -88,6 +104,41 @@ def test_a_code_may_be_tried_again_when_nobody_answered(
     with pytest.raises(NotEnrolled, match="has not joined"):
         Device.open(tmp_path)
     join(mosquitto.url, aggregator.code(), tmp_path).close()
+
+
+@pytest.mark.parametrize("names", [{"task": "films"}, {"cohort": "phones"}])
+def test_a_name_that_nobody_serves_is_refused_with_those_that_are(
+    aggregator: SmallAggregator, mosquitto: Mosquitto, tmp_path: Path, names: dict[str, str]
+) -> None:
+    aggregator.open_round()
+    code = aggregator.code()
+    expected = f"no {next(iter(names))} .*is served .*task 'default' with cohort 'all'"
+    with pytest.raises(EnrolmentRefused, match=expected) as refused:
+        join(mosquitto.url, code, tmp_path / "a", **names)
+    assert refused.value.reason == "not-served"
+    with pytest.raises(NotEnrolled):
+        Device.open(tmp_path / "a")
+    # Nothing was sent: another device can use the code.
+    join(mosquitto.url, code, tmp_path / "b").close()
+
+
+def test_before_the_first_round_and_without_sight_of_others_any_name_will_do(
+    make_mosquitto: MakeMosquitto, tmp_path: Path
+) -> None:
+    rules = SubscriptionRules(tmp_path, "tessera/all/manifest/+/+")
+    broker = make_mosquitto(*rules.lines)
+    with SmallAggregator(broker.url) as aggregator:
+        join(broker.url, aggregator.code(), tmp_path / "a", task="films").close()
+        aggregator.open_round()
+        join(broker.url, aggregator.code(), tmp_path / "b").close()
+        join(broker.url, aggregator.code(), tmp_path / "c", task="films").close()
+
+
+def test_a_broker_that_hangs_up_on_the_look_around_is_not_asked_again(tmp_path: Path) -> None:
+    with ScriptedBroker(hangs_up_on="tessera/all/manifest/+/+") as broker:
+        code = new_code(bytes(16), 1, 0).to_text()
+        with pytest.raises(EnrolmentFailed, match="no aggregator is known"):
+            join(broker.url, code, tmp_path, seconds=2.0)
 
 
 def test_a_request_lost_on_the_way_is_sent_again(

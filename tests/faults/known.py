@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.methods.method import Method, RoundSummary
-from aggregator.methods.scatter.binding import ScatterBinding
-from aggregator.methods.scatter.method import ScatterMethod, ScatterSettings
+from aggregator.methods.scatter.binding import ScatterBinding, ScatterTable
+from aggregator.methods.scatter.method import ScatterMethod
 from device_sdk.artifact import Artifact
 from device_sdk.methods.scatter.contract import decode_scatter_update, encode_scatter_update
 from device_sdk.wire.arrays.exchange import Update
@@ -91,7 +91,9 @@ class KnownBinding(ScatterBinding):
 
     def __init__(self) -> None:
         # Sums that anybody can work out are of updates as they came.
-        super().__init__("scatter", ScatterSettings(clip_multiple=0.0, row_multiple=0.0), WIDTH)
+        super().__init__(
+            "scatter", ScatterTable(clip_multiple=0.0, row_multiple=0.0, columns=WIDTH, spread=0.1)
+        )
 
     def build(
         self, items: int, rng: np.random.Generator, artifacts: Sequence[Artifact] = ()

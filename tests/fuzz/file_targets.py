@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
@@ -126,8 +127,5 @@ def _toml(table: str, settings: DataclassInstance) -> Iterator[str]:
 
 def _uncommented() -> str:
     """Every key of the template, so that the fuzzer finds them all."""
-    lines = []
-    for line in TASK_TEMPLATE.splitlines():
-        bare = line.removeprefix("# ")
-        lines.append(bare if line.startswith("# ") and " = " in bare else line)
-    return "\n".join(lines).replace("mqtt://", "mqtts://")
+    every = re.sub(r"(?m)^# (?:e\.g\. )?(?=\w+ = )", "", TASK_TEMPLATE)
+    return every.replace("mqtt://", "mqtts://")

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 from sklearn.cluster import KMeans, MeanShift, estimate_bandwidth
 from threadpoolctl import threadpool_limits
+
+from device_sdk.fields import Within, require_declared
 
 Labels = NDArray[np.int64]
 Points = NDArray[np.float64]
@@ -37,18 +38,11 @@ class ClusterSettings:
     """
 
     algorithm: Algorithm = "k-means"
-    most_bytes: int = 0
-    hysteresis: float = 0.2
+    most_bytes: Annotated[int, Within(0)] = 0
+    hysteresis: Annotated[float, Within(0)] = 0.2
 
     def __post_init__(self) -> None:
-        if self.algorithm not in get_args(Algorithm):
-            raise ValueError(
-                f"algorithm is {self.algorithm!r}; expected one of {', '.join(get_args(Algorithm))}"
-            )
-        if not isinstance(self.most_bytes, int) or self.most_bytes < 0:
-            raise ValueError(f"most_bytes is {self.most_bytes!r}; expected 0 (no cap) or more")
-        if not math.isfinite(self.hysteresis) or self.hysteresis < 0:
-            raise ValueError(f"hysteresis is {self.hysteresis}; expected 0 or more")
+        require_declared(self)
 
 
 def assign_clusters(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from aggregator.methods.attention.clustering import ClusterSettings, assign_clusters
 from aggregator.methods.attention.device_models import DeviceModels, HeardModel
 from aggregator.methods.attention.mixtures import AggregatorMixer, MixtureSettings
-from aggregator.methods.falling_rate import rate_at, require_decay
+from aggregator.methods.falling_rate import RateDecay, rate_at
 from aggregator.methods.method import (
     Method,
     Refused,
@@ -27,6 +27,7 @@ from aggregator.methods.method import (
     require_array,
 )
 from device_sdk.artifact.flat_layout import FlatLayout
+from device_sdk.fields import Within, require_declared
 from device_sdk.methods.attention.contract import (
     MIXTURE,
     VECTOR,
@@ -34,7 +35,6 @@ from device_sdk.methods.attention.contract import (
     layouts_to_text,
     sketches,
 )
-from device_sdk.methods.settings import require_whole
 from device_sdk.wire.arrays.exchange import Attachment, Broadcast, Update
 from device_sdk.wire.arrays.tensors import LARGEST_OF_EVERY_CODEC
 
@@ -62,15 +62,13 @@ class AttentionSettings:
     training: AttentionTraining = field(default_factory=AttentionTraining)
     clusters: ClusterSettings = field(default_factory=ClusterSettings)
     mixture: MixtureSettings = field(default_factory=MixtureSettings)
-    keep_rounds: int = 10
-    most_samples: int = 0
+    keep_rounds: Annotated[int, Within(1)] = 10
+    most_samples: Annotated[int, Within(0)] = 0
     half: bool = True
-    rate_decay: float = 1.0
+    rate_decay: RateDecay = 1.0
 
     def __post_init__(self) -> None:
-        require_whole("keep_rounds", self.keep_rounds, 1)
-        require_whole("most_samples", self.most_samples, 0)
-        require_decay(self.rate_decay)
+        require_declared(self)
         if self.mixture.rule == "fedamp" and not self.training.aggregator_mixes:
             raise ValueError("the rule 'fedamp' needs training with aggregator_mixes=True")
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.methods.attention.device_models import DeviceModels
 from device_sdk.artifact.flat_layout import FlatLayout
+from device_sdk.fields import Within, require_declared
 
 Floats = NDArray[Any]
 Rule = Literal["sketches", "fedamp"]
@@ -35,20 +36,13 @@ class MixtureSettings:
     """
 
     rule: Rule = "sketches"
-    sharpness: float = 4.0
-    own_bias: float = 0.0
-    amp_rate: float = 0.5
-    amp_sigma: float = 0.5
+    sharpness: Annotated[float, Within(0, 1e6, above=True)] = 4.0
+    own_bias: Annotated[float, Within(-100, 100)] = 0.0
+    amp_rate: Annotated[float, Within(0, 1e6, above=True)] = 0.5
+    amp_sigma: Annotated[float, Within(0, 1e6, above=True)] = 0.5
 
     def __post_init__(self) -> None:
-        if self.rule not in get_args(Rule):
-            raise ValueError(f"rule is {self.rule!r}; expected one of {', '.join(get_args(Rule))}")
-        for name in ("sharpness", "amp_rate", "amp_sigma"):
-            value = getattr(self, name)
-            if not math.isfinite(value) or not 0 < value <= 1e6:
-                raise ValueError(f"{name} is {value}; expected more than 0 and at most 1e6")
-        if not -100 <= self.own_bias <= 100:
-            raise ValueError(f"own_bias is {self.own_bias}; expected a number from -100 to 100")
+        require_declared(self)
 
 
 class AggregatorMixer:

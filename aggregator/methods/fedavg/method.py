@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,15 +20,16 @@ from aggregator.methods.method import Method, Refused, RestoreError, RoundSummar
 from aggregator.methods.robust import (
     MOST_HELD_BYTES,
     HeldVectors,
+    Multiple,
     Robust,
     RobustRule,
+    TrimShare,
     Waiting,
-    require_multiple,
     require_same_rule,
 )
 from aggregator.methods.server_optimizer import OptimizerSettings, ServerOptimizer
+from device_sdk.fields import Within, require_declared
 from device_sdk.methods.fedavg.contract import FedAvgTraining, SharedTensor, shared_tensors
-from device_sdk.methods.settings import require_whole
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 
 # A weighted mean of vectors that arrive one after another.
@@ -129,22 +130,17 @@ class FedAvgSettings:
     optimizer: OptimizerSettings = field(
         default_factory=lambda: OptimizerSettings(name="plain", learning_rate=1.0)
     )
-    clip_norm: float = 0.0
-    clip_multiple: float = 3.0
-    outlier_multiple: float = 0.0
+    clip_norm: Annotated[float, Within(0)] = 0.0
+    clip_multiple: Multiple = 3.0
+    outlier_multiple: Multiple = 0.0
     robust: Robust = "none"
-    trim_share: float = 0.1
-    most_samples: int = 0
-    samples_multiple: float = 3.0
+    trim_share: TrimShare = 0.1
+    most_samples: Annotated[int, Within(0)] = 0
+    samples_multiple: Multiple = 3.0
     training: FedAvgTraining = field(default_factory=FedAvgTraining)
 
     def __post_init__(self) -> None:
-        if not math.isfinite(self.clip_norm) or self.clip_norm < 0:
-            raise ValueError(f"clip_norm is {self.clip_norm}; expected 0 (no limit) or above")
-        for name in ("clip_multiple", "outlier_multiple", "samples_multiple"):
-            require_multiple(name, getattr(self, name))
-        RobustRule(self.robust, self.trim_share)
-        require_whole("most_samples", self.most_samples, 0)
+        require_declared(self)
 
 
 class FedAvgMethod(Method):

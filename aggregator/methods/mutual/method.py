@@ -10,13 +10,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.methods.method import Method, Refused, RestoreError, RoundSummary, State, part
 from aggregator.methods.mutual.label_book import LabelBook, LabelMeans, PublicBook
+from device_sdk.fields import Within, require_declared
 from device_sdk.methods.mutual.contract import (
     MutualTraining,
     SampleEntry,
@@ -86,15 +87,12 @@ class MutualSettings:
     """
 
     training: MutualTraining
-    stale_rounds: int = 0
-    most_public: int = 2000
-    most_owners: int = 100
+    stale_rounds: Annotated[int, Within(0)] = 0
+    most_public: Annotated[int, Within(1)] = 2000
+    most_owners: Annotated[int, Within(1)] = 100
 
     def __post_init__(self) -> None:
-        for name, least in (("stale_rounds", 0), ("most_public", 1), ("most_owners", 1)):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise ValueError(f"{name} is {value!r}; expected an integer of at least {least}")
+        require_declared(self)
 
 
 class MutualMethod(Method):

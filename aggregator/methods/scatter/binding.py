@@ -4,65 +4,50 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Annotated
 
 import numpy as np
+from numpy.typing import NDArray
 
-from aggregator.methods.binding import Binding, read_settings
+from aggregator.methods.binding import Binding
 from aggregator.methods.method import Method
 from aggregator.methods.scatter.method import ScatterMethod, ScatterSettings, initial_items
-from aggregator.methods.server_optimizer import OptimizerSettings
-from aggregator.tables import TomlTable
 from device_sdk.artifact import Artifact
-from device_sdk.methods.scatter.contract import ScatterTraining, decode_scatter_update
+from device_sdk.fields import Within
+from device_sdk.methods.scatter.contract import decode_scatter_update
 from device_sdk.wire.arrays.exchange import Update
 from device_sdk.wire.arrays.sparse import MAX_WIDTH
 
 
 @dataclass(frozen=True, slots=True)
-class ScatterBinding(Binding[ScatterSettings]):
-    """``columns`` is K, ``spread`` the standard deviation of a new item's vector."""
+class ScatterTable(ScatterSettings):
+    """The table: the method's settings, and what the model is made with.
 
-    columns: int = 64
-    spread: float = 0.1
+    Attributes:
+        columns: K, the full width of the model.
+        spread: standard deviation of a new item's vector.
+    """
 
-    settings_class = ScatterSettings
+    columns: Annotated[int, Within(1, MAX_WIDTH)] = 64
+    spread: Annotated[float, Within(0, 10, above=True)] = 0.01
+
+
+class ScatterBinding(Binding[ScatterTable]):
+    """Factors of the catalogue's items; no artifact, or the one that devices train with."""
+
+    __slots__ = ()
+    settings_class = ScatterTable
     needs_catalogue = True
     artifacts = range(2)
-
-    @classmethod
-    def read(cls, method_name: str, table: TomlTable) -> ScatterBinding:
-        """Read the table. Raises TaskError, naming the key."""
-        optimizer, training = table.table("optimizer"), table.table("training")
-        columns = table.integer("columns", 64, least=1, most=MAX_WIDTH)
-        spread = table.number("spread", 0.1, above=0.0, most=10.0)
-        usual = ScatterSettings()
-        try:
-            settings = ScatterSettings(
-                aggregator=cast(Any, table.text("aggregator", usual.aggregator)),
-                optimizer=read_settings(OptimizerSettings, optimizer),
-                clip_norm=table.number("clip_norm", usual.clip_norm, least=0.0),
-                clip_multiple=table.number("clip_multiple", usual.clip_multiple, least=0.0),
-                row_multiple=table.number("row_multiple", usual.row_multiple, least=0.0),
-                outlier_multiple=table.number(
-                    "outlier_multiple", usual.outlier_multiple, least=0.0
-                ),
-                item_multiple=table.number("item_multiple", usual.item_multiple, least=0.0),
-                robust=cast(Any, table.text("robust", usual.robust)),
-                trim_share=table.number("trim_share", usual.trim_share, least=0.0),
-                training=read_settings(ScatterTraining, training),
-            )
-        except ValueError as error:
-            # The classes of the method name the setting; its table is one of these.
-            raise table.error("", f"holds a setting out of range: {error}") from None
-        table.finish()
-        return cls(method_name, settings, columns, spread)
 
     def build(
         self, items: int, rng: np.random.Generator, artifacts: Sequence[Artifact] = ()
     ) -> Method:
         """See :class:`~aggregator.methods.binding.Binding`."""
-        return ScatterMethod(initial_items(items, self.columns, self.spread, rng), self.settings)
+        return ScatterMethod(self._new_items(items, rng), self.settings)
+
+    def _new_items(self, items: int, rng: np.random.Generator) -> NDArray[np.float32]:
+        return initial_items(items, self.settings.columns, self.settings.spread, rng)
 
     def items_of(self, method: Method) -> int:
         """See :class:`~aggregator.methods.binding.Binding`."""
@@ -70,12 +55,11 @@ class ScatterBinding(Binding[ScatterSettings]):
 
     def grow(self, method: Method, items: int, rng: np.random.Generator) -> None:
         """See :class:`~aggregator.methods.binding.Binding`."""
-        new = items - self.items_of(method)
-        _scatter(method).grow(initial_items(new, self.columns, self.spread, rng))
+        _scatter(method).grow(self._new_items(items - self.items_of(method), rng))
 
     def decode(self, body: bytes, round_id: int, items: int, sender: str = "") -> Update:
         """See :class:`~aggregator.methods.binding.Binding`; limits must know who."""
-        return decode_scatter_update(body, round_id, items, self.columns, sender)
+        return decode_scatter_update(body, round_id, items, self.settings.columns, sender)
 
     def width_of(self, update: Update) -> int:
         """The number of columns."""

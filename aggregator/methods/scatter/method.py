@@ -6,9 +6,8 @@ step 4: each device's gradient is scattered to the full width K, zero elsewhere,
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,14 +25,16 @@ from aggregator.methods.method import (
 from aggregator.methods.robust import (
     MOST_HELD_BYTES,
     HeldRows,
+    Multiple,
     Robust,
     RobustRule,
+    TrimShare,
     Waiting,
-    require_multiple,
     require_same_rule,
 )
 from aggregator.methods.scatter.item_norms import ItemNorms
 from aggregator.methods.server_optimizer import OptimizerSettings, ServerOptimizer
+from device_sdk.fields import Within, require_declared
 from device_sdk.methods.scatter.contract import ScatterTraining
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 
@@ -53,13 +54,14 @@ class ScatterSettings:
         clip_multiple: likewise for more than so many times the fleet's median norm; 0 for no limit.
             See :class:`~aggregator.methods.limits.FleetScale`.
         row_multiple: likewise for each row of an update, against the fleet's median row.
-        outlier_multiple: an update this far out of line counts as one of no rows; see
-            :class:`~aggregator.methods.limits.Outliers`. 0: none does.
-        item_multiple: an item's vector longer than so many medians of those touched as often is
-            scaled down; see :class:`~aggregator.methods.scatter.item_norms.ItemNorms`. 0: no limit.
-        robust, trim_share: how a cell's values become one; see
-            :class:`~aggregator.methods.robust.RobustRule`. All but ``none`` keep a round's updates
-            in memory until it closes.
+        outlier_multiple: 3, say: an update so far out of line counts as one of no rows; 0: none
+            does. See :class:`~aggregator.methods.limits.Outliers`.
+        item_multiple: 1.25, say: an item's vector longer than so many medians of those touched as
+            often is scaled down; 0: no limit. See
+            :class:`~aggregator.methods.scatter.item_norms.ItemNorms`.
+        robust: how a cell's values become one; all but ``none`` keep a round's updates in memory
+            until it closes. See :class:`~aggregator.methods.robust.RobustRule`.
+        trim_share: what ``trimmed`` leaves out at either end.
         training: what the broadcast tells the devices.
 
     Raises ValueError, naming the setting, for a value outside its range.
@@ -67,23 +69,17 @@ class ScatterSettings:
 
     aggregator: Literal["mean", "coverage"] = "coverage"
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
-    clip_norm: float = 0.0
-    clip_multiple: float = 4.0
-    row_multiple: float = 16.0
-    outlier_multiple: float = 0.0
-    item_multiple: float = 0.0
+    clip_norm: Annotated[float, Within(0)] = 0.0
+    clip_multiple: Multiple = 4.0
+    row_multiple: Multiple = 16.0
+    outlier_multiple: Multiple = 0.0
+    item_multiple: Multiple = 0.0
     robust: Robust = "none"
-    trim_share: float = 0.1
+    trim_share: TrimShare = 0.1
     training: ScatterTraining = field(default_factory=ScatterTraining)
 
     def __post_init__(self) -> None:
-        if self.aggregator not in ("mean", "coverage"):
-            raise ValueError(f"aggregator is {self.aggregator!r}; expected 'mean' or 'coverage'")
-        if not math.isfinite(self.clip_norm) or self.clip_norm < 0:
-            raise ValueError(f"clip_norm is {self.clip_norm}; expected 0 (no limit) or above")
-        for name in ("clip_multiple", "row_multiple", "outlier_multiple", "item_multiple"):
-            require_multiple(name, getattr(self, name))
-        RobustRule(self.robust, self.trim_share)
+        require_declared(self)
 
 
 _TENSORS = frozenset(("columns", "rows", "values"))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from aggregator.methods.binding import Binding
+from aggregator.methods.falling_rate import RateDecay
 from aggregator.methods.teacher_logits.method import TeacherLogitsMethod
 from device_sdk.artifact import Artifact
 from device_sdk.methods.teacher_logits.contract import TeacherLogitsTraining
@@ -20,7 +21,7 @@ class TeacherLogitsSettings:
     """Settings of a task of teacher-logit aggregation; see :class:`TeacherLogitsMethod`."""
 
     training: TeacherLogitsTraining
-    rate_decay: float = 1.0
+    rate_decay: RateDecay = 1.0
 
 
 class TeacherLogitsBinding(Binding[TeacherLogitsSettings]):

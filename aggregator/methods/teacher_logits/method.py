@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.methods.falling_rate import rate_at, require_decay
+from aggregator.methods.falling_rate import rate_at
 from aggregator.methods.method import Method, Refused, RestoreError, RoundSummary, State
 from device_sdk.methods.teacher_logits.contract import (
     TeacherLogitsTraining,
@@ -37,7 +37,8 @@ class TeacherLogitsMethod(Method):
     """
 
     def __init__(self, training: TeacherLogitsTraining, rate_decay: float = 1.0) -> None:
-        require_decay(rate_decay)
+        if not 0 < rate_decay <= 1:
+            raise ValueError(f"rate_decay is {rate_decay}; expected a number above 0 and at most 1")
         if rate_decay < 1 and training.learning_rate == 0:
             raise ValueError("rate_decay needs a learning_rate: the artifact's own cannot fall")
         self._training = training

@@ -7,19 +7,14 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from device_sdk.artifact.flat_layout import FlatLayout, flat_layout
-from device_sdk.methods.settings import (
-    TrainingSettings,
-    require_choice,
-    require_flags,
-    require_number,
-    require_whole,
-)
+from device_sdk.fields import Within
+from device_sdk.methods.settings import TrainingSettings
 
 VECTOR = "vector."
 """Before a sender: the attachment that holds its parameters, for its neighbours to mix."""
@@ -28,16 +23,6 @@ MIXTURE = "mixture."
 
 Layers = Literal["both", "first", "second"]
 _MOST_TEXT = 1 << 20
-_COUNTS = {
-    "warm_up_rounds": 0,
-    "neighbours": 0,
-    "folds": 2,
-    "base_steps": 1,
-    "batch_size": 1,
-    "meta_every": 1,
-    "meta_batch_size": 1,
-}
-"""Whole numbers, and the least of each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,42 +57,33 @@ class AttentionTraining(TrainingSettings):
     Raises ValueError, naming the setting, for a value outside its range.
     """
 
-    warm_up_rounds: int = 4
-    base_steps: int = 30
-    batch_size: int = 32
-    learning_rate: float = 0.1
-    proximal: float = 0.0
+    warm_up_rounds: Annotated[int, Within(0, 2**31)] = 4
+    base_steps: Annotated[int, Within(1, 2**31)] = 30
+    batch_size: Annotated[int, Within(1, 2**31)] = 32
+    learning_rate: Annotated[float, Within(0, 1e6, above=True)] = 0.1
+    proximal: Annotated[float, Within(0, 1e6)] = 0.0
     personal: bool = False
     mix: bool = True
     keeps: str = ""
     aggregator_mixes: bool = False
     layers: Layers = "both"
-    own_weight: float = 0.0
+    own_weight: Annotated[float, Within(0, 1e3)] = 0.0
     include_self: bool = False
-    neighbours: int = 0
-    folds: int = 5
-    meta_every: int = 10
-    meta_batch_size: int = 32
-    meta_learning_rate: float = 0.02
-    sketch_rows: int = 64
-    sketch_seed: int = 0
+    neighbours: Annotated[int, Within(0, 2**31)] = 0
+    folds: Annotated[int, Within(2, 2**31)] = 5
+    meta_every: Annotated[int, Within(1, 2**31)] = 10
+    meta_batch_size: Annotated[int, Within(1, 2**31)] = 32
+    meta_learning_rate: Annotated[float, Within(0, 1e6)] = 0.02
+    sketch_rows: Annotated[int, Within(8, 4096)] = 64
+    sketch_seed: Annotated[int, Within(0, 2**63 - 1)] = 0
 
-    def __post_init__(self) -> None:
-        require_flags(self, ("personal", "mix", "aggregator_mixes", "include_self"))
-        require_choice("layers", self.layers, get_args(Layers))
-        for name, least in _COUNTS.items():
-            require_whole(name, getattr(self, name), least, 2**31)
-        require_whole("sketch_rows", self.sketch_rows, 8, 4096)
+    def check(self) -> None:
+        """Raises ValueError for settings that do not go together."""
         if self.sketch_rows % 8:
             raise ValueError(f"sketch_rows is {self.sketch_rows}; expected a multiple of 8")
-        require_whole("sketch_seed", self.sketch_seed, 0, 2**63 - 1)
-        require_number("learning_rate", self.learning_rate, 0, 1e6, above=True)
-        require_number("meta_learning_rate", self.meta_learning_rate, 0, 1e6)
-        require_number("proximal", self.proximal, 0, 1e6)
-        require_number("own_weight", self.own_weight, 0, 1e3)
         if self.include_self and self.own_weight > 0:
             raise ValueError("own_weight and include_self exclude each other: give one")
-        if not isinstance(self.keeps, str) or (self.keeps and self.mix):
+        if self.keeps and self.mix:
             raise ValueError(f"keeps is {self.keeps!r}; expected group names, with mix=False only")
         if self.personal and self.proximal == 0:
             raise ValueError("personal needs a proximal pull above 0: nothing else would be shared")

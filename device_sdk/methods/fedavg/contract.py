@@ -5,17 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from device_sdk.methods.settings import (
-    TrainingSettings,
-    require_choice,
-    require_number,
-    require_whole,
-)
+from device_sdk.fields import Within
+from device_sdk.methods.settings import TrainingSettings
 
 Weighting = Literal["samples", "uniform"]
 
@@ -44,27 +40,22 @@ class FedAvgTraining(TrainingSettings):
     Raises ValueError, naming the setting, for a value outside its range.
     """
 
-    epochs: int = 1
-    batch_size: int = 32
-    most_steps: int = 0
-    learning_rate: float = 0.0
-    proximal_mu: float = 0.0
+    epochs: Annotated[int, Within(1)] = 1
+    batch_size: Annotated[int, Within(0)] = 32
+    most_steps: Annotated[int, Within(0)] = 0
+    learning_rate: Annotated[float, Within(0, 1e3)] = 0.0
+    proximal_mu: Annotated[float, Within(0, 1e3)] = 0.0
     personal: str = ""
     weighting: Weighting = "samples"
     optimizer_state: Literal["fresh", "kept"] = "fresh"
 
-    def __post_init__(self) -> None:
-        for name, least in (("epochs", 1), ("batch_size", 0), ("most_steps", 0)):
-            require_whole(name, getattr(self, name), least)
-        for name in ("learning_rate", "proximal_mu"):
-            require_number(name, getattr(self, name), 0, 1e3)
-        if not isinstance(self.personal, str) or "" in self.personal.split(",")[1:]:
+    def check(self) -> None:
+        """Raises ValueError where ``personal`` holds an empty name."""
+        if "" in self.personal.split(",")[1:]:
             raise ValueError(
                 f"personal is {self.personal!r}; expected names separated by commas, such as "
                 "'classifier,norm', or nothing"
             )
-        require_choice("weighting", self.weighting, get_args(Weighting))
-        require_choice("optimizer_state", self.optimizer_state, ("fresh", "kept"))
 
     @property
     def personal_names(self) -> tuple[str, ...]:

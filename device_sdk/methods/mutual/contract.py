@@ -8,19 +8,14 @@ import re
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from device_sdk.artifact.manifest import Manifest
-from device_sdk.methods.settings import (
-    TrainingSettings,
-    require_choice,
-    require_flags,
-    require_number,
-    require_whole,
-)
+from device_sdk.fields import Within
+from device_sdk.methods.settings import TrainingSettings
 from device_sdk.wire.codec.errors import WireError
 
 # Samples that a device shows to the others, once: named arrays, compact.
@@ -299,28 +294,6 @@ def _in_255ths(exact: NDArray[np.floating[Any]]) -> NDArray[np.uint8]:
 Combine = Literal["own", "mean"]
 Schedule = Literal["alternate", "joint", "in_turn"]
 
-_CHOICES: dict[str, tuple[str, ...]] = {
-    "combine": get_args(Combine),
-    "schedule": get_args(Schedule),
-    "label_form": get_args(LabelForm),
-    "sample_form": get_args(SampleForm),
-}
-_COUNTS = {
-    "classes": (2, 65_536),
-    "local_steps": (1, 1_000_000),
-    "public_steps": (0, 1_000_000),
-    "batch_size": (1, 65_536),
-    "public_batch": (1, 65_536),
-    "top_classes": (0, 65_535),
-}
-_NUMBERS = {
-    "learning_rate": (0.0, 1e3),
-    "public_rate": (0.0, 1e3),
-    "weight_kl": (0.0, 1e3),
-    "weight_ce": (0.0, 1e3),
-    "least_confidence": (0.0, 1.0),
-}
-
 
 @dataclass(frozen=True, slots=True)
 class MutualTraining(TrainingSettings):
@@ -359,37 +332,31 @@ class MutualTraining(TrainingSettings):
     Raises ValueError, naming the setting, for a value outside its range.
     """
 
-    classes: int
+    classes: Annotated[int, Within(2, 65_536)]
     combine: Combine = "own"
     schedule: Schedule = "alternate"
-    local_steps: int = 20
-    public_steps: int = 0
-    batch_size: int = 32
-    public_batch: int = 16
-    learning_rate: float = 0.0
-    public_rate: float = 0.0
-    weight_kl: float = 1.0
-    weight_ce: float = 1.0
+    local_steps: Annotated[int, Within(1, 1_000_000)] = 20
+    public_steps: Annotated[int, Within(0, 1_000_000)] = 0
+    batch_size: Annotated[int, Within(1, 65_536)] = 32
+    public_batch: Annotated[int, Within(1, 65_536)] = 16
+    learning_rate: Annotated[float, Within(0, 1e3)] = 0.0
+    public_rate: Annotated[float, Within(0, 1e3)] = 0.0
+    weight_kl: Annotated[float, Within(0, 1e3)] = 1.0
+    weight_ce: Annotated[float, Within(0, 1e3)] = 1.0
     project: bool = True
     per_teacher: bool = False
     use_confidence: bool = True
-    least_confidence: float = 0.0
-    top_classes: int = 0
+    least_confidence: Annotated[float, Within(0, 1)] = 0.0
+    top_classes: Annotated[int, Within(0, 65_535)] = 0
     label_form: LabelForm = "float16"
     sample_form: SampleForm = "uint8"
     target: str = "y"
     output: str = "probabilities"
 
-    def __post_init__(self) -> None:
-        for name, known in _CHOICES.items():
-            require_choice(name, getattr(self, name), known)
-        for name, (least, most) in _COUNTS.items():
-            require_whole(name, getattr(self, name), least, most)
-        for name, (low, high) in _NUMBERS.items():
-            require_number(name, getattr(self, name), low, high)
-        require_flags(self, ("project", "per_teacher", "use_confidence"))
+    def check(self) -> None:
+        """Raises ValueError for settings that do not go together."""
         for name in ("target", "output"):
-            if not isinstance(getattr(self, name), str) or not getattr(self, name):
+            if not getattr(self, name):
                 raise ValueError(f"{name} is {getattr(self, name)!r}; expected a name")
         if self.top_classes >= self.classes:
             raise ValueError(

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Annotated, Literal
 
 import numpy as np
 
-from device_sdk.methods.settings import (
-    TrainingSettings,
-    require_choice,
-    require_number,
-    require_whole,
-)
+from device_sdk.fields import Within
+from device_sdk.methods.settings import TrainingSettings
 from device_sdk.wire.arrays.exchange import Update
 from device_sdk.wire.arrays.sparse import SparseRows, decode_sparse, encode_sparse
 from device_sdk.wire.publish.task_messages import UPDATE_CODECS
@@ -32,7 +28,8 @@ class ScatterTraining(TrainingSettings):
             same full objective on its own block of coordinates.
         user_learning_rate: a local user's vector moves by this rate times its gradient, summed
             over its triples and divided by the square root of their total weight.
-        user_l2, item_l2: weights of half the squared norms in the loss, once per triple.
+        user_l2: weight of half the users' squared norms in the loss, once per triple.
+        item_l2: likewise of the items'.
         user_spread: standard deviation of a new user's vector.
         most_triples: at most so many triples a device and round, drawn at random; 0 for all.
 
@@ -40,19 +37,11 @@ class ScatterTraining(TrainingSettings):
     """
 
     scores: Scores = "residual"
-    user_learning_rate: float = 0.7
-    user_l2: float = 0.01
-    item_l2: float = 0.001
-    user_spread: float = 0.01
-    most_triples: int = 0
-
-    def __post_init__(self) -> None:
-        require_choice("scores", self.scores, get_args(Scores))
-        require_number("user_learning_rate", self.user_learning_rate, 0, 1e3, above=True)
-        require_number("user_l2", self.user_l2, 0, 1e3)
-        require_number("item_l2", self.item_l2, 0, 1e3)
-        require_number("user_spread", self.user_spread, 0, 10, above=True)
-        require_whole("most_triples", self.most_triples, 0)
+    user_learning_rate: Annotated[float, Within(0, 1e3, above=True)] = 0.7
+    user_l2: Annotated[float, Within(0, 1e3)] = 0.01
+    item_l2: Annotated[float, Within(0, 1e3)] = 0.001
+    user_spread: Annotated[float, Within(0, 10, above=True)] = 0.01
+    most_triples: Annotated[int, Within(0)] = 0
 
 
 # A scatter update, between the learner's named arrays and the bytes of an update's body.

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from device_sdk.methods.settings import (
-    TrainingSettings,
-    require_choice,
-    require_flags,
-    require_number,
-    require_whole,
-)
+from device_sdk.fields import Within, require_declared
+from device_sdk.methods.settings import TrainingSettings
 
 # Soft outputs (rows of probabilities over classes) as compact arrays, the same on both ends.
 #
@@ -44,18 +39,10 @@ class SoftForm:
     """
 
     precision: Precision = "float16"
-    top: int = 0
+    top: Annotated[int, Within(0, MOST_CLASSES)] = 0
 
     def __post_init__(self) -> None:
-        if self.precision not in get_args(Precision):
-            raise ValueError(
-                f"precision is {self.precision!r}; expected one of {', '.join(get_args(Precision))}"
-            )
-        whole = isinstance(self.top, int) and not isinstance(self.top, bool)
-        if not whole or not 0 <= self.top <= MOST_CLASSES:
-            raise ValueError(
-                f"top is {self.top!r}; expected 0 (all classes) to {MOST_CLASSES:,} classes"
-            )
+        require_declared(self)
 
     def width(self, classes: int) -> int:
         """How many probabilities a row carries."""
@@ -199,57 +186,42 @@ class TeacherLogitsTraining(TrainingSettings):
     Raises ValueError, naming the setting, for a value outside its range.
     """
 
-    classes: int
-    epochs: int = 1
-    batch_size: int = 64
-    most_steps: int = 0
-    learning_rate: float = 0.0
-    alpha: float = 0.6
-    beta: float = 0.2
+    classes: Annotated[int, Within(2, MOST_CLASSES)]
+    epochs: Annotated[int, Within(1, 1000)] = 1
+    batch_size: Annotated[int, Within(1, 1_000_000)] = 64
+    most_steps: Annotated[int, Within(0, 1_000_000_000)] = 0
+    learning_rate: Annotated[float, Within(0, 1e3)] = 0.0
+    alpha: Annotated[float, Within(0, 1)] = 0.6
+    beta: Annotated[float, Within(0, 1)] = 0.2
     divergence: bool = True
-    l2: float = 0.0
+    l2: Annotated[float, Within(0, 1e3)] = 0.0
     weights: TeacherWeights = "devices"
     normalise: bool = True
     blend_teacher: bool = False
-    least_teacher: float = 1e-4
+    least_teacher: Annotated[float, Within(0, 0.5, above=True)] = 1e-4
     precision: Precision = "float16"
-    top_classes: int = 0
-    least_confidence: float = 0.0
-    most_confidence: float = 1.0
-    most_samples: int = 10_000
+    top_classes: Annotated[int, Within(0, MOST_CLASSES)] = 0
+    least_confidence: Annotated[float, Within(0, 1)] = 0.0
+    most_confidence: Annotated[float, Within(0, 1)] = 1.0
+    most_samples: Annotated[int, Within(1, 2**31 - 1)] = 10_000
 
-    def __post_init__(self) -> None:
-        require_whole("classes", self.classes, 2, MOST_CLASSES)
-        require_whole("epochs", self.epochs, 1, 1000)
-        require_whole("batch_size", self.batch_size, 1, 1_000_000)
-        require_whole("most_steps", self.most_steps, 0, 1_000_000_000)
-        require_whole("most_samples", self.most_samples, 1, 2**31 - 1)
-        require_whole("top_classes", self.top_classes, 0, MOST_CLASSES)
-        for name, most in (
-            ("learning_rate", 1e3),
-            ("alpha", 1.0),
-            ("beta", 1.0),
-            ("l2", 1e3),
-            ("least_confidence", 1.0),
-            ("most_confidence", 1.0),
-            ("least_teacher", 1 / self.classes),
-        ):
-            require_number(name, getattr(self, name), 0, most)
-        require_flags(self, ("divergence", "normalise", "blend_teacher"))
-        if self.least_teacher == 0:
-            raise ValueError("least_teacher is 0; expected above 0, since its logarithm is taken")
+    def check(self) -> None:
+        """Raises ValueError for settings that do not go together."""
+        if self.least_teacher > 1 / self.classes:
+            raise ValueError(
+                f"least_teacher is {self.least_teacher}; expected at most {1 / self.classes:g}, a "
+                "class's even share"
+            )
         if self.alpha + self.beta > 1 + 1e-9:
             raise ValueError(
                 f"alpha + beta is {self.alpha + self.beta:g}; expected at most 1, since the "
                 "divergence takes what is left"
             )
-        require_choice("weights", self.weights, get_args(TeacherWeights))
         if self.least_confidence > self.most_confidence:
             raise ValueError(
                 f"least_confidence {self.least_confidence} exceeds most_confidence "
                 f"{self.most_confidence}"
             )
-        SoftForm(self.precision, self.top_classes)
 
     @property
     def gamma(self) -> float:

@@ -84,7 +84,7 @@ def read_broadcast(plaintext: bytes, manifest: RoundManifest) -> tuple[TaskTerms
     )
     terms = TaskTerms.from_record(record)
     tensors = decode_tensors(plaintext[end:], limits=UPDATE_LIMITS)
-    settings = read_scalars(record.any("settings"), "settings")
+    settings = read_scalars(record.take("settings"), "settings")
     try:
         broadcast = Broadcast(manifest.round, manifest.version, tensors, settings)
     except (TypeError, ValueError) as error:

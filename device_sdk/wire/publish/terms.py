@@ -151,7 +151,7 @@ class TaskTerms:
     def from_record(cls, record: Record) -> TaskTerms:
         """The inverse. Raises ``WireError``: ``bad-field``, ``wrong-fields``."""
         method = read_name("method", record.text("method", MOST_NAME_BYTES).encode())
-        keys = record.any("cohort_keys")
+        keys = record.take("cohort_keys")
         if not isinstance(keys, dict):
             raise WireError("bad-field", "cohort_keys must be a map")
         try:
@@ -179,14 +179,14 @@ def _artifact_fields(artifact: OfferedArtifact) -> dict[str, cbor.CborValue]:
 
 def _artifact(value: cbor.CborValue, *, is_companion: bool = False) -> OfferedArtifact:
     record = Record(value, ("bytes", "companion", "id", "name"))
-    alone = record.is_null("companion")
+    alone = record.take("companion") is None
     if is_companion and not alone:
         raise WireError("bad-field", "a companion has no companion of its own")
     return OfferedArtifact(
         record.octets("id", _ID_BYTES),
         record.text("name", _MOST_LABEL_BYTES),
         record.unsigned("bytes", _MOST_BYTES),
-        None if alone else _artifact(record.any("companion"), is_companion=True),
+        None if alone else _artifact(record.take("companion"), is_companion=True),
     )
 
 

@@ -118,6 +118,10 @@ class Topics:
         """Subscribes a device to all chunks of a content."""
         return f"{self.prefix}/all/chunk/{_hex('content id', content_id, 32)}/+"
 
+    def manifest_filter(self) -> str:
+        """Subscribes to the manifests of all tasks and cohorts."""
+        return f"{self.prefix}/all/manifest/+/+"
+
     def parse(self, text: str) -> Topic:
         """What ``text`` is. Raises ``WireError("bad-topic")``: each topic has one spelling."""
         # What devices send comes first: an aggregator parses one for each message.

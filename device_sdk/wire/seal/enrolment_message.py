@@ -290,14 +290,14 @@ def _read_answer(value: cbor.CborValue) -> EnrolAnswer:
 
 
 def _read_verdict(record: Record) -> Grant | EnrolRefusal:
-    if not record.is_null("refused"):
-        if not record.is_null("grant"):
+    if record.take("refused") is not None:
+        if record.take("grant") is not None:
             raise WireError("bad-field", "an answer grants or refuses, not both")
         try:
             return EnrolRefusal(record.text("refused", 64))
         except ValueError as error:
             raise WireError("bad-field", "a refusal for an unknown reason") from error
-    grant = Record(record.any("grant"), ("admission", "device", "handle", "shard"))
+    grant = Record(record.take("grant"), ("admission", "device", "handle", "shard"))
     return Grant(
         grant.octets("device", DEVICE_ID_BYTES),
         grant.octets("handle", HANDLE_BYTES),

@@ -104,12 +104,20 @@ def test_artifacts_that_do_not_suit_the_method_are_named(store: Store, artifact:
     ("method", "values", "message"),
     [
         ("teacher_logits", {}, r"teacher_logits.training.classes is missing"),
-        ("teacher_logits", {"training": {"classes": 1}}, r"teacher_logits.training holds a sett"),
-        ("mutual", {"training": {"classes": 3, "project": 1}}, r"mutual.training.project must be"),
+        ("teacher_logits", {"training": {"classes": 1}}, r"teacher_logits.training.classes is 1"),
+        (
+            "mutual",
+            {"training": {"classes": 3, "project": 1}},
+            r"training.project is 1; expected true",
+        ),
         ("mutual", {"training": {"classes": 3}, "most_public": "x"}, r"mutual.most_public is 'x'"),
         ("attention", {"clusters": {"hysteresis": "x"}}, r"attention.clusters.hysteresis is 'x'"),
         ("attention", {"cluster": {}}, r"attention.cluster is unknown here; known are"),
-        ("fedavg", {"training": {"personal": 3}}, r"fedavg.training.personal must be a text"),
+        (
+            "fedavg",
+            {"training": {"personal": 3}},
+            r"training.personal is 3; expected a text",
+        ),
     ],
 )
 def test_settings_are_read_by_name(method: str, values: dict[str, object], message: str) -> None:

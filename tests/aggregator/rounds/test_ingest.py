@@ -13,8 +13,8 @@ import pytest
 
 from aggregator.home import AggregatorHome
 from aggregator.methods.method import Method, Refused
-from aggregator.methods.scatter.binding import ScatterBinding
-from aggregator.methods.scatter.method import ScatterMethod, ScatterSettings, initial_items
+from aggregator.methods.scatter.binding import ScatterBinding, ScatterTable
+from aggregator.methods.scatter.method import ScatterMethod, initial_items
 from aggregator.rounds.ingest import Settled
 from aggregator.rounds.machine import RoundClosed, RoundOpened
 from aggregator.serve.assembly import World, assemble
@@ -80,7 +80,9 @@ class Desk:
         self.now_seconds = float(store.facts.generation)
         world = World(self.now, self.now, np.random.default_rng(1))
         task = read_task(home.task_file)
-        task = replace(task, binding=DefectiveBinding("scatter", ScatterSettings(), WIDTH))
+        task = replace(
+            task, binding=DefectiveBinding("scatter", ScatterTable(columns=WIDTH, spread=0.1))
+        )
         self.parts = assemble(home, store, task, world)
         self.ingest = self.parts.ingest
         self.open()

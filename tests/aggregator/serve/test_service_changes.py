@@ -10,8 +10,8 @@ import pytest
 
 from aggregator.errors import AggregatorError
 from aggregator.methods.method import Method
-from aggregator.methods.scatter.binding import ScatterBinding
-from aggregator.methods.scatter.method import ScatterMethod, ScatterSettings, initial_items
+from aggregator.methods.scatter.binding import ScatterBinding, ScatterTable
+from aggregator.methods.scatter.method import ScatterMethod, initial_items
 from aggregator.task.catalogue import read_catalogue_file
 from device_sdk.artifact import Artifact
 from device_sdk.methods.scatter.contract import decode_scatter_update
@@ -64,6 +64,43 @@ def test_items_are_appended_between_rounds(mosquitto: Mosquitto, tmp_path: Path)
         read_catalogue_file(file)
 
 
+@pytest.mark.parametrize("quorum", [1, 2])
+def test_items_appended_while_nobody_served_are_taken_in_after_the_round(
+    mosquitto: Mosquitto, tmp_path: Path, caplog: pytest.LogCaptureFixture, quorum: int
+) -> None:
+    lines = f"quorum = {quorum}\nwait_for_devices = 1\nshare = 1.0\ndeadline_seconds = 60.0"
+    home = make_home(tmp_path, mosquitto.url, lines)
+    file = home.folder / "items.tsv"
+    with ScriptedDevice(mosquitto.url, invite(home)[0]) as anna:
+        with serving(home):
+            anna.enrol().join()
+            first = anna.await_round(1)
+            before = anna.fetch(first)[1].tensors["items"]
+            if quorum == 2:
+                # One update waits for a second: it was made for the shorter catalogue.
+                assert anna.take_part(1).verdict is Verdict.COUNTED
+                waiting = anna.await_round(2)
+                assert waiting.version == 0
+        file.write_text(file.read_text() + "item-new\tA new one\n")
+        caplog.set_level("INFO")
+        with serving(home):
+            assert "has 21 items, the model 20" in caplog.text
+            number = quorum  # of the round that goes on, with an update from round 1 at 2
+            anna.open_session()
+            assert anna.take_part(number).verdict is Verdict.COUNTED
+            last = anna.await_round(number + 1)
+            assert last.version == 2  # one for the round, one for the new item
+            assert anna.fetch_catalogue(last).rows["item-new"] == ITEMS
+            assert anna.fetch(last)[1].tensors["items"].shape[0] == len(before) + 1
+        # What is not usable is said at the start too, whatever goes on.
+        file.write_text("moved\n" + file.read_text())
+        with (
+            pytest.raises(AggregatorError, match="does not begin with the 21 items"),
+            serving(home),
+        ):
+            pass
+
+
 class DefectiveMethod(ScatterMethod):
     """Its check lets large values through, its absorb does not take them."""
 
@@ -87,7 +124,7 @@ def test_an_update_that_cannot_be_absorbed_holds_the_round(
 ) -> None:
     home = make_home(tmp_path, mosquitto.url, "quorum = 2\ndeadline_seconds = 60.0")
     codes = invite(home, 2)
-    defective = DefectiveBinding("scatter", ScatterSettings(), WIDTH)
+    defective = DefectiveBinding("scatter", ScatterTable(columns=WIDTH, spread=0.1))
     with (
         serving(home, defective) as served,
         ScriptedDevice(mosquitto.url, codes[0], 1) as anna,

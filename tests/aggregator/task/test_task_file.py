@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import tomllib
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -9,7 +12,17 @@ import pytest
 from aggregator.errors import TaskError
 from aggregator.methods.fedavg.binding import FedAvgBinding
 from aggregator.methods.fedavg.method import FedAvgSettings
-from aggregator.task.file import read_task
+from aggregator.methods.scatter.binding import ScatterTable
+from aggregator.task.file import (
+    AdmissionSettings,
+    BrokerTable,
+    KeySettings,
+    MetricsSettings,
+    RoundSettings,
+    StoreSettings,
+    TaskTable,
+    read_task,
+)
 from aggregator.task.template import TASK_TEMPLATE
 
 GOOD = '[task]\ncatalogue = "items.tsv"\n'
@@ -26,13 +39,37 @@ def write(folder: Path, text: str) -> Path:
 
 def test_the_template_is_valid_and_states_the_defaults(tmp_path: Path) -> None:
     as_written = read_task(write(tmp_path, TASK_TEMPLATE))
-    uncommented = [
-        line.removeprefix("# ") if " = " in line else line for line in TASK_TEMPLATE.splitlines()
-    ]
-    optional = ("user", "password_file", "ca_file", "certificate_file", "key_file")
-    spelt_out = "\n".join(line for line in uncommented if line.split(" ")[0] not in optional)
-    assert read_task(write(tmp_path, spelt_out)) == as_written
     assert [path.name for path in as_written.artifacts] == ["mf"]
+    spelt_out = re.sub(r"(?m)^# (?=\w+ = )", "", TASK_TEMPLATE)
+    assert read_task(write(tmp_path, spelt_out)) == as_written
+    least = '[task]\nartifact = "shipped:mf"\ncatalogue = "items.tsv"\n'
+    assert read_task(write(tmp_path, least)) == as_written
+
+
+def test_the_template_names_every_key_with_its_meaning(tmp_path: Path) -> None:
+    every = re.sub(r"(?m)^# (?:e\.g\. )?(?=\w+ = )", "", TASK_TEMPLATE)
+    tables = tomllib.loads(every)
+    assert set(tables["task"]) == {field.name for field in fields(TaskTable)} - {
+        "artifacts",
+        "companions",
+    }
+    for name, kind in {
+        "broker": BrokerTable,
+        "round": RoundSettings,
+        "scatter": ScatterTable,
+        "store": StoreSettings,
+        "keys": KeySettings,
+        "admission": AdmissionSettings,
+        "metrics": MetricsSettings,
+    }.items():
+        assert set(tables[name]) == {field.name for field in fields(kind)}
+    settings = [line for line in TASK_TEMPLATE.splitlines() if re.search(r"\w = ", line)]
+    assert [line for line in settings if not re.search(r" # \w", line)] == []
+    assert max(map(len, TASK_TEMPLATE.splitlines())) <= 100
+    for file in ("broker-password", "ca.pem", "client.pem", "client.key"):
+        (tmp_path / file).write_text("x")
+    task = read_task(write(tmp_path, every.replace("mqtt://", "mqtts://")))
+    assert (task.broker.url.user, task.broker.url.password) == ("tessera-aggregator", "x")
 
 
 def test_a_task_on_arrays_has_no_catalogue_and_its_methods_own_settings(tmp_path: Path) -> None:
@@ -61,12 +98,15 @@ def test_user_and_password_come_from_files(tmp_path: Path) -> None:
         ("[task]\n", "task.catalogue is missing"),
         ('[task]\ncatalogue = "none.tsv"\n', "task.catalogue names .* does not exist"),
         (GOOD + 'method = "magic"\n', "task.method is 'magic'; expected one of .*scatter"),
-        (GOOD + 'artifacts = "shipped:mf"\n', "task.artifacts must be a list of texts"),
+        (GOOD + 'artifacts = "shipped:mf"\n', "task.artifacts is .*; expected a list of texts"),
         (GOOD + 'artifact = "a"\nartifacts = ["b"]\n', "task.artifact and task.artifacts"),
         (GOOD + 'artifacts = ["shipped:mf", "shipped:mf"]\n', "lists 2 artifacts; scatter takes 0"),
         (GOOD + 'companions = ["shipped:mf"]\n', "task.companions lists 1; expected one for each"),
         (FEDAVG.replace("s = [", "s = [] # ["), "task.artifacts lists 0 .*; fedavg takes 1"),
-        (FEDAVG + "[fedavg]\nclip_norm = -1\n", "fedavg holds a setting out of range: clip_norm"),
+        (
+            FEDAVG + "[fedavg]\nclip_norm = -1\n",
+            "fedavg.clip_norm is -1; expected a number",
+        ),
         (FEDAVG + "[fedavg.training]\nepochs = 0.5\n", "fedavg.training.epochs is 0.5"),
         (FEDAVG + '[fedavg.training]\nweighting = "x"\n', "fedavg.training.weighting is 'x'"),
         (FEDAVG + "[fedavg.optimizer]\nmomentum = 1\n", "fedavg.optimizer.momentum is unknown"),
@@ -75,10 +115,13 @@ def test_user_and_password_come_from_files(tmp_path: Path) -> None:
         (GOOD + 'artifact = "shipped:nothing"\n', "task.artifact is 'shipped:nothing'"),
         (GOOD + 'update_codec = "int4"\n', "task.update_codec .* float16, float32, int8"),
         (GOOD + "quorm = 1\n", "task.quorm is unknown here"),
-        (GOOD + "[round]\nquorum = 0\n", "round.quorum is 0; expected a whole number from 1"),
+        (GOOD + "[round]\nquorum = 0\n", "round.quorum is 0; expected an integer from 1"),
         (GOOD + "[round]\nquorum = true\n", "round.quorum is True"),
-        (GOOD + "[round]\nshare = 1.5\n", "round.share is 1.5; expected at most 1"),
-        (GOOD + "[round]\nshare = 0\n", "round.share is 0.0; expected above 0"),
+        (
+            GOOD + "[round]\nshare = 1.5\n",
+            "round.share is 1.5; expected .* at most 1",
+        ),
+        (GOOD + "[round]\nshare = 0\n", "round.share is 0; expected a number above 0"),
         (GOOD + "[round]\ndeadline_seconds = nan\n", "round.deadline_seconds is nan"),
         (
             GOOD + "[round]\ndeadline_seconds = 3\nleast_deadline_seconds = 4\n",
@@ -97,6 +140,9 @@ def test_user_and_password_come_from_files(tmp_path: Path) -> None:
         (GOOD + "[scatter.optimizer]\nbeta1 = 2\n", "scatter.*beta1 is 2"),
         (GOOD + '[scatter.training]\nscores = "x"\n', "scatter.*scores is 'x'"),
         (GOOD + "[scatter.training]\nrate = 1\n", "scatter.training.rate is unknown here"),
+        (GOOD + "[scatter]\nclip_norm = 1e13\n", "scatter.clip_norm is 1.*at most 1e.12"),
+        (GOOD + f"[scatter]\nclip_norm = {10**400}\n", "scatter.clip_norm is 1000"),
+        (GOOD + f"[scatter.training]\nmost_triples = {2**63}\n", "most_triples is .* of 64 bits"),
         (GOOD + "[metrics]\nport = 70000\n", "metrics.port is 70000"),
         (GOOD + "[keys]\ndescriptor_days = 0\n", "keys.descriptor_days is 0"),
         (GOOD + "[keys]\ndays = 3\n", "keys.days"),

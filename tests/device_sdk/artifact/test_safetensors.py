@@ -87,7 +87,7 @@ def entry(shape: list[int], begin: int, end: int, dtype: str = "U8") -> dict[str
         (file({"a": entry([1] * 40, 0, 1)}, b"a"), "too many"),
         (file({"a": entry([1], 0, 1, "F8_E4M3")}, b"a"), "not used"),
         (file({"a": entry([1], 0, 1, "BOOL")}, b"\x02"), "neither true nor false"),
-        (file({"a": {**entry([1], 0, 1), "x": 1}}, b"a"), "unknown keys x"),
+        (file({"a": {**entry([1], 0, 1), "x": 1}}, b"a"), "'x' is unknown here"),
         (file({"__metadata__": {"a": 1}}, b""), "metadata"),
     ],
 )

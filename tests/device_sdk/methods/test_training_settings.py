@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
+from typing import Annotated, Literal
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from device_sdk.fields import Fields, Within
 from device_sdk.methods.attention.contract import AttentionTraining
 from device_sdk.methods.fedavg.contract import FedAvgTraining
 from device_sdk.methods.mutual.contract import MutualTraining
 from device_sdk.methods.scatter.contract import ScatterTraining
-from device_sdk.methods.settings import require_choice, require_number, require_whole
 from device_sdk.methods.teacher_logits.contract import TeacherLogitsTraining
 from device_sdk.wire.arrays.exchange import Broadcast
 
@@ -38,19 +41,56 @@ def test_settings_come_back_from_a_broadcast_that_carries_more(settings) -> None
 
 @given(st.one_of(st.integers(), st.booleans(), st.floats(), st.text(), st.none()))
 def test_values_outside_their_range_are_named(value: object) -> None:
-    def refused(check, *bounds: object, **more: bool) -> bool:  # type: ignore[no-untyped-def]
+    def refused(hint: object) -> bool:
         try:
-            check("setting", value, *bounds, **more)
+            Fields({"setting": value}).declared("setting", hint)
         except ValueError as error:
             assert "setting is " in str(error) and "expected " in str(error)
             return True
         return False
 
     whole = type(value) is int
-    assert refused(require_whole, 2, 9) == (not (whole and 2 <= value <= 9))  # type: ignore[operator]
-    assert refused(require_whole, 2) == (not (whole and value >= 2))  # type: ignore[operator]
+    assert refused(Annotated[int, Within(2, 9)]) == (not (whole and 2 <= value <= 9))  # type: ignore[operator]
+    assert refused(Annotated[int, Within(2)]) == (not (whole and value >= 2))  # type: ignore[operator]
     number = type(value) in (int, float)
-    assert refused(require_number, 0, 1) == (not (number and 0 <= value <= 1))  # type: ignore[operator]
+    assert refused(Annotated[float, Within(0, 1)]) == (not (number and 0 <= value <= 1))  # type: ignore[operator]
     strictly = number and 0 < value <= 1  # type: ignore[operator]
-    assert refused(require_number, 0, 1, above=True) == (not strictly)
-    assert refused(require_choice, ("a", "b")) == (value not in ("a", "b"))
+    assert refused(Annotated[float, Within(0, 1, above=True)]) == (not strictly)
+    below = number and 0 <= value < 1  # type: ignore[operator]
+    assert refused(Annotated[float, Within(0, 1, below=True)]) == (not below)
+    multiple = number and (value == 0 or 1 <= value <= 9)  # type: ignore[operator]
+    assert refused(Annotated[float, Within(1, 9, or_zero=True)]) == (not multiple)
+    assert refused(Literal["a", "b"]) == (value not in ("a", "b"))
+    assert refused(bool) == (type(value) is not bool)
+    assert refused(str) == (type(value) is not str)
+    assert refused(float) == (not number or not math.isfinite(value))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("within", "words"),
+    [
+        (Within(), "a number"),
+        (Within(2, 4096), "a number from 2 to 4,096"),
+        (Within(1, or_zero=True), "0 or a number of at least 1"),
+        (Within(0, 1, above=True), "a number above 0 and at most 1"),
+        (Within(0, 1, below=True), "a number of at least 0 and below 1"),
+        (Within(most=1e12), "a number at most 1e+12"),
+    ],
+)
+def test_bounds_are_said_in_words(within: Within, words: str) -> None:
+    assert within.words("a number") == words
+
+
+def test_a_map_says_what_it_lacks_what_is_too_much_and_where() -> None:
+    found = Fields({"a": 1, "b": "x"}, "place")
+    assert found.integer("a", Within(0, 1)) == 1
+    with pytest.raises(ValueError, match=r"^place.c is missing$"):
+        found.text("c")
+    with pytest.raises(ValueError, match=r"^place.b is unknown here; known are: a, c$"):
+        found.end()
+    assert found.text("b", 1) == "x"
+    found.end()
+    with pytest.raises(ValueError, match=r"^place.b is 'x'; expected a text of at most 0 bytes$"):
+        found.text("b", 0)
+    with pytest.raises(ValueError, match=r"^place.a is 1; expected an array$"):
+        found.array("a")

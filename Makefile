@@ -85,6 +85,10 @@ wheels-check: $(STAMP) ## every device dependency has a binary wheel on every de
 bench-device: $(STAMP) ## train steps, memory and install size against torch
 	$(RUN) -m benchmarks.device $(ARGS)
 
+.PHONY: trace-round
+trace-round: $(STAMP) ## files and functions that a round runs through on a device (ARGS=--list)
+	$(RUN) -m benchmarks.device.trace_round $(ARGS)
+
 .PHONY: bench-size
 bench-size: $(STAMP) ## size and import time of the device install, held to their budget
 	$(RUN) -m benchmarks.install_size --check $(ARGS)

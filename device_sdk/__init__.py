@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from device_sdk.local_data import LocalData
     from device_sdk.status import DeviceStatus
     from device_sdk.system.printable import PrintableFormatter
-    from device_sdk.train.options import TrainingOptions
     from device_sdk.trainer import Trainer
+    from device_sdk.world import TrainingOptions
 
 __all__ = [
     "AlreadyEnrolled",
@@ -89,7 +89,7 @@ _HOMES = {
     "StateError": "device_sdk.errors",
     "TlsFiles": "device_sdk.link.broker_url",
     "Trainer": "device_sdk.trainer",
-    "TrainingOptions": "device_sdk.train.options",
+    "TrainingOptions": "device_sdk.world",
     "UnknownUser": "device_sdk.errors",
 }
 

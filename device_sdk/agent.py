@@ -5,17 +5,14 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-import numpy as np
 from numpy.typing import NDArray
 
-from device_sdk.home.home import Home
-from device_sdk.home.membership import Membership
 from device_sdk.home.round_store import RoundOutcome
 from device_sdk.link.events import (
     Connected,
@@ -30,22 +27,13 @@ from device_sdk.link.events import (
 )
 from device_sdk.link.link import Link
 from device_sdk.link.send_queue import LinkError
-from device_sdk.link.settings import LinkSettings
-from device_sdk.local_data import DataSource
 from device_sdk.methods.learner import Declined
 from device_sdk.rounds.actions import Publish, Subscribe, Unsubscribe
-from device_sdk.rounds.pace import Pace
 from device_sdk.rounds.participant import Participant
-from device_sdk.rounds.sender import OutboxLimit
-from device_sdk.status import Live
-from device_sdk.train.affordable import ArtifactWishes
+from device_sdk.status import DeviceStatus, read_status
 from device_sdk.train.job import RoundTrainer, TrainingJob
 from device_sdk.train.lazy import LazyTrainer
-from device_sdk.train.options import TrainingOptions
-
-if TYPE_CHECKING:
-    from device_sdk.system.clock import Clock
-
+from device_sdk.world import DeviceWorld
 
 T = TypeVar("T")
 
@@ -58,38 +46,24 @@ class Agent:
     """Runs a :class:`Participant` on a link, and its rounds' training, in one daemon thread.
 
     The process may end at any moment, by SIGKILL too: what matters is committed before it is sent.
-    An agent runs once; make a new one to start again.
+    An agent runs once; make a new one to start again. ``trainer``: the task's method's, if None.
     """
 
-    def __init__(
-        self,
-        home: Home,
-        membership: Membership,
-        trainer: RoundTrainer,
-        *,
-        artifacts: Mapping[bytes, Path],
-        wishes: ArtifactWishes | None = None,
-        outbox_limit: OutboxLimit | None = None,
-        pace: Pace,
-        link_settings: LinkSettings,
-        clock: Callable[[], float],
-        rng: np.random.Generator,
-    ) -> None:
-        jitter, link_rng = rng.spawn(2)
-        self._trainer = trainer
-        self._clock = clock
-        self.participant = Participant(
-            home, membership, artifacts=artifacts, wishes=wishes, outbox_limit=outbox_limit,
-            pace=pace, clock=clock, rng=jitter,
-        )  # fmt: skip
+    def __init__(self, world: DeviceWorld, trainer: RoundTrainer | None = None) -> None:
+        training_rng, jitter, link_rng = world.rng.spawn(3)
+        self._trainer = trainer or LazyTrainer(replace(world, rng=training_rng))
+        self._clock = world.clock
+        self.participant = Participant(replace(world, rng=jitter))
+        membership = world.membership
         self._link = Link(
             membership.url,
             rng=link_rng,
-            clock=clock,
+            clock=world.clock,
             tls=membership.tls,
             client_id=membership.grant.handle.hex(),
-            settings=link_settings,
+            settings=world.link_settings,
         )
+        self._waiting: deque[Callable[[], None]] = deque([self.participant.start])
         self._stopping = threading.Event()
         self._pause_seconds = _FIRST_PAUSE_SECONDS
         self._failures: Counter[str] = Counter()
@@ -123,52 +97,48 @@ class Agent:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        self._guarded(self.participant.start)
-        while not self._stopping.is_set():
-            self._guarded(self._turn)
-
-    def _guarded(self, work: Callable[[], None]) -> None:
-        """No failure of ours (a full disk, say) may end the thread."""
-        try:
-            work()
-        except Exception as error:
-            name = type(error).__name__
-            if self._failures[name] == 0:
-                _log.exception("the device's thread failed and goes on")
-            self._failures[name] += 1
-            self.problem = f"{name}: {error}"
-            self._stopping.wait(self._pause_seconds)
-            self._pause_seconds = min(2 * self._pause_seconds, _LONGEST_PAUSE_SECONDS)
-        else:
-            self._pause_seconds = _FIRST_PAUSE_SECONDS
+        while self._waiting or not self._stopping.is_set():
+            work = self._waiting.popleft() if self._waiting else self._turn
+            try:
+                work()
+            except Exception as error:
+                # No failure of ours (a full disk, say) may end the thread.
+                name = type(error).__name__
+                if self._failures[name] == 0:
+                    _log.exception("the device's thread failed and goes on")
+                self._failures[name] += 1
+                self.problem = f"{name}: {error}"
+                self._stopping.wait(self._pause_seconds)
+                self._pause_seconds = min(2 * self._pause_seconds, _LONGEST_PAUSE_SECONDS)
+            else:
+                self._pause_seconds = _FIRST_PAUSE_SECONDS
 
     def _turn(self) -> None:
         self._act()
-        question = self.participant.take_question()
+        round_ = self.participant.round
+        question, job = round_.question, round_.job
         if question is not None:
-            self._attempt(question, lambda: self.participant.wanted(self._wants(question)))
-            return
-        job = self.participant.take_job()
-        if job is not None and job.manifest.threshold == 0:
-            self._attempt(job, lambda: self.participant.read(job, self._adopted(job)))
-            return
-        if job is not None:
+            self._attempt(question, lambda: round_.wanted(self._wants(question)))
+        elif job is not None and job.manifest.threshold == 0:
+            self._attempt(job, lambda: round_.read(job, self._adopted(job)))
+        elif job is not None:
+            self._waiting.append(self.participant.tick)
             result = self._attempt(job, lambda: self._trainer.train(job))
             if result is not None:
-                self.participant.trained(job, result)
+                round_.trained(job, result)
                 self.problem = ""  # network, disk and training all did their part
-            self.participant.tick()
-            return
-        wait_seconds = self.participant.next_seconds() - self._clock()
-        timeout_seconds = None if wait_seconds == math.inf else max(0.0, wait_seconds)
-        for event in self._link.events(timeout_seconds=timeout_seconds):
+        else:
+            wait_seconds = self.participant.next_seconds() - self._clock()
+            timeout_seconds = None if wait_seconds == math.inf else max(0.0, wait_seconds)
+            events = self._link.events(timeout_seconds=timeout_seconds)
             # Each apart: one that fails must not take the others with it.
-            self._guarded(partial(self._take, event))
-        self.participant.tick()
+            self._waiting.extend(partial(self._take, event) for event in events)
+            self._waiting.append(self.participant.tick)
 
     def _act(self) -> None:
-        for action in self.participant.actions.drain():
-            match action:
+        actions = self.participant.actions
+        while actions:
+            match actions.popleft():
                 case Publish(topic, payload):
                     try:
                         self._link.publish(topic, payload)
@@ -214,11 +184,12 @@ class Agent:
         try:
             return work()
         except Declined as reason:
-            self.participant.ended(job, RoundOutcome.DECLINED, str(reason))
+            outcome, detail = RoundOutcome.DECLINED, str(reason)
         except Exception as error:
+            outcome, detail = RoundOutcome.FAILED, f"{type(error).__name__}: {error}"
             _log.warning("round %d ended without an update: %s", job.manifest.round, error)
-            self.problem = f"round {job.manifest.round}: {type(error).__name__}: {error}"
-            self.participant.ended(job, RoundOutcome.FAILED, f"{type(error).__name__}: {error}")
+            self.problem = f"round {job.manifest.round}: {detail}"
+        self.participant.round.ended(job, outcome, detail)
         return None
 
 
@@ -226,41 +197,10 @@ class Agent:
 
 
 class Background:
-    """Starts and stops taking part in rounds, from any thread.
+    """Starts and stops taking part in rounds, from any thread."""
 
-    Args:
-        options: of the training, and what bounds artifacts and outbox.
-        installed: folders of artifacts that are installed with the device, by their id.
-        source: gives the app's data source, for methods that train on arrays; None for none.
-        clock: monotonic seconds that count the machine's sleep.
-        work_clock: times the training; the machine's own when None.
-        rng: each start draws generators of its own from it.
-    """
-
-    def __init__(
-        self,
-        home: Home,
-        membership: Membership,
-        options: TrainingOptions,
-        *,
-        installed: Mapping[bytes, Path],
-        source: Callable[[], DataSource | None],
-        pace: Pace,
-        link_settings: LinkSettings,
-        clock: Callable[[], float],
-        work_clock: Clock | None,
-        rng: np.random.Generator,
-    ) -> None:
-        self._home = home
-        self._membership = membership
-        self._options = options
-        self._installed = installed
-        self._source = source
-        self._pace = pace
-        self._link_settings = link_settings
-        self._clock = clock
-        self._work_clock = work_clock
-        self._rng = rng
+    def __init__(self, world: DeviceWorld) -> None:
+        self._world = world
         self._agent: Agent | None = None
         self._lock = threading.Lock()
 
@@ -269,7 +209,7 @@ class Background:
         with self._lock:
             if self._agent is not None and self._agent.running:
                 return
-            self._agent = self._made()
+            self._agent = Agent(self._world)
             self._agent.start()
 
     def stop(self, timeout_seconds: float) -> bool:
@@ -279,44 +219,23 @@ class Background:
                 return True
             return self._agent.stop(timeout_seconds)
 
-    def live(self) -> Live:
-        """What the running thread knows; all empty where none runs."""
+    def status(self) -> DeviceStatus:
+        """What the home folder holds, and what the thread knows where one runs."""
         agent = self._agent
         if agent is None or not agent.running:
-            return Live()
+            return read_status(self._world)
         participant = agent.participant
-        manifest = participant.working_on
-        return Live(
+        manifest, seen = participant.round.manifest, participant.sessions.time.largest_unix_seconds
+        # In this order: a round that ends meanwhile is in hand, or concluded in the home.
+        status = read_status(self._world)
+        return replace(
+            status,
             running=True,
             connected=agent.connected,
             session=participant.sessions.is_open,
             working_on=None if manifest is None else manifest.round,
-            time_unix_seconds=participant.sessions.time.largest_unix_seconds,
+            time_unix_seconds=max(seen, status.time_unix_seconds),
             sent_bytes=participant.sender.sent_bytes,
             refused=participant.refusals.counts(),
             problem=agent.problem or participant.problem,
-        )
-
-    def _made(self) -> Agent:
-        options = self._options
-        training_rng, agent_rng = self._rng.spawn(2)
-        trainer = LazyTrainer(
-            self._home,
-            options,
-            source=self._source,
-            sender=self._membership.grant.device_id.hex(),
-            clock=self._work_clock,
-            rng=training_rng,
-        )
-        return Agent(
-            self._home,
-            self._membership,
-            trainer,
-            artifacts=self._installed,
-            wishes=ArtifactWishes(options.artifact, options.most_artifact_bytes),
-            outbox_limit=OutboxLimit(options.most_outbox_updates, options.most_outbox_bytes),
-            pace=self._pace,
-            link_settings=self._link_settings,
-            clock=self._clock,
-            rng=agent_rng,
         )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,19 +18,13 @@ from device_sdk.errors import HomeError, NotEnrolled
 from device_sdk.factorisation import packaged_artifact
 from device_sdk.forecaster import Forecaster
 from device_sdk.home.home import Home
-from device_sdk.installed import installed_artifacts
 from device_sdk.link.broker_url import TlsFiles
 from device_sdk.link.settings import LinkSettings
 from device_sdk.local_data import DataSource, LocalData
 from device_sdk.recommender import Recommender
-from device_sdk.rounds.pace import Pace
-from device_sdk.status import DeviceStatus, read_status
-from device_sdk.system.clock import awake_clock
-from device_sdk.train.options import TrainingOptions
-
-if TYPE_CHECKING:
-    from device_sdk.system.clock import Clock
-
+from device_sdk.status import DeviceStatus
+from device_sdk.system.clock import Clock, awake_clock
+from device_sdk.world import DeviceWorld, Pace, TrainingOptions, installed_artifacts
 
 Folder = str | os.PathLike[str]
 
@@ -42,42 +37,16 @@ class Device:
     :meth:`enrol`. Nothing that is recorded leaves the device; a round sends one sealed update.
     """
 
-    def __init__(
-        self,
-        home: Home,
-        *,
-        options: TrainingOptions | None = None,
-        pace: Pace | None = None,
-        link_settings: LinkSettings | None = None,
-        clock: Callable[[], float] = awake_clock,
-        work_clock: Clock | None = None,
-        rng: np.random.Generator | None = None,
-        data: LocalData | DataSource | None = None,
-    ) -> None:
-        """For :meth:`open`, and for tests that bring their own clocks. Takes ``home`` over."""
-        membership = home.membership.load()
-        if membership is None:
-            home.close()
-            raise NotEnrolled(
-                f"the device of {home.folder} has not joined a fleet: "
-                f"`tessera-device join URL --home {home.folder}`, or Device.enrol"
-            )
-        self._home = home
-        self._membership = membership
-        self._options = options if options is not None else TrainingOptions()
-        self._recommender = Recommender(home, membership.task)
-        installed = installed_artifacts(packaged_artifact())
-        self._forecaster = Forecaster(home, membership.task, installed)
+    def __init__(self, world: DeviceWorld, data: LocalData | DataSource | None = None) -> None:
+        """For :meth:`open`, and for tests that bring a world of their own. Takes its home over."""
+        self._world = world = replace(world, source=lambda: self._source)
+        self._home = world.home
+        self._recommender = Recommender(world)
+        self._forecaster = Forecaster(world)
+        self._background = Background(world)
         self._source: DataSource | None = None
         if data is not None:
             self.provide(data)
-        self._background = Background(
-            home, membership, self._options, installed=installed, source=lambda: self._source,
-            pace=pace if pace is not None else Pace(),
-            link_settings=link_settings if link_settings is not None else LinkSettings(),
-            clock=clock, work_clock=work_clock,
-            rng=rng if rng is not None else np.random.default_rng(),
-        )  # fmt: skip
         self._closed = False
 
     @classmethod
@@ -113,30 +82,31 @@ class Device:
         expired), :class:`EnrolmentFailed` (nobody answered; the same call may be made again),
         :class:`HomeLocked`, :class:`HomeBroken`, and ValueError for a bad URL.
         """
-        rng = np.random.default_rng()
         opened = Home(_folder(home), create=True)
         try:
+            settings = link_settings if link_settings is not None else LinkSettings()
             enrol(
                 opened,
                 FleetAddress(url, tls, prefix, task, cohort),
                 code,
                 clock=awake_clock,
-                rng=rng,
+                rng=np.random.default_rng(),
                 timeout_seconds=timeout_seconds,
-                link_settings=link_settings if link_settings is not None else LinkSettings(),
+                link_settings=settings,
+            )
+            return cls(
+                _world(
+                    opened,
+                    options=options,
+                    pace=pace,
+                    link_settings=settings,
+                    work_clock=work_clock,
+                ),
+                data,
             )
         except BaseException:
             opened.close()
             raise
-        return cls(
-            opened,
-            options=options,
-            pace=pace,
-            link_settings=link_settings,
-            work_clock=work_clock,
-            rng=rng,
-            data=data,
-        )
 
     @classmethod
     def open(
@@ -168,12 +138,14 @@ class Device:
         opened = Home(_folder(home), read_only=read_only)
         try:
             return cls(
-                opened,
-                options=options,
-                pace=pace,
-                link_settings=link_settings,
-                work_clock=work_clock,
-                data=data,
+                _world(
+                    opened,
+                    options=options,
+                    pace=pace,
+                    link_settings=link_settings,
+                    work_clock=work_clock,
+                ),
+                data,
             )
         except BaseException:
             opened.close()
@@ -182,7 +154,7 @@ class Device:
     @property
     def device_id(self) -> str:
         """32 hexadecimal digits that the aggregator drew."""
-        return self._membership.grant.device_id.hex()
+        return self._world.membership.grant.device_id.hex()
 
     @property
     def home(self) -> Path:
@@ -252,7 +224,7 @@ class Device:
         device's owner alone. Empty before the first round.
         """
         self._require_open(writing=False)
-        return self._home.models.learner(self._membership.task) or {}
+        return self._home.models.learner(self._world.membership.task) or {}
 
     def title(self, item: str) -> str:
         """The catalogue's title of an item that was recommended; empty where it has none."""
@@ -261,8 +233,7 @@ class Device:
     def status(self) -> DeviceStatus:
         """A snapshot for people and for monitoring."""
         self._require_open(writing=False)
-        live = self._background.live()
-        return read_status(self._home, self._membership, self._options.slowdown, live)
+        return self._background.status()
 
     def close(self, timeout_seconds: float = 30.0) -> None:
         """Stop, and give the home folder back. May be called twice.
@@ -293,6 +264,19 @@ class Device:
             raise HomeError("this device was closed; open it again with Device.open")
         if writing and self._home.read_only:
             raise HomeError("this device was opened with read_only=True; open it without")
+
+
+def _world(home: Home, **given: Any) -> DeviceWorld:
+    """With what is not ``given``, or None, as :class:`DeviceWorld` has it. Raises NotEnrolled."""
+    membership = home.membership.load()
+    if membership is None:
+        raise NotEnrolled(
+            f"the device of {home.folder} has not joined a fleet: "
+            f"`tessera-device join URL --home {home.folder}`, or Device.enrol"
+        )
+    chosen = {name: value for name, value in given.items() if value is not None}
+    installed = installed_artifacts(packaged_artifact())
+    return DeviceWorld(home, membership, installed=installed, **chosen)
 
 
 def _folder(home: Folder) -> Path:

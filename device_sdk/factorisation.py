@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from device_sdk.artifact.errors import ArtifactError
 from device_sdk.artifact.manifest import Manifest
-from device_sdk.interactions import Interactions, draw_triples
+from device_sdk.interactions import Interactions
+from device_sdk.methods.scatter.triples import PoolSettings, TripleSource, seen_by_anyone
 from device_sdk.recommend import top_items
 from device_sdk.trainer import Trainer
 
@@ -131,6 +132,15 @@ class LocalFactorisation:
         self.trainer = Trainer(artifact, providers=providers, threads=threads)
         check_factorisation(self.trainer.artifact)
         self._interactions = interactions
+        positives = [interactions.items_of(user) for user in range(len(interactions.user_ids))]
+        # Only the training set counts as seen: items held out for a test are drawn like any other,
+        # since leaving them out would tell the model which ones they are.
+        self._triples = TripleSource(
+            positives,
+            np.empty(0, np.int64),
+            seen_by_anyone(positives, len(interactions.item_ids)),
+            PoolSettings(pseudo_per_positive=0.0),
+        )
         self._settings = settings
         self._rng = rng
         self.trainer.set_parameters(
@@ -146,14 +156,16 @@ class LocalFactorisation:
         Raises NonFiniteStep where the learning rate is too high.
         """
         for _ in range(count):
-            triples = draw_triples(self._interactions, self._rng)
+            triples = self._triples.draw(0, self._rng)
+            order = self._rng.permutation(len(triples))
             total = 0.0
-            for part in triples.batches(self._settings.batch):
+            for start in range(0, len(order), self._settings.batch):
+                part = order[start : start + self._settings.batch]
                 total += self.trainer.step(
                     triple_batch(
-                        part.user,
-                        part.seen,
-                        part.unseen,
+                        triples.user[part],
+                        triples.positive[part],
+                        triples.negative[part],
                         rate_users=self._settings.lr,
                         rate_items=self._settings.lr,
                         l2_users=self._settings.l2,

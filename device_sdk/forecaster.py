@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
 from device_sdk.errors import NothingLearnt
-from device_sdk.home.home import Home
+from device_sdk.world import DeviceWorld
 
 if TYPE_CHECKING:
     from device_sdk.trainer import Trainer
@@ -19,14 +18,11 @@ if TYPE_CHECKING:
 class Forecaster:
     """A session of its own, so that any thread may predict while a round is trained.
 
-    The model is read from the disk once per round, on the first request after it. ``installed``:
-    folders of artifacts that came with the installation, by id.
+    The model is read from the disk once per round, on the first request after it.
     """
 
-    def __init__(self, home: Home, task: str, installed: Mapping[bytes, Path]) -> None:
-        self._home = home
-        self._task = task
-        self._installed = installed
+    def __init__(self, world: DeviceWorld) -> None:
+        self._world = world
         self._lock = threading.Lock()
         self._mark: tuple[int, int, int] | None = None
         self._artifact_id = b""
@@ -39,10 +35,11 @@ class Forecaster:
             return self._loaded().predict(batch)
 
     def _loaded(self) -> Trainer:
-        mark = self._home.models.model_mark(self._task)
+        models, task = self._world.home.models, self._world.membership.task
+        mark = models.model_mark(task)
         if self._trainer is not None and mark == self._mark:
             return self._trainer
-        model = self._home.models.model(self._task)
+        model = models.model(task)
         if model is None or model.artifact_id is None:
             raise NothingLearnt(
                 "no model to predict with: no round has been trained here yet, or the task's "
@@ -53,8 +50,7 @@ class Forecaster:
         from device_sdk.trainer import Trainer
 
         if self._trainer is None or self._artifact_id != model.artifact_id:
-            folder = self._installed.get(model.artifact_id)
-            self._trainer = Trainer(folder or self._home.artifact_folder(model.artifact_id))
+            self._trainer = Trainer(self._world.artifact_folder(model.artifact_id))
             self._artifact_id = model.artifact_id
         load_model_arrays(self._trainer, model.arrays)
         self._mark = (model.generation, model.round, model.version)

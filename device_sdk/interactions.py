@@ -1,4 +1,4 @@
-"""Who interacted with what: read from a file, and turned into triples to learn from."""
+"""Who interacted with what: read from a file."""
 
 from __future__ import annotations
 
@@ -23,8 +23,6 @@ _ITEM_NAMES = frozenset(
     for name in ("item", "movie", "product", "article", "track", "song", "video", "book")
     for end in ("", "_id", "id", "_name")
 ) | {"iid", "title", "isbn", "asin"}
-# Rejected draws are drawn again this often before the rest is drawn from exact lists.
-_REDRAWS = 20
 
 
 class InteractionsError(ValueError):
@@ -86,65 +84,11 @@ class Interactions:
             ) from None
 
 
-@dataclass(frozen=True, eq=False)
-class Triples:
-    """One epoch: `user` prefers `seen` to `unseen`; int64 [triples] each, in random order."""
-
-    user: Rows
-    seen: Rows
-    unseen: Rows
-
-    def __len__(self) -> int:
-        return len(self.user)
-
-    def batches(self, size: int) -> Iterator[Triples]:
-        """Slices of `size` triples, the last one shorter."""
-        for start in range(0, len(self), size):
-            part = slice(start, start + size)
-            yield Triples(self.user[part], self.seen[part], self.unseen[part])
-
-
-def draw_triples(interactions: Interactions, rng: np.random.Generator) -> Triples:
-    """A triple per interaction, its unseen item drawn uniformly from all items outside the user's.
-
-    Only what is in `interactions`, the training set, counts as seen: items held out for a test are
-    drawn like any other, since leaving them out would tell the model which ones they are. Users who
-    have interacted with every item give no triples.
-    """
-    count = len(interactions.item_ids)
-    if count == 0:
-        none = np.empty(0, np.int64)
-        return Triples(none, none, none)
-    per_user = np.bincount(interactions.user, minlength=len(interactions.user_ids))
-    usable = per_user[interactions.user] < count
-    user, seen = interactions.user[usable], interactions.item[usable]
-    order = rng.permutation(len(user))
-    user, seen = user[order], seen[order]
-    known = interactions.user * count + interactions.item
-    unseen = rng.integers(0, count, len(user))
-    wrong = np.flatnonzero(_contains(known, user * count + unseen))
-    for _ in range(_REDRAWS):
-        if len(wrong) == 0:
-            break
-        unseen[wrong] = rng.integers(0, count, len(wrong))
-        wrong = wrong[_contains(known, user[wrong] * count + unseen[wrong])]
-    for position in wrong:
-        rest = np.setdiff1d(np.arange(count), interactions.items_of(int(user[position])))
-        unseen[position] = rng.choice(rest)
-    return Triples(user, seen, unseen)
-
-
 def _check_rows(name: str, rows: Rows, ids: tuple[str, ...]) -> None:
     if len(rows) and (int(rows.min()) < 0 or int(rows.max()) >= len(ids)):
         raise InteractionsError(f"a {name} row lies outside 0 to {len(ids) - 1}")
     if len(set(ids)) != len(ids):
         raise InteractionsError(f"{name}_ids names one {name} twice")
-
-
-def _contains(rising: Rows, keys: Rows) -> NDArray[np.bool_]:
-    places = np.minimum(np.searchsorted(rising, keys), len(rising) - 1)
-    found: NDArray[np.bool_] = rising[places] == keys
-    return found
 
 
 def read_interactions(path: str | os.PathLike[str]) -> Interactions:

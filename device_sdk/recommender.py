@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_sdk.errors import NothingLearnt, UnknownUser
-from device_sdk.home.home import Home
 from device_sdk.recommend import top_items
 from device_sdk.wire.publish.catalogue import Catalogue, read_catalogue
+from device_sdk.world import DeviceWorld
 
 
 class Recommender:
@@ -19,9 +19,8 @@ class Recommender:
     The matrix is read from the disk once per round, on the first request after it.
     """
 
-    def __init__(self, home: Home, task: str) -> None:
-        self._home = home
-        self._task = task
+    def __init__(self, world: DeviceWorld) -> None:
+        self._home, self._task = world.home, world.membership.task
         self._lock = threading.Lock()
         self._mark: tuple[int, int, int] | None = None
         self._items: NDArray[np.float32] = np.empty((0, 0), np.float32)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from device_sdk.home.home import Home
-from device_sdk.home.membership import Membership
 from device_sdk.link.broker_url import parse_broker_url
+from device_sdk.world import DeviceWorld
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,22 +68,9 @@ class DeviceStatus:
     problem: str
 
 
-@dataclass(frozen=True, slots=True)
-class Live:
-    """What only a running device knows."""
-
-    running: bool = False
-    connected: bool = False
-    session: bool = False
-    working_on: int | None = None
-    time_unix_seconds: int = 0
-    sent_bytes: int = 0
-    refused: Mapping[str, int] | None = None
-    problem: str = ""
-
-
-def read_status(home: Home, membership: Membership, slowdown: float, live: Live) -> DeviceStatus:
-    """Put together what the home folder holds and what the running device knows."""
+def read_status(world: DeviceWorld) -> DeviceStatus:
+    """What the home folder holds, as of a device that does not run."""
+    home, membership = world.home, world.membership
     rounds = home.rounds
     last, trained, receipted = rounds.last(), rounds.last(trained=True), rounds.last_receipted()
     model = home.models.model_mark(membership.task)
@@ -96,9 +82,9 @@ def read_status(home: Home, membership: Membership, slowdown: float, live: Live)
         device_id=membership.grant.device_id.hex(),
         task=membership.task,
         broker=str(parse_broker_url(membership.url)),
-        running=live.running,
-        connected=live.connected,
-        session=live.session,
+        running=False,
+        connected=False,
+        session=False,
         round=None if last is None else last.round,
         outcome="" if last is None else last.outcome.value,
         detail="" if last is None else last.detail,
@@ -114,12 +100,12 @@ def read_status(home: Home, membership: Membership, slowdown: float, live: Live)
         reason="" if receipted is None else receipted.reason,
         outbox=outbox,
         outbox_bytes=outbox_bytes,
-        working_on=live.working_on,
+        working_on=None,
         users=users,
         interactions=interactions,
-        time_unix_seconds=max(live.time_unix_seconds, home.membership.largest_time()),
-        slowdown=slowdown,
-        sent_bytes=live.sent_bytes,
-        refused=dict(live.refused or {}),
-        problem=live.problem,
+        time_unix_seconds=home.membership.largest_time(),
+        slowdown=world.options.slowdown,
+        sent_bytes=0,
+        refused={},
+        problem="",
     )

@@ -26,8 +26,8 @@ import numpy as np
 from aggregator.store.rounds import RoundRow
 from device_sdk import Device, EnrolmentFailed, LocalData, TrainingOptions
 from device_sdk.local_data import DataSource
-from device_sdk.rounds.pace import Pace
 from device_sdk.system.clock import Clock
+from device_sdk.world import Pace
 from examples.fleet.aggregator import RunningAggregator, aggregator_command, serving
 from examples.fleet.broker import RunningBroker, mosquitto_path, running_broker
 from examples.fleet.errors import FleetError

@@ -102,12 +102,12 @@ RULES = (
     _device("home", "errors link system wire", libraries="numpy cryptography"),
     _device(
         "train",
-        "artifact capability errors factorisation home local_data system trainer wire "
+        "artifact capability errors factorisation home local_data system trainer wire world "
         "methods.learner methods.registry methods.scatter",
     ),
     _device(
         "rounds",
-        "errors home link methods.learner system train wire",
+        "errors home link methods.learner system train wire world",
         libraries="numpy cryptography",
     ),
     Rule("aggregator", frozenset({"aggregator"} | _CONTRACT | _SERVER), frozenset({"onnxruntime"})),

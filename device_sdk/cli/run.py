@@ -14,7 +14,7 @@ from device_sdk.device import Device
 from device_sdk.interactions import InteractionsError, read_interactions
 from device_sdk.status import DeviceStatus
 from device_sdk.system.printable import PrintableFormatter, printable
-from device_sdk.train.options import TrainingOptions
+from device_sdk.world import TrainingOptions
 
 _DESCRIPTION = """\
 Takes part in the fleet's rounds in the foreground, and prints a line for each. Stops on Ctrl-C and

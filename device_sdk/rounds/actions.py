@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 
@@ -32,25 +31,5 @@ class Unsubscribe:
 Action = Publish | Subscribe | Unsubscribe
 
 
-class Actions:
-    """A queue of actions, filled by several parts and emptied by their runner."""
-
-    def __init__(self) -> None:
-        self._waiting: deque[Action] = deque()
-
-    def publish(self, topic: str, payload: bytes) -> None:
-        """Ask for a publication."""
-        self._waiting.append(Publish(topic, payload))
-
-    def subscribe(self, topic_filter: str) -> None:
-        """Ask for a subscription."""
-        self._waiting.append(Subscribe(topic_filter))
-
-    def unsubscribe(self, topic_filter: str) -> None:
-        """Ask for the end of a subscription."""
-        self._waiting.append(Unsubscribe(topic_filter))
-
-    def drain(self) -> Iterator[Action]:
-        """Take all actions, in order."""
-        while self._waiting:
-            yield self._waiting.popleft()
+Actions = deque[Action]
+"""Filled by several parts, emptied by their runner."""

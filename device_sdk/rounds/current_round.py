@@ -4,77 +4,153 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+import sqlite3
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
-from device_sdk.home.home import Home
-from device_sdk.home.membership import Membership
 from device_sdk.home.round_store import RoundOutcome
 from device_sdk.methods.learner import Declined
 from device_sdk.rounds.actions import Actions
 from device_sdk.rounds.commit import commit_round, participation, read_model
-from device_sdk.rounds.intake import Accepted
-from device_sdk.rounds.open_round import OpenRound
-from device_sdk.rounds.pace import Pace
+from device_sdk.rounds.open_round import OpenRound, Retry
 from device_sdk.rounds.sender import Sender
 from device_sdk.rounds.session import SessionKeeper
-from device_sdk.train.affordable import ArtifactWishes
 from device_sdk.train.job import TrainedRound, TrainingJob
 from device_sdk.train.lazy import needs_receipts
 from device_sdk.wire.codec.errors import WireError
-from device_sdk.wire.publish.manifest import RoundManifest
-from device_sdk.wire.publish.topics import Topics
+from device_sdk.wire.publish.manifest import Order, RoundManifest, order, read_manifest, selected
+from device_sdk.wire.seal.broadcast import (
+    derive_broadcast_keys,
+    open_manifest,
+    read_manifest_label,
+)
+from device_sdk.world import DeviceWorld
 
 _log = logging.getLogger("tessera.device")
+# A manifest refused for one of these may be right after the next descriptor or session.
+_MAY_COME_RIGHT = frozenset(
+    {"unknown-epoch", "bad-signature", "bad-tag", "no-descriptor", "descriptor-expired"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """A verified manifest that asks for something. ``selected``: whether this device is to act."""
+
+    manifest: RoundManifest
+    selected: bool
+
+
+class ManifestIntake:
+    """Verifies manifests of the device's own task and cohort, in the order the protocol demands.
+
+    The newest message waits here until there is a session, and while it may come right.
+    """
+
+    def __init__(self, world: DeviceWorld, sessions: SessionKeeper) -> None:
+        self._world = world
+        self._membership, self._store = world.membership, world.home.rounds
+        self._sessions = sessions
+        self._newest = b""
+        self._waits = False
+        self._retry: Retry | None = None
+
+    def take(self, message: bytes | None = None) -> Accepted | None:
+        """The manifest that waits; None for none, and for one that was concluded before.
+
+        A ``message`` that just came waits from now on, in the place of any other. Takes none
+        without an open session. The manifest's mark is on the disk when this returns. A round that
+        a crash interrupted before its end comes back as if new. Raises ``WireError``:
+        ``unknown-epoch`` (open a new session), ``stale-manifest``, ``version-fell``,
+        ``expired-manifest``, ``wrong-manifest``, or another; and ``sqlite3.Error`` where the mark
+        cannot be written.
+        """
+        if message is not None:
+            self._newest, self._waits, self._retry = message, True, None
+        if not self._waits or not self._sessions.is_open:
+            return None
+        self._waits = False
+        try:
+            return self._verified(self._newest)
+        except WireError as error:
+            self._waits = error.reason in _MAY_COME_RIGHT
+            raise
+
+    def postpone(self) -> None:
+        """What was just taken could not be acted on: it waits again, until it is :meth:`due`."""
+        self._waits = True
+        if self._retry is None:
+            self._retry = Retry(self._world)
+
+    def due(self) -> bool:
+        """Whether to take again what was postponed."""
+        return self._waits and self._retry is not None and self._retry.due()
+
+    def next_seconds(self) -> float:
+        """The monotonic time at which :meth:`due` comes true; infinite for never."""
+        return self._retry.next_seconds if self._retry and self._waits else math.inf
+
+    def _verified(self, message: bytes) -> Accepted | None:
+        membership = self._membership
+        label = read_manifest_label(message)
+        key = self._sessions.group_key(label.epoch)
+        keys = derive_broadcast_keys(key, label.broadcast_id, membership.task, membership.cohort)
+        body = open_manifest(message, keys, self._sessions.signing())
+        manifest = read_manifest(body)
+        if (manifest.key_epoch, manifest.broadcast_id) != (label.epoch, label.broadcast_id):
+            raise WireError("wrong-manifest", "epoch or broadcast id differ inside and outside")
+        if (manifest.task, manifest.cohort) != (membership.task, membership.cohort):
+            raise WireError("wrong-manifest", "a manifest of another task or cohort")
+        if manifest.root_fingerprint != self._sessions.root_fingerprint:
+            raise WireError("wrong-root", "a manifest of another root")
+        which, mark = order(self._store.mark(manifest.task, manifest.cohort), manifest, body)
+        now_unix_seconds = self._sessions.time.now()
+        if now_unix_seconds is None:
+            raise WireError("no-session", "no session has given the time yet")
+        if now_unix_seconds >= manifest.expiry_unix_seconds:
+            raise WireError("expired-manifest", "the round's time is over")
+        if which is Order.NEWER:
+            self._store.save_mark(manifest, mark)
+        if self._store.participation(manifest.task, manifest.generation, manifest.round):
+            return None
+        chosen = selected(
+            manifest.sampling_seed,
+            manifest.threshold,
+            manifest.task,
+            manifest.round,
+            membership.grant.device_id,
+        )
+        return Accepted(manifest, chosen)
 
 
 class CurrentRound:
     """At most one round: fetched, asked about, trained, committed, and concluded in any case.
 
-    Args:
-        artifacts: folders of artifacts that are installed with the device, by their id.
-        wishes: which of a task's artifacts to take.
-        clock: monotonic seconds.
-        rng: jitter.
+    Whoever trains looks at ``question``, then at ``job``.
     """
 
     def __init__(
-        self,
-        home: Home,
-        membership: Membership,
-        sessions: SessionKeeper,
-        sender: Sender,
-        topics: Topics,
-        actions: Actions,
-        artifacts: Mapping[bytes, Path],
-        wishes: ArtifactWishes,
-        pace: Pace,
-        *,
-        clock: Callable[[], float],
-        rng: np.random.Generator,
+        self, world: DeviceWorld, sessions: SessionKeeper, sender: Sender, actions: Actions
     ) -> None:
-        self._home = home
-        self._membership = membership
+        self._world, self._home = world, world.home
         self._sessions = sessions
         self._sender = sender
-        self._topics = topics
         self._actions = actions
-        self._artifacts = artifacts
-        self._wishes = wishes
-        self._pace = pace
-        self._clock = clock
-        self._rng = rng
+        self._intake = ManifestIntake(world, sessions)
         self._connected = False
         self._held_back = False
         self._round: OpenRound | None = None
         self.question: TrainingJob | None = None
-        """It offers attachments: :meth:`wanted` or :meth:`ended` must follow."""
+        """A round that offers attachments: :meth:`wanted` or :meth:`ended` must follow."""
         self.job: TrainingJob | None = None
-        """It is complete: :meth:`trained`, :meth:`read` or :meth:`ended` must follow."""
+        """A round to train now: :meth:`trained` or :meth:`ended` must follow.
+
+        One that selects nobody (threshold 0) is not to be trained, but to be read: the task rests,
+        and the device's own model may take over its last version. :meth:`read` must follow.
+        """
 
     @property
     def manifest(self) -> RoundManifest | None:
@@ -87,11 +163,26 @@ class CurrentRound:
         if value and self._round is not None:
             self._round.retry.progressed()  # the link subscribes again by itself
 
-    def take(self, accepted: Accepted) -> None:
-        """A verified manifest came: begin its round, or conclude it where there is nothing to do.
+    def take_manifest(self, message: bytes | None = None) -> None:
+        """Take the manifest that just came, or else the one that waits, once there is a session.
 
-        Raises ``WireError`` where the broadcast's key is missing, or there is nothing to fetch.
+        Its round is begun, or concluded where there is nothing to do. Raises ``WireError``, where
+        the broadcast's key is missing or there is nothing to fetch too, and ``sqlite3.Error``.
         """
+        try:
+            accepted = self._intake.take(message)
+            if accepted is not None:
+                self._take(accepted)
+        except WireError as error:
+            if error.reason == "unknown-epoch":
+                self._sessions.reopen()
+            raise
+        except sqlite3.Error:
+            # Nothing is begun whose mark could be forgotten; but a disk is not full for ever.
+            self._intake.postpone()
+            raise
+
+    def _take(self, accepted: Accepted) -> None:
         manifest = accepted.manifest
         if self._round is not None:
             if self._round.manifest == manifest:
@@ -107,7 +198,12 @@ class CurrentRound:
             self._hold_back(manifest, self._sender.obstacle)
         else:
             self._held_back = False
-            self._begin(manifest)
+            try:
+                self._round = OpenRound(manifest, self._world, self._sessions, self._actions)
+            except WireError as error:
+                if error.reason == "truncated":
+                    self._conclude(manifest, RoundOutcome.FAILED, str(error))
+                raise
 
     def chunk(self, content_id: bytes, index: int, payload: bytes) -> None:
         """A chunk's or head's message came. Raises ``WireError`` for one that cannot be used."""
@@ -133,24 +229,27 @@ class CurrentRound:
             self._advance(self._round)
 
     def tick(self) -> None:
-        """Ask again for what did not come, or give up at the deadline."""
+        """Take a manifest that was put off, ask again for what did not come, or give up at the
+        deadline. Raises as :meth:`take_manifest` does."""
         round_ = self._round
-        if round_ is None or self.job is not None:
-            return
-        if self._is_past(round_.manifest.deadline_unix_seconds):
-            what = "receipts" if round_.is_complete else "chunks"
-            self._conclude(round_.manifest, RoundOutcome.TOO_LATE, f"not all {what} came in time")
-        elif self._asks_again(round_) and round_.retry.due():
-            round_.ask_again()
+        if round_ is not None and self.job is None:
+            if self._is_past(round_.manifest.deadline_unix_seconds):
+                what = "receipts" if round_.is_complete else "chunks"
+                detail = f"not all {what} came in time"
+                self._conclude(round_.manifest, RoundOutcome.TOO_LATE, detail)
+            elif self._asks_again(round_) and round_.retry.due():
+                round_.ask_again()
+        if self._intake.due():
+            self.take_manifest()
 
     def next_seconds(self) -> float:
-        """The monotonic time at which :meth:`tick` has something to do; infinite for never."""
-        round_ = self._round
+        """The monotonic time at which something is to do here; infinite for never."""
+        round_, intake_seconds = self._round, self._intake.next_seconds()
         if round_ is None or self.job is not None:
-            return math.inf
+            return intake_seconds
         deadline = self._sessions.time.clock_seconds(round_.manifest.deadline_unix_seconds)
         retry = round_.retry.next_seconds if self._asks_again(round_) else math.inf
-        return retry if deadline is None else min(retry, deadline)
+        return min(retry, intake_seconds, math.inf if deadline is None else deadline)
 
     def wanted(self, names: Sequence[str]) -> None:
         """The learner's answer to :attr:`question`: the attachments to fetch before training.
@@ -172,7 +271,7 @@ class CurrentRound:
             return
         row = commit_round(
             self._home,
-            self._membership.grant.device_id,
+            self._world.membership.grant.device_id,
             job,
             result,
             self._sessions.time.largest_unix_seconds,
@@ -201,26 +300,6 @@ class CurrentRound:
         # vectors of its users takes it, or would recommend from the version before for ever.
         mark = self._home.models.model_mark(manifest.task)
         return manifest.threshold == 0 and mark is not None
-
-    def _begin(self, manifest: RoundManifest) -> None:
-        try:
-            self._round = OpenRound(
-                manifest,
-                self._home,
-                self._membership,
-                self._sessions,
-                self._topics,
-                self._actions,
-                self._artifacts,
-                self._wishes,
-                self._pace,
-                clock=self._clock,
-                rng=self._rng,
-            )
-        except WireError as error:
-            if error.reason == "truncated":
-                self._conclude(manifest, RoundOutcome.FAILED, str(error))
-            raise
 
     def _advance(self, round_: OpenRound) -> None:
         if not round_.is_complete:

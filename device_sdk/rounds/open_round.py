@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-import numpy as np
-
-from device_sdk.home.home import Home
-from device_sdk.home.membership import Membership
-from device_sdk.methods.learner import LearnerError
-from device_sdk.rounds.actions import Actions
-from device_sdk.rounds.fetch import BroadcastFetch, ContentFetch, Fetch, Retry
-from device_sdk.rounds.pace import Pace
+from device_sdk.link.backoff import Backoff
+from device_sdk.methods.learner import Declined, LearnerError
+from device_sdk.rounds.actions import Actions, Subscribe, Unsubscribe
 from device_sdk.rounds.session import SessionKeeper
-from device_sdk.train.affordable import ArtifactWishes
 from device_sdk.train.job import LocalArtifact, TrainingJob
 from device_sdk.wire.arrays.exchange import Attachment, Broadcast
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.publish.artifact_bundle import unpack_artifact
 from device_sdk.wire.publish.catalogue import NO_CATALOGUE, Catalogue, read_catalogue
-from device_sdk.wire.publish.content import ContentKind
+from device_sdk.wire.publish.content import HEAD_INDEX, ChunkSet, ContentKind, read_content_head
 from device_sdk.wire.publish.manifest import RoundManifest
 from device_sdk.wire.publish.task_messages import (
     OfferedArtifact,
@@ -30,38 +23,144 @@ from device_sdk.wire.publish.task_messages import (
     read_broadcast,
 )
 from device_sdk.wire.publish.terms import OfferedAttachment, TaskTerms
-from device_sdk.wire.publish.topics import Topics
-from device_sdk.wire.seal.group_key import unwrap_cohort_key
+from device_sdk.wire.publish.topics import ChunkTopic
+from device_sdk.wire.seal.broadcast import (
+    derive_broadcast_keys,
+    open_manifest,
+    read_manifest_label,
+)
+from device_sdk.wire.seal.group_key import GroupKey, unwrap_cohort_key
+from device_sdk.world import DeviceWorld, TrainingOptions
 
-# What a round's terms offer to one device: attachments that it may read, and the keys to them.
+
+class Retry:
+    """When to ask again for what did not come."""
+
+    def __init__(self, world: DeviceWorld) -> None:
+        pace = world.pace
+        self._first_seconds = pace.fetch_seconds
+        self._clock = world.clock
+        self._backoff = Backoff(
+            world.rng, first_seconds=pace.fetch_seconds, most_seconds=pace.most_seconds
+        )
+        self.progressed()
+
+    def progressed(self) -> None:
+        """Something came: give the rest its time."""
+        self.next_seconds = self._clock() + self._first_seconds
+
+    def due(self) -> bool:
+        """Whether to ask again now; then the next time is later."""
+        if self._clock() < self.next_seconds:
+            return False
+        wait = max(self._first_seconds, self._backoff.next_seconds())
+        self.next_seconds = self._clock() + wait
+        return True
+
+
+class Fetch:
+    """One content on its way to this device.
+
+    Of a broadcast (``kind`` None) the verified manifest names the chunks. Of an artifact, a
+    catalogue or an attachment the signed head comes first and alone, then the chunks it names: in
+    this order nothing has to be kept that no signature vouches for. ``cohort`` and ``cohort_key``:
+    for what only some of the task's devices may read.
+    """
+
+    def __init__(
+        self,
+        kind: ContentKind | None,
+        content_id: bytes,
+        manifest: RoundManifest,
+        world: DeviceWorld,
+        sessions: SessionKeeper,
+        actions: Actions,
+        *,
+        cohort: str = "",
+        cohort_key: bytes | None = None,
+    ) -> None:
+        self.kind = kind
+        self.content_id = content_id
+        self.cohort = cohort
+        self._task = manifest.task
+        self._sealed_for = manifest.cohort if cohort_key is None else cohort
+        self._cohort_key = cohort_key
+        self._sessions = sessions
+        self._actions = actions
+        self._filter = world.topics.chunk_filter(content_id)
+        self._head_message = b""
+        self._chunks: ChunkSet | None = None
+        self._head = ""
+        if kind is not None:
+            self._head = world.topics.write(ChunkTopic(content_id, HEAD_INDEX))
+        else:
+            key = sessions.group_key(manifest.key_epoch)
+            keys = derive_broadcast_keys(key, content_id, manifest.task, manifest.cohort)
+            self._chunks = ChunkSet(keys, content_id, manifest.chunks, manifest.length)
+        self.start()
+
+    def start(self) -> None:
+        """Subscribe, or subscribe again: the broker sends what it retains."""
+        self._actions.append(Subscribe(self._head if self._chunks is None else self._filter))
+
+    def stop(self) -> None:
+        """Unsubscribe."""
+        if self.kind is not None:
+            self._actions.append(Unsubscribe(self._head))
+        self._actions.append(Unsubscribe(self._filter))
+
+    def add(self, index: int, message: bytes) -> bool:
+        """Take the message at a topic's index; whether all is there. Raises ``WireError``."""
+        if self.kind is not None and index == HEAD_INDEX:
+            return self._take_head(message)
+        return self._chunks is not None and self._chunks.add(message)
+
+    def plaintext(self) -> bytes:
+        """The whole. Raises ``WireError``."""
+        if self._chunks is None:
+            raise WireError("truncated", "the content's head has not come")
+        return self._chunks.plaintext()
+
+    def _take_head(self, message: bytes) -> bool:
+        if message == self._head_message:
+            return False
+        label = read_manifest_label(message)
+        if self._cohort_key is None:
+            key = self._sessions.group_key(label.epoch)
+        else:
+            key = GroupKey(label.epoch, self._cohort_key)
+        keys = derive_broadcast_keys(key, label.broadcast_id, self._task, self._sealed_for)
+        head = read_content_head(open_manifest(message, keys, self._sessions.signing()))
+        if (head.kind, head.content_id) != (self.kind, self.content_id):
+            raise WireError("wrong-content", "the head of another content")
+        # A head of a new epoch comes with new chunks; what was collected is worth nothing then.
+        self._head_message = message
+        self._chunks = ChunkSet(keys, label.broadcast_id, head.chunks, head.length)
+        self._actions.append(Subscribe(self._filter))
+        return not self._chunks.missing
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """``readable`` by name; ``keys`` by cohort, of the cohorts that this device belongs to."""
+    """What a round's terms offer to one device, attachments that it may read and the keys to them.
+
+    ``readable`` by name; ``keys`` by cohort, of the cohorts that this device belongs to.
+    """
 
     readable: Mapping[str, OfferedAttachment]
     keys: Mapping[str, bytes]
 
-    @property
-    def sizes(self) -> dict[str, int]:
-        """By name, the bytes to fetch."""
-        return {name: each.size for name, each in self.readable.items()}
 
-    def content_ids(self) -> set[bytes]:
-        """Of all that is readable."""
-        return {each.content_id for each in self.readable.values()}
-
-
-def read_offer(terms: TaskTerms, manifest: RoundManifest, membership: Membership) -> Offer:
+def read_offer(terms: TaskTerms, manifest: RoundManifest, world: DeviceWorld) -> Offer:
     """The attachments that this device may read. Raises ``WireError``: ``bad-tag``, ``bad-field``.
 
     ``bad-field`` for a content that two attachments name with different sizes or readers.
     """
     keys = {}
+    admission_key = world.membership.grant.admission_key
     for cohort, wrapped in terms.cohort_keys.items():
         key = unwrap_cohort_key(
-            wrapped, membership.grant.admission_key, manifest.task, cohort, manifest.broadcast_id
+            wrapped, admission_key, manifest.task, cohort, manifest.broadcast_id
         )
         if key is not None:
             keys[cohort] = key
@@ -76,6 +175,45 @@ def read_offer(terms: TaskTerms, manifest: RoundManifest, membership: Membership
     return Offer(readable, keys)
 
 
+_FEWEST_DIGITS = 8
+
+
+def pick_artifacts(
+    offered: Sequence[OfferedArtifact], options: TrainingOptions
+) -> tuple[OfferedArtifact, ...]:
+    """Those that the device's options name or allow, smallest first; at least one.
+
+    Raises :class:`Declined`.
+    """
+    name, most_bytes = options.artifact, options.most_artifact_bytes
+    if name is not None:
+        found = tuple(
+            each
+            for each in offered
+            if each.name == name
+            or (len(name) >= _FEWEST_DIGITS and each.artifact_id.hex().startswith(name))
+        )
+        if len(found) != 1:
+            names = ", ".join(each.name for each in offered)
+            raise Declined(
+                f"the task offers {len(found)} artifacts named {name!r}; it offers {names}"
+            )
+        return found
+    taken: list[OfferedArtifact] = []
+    total = 0
+    for each in offered:
+        total += each.total_size
+        if total > most_bytes:
+            break
+        taken.append(each)
+    if not taken:
+        raise Declined(
+            f"the task's smallest artifact has {offered[0].total_size} bytes, this device "
+            f"takes {most_bytes} (TrainingOptions.most_artifact_bytes)"
+        )
+    return tuple(taken)
+
+
 NO_ARTIFACT = bytes(32)
 """The artifact id of a task that leaves it to the device: the first installed one is used."""
 
@@ -84,36 +222,23 @@ class OpenRound:
     """Fetches the broadcast and the catalogue, then the artifacts that its terms list and this
     device takes, and, after :meth:`ask_for`, attachments. What is here already is not fetched.
 
-    ``installed``: artifacts that came with the installation, by id.
     Raises ``WireError``: ``unknown-epoch``, ``truncated``.
     """
 
     def __init__(
         self,
         manifest: RoundManifest,
-        home: Home,
-        membership: Membership,
+        world: DeviceWorld,
         sessions: SessionKeeper,
-        topics: Topics,
         actions: Actions,
-        installed: Mapping[bytes, Path],
-        wishes: ArtifactWishes,
-        pace: Pace,
-        *,
-        clock: Callable[[], float],
-        rng: np.random.Generator,
     ) -> None:
         if not manifest.chunks:
             raise WireError("truncated", "a broadcast without chunks has no terms")
         self.manifest = manifest
-        self._home = home
-        self._membership = membership
+        self._world, self._home = world, world.home
         self._sessions = sessions
-        self._topics = topics
         self._actions = actions
-        self._installed = installed
-        self._wishes = wishes
-        self.retry = Retry(pace, clock, rng)
+        self.retry = Retry(world)
         self.broken: WireError | None = None
         """Why what came whole, signed by the aggregator, cannot be used all the same."""
         self._terms: TaskTerms | None = None
@@ -124,10 +249,10 @@ class OpenRound:
         self.asks = False
         """Whether the learner has yet to say which attachments it wants."""
         self._fetches: dict[bytes, Fetch] = {}
-        self._begin(BroadcastFetch(manifest, sessions, topics, actions))
+        self._fetch(None, manifest.broadcast_id)
         wanted = manifest.catalogue_id
-        if wanted != NO_CATALOGUE and home.models.catalogue(wanted) is None:
-            self._fetch_content(ContentKind.CATALOGUE, wanted)
+        if wanted != NO_CATALOGUE and self._home.models.catalogue(wanted) is None:
+            self._fetch(ContentKind.CATALOGUE, wanted)
 
     @property
     def is_complete(self) -> bool:
@@ -141,12 +266,19 @@ class OpenRound:
             return
         complete = fetch.add(index, message)
         self.retry.progressed()
-        if complete:
-            try:
-                self._finish(fetch)
-            except WireError as error:
-                self.broken = error
-                raise
+        if not complete:
+            return
+        fetch.stop()
+        try:
+            plaintext = fetch.plaintext()
+            if fetch.kind is None:
+                self._take_broadcast(plaintext)
+            else:
+                self._store(fetch.kind, fetch, plaintext)
+        except WireError as error:
+            self.broken = error
+            raise
+        del self._fetches[content_id]  # last: what could not be stored is fetched again
 
     def ask_for(self, names: Sequence[str]) -> None:
         """The learner wants these attachments. Raises LearnerError for one that is not offered."""
@@ -159,7 +291,7 @@ class OpenRound:
             offered = self._offer.readable[name]
             here = self._home.attachments.content(offered.content_id) is not None
             if not here and offered.content_id not in self._fetches:
-                self._fetch_content(ContentKind.ATTACHMENT, offered.content_id, offered.cohort)
+                self._fetch(ContentKind.ATTACHMENT, offered.content_id, offered.cohort)
         self.retry.progressed()
 
     def ask_again(self) -> None:
@@ -177,39 +309,24 @@ class OpenRound:
         assert self._terms is not None and self._broadcast is not None
         broadcast = replace(
             self._broadcast,
-            offered=self._offer.sizes,
+            offered={name: each.size for name, each in self._offer.readable.items()},
             attachments={name: self._attachment(name) for name in self._wanted},
         )
         return TrainingJob(
             self.manifest, self._terms, broadcast, self._catalogue(), self._artifacts
         )
 
-    def _begin(self, fetch: Fetch) -> None:
-        self._fetches[fetch.content_id] = fetch
-        fetch.start()
-
-    def _fetch_content(self, kind: ContentKind, content_id: bytes, cohort: str = "") -> None:
-        self._begin(
-            ContentFetch(
-                kind,
-                content_id,
-                self.manifest,
-                self._sessions,
-                self._topics,
-                self._actions,
-                cohort=cohort,
-                cohort_key=self._offer.keys[cohort] if cohort else None,
-            )
+    def _fetch(self, kind: ContentKind | None, content_id: bytes, cohort: str = "") -> None:
+        self._fetches[content_id] = Fetch(
+            kind,
+            content_id,
+            self.manifest,
+            self._world,
+            self._sessions,
+            self._actions,
+            cohort=cohort,
+            cohort_key=self._offer.keys[cohort] if cohort else None,
         )
-
-    def _finish(self, fetch: Fetch) -> None:
-        fetch.stop()
-        plaintext = fetch.plaintext()
-        if isinstance(fetch, ContentFetch):
-            self._store(fetch, plaintext)
-        else:
-            self._take_broadcast(plaintext)
-        del self._fetches[fetch.content_id]  # last: what could not be stored is fetched again
 
     def _take_broadcast(self, plaintext: bytes) -> None:
         self._terms, self._broadcast = read_broadcast(plaintext, self.manifest)
@@ -219,8 +336,10 @@ class OpenRound:
                 self._local(each) for each in self._terms.artifacts if self._is_here(each)
             )
             return
-        self._offer = read_offer(self._terms, self.manifest, self._membership)
-        self._home.attachments.keep_only(self._offer.content_ids())
+        self._offer = read_offer(self._terms, self.manifest, self._world)
+        self._home.attachments.keep_only(
+            {each.content_id for each in self._offer.readable.values()}
+        )
         self.asks = bool(self._offer.readable)
         self._artifacts = self._chosen_artifacts(self._terms)
         picked = {each.artifact_id for each in self._artifacts}
@@ -233,38 +352,37 @@ class OpenRound:
             self._need_artifact(self._artifacts[0].artifact_id)
 
     def _need_artifact(self, artifact_id: bytes) -> None:
-        if not self._folder(artifact_id).is_dir() and artifact_id not in self._fetches:
-            self._fetch_content(ContentKind.ARTIFACT, artifact_id)
+        folder = self._world.artifact_folder(artifact_id)
+        if not folder.is_dir() and artifact_id not in self._fetches:
+            self._fetch(ContentKind.ARTIFACT, artifact_id)
 
     def _chosen_artifacts(self, terms: TaskTerms) -> tuple[LocalArtifact, ...]:
         """Those of the terms that this device takes; without any, the manifest's."""
         if terms.artifacts:
-            return tuple(self._local(each) for each in self._wishes.pick(terms.artifacts))
-        wanted = self.manifest.artifact_id
+            picked = pick_artifacts(terms.artifacts, self._world.options)
+            return tuple(self._local(each) for each in picked)
+        wanted, installed = self.manifest.artifact_id, self._world.installed
         if wanted == NO_ARTIFACT:
-            if not self._installed:
+            if not installed:
                 raise WireError("no-artifact", "the task names no artifact, and none is installed")
-            wanted = next(iter(self._installed))
-        return (LocalArtifact(wanted, "", self._folder(wanted)),)
+            wanted = next(iter(installed))
+        return (LocalArtifact(wanted, "", self._world.artifact_folder(wanted)),)
 
     def _local(self, offered: OfferedArtifact) -> LocalArtifact:
-        companion = offered.companion
+        companion, folder = offered.companion, self._world.artifact_folder
         return LocalArtifact(
             offered.artifact_id,
             offered.name,
-            self._folder(offered.artifact_id),
-            None if companion is None else self._folder(companion.artifact_id),
+            folder(offered.artifact_id),
+            None if companion is None else folder(companion.artifact_id),
         )
 
     def _is_here(self, offered: OfferedArtifact) -> bool:
         local = self._local(offered)
         return local.folder.is_dir() and (local.companion is None or local.companion.is_dir())
 
-    def _folder(self, artifact_id: bytes) -> Path:
-        return self._installed.get(artifact_id) or self._home.artifact_folder(artifact_id)
-
-    def _store(self, fetch: ContentFetch, content: bytes) -> None:
-        match fetch.kind:
+    def _store(self, kind: ContentKind, fetch: Fetch, content: bytes) -> None:
+        match kind:
             case ContentKind.ARTIFACT:
                 files = unpack_artifact(content, fetch.content_id)
                 self._home.save_artifact(fetch.content_id, files)

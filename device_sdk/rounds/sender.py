@@ -4,51 +4,16 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
-
-from device_sdk.home.round_store import OutboxRow, RoundStore
+from device_sdk.home.round_store import OutboxRow
 from device_sdk.link.backoff import Backoff
-from device_sdk.rounds.actions import Actions
-from device_sdk.rounds.pace import Pace
+from device_sdk.rounds.actions import Actions, Publish
 from device_sdk.rounds.session import SessionKeeper
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.publish.chunks import PART_BYTES, split
 from device_sdk.wire.publish.receipts import Receipt, RecordType, write_update
-
-# How much may wait for receipts before a device begins no further round.
-
-
-@dataclass(frozen=True, slots=True)
-class OutboxLimit:
-    """A device with ``most_updates`` or ``most_bytes`` in its outbox trains no further round.
-
-    An update without a receipt may have been counted or not, so none is ever thrown away: what is
-    given up are rounds to come, and only until receipts come. ``most_bytes``: of the updates'
-    bodies; the last update may go beyond it.
-
-    Raises ValueError, naming the field.
-    """
-
-    most_updates: int = 8
-    most_bytes: int = 64 << 20
-
-    def __post_init__(self) -> None:
-        for name in ("most_updates", "most_bytes"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or value < 1:
-                raise ValueError(f"{name} is {value!r}; expected 1 or more")
-
-    def obstacle(self, updates: int, size_bytes: int) -> str:
-        """Why no further round is begun with so much in the outbox, for people; empty for none."""
-        if updates < self.most_updates and size_bytes < self.most_bytes:
-            return ""
-        return (
-            f"{updates} updates ({size_bytes:,} bytes) wait for receipts that do not come; no "
-            "further round is trained until one does"
-        )
+from device_sdk.world import DeviceWorld
 
 
 @dataclass(slots=True)
@@ -63,45 +28,38 @@ class _Waiting:
 class Sender:
     """Seals each update afresh for every send; the plaintext's bytes are always the stored ones.
 
-    ``up_topic``: where the device's messages go. ``limit``: see :attr:`obstacle`. ``clock``:
-    monotonic seconds.
+    An update without a receipt may have been counted or not, so none is ever thrown away: with
+    ``most_outbox_updates`` or ``most_outbox_bytes`` (of bodies; the last one may go beyond it) in
+    the outbox, what is given up are rounds to come, and only until receipts come.
     """
 
-    def __init__(
-        self,
-        store: RoundStore,
-        device_id: bytes,
-        up_topic: str,
-        sessions: SessionKeeper,
-        actions: Actions,
-        pace: Pace,
-        limit: OutboxLimit,
-        *,
-        clock: Callable[[], float],
-        rng: np.random.Generator,
-    ) -> None:
-        self._store = store
-        self._device_id = device_id
-        self._up = up_topic
+    def __init__(self, world: DeviceWorld, sessions: SessionKeeper, actions: Actions) -> None:
+        self._store = world.home.rounds
+        self._device_id = world.membership.grant.device_id
+        self._up = world.up_topic
+        self._options, self._pace = world.options, world.pace
+        self._clock, self._rng = world.clock, world.rng
         self._sessions = sessions
         self._actions = actions
-        self._pace = pace
-        self._limit = limit
-        self._clock = clock
-        self._rng = rng
         self._connected = False
         self._rows: dict[bytes, OutboxRow] = {}
         self._waiting: dict[bytes, _Waiting] = {}
         self.sent_bytes = 0
         """Bytes of all envelopes with updates since the process started."""
-        for row in store.outbox():
+        for row in self._store.outbox():
             self.add(row)
 
     @property
     def obstacle(self) -> str:
-        """Why nothing may be added, for people; empty while something may."""
+        """Why no further round is begun, for people; empty while one may be."""
+        updates, options = len(self._rows), self._options
         bodies = sum(len(row.body) for row in self._rows.values())
-        return self._limit.obstacle(len(self._rows), bodies)
+        if updates < options.most_outbox_updates and bodies < options.most_outbox_bytes:
+            return ""
+        return (
+            f"{updates} updates ({bodies:,} bytes) wait for receipts that do not come; no "
+            "further round is trained until one does"
+        )
 
     @property
     def waits(self) -> bool:
@@ -199,5 +157,5 @@ class Sender:
             return True  # the session has just run out: the keeper opens another, the update waits
         for envelope in envelopes:
             self.sent_bytes += len(envelope)
-            self._actions.publish(self._up, envelope)
+            self._actions.append(Publish(self._up, envelope))
         return len(envelopes) > 1

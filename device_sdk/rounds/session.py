@@ -5,24 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from device_sdk.home.home import Home
-from device_sdk.home.membership import Membership, seen
+from device_sdk.home.membership import seen
 from device_sdk.link.backoff import Backoff
-from device_sdk.rounds.actions import Actions
-from device_sdk.rounds.pace import Pace
+from device_sdk.rounds.actions import Actions, Publish
 from device_sdk.wire.codec.errors import WireError
-from device_sdk.wire.publish.topics import Topics, UpTopic
 from device_sdk.wire.seal import signature
 from device_sdk.wire.seal.descriptor import Descriptor, read_descriptor
 from device_sdk.wire.seal.device_session import DeviceCredential, DeviceSessions, SessionOpening
-from device_sdk.wire.seal.envelope import Fragment
 from device_sdk.wire.seal.freshness import Freshness
 from device_sdk.wire.seal.group_key import GroupKey, find_group_key
 from device_sdk.wire.seal.presence import PresenceWatch, read_presence
-from device_sdk.wire.seal.session import Received
+from device_sdk.world import DeviceWorld
 
 # The aggregator's time, carried on by the monotonic clock between sessions' replies.
 
@@ -71,33 +66,25 @@ class SessionKeeper:
     """Descriptor, presence and replies in; opens out through ``actions``.
 
     A session survives the loss of the broker's connection: it belongs to the two ends only.
-    ``clock``: monotonic seconds that count the machine's sleep.
     """
 
-    def __init__(
-        self,
-        home: Home,
-        membership: Membership,
-        actions: Actions,
-        pace: Pace,
-        *,
-        clock: Callable[[], float],
-        rng: np.random.Generator,
-    ) -> None:
+    def __init__(self, world: DeviceWorld, actions: Actions) -> None:
+        membership, home, clock = world.membership, world.home, world.clock
+        grant = membership.grant
         self._home = home
         self._store = home.membership
-        self._root_fingerprint = membership.root_fingerprint
-        self._least_serial = membership.least_serial
-        grant = membership.grant
         self._credential = DeviceCredential(grant.device_id, home.identity(), grant.admission_key)
-        self._up = Topics(membership.prefix).write(UpTopic(grant.shard, grant.handle))
+        self._least_serial = membership.least_serial
+        self._up = world.up_topic
         self._actions = actions
-        self._pace = pace
-        self._clock = clock
-        self._rng = rng
-        self._descriptor = self._store.descriptor(membership.root_fingerprint)
+        self._pace, self._clock, self._rng = world.pace, clock, world.rng
+        self.root_fingerprint = membership.root_fingerprint
+        """Of the root that is trusted now."""
+        self.descriptor: Descriptor | None = self._store.descriptor(membership.root_fingerprint)
+        """The newest one accepted."""
         self._signing: Ed25519PublicKey | None = None
         self._sessions = DeviceSessions()
+        self.seal, self.receive = self._sessions.seal, self._sessions.receive
         self._group_keys: tuple[GroupKey, ...] = ()
         self._watch = PresenceWatch()
         self._opening: SessionOpening | None = None
@@ -105,8 +92,8 @@ class SessionKeeper:
         self._connected = False
         self._next_seconds = clock()  # of the next open or repetition
         self._wanted = True
-        self._answers = self._new_backoff(pace.answer_seconds)
-        self._reopens = self._new_backoff(pace.reopen_seconds)
+        self._answers = self._new_backoff(self._pace.answer_seconds)
+        self._reopens = self._new_backoff(self._pace.reopen_seconds)
         self.time = TrustedTime(clock, self._store.largest_time())
         self._unanswered = 0
         self._attempts = 0  # since the last reply
@@ -119,16 +106,11 @@ class SessionKeeper:
         return not self._sessions.needs_session()
 
     @property
-    def descriptor(self) -> Descriptor | None:
-        """The newest descriptor accepted."""
-        return self._descriptor
-
-    @property
     def problem(self) -> str:
         """What keeps a session from being opened, for people; empty for nothing."""
-        if self._descriptor is None:
+        if self.descriptor is None:
             return "no aggregator is known at this broker under this topic prefix"
-        if self.time.largest_unix_seconds >= self._descriptor.expires_unix_seconds:
+        if self.time.largest_unix_seconds >= self.descriptor.expires_unix_seconds:
             return (
                 "the aggregator's descriptor has expired and no newer one is at this broker: is "
                 "the aggregator serving?"
@@ -146,21 +128,16 @@ class SessionKeeper:
         """The group key of an epoch. Raises ``WireError("unknown-epoch")``."""
         return find_group_key(self._group_keys, epoch)
 
-    @property
-    def root_fingerprint(self) -> bytes:
-        """Of the root that is trusted now."""
-        return self._root_fingerprint
-
     def signing(self) -> Ed25519PublicKey:
         """The aggregator's signing key.
 
         Raises ``WireError``: ``no-descriptor``, or ``descriptor-expired``: keys end with it.
         """
-        if self._descriptor is None:
+        if self.descriptor is None:
             raise WireError("no-descriptor", "no descriptor has come yet")
-        self._descriptor.require_unexpired(self.time.largest_unix_seconds)
+        self.descriptor.require_unexpired(self.time.largest_unix_seconds)
         if self._signing is None:
-            self._signing = signature.public_key(self._descriptor.signing)
+            self._signing = signature.public_key(self.descriptor.signing)
         return self._signing
 
     def connected(self, value: bool) -> None:
@@ -169,16 +146,16 @@ class SessionKeeper:
 
     def on_descriptor(self, message: bytes) -> None:
         """A descriptor came. Raises ``WireError``."""
-        known = self._descriptor
+        known = self.descriptor
         if known is not None and message == known.message:
             return
         descriptor = read_descriptor(
-            message, self._root_fingerprint, seen(known), self._least_serial
+            message, self.root_fingerprint, seen(known), self._least_serial
         )
         descriptor.require_unexpired(self.time.largest_unix_seconds)
         self._store.save_descriptor(descriptor)
-        self._descriptor, self._signing = descriptor, None
-        self._root_fingerprint = descriptor.root_fingerprint
+        self.descriptor, self._signing = descriptor, None
+        self.root_fingerprint = descriptor.root_fingerprint
         # An attempt under the old keys may never be answered.
         self._opening = None
         if self._wanted:
@@ -190,9 +167,9 @@ class SessionKeeper:
         ``retained``: it lay at the broker when this device subscribed; else the aggregator has just
         shown it to the whole fleet.
         """
-        if self._descriptor is None:
+        if self.descriptor is None:
             raise WireError("no-descriptor", "a presence before any descriptor")
-        if not self._watch.should_reopen(read_presence(message, self._descriptor)):
+        if not self._watch.should_reopen(read_presence(message, self.descriptor)):
             return
         if not self._wanted:
             self.reopen()
@@ -233,14 +210,6 @@ class SessionKeeper:
         self._watch.session_opened(opened.incarnation)
         self.opened += 1
 
-    def seal(self, message_type: int, payload: bytes, fragment: Fragment | None = None) -> bytes:
-        """An envelope under the newest session. Raises ``WireError``."""
-        return self._sessions.seal(message_type, payload, fragment)
-
-    def receive(self, envelope: bytes) -> Received:
-        """The content of an envelope. Raises ``WireError``."""
-        return self._sessions.receive(envelope)
-
     def reopen(self) -> None:
         """Open a new session after a random wait; each further one comes after a longer wait."""
         if not self._wanted:
@@ -256,7 +225,7 @@ class SessionKeeper:
         if self._sessions.needs_session() and not self._wanted:
             self._wanted = True
             self._next_seconds = self._clock()
-        if not self._due():
+        if self._clock() < self.next_seconds():
             return
         # At least half the wait: an aggregator that is merely slow should not be asked twice.
         wait = max(self._pace.answer_seconds / 2, self._answers.next_seconds())
@@ -267,18 +236,15 @@ class SessionKeeper:
             self._sends = 0
         self._sends += 1
         self._unanswered += 1
-        self._actions.publish(self._up, self._opening.message)
+        self._actions.append(Publish(self._up, self._opening.message))
 
     def next_seconds(self) -> float:
         """The monotonic time at which :meth:`tick` has something to do; infinite for never."""
         if not self._connected or not self._wanted:
             return math.inf
-        if self._descriptor is None or self._life() is None:
+        if self.descriptor is None or self._life() is None:
             return math.inf
         return self._next_seconds
-
-    def _due(self) -> bool:
-        return self._clock() >= self.next_seconds()
 
     def _life(self) -> bytes | None:
         """The life of the aggregator to ask; None before any is known."""
@@ -286,10 +252,10 @@ class SessionKeeper:
 
     def _new_opening(self) -> SessionOpening:
         life = self._life()
-        assert self._descriptor is not None and life is not None
+        assert self.descriptor is not None and life is not None
         freshness = Freshness(life, self._home.requests.next())
         self._attempts += 1
-        return SessionOpening(self._credential, self._descriptor, freshness, self._clock)
+        return SessionOpening(self._credential, self.descriptor, freshness, self._clock)
 
     def _new_backoff(self, first_seconds: float) -> Backoff:
         return Backoff(self._rng, first_seconds=first_seconds, most_seconds=self._pace.most_seconds)

@@ -10,24 +10,22 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from device_sdk.capability.stopwatch import timed
-from device_sdk.home.home import Home
 from device_sdk.home.model_store import CapabilityRow
-from device_sdk.local_data import DataSource, LocalData
+from device_sdk.local_data import LocalData
 from device_sdk.methods.learner import Declined, Learner, LearnerParts, MovableWork, Where
 from device_sdk.system.clock import Clock
 from device_sdk.train.affordable import ArtifactChoice, WorkDone, choose_artifact
 from device_sdk.train.job import LocalArtifact, RoundTrainer, TrainedRound, TrainingJob
-from device_sdk.train.options import TrainingOptions
 from device_sdk.train.placement import MeasuredPlacement
 from device_sdk.trainer import Trainer
 from device_sdk.wire.arrays.body import encode_update
 from device_sdk.wire.arrays.exchange import Broadcast
 from device_sdk.wire.publish.receipts import Verdict
 from device_sdk.wire.publish.task_messages import BROADCAST_CODECS
+from device_sdk.world import DeviceWorld
 
 # A Trainer that counts its steps, and that a measurement can stop between two of them.
 
@@ -135,24 +133,14 @@ class ArrayTrainer(RoundTrainer):
     """Trains with the app's arrays and the home's learner state; see :class:`RoundTrainer`.
 
     Each round makes the learner anew from what the last commit left, so a round that ended
-    without a commit has left nothing. ``source`` gives the app's data source, None for none.
+    without a commit has left nothing.
     """
 
-    def __init__(
-        self,
-        home: Home,
-        source: Callable[[], DataSource | None],
-        kind: type[Learner],
-        sender: str,
-        options: TrainingOptions,
-        *,
-        clock: Clock,
-        rng: np.random.Generator,
-    ) -> None:
-        super().__init__(home, options, clock=clock, rng=rng)
-        self._source = source
+    def __init__(self, world: DeviceWorld, kind: type[Learner]) -> None:
+        super().__init__(world)
+        self._source = world.source
+        self._sender = world.membership.grant.device_id.hex()
         self._kind = kind
-        self._sender = sender
         self._trainers: dict[Path, WatchedTrainer] = {}
 
     def wants(self, job: TrainingJob) -> Sequence[str]:

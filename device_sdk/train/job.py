@@ -8,17 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
 from numpy.typing import NDArray
 
-from device_sdk.home.home import Home
 from device_sdk.home.model_store import CapabilityRow
-from device_sdk.system.clock import Clock
-from device_sdk.train.options import TrainingOptions
 from device_sdk.wire.arrays.exchange import Broadcast
 from device_sdk.wire.publish.catalogue import Catalogue
 from device_sdk.wire.publish.manifest import RoundManifest
 from device_sdk.wire.publish.task_messages import TaskTerms
+from device_sdk.world import DeviceWorld
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,21 +70,15 @@ class TrainedRound:
 
 
 class RoundTrainer(ABC):
-    """The device's half of a method, with its data: trains one round, and stores nothing.
-
-    ``clock`` times the training; ``rng`` is for every draw.
-    """
+    """The device's half of a method, with its data: trains one round, and stores nothing."""
 
     needs_receipts: ClassVar[bool] = False
     """As :attr:`device_sdk.methods.learner.Learner.needs_receipts`."""
 
-    def __init__(
-        self, home: Home, options: TrainingOptions, *, clock: Clock, rng: np.random.Generator
-    ) -> None:
-        self._home = home
-        self._options = options
-        self._clock = clock
-        self._rng = rng
+    def __init__(self, world: DeviceWorld) -> None:
+        self._world = world
+        self._home, self._options = world.home, world.options
+        self._clock, self._rng = world.work_clock, world.rng
 
     @abstractmethod
     def train(self, job: TrainingJob) -> TrainedRound:

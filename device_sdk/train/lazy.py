@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
-from device_sdk.home.home import Home
 from device_sdk.methods.learner import Declined, Learner
 from device_sdk.methods.registry import LEARNERS, MethodError, load_method
-from device_sdk.system.clock import Clock, MonotonicClock
 from device_sdk.train.job import RoundTrainer, TrainedRound, TrainingJob
-from device_sdk.train.options import TrainingOptions
-
-if TYPE_CHECKING:
-    from device_sdk.local_data import DataSource
+from device_sdk.world import DeviceWorld
 
 
 def learner_class(method: str) -> type[Learner] | type[RoundTrainer]:
@@ -45,23 +39,11 @@ class LazyTrainer(RoundTrainer):
     """Picks the trainer that the task's terms name.
 
     onnxruntime takes 20 MB and a tenth of a second: an app that only records and recommends never
-    loads it. ``clock`` times the training; None for the machine's own. ``source`` gives the app's
-    data source, for methods that train on arrays; ``sender`` is the device's id in hexadecimal.
+    loads it.
     """
 
-    def __init__(
-        self,
-        home: Home,
-        options: TrainingOptions,
-        *,
-        source: Callable[[], DataSource | None],
-        sender: str,
-        clock: Clock | None,
-        rng: np.random.Generator,
-    ) -> None:
-        super().__init__(home, options, clock=clock or MonotonicClock(), rng=rng)
-        self._source = source
-        self._sender = sender
+    def __init__(self, world: DeviceWorld) -> None:
+        super().__init__(world)
         self._loaded: dict[str, RoundTrainer] = {}
 
     def train(self, job: TrainingJob) -> TrainedRound:
@@ -85,16 +67,8 @@ class LazyTrainer(RoundTrainer):
     def _load(self, method: str) -> RoundTrainer:
         found = learner_class(method)
         if issubclass(found, RoundTrainer):
-            return found(self._home, self._options, clock=self._clock, rng=self._rng)
+            return found(self._world)
 
         from device_sdk.train.arrays import ArrayTrainer
 
-        return ArrayTrainer(
-            self._home,
-            self._source,
-            found,
-            self._sender,
-            self._options,
-            clock=self._clock,
-            rng=self._rng,
-        )
+        return ArrayTrainer(self._world, found)

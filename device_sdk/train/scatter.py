@@ -14,17 +14,15 @@ from device_sdk.capability.choice import Request, choose_k
 from device_sdk.capability.machine import describe_machine
 from device_sdk.capability.stopwatch import timed
 from device_sdk.factorisation import check_factorisation
-from device_sdk.home.home import Home
 from device_sdk.home.model_store import CapabilityRow
 from device_sdk.methods.learner import Declined, LearnerError, State
 from device_sdk.methods.scatter.contract import ScatterTraining, encode_scatter_update
 from device_sdk.methods.scatter.factor_step import TrainerStep
 from device_sdk.methods.scatter.learner import ScatterLearner
-from device_sdk.system.clock import Clock
 from device_sdk.train.job import RoundTrainer, TrainedRound, TrainingJob
-from device_sdk.train.options import TrainingOptions
 from device_sdk.trainer import Trainer
 from device_sdk.wire.arrays.exchange import Broadcast
+from device_sdk.world import DeviceWorld
 
 Rows = NDArray[np.int64]
 
@@ -54,10 +52,8 @@ class _Positives:
 class ScatterTrainer(RoundTrainer):
     """Trains with the home's interactions and learner state; see :class:`RoundTrainer`."""
 
-    def __init__(
-        self, home: Home, options: TrainingOptions, *, clock: Clock, rng: np.random.Generator
-    ) -> None:
-        super().__init__(home, options, clock=clock, rng=rng)
+    def __init__(self, world: DeviceWorld) -> None:
+        super().__init__(world)
         self._local = _Positives()
         # Kept from round to round: it prepares its triples only where the data has changed.
         self._learner: ScatterLearner | None = None

@@ -22,11 +22,11 @@ from aggregator.keys.enrolment import make_codes
 from aggregator.methods.method import Method
 from aggregator.methods.scatter.method import ScatterSettings
 from device_sdk.artifact import Artifact
-from device_sdk.rounds.pace import Pace
 from device_sdk.wire.arrays.exchange import Attachment, Broadcast
 from device_sdk.wire.publish.topics import EnrolRequestTopic
 from device_sdk.wire.seal.enrolment import EnrolmentAttempt
 from device_sdk.wire.seal.freshness import Freshness
+from device_sdk.world import Pace
 from tests.attacks.nonce_ledger import NonceLedger
 from tests.attacks.stage import Stage
 from tests.faults.known import WIDTH, KnownBinding, KnownSums

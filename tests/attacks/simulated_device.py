@@ -10,9 +10,9 @@ import numpy as np
 from device_sdk.home.home import Home
 from device_sdk.home.round_store import Participation
 from device_sdk.rounds.actions import Publish, Subscribe, Unsubscribe
-from device_sdk.rounds.pace import Pace
 from device_sdk.rounds.participant import Participant
 from device_sdk.train.job import TrainedRound, TrainingJob
+from device_sdk.world import DeviceWorld, Pace
 from tests.attacks.simulated_broker import Parcel, SimulatedBroker
 from tests.faults.known import WIDTH, known_body
 
@@ -50,12 +50,14 @@ class SimulatedDevice:
         self.grant = membership.grant
         self._lives += 1
         self.participant = Participant(
-            self.home,
-            membership,
-            artifacts={bytes(32): self.folder},
-            pace=self._pace,
-            clock=self._clock,
-            rng=np.random.default_rng([self.place, self._lives]),
+            DeviceWorld(
+                self.home,
+                membership,
+                pace=self._pace,
+                clock=self._clock,
+                rng=np.random.default_rng([self.place, self._lives]),
+                installed={bytes(32): self.folder},
+            )
         )
         self._filters: set[str] = set()
         self.alive = True
@@ -88,9 +90,10 @@ class SimulatedDevice:
             return False
         self.participant.tick()
         busy = False
-        for action in self.participant.actions.drain():
+        actions, round_ = self.participant.actions, self.participant.round
+        while actions:
             busy = True
-            match action:
+            match actions.popleft():
                 case Publish(topic, payload):
                     if self.connected:
                         self._broker.publish(topic, payload)
@@ -101,14 +104,14 @@ class SimulatedDevice:
                 case Unsubscribe(topic_filter):
                     self._filters.discard(topic_filter)
                     self._broker.unsubscribe(self.name, topic_filter)
-        if self.participant.take_question() is not None:
+        if round_.question is not None:
             busy = True
-            self.participant.wanted(())
-        job = self.participant.take_job()
+            round_.wanted(())
+        job = round_.job
         if job is not None:
             busy = True
             self.jobs += 1
-            self.participant.trained(job, self._train(job))
+            round_.trained(job, self._train(job))
         return busy
 
     def next_seconds(self) -> float:

@@ -24,9 +24,9 @@ import numpy as np
 from aggregator.errors import AggregatorError
 from aggregator.serve.uplink import Uplink
 from device_sdk.home.round_store import OutboxRow
-from device_sdk.rounds.pace import Pace
 from device_sdk.rounds.sender import Sender
 from device_sdk.wire.publish.receipts import Receipt, UpdateIdentity, Verdict, update_digest
+from device_sdk.world import Pace
 from tests.attacks.simulated_broker import Parcel
 from tests.attacks.simulated_device import SimulatedDevice
 from tests.attacks.stage import Stage

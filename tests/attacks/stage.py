@@ -16,7 +16,6 @@ from aggregator.serve.outgoing import Outgoing
 from aggregator.serve.service import Service
 from aggregator.store import Database, Store
 from aggregator.task.file import read_task
-from device_sdk.rounds.pace import Pace
 from device_sdk.wire.publish.topics import (
     DescriptorTopic,
     EnrolRequestTopic,
@@ -25,6 +24,7 @@ from device_sdk.wire.publish.topics import (
     UpTopic,
 )
 from device_sdk.wire.seal.presence import read_presence
+from device_sdk.world import Pace
 from tests.attacks.simulated_broker import AGGREGATOR, Parcel, SimulatedBroker, StandInLink
 from tests.attacks.simulated_device import SimulatedDevice
 from tests.faults.fleet_home import make_fleet

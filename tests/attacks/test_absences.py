@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from device_sdk.rounds.pace import Pace
+from device_sdk.world import Pace
 from tests.attacks.conftest import MakeStage
 from tests.attacks.stage import ROUND_SECONDS, Stage
 

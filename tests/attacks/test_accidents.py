@@ -17,10 +17,10 @@ from aggregator.methods.method import Method
 from aggregator.rounds.machine import RoundOpened
 from aggregator.store import Database
 from device_sdk.artifact import Artifact
-from device_sdk.rounds.pace import Pace
 from device_sdk.wire.arrays.exchange import Update
 from device_sdk.wire.publish.receipts import RecordType, UpdateIdentity, write_update
 from device_sdk.wire.publish.topics import DownTopic, PresenceTopic
+from device_sdk.world import Pace
 from tests.attacks.conftest import MakeStage
 from tests.attacks.simulated_broker import AGGREGATOR, Parcel
 from tests.attacks.simulated_device import SimulatedDevice

@@ -24,7 +24,7 @@ _ROUND = "quorum = 1\nwait_for_devices = 1\ndeadline_seconds = 60\npause_seconds
 
 def _await_counted(fleet: FleetHome, agent: object, least: int) -> None:
     until = time.monotonic() + 20
-    home = agent.participant._home  # type: ignore[attr-defined]
+    home = agent.participant._world.home  # type: ignore[attr-defined]
     while True:
         parts = home.rounds._participations("WHERE verdict = 'counted'")
         if len(parts) >= least:
@@ -40,7 +40,7 @@ def test_a_client_id_taken_over_delays_and_reveals_nothing(
     topics = Topics()
     with serving(fleet.aggregator, KnownBinding()) as served:
         agent = make_agent(fleet.devices[0], 0)
-        membership = agent.participant._membership
+        membership = agent.participant._world.membership
         agent.start()
         _await_counted(fleet, agent, 1)
         thief = Link(
@@ -72,7 +72,7 @@ def test_a_client_id_taken_over_delays_and_reveals_nothing(
         # Opens, replies, updates and receipts, all of them sealed.
         assert {payload[1] for payload in heard} <= {5, 6, 16, 17}
         agent.stop(5)
-        agent.participant._home.close()
+        agent.participant._world.home.close()
     judge(fleet)
 
 
@@ -80,7 +80,7 @@ def test_retained_uplinks_left_at_a_real_broker(mosquitto: Mosquitto, tmp_path: 
     fleet = make_fleet(tmp_path, mosquitto.url, 1, _ROUND, seed=1)
     topics = Topics()
     agent = make_agent(fleet.devices[0], 0)
-    up = topics.write(UpTopic(0, agent.participant._membership.grant.handle))
+    up = topics.write(UpTopic(0, agent.participant._world.membership.grant.handle))
     vandal = Link(mosquitto.url, rng=np.random.default_rng(1), clock=time.monotonic, settings=QUICK)
     vandal.start()
     sent = vandal.publish(up, b"\x01\x10" + os.urandom(200), retain=True)
@@ -91,6 +91,6 @@ def test_retained_uplinks_left_at_a_real_broker(mosquitto: Mosquitto, tmp_path: 
         _await_counted(fleet, agent, 2)
         assert served.parts.refusals.counts["retained"] >= 1
         agent.stop(5)
-        agent.participant._home.close()
+        agent.participant._world.home.close()
     judge(fleet)
     assert outbox_rows(fleet, 0) == [] or len(outbox_rows(fleet, 0)) == 1

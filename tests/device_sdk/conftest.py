@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from device_sdk.device import Device
-from device_sdk.train.options import TrainingOptions
+from device_sdk.world import TrainingOptions
 from tests.brokers.links import QUICK
 from tests.brokers.mosquitto import Mosquitto
 from tests.fakes.brisk import BRISK

@@ -7,7 +7,7 @@ import numpy as np
 from aggregator.methods.scatter.method import ScatterMethod, ScatterSettings, initial_items
 from aggregator.methods.server_optimizer import OptimizerSettings
 from device_sdk.device import Device
-from device_sdk.train.options import TrainingOptions
+from device_sdk.world import TrainingOptions
 from tests.device_sdk.conftest import MakeDevice
 from tests.fakes.small_aggregator import ITEMS, WIDTH, SmallAggregator
 

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from device_sdk.interactions import (
     Interactions,
     InteractionsError,
-    draw_triples,
     read_interactions,
 )
 
@@ -98,52 +97,3 @@ def test_users_are_found_by_name() -> None:
     assert found.items_of(0).tolist() == [0]
     with pytest.raises(InteractionsError, match="'eve' is not among the 2 users"):
         found.user_row("eve")
-
-
-@given(
-    seen=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 7)), min_size=1, max_size=60),
-    seed=st.integers(0, 2**32 - 1),
-)
-def test_triples_cover_every_interaction_and_never_call_a_seen_item_unseen(
-    seen: list[tuple[int, int]], seed: int
-) -> None:
-    everything = [(f"u{user}", f"i{item}") for user, item in seen]
-    # All eight items are known, so that there is something unseen for most users.
-    interactions = Interactions.from_pairs([*everything, *(("all", f"i{n}") for n in range(8))])
-    triples = draw_triples(interactions, np.random.default_rng(seed))
-    known = set(zip(interactions.user.tolist(), interactions.item.tolist(), strict=True))
-    drawn = list(zip(triples.user.tolist(), triples.seen.tolist(), strict=True))
-    full = {
-        user
-        for user in range(len(interactions.user_ids))
-        if len(interactions.items_of(user)) == len(interactions.item_ids)
-    }
-    assert sorted(drawn) == sorted(pair for pair in known if pair[0] not in full)
-    unseen = zip(triples.user.tolist(), triples.unseen.tolist(), strict=True)
-    assert not known & set(unseen)
-
-
-def test_unseen_items_are_uniform_and_include_held_out_ones() -> None:
-    # The user saw items 0 and 1 of 10; nothing tells draw_triples that item 9 is a test item.
-    catalogue = tuple(str(n) for n in range(10))
-    interactions = Interactions(
-        np.zeros(2, np.int64), np.arange(2, dtype=np.int64), ("u",), catalogue
-    )
-    rng = np.random.default_rng(0)
-    drawn = np.concatenate([draw_triples(interactions, rng).unseen for _ in range(4000)])
-    counts = np.bincount(drawn, minlength=10)
-    assert counts[:2].tolist() == [0, 0]
-    assert counts[2:].min() > 900
-    assert counts[2:].max() < 1100
-
-
-def test_each_epoch_is_fresh_and_each_seed_repeats() -> None:
-    interactions = Interactions.from_pairs((f"u{n % 7}", f"i{n % 31}") for n in range(150))
-    rng = np.random.default_rng(3)
-    first, second = draw_triples(interactions, rng), draw_triples(interactions, rng)
-    again = draw_triples(interactions, np.random.default_rng(3))
-    assert first.unseen.tolist() == again.unseen.tolist()
-    assert first.unseen.tolist() != second.unseen.tolist()
-    sizes = [len(part) for part in first.batches(64)]
-    assert sum(sizes) == len(first)
-    assert max(sizes) == 64

@@ -44,6 +44,32 @@ def test_the_missing_item_is_recommended() -> None:
         assert model.recommend(user, 1)[0][0] == user // 2 + 10 * (user % 2)
 
 
+def test_each_epoch_is_fresh_and_each_seed_repeats() -> None:
+    def losses(seed: int) -> list[float]:
+        model = LocalFactorisation(
+            packaged_artifact(),
+            two_tastes(),
+            LocalSettings(8, lr=1e-9, batch=7),
+            rng=np.random.default_rng(seed),
+        )
+        return list(model.epochs(2))
+
+    first, second = losses(3)
+    assert losses(3) == [first, second] and losses(4)[0] != first
+    assert first != second  # the factors have hardly moved: these are other triples
+
+
+def test_who_has_touched_every_item_gives_no_triples() -> None:
+    everything = Interactions(np.array([0, 0, 1]), np.array([0, 1, 0]), ("u", "v"), ("a", "b"))
+    model = LocalFactorisation(
+        packaged_artifact(), everything, LocalSettings(2), rng=np.random.default_rng(0)
+    )
+    before = model.trainer.parameters[USERS]
+    assert all(np.isfinite(list(model.epochs(3))))
+    after = model.trainer.parameters[USERS]
+    assert np.array_equal(before[0], after[0]) and not np.array_equal(before[1], after[1])
+
+
 def test_the_step_is_the_one_of_the_paper() -> None:
     # Rendle et al. 2009: with s = sigmoid(-u.(p - n)), u moves by rate x (s (p - n) - l2 u), etc.
     rng = np.random.default_rng(1)

@@ -13,7 +13,7 @@ import numpy as np
 
 from device_sdk.device import Device
 from device_sdk.local_data import LocalData
-from device_sdk.train.options import TrainingOptions
+from device_sdk.world import TrainingOptions
 from tests.brokers.links import QUICK
 from tests.fakes.brisk import BRISK
 from tests.fakes.handmade import FEATURES, TARGETS

@@ -19,7 +19,7 @@ from device_sdk.link.link import Link
 from device_sdk.link.settings import LinkSettings
 from device_sdk.rounds.participant import Participant
 from device_sdk.rounds.sender import Sender
-from device_sdk.train.options import TrainingOptions
+from device_sdk.world import TrainingOptions
 from tests.brokers.links import QUICK
 from tests.fakes.brisk import BRISK
 

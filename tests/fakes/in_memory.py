@@ -11,11 +11,9 @@ from device_sdk.factorisation import packaged_artifact
 from device_sdk.home.home import Home
 from device_sdk.home.membership import Membership
 from device_sdk.home.round_store import RoundOutcome
-from device_sdk.installed import installed_artifacts
 from device_sdk.link.events import Message
 from device_sdk.methods.scatter.contract import encode_scatter_update
 from device_sdk.rounds.actions import Publish, Subscribe, Unsubscribe
-from device_sdk.rounds.pace import Pace
 from device_sdk.rounds.participant import Participant
 from device_sdk.train.job import TrainedRound, TrainingJob
 from device_sdk.wire.arrays.exchange import Update
@@ -23,6 +21,7 @@ from device_sdk.wire.publish.topics import EnrolAnswerTopic, EnrolRequestTopic
 from device_sdk.wire.seal.enrolment import EnrolmentAttempt
 from device_sdk.wire.seal.enrolment_code import parse_code
 from device_sdk.wire.seal.freshness import Freshness
+from device_sdk.world import DeviceWorld, Pace, TrainingOptions, installed_artifacts
 from tests.fakes.small_aggregator import WIDTH, SmallAggregator
 
 
@@ -57,7 +56,13 @@ def _matches(topic_filter: str, topic: str) -> bool:
 class Bench:
     """A participant and the other end. ``run`` lets time pass; nothing sleeps."""
 
-    def __init__(self, folder: Path, pace: Pace | None = None, seed: int = 0) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        pace: Pace | None = None,
+        seed: int = 0,
+        options: TrainingOptions | None = None,
+    ) -> None:
         self.now_seconds = 1_000_000.0
         self.broker = TableBroker()
         self.aggregator = SmallAggregator("mqtt://unused", clock=lambda: self.now_seconds)
@@ -67,6 +72,7 @@ class Bench:
         self.aggregator.publish_standing()
         self.folder = folder
         self.pace = pace if pace is not None else Pace()
+        self.options = options if options is not None else TrainingOptions()
         self.installed = installed_artifacts(packaged_artifact())
         self.connected = True
         self.rows = 2
@@ -116,9 +122,10 @@ class Bench:
 
     def _settle(self) -> bool:
         busy = False
-        for action in self.participant.actions.drain():
+        actions, round_ = self.participant.actions, self.participant.round
+        while actions:
             busy = True
-            match action:
+            match actions.popleft():
                 case Publish(topic, payload):
                     self.published.append((self.now_seconds, payload[1]))
                     if self.connected:
@@ -131,12 +138,12 @@ class Bench:
             busy = True
             topic, payload, retained = self.broker.to_device.popleft()
             self.participant.message(topic, payload, retained=retained)
-        question = self.participant.take_question()
+        question = round_.question
         if question is not None:
             busy = True
             self.questions.append(question)
-            self.participant.wanted(self.wanted)
-        job = self.participant.take_job()
+            round_.wanted(self.wanted)
+        job = round_.job
         if job is not None:
             busy = True
             self._train(job)
@@ -145,7 +152,7 @@ class Bench:
     def _train(self, job: TrainingJob) -> None:
         self.jobs.append(job)
         if self.refuse_training:
-            self.participant.ended(job, RoundOutcome.FAILED, "as the test wants")
+            self.participant.round.ended(job, RoundOutcome.FAILED, "as the test wants")
             return
         tensors = {
             "columns": np.arange(WIDTH),
@@ -155,7 +162,7 @@ class Bench:
         update = Update(job.manifest.round, tensors)
         body = encode_scatter_update(update, WIDTH, job.terms.update_codec, self._rng)
         state = {"users": np.zeros((1, WIDTH), np.float32)}
-        self.participant.trained(job, TrainedRound(WIDTH, body, state, None, 0.1))
+        self.participant.round.trained(job, TrainedRound(WIDTH, body, state, None, 0.1))
 
     def _enrol(self) -> None:
         code = self.aggregator.code()
@@ -183,12 +190,15 @@ class Bench:
         membership = self.home.membership.load()
         assert membership is not None
         participant = Participant(
-            self.home,
-            membership,
-            artifacts=self.installed,
-            pace=self.pace,
-            clock=lambda: self.now_seconds,
-            rng=self._rng,
+            DeviceWorld(
+                self.home,
+                membership,
+                self.options,
+                self.pace,
+                clock=lambda: self.now_seconds,
+                rng=self._rng,
+                installed=self.installed,
+            )
         )
         participant.start()
         participant.connected(self.connected)

@@ -14,9 +14,9 @@ from device_sdk.agent import Agent
 from device_sdk.home.home import Home
 from device_sdk.home.round_store import RoundStore
 from device_sdk.link.settings import LinkSettings
-from device_sdk.rounds.pace import Pace
 from device_sdk.rounds.sender import Sender
 from device_sdk.train.job import RoundTrainer, TrainedRound, TrainingJob
+from device_sdk.world import DeviceWorld, Pace
 from tests.faults.counters import Counters
 from tests.faults.crash_points import arm
 from tests.faults.hooks import after
@@ -90,12 +90,14 @@ def agent_of(home: Home, place: int, brisk: bool) -> Agent:
     assert membership is not None
     rng = np.random.default_rng()
     return Agent(
-        home,
-        membership,
+        DeviceWorld(
+            home,
+            membership,
+            pace=_PACE if brisk else Pace(),
+            link_settings=_LINK if brisk else LinkSettings(),
+            clock=time.monotonic,
+            rng=rng,
+            installed={bytes(32): home.folder},
+        ),
         KnownTrainer(place, rng.spawn(1)[0]),
-        artifacts={bytes(32): home.folder},
-        pace=_PACE if brisk else Pace(),
-        link_settings=_LINK if brisk else LinkSettings(),
-        clock=time.monotonic,
-        rng=rng,
     )

@@ -25,8 +25,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from device_sdk.rounds.pace import Pace
 from device_sdk.wire.publish.receipts import RecordType
+from device_sdk.world import Pace
 from tests.attacks.stage import Stage
 from tests.faults.known import known_body, known_long_body
 from tests.faults.oracle import check_verdicts, judge

@@ -92,18 +92,14 @@ def _write(out: bytearray, value: CborValue, depth: int) -> None:
             _write(out, item, depth - 1)
     elif isinstance(value, dict):
         out += _head(5, len(value))
+        if not all(isinstance(key, str) for key in value):
+            raise ValueError("only text keys are allowed in a map")
         # Sorted by the keys' encodings: shorter keys first, then by their bytes.
-        for encoded_key, key in sorted([(_key(key), key) for key in value]):
+        for encoded_key, key in sorted([(_text(key), key) for key in value]):
             out += encoded_key
             _write(out, value[key], depth - 1)
     else:
         raise ValueError(f"{type(value).__name__} has no form in canonical CBOR")
-
-
-def _key(key: object) -> bytes:
-    if isinstance(key, str):
-        return _text(key)
-    raise ValueError("only text keys are allowed in a map")
 
 
 def _text(value: str) -> bytes:
@@ -140,25 +136,20 @@ class _CborReader:
         self.position = end
         return taken
 
-    def argument(self, info: int) -> int:
-        if info < 24:
-            return info
-        if info > 27:
-            raise _bad("indefinite or reserved length")
-        width = 1 << (info - 24)
-        argument = int.from_bytes(self.take(width), "big")
-        if argument < (24 if width == 1 else 1 << (4 * width)):
-            raise _bad(f"{argument} is not in its shortest form")
-        return argument
-
     def value(self, depth: int) -> CborValue:
         if depth < 0:
             raise _bad(f"nested deeper than {MAX_DEPTH} levels")
         initial = self.take(1)[0]
-        major, info = initial >> 5, initial & 31
+        major, argument = initial >> 5, initial & 31
         if major == 7:
-            return self.simple(info)
-        argument = self.argument(info)
+            return self.simple(argument)
+        if argument > 27:
+            raise _bad("indefinite or reserved length")
+        if argument > 23:
+            width = 1 << (argument - 24)
+            argument = int.from_bytes(self.take(width), "big")
+            if argument < (24 if width == 1 else 1 << (4 * width)):
+                raise _bad(f"{argument} is not in its shortest form")
         if major == 0:
             return argument
         if major == 1:
@@ -166,30 +157,21 @@ class _CborReader:
         if major == 2:
             return self.take(argument)
         if major == 3:
-            return self.text(argument)
+            try:
+                return self.take(argument).decode("utf-8")
+            except UnicodeDecodeError as error:
+                raise _bad("a text string is not UTF-8") from error
+        if major == 6:
+            raise _bad("tags are not allowed")
+        # Every item takes at least a byte: refuse a huge count before any work is done for it.
+        items, left = argument if major == 4 else 2 * argument, len(self.data) - self.position
+        if items > left:
+            raise _bad(f"{items} items announced, {left} bytes left")
         if major == 4:
-            self.plausible(argument)
             return [self.value(depth - 1) for _ in range(argument)]
-        if major == 5:
-            self.plausible(2 * argument)
-            return self.map(argument, depth)
-        raise _bad("tags are not allowed")
-
-    def plausible(self, items: int) -> None:
-        """Every item takes at least a byte: refuse a huge count before any work is done for it."""
-        if items > len(self.data) - self.position:
-            raise _bad(f"{items} items announced, {len(self.data) - self.position} bytes left")
-
-    def text(self, count: int) -> str:
-        try:
-            return self.take(count).decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise _bad("a text string is not UTF-8") from error
-
-    def map(self, count: int, depth: int) -> dict[str, CborValue]:
         result: dict[str, CborValue] = {}
         previous = b""
-        for _ in range(count):
+        for _ in range(argument):
             start = self.position
             key = self.value(depth)
             if not isinstance(key, str):

@@ -22,10 +22,10 @@ from device_sdk.home.database import _SCHEMA, SCHEMA_VERSION, HomeDatabase
 from device_sdk.home.home import Home
 from device_sdk.home.model_store import CapabilityRow, StoredModel
 from device_sdk.home.round_store import OutboxRow, Participation, RoundOutcome
-from device_sdk.rounds.pace import Pace
 from device_sdk.rounds.session import TrustedTime
 from device_sdk.wire.arrays.tensors import Codec, encode_tensors
 from device_sdk.wire.publish.receipts import Receipt, Verdict
+from device_sdk.world import Pace
 
 NAMES = st.text(min_size=1, max_size=12).filter(lambda text: "\x00" not in text and _is_utf8(text))
 

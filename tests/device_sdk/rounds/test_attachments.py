@@ -150,7 +150,7 @@ def test_a_fetch_that_does_not_end_in_time_ends_the_round(bench: Bench) -> None:
         del bench.broker.retained[topic]  # chunk 0 of every content
     bench.run(90)
     assert last_outcome(bench) is RoundOutcome.TOO_LATE and not bench.jobs
-    assert bench.participant.take_question() is None
+    assert bench.participant.round.question is None
 
 
 def test_a_cohorts_content_under_another_key_is_refused(bench: Bench) -> None:
@@ -246,4 +246,4 @@ def test_subscriptions_of_a_round_end_with_it(bench: Bench) -> None:
     bench.run(5)
     standing = {each for each in bench.broker.filters if "/chunk/" not in each}
     assert bench.broker.filters == standing and before <= standing
-    assert not any(isinstance(action, Subscribe) for action in bench.participant.actions.drain())
+    assert not any(isinstance(action, Subscribe) for action in bench.participant.actions)

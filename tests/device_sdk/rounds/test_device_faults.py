@@ -12,10 +12,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from device_sdk.device import Device
 from device_sdk.link.link import Link
-from device_sdk.train.options import TrainingOptions
 from device_sdk.wire.publish.catalogue import Catalogue
 from device_sdk.wire.publish.receipts import Verdict
 from device_sdk.wire.publish.topics import ManifestTopic, PresenceTopic
+from device_sdk.world import TrainingOptions
 from tests.brokers.mosquitto import Mosquitto
 from tests.brokers.proxy import Proxy
 from tests.device_sdk.conftest import MakeDevice

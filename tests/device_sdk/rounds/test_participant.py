@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from device_sdk.factorisation import packaged_artifact
 from device_sdk.home.round_store import OutboxRow, Participation, RoundOutcome
 from device_sdk.rounds.actions import Publish
-from device_sdk.rounds.sender import OutboxLimit
 from device_sdk.wire.publish.receipts import RecordType
 from device_sdk.wire.publish.topics import (
     ChunkTopic,
@@ -25,6 +24,7 @@ from device_sdk.wire.publish.topics import (
 )
 from device_sdk.wire.seal.broadcast import Publication
 from device_sdk.wire.seal.group_key import new_group_key
+from device_sdk.world import TrainingOptions
 from tests.fakes.in_memory import Bench
 
 OPEN, UPDATE = 5, int(RecordType.UPDATE)
@@ -207,18 +207,24 @@ def test_a_task_that_rests_is_read_with_a_full_outbox(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize(
-    ("updates", "size_bytes", "holds"), [(7, 999, False), (8, 0, True), (1, 1000, True)]
+    ("updates", "body_bytes", "holds"), [(7, 142, False), (8, 0, True), (1, 1000, True)]
 )
 def test_an_outbox_is_full_by_its_updates_or_their_bytes(
-    updates: int, size_bytes: int, holds: bool
+    tmp_path: Path, updates: int, body_bytes: int, holds: bool
 ) -> None:
-    assert bool(OutboxLimit(8, 1000).obstacle(updates, size_bytes)) is holds
+    options = TrainingOptions(most_outbox_updates=8, most_outbox_bytes=1000)
+    sender = Bench(tmp_path / "home", options=options).participant.sender
+    for number in range(updates):
+        sender.add(OutboxRow(os.urandom(32), "default", 1, number, bytes(body_bytes)))
+    assert bool(sender.obstacle) is holds
 
 
-@pytest.mark.parametrize("wrong", [{"most_updates": 0}, {"most_bytes": -1}, {"most_bytes": True}])
+@pytest.mark.parametrize(
+    "wrong", [{"most_outbox_updates": 0}, {"most_outbox_bytes": -1}, {"most_outbox_bytes": True}]
+)
 def test_an_outbox_without_room_for_one_update_is_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
-        OutboxLimit(**wrong)
+        TrainingOptions(**wrong)  # type: ignore[arg-type]
 
 
 def test_a_round_whose_mark_could_not_be_written_is_taken_when_the_disk_has_room(
@@ -269,7 +275,8 @@ def test_a_presence_that_comes_before_its_descriptor_is_judged_again(bench: Benc
     bench.participant.tick()
     assert bench.participant.refusals.counts() == {"bad-signature": 1}
     assert "has not shown itself" in bench.participant.problem
-    assert not any(isinstance(each, Publish) for each in bench.participant.actions.drain())
+    assert not any(isinstance(each, Publish) for each in bench.participant.actions)
+    bench.participant.actions.clear()
     bench.participant.message(descriptor, retained[descriptor], retained=True)
     bench.participant.start()  # subscribes again: what it asked for was drained
     bench.run(1)
@@ -314,7 +321,7 @@ def test_a_large_update_goes_in_parts(bench: Bench) -> None:
         bench.home.rounds.post(big)
     sender.add(big)
     sender.tick()
-    drained = list(bench.participant.actions.drain())
+    drained = list(bench.participant.actions)
     envelopes = [action.payload for action in drained if isinstance(action, Publish)]
     assert len(envelopes) == 4 and all(len(each) <= 96 * 1024 for each in envelopes)
     assert len({each[20:28] for each in envelopes}) == 1  # one message id
@@ -326,7 +333,7 @@ def test_a_round_that_was_interrupted_is_trained_after_the_restart(bench: Bench)
     bench.aggregator.knobs.tamper_chunk = lambda index, message: b""
     bench.aggregator.open_round(deadline_seconds=600)
     bench.run(20)
-    assert bench.participant.working_on is not None
+    assert bench.participant.round.manifest is not None
     bench.restart()
     bench.aggregator.mend_chunks()
     bench.run(20)
@@ -337,7 +344,7 @@ def test_a_round_whose_chunks_never_come_ends_at_its_deadline(bench: Bench) -> N
     bench.aggregator.knobs.tamper_chunk = lambda index, message: b""
     bench.aggregator.open_round(deadline_seconds=600)
     bench.run(599)
-    assert bench.participant.working_on is not None
+    assert bench.participant.round.manifest is not None
     bench.run(2)
     last = bench.home.rounds.last()
     assert last is not None and last.outcome is RoundOutcome.TOO_LATE
@@ -419,7 +426,7 @@ def test_any_bytes_on_any_topic_are_counted_and_change_nothing(
 ) -> None:
     bench = fuzzed
     topics = bench.aggregator.topics
-    handle = bench.participant._membership.grant.handle
+    handle = bench.participant._world.membership.grant.handle
     topic = data.draw(
         st.sampled_from(
             [
@@ -438,7 +445,7 @@ def test_any_bytes_on_any_topic_are_counted_and_change_nothing(
         payload = bytes((1, kind)) + payload
     before = sum(bench.participant.refusals.counts().values())
     bench.participant.message(topic, payload, retained=data.draw(st.booleans()))
-    assert list(bench.participant.actions.drain()) == []
+    assert list(bench.participant.actions) == []
     if "/chunk/" not in topic:
         assert sum(bench.participant.refusals.counts().values()) > before
     assert bench.participant.sessions.is_open and bench.home.rounds.last() is None

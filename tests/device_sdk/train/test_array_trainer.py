@@ -21,7 +21,6 @@ from device_sdk.methods.learner import Declined, LearnerError
 from device_sdk.rounds.commit import commit_round
 from device_sdk.train.arrays import ArrayTrainer
 from device_sdk.train.job import LocalArtifact, TrainedRound, TrainingJob
-from device_sdk.train.options import TrainingOptions
 from device_sdk.trainer import Trainer
 from device_sdk.wire.arrays.body import decode_update
 from device_sdk.wire.arrays.exchange import Broadcast
@@ -30,6 +29,7 @@ from device_sdk.wire.publish.terms import OfferedArtifact, TaskTerms
 from tests.fakes.array_device import local_data
 from tests.fakes.handmade import linear_artifact, linear_parts, write_artifact
 from tests.fakes.step_clock import StepClock
+from tests.fakes.worlds import world_of
 
 TRAINING = FedAvgTraining(batch_size=4, learning_rate=0.1, optimizer_state="kept")
 ZEROS = bytes(32)
@@ -82,15 +82,9 @@ def trainer(
     clock: StepClock | None = None,
     **options: object,
 ) -> ArrayTrainer:
-    return ArrayTrainer(
-        home,
-        lambda: source,
-        FedAvgLearner,
-        "ab" * 16,
-        TrainingOptions(**options),  # type: ignore[arg-type]
-        clock=clock or StepClock(),
-        rng=np.random.default_rng(1),
-    )
+    rng = np.random.default_rng(1)
+    world = world_of(home, b"\xab" * 16, rng, clock or StepClock(), source, **options)
+    return ArrayTrainer(world, FedAvgLearner)
 
 
 def commit(home: Home, work: TrainingJob, result: TrainedRound) -> None:

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 import pytest
 
 from device_sdk.methods.learner import Declined
-from device_sdk.train.affordable import ArtifactChoice, ArtifactWishes, WorkDone, choose_artifact
-from device_sdk.train.options import TrainingOptions
+from device_sdk.rounds.open_round import pick_artifacts
+from device_sdk.train.affordable import ArtifactChoice, WorkDone, choose_artifact
 from device_sdk.wire.publish.terms import OfferedArtifact
+from device_sdk.world import TrainingOptions
 
 SMALL, MIDDLE, LARGE = (
     OfferedArtifact(bytes([number]) * 32, name, size)
@@ -97,24 +98,26 @@ def test_none_fits() -> None:
 
 
 def test_a_device_takes_what_its_byte_cap_allows() -> None:
-    assert ArtifactWishes(most_bytes=2000).pick(ALL) == ALL
-    assert ArtifactWishes(most_bytes=1000).pick(ALL) == (SMALL, MIDDLE)
-    assert ArtifactWishes(most_bytes=10).pick(ALL) == (SMALL,)
+    assert pick_artifacts(ALL, TrainingOptions(most_artifact_bytes=2000)) == ALL
+    assert pick_artifacts(ALL, TrainingOptions(most_artifact_bytes=1000)) == (SMALL, MIDDLE)
+    assert pick_artifacts(ALL, TrainingOptions(most_artifact_bytes=10)) == (SMALL,)
     with pytest.raises(Declined, match="smallest artifact has 10 bytes, this device takes 9"):
-        ArtifactWishes(most_bytes=9).pick(ALL)
+        pick_artifacts(ALL, TrainingOptions(most_artifact_bytes=9))
     paired = OfferedArtifact(bytes(32), "net", 10, LARGE)
     with pytest.raises(Declined, match="1010 bytes"):
-        ArtifactWishes(most_bytes=1000).pick([paired])
+        pick_artifacts([paired], TrainingOptions(most_artifact_bytes=1000))
 
 
 def test_a_device_takes_the_one_it_is_told_to() -> None:
-    assert ArtifactWishes("large", most_bytes=1).pick(ALL) == (LARGE,)
-    assert ArtifactWishes(MIDDLE.artifact_id.hex()[:8]).pick(ALL) == (MIDDLE,)
+    told = TrainingOptions(artifact="large", most_artifact_bytes=1)
+    assert pick_artifacts(ALL, told) == (LARGE,)
+    by_id = TrainingOptions(artifact=MIDDLE.artifact_id.hex()[:8])
+    assert pick_artifacts(ALL, by_id) == (MIDDLE,)
     for name in ("huge", "0101"):
         with pytest.raises(Declined, match=r"offers 0 artifacts named .* small, middle, large"):
-            ArtifactWishes(name).pick(ALL)
+            pick_artifacts(ALL, TrainingOptions(artifact=name))
     with pytest.raises(Declined, match="2 artifacts named"):
-        ArtifactWishes("small").pick((SMALL, SMALL))
+        pick_artifacts((SMALL, SMALL), TrainingOptions(artifact="small"))
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,6 @@ from device_sdk.methods.learner import MovableWork
 from device_sdk.rounds.commit import commit_round
 from device_sdk.train.arrays import ArrayTrainer
 from device_sdk.train.job import LocalArtifact, TrainedRound, TrainingJob
-from device_sdk.train.options import TrainingOptions
 from device_sdk.train.placement import MeasuredPlacement
 from device_sdk.wire.arrays.body import decode_update
 from device_sdk.wire.arrays.exchange import Broadcast, Update
@@ -34,6 +33,7 @@ from device_sdk.wire.publish.terms import OfferedArtifact, TaskTerms
 from export.models.attention_meta import export_attention
 from export.models.gru_classifier import DYNAMIC, classification, predicted_classes
 from tests.fakes.step_clock import StepClock
+from tests.fakes.worlds import world_of
 
 OWN = "00" * 16
 OTHERS = tuple(f"{index:032x}" for index in (1, 2))
@@ -102,15 +102,9 @@ class Fleet:
         return TrainingJob(manifest, terms, offering, None, (self.artifact,))
 
     def device(self, tick: float, **options: object) -> ArrayTrainer:
-        return ArrayTrainer(
-            self.home,
-            lambda: lambda: self.data,
-            AttentionLearner,
-            OWN,
-            TrainingOptions(**options),  # type: ignore[arg-type]
-            clock=StepClock(tick),
-            rng=self.rng,
-        )
+        clock, own = StepClock(tick), bytes.fromhex(OWN)
+        world = world_of(self.home, own, self.rng, clock, lambda: self.data, **options)
+        return ArrayTrainer(world, AttentionLearner)
 
     def round(
         self, device: ArrayTrainer, number: int, train_seconds: float = 60.0

@@ -1,0 +1,172 @@
+"""What the parts of a device share: its owner's choices, its waits, and the world around it."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from device_sdk.artifact import MANIFEST_FILE
+from device_sdk.home.home import Home
+from device_sdk.home.membership import Membership
+from device_sdk.link.settings import LinkSettings
+from device_sdk.local_data import DataSource
+from device_sdk.methods.scatter.triples import PoolSettings
+from device_sdk.system.clock import Clock, MonotonicClock, awake_clock
+from device_sdk.wire.publish.topics import Topics, UpTopic
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingOptions:
+    """How this device trains.
+
+    Attributes:
+        k: the number of columns to train; None measures what the device can afford.
+        slowdown: emulates a device so many times slower, by sleeping; the status says so.
+        capability_seconds: the longest that a measurement of k may take.
+        when_none_fits: ``one`` trains one column, or the smallest artifact, even where that takes
+            too long; ``decline`` sits such rounds out.
+        artifact: of a task that offers several, train this one: its name, or the first digits (8
+            or more) of its id in hexadecimal. None measures what the device can afford.
+        most_artifact_bytes: of a task that offers several, take no more than this for all of them
+            together, smallest first.
+        placement: with attention, where neighbours' parameters are mixed: ``device``, or
+            ``aggregator`` for a device too weak to fetch them and to train the meta-network.
+            ``auto`` measures: the device, where a round with its own mixture ends in time.
+        most_attachment_bytes: with ``placement="auto"``, the most that neighbours' parameters may
+            be; the aggregator mixes where they are more.
+        pool: pseudo-items that are mixed in for privacy.
+        most_outbox_updates, most_outbox_bytes: with so much waiting for receipts no further round
+            is trained until some have come.
+
+    Raises ValueError, naming the option.
+    """
+
+    k: int | None = None
+    slowdown: float = 1.0
+    capability_seconds: float = 5.0
+    when_none_fits: Literal["one", "decline"] = "one"
+    pool: PoolSettings = field(default_factory=PoolSettings)
+    artifact: str | None = None
+    most_artifact_bytes: int = 64 << 20
+    placement: Literal["auto", "device", "aggregator"] = "auto"
+    most_attachment_bytes: int = 64 << 20
+    most_outbox_updates: int = 8
+    most_outbox_bytes: int = 64 << 20
+
+    def __post_init__(self) -> None:
+        if self.k is not None and (isinstance(self.k, bool) or self.k < 1):
+            raise ValueError(f"k is {self.k!r}; expected 1 or more columns, or None to measure")
+        if not (math.isfinite(self.slowdown) and self.slowdown >= 1.0):
+            raise ValueError(f"slowdown is {self.slowdown}; expected a finite factor of 1 or more")
+        if not (math.isfinite(self.capability_seconds) and self.capability_seconds > 0):
+            raise ValueError(f"capability_seconds is {self.capability_seconds}; expected above 0")
+        if self.artifact is not None and not self.artifact:
+            raise ValueError("artifact is empty; expected a name, or None to measure")
+        for name in (
+            "most_artifact_bytes",
+            "most_attachment_bytes",
+            "most_outbox_updates",
+            "most_outbox_bytes",
+        ):
+            most = getattr(self, name)
+            if isinstance(most, bool) or most < 1:
+                raise ValueError(f"{name} is {most!r}; expected 1 or more")
+        if self.placement not in ("auto", "device", "aggregator"):
+            raise ValueError(
+                f'placement is {self.placement!r}; expected "auto", "device" or "aggregator"'
+            )
+        if self.when_none_fits not in ("one", "decline"):
+            raise ValueError(
+                f'when_none_fits is {self.when_none_fits!r}; expected "one" or "decline"'
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Waits in seconds; each repeated one grows (full jitter) up to ``most_seconds``.
+
+    Attributes:
+        answer_seconds: an open or an update without an answer for so long is sent again.
+        repeat_seconds: an update that fits one message is sent again for the first time after this
+            and up to half as much more: a broker that is flooded drops messages that it
+            acknowledged. At most once, so that a slow way costs one message more; never for an
+            update in parts, which may still be on its way out.
+        fetch_seconds: chunks that did not come for so long are asked for again.
+        reopen_seconds: a new session because of a new presence, an unknown key epoch or silence is
+            opened after a random wait of up to this, so that a fleet does not come at once.
+        most_seconds: the longest wait.
+        unanswered_sends: after so many sends without a receipt the session is opened anew.
+
+    Raises ValueError, naming the field.
+    """
+
+    answer_seconds: float = 10.0
+    repeat_seconds: float = 2.0
+    fetch_seconds: float = 15.0
+    reopen_seconds: float = 10.0
+    most_seconds: float = 600.0
+    unanswered_sends: int = 3
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if isinstance(value, bool) or not math.isfinite(value) or value <= 0:
+                raise ValueError(f"{each.name} is {value!r}; expected a number above 0")
+        if self.most_seconds < max(self.answer_seconds, self.fetch_seconds, self.reopen_seconds):
+            raise ValueError(f"most_seconds is {self.most_seconds}, below one of the first waits")
+
+
+@dataclass(frozen=True)
+class DeviceWorld:
+    """Made once for a device, and handed down as it is to every part that takes part in rounds.
+
+    Attributes:
+        home: the open home folder.
+        membership: what enrolment left there.
+        options, pace, link_settings: the owner's choices.
+        clock: monotonic seconds that count the machine's sleep.
+        work_clock: times the training.
+        rng: source of every draw. Each start of the device spawns generators of its own from it.
+        installed: folders of artifacts that came with the installation, by their id.
+        source: gives the app's data source, for methods that train on arrays; None for none.
+    """
+
+    home: Home
+    membership: Membership
+    options: TrainingOptions = field(default_factory=TrainingOptions)
+    pace: Pace = field(default_factory=Pace)
+    link_settings: LinkSettings = field(default_factory=LinkSettings)
+    clock: Callable[[], float] = awake_clock
+    work_clock: Clock = field(default_factory=MonotonicClock)
+    rng: np.random.Generator = field(default_factory=np.random.default_rng)
+    installed: Mapping[bytes, Path] = field(default_factory=dict)
+    source: Callable[[], DataSource | None] = lambda: None
+
+    @cached_property
+    def topics(self) -> Topics:
+        """Of the fleet."""
+        return Topics(self.membership.prefix)
+
+    @property
+    def up_topic(self) -> str:
+        """Where all that this device sends goes."""
+        grant = self.membership.grant
+        return self.topics.write(UpTopic(grant.shard, grant.handle))
+
+    def artifact_folder(self, artifact_id: bytes) -> Path:
+        """Where an artifact lies, or would."""
+        return self.installed.get(artifact_id) or self.home.artifact_folder(artifact_id)
+
+
+def installed_artifacts(*folders: Path) -> Mapping[bytes, Path]:
+    """Folder by artifact id, 32 bytes: SHA-256 of ``manifest.json``."""
+    return {
+        hashlib.sha256((folder / MANIFEST_FILE).read_bytes()).digest(): folder for folder in folders
+    }

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         NotEnrolled,
         NothingLearnt,
         ProviderError,
+        RuntimeMissing,
         StateError,
         UnknownUser,
     )
@@ -58,6 +59,7 @@ __all__ = [
     "NothingLearnt",
     "PrintableFormatter",
     "ProviderError",
+    "RuntimeMissing",
     "StateError",
     "TlsFiles",
     "Trainer",
@@ -86,6 +88,7 @@ _HOMES = {
     "NothingLearnt": "device_sdk.errors",
     "PrintableFormatter": "device_sdk.system.printable",
     "ProviderError": "device_sdk.errors",
+    "RuntimeMissing": "device_sdk.errors",
     "StateError": "device_sdk.errors",
     "TlsFiles": "device_sdk.link.broker_url",
     "Trainer": "device_sdk.trainer",

@@ -40,6 +40,10 @@ class ProviderError(DeviceError, RuntimeError):
     """No onnxruntime session could be made with the execution providers that were asked for."""
 
 
+class RuntimeMissing(DeviceError, ImportError):
+    """onnxruntime, which runs artifacts, is not installed here or cannot be loaded."""
+
+
 class CheckpointError(DeviceError, ValueError):
     """A checkpoint is corrupt or belongs to another artifact. The trainer is unchanged."""
 

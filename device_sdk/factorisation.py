@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,9 @@ from device_sdk.artifact.manifest import Manifest
 from device_sdk.interactions import Interactions
 from device_sdk.methods.scatter.triples import PoolSettings, TripleSource, seen_by_anyone
 from device_sdk.recommend import top_items
-from device_sdk.trainer import Trainer
+
+if TYPE_CHECKING:
+    from device_sdk.trainer import Trainer
 
 Rows = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -129,7 +132,9 @@ class LocalFactorisation:
         providers: str | Sequence[str] = "auto",
         threads: int = 1,
     ) -> None:
-        self.trainer = Trainer(artifact, providers=providers, threads=threads)
+        from device_sdk.trainer import Trainer  # devices load this module without onnxruntime
+
+        self.trainer: Trainer = Trainer(artifact, providers=providers, threads=threads)
         check_factorisation(self.trainer.artifact)
         self._interactions = interactions
         positives = [interactions.items_of(user) for user in range(len(interactions.user_ids))]

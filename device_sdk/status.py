@@ -94,7 +94,7 @@ def read_status(world: DeviceWorld) -> DeviceStatus:
         artifact="" if trained is None else trained.artifact,
         train_seconds=None if trained is None else trained.train_seconds,
         k_reason="" if capability is None else capability.reason,
-        step_p90_seconds=None if capability is None else capability.step_p90_seconds,
+        step_p90_seconds=None if capability is None else capability.p90_seconds,
         receipted_round=None if receipted is None else receipted.round,
         verdict="" if verdict is None else verdict.value,
         reason="" if receipted is None else receipted.reason,

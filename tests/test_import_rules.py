@@ -89,11 +89,7 @@ RULES = (
         "wire/publish", "wire.codec wire.arrays wire.seal artifact", libraries="cryptography numpy"
     ),
     _device("runtime", "artifact errors system", libraries="numpy onnxruntime"),
-    _device(
-        "capability",
-        "artifact errors factorisation runtime system trainer",
-        libraries="numpy tabulate",
-    ),
+    _device("capability", "artifact errors factorisation runtime system trainer"),
     Rule("device_sdk/methods", _DEVICE, banned=_OUTSIDE_A_METHOD | {"device_sdk.train"}),
     *(
         _device(f"methods/{name}", "artifact errors local_data methods recommend trainer wire")

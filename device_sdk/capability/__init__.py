@@ -1,10 +1,10 @@
-"""Measuring how large a model this device can train in time."""
+"""What this device affords: the largest option whose work ends in so many seconds."""
 
 from __future__ import annotations
 
-from device_sdk.capability.choice import Choice, Request, choose_k, choose_latent_dimension
+from device_sdk.capability.bench import choose_latent_dimension
+from device_sdk.capability.fit import Choice, Request, choose_k
 from device_sdk.capability.machine import Machine, describe_machine
-from device_sdk.capability.report import choice_to_json, choice_to_text
 from device_sdk.capability.stopwatch import BlockSize, Measurement, Workload
 from device_sdk.system.clock import Clock, MonotonicClock
 
@@ -17,8 +17,6 @@ __all__ = [
     "MonotonicClock",
     "Request",
     "Workload",
-    "choice_to_json",
-    "choice_to_text",
     "choose_k",
     "choose_latent_dimension",
     "describe_machine",

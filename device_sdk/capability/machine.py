@@ -9,9 +9,7 @@ import platform
 import subprocess
 import sys
 from dataclasses import dataclass
-from pathlib import Path
-
-from device_sdk.capability import cgroup
+from pathlib import Path, PurePosixPath
 
 _DISTRIBUTION = "tessera-edge"
 _CPUINFO_KEYS = ("model name", "Model", "Hardware", "cpu model", "uarch")
@@ -58,7 +56,7 @@ def usable_cores(root: Path = Path("/")) -> float:
     """Cores that the scheduler lets this process use, a container's quota included."""
     affinity = getattr(os, "sched_getaffinity", None)
     allowed = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
-    quota = cgroup.cpu_quota(root)
+    quota = cpu_quota(root)
     return float(allowed) if quota is None else min(float(allowed), quota)
 
 
@@ -81,7 +79,7 @@ def _cpu_model(root: Path) -> str:
 
 def _cpuinfo(root: Path) -> str | None:
     fields: dict[str, str] = {}
-    for line in cgroup.lines(root / "proc/cpuinfo"):
+    for line in _lines(root / "proc/cpuinfo"):
         key, separator, value = line.partition(":")
         if separator and value.strip():
             fields.setdefault(key.strip(), value.strip())
@@ -105,7 +103,7 @@ def _memory(root: Path) -> tuple[int | None, int | None]:
     total, available = _meminfo(root)
     if total is None:
         total = _sysconf_memory()
-    limit = cgroup.memory_limit(root)
+    limit = memory_limit(root)
     if limit is not None and total is not None and limit < total:
         total = limit
         available = None if available is None else min(available, limit)
@@ -114,7 +112,7 @@ def _memory(root: Path) -> tuple[int | None, int | None]:
 
 def _meminfo(root: Path) -> tuple[int | None, int | None]:
     kibibytes: dict[str, int] = {}
-    for line in cgroup.lines(root / "proc/meminfo"):
+    for line in _lines(root / "proc/meminfo"):
         key, _, value = line.partition(":")
         words = value.split()
         if words and words[0].isdigit():
@@ -150,3 +148,61 @@ def _windows_memory() -> tuple[int | None, int | None]:
     if not kernel.GlobalMemoryStatusEx(ctypes.byref(status)):
         return None, None
     return int(status.total), int(status.available)
+
+
+# Limits that a Linux container puts on this process (control groups, versions 1 and 2).
+
+
+def _lines(path: Path) -> list[str]:
+    """The file's lines, or none where it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+
+
+def cpu_quota(root: Path) -> float | None:
+    """Cores' worth of processor time that the tightest group allows, or None without a limit."""
+    quotas = [
+        int(words[0]) / int(words[1])
+        for folder in _folders(root, "")
+        for words in (_first_line(folder / "cpu.max").split(),)
+        if len(words) == 2 and words[0].isdigit() and words[1].isdigit() and int(words[1]) > 0
+    ]
+    for folder in _folders(root, "cpu"):
+        quota = _integer(folder / "cpu.cfs_quota_us")
+        period = _integer(folder / "cpu.cfs_period_us")
+        if quota is not None and period is not None and quota > 0 and period > 0:
+            quotas.append(quota / period)
+    return min((quota for quota in quotas if quota > 0.0), default=None)
+
+
+def memory_limit(root: Path) -> int | None:
+    """Bytes that the tightest group allows, or None without a limit."""
+    files = [folder / "memory.max" for folder in _folders(root, "")]
+    files += [folder / "memory.limit_in_bytes" for folder in _folders(root, "memory")]
+    limits = [_integer(file) for file in files]
+    return min((limit for limit in limits if limit is not None and limit > 0), default=None)
+
+
+def _folders(root: Path, controller: str) -> list[Path]:
+    """The process' group under a controller ("" is version 2) and all groups above it."""
+    base = root / "sys/fs/cgroup" / controller
+    for line in _lines(root / "proc/self/cgroup"):
+        parts = line.split(":", 2)
+        if len(parts) == 3 and controller in parts[1].split(","):
+            group = PurePosixPath(parts[2].lstrip("/"))
+            if ".." not in group.parts:
+                # Inside a container the path may be the host's: then only the top folder is there.
+                return [base / group, *(base / above for above in group.parents)]
+    return []
+
+
+def _first_line(path: Path) -> str:
+    found = _lines(path)
+    return found[0] if found else ""
+
+
+def _integer(path: Path) -> int | None:
+    text = _first_line(path).strip()
+    return int(text) if text.lstrip("-").isdigit() else None

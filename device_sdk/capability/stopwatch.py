@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 
 from device_sdk.system.clock import Clock
+
+T = TypeVar("T")
 
 # What a capability measurement times.
 
@@ -37,25 +39,27 @@ def checked_slowdown(slowdown: float) -> float:
     return float(slowdown)
 
 
-def timed(run: Callable[[], object], clock: Clock, slowdown: float, stop_at: float) -> float:
-    """Seconds that one run takes on a device `slowdown` times slower than this one.
+def timed(
+    run: Callable[[], T], clock: Clock, slowdown: float, stop_at: float = math.inf
+) -> tuple[float, T]:
+    """Seconds that one run takes on a device `slowdown` times slower, and what it returned.
 
     Sleeps (slowdown - 1) times the run's own duration inside the measured span. A sleep that would
     outlast `stop_at` ends there: what was left of it is known, so it is added without waiting.
     """
     start = clock.now()
-    run()
+    result = run()
     worked = clock.now() - start
     pause = (slowdown - 1.0) * worked
     room = stop_at - clock.now()
     if pause <= 0.0:
-        return worked
+        return worked, result
     if pause > room:
         if room > 0.0:
             clock.sleep(room)
-        return worked + pause
+        return worked + pause, result
     clock.sleep(pause)
-    return clock.now() - start
+    return clock.now() - start, result
 
 
 # A first impression runs this share of the work, so that a step longer than the whole time box is
@@ -206,7 +210,7 @@ class Stopwatch:
         return bool(runs)
 
     def _run(self) -> float:
-        return timed(self._workload.run, self._clock, self._slowdown, self._stop_at)
+        return timed(self._workload.run, self._clock, self._slowdown, self._stop_at)[0]
 
     def _steady_runs(self, first: float) -> list[float]:
         size = self._block

@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
-from device_sdk.capability.choice import choose_latent_dimension
-from device_sdk.capability.report import choice_to_json, choice_to_text
-from device_sdk.capability.stopwatch import Measurement
+from tabulate import tabulate
+
+from device_sdk.capability import Choice, Machine, Measurement, choose_latent_dimension
 from device_sdk.cli.arguments import ProgressLine, fraction, positive_float, positive_int, slowdown
 from device_sdk.factorisation import packaged_artifact
 
@@ -108,12 +109,6 @@ def add_search_arguments(search: argparse._ArgumentGroup) -> None:
         help="where even k = 1 misses: take 1, or decline (k is null) (default: one)",
     )
     search.add_argument(
-        "--method",
-        choices=("train_step", "matmul"),
-        default="train_step",
-        help="what to time: the artifact's train step, or a quick matrix product that says less",
-    )
-    search.add_argument(
         "--threads", type=positive_int, default=1, help="threads in an operator (default: 1)"
     )
     search.add_argument(
@@ -133,12 +128,9 @@ def run(arguments: argparse.Namespace) -> int:
         took = "" if seen.p90_seconds is None else f", p90 {seen.p90_seconds * 1e3:.3f} ms"
         line.show(f"measuring: k = {seen.k}, {seen.runs} runs{took}")
 
-    artifact = arguments.artifact
-    if artifact is None and arguments.method == "train_step":
-        artifact = packaged_artifact()
     try:
         choice = choose_latent_dimension(
-            artifact or Path(),
+            packaged_artifact() if arguments.artifact is None else arguments.artifact,
             deadline_seconds=arguments.deadline,
             items=arguments.items,
             interactions=arguments.interactions,
@@ -147,7 +139,6 @@ def run(arguments: argparse.Namespace) -> int:
             max_k=arguments.max_k,
             headroom=arguments.headroom,
             time_box_seconds=arguments.time_box,
-            method=arguments.method,
             slowdown=arguments.slowdown,
             when_none_fits=arguments.when_none_fits,
             threads=arguments.threads,
@@ -161,3 +152,90 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         print(choice_to_text(choice))
     return 0
+
+
+# A choice as JSON and as text for people.
+
+
+def choice_to_json(choice: Choice) -> dict[str, object]:
+    """Plain objects; the choice is the top-level key `k` (null where the device declines)."""
+    request = choice.request
+    return {
+        "k": choice.k,
+        "reason": choice.reason,
+        "fits": choice.fits,
+        "confirmed": choice.confirmed,
+        "deadline_seconds": request.deadline_seconds,
+        "headroom": request.headroom,
+        "limit_seconds": request.limit_seconds,
+        "max_k": request.max_k,
+        "time_box_seconds": request.time_box_seconds,
+        "elapsed_seconds": choice.elapsed_seconds,
+        "load_seconds": choice.load_seconds,
+        "slowdown": request.slowdown,
+        "emulated": request.slowdown > 1.0,
+        "measurements": [asdict(entry) for entry in choice.measurements],
+        "machine": None if choice.machine is None else asdict(choice.machine),
+    }
+
+
+def choice_to_text(choice: Choice) -> str:
+    """The machine, one row per measured k, and the choice with its reason."""
+    rows = [
+        [
+            f"{entry.k} *" if entry.k == choice.k else str(entry.k),
+            _milliseconds(entry.cold_start_seconds),
+            _milliseconds(entry.median_seconds),
+            _milliseconds(entry.p90_seconds),
+            str(entry.runs),
+            _verdict(entry.p90_seconds, choice.request.limit_seconds),
+        ]
+        for entry in choice.measurements
+    ]
+    headers = ["k", "cold start ms", "median ms", "p90 ms", "runs", "within limit"]
+    parts = [] if choice.machine is None else [_machine_lines(choice.machine)]
+    if choice.request.slowdown > 1.0:
+        parts.append(
+            f"EMULATED: sleeps make every run {choice.request.slowdown:g} times as long, "
+            "as on a device that much slower than this one."
+        )
+    if rows:
+        align = ("right",) * 5 + ("left",)
+        parts.append(tabulate(rows, headers, colalign=align, disable_numparse=True))
+    chosen = "The device declines." if choice.k is None else f"Chosen: k = {choice.k}."
+    parts.append(f"{chosen} {choice.reason}")
+    parts.append(
+        f"Measured for {choice.elapsed_seconds:.1f} s of {choice.request.time_box_seconds:g} s, "
+        f"loading ({choice.load_seconds * 1e3:.0f} ms) included."
+    )
+    return "\n\n".join(parts)
+
+
+def _machine_lines(machine: Machine) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in machine.versions.items())
+    memory = (
+        f"{_gibibytes(machine.memory_total_bytes)} total, "
+        f"{_gibibytes(machine.memory_available_bytes)} available"
+    )
+    rows = [
+        ("processor", f"{machine.cpu_model} ({machine.architecture})"),
+        ("cores used", f"{machine.cores:g} usable, {machine.threads} thread(s)"),
+        ("provider", machine.provider),
+        ("memory", memory),
+        ("versions", versions),
+    ]
+    return tabulate(rows, tablefmt="plain", disable_numparse=True)
+
+
+def _milliseconds(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds * 1e3:.3f}"
+
+
+def _gibibytes(count: int | None) -> str:
+    return "unknown" if count is None else f"{count / 2**30:.1f} GiB"
+
+
+def _verdict(p90_seconds: float | None, limit_seconds: float) -> str:
+    if p90_seconds is None:
+        return "not measured"
+    return f"{'yes' if p90_seconds <= limit_seconds else 'no'} ({p90_seconds / limit_seconds:.0%})"

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from tabulate import tabulate
 
-from device_sdk.capability.choice import choose_latent_dimension
+from device_sdk.capability import choose_latent_dimension
 from device_sdk.cli.arguments import (
     CommandError,
     ProgressLine,

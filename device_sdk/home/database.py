@@ -12,12 +12,18 @@ from pathlib import Path
 from device_sdk.errors import HomeBroken
 from device_sdk.system.files import SQLITE_FLUSH_PRAGMAS
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 # Pages of the file that stay in memory. A device reads little and seldom, and the kernel keeps the
 # file too; SQLite's own 2 MB would fill up over the rounds.
 _CACHE_KIB = 64
 
-_SCHEMA = """
+_CAPABILITY = """
+CREATE TABLE capability (
+    task TEXT PRIMARY KEY, conditions TEXT NOT NULL, option TEXT NOT NULL, size INTEGER NOT NULL,
+    placement TEXT, placed_size INTEGER, misses INTEGER NOT NULL, reason TEXT NOT NULL,
+    p90_seconds REAL) WITHOUT ROWID;
+"""
+_SCHEMA = f"""
 CREATE TABLE membership (
     one INTEGER PRIMARY KEY CHECK (one = 1),
     url TEXT NOT NULL, prefix TEXT NOT NULL, task TEXT NOT NULL, cohort TEXT NOT NULL,
@@ -57,11 +63,7 @@ CREATE TABLE model (
     artifact BLOB) WITHOUT ROWID;
 CREATE TABLE catalogue (id BLOB PRIMARY KEY, content BLOB NOT NULL);
 CREATE TABLE attachment (id BLOB PRIMARY KEY, content BLOB NOT NULL);
-CREATE TABLE capability (
-    task TEXT PRIMARY KEY, fingerprint TEXT NOT NULL, k INTEGER NOT NULL,
-    triples INTEGER NOT NULL, misses INTEGER NOT NULL, reason TEXT NOT NULL,
-    step_p90_seconds REAL) WITHOUT ROWID;
-"""
+{_CAPABILITY}"""
 # By the version that a file has, what makes it one of the next version.
 _STEPS = {
     1: """
@@ -78,6 +80,8 @@ CREATE TABLE request_counter (
     one INTEGER PRIMARY KEY CHECK (one = 1), highest INTEGER NOT NULL,
     unanswered INTEGER NOT NULL);
 """,
+    # What was measured is measured anew: a row did not say what it held.
+    3: "DROP TABLE capability;" + _CAPABILITY,
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 from numpy.typing import NDArray
@@ -68,21 +68,46 @@ class StoredModel:
     artifact_id: bytes | None = None
 
 
+# Measured anew when there is this much more to train on, or training was late so often in a row.
+_GROWTH = 1.5
+_MOST_MISSES = 2
+
+
 @dataclass(frozen=True, slots=True)
 class CapabilityRow:
-    """The k that was measured for a task; ``fingerprint`` says under which conditions.
+    """The largest option that was measured to fit a task's time; ``conditions`` says under which.
 
-    ``triples``: how many the device had then. ``misses``: rounds since in which training took too
-    long, one after another. ``step_p90_seconds``: a round's training at that k, 90th percentile.
+    Attributes:
+        option: the number of columns, or the artifact's id in hexadecimal.
+        size: triples or samples that the device had then.
+        placement: who does work that either end may do, ``device`` or ``aggregator`` (attention's
+            mixing of neighbours), and ``placed_size`` with how much of it that was measured; None
+            where there is no such question.
+        misses: rounds since in which training took too long, one after another.
+        p90_seconds: a round's training with that option, 90th percentile.
     """
 
     task: str
-    fingerprint: str
-    k: int
-    triples: int
+    conditions: str
+    option: str
+    size: int
+    placement: str | None
+    placed_size: int | None
     misses: int
     reason: str
-    step_p90_seconds: float | None
+    p90_seconds: float | None
+
+    def holds(self, conditions: str, size: int) -> bool:
+        """Whether it needs no measuring anew."""
+        return (
+            self.conditions == conditions
+            and size <= _GROWTH * self.size
+            and self.misses < _MOST_MISSES
+        )
+
+    def after(self, *, late: bool) -> CapabilityRow:
+        """The row after one more round."""
+        return replace(self, misses=self.misses + 1 if late else 0)
 
 
 class ModelStore:
@@ -186,8 +211,8 @@ class ModelStore:
     def capability(self, task: str) -> CapabilityRow | None:
         """What was measured for a task."""
         row: tuple[Any, ...] | None = self._database.row(
-            "SELECT task, fingerprint, k, triples, misses, reason, step_p90_seconds "
-            "FROM capability WHERE task = ?",
+            "SELECT task, conditions, option, size, placement, placed_size, misses, reason, "
+            "p90_seconds FROM capability WHERE task = ?",
             task,
         )
         return None if row is None else CapabilityRow(*row)
@@ -196,16 +221,7 @@ class ModelStore:
         """Replace what was measured for a task."""
         with self._database.transaction() as sql:
             sql.execute(
-                "INSERT OR REPLACE INTO capability VALUES (?, ?, ?, ?, ?, ?, ?)",
-                (
-                    row.task,
-                    row.fingerprint,
-                    row.k,
-                    row.triples,
-                    row.misses,
-                    row.reason,
-                    row.step_p90_seconds,
-                ),
+                "INSERT OR REPLACE INTO capability VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", astuple(row)
             )
 
 

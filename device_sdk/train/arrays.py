@@ -12,12 +12,12 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from device_sdk.capability.fit import Fit, Request, WorkDone, choose_among
 from device_sdk.capability.stopwatch import timed
 from device_sdk.home.model_store import CapabilityRow
 from device_sdk.local_data import LocalData
 from device_sdk.methods.learner import Declined, Learner, LearnerParts, MovableWork, Where
 from device_sdk.system.clock import Clock
-from device_sdk.train.affordable import ArtifactChoice, WorkDone, choose_artifact
 from device_sdk.train.job import LocalArtifact, RoundTrainer, TrainedRound, TrainingJob
 from device_sdk.train.placement import MeasuredPlacement
 from device_sdk.trainer import Trainer
@@ -74,8 +74,8 @@ def load_model_arrays(trainer: Trainer, arrays: Mapping[str, NDArray[Any]]) -> N
 
 
 class ArrayWork:
-    """A round on a learner that is thrown away; see
-    :class:`~device_sdk.train.affordable.RoundWork`.
+    """A round on a learner that is thrown away; a
+    :class:`~device_sdk.capability.fit.StoppableWork`.
 
     ``make`` gives the learner as the round would begin with it. ``rehearses``: with the work
     that either end may do, even where this round has none.
@@ -97,7 +97,7 @@ class ArrayWork:
         self._rehearses = rehearses
 
     def run(self, most_seconds: float) -> WorkDone:
-        """See :class:`~device_sdk.train.affordable.RoundWork`."""
+        """Train one round; cut short between two steps after ``most_seconds``."""
         learner, trainer = self._make()
         trainer.steps = 0
         start = self._clock.now()
@@ -123,9 +123,6 @@ def _readable(broadcast: Broadcast, learner: Learner) -> Broadcast:
     return replace(broadcast, attachments=kept)
 
 
-# Measured anew when there is this much more to train on, or training was late so often in a row.
-_GROWTH = 1.5
-_MOST_MISSES = 2
 _RECEIPTS = 64
 
 
@@ -148,13 +145,13 @@ class ArrayTrainer(RoundTrainer):
         data = self._data()
         ahead = self._ahead(job, data)
         known = self._known(job, data, ahead)
-        places = range(len(job.artifacts)) if known is None else [known.k - 1]
-        where = self._where(job, known)
+        artifacts = job.artifacts if known is None else [_chosen(job, known)]
+        where = _where(known)
         if where is None and ahead is not None and self._obstacle(ahead):
             where = "aggregator"
         wanted: dict[str, None] = {}
-        for place in places:
-            learner, _ = self.learner(job, job.artifacts[place], data, where)
+        for artifact in artifacts:
+            learner, _ = self.learner(job, artifact, data, where)
             wanted.update(dict.fromkeys(learner.wants(job.broadcast)))
         return tuple(wanted)
 
@@ -162,24 +159,18 @@ class ArrayTrainer(RoundTrainer):
         """One round. Raises LearnerError, ArtifactError, ValueError, or :class:`Declined`."""
         data = self._data()
         capability = self._capability(job, data)
-        place = 0 if capability is None else capability.k - 1
-        artifact = job.artifacts[place]
-        learner, trainer = self.learner(job, artifact, data, self._where(job, capability))
+        artifact = _chosen(job, capability)
+        learner, trainer = self.learner(job, artifact, data, _where(capability))
         self._keep_only(artifact)
-        updates = []
-        seconds = timed(
-            lambda: updates.append(learner.train(job.broadcast)),
-            self._clock,
-            self._options.slowdown,
-            float("inf"),
+        seconds, update = timed(
+            lambda: learner.train(job.broadcast), self._clock, self._options.slowdown
         )
         codec = BROADCAST_CODECS[job.terms.update_codec]
         if capability is not None:
-            late = seconds > job.terms.train_seconds
-            capability = replace(capability, misses=capability.misses + 1 if late else 0)
+            capability = capability.after(late=seconds > job.terms.train_seconds)
         return TrainedRound(
             k=self._rank(job, artifact),
-            body=encode_update(updates[0], codec, self._rng),
+            body=encode_update(update, codec, self._rng),
             learner_state=learner.state(),
             capability=capability,
             seconds=seconds,
@@ -257,9 +248,10 @@ class ArrayTrainer(RoundTrainer):
         ids = ",".join(each.artifact_id.hex()[:16] for each in job.artifacts)
         # A learning rate that falls from round to round makes no round slower.
         settings = sorted((n, v) for n, v in job.broadcast.settings.items() if n != "learning_rate")
+        most = f" {self._options.most_attachment_bytes} bytes" if self._places() else ""
         return (
             f"{ids} {job.terms.method} {job.terms.train_seconds}s x{self._options.slowdown} "
-            f"{settings}"
+            f"{settings}{most}"
         )
 
     # -- work that either end may do ---------------------------------------------------------------
@@ -285,12 +277,6 @@ class ArrayTrainer(RoundTrainer):
             f"({most})"
         )
 
-    def _where(self, job: TrainingJob, row: CapabilityRow | None) -> Where | None:
-        if row is None or not self._places():
-            return None
-        placed = MeasuredPlacement.read(row.fingerprint, self._conditions(job))
-        return None if placed is None else placed.where
-
     # -- what this device can afford ---------------------------------------------------------------
 
     def _known(
@@ -298,21 +284,15 @@ class ArrayTrainer(RoundTrainer):
     ) -> CapabilityRow | None:
         """The choice made before, where conditions are as they were."""
         known = self._home.models.capability(job.manifest.task)
-        if known is None or data.samples > _GROWTH * known.triples or known.misses >= _MOST_MISSES:
+        if known is None or not known.holds(self._conditions(job), data.samples):
             return None
-        conditions = self._conditions(job)
-        placed = None
-        if self._places():
-            placed = MeasuredPlacement.read(known.fingerprint, conditions)
-        if placed is not None:
-            return known if placed.holds(ahead, self._options.most_attachment_bytes) else None
-        return known if known.fingerprint == conditions and ahead is None else None
+        placed = MeasuredPlacement.read(known)
+        if placed is None:
+            return known if ahead is None else None
+        return known if placed.holds(ahead, self._options.most_attachment_bytes) else None
 
     def _capability(self, job: TrainingJob, data: LocalData) -> CapabilityRow | None:
-        """The measured choice; None where there is nothing to choose.
-
-        The row's k is the artifact's place among those that are here, from 1.
-        """
+        """The measured choice; None where there is nothing to choose."""
         declines = self._options.when_none_fits == "decline"
         chooses = self._options.artifact is None and (len(job.artifacts) > 1 or declines)
         ahead = self._ahead(job, data)
@@ -321,29 +301,31 @@ class ArrayTrainer(RoundTrainer):
             if known is not None:
                 return known
         if ahead is not None:
-            fingerprint, choice = self._placed_choice(job, data, ahead, chooses=chooses)
+            placed, choice = self._placed_choice(job, data, ahead, chooses=chooses)
         elif chooses:
-            fingerprint, choice = self._conditions(job), self._choice(job, data)
+            placed, choice = None, self._choice(job, data)
         else:
             return None
         if choice.place is None and chooses and declines:
             raise Declined(choice.reason)
         return CapabilityRow(
-            job.manifest.task,
-            fingerprint,
-            1 + (choice.place or 0),
-            max(1, data.samples),
-            0,
-            choice.reason,
-            choice.p90_seconds,
+            task=job.manifest.task,
+            conditions=self._conditions(job),
+            option=job.artifacts[choice.place or 0].artifact_id.hex(),
+            size=max(1, data.samples),
+            placement=None if placed is None else placed.where,
+            placed_size=None if placed is None else placed.size,
+            misses=0,
+            reason=choice.reason,
+            p90_seconds=choice.p90_seconds,
         )
 
     def _placed_choice(
         self, job: TrainingJob, data: LocalData, ahead: MovableWork, *, chooses: bool
-    ) -> tuple[str, ArtifactChoice]:
+    ) -> tuple[MeasuredPlacement, Fit]:
         """A choice with the work done here where that fits, else by the aggregator."""
         where: Where = "aggregator"
-        choice = ArtifactChoice(0, None, "")
+        choice = Fit(0, None, "")
         why = self._obstacle(ahead)
         if not why:
             choice = self._choice(job, data, "device")
@@ -355,15 +337,11 @@ class ArrayTrainer(RoundTrainer):
             reason = f"This device {ahead.here}: {choice.reason}"
         else:
             # One artifact is trained, whatever its round takes: there is nothing to measure.
-            choice = self._choice(job, data, where) if chooses else ArtifactChoice(0, None, "")
+            choice = self._choice(job, data, where) if chooses else Fit(0, None, "")
             reason = f"The aggregator {ahead.there}: {why.rstrip('.')}. {choice.reason}"
-        placed = MeasuredPlacement.of(where, ahead, self._options.most_attachment_bytes)
-        fingerprint = placed.fingerprint(self._conditions(job))
-        return fingerprint, replace(choice, reason=reason.rstrip())
+        return MeasuredPlacement.of(where, ahead), replace(choice, reason=reason.rstrip())
 
-    def _choice(
-        self, job: TrainingJob, data: LocalData, where: Where | None = None
-    ) -> ArtifactChoice:
+    def _choice(self, job: TrainingJob, data: LocalData, where: Where | None = None) -> Fit:
         works = [
             ArrayWork(
                 artifact.name,
@@ -374,10 +352,20 @@ class ArrayTrainer(RoundTrainer):
             )
             for artifact in job.artifacts
         ]
-        return choose_artifact(
-            works,
-            train_seconds=job.terms.train_seconds,
-            box_seconds=self._options.capability_seconds,
+        request = Request(
+            deadline_seconds=job.terms.train_seconds,
+            time_box_seconds=self._options.capability_seconds,
             slowdown=self._options.slowdown,
-            clock=self._clock,
         )
+        return choose_among(works, request, self._clock)
+
+
+def _chosen(job: TrainingJob, row: CapabilityRow | None) -> LocalArtifact:
+    """The artifact that a row names; the smallest where there was no choice."""
+    named = (each for each in job.artifacts if row and each.artifact_id.hex() == row.option)
+    return next(named, job.artifacts[0])
+
+
+def _where(row: CapabilityRow | None) -> Where | None:
+    placed = None if row is None else MeasuredPlacement.read(row)
+    return None if placed is None else placed.where

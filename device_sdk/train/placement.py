@@ -4,40 +4,32 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from device_sdk.home.model_store import CapabilityRow
 from device_sdk.methods.learner import MovableWork, Where
-
-_SEPARATOR = " | "
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredPlacement:
-    """A choice as it is kept among the conditions of a capability row.
+    """A choice of where.
 
     ``size``: of the work that was measured, rounded up to a power of two: attention's, say, is not
-    measured anew for each device that joins the cluster. ``most_bytes``: the option's value.
+    measured anew for each device that joins the cluster.
     """
 
     where: Where
     size: int
-    most_bytes: int
 
     @classmethod
-    def of(cls, where: Where, ahead: MovableWork, most_bytes: int) -> MeasuredPlacement:
+    def of(cls, where: Where, ahead: MovableWork) -> MeasuredPlacement:
         """The choice for what is ahead."""
-        return cls(where, _power(ahead.size), most_bytes)
+        return cls(where, _power(ahead.size))
 
     @classmethod
-    def read(cls, fingerprint: str, conditions: str) -> MeasuredPlacement | None:
-        """The choice in a row's ``fingerprint``; None where it holds none for ``conditions``."""
-        before, found, rest = fingerprint.rpartition(f"{_SEPARATOR}placed ")
-        if not found or before != conditions:
+    def read(cls, row: CapabilityRow) -> MeasuredPlacement | None:
+        """The choice in a row; None where it holds none."""
+        if row.placement is None or row.placed_size is None:
             return None
-        where, size, most_bytes = rest.split()
-        return cls("device" if where == "device" else "aggregator", int(size), int(most_bytes))
-
-    def fingerprint(self, conditions: str) -> str:
-        """What :meth:`read` reads."""
-        return f"{conditions}{_SEPARATOR}placed {self.where} {self.size} {self.most_bytes}"
+        return cls("device" if row.placement == "device" else "aggregator", row.placed_size)
 
     def holds(self, ahead: MovableWork | None, most_bytes: int) -> bool:
         """Whether the choice still stands.
@@ -46,8 +38,6 @@ class MeasuredPlacement:
         again and again. Nothing ahead (a device is alone in its cluster for a round) leaves it as
         it is. Offers that turn out larger than estimated end the work here.
         """
-        if most_bytes != self.most_bytes:
-            return False
         if ahead is None:
             return True
         if self.where == "device" and ahead.download_bytes > most_bytes:

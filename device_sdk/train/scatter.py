@@ -10,26 +10,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from device_sdk.capability.choice import Request, choose_k
-from device_sdk.capability.machine import describe_machine
+from device_sdk.capability.fit import Request, choose_k
 from device_sdk.capability.stopwatch import timed
-from device_sdk.factorisation import check_factorisation
+from device_sdk.factorisation import check_factorisation, packaged_artifact
 from device_sdk.home.model_store import CapabilityRow
 from device_sdk.methods.learner import Declined, LearnerError, State
 from device_sdk.methods.scatter.contract import ScatterTraining, encode_scatter_update
-from device_sdk.methods.scatter.factor_step import TrainerStep
+from device_sdk.methods.scatter.factor_step import FactorStep, StepBySize, TrainerStep
 from device_sdk.methods.scatter.learner import ScatterLearner
 from device_sdk.train.job import RoundTrainer, TrainedRound, TrainingJob
-from device_sdk.trainer import Trainer
 from device_sdk.wire.arrays.exchange import Broadcast
 from device_sdk.world import DeviceWorld
 
 Rows = NDArray[np.int64]
-
-# Measured anew when there is this much more to train on, or training was late so often in a row.
-_GROWTH = 1.5
-_MOST_MISSES = 2
-
 
 _NEW: State = {
     "users": np.empty((0, 0), dtype=np.float32),
@@ -49,6 +42,23 @@ class _Positives:
         return self.rows
 
 
+def factor_step(artifact: Path) -> FactorStep:
+    """The step of a task's factorisation on this device.
+
+    Only the graph that is installed with the device is known to be NumPy's formula. Another one is
+    run as it is: raises ArtifactError where it is no factorisation, RuntimeMissing, ProviderError.
+    """
+
+    def graph() -> TrainerStep:
+        from device_sdk.trainer import Trainer
+
+        trainer = Trainer(artifact, threads=1)
+        check_factorisation(trainer.artifact)
+        return TrainerStep(trainer)
+
+    return StepBySize(graph) if artifact == packaged_artifact() else graph()
+
+
 class ScatterTrainer(RoundTrainer):
     """Trains with the home's interactions and learner state; see :class:`RoundTrainer`."""
 
@@ -57,44 +67,33 @@ class ScatterTrainer(RoundTrainer):
         self._local = _Positives()
         # Kept from round to round: it prepares its triples only where the data has changed.
         self._learner: ScatterLearner | None = None
-        self._trainer: Trainer | None = None
         self._loaded: Path | None = None
 
     def train(self, job: TrainingJob) -> TrainedRound:
         """One round. Raises LearnerError, ArtifactError, ValueError, or :class:`Declined`."""
         items = _items(job)
-        trainer, learner = self._load(job.artifact)
+        learner = self._load(job.artifact)
         self._local.rows = self._positives(job, len(items))
         state = self._state(job.manifest.task, len(items))
         learner.restore(state)
 
         options = self._options
-        capability = self._capability(job, trainer, learner)
+        capability = self._capability(job, learner)
         learner.restore(state)
-        wanted = options.k if capability is None else capability.k
+        wanted = options.k if capability is None else int(capability.option)
         learner.columns = min(wanted or 1, items.shape[1])
-        trained: list[Any] = []
-        seconds = timed(
-            lambda: trained.append(learner.train(job.broadcast)),
-            self._clock,
-            options.slowdown,
-            float("inf"),
-        )
-        body = encode_scatter_update(trained[0], items.shape[1], job.terms.update_codec, self._rng)
+        seconds, update = timed(lambda: learner.train(job.broadcast), self._clock, options.slowdown)
+        body = encode_scatter_update(update, items.shape[1], job.terms.update_codec, self._rng)
         if capability is not None:
-            late = seconds > job.terms.train_seconds
-            capability = replace(capability, misses=capability.misses + 1 if late else 0)
+            capability = capability.after(late=seconds > job.terms.train_seconds)
         return TrainedRound(learner.columns, body, learner.state(), capability, seconds)
 
-    def _load(self, artifact: Path) -> tuple[Trainer, ScatterLearner]:
-        if self._trainer is None or self._learner is None or self._loaded != artifact:
-            trainer = Trainer(artifact, threads=1)
-            check_factorisation(trainer.artifact)
-            self._learner = ScatterLearner(
-                self._local, TrainerStep(trainer), 1, self._rng, self._options.pool
-            )
-            self._trainer, self._loaded = trainer, artifact
-        return self._trainer, self._learner
+    def _load(self, artifact: Path) -> ScatterLearner:
+        if self._learner is None or self._loaded != artifact:
+            step = factor_step(artifact)
+            self._learner = ScatterLearner(self._local, step, 1, self._rng, self._options.pool)
+            self._loaded = artifact
+        return self._learner
 
     def _positives(self, job: TrainingJob, items: int) -> tuple[Rows, ...]:
         if job.catalogue is not None:
@@ -110,9 +109,7 @@ class ScatterTrainer(RoundTrainer):
         pool = state["pool"]
         return {**state, "pool": pool[pool < items]}
 
-    def _capability(
-        self, job: TrainingJob, trainer: Trainer, learner: ScatterLearner
-    ) -> CapabilityRow | None:
+    def _capability(self, job: TrainingJob, learner: ScatterLearner) -> CapabilityRow | None:
         """The measured k, from the store where conditions are as they were; None for a given k."""
         options = self._options
         if options.k is not None:
@@ -121,17 +118,12 @@ class ScatterTrainer(RoundTrainer):
         triples = max(1, sum(len(rows) for rows in self._local.rows))
         # Only what the work depends on: rates decay from round to round.
         settings = ScatterTraining.from_scalars(job.broadcast.settings)
-        fingerprint = (
+        conditions = (
             f"{job.manifest.artifact_id.hex()} K={width} {job.terms.train_seconds}s "
             f"x{options.slowdown} {settings.scores} {settings.most_triples}"
         )
         known = self._home.models.capability(task)
-        if (
-            known is not None
-            and known.fingerprint == fingerprint
-            and triples <= _GROWTH * known.triples
-            and known.misses < _MOST_MISSES
-        ):
+        if known is not None and known.holds(conditions, triples):
             return known
         choice = choose_k(
             _EpochWorkload(learner, job.broadcast, triples),
@@ -142,14 +134,15 @@ class ScatterTrainer(RoundTrainer):
                 slowdown=options.slowdown,
                 when_none_fits=options.when_none_fits,
             ),
-            machine=describe_machine(threads=trainer.threads, provider=trainer.providers[0]),
             clock=self._clock,
         )
         if choice.k is None:
             raise Declined(choice.reason)
-        measured = choice.at(choice.k)
-        p90 = None if measured is None else measured.p90_seconds
-        return CapabilityRow(task, fingerprint, choice.k, triples, 0, choice.reason, p90)
+        return CapabilityRow(
+            task=task, conditions=conditions, option=str(choice.k), size=triples,
+            placement=None, placed_size=None, misses=0, reason=choice.reason,
+            p90_seconds=choice.p90_seconds,
+        )  # fmt: skip
 
 
 class _EpochWorkload:

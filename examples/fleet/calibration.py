@@ -9,13 +9,12 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from device_sdk import Trainer
 from device_sdk.capability.stopwatch import timed
 from device_sdk.factorisation import packaged_artifact
 from device_sdk.methods.scatter.contract import ScatterTraining
-from device_sdk.methods.scatter.factor_step import TrainerStep
 from device_sdk.methods.scatter.learner import ScatterLearner
 from device_sdk.system.clock import Clock
+from device_sdk.train.scatter import factor_step
 from device_sdk.wire.arrays.exchange import Broadcast
 
 Rows = NDArray[np.int64]
@@ -53,7 +52,7 @@ def round_seconds(
     The different k take turns, so that a machine that gets slower in the meantime slows all of
     them.
     """
-    step = TrainerStep(Trainer(packaged_artifact(), threads=1, providers="cpu"))
+    step = factor_step(packaged_artifact())
     matrix = rng.normal(0.0, 0.01, (items, width)).astype(np.float32)
     broadcast = Broadcast(1, 0, {"items": matrix}, training.as_scalars())
     learners = {
@@ -64,6 +63,6 @@ def round_seconds(
         for k, learner in learners.items():
             learner.train(broadcast)
             for _ in range(_BLOCK):
-                taken = timed(partial(learner.train, broadcast), clock, slowdown, float("inf"))
+                taken, _ = timed(partial(learner.train, broadcast), clock, slowdown)
                 times[k].append(taken / slowdown)
     return {k: float(np.quantile(taken, 0.9)) for k, taken in times.items()}

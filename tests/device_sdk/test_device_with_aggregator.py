@@ -41,10 +41,12 @@ columns = 16
 class Operator:
     """Runs the aggregator's commands on one home."""
 
-    def __init__(self, folder: Path, url: str, rounds: int, wait: int = 2) -> None:
+    def __init__(
+        self, folder: Path, url: str, rounds: int, wait: int = 2, task: str = _TASK
+    ) -> None:
         self._home = folder / "fleet"
         self._command("init")
-        (self._home / "task.toml").write_text(_TASK.format(url=url, rounds=rounds, wait=wait))
+        (self._home / "task.toml").write_text(task.format(url=url, rounds=rounds, wait=wait))
         items = "".join(f"film-{n}\tFilm {n}\n" for n in range(60))
         (self._home / "items.tsv").write_text(items)
 

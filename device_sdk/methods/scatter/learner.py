@@ -97,7 +97,7 @@ class ScatterLearner(Learner):
 
     Args:
         interactions: the local users' training data.
-        step: computes the gradients (:class:`~device_sdk.methods.scatter.factor_step.TrainerStep`).
+        step: computes the gradients (:class:`~device_sdk.methods.scatter.factor_step.StepBySize`).
         columns: k_i, the number of columns this device can afford; more than K means all.
         rng: source of every draw: columns, negatives, pool, new users' vectors.
         pool: the device's own choice of what to mix in for privacy.

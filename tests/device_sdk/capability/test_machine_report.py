@@ -8,8 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from device_sdk.capability import cgroup
-from device_sdk.capability.machine import describe_machine, usable_cores
+from device_sdk.capability.machine import (
+    cpu_quota,
+    describe_machine,
+    memory_limit,
+    usable_cores,
+)
 
 
 def made_up(root: Path, files: dict[str, str]) -> Path:
@@ -63,8 +67,8 @@ def test_quota_of_control_groups_version_1(tmp_path: Path) -> None:
             "sys/fs/cgroup/memory/docker/abc/memory.limit_in_bytes": "4096\n",
         },
     )
-    assert cgroup.cpu_quota(root) == 1.5
-    assert cgroup.memory_limit(root) == 4096
+    assert cpu_quota(root) == 1.5
+    assert memory_limit(root) == 4096
 
 
 @pytest.mark.parametrize(
@@ -80,7 +84,7 @@ def test_quota_of_control_groups_version_1(tmp_path: Path) -> None:
 )
 def test_files_that_say_nothing_are_no_limit(tmp_path: Path, files: dict[str, str]) -> None:
     root = made_up(tmp_path, files)
-    assert cgroup.cpu_quota(root) is None
-    assert cgroup.memory_limit(root) is None
+    assert cpu_quota(root) is None
+    assert memory_limit(root) is None
     assert usable_cores(root) >= 1.0
     assert describe_machine(threads=1, provider="x", root=root).cpu_model

@@ -13,14 +13,14 @@ from tests.fakes.capability_fakes import FakeClock
 
 def test_a_throttled_run_takes_the_factor_longer() -> None:
     clock = FakeClock()
-    seconds = timed(lambda: clock.sleep(0.25), clock, 8.0, stop_at=1e9)
-    assert seconds == pytest.approx(2.0)
+    seconds, result = timed(lambda: clock.sleep(0.25) or 3, clock, 8.0)
+    assert (seconds, result) == (pytest.approx(2.0), 3)
     assert clock.now() == pytest.approx(102.0)
 
 
 def test_a_pause_ends_with_the_box_and_still_counts() -> None:
     clock = FakeClock()
-    seconds = timed(lambda: clock.sleep(0.25), clock, 8.0, stop_at=100.5)
+    seconds, _ = timed(lambda: clock.sleep(0.25), clock, 8.0, stop_at=100.5)
     assert seconds == pytest.approx(2.0)
     assert clock.now() == pytest.approx(100.5)
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from device_sdk.artifact.errors import ArtifactError
-from device_sdk.capability import Choice, choice_to_json, choice_to_text, choose_latent_dimension
-from device_sdk.capability.matmul import MatmulWorkload
-from device_sdk.capability.train_step import TrainStepWorkload
+from device_sdk.capability import Choice, choose_latent_dimension
+from device_sdk.capability.bench import TrainStepWorkload
+from device_sdk.cli.bench import choice_to_json, choice_to_text
 from device_sdk.factorisation import packaged_artifact
 from tests.fakes.handmade import linear_artifact
 
@@ -41,6 +41,7 @@ def test_a_generous_deadline_takes_every_dimension() -> None:
     assert 0.0 < winner.median_seconds <= winner.p90_seconds < 30.0
     assert winner.cold_start_seconds > 0.0
     assert winner.runs >= 8
+    assert choice.machine is not None
     assert choice.machine.provider.endswith("ExecutionProvider")
     assert choice.load_seconds > 0.0
 
@@ -92,7 +93,7 @@ def test_the_report_is_json_and_a_table() -> None:
     assert report["machine"]["threads"] == 1
     text = choice_to_text(choice)
     assert "Chosen: k = 16." in text
-    assert choice.machine.cpu_model in text
+    assert choice.machine is not None and choice.machine.cpu_model in text
     assert "16 *" in text
 
 
@@ -117,23 +118,6 @@ def test_the_epoch_is_split_into_batches() -> None:
     assert work._trainer.axes["k"] == 7
 
 
-def test_the_quick_probe() -> None:
-    choice = choose_latent_dimension(
-        "unused",
-        deadline_seconds=10.0,
-        items=100,
-        interactions=1,
-        users=8,
-        max_k=8,
-        method="matmul",
-        time_box_seconds=2.0,
-    )
-    assert (choice.k, choice.method, choice.machine.provider) == (8, "matmul", "numpy")
-    probe = MatmulWorkload(items=100, users=8, rng=np.random.default_rng(0))
-    probe.prepare(3)
-    assert probe.run().shape == (100, 8)
-
-
 def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
     for wrong, (items, interactions, users) in {
         "items": (0, 5, 1),
@@ -151,14 +135,6 @@ def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="batch is 0"):
         choose_latent_dimension(
             packaged_artifact(), deadline_seconds=1.0, items=5, interactions=5, batch=0
-        )
-    with pytest.raises(ValueError, match="method is 'guess'"):
-        choose_latent_dimension(
-            packaged_artifact(),
-            deadline_seconds=1.0,
-            items=5,
-            interactions=5,
-            method="guess",  # type: ignore[arg-type]
         )
     linear_artifact(tmp_path)
     with pytest.raises(ArtifactError, match="is no matrix factorisation"):

@@ -134,7 +134,7 @@ def test_models_and_learners_come_back_bit_for_bit(home: Home, codec: Codec) -> 
     assert all((learner[name] == state[name]).all() for name in state)
     assert home.models.model_mark("t") == (1, 2, 3)
     assert home.models.model("other") is None and home.models.learner("other") is None
-    row = CapabilityRow("t", "f", 8, 10, 0, "because", 0.25)
+    row = CapabilityRow("t", "c", "8", 10, "device", 4, 0, "because", 0.25)
     home.models.save_capability(row)
     assert home.models.capability("t") == row
 
@@ -333,3 +333,33 @@ def test_the_memory_of_an_open_home_does_not_grow_with_its_rounds(home: Home) ->
 
     before = take_part(range(1, 100))
     assert take_part(range(100, 600)) - before < 20_000
+
+
+def test_a_home_of_the_third_format_loses_its_measurement_and_nothing_else(tmp_path: Path) -> None:
+    """A home as the version before made it, dumped as SQL."""
+    folder = tmp_path / "home"
+    folder.mkdir(mode=0o700)
+    old = sqlite3.connect(folder / "device.sqlite")
+    old.executescript(Path(__file__).with_name("format_3.sql").read_text(encoding="utf-8"))
+    assert old.execute("SELECT k FROM capability").fetchall() == [(2,)]
+    old.close()
+    home = Home(folder)
+    assert home.models.capability("t") is None, "measured anew in the next round"
+    row = CapabilityRow("t", "c", "8", 10, None, None, 0, "because", 0.25)
+    home.models.save_capability(row)
+    assert home.models.capability("t") == row
+    membership, model, learner = (
+        home.membership.load(),
+        home.models.model("t"),
+        home.models.learner("t"),
+    )
+    assert membership is not None and membership.least_serial == 7
+    assert model is not None and model.arrays["items"].tolist() == [[0, 1], [2, 3], [4, 5]]
+    assert learner is not None and learner["users"].tolist() == [[1, 1]]
+    last = home.rounds.last(trained=True)
+    assert last is not None and (last.k, last.train_seconds) == (2, 0.5)
+    assert home.rounds.outbox() == [OutboxRow(b"d" * 32, "t", 1, 2, b"body")]
+    assert home.interactions.counts() == (1, 2) and home.attachments.ids() == {b"a" * 32}
+    assert home.membership.largest_time() == 100 and home.requests.next() == 2**4 + 1
+    home.close()
+    Home(folder, read_only=True).close()

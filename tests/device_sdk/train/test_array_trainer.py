@@ -143,19 +143,20 @@ def test_the_largest_that_fits_is_trained_and_the_choice_is_kept(
     assert again.capability == known and again.learner_state["trainer.step"] == 8
 
 
-@pytest.mark.parametrize("change", ["misses", "triples", "fingerprint"])
+@pytest.mark.parametrize("change", ["misses", "size", "conditions"])
 def test_the_choice_is_measured_anew_when_it_no_longer_holds(
     home: Home, artifacts: tuple[LocalArtifact, ...], change: str
 ) -> None:
     one = trainer(home, capability_seconds=0.2)
     row = one.train(job(artifacts)).capability
-    assert row is not None
+    assert row is not None and row.option == artifacts[1].artifact_id.hex()
+    small = artifacts[0].artifact_id.hex()
     stale: dict[str, CapabilityRow] = {
-        "misses": replace(row, k=1, misses=2),
-        "triples": replace(row, k=1, triples=4),
-        "fingerprint": replace(row, k=1, fingerprint="other"),
+        "misses": replace(row, option=small, misses=2),
+        "size": replace(row, option=small, size=4),
+        "conditions": replace(row, option=small, conditions="other"),
     }
-    home.models.save_capability(replace(row, k=1))
+    home.models.save_capability(replace(row, option=small))
     assert one.train(job(artifacts)).k == 1  # as it was measured, or so it seems
     home.models.save_capability(stale[change])
     assert one.train(job(artifacts)).k == 2

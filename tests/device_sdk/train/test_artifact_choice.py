@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from device_sdk.capability.fit import Fit, Request, WorkDone, choose_among
 from device_sdk.methods.learner import Declined
 from device_sdk.rounds.open_round import pick_artifacts
-from device_sdk.train.affordable import ArtifactChoice, WorkDone, choose_artifact
 from device_sdk.wire.publish.terms import OfferedArtifact
 from device_sdk.world import TrainingOptions
 
@@ -53,13 +53,11 @@ class Work:
 
 def choose(
     *step_seconds: float, train: float = 1.0, box: float = 5.0, slowdown: float = 1.0
-) -> tuple[ArtifactChoice, list[Work]]:
+) -> tuple[Fit, list[Work]]:
     clock = HandClock()
     works = [Work(f"net {n}", each, clock) for n, each in enumerate(step_seconds)]
-    choice = choose_artifact(
-        works, train_seconds=train, box_seconds=box, slowdown=slowdown, clock=clock
-    )
-    return choice, works
+    request = Request(train, time_box_seconds=box, slowdown=slowdown)
+    return choose_among(works, request, clock), works
 
 
 def test_the_largest_that_fits_is_chosen() -> None:

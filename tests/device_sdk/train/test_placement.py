@@ -18,6 +18,7 @@ from device_sdk import Trainer
 from device_sdk.artifact import MANIFEST_FILE
 from device_sdk.artifact.flat_layout import layout_of
 from device_sdk.home.home import Home
+from device_sdk.home.model_store import CapabilityRow
 from device_sdk.local_data import LocalData
 from device_sdk.methods.attention.contract import AttentionTraining
 from device_sdk.methods.attention.learner import AttentionLearner
@@ -201,6 +202,15 @@ def test_too_many_bytes_need_no_measuring(home: Home, artifact: LocalArtifact) -
     assert wanted == (f"mixture.{OWN}",)
 
 
+def test_other_bounds_on_bytes_are_measured_anew(home: Home, artifact: LocalArtifact) -> None:
+    fleet = Fleet(home, artifact)
+    for number in (1, 2):
+        _, result, _ = fleet.round(fleet.device(1e-4, most_attachment_bytes=20), number)
+    assert "above most_attachment_bytes (20)" in reason(result)
+    _, result, _ = fleet.round(fleet.device(1e-4, most_attachment_bytes=100), 3)
+    assert "mixes 2 neighbours itself" in reason(result)
+
+
 def test_without_a_meta_network_the_aggregator_mixes(home: Home, artifact: LocalArtifact) -> None:
     fleet = Fleet(home, replace(artifact, companion=None))
     device = fleet.device(1e-4)
@@ -224,12 +234,12 @@ def test_a_placement_that_is_given_is_not_measured(
 
 
 def test_a_choice_holds_while_the_cluster_stays_about_as_large() -> None:
-    placed = MeasuredPlacement.of("device", MovableWork(9, 90), 100)
-    assert MeasuredPlacement.read(placed.fingerprint("a | b"), "a | b") == placed
-    assert MeasuredPlacement.read(placed.fingerprint("a"), "b") is None
-    assert MeasuredPlacement.read("a", "a") is None
+    placed = MeasuredPlacement.of("device", MovableWork(9, 90))
+    row = CapabilityRow("t", "c", "ab", 1, "device", 16, 0, "", None)
+    assert MeasuredPlacement.read(row) == placed
+    assert MeasuredPlacement.read(replace(row, placement=None, placed_size=None)) is None
     held = [n for n in range(30) if placed.holds(MovableWork(n, 10 * (n < 17)), 100)]
     assert held == list(range(5, 17))
-    assert placed.holds(None, 100) and not placed.holds(None, 99)
+    assert placed.holds(None, 100)
     assert not placed.holds(MovableWork(9, 101), 100)
     assert replace(placed, where="aggregator").holds(MovableWork(9, 101), 100)

@@ -1,15 +1,22 @@
-"""The real train step of the factorisation artifact as a workload."""
+"""The largest latent dimension whose epochs, on the real train step, fit a deadline here."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from device_sdk.capability.fit import Choice, Request, WhenNoneFits, choose_k
+from device_sdk.capability.machine import describe_machine
+from device_sdk.capability.stopwatch import Measurement
 from device_sdk.factorisation import ITEMS, USERS, check_factorisation, triple_batch
-from device_sdk.trainer import Trainer
+from device_sdk.system.clock import Clock, MonotonicClock
+
+if TYPE_CHECKING:
+    from device_sdk.trainer import Trainer
 
 # Small enough to keep the factors where they are; a step costs the same whatever they hold.
 _RATE = 1e-6
@@ -36,7 +43,9 @@ class TrainStepWorkload:
         threads: int,
         rng: np.random.Generator,
     ) -> None:
-        self._trainer = Trainer(artifact, providers=providers, threads=threads)
+        from device_sdk.trainer import Trainer  # onnxruntime is for those who measure with it
+
+        self._trainer: Trainer = Trainer(artifact, providers=providers, threads=threads)
         check_factorisation(self._trainer.artifact)
         self._items = items
         self._interactions = interactions
@@ -88,3 +97,60 @@ class TrainStepWorkload:
             )
             for start in range(0, triples, self._batch)
         ]
+
+
+def choose_latent_dimension(
+    artifact: str | os.PathLike[str],
+    *,
+    deadline_seconds: float,
+    items: int,
+    interactions: int,
+    users: int = 1,
+    batch: int | None = None,
+    max_k: int = 64,
+    headroom: float = 0.2,
+    time_box_seconds: float = 10.0,
+    slowdown: float = 1.0,
+    when_none_fits: WhenNoneFits = "one",
+    threads: int = 1,
+    providers: str | Sequence[str] = "auto",
+    clock: Clock | None = None,
+    rng: np.random.Generator | None = None,
+    progress: Callable[[Measurement], None] | None = None,
+) -> Choice:
+    """The largest latent dimension with which an epoch fits the deadline on this device.
+
+    Times the artifact's own train step on `items` x k and `users` x k factors and `interactions`
+    triples (in steps of `batch`; None is one step), as "Request" and "Choice" describe.
+    The default `rng` has a fixed seed.
+
+    Raises ValueError for impossible arguments, ArtifactError for an artifact that is no matrix
+    factorisation, ProviderError where the providers cannot be used.
+    """
+    request = Request(deadline_seconds, max_k, headroom, time_box_seconds, slowdown, when_none_fits)
+    for name, value in {"items": items, "interactions": interactions, "users": users}.items():
+        if value < 1:
+            raise ValueError(f"{name} is {value}; expected 1 or more")
+    if batch is not None and batch < 1:
+        raise ValueError(f"batch is {batch}; expected 1 or more triples, or None for one step")
+    clock = MonotonicClock() if clock is None else clock
+    rng = np.random.default_rng(0) if rng is None else rng
+    start = clock.now()
+    workload = TrainStepWorkload(
+        artifact,
+        items=items,
+        interactions=interactions,
+        users=users,
+        batch=batch,
+        providers=providers,
+        threads=threads,
+        rng=rng,
+    )
+    return choose_k(
+        workload,
+        request,
+        machine=describe_machine(threads=workload.threads, provider=workload.provider),
+        clock=clock,
+        start=start,
+        progress=progress,
+    )

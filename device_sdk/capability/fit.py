@@ -1,0 +1,428 @@
+"""Which is the largest option that fits into so many seconds? Asked smallest first.
+
+Options are a number of columns k, from 1 up, whose cost grows with it (`choose_k`), or a few works
+that can be cut short (`choose_among`). Whatever they are, one fits when the 90th percentile of its
+time keeps the limit, and a larger one is begun only where a smaller one was seen to fit: a train
+step that runs cannot be stopped.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol, TypeVar
+
+import numpy as np
+
+from device_sdk.capability.estimate import bounds, largest_fitting, p90_estimates
+from device_sdk.capability.machine import Machine
+from device_sdk.capability.stopwatch import (
+    BlockSize,
+    Measurement,
+    Stopwatch,
+    Workload,
+    checked_slowdown,
+)
+from device_sdk.system.clock import Clock
+
+T = TypeVar("T")
+WhenNoneFits = Literal["one", "decline"]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked: the largest option for work that has to end within a deadline.
+
+    An option fits when its p90 is at most `limit_seconds`, (1 - headroom) x the deadline.
+    `time_box_seconds` bounds the whole measurement; `slowdown` emulates a device that many times
+    slower. `max_k` and `when_none_fits` are for a choice of k.
+    """
+
+    deadline_seconds: float
+    max_k: int = 64
+    headroom: float = 0.2
+    time_box_seconds: float = 10.0
+    slowdown: float = 1.0
+    when_none_fits: WhenNoneFits = "one"
+
+    def __post_init__(self) -> None:
+        for name in ("deadline_seconds", "time_box_seconds"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0.0):
+                raise ValueError(f"{name} is {value}; expected a finite number above 0")
+        if not 0.0 <= self.headroom < 1.0:
+            raise ValueError(
+                f"headroom is {self.headroom}; expected 0 <= headroom < 1 (0.2 is 20 %)"
+            )
+        if self.max_k < 1:
+            raise ValueError(f"max_k is {self.max_k}; expected 1 or more")
+        if self.when_none_fits not in ("one", "decline"):
+            raise ValueError(
+                f'when_none_fits is {self.when_none_fits!r}; expected "one" or "decline"'
+            )
+        checked_slowdown(self.slowdown)
+
+    @property
+    def limit_seconds(self) -> float:
+        """What an option's p90 may be."""
+        return self.deadline_seconds * (1.0 - self.headroom)
+
+
+def _climb(options: Iterable[T], seconds: Callable[[T], float | None], limit: float) -> T | None:
+    """Time the options, smallest first, up to one that misses (returned) or has no time left."""
+    for option in options:
+        took = seconds(option)
+        if took is None:
+            return None
+        if took > limit:
+            return option
+    return None
+
+
+def _shown(seconds: float) -> str:
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.0f} us"
+    return f"{seconds * 1e3:.3g} ms" if seconds < 1.0 else f"{seconds:.3g} s"
+
+
+# The largest of a few works, each of which can be cut short: artifacts of unequal size.
+
+_MOST_RUNS = 8
+# Steps that an unfinished run must have made before its pace says anything.
+_FEWEST_STEPS = 3
+# How much longer it is run where it made fewer.
+_LONGER = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkDone:
+    """One run of a work: how long, how many train steps, and whether it was cut short."""
+
+    seconds: float
+    steps: int
+    finished: bool
+
+
+class StoppableWork(Protocol):
+    """A round's training with one artifact, say, on a state that is thrown away."""
+
+    name: str
+
+    def run(self, most_seconds: float) -> WorkDone:
+        """Do it once; cut short between two steps after `most_seconds`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """`place`: of the chosen work; None where even the smallest misses.
+
+    `p90_seconds`: of its measured runs; an estimate from the pace of its steps where a whole run
+    did not fit the time box.
+    """
+
+    place: int | None
+    p90_seconds: float | None
+    reason: str
+
+
+def choose_among(works: Sequence[StoppableWork], request: Request, clock: Clock) -> Fit:
+    """The largest of the `works`, which come smallest first, that fits.
+
+    The smallest one's first run is finished even past the time box, unless it misses.
+    """
+    limit = request.limit_seconds / request.slowdown
+    stop_at = clock.now() + request.time_box_seconds
+    whole_steps = 0
+    took: list[float] = []
+
+    def seconds(work: StoppableWork) -> float:
+        nonlocal whole_steps
+        share = max(0.0, stop_at - clock.now()) / (len(works) - len(took))
+        p90, whole_steps = _p90_of(work, limit, share, whole_steps, clock)
+        took.append(p90)
+        return p90
+
+    missing = _climb(works, seconds, limit)
+    shown = [
+        f"{work.name} takes {_shown(p90 * request.slowdown)}"
+        for work, p90 in zip(works, took, strict=False)
+    ]
+    bound = (
+        f"the limit is {_shown(request.limit_seconds)} "
+        f"({1.0 - request.headroom:.0%} of {_shown(request.deadline_seconds)})"
+    )
+    missed = ""
+    if missing is not None:
+        missed = shown[-1] if math.isfinite(took[-1]) else f"{missing.name} did not end in time"
+        del took[-1]
+    if not took:
+        return Fit(None, None, f"Even the smallest misses: {missed}; {bound}.")
+    place = len(took) - 1
+    why = f"{shown[place]} at p90, {bound}; {missed or 'it is the largest one'}."
+    return Fit(place, took[place] * request.slowdown, why)
+
+
+def _p90_of(
+    work: StoppableWork, limit: float, share: float, whole_steps: int, clock: Clock
+) -> tuple[float, int]:
+    """p90 of a run in seconds (infinite: not finished by the limit), and a whole run's steps."""
+    until = clock.now() + share
+    # The work before says how many steps a run has: then a part of a run is enough.
+    most = min(limit, max(share, limit / 16)) if whole_steps else limit
+    first = work.run(most)
+    while not first.finished:
+        if whole_steps and first.steps >= _FEWEST_STEPS:
+            return first.seconds * whole_steps / first.steps, whole_steps
+        if most >= limit:
+            return float("inf"), whole_steps
+        most = min(limit, _LONGER * most)
+        first = work.run(most)
+    runs: list[float] = []
+    # The first run was cold; what follows counts, as far as there is time.
+    while len(runs) < _MOST_RUNS and clock.now() + first.seconds <= until:
+        again = work.run(limit)
+        if not again.finished:
+            return float("inf"), whole_steps
+        runs.append(again.seconds)
+    return float(np.quantile(runs or [first.seconds], 0.9)), first.steps
+
+
+# The largest number of columns: bracket it, refine it, confirm it.
+
+_LADDER = 4
+# Ks measured around the crossing. Eight in a row meet every residue modulo the width of a vector
+# register, so that the window's average does not depend on where it starts.
+_WINDOW = 8
+# Blocks that each of them gets, in turns, so that a slow spell of the machine meets all of them.
+_PASSES = 4
+_CONFIRMATIONS = 3
+# Share of the time box after which only the confirmation is left to do.
+_REFINE_UNTIL = 0.7
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The chosen k, why, and everything that was measured on the way.
+
+    `k` is None where the device declines. `fits`: the chosen k fits; `confirmed`: measured again
+    after the search, it kept the deadline and, but for noise, the limit. `load_seconds` is what
+    happened once before the first measurement (reading an artifact, making its session) and is in
+    no other figure. `machine` is None where nobody asked for it.
+    """
+
+    k: int | None
+    reason: str
+    fits: bool
+    confirmed: bool
+    request: Request
+    measurements: tuple[Measurement, ...]
+    load_seconds: float
+    elapsed_seconds: float
+    machine: Machine | None
+
+    def at(self, k: int | None) -> Measurement | None:
+        """What was measured at `k`."""
+        return next((entry for entry in self.measurements if entry.k == k), None)
+
+    @property
+    def p90_seconds(self) -> float | None:
+        """The chosen k's p90; None where it was not measured."""
+        measured = self.at(self.k)
+        return None if measured is None else measured.p90_seconds
+
+
+def choose_k(
+    workload: Workload,
+    request: Request,
+    *,
+    clock: Clock,
+    machine: Machine | None = None,
+    start: float | None = None,
+    block: BlockSize | None = None,
+    progress: Callable[[Measurement], None] | None = None,
+) -> Choice:
+    """The largest k with which any workload fits; `start` is when the time box began (now)."""
+    started = clock.now()
+    start = started if start is None else start
+    stopwatch = Stopwatch(
+        workload,
+        clock,
+        stop_at=start + request.time_box_seconds,
+        give_up_seconds=request.limit_seconds,
+        block=_block_for(request.time_box_seconds) if block is None else block,
+        slowdown=request.slowdown,
+        progress=progress,
+    )
+    impression = stopwatch.first_impression()
+    search = _Search(stopwatch, request)
+    # Twice: a cold start and one steady run are the least that says anything.
+    if 2.0 * impression > stopwatch.seconds_left():
+        search.out_of_time = True
+    else:
+        search.run()
+    measurements = stopwatch.measurements()
+    k = search.k if search.k > 0 else (1 if request.when_none_fits == "one" else None)
+    return Choice(
+        k=k,
+        reason=_reason(request, search, measurements, impression),
+        fits=search.k > 0,
+        confirmed=search.confirmed,
+        request=request,
+        measurements=measurements,
+        load_seconds=started - start,
+        elapsed_seconds=clock.now() - start,
+        machine=machine,
+    )
+
+
+def _block_for(time_box_seconds: float) -> BlockSize:
+    """Blocks of which some forty fit into the time box, even of slow runs."""
+    return BlockSize(
+        min_seconds=min(0.1, time_box_seconds / 100.0), max_seconds=time_box_seconds / 40.0
+    )
+
+
+class _Search:
+    """`k`: the outcome, 0 where none fits. `confirmed`: it was measured again after the search and
+    kept the deadline with at least half of the headroom. `out_of_time`: the time box ended before
+    the ks were bracketed or the chosen one confirmed.
+    """
+
+    def __init__(self, stopwatch: Stopwatch, request: Request) -> None:
+        self._stopwatch = stopwatch
+        self._limit = request.limit_seconds
+        self._deadline = request.deadline_seconds
+        self._tolerated = (self._limit + self._deadline) / 2.0
+        self._max_k = request.max_k
+        self._leave_seconds = stopwatch.seconds_left() * (1.0 - _REFINE_UNTIL)
+        self.k = 0
+        self.confirmed = False
+        self.out_of_time = False
+
+    def run(self) -> None:
+        """Search."""
+        _climb(self._ladder(), self._measure, self._limit)
+        if not self._stopwatch.runs:
+            self.out_of_time = True
+            return
+        self._refine()
+        self._confirm()
+
+    def _ladder(self) -> Iterator[int]:
+        k = 1
+        while k < self._max_k:
+            yield k
+            k *= _LADDER
+        yield self._max_k
+
+    def _refine(self) -> None:
+        """Measure around the crossing until every k there was measured often enough."""
+        while True:
+            low, high = bounds(self._stopwatch.runs, self._limit, self._max_k)
+            if low >= high:
+                return
+            k = self._next(self._estimate())
+            if k is None or self._time_to_confirm() or not self._stopwatch.measure(k):
+                return
+
+    def _confirm(self) -> None:
+        """Measure the estimate again; step down while it misses, further each time."""
+        candidate, step = self._not_past_one(self._estimate()), 1
+        while candidate >= 1:
+            if not self._measure_again(candidate):
+                self.k, self.out_of_time = self._largest_seen(candidate), True
+                return
+            if self._keeps(candidate):
+                self.k, self.confirmed = candidate, True
+                return
+            if candidate == 1:
+                return
+            candidate = self._not_past_one(min(candidate - step, self._estimate()))
+            step *= 2
+
+    def _not_past_one(self, candidate: int) -> int:
+        """The candidate; 1 instead of less where it was seen to fit, whatever the fit line says."""
+        return 1 if candidate < 1 and self._stopwatch.p90(1) <= self._limit else candidate
+
+    def _keeps(self, k: int) -> bool:
+        if k == 1 and self._stopwatch.p90(1) <= self._limit:
+            return True
+        estimate = p90_estimates(self._stopwatch.runs)[k]
+        return estimate <= self._tolerated and self._stopwatch.p90(k) <= self._deadline
+
+    def _next(self, centre: int) -> int | None:
+        """The window's least measured k, the nearest to the centre first; None if all are done."""
+        first = max(1, min(centre - _WINDOW // 2 + 1, self._max_k - _WINDOW + 1))
+        window = range(first, min(first + _WINDOW, self._max_k + 1))
+        todo = [k for k in window if self._stopwatch.blocks(k) < _PASSES]
+        return min(
+            todo, key=lambda k: (self._stopwatch.blocks(k), abs(k - centre - 0.4)), default=None
+        )
+
+    def _measure(self, k: int) -> float | None:
+        if not self._time_to_confirm() and self._stopwatch.measure(k):
+            return p90_estimates(self._stopwatch.runs)[k]
+        self.out_of_time = True
+        return None
+
+    def _time_to_confirm(self) -> bool:
+        return self._stopwatch.seconds_left() <= self._leave_seconds
+
+    def _measure_again(self, k: int) -> bool:
+        """Up to three more blocks; True where at least one was taken just now."""
+        if not self._stopwatch.measure(k):
+            return False
+        for _ in range(_CONFIRMATIONS - 1):
+            # The rest of the box is for the next smaller k, should this one miss.
+            if self._stopwatch.seconds_left() > self._leave_seconds / 2.0:
+                self._stopwatch.measure(k)
+        return True
+
+    def _estimate(self) -> int:
+        return largest_fitting(self._stopwatch.runs, self._limit, self._max_k)
+
+    def _largest_seen(self, at_most: int) -> int:
+        """The largest measured k up to `at_most` that kept the deadline; 0 where none did."""
+        seen = [k for k in self._stopwatch.runs if k <= at_most]
+        return max((k for k in seen if self._keeps(k)), default=0)
+
+
+def _reason(
+    request: Request, found: _Search, measurements: tuple[Measurement, ...], impression: float
+) -> str:
+    limit = (
+        f"{_shown(request.limit_seconds)} ({1.0 - request.headroom:.0%} of the "
+        f"{_shown(request.deadline_seconds)} deadline)"
+    )
+    cut = f" The time box of {_shown(request.time_box_seconds)} ended the search early."
+    if found.k == 0:
+        answer = (
+            "k = 1 is taken all the same, as asked"
+            if request.when_none_fits == "one"
+            else "the device declines, as asked"
+        )
+        first = next((entry.p90_seconds for entry in measurements if entry.k == 1), None)
+        if first is not None:
+            return f"Even k = 1 misses: its p90 is {_shown(first)}, the limit {limit}; {answer}."
+        if math.isfinite(impression):
+            took = f"one run at k = 1 would take about {_shown(impression)}"
+        else:
+            took = "not even a small share of one run at k = 1 ended inside it"
+        return (
+            f"The time box of {_shown(request.time_box_seconds)} is too short to measure anything: "
+            f"{took}. Nothing is known to fit; {answer}."
+        )
+    chosen = next(entry for entry in measurements if entry.k == found.k)
+    why = f"k = {found.k} takes {_shown(chosen.p90_seconds or 0.0)} at p90, the limit is {limit}"
+    if found.k == request.max_k:
+        why += "; it is the largest k that was allowed"
+    elif not found.out_of_time:
+        why += "; larger ones are expected to miss"
+    if not found.confirmed:
+        why += ". It was not confirmed."
+    elif (chosen.p90_seconds or 0.0) <= request.limit_seconds:
+        why += ". Measured again, it still fits."
+    else:
+        why += ". Measured again, it used some of the headroom and kept the deadline."
+    return why + (cut if found.out_of_time else "")

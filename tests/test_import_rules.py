@@ -55,7 +55,8 @@ _OUTSIDE_A_METHOD = frozenset(
 METHODS = sorted(path.parent.name for path in ROOT.glob("device_sdk/methods/*/learner.py"))
 # What both ends agree on: the aggregator may import no more of the device than this.
 _CONTRACT = frozenset(
-    {f"device_sdk.{name}" for name in ("artifact", "link", "system", "wire", "methods.settings")}
+    {f"device_sdk.{name}" for name in ("artifact", "link", "system", "wire")}
+    | {"device_sdk.methods.settings", "device_sdk.methods.state"}
     | {f"device_sdk.methods.{name}.contract" for name in METHODS}
 )
 _SERVER = frozenset(

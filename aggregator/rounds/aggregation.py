@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 
 from aggregator.errors import AggregatorError
-from aggregator.methods.method import Method, Remembering, RestoreError, RoundSummary, State
+from aggregator.methods.method import Method, Remembering, RoundSummary
 from aggregator.methods.table import Binding
 from aggregator.store import Store
 from aggregator.store.checkpoints import MethodCheckpoint
 from aggregator.store.rounds import RoundRow
 from aggregator.store.update_log import LoggedUpdate
 from device_sdk.artifact import Artifact
+from device_sdk.methods.state import RestoreError, State
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 
 _LOG = logging.getLogger(__name__)

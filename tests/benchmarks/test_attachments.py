@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from aggregator.methods.method import RoundSummary, State
+from aggregator.methods.method import RoundSummary
 from benchmarks.simulator import Simulation, device_name
+from device_sdk.methods.state import State
 from device_sdk.wire.arrays.exchange import Attachment, Broadcast, Update
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from aggregator.methods.method import Method, Refused, RestoreError, RoundSummary
+from aggregator.methods.method import Method, Refused, RoundSummary
+from device_sdk.methods.state import RestoreError
 
 __all__ = ["Method", "Refused", "RoundSummary", "RestoreError"]

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from bisect import bisect_left, insort
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.methods.method import RestoreError, part, require_array, require_count
+from device_sdk.methods.state import COUNT, Entry, RestoreError, Schema, State, Stateful, unpack
 
 Floats = NDArray[np.float64]
 Squares = NDArray[np.float32] | NDArray[np.float64]
@@ -129,7 +130,7 @@ _MOST_APART = 16.0
 devices of all columns are ahead of the others by a factor of ten."""
 
 
-class Outliers:
+class Outliers(Stateful):
     """Tells updates apart by their size and their peak, each against its running median.
 
     The *size* of an update [rows, columns] is the root mean square of its values. Devices that
@@ -145,12 +146,18 @@ class Outliers:
     given up leaves no trace, as with :class:`~aggregator.methods.limits.AdaptiveLimit`.
     """
 
+    FRESH = True
+
     def __init__(self, multiple: float) -> None:
         self._multiple = multiple
         self._settled: Floats = np.empty((0, 3), dtype=np.float64)
         self._recent: Floats = self._settled
-        self.count = 0
+        self._count = 0
+
+    @property
+    def count(self) -> int:
         """Outliers of this round."""
+        return self._count
 
     def holds(self, values: NDArray[np.float32]) -> bool:
         """Take note of an accepted update, [rows, columns]; whether it is an outlier.
@@ -171,62 +178,90 @@ class Outliers:
         if len(alike) >= _LEAST_ALIKE:
             usual[0] = min(float(np.median(alike)), _MOST_APART * usual[0])
         found = bool(size > self._multiple * usual[0] or peak > self._multiple * usual[1])
-        self.count += found
+        self._count += found
         return found
 
     def begin(self) -> None:
         """A round begins: forget what came since the last one that ended."""
         self._recent = self._settled
-        self.count = 0
+        self._count = 0
 
     def settle(self) -> None:
         """The round made a version: what came in it stays."""
         self._settled = self._recent
 
-    def state(self) -> dict[str, NDArray[Any]]:
-        """``settled`` and ``recent``, float64 [at most 256, 3] of size, peak and class, and
-        ``count`` int64 scalar; copies."""
-        return {
-            "settled": self._settled.copy(),
-            "recent": self._recent.copy(),
-            "count": np.asarray(self.count, dtype=np.int64),
-        }
+    def _schema(self) -> Schema:
+        noted = Entry(np.float64, ("updates", 3), least=0)
+        # Each has a number of updates of its own.
+        return {"settled": noted, "recent": replace(noted, shape=("noted", 3)), "count": COUNT}
 
-    @classmethod
-    def from_state(cls, multiple: float, state: Mapping[str, NDArray[Any]]) -> Outliers:
-        """One that continues from ``state()``; an empty state is a fresh start, as where the option
-        was just turned on. Raises RestoreError for anything else."""
-        found = cls(multiple)
-        if not state:
-            return found
-        if set(state) != {"settled", "recent", "count"}:
-            raise RestoreError(f"the outliers' state holds {sorted(state)}")
-        for name in ("settled", "recent"):
-            noted = state[name]
-            fits = noted.dtype == np.float64 and noted.ndim == 2 and noted.shape[1] == 3
-            fits = fits and len(noted) <= _WINDOW
-            if not fits or not np.isfinite(noted).all() or (noted < 0).any():
-                raise RestoreError(
-                    f"the outliers' {name!r} is {noted.dtype} {noted.shape}; expected at most "
-                    f"{_WINDOW} rows of three finite float64, none below 0"
-                )
-        found._settled, found._recent = state["settled"].copy(), state["recent"].copy()
-        found.count = require_count(state["count"], "outliers' count")
-        return found
+    def _require_sound(self) -> None:
+        if max(len(self._settled), len(self._recent)) > _WINDOW:
+            raise RestoreError(f"'settled' and 'recent' are expected to hold at most {_WINDOW}")
 
 
 # What is usual in a fleet: running medians in which every device has one voice.
 
 LEAST_VOICES = 3
 """Voices of which one that lies cannot choose the median."""
-"""Updates that are looked back on: few enough that medians follow norms as the model settles."""
 _SENDER_BYTES = 16
-_PARTS = ("named", "senders", "places", "values")
-
-Voice = tuple[int, tuple[float, ...]]
 
 
-class FleetScale:
+class _Voices(Stateful):
+    """What was noted of each device that was heard of lately, the oldest first: where it stands
+    among the ``count`` updates, and its values. Updates without a sender are named by their place.
+    """
+
+    def __init__(self, measures: int) -> None:
+        self.measures = measures
+        self.noted: dict[str, tuple[int, tuple[float, ...]]] = {}
+        self.count = 0
+
+    def copy(self) -> _Voices:
+        found = copy.copy(self)
+        found.noted = dict(self.noted)
+        return found
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        named = np.asarray([len(name) == 2 * _SENDER_BYTES for name in self.noted], dtype=np.bool_)
+        senders = np.zeros((len(named), _SENDER_BYTES), dtype=np.uint8)
+        for row, name in enumerate(self.noted):
+            if named[row]:
+                senders[row] = np.frombuffer(bytes.fromhex(name), dtype=np.uint8)
+        values = np.asarray([values for _, values in self.noted.values()], dtype=np.float64)
+        return {
+            "named": named,
+            "senders": senders,
+            "places": np.asarray([place for place, _ in self.noted.values()], dtype=np.int64),
+            "values": values.reshape(len(named), self.measures),
+            "count": np.asarray(self.count, dtype=np.int64),
+        }
+
+    def restored(self, state: State) -> _Voices:
+        schema = {
+            "named": Entry(np.bool_, ("voices",)),
+            "senders": Entry(np.uint8, ("voices", _SENDER_BYTES)),
+            "places": Entry(np.int64, ("voices",)),
+            "values": Entry(np.float64, ("voices", self.measures), least=0),
+            "count": COUNT,
+        }
+        own = unpack(schema, state)
+        found = _Voices(self.measures)
+        found.count = count = int(own["count"])
+        places = own["places"]
+        if (np.diff(places) <= 0).any() or not (
+            (places > max(0, count - _WINDOW)) & (places <= count)
+        ).all():
+            raise RestoreError(f"'places' are expected to rise within the last {_WINDOW} updates")
+        columns = (own["named"].tolist(), own["senders"], places.tolist(), own["values"].tolist())
+        for has, sender, place, row in zip(*columns, strict=True):
+            found.noted[sender.tobytes().hex() if has else str(place)] = (place, tuple(row))
+        if len(found.noted) != len(places):
+            raise RestoreError("a device has two of the 'senders'")
+        return found
+
+
+class FleetScale(Stateful):
     """Medians of a few measures of an update, over the devices heard of in the last 256 updates.
 
     Of each device its latest update counts: one that takes part in every round, while others come
@@ -240,28 +275,30 @@ class FleetScale:
     trace: its updates are absorbed again by the next.
     """
 
+    PARTS = ("settled", "recent")
+    FRESH = True
+
     def __init__(self, measures: int) -> None:
-        self._measures = measures
-        self._settled: dict[str, Voice] = {}
-        self._settled_count = 0
+        self._settled = _Voices(measures)
         self.begin()
 
     @property
     def known(self) -> bool:
         """Whether there are voices enough for a median that no single device chooses."""
-        return len(self._voices) >= LEAST_VOICES
+        return len(self._recent.noted) >= LEAST_VOICES
 
     def note(self, sender: str, values: Sequence[float]) -> None:
         """Take note of an accepted update: finite values, one a measure, none below 0."""
-        self._count += 1
-        name = sender or str(self._count)
+        recent = self._recent
+        recent.count += 1
+        name = sender or str(recent.count)
         self._drop(name)
-        self._voices[name] = (self._count, tuple(values))
+        recent.noted[name] = (recent.count, tuple(values))
         for ordered, value in zip(self._ordered, values, strict=True):
             insort(ordered, value)
         while True:
-            oldest = next(iter(self._voices))
-            if self._voices[oldest][0] > self._count - _WINDOW:
+            oldest = next(iter(recent.noted))
+            if recent.noted[oldest][0] > recent.count - _WINDOW:
                 return
             self._drop(oldest)
 
@@ -272,90 +309,24 @@ class FleetScale:
 
     def begin(self) -> None:
         """A round begins: forget what came since the last one that ended."""
-        self._voices = dict(self._settled)
-        self._count = self._settled_count
-        self._ordered = [
-            sorted(values[measure] for _, values in self._voices.values())
-            for measure in range(self._measures)
-        ]
+        self._recent = self._settled.copy()
+        self._require_sound()
 
     def settle(self) -> None:
         """The round made a version: what came in it stays."""
-        self._settled, self._settled_count = dict(self._voices), self._count
+        self._settled = self._recent.copy()
 
-    def state(self) -> dict[str, NDArray[Any]]:
-        """As ``settled.*`` and ``recent.*`` n voices, the oldest first: ``named`` bool [n],
-        ``senders`` uint8 [n, 16] (zeros for those that have none), ``places`` int64 [n] and
-        ``values`` float64 [n, measures]; with ``count`` int64 scalar, the updates noted so far."""
-        return {
-            **{f"settled.{k}": v for k, v in self._packed(self._settled).items()},
-            "settled.count": np.asarray(self._settled_count, dtype=np.int64),
-            **{f"recent.{k}": v for k, v in self._packed(self._voices).items()},
-            "recent.count": np.asarray(self._count, dtype=np.int64),
-        }
-
-    @classmethod
-    def from_state(cls, measures: int, state: Mapping[str, NDArray[Any]]) -> FleetScale:
-        """One that continues from ``state()``; an empty state is a fresh start, as where the option
-        was just turned on. Raises RestoreError for anything else."""
-        found = cls(measures)
-        if not state:
-            return found
-        wanted = {f"{when}.{p}" for when in ("settled", "recent") for p in (*_PARTS, "count")}
-        if set(state) != wanted:
-            raise RestoreError(
-                f"the fleet's scale holds {sorted(state)}; expected {sorted(wanted)}"
-            )
-        found._settled, found._settled_count = found._unpacked("recent", state)
-        found.begin()
-        found._settled, found._settled_count = found._unpacked("settled", state)
-        return found
+    def _require_sound(self) -> None:
+        noted = [values for _, values in self._recent.noted.values()]
+        self._ordered = [
+            sorted(values[measure] for values in noted) for measure in range(self._recent.measures)
+        ]
 
     def _drop(self, name: str) -> None:
-        voice = self._voices.pop(name, None)
+        voice = self._recent.noted.pop(name, None)
         if voice is not None:
             for ordered, value in zip(self._ordered, voice[1], strict=True):
                 del ordered[bisect_left(ordered, value)]
-
-    def _packed(self, voices: Mapping[str, Voice]) -> dict[str, NDArray[Any]]:
-        named = np.asarray([len(name) == 2 * _SENDER_BYTES for name in voices], dtype=np.bool_)
-        senders = np.zeros((len(voices), _SENDER_BYTES), dtype=np.uint8)
-        for row, name in enumerate(voices):
-            if named[row]:
-                senders[row] = np.frombuffer(bytes.fromhex(name), dtype=np.uint8)
-        values = np.asarray([values for _, values in voices.values()], dtype=np.float64)
-        return {
-            "named": named,
-            "senders": senders,
-            "places": np.asarray([place for place, _ in voices.values()], dtype=np.int64),
-            "values": values.reshape(len(voices), self._measures),
-        }
-
-    def _unpacked(
-        self, when: str, state: Mapping[str, NDArray[Any]]
-    ) -> tuple[dict[str, Voice], int]:
-        named, senders, places, values = (state[f"{when}.{part}"] for part in _PARTS)
-        count = require_count(state[f"{when}.count"], f"{when} count of updates")
-        size = len(places) if places.ndim else 0
-        require_array(places, f"{when} places", np.int64, (size,))
-        require_array(named, f"{when} named", np.bool_, (size,))
-        require_array(senders, f"{when} senders", np.uint8, (size, _SENDER_BYTES))
-        require_array(values, f"{when} values", np.float64, (size, self._measures))
-        if not np.isfinite(values).all() or (values < 0).any():
-            raise RestoreError(f"the {when} values are not all finite and at least 0")
-        if (np.diff(places) <= 0).any() or not (
-            (places > max(0, count - _WINDOW)) & (places <= count)
-        ).all():
-            raise RestoreError(f"the {when} places do not rise within the last {_WINDOW} updates")
-        voices = {
-            (sender.tobytes().hex() if has else str(place)): (place, tuple(row))
-            for has, sender, place, row in zip(
-                named.tolist(), senders, places.tolist(), values.tolist(), strict=True
-            )
-        }
-        if len(voices) != size:
-            raise RestoreError(f"a device has two of the {when} voices")
-        return voices, count
 
 
 # What is done to every update before it counts: outliers are left out, rows and norms are held
@@ -371,7 +342,7 @@ _LENGTHS = 1
 Floats32 = NDArray[np.float32]
 
 
-class UpdateLimits:
+class UpdateLimits(Stateful):
     """A fixed limit of an update's norm, a limit that follows the fleet, and one of single rows.
 
     Args:
@@ -390,6 +361,8 @@ class UpdateLimits:
     Each is off at 0. Memory is that of a thousand numbers.
     """
 
+    PARTS = ("fleet", "outliers")
+
     def __init__(
         self,
         clip_norm: float,
@@ -406,22 +379,21 @@ class UpdateLimits:
         self._outlier_multiple = outlier_multiple
         self._length = length
         self._others = others
-        follows = bool(clip_multiple or row_multiple or others)
-        self._scale = FleetScale(_OTHERS + others) if follows else None
-        self._outliers = Outliers(outlier_multiple) if outlier_multiple else None
-        self._bounded_rows = 0
+        self._follows = bool(clip_multiple or row_multiple or others)
+        self._parts_follow()
+        self._bounded = 0
 
     @property
     def known(self) -> bool:
         """Whether an update can be judged by the fleet: always, where no limit follows it."""
-        return self._scale is None or self._scale.known
+        return self._fleet is None or self._fleet.known
 
     def note(self, sender: str, found: Measured, others: Sequence[float] = ()) -> None:
         """Take note of an accepted update as it came, once, in commit order; one without any length
         says nothing of what is usual."""
-        if self._scale is not None and (found.norm > 0 or any(others[:_LENGTHS])):
+        if self._fleet is not None and (found.norm > 0 or any(others[:_LENGTHS])):
             row = found.median_row if self._row_multiple else 0.0
-            self._scale.note(sender, (found.norm, row, *others))
+            self._fleet.note(sender, (found.norm, row, *others))
 
     def apply(
         self, values: Floats32, found: Measured, weight: float = 1.0
@@ -434,11 +406,11 @@ class UpdateLimits:
             return values, 0.0
         if not values.size:
             return values, 1.0
-        if self._row_multiple and self._scale is not None and self._scale.known:
-            most = self._row_multiple * self._scale.median(_ROW)
+        if self._row_multiple and self._fleet is not None and self._fleet.known:
+            most = self._row_multiple * self._fleet.median(_ROW)
             if 0 < most < found.largest_row:
                 values, count = bounded_rows(values, found.rows, most)
-                self._bounded_rows += count
+                self._bounded += count
                 found = measured(values)
         limit = self._clip_norm or math.inf
         if self._clip_multiple:
@@ -455,75 +427,52 @@ class UpdateLimits:
 
     def usual(self, place: int) -> float:
         """The median of another measure, over however few devices; 0 where nothing is known."""
-        return 0.0 if self._scale is None else self._scale.median(_OTHERS + place)
+        return 0.0 if self._fleet is None else self._fleet.median(_OTHERS + place)
 
     def metrics(self) -> dict[str, float]:
         """Of this round: ``bounded_rows`` that were scaled down, and ``outliers``, in so far as
         these limits are in use."""
         found: dict[str, float] = {}
         if self._row_multiple:
-            found["bounded_rows"] = float(self._bounded_rows)
+            found["bounded_rows"] = float(self._bounded)
         if self._outliers is not None:
             found["outliers"] = float(self._outliers.count)
         return found
 
     def begin(self) -> None:
         """A round begins; what was noted in one that made no version is forgotten."""
-        self._bounded_rows = 0
-        for one in (self._scale, self._outliers):
+        self._bounded = 0
+        for one in (self._fleet, self._outliers):
             if one is not None:
                 one.begin()
 
     def settle(self) -> None:
         """The round made a version."""
-        for one in (self._scale, self._outliers):
+        for one in (self._fleet, self._outliers):
             if one is not None:
                 one.settle()
 
-    def state(self) -> dict[str, NDArray[Any]]:
-        """``fleet.*`` and ``outliers.*`` of what is in use, ``length`` float64 and ``bounded``
-        int64, the rows."""
-        found: dict[str, NDArray[Any]] = {}
-        if self._scale is not None:
-            found = {f"fleet.{name}": array for name, array in self._scale.state().items()}
-            found["length"] = np.asarray(self._length, dtype=np.float64)
-        if self._row_multiple:
-            found["bounded"] = np.asarray(self._bounded_rows, dtype=np.int64)
-        if self._outliers is not None:
-            outliers = self._outliers.state()
-            found.update({f"outliers.{name}": array for name, array in outliers.items()})
-        return found
+    def _schema(self) -> Schema:
+        # What the state does not know starts afresh.
+        length = {"length": Entry(np.float64, least=0, optional=True)} if self._fleet else {}
+        bounded = {"bounded": replace(COUNT, optional=True)} if self._row_multiple else {}
+        return length | bounded
 
-    def continued(self, state: Mapping[str, NDArray[Any]]) -> UpdateLimits:
+    def _parts_follow(self) -> None:
+        self._fleet = FleetScale(_OTHERS + self._others) if self._follows else None
+        self._outliers = Outliers(self._outlier_multiple) if self._outlier_multiple else None
+
+    def restored(self, state: State) -> UpdateLimits:
         """Limits with these settings that continue from ``state()``; this object is unchanged.
 
         A limit that the state does not know starts afresh, and what is no longer in use is dropped:
         the options may change between rounds. Raises RestoreError for arrays that do not fit.
         """
-        found = UpdateLimits(
-            self._clip_norm,
-            self._clip_multiple,
-            self._row_multiple,
-            self._outlier_multiple,
-            length=self._length,
-            others=self._others,
-        )
-        if found._scale is not None:
-            measures = _OTHERS + self._others
-            found._scale = FleetScale.from_state(measures, part("fleet.", state))
-            if "length" in state:
-                require_array(state["length"], "length", np.float64, ())
-                if not (np.isfinite(state["length"]) and state["length"] >= 0):
-                    raise RestoreError("the state's 'length' is no length")
-                found._length = float(state["length"])
-        if self._row_multiple and "bounded" in state:
-            found._bounded_rows = require_count(state["bounded"], "bounded rows")
-        if found._outliers is not None:
-            found._outliers = Outliers.from_state(self._outlier_multiple, part("outliers.", state))
-        return found
+        used = {*self._schema(), *self.PARTS}
+        return super().restored({n: a for n, a in state.items() if n.split(".")[0] in used})
 
     def _following(self, measure: int, multiple: float, length: float) -> float:
-        assert self._scale is not None
-        median = self._scale.median(measure) if self._scale.known else 0.0
+        assert self._fleet is not None
+        median = self._fleet.median(measure) if self._fleet.known else 0.0
         # Where most devices send zeros, or too few are known, there is no scale but the model's.
         return multiple * median if median else _FIRST_LENGTHS * max(length, 1.0)

@@ -5,15 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
+from device_sdk.methods.state import State
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 from device_sdk.wire.codec.errors import WireError
-
-State = Mapping[str, NDArray[Any]]
 
 
 class Refused(WireError):
@@ -21,10 +16,6 @@ class Refused(WireError):
 
     def __reduce__(self) -> tuple[type[Refused], tuple[str, str]]:
         return (Refused, (self.reason, str(self.args[0])))
-
-
-class RestoreError(ValueError):
-    """A state that was given to ``restore`` does not fit the method, which is unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,37 +62,12 @@ class Method(ABC):
 
     @abstractmethod
     def restore(self, state: State) -> None:
-        """Continue, bit for bit, where ``state()`` was taken; raises :class:`RestoreError`."""
+        """Continue, bit for bit, where ``state()`` was taken. Raises
+        :class:`~device_sdk.methods.state.RestoreError`, and changes nothing, where it does not fit.
+        """
 
     def forget(self, sender: str) -> None:  # noqa: B027
         """Drop what is kept of a device, where it is known: it was revoked. Between rounds.
 
         Here: nothing. For methods that hand on what single devices sent in earlier rounds.
         """
-
-
-# Reading a method's state back: its parts, and whether an array is what it has to be.
-
-
-def part(prefix: str, state: State) -> dict[str, NDArray[Any]]:
-    """The arrays whose names begin with ``prefix``, by what follows it."""
-    return {n.removeprefix(prefix): array for n, array in state.items() if n.startswith(prefix)}
-
-
-def require_array(
-    array: NDArray[Any], name: str, dtype: type[np.generic], shape: tuple[int, ...]
-) -> None:
-    """Raises RestoreError, which calls the array ``name``, for another dtype or shape."""
-    if array.dtype != dtype or array.shape != shape:
-        raise RestoreError(
-            f"the state's {name!r} is {array.dtype} {array.shape}; expected "
-            f"{np.dtype(dtype)} {shape}"
-        )
-
-
-def require_count(array: NDArray[Any], name: str) -> int:
-    """The number in an int64 scalar; raises RestoreError, which calls it ``name``, where there is
-    none, or one below 0."""
-    if array.dtype != np.int64 or array.shape != () or array < 0:
-        raise RestoreError(f"the state's {name!r} is no count")
-    return int(array)

@@ -6,7 +6,7 @@ definitions 1 (median) and 2 (trimmed mean).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, Any, Literal
@@ -14,8 +14,8 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.methods.method import RestoreError
 from device_sdk.fields import Within, require_declared
+from device_sdk.methods.state import COUNT, Entry, RestoreError, State, Stateful, part, unpack
 from device_sdk.wire.arrays.exchange import Scalar, Update
 
 Robust = Literal["none", "trimmed", "median"]
@@ -124,17 +124,19 @@ MOST_HELD_BYTES = 800_000_000
 """A round that holds more takes no further updates: a checkpoint is one SQLite blob, below 1 GB."""
 
 _BLOCK_VALUES = 1 << 22
-_ROWS = {"rows": np.int32, "columns": np.int32, "sizes": np.int64, "values": np.float32}
 
 Floats32 = NDArray[np.float32]
 Indices = NDArray[np.int64]
-State = Mapping[str, NDArray[Any]]
 
 
-class HeldRows:
-    """Scatter's updates: [rows touched, columns drawn] each, in the order of their commits."""
+class HeldRows(Stateful):
+    """Scatter's updates: [rows touched, columns drawn] each, in the order of their commits.
 
-    def __init__(self) -> None:
+    ``shape``: [items, K] of the matrix that they are about.
+    """
+
+    def __init__(self, shape: tuple[int, int]) -> None:
+        self._shape = shape
         self._updates: list[tuple[NDArray[np.int32], NDArray[np.int32], Floats32]] = []
         self._values = 0
 
@@ -151,9 +153,9 @@ class HeldRows:
         self._updates.append((rows.astype(np.int32), columns.astype(np.int32), values.copy()))
         self._values += values.size
 
-    def sums(self, shape: tuple[int, int], rule: RobustRule) -> NDArray[np.float64]:
+    def sums(self, rule: RobustRule) -> NDArray[np.float64]:
         """Of each cell the robust mean over those who touched it, times their number."""
-        items, width = shape
+        items, width = self._shape
         blocks = max(1, -(-self._values // _BLOCK_VALUES))
         bounds = np.linspace(0, items, min(blocks, items) + 1).astype(np.int64)
         parts = [self._block(int(first), int(end), width, rule) for first, end in pairwise(bounds)]
@@ -183,42 +185,40 @@ class HeldRows:
             "values": np.concatenate([one.reshape(-1) for one in values]),
         }
 
-    @classmethod
-    def from_state(cls, shape: tuple[int, int], state: State) -> HeldRows:
-        """What ``state()`` held; raises RestoreError where it does not fit [items, K]."""
-        held = cls()
+    def restored(self, state: State) -> HeldRows:
+        """Of this shape, what ``state()`` held; raises RestoreError where it does not fit."""
+        held = HeldRows(self._shape)
         if not state:
             return held
-        if set(state) != set(_ROWS):
-            raise RestoreError(f"the held updates are {sorted(state)}; expected {sorted(_ROWS)}")
-        sizes = state["sizes"]
-        for name, dtype in _ROWS.items():
-            if state[name].dtype != dtype or state[name].ndim != (2 if name == "sizes" else 1):
-                raise RestoreError(
-                    f"the held {name!r} are {state[name].dtype}, not {dtype.__name__}"
-                )
-        if sizes.shape[1] != 2 or (sizes < 0).any():
-            raise RestoreError("the held updates' sizes are no pairs of counts")
+        items, columns = self._shape
+        found = unpack(
+            {
+                "rows": Entry(np.int32, ("touched",), least=0, below=items),
+                "columns": Entry(np.int32, ("drawn",), least=0, below=columns),
+                "sizes": Entry(np.int64, ("updates", 2), least=0),
+                "values": Entry(np.float32, ("numbers",)),
+            },
+            state,
+        )
+        sizes = found.pop("sizes")
         ends = {
             "rows": sizes[:, 0].cumsum(),
             "columns": sizes[:, 1].cumsum(),
             "values": (sizes[:, 0] * sizes[:, 1]).cumsum(),
         }
         for name, end in ends.items():
-            if len(end) == 0 or int(end[-1]) != len(state[name]):
+            if len(end) == 0 or int(end[-1]) != len(found[name]):
                 raise RestoreError(f"the held {name!r} and their sizes disagree")
-        for name, bound in (("rows", shape[0]), ("columns", shape[1])):
-            if len(state[name]) and not 0 <= state[name].min() <= state[name].max() < bound:
-                raise RestoreError(f"the held {name!r} lie outside 0 to {bound - 1}")
-        cut = {name: np.split(state[name], end[:-1]) for name, end in ends.items()}
-        for place, size in enumerate(sizes.tolist()):
-            values = cut["values"][place].reshape(size).copy()
-            held._updates.append((cut["rows"][place].copy(), cut["columns"][place].copy(), values))
-        held._values = len(state["values"])
+        cut = [np.split(found[name], end[:-1]) for name, end in ends.items()]
+        held._updates = [
+            (rows, columns, values.reshape(len(rows), len(columns)))
+            for rows, columns, values in zip(*cut, strict=True)
+        ]
+        held._values = len(found["values"])
         return held
 
 
-class HeldVectors:
+class HeldVectors(Stateful):
     """Dense updates, float32 [size] each, in the order of their commits."""
 
     def __init__(self, size: int) -> None:
@@ -245,21 +245,12 @@ class HeldVectors:
         """``vectors`` float32 [updates, size]; nothing where none are held."""
         return {"vectors": np.stack(self._vectors)} if self._vectors else {}
 
-    @classmethod
-    def from_state(cls, size: int, state: State) -> HeldVectors:
-        """What ``state()`` held; raises RestoreError where it does not fit."""
-        held = cls(size)
-        if not state:
-            return held
-        vectors = state.get("vectors")
-        if set(state) != {"vectors"} or vectors is None:
-            raise RestoreError(f"the held updates are {sorted(state)}; expected vectors")
-        if vectors.dtype != np.float32 or vectors.ndim != 2 or vectors.shape[1] != size:
-            raise RestoreError(
-                f"the held updates are {vectors.dtype} {vectors.shape}; expected float32 of "
-                f"[updates, {size}]"
-            )
-        held._vectors = [one.copy() for one in vectors]
+    def restored(self, state: State) -> HeldVectors:
+        """Of this size, what ``state()`` held; raises RestoreError where it does not fit."""
+        held = HeldVectors(self._size)
+        if state:
+            schema = {"vectors": Entry(np.float32, ("updates", self._size))}
+            held._vectors = list(unpack(schema, state)["vectors"])
         return held
 
 
@@ -278,7 +269,7 @@ _MOST = 16
 """A few: they come of devices of which too few are known, and each is held whole."""
 
 
-class Waiting:
+class Waiting(Stateful):
     """The first updates of a task's life, in the order of their commits."""
 
     def __init__(self) -> None:
@@ -315,29 +306,24 @@ class Waiting:
                 found[f"{place}.said.{name}"] = np.asarray(value)
         return found
 
-    @classmethod
-    def from_state(cls, state: Mapping[str, NDArray[Any]]) -> Waiting:
+    def restored(self, state: State) -> Waiting:
         """What ``state()`` held; raises RestoreError for anything else."""
-        found = cls()
+        found = Waiting()
         rest = dict(state)
         while rest:
             prefix = f"{len(found)}."
-            own = {n.removeprefix(prefix): rest.pop(n) for n in list(rest) if n.startswith(prefix)}
+            own = part(prefix, rest)
+            rest = {name: array for name, array in rest.items() if not name.startswith(prefix)}
             try:
                 found._updates.append(_update(own))
-            except (KeyError, TypeError, ValueError, IndexError) as error:
+            except (TypeError, ValueError) as error:
                 raise RestoreError(f"an update that waits cannot be read: {error!r}") from None
         return found
 
 
-def _update(own: dict[str, NDArray[Any]]) -> Update:
-    said: dict[str, Scalar] = {}
-    tensors: dict[str, NDArray[Any]] = {}
-    for name, array in own.items():
-        kind, _, rest = name.partition(".")
-        if kind == "tensor":
-            tensors[rest] = array.copy()
-        elif kind == "said":
-            said[rest] = array.item()
-    sender = own["sender"].tobytes().decode()
-    return Update(int(own["round"]), tensors, said, sender)
+def _update(own: State) -> Update:
+    told = {name: array for name, array in own.items() if "." not in name}
+    told = unpack({"round": COUNT, "sender": Entry(np.uint8, ("letters",))}, told)
+    said: dict[str, Scalar] = {name: array.item() for name, array in part("said.", own).items()}
+    tensors = {name: array.copy() for name, array in part("tensor.", own).items()}
+    return Update(int(told["round"]), tensors, said, told["sender"].tobytes().decode())

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.methods.method import RestoreError
 from device_sdk.fields import Within, require_declared
+from device_sdk.methods.state import COUNT, Entry, Schema, Stateful
 
 Floats = NDArray[np.float32]
 _MOMENTS = ("first_moment", "second_moment")
@@ -43,16 +42,16 @@ class OptimizerSettings:
         require_declared(self)
 
 
-class ServerOptimizer:
+class ServerOptimizer(Stateful):
     """Applies averaged gradients to one parameter matrix of a given shape."""
 
     def __init__(self, settings: OptimizerSettings, shape: tuple[int, int]) -> None:
         self._settings = settings
         self._shape = shape
         self._steps = 0
-        self._moments: tuple[Floats, ...] = ()
         if settings.name == "adam":
-            self._moments = tuple(np.zeros(shape, dtype=np.float32) for _ in _MOMENTS)
+            self._first_moment = np.zeros(shape, dtype=np.float32)
+            self._second_moment = np.zeros(shape, dtype=np.float32)
 
     @property
     def factor(self) -> float:
@@ -66,7 +65,7 @@ class ServerOptimizer:
         self._steps += 1
         if settings.name == "plain":
             return parameters - np.float32(rate) * gradient
-        first, second = self._moments
+        first, second = self._first_moment, self._second_moment
         first *= np.float32(settings.beta1)
         first += np.float32(1 - settings.beta1) * gradient
         second *= np.float32(settings.beta2)
@@ -82,38 +81,10 @@ class ServerOptimizer:
         width = self._shape[1]
         self._shape = (self._shape[0] + rows, width)
         fresh = np.zeros((rows, width), dtype=np.float32)
-        self._moments = tuple(np.concatenate([moment, fresh]) for moment in self._moments)
+        if self._settings.name == "adam":
+            self._first_moment = np.concatenate([self._first_moment, fresh])
+            self._second_moment = np.concatenate([self._second_moment, fresh])
 
-    def state(self) -> dict[str, NDArray[Any]]:
-        """``steps`` int64 scalar and, for Adam, two moments, float32; copies."""
-        moments = {
-            name: moment.copy() for name, moment in zip(_MOMENTS, self._moments, strict=False)
-        }
-        return {"steps": np.asarray(self._steps, dtype=np.int64), **moments}
-
-    @classmethod
-    def from_state(
-        cls,
-        settings: OptimizerSettings,
-        shape: tuple[int, int],
-        state: Mapping[str, NDArray[Any]],
-    ) -> ServerOptimizer:
-        """An optimizer that continues from ``state()``; raises RestoreError where it cannot."""
-        optimizer = cls(settings, shape)
-        expected = optimizer.state()
-        if set(state) != set(expected):
-            raise RestoreError(
-                f"the optimizer's state holds {sorted(state)}; {settings.name!r} needs "
-                f"{sorted(expected)}: was the task's optimizer changed?"
-            )
-        for name, wanted in expected.items():
-            found = state[name]
-            if found.shape != wanted.shape or found.dtype != wanted.dtype:
-                raise RestoreError(
-                    f"the optimizer's {name!r} is {found.dtype} {found.shape}; expected "
-                    f"{wanted.dtype} {wanted.shape}"
-                )
-        optimizer._steps = int(state["steps"])
-        if settings.name == "adam":
-            optimizer._moments = tuple(state[name].copy() for name in _MOMENTS)
-        return optimizer
+    def _schema(self) -> Schema:
+        moments = _MOMENTS if self._settings.name == "adam" else ()
+        return {"steps": COUNT, **{name: Entry(np.float32, self._shape) for name in moments}}

@@ -10,12 +10,13 @@ import numpy as np
 
 from aggregator.errors import AggregatorError
 from aggregator.methods.binding import Binding
-from aggregator.methods.method import Method, RestoreError, RoundSummary, State
+from aggregator.methods.method import Method, RoundSummary
 from aggregator.store import Store
 from aggregator.store.checkpoints import MethodCheckpoint
 from aggregator.store.rounds import RoundRow
 from aggregator.store.update_log import LoggedUpdate
 from device_sdk.artifact import Artifact
+from device_sdk.methods.state import RestoreError, State
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 
 _LOG = logging.getLogger(__name__)

@@ -9,8 +9,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.methods.method import State
 from aggregator.store.database import Database
+from device_sdk.methods.state import State
 
 Kind = Literal["version", "partial"]
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from aggregator.methods.falling_rate import rate_at
-from aggregator.methods.method import Method, RoundSummary, State
+from aggregator.methods.method import Method, RoundSummary
+from device_sdk.methods.state import State
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 
 

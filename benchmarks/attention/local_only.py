@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from aggregator.methods.method import Method, RoundSummary, State
+from aggregator.methods.method import Method, RoundSummary
 from benchmarks.attention.experiment import Local
 from device_sdk.local_data import LocalData
 from device_sdk.methods import learner
 from device_sdk.methods.local_steps import SampleStream
+from device_sdk.methods.state import State
 from device_sdk.trainer import Trainer
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 

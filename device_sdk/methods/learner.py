@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
+from device_sdk.methods.state import State as State
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 
 if TYPE_CHECKING:
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from device_sdk.local_data import DataSource
     from device_sdk.trainer import Trainer
 
-State = Mapping[str, NDArray[Any]]
 Where = Literal["device", "aggregator"]
 
 

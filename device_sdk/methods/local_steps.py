@@ -12,26 +12,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_sdk.errors import DeviceError, StateError
-from device_sdk.methods.learner import LearnerError, State
+from device_sdk.methods.learner import LearnerError
+from device_sdk.methods.state import State, part, prefixed
 from device_sdk.trainer import Trainer
 
 # A trainer's state as part of a learner's: named arrays under ``trainer.``.
 
-_PREFIX = "trainer."
+TRAINER = "trainer."
 
 
-def trainer_state(trainer: Trainer) -> State:
+def trainer_state(trainer: Trainer, prefix: str = TRAINER) -> State:
     """Copies of all state tensors: parameters, buffers, optimizer and step count."""
-    return {_PREFIX + name: array for name, array in trainer.state.items()}
+    return prefixed(prefix, trainer.state)
 
 
-def restore_trainer(trainer: Trainer, state: State) -> None:
+def restore_trainer(trainer: Trainer, state: State, prefix: str = TRAINER) -> None:
     """Take :func:`trainer_state` back; raises LearnerError where it does not fit, unchanged."""
-    wanted = {_PREFIX + name for name in trainer.artifact.state_by_name}
+    wanted = {prefix + name for name in trainer.artifact.state_by_name}
     if set(state) != wanted:
         raise LearnerError(f"the state holds {sorted(state)}; expected {sorted(wanted)}")
     try:
-        trainer.set_state({name.removeprefix(_PREFIX): array for name, array in state.items()})
+        trainer.set_state(part(prefix, state))
     except StateError as error:
         raise LearnerError(f"the state does not fit the artifact: {error}") from error
 

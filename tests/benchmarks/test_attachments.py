@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from aggregator.methods.method import Method, RoundSummary, State
+from aggregator.methods.method import Method, RoundSummary
 from benchmarks.simulator import Simulation, device_name
 from device_sdk.methods.learner import Learner
+from device_sdk.methods.state import State
 from device_sdk.wire.arrays.exchange import Attachment, Broadcast, Update
 
 

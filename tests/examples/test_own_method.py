@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aggregator.methods.method import Refused, RestoreError
+from aggregator.methods.method import Refused
 from benchmarks.simulator.simulation import Simulation
 from device_sdk import Trainer
 from device_sdk.artifact import load_artifact
@@ -27,6 +27,7 @@ from device_sdk.device import Device
 from device_sdk.local_data import LocalData
 from device_sdk.methods.learner import LearnerError
 from device_sdk.methods.registry import LEARNERS, METHODS, method_names
+from device_sdk.methods.state import RestoreError
 from device_sdk.wire.arrays.exchange import Update
 from tests.brokers.mosquitto import Mosquitto
 from tests.fakes.array_device import local_data

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from aggregator.home import AggregatorHome as AggregatorHome
 from aggregator.keys.folder import initialise
-from aggregator.methods.method import State
 from device_sdk.device import Device
+from device_sdk.methods.state import State
 from device_sdk.status import DeviceStatus
 from tests.brokers.links import QUICK
 from tests.fakes.homes import ServeProcess, invite

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.methods.method import RestoreError
+from device_sdk.methods.state import Entry, RestoreError, State, Stateful, unpack
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,7 +25,7 @@ class HeardModel:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class DeviceModels:
+class DeviceModels(Stateful):
     """n devices, in the order in which they were first heard of; never changed, only replaced.
 
     ``senders``: names. ``vectors`` float32 [n, p]: in the widest layout, zero where a model has
@@ -120,42 +120,21 @@ class DeviceModels:
             "asks": self.asks.copy(),
         }
 
-    @classmethod
-    def from_state(cls, state: Mapping[str, NDArray[Any]], size: int, widths: int) -> DeviceModels:
-        """Raises RestoreError where ``state`` is not that of models of ``size`` numbers."""
-        expected = {
-            "senders": (np.uint8, (16,)),
-            "vectors": (np.float32, (size,)),
-            "widths": (np.int64, ()),
-            "samples": (np.int64, ()),
-            "rounds": (np.int64, ()),
-            "asks": (np.bool_, ()),
+    def restored(self, state: State) -> DeviceModels:
+        """Models of as many numbers as these; raises RestoreError where the state is not theirs."""
+        schema = {
+            "senders": Entry(np.uint8, ("devices", 16)),
+            "vectors": Entry(np.float32, ("devices", self.vectors.shape[1])),
+            "widths": Entry(np.int64, ("devices",), least=0),
+            "samples": Entry(np.int64, ("devices",)),
+            "rounds": Entry(np.int64, ("devices",)),
+            "asks": Entry(np.bool_, ("devices",)),
         }
-        if set(state) != set(expected):
-            raise RestoreError(f"the state's models hold {sorted(state)}, not {sorted(expected)}")
-        count = len(state["widths"]) if state["widths"].ndim else -1
-        for name, (dtype, behind) in expected.items():
-            array = state[name]
-            if array.dtype != dtype or array.shape != (count, *behind):
-                raise RestoreError(
-                    f"the state's models' {name!r} is {array.dtype} {array.shape}; expected "
-                    f"{np.dtype(dtype)} {(count, *behind)}"
-                )
-        if count and not 0 <= state["widths"].min() <= state["widths"].max() < widths:
-            raise RestoreError(f"the state's models have widths beyond the task's {widths}")
-        if not np.isfinite(state["vectors"]).all():
-            raise RestoreError("the state's models are not finite")
-        senders = tuple(row.tobytes().hex() for row in state["senders"])
+        arrays = unpack(schema, state)
+        senders = tuple(row.tobytes().hex() for row in arrays.pop("senders"))
         if len(set(senders)) != len(senders):
-            raise RestoreError("the state's models name a device twice")
-        return cls(
-            senders,
-            state["vectors"].copy(),
-            state["widths"].copy(),
-            state["samples"].copy(),
-            state["rounds"].copy(),
-            state["asks"].copy(),
-        )
+            raise RestoreError("the state's 'senders' name a device twice")
+        return DeviceModels(senders, **arrays)
 
 
 def _to_bytes(senders: tuple[str, ...]) -> NDArray[np.uint8]:

@@ -17,15 +17,7 @@ from aggregator.methods.attention.clustering import ClusterSettings, assign_clus
 from aggregator.methods.attention.device_models import DeviceModels, HeardModel
 from aggregator.methods.attention.mixtures import AggregatorMixer, MixtureSettings
 from aggregator.methods.falling_rate import RateDecay, rate_at
-from aggregator.methods.method import (
-    Method,
-    Refused,
-    RestoreError,
-    RoundSummary,
-    State,
-    part,
-    require_array,
-)
+from aggregator.methods.method import Method, Refused, RoundSummary
 from device_sdk.artifact.flat_layout import FlatLayout
 from device_sdk.fields import Within, require_declared
 from device_sdk.methods.attention.contract import (
@@ -35,6 +27,7 @@ from device_sdk.methods.attention.contract import (
     layouts_to_text,
     sketches,
 )
+from device_sdk.methods.state import Entry, RestoreError, Schema, Stateful, counters
 from device_sdk.wire.arrays.exchange import Attachment, Broadcast, Update
 from device_sdk.wire.arrays.tensors import LARGEST_OF_EVERY_CODEC
 
@@ -161,9 +154,6 @@ def cluster_points(raw: Floats) -> NDArray[np.float64]:
     return points.reshape(len(wide), -1)
 
 
-_INCOMING = "incoming."
-
-
 # What an attention round attaches: vectors for each cluster, mixtures for single devices.
 
 
@@ -213,7 +203,7 @@ def attachments_of(
     return attachments, cohorts
 
 
-class AttentionMethod(Method):
+class AttentionMethod(Stateful, Method):
     """Keeps each device's last model; see :class:`~aggregator.methods.method.Method` for the calls.
 
     Args:
@@ -225,6 +215,8 @@ class AttentionMethod(Method):
     a device will listen to is not known when another's update arrives. Raises ValueError where the
     layouts do not nest, ``initial`` does not fit, or not even one neighbour fits the byte cap.
     """
+
+    PARTS = ("models", "incoming")
 
     def __init__(
         self,
@@ -248,9 +240,9 @@ class AttentionMethod(Method):
             raise ValueError("initial holds values that are not finite")
         self._global = initial.copy()
         self._models = DeviceModels.of([], self._widest.size)
-        self._incoming: dict[str, HeardModel] = {}
+        self._heard: dict[str, HeardModel] = {}
         self._clusters = np.empty(0, dtype=np.int64)
-        self._losses = np.zeros(2)
+        self._clear()
         self._version = 0
         self._round_id = 0
         if self._most_members(0) < 2:
@@ -321,7 +313,7 @@ class AttentionMethod(Method):
             )
         if not update.sender:
             raise Refused("no-sender", "attention must know whose model it is")
-        known = self._incoming.get(update.sender)
+        known = self._heard.get(update.sender)
         if known is not None and known.round_id == update.round_id:
             raise Refused("repeated", "this device's model of the round is here already")
         check_parts(update, self._layouts)
@@ -332,7 +324,7 @@ class AttentionMethod(Method):
         width = int(update.metadata["width"])
         whole = np.zeros(self._widest.size, dtype=np.float32)
         whole[self._places[width]] = update.tensors["vector"]
-        self._incoming[update.sender] = HeardModel(
+        self._heard[update.sender] = HeardModel(
             update.sender,
             whole,
             width=width,
@@ -340,12 +332,12 @@ class AttentionMethod(Method):
             round_id=update.round_id,
             asks=bool(update.metadata["mixture"]),
         )
-        self._losses += (float(update.metadata["loss"]), 1)
+        self._loss_sums += (float(update.metadata["loss"]), 1)
 
     def close_round(self) -> RoundSummary:
         """Metrics: mean ``loss``, ``known`` devices, ``clusters``, the ``largest``, and how many
         known devices ``moved`` to another."""
-        came = DeviceModels.of(list(self._incoming.values()), self._widest.size)
+        came = self._incoming
         metrics: dict[str, float] = {}
         if len(came):
             self._global = self._average(came)
@@ -360,7 +352,7 @@ class AttentionMethod(Method):
                 old not in (-1, new) for old, new in zip(previous, self._clusters, strict=True)
             )
             metrics = {
-                "loss": float(self._losses[0] / self._losses[1]),
+                "loss": float(self._loss_sums[0] / self._loss_sums[1]),
                 "known": float(len(self._models)),
                 "clusters": float(len(sizes)),
                 "largest": float(sizes.max()),
@@ -379,40 +371,20 @@ class AttentionMethod(Method):
         # Clusters are numbered without gaps.
         self._clusters = np.unique(self._clusters[kept], return_inverse=True)[1].astype(np.int64)
 
-    def state(self) -> State:
-        """``global``, ``clusters``, ``losses``, ``counters``, the known models as ``models.*`` and
-        those of the open round as ``incoming.*``."""
-        incoming = DeviceModels.of(list(self._incoming.values()), self._widest.size)
+    def _schema(self) -> Schema:
         return {
-            "global": self._global.copy(),
-            "clusters": self._clusters.copy(),
-            "losses": self._losses.copy().view(np.int64),
-            "counters": np.asarray([self._version, self._round_id], dtype=np.int64),
-            **{f"models.{name}": array for name, array in self._models.state().items()},
-            **{_INCOMING + name: array for name, array in incoming.state().items()},
+            "global": Entry(np.float32, (self._widest.size,)),
+            "clusters": Entry(np.int64, ("devices",), least=0),
+            "losses": Entry(np.int64, (2,)),
+            "counters": counters("version", "round_id"),
         }
 
-    def restore(self, state: State) -> None:
-        """See :class:`~aggregator.methods.method.Method`."""
-        own = {name: array for name, array in state.items() if "." not in name}
-        if set(own) != {"global", "clusters", "losses", "counters"}:
-            raise RestoreError(
-                f"the state holds {sorted(own)}; expected clusters, counters, global, losses"
-            )
-        size = self._widest.size
-        models = DeviceModels.from_state(part("models.", state), size, len(self._layouts))
-        incoming = DeviceModels.from_state(part(_INCOMING, state), size, len(self._layouts))
-        require_array(own["global"], "global", np.float32, (size,))
-        require_array(own["clusters"], "clusters", np.int64, (len(models),))
-        require_array(own["losses"], "losses", np.int64, (2,))
-        require_array(own["counters"], "counters", np.int64, (2,))
-        if len(models) and own["clusters"].min() < 0:
-            raise RestoreError("the state's 'clusters' are negative")
-        self._global, self._clusters = own["global"].copy(), own["clusters"].copy()
-        self._losses = own["losses"].copy().view(np.float64)
-        self._models = models
-        self._incoming = {model.sender: model for model in incoming.each()}
-        self._version, self._round_id = (int(count) for count in own["counters"])
+    def _require_sound(self) -> None:
+        if len(self._clusters) != len(self._models):
+            raise RestoreError(f"'clusters' are expected to be those of {len(self._models)} models")
+        for models in (self._models, self._incoming):
+            if len(models) and models.widths.max() >= len(self._layouts):
+                raise RestoreError(f"'widths' are expected to stay below {len(self._layouts)}")
 
     # -- inside ------------------------------------------------------------------------------------
 
@@ -424,9 +396,26 @@ class AttentionMethod(Method):
     def _vector_bytes(self) -> int:
         return self._widest.size * (2 if self._settings.half else 4)
 
+    @property
+    def _incoming(self) -> DeviceModels:
+        return DeviceModels.of(list(self._heard.values()), self._widest.size)
+
+    @_incoming.setter
+    def _incoming(self, models: DeviceModels) -> None:
+        self._heard = {model.sender: model for model in models.each()}
+
+    @property
+    def _losses(self) -> NDArray[np.int64]:
+        """The bits of the sum of the devices' losses and of their number."""
+        return self._loss_sums.view(np.int64)
+
+    @_losses.setter
+    def _losses(self, bits: NDArray[np.int64]) -> None:
+        self._loss_sums = bits.view(np.float64)
+
     def _clear(self) -> None:
-        self._incoming.clear()
-        self._losses = np.zeros(2)
+        self._heard = {}
+        self._loss_sums = np.zeros(2)
 
     def _average(self, came: DeviceModels) -> Floats:
         """FedAvg over the devices whose models have the number; what none has stays."""

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.methods.limits import Measured, UpdateLimits, clip_factor, euclidean_norm, measured
-from aggregator.methods.method import Method, Refused, RestoreError, RoundSummary, State, part
+from aggregator.methods.method import Method, Refused, RoundSummary
 from aggregator.methods.robust import (
     MOST_HELD_BYTES,
     HeldVectors,
@@ -30,12 +30,13 @@ from aggregator.methods.robust import (
 from aggregator.methods.server_optimizer import OptimizerSettings, ServerOptimizer
 from device_sdk.fields import Within, require_declared
 from device_sdk.methods.fedavg.contract import FedAvgTraining, SharedTensor, shared_tensors
+from device_sdk.methods.state import COUNT, Entry, Schema, Stateful, counters
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 
 # A weighted mean of vectors that arrive one after another.
 
 
-class WeightedMean:
+class WeightedMean(Stateful):
     """Sums in float64, so that a hundred thousand float32 vectors keep their small entries."""
 
     def __init__(self, size: int) -> None:
@@ -65,32 +66,9 @@ class WeightedMean:
             return np.zeros(len(self._sum), dtype=np.float32)
         return (self._sum / self._weight).astype(np.float32)
 
-    def state(self) -> dict[str, NDArray[Any]]:
-        """``sum`` float64 [size], ``weight`` float64 scalar, ``count`` int64 scalar; copies."""
-        return {
-            "sum": self._sum.copy(),
-            "weight": np.asarray(self._weight, dtype=np.float64),
-            "count": np.asarray(self._count, dtype=np.int64),
-        }
-
-    @classmethod
-    def from_state(cls, size: int, state: Mapping[str, NDArray[Any]]) -> WeightedMean:
-        """A mean that continues from ``state()``; raises RestoreError where it cannot."""
-        found = cls(size)
-        expected = found.state()
-        if set(state) != set(expected):
-            raise RestoreError(
-                f"the mean's state holds {sorted(state)}; expected count, sum, weight"
-            )
-        for name, wanted in expected.items():
-            if state[name].dtype != wanted.dtype or state[name].shape != wanted.shape:
-                raise RestoreError(
-                    f"the mean's {name!r} is {state[name].dtype} {state[name].shape}; expected "
-                    f"{wanted.dtype} {wanted.shape}"
-                )
-        found._sum = state["sum"].copy()
-        found._weight, found._count = float(state["weight"]), int(state["count"])
-        return found
+    def _schema(self) -> Schema:
+        size = (len(self._sum),)
+        return {"sum": Entry(np.float64, size), "weight": Entry(np.float64), "count": COUNT}
 
 
 Floats = NDArray[np.float32]
@@ -143,7 +121,7 @@ class FedAvgSettings:
         require_declared(self)
 
 
-class FedAvgMethod(Method):
+class FedAvgMethod(Stateful, Method):
     """Keeps the global model and moves it by the devices' mean difference.
 
     Args:
@@ -153,6 +131,8 @@ class FedAvgMethod(Method):
 
     Raises ValueError where there is nothing to share or a value is not finite.
     """
+
+    PARTS = ("mean", "optimizer", "limits", "held", "waiting")
 
     def __init__(
         self,
@@ -164,8 +144,8 @@ class FedAvgMethod(Method):
         kept = self._settings.training.personal_names
         self._layout = shared_tensors(parameters, buffers or {}, kept)
         first = {**(buffers or {}), **parameters}
-        self._values = _flat(self._layout, {one.wire_name: first[one.name] for one in self._layout})
-        if not np.isfinite(self._values).all():
+        self._model = _flat(self._layout, {one.wire_name: first[one.name] for one in self._layout})
+        if not np.isfinite(self._model).all():
             raise ValueError("the first model holds values that are not finite")
         self._trained = sum(one.size for one in self._layout if one.kind == "parameter")
         self._optimizer = ServerOptimizer(self._settings.optimizer, (1, self._trained))
@@ -175,10 +155,10 @@ class FedAvgMethod(Method):
             chosen.clip_norm,
             chosen.clip_multiple,
             outlier_multiple=chosen.outlier_multiple,
-            length=euclidean_norm(self._values[: self._trained]),
+            length=euclidean_norm(self._model[: self._trained]),
             others=2 if chosen.clip_multiple or chosen.samples_multiple else 0,
         )
-        self._buffers_length = euclidean_norm(self._values[self._trained :])
+        self._buffers_length = euclidean_norm(self._model[self._trained :])
         self._variances = np.concatenate(
             [np.full(one.size, one.name.endswith(_VARIANCE)) for one in self._layout]
         )
@@ -295,17 +275,17 @@ class FedAvgMethod(Method):
             # Without anything that is kept, the mean is of no difference at all.
             difference = self._held.mean(self._rule) if held else self._mean.mean()
             trained = self._trained
-            moved = np.empty_like(self._values)
+            moved = np.empty_like(self._model)
             moved[:trained] = self._optimizer.step(
-                self._values[None, :trained], -difference[None, :trained]
+                self._model[None, :trained], -difference[None, :trained]
             )[0]
-            moved[trained:] = self._values[trained:] + difference[trained:]
+            moved[trained:] = self._model[trained:] + difference[trained:]
             if not np.isfinite(moved).all():
                 raise ArithmeticError(
                     "the server's step made the model non-finite; lower the learning rate or set "
                     "clip_norm"
                 )
-            self._values = moved
+            self._model = moved
             self._limits.settle()
             self._version += 1
             metrics["update_norm"] = float(np.linalg.norm(difference[:trained]))
@@ -314,49 +294,19 @@ class FedAvgMethod(Method):
         self._clear()
         return RoundSummary(self._round_id, self._version, participants, metrics)
 
-    def state(self) -> State:
-        """``model`` float32 [elements], ``counters``, ``loss``, and with their prefixes the open
-        round's ``mean.*``, ``held.*`` and ``waiting.*``, the ``limits.*`` and the
-        ``optimizer.*``."""
-        counters = [self._version, self._round_id, self._clipped]
+    def _schema(self) -> Schema:
         return {
-            "model": self._values.copy(),
-            "counters": np.asarray(counters, dtype=np.int64),
-            "loss": np.asarray(self._loss, dtype=np.float64),
-            **{f"mean.{name}": array for name, array in self._mean.state().items()},
-            **{f"optimizer.{name}": array for name, array in self._optimizer.state().items()},
-            **{f"limits.{name}": array for name, array in self._limits.state().items()},
-            **{f"held.{name}": array for name, array in self._held.state().items()},
-            **{f"waiting.{name}": array for name, array in self._waiting.state().items()},
+            "model": Entry(np.float32, self._model.shape),
+            "counters": counters("version", "round_id", "clipped"),
+            "loss": Entry(np.float64),
         }
 
-    def restore(self, state: State) -> None:
-        """See :class:`~aggregator.methods.method.Method`."""
-        own = {name: array for name, array in state.items() if "." not in name}
-        if set(own) != {"model", "counters", "loss"}:
-            raise RestoreError(f"the state holds {sorted(own)}; expected counters, loss and model")
-        for name, dtype, shape in (
-            ("model", np.float32, self._values.shape),
-            ("counters", np.int64, (3,)),
-            ("loss", np.float64, ()),
-        ):
-            if own[name].dtype != dtype or own[name].shape != shape:
-                raise RestoreError(
-                    f"the state's {name!r} is {own[name].dtype} {own[name].shape}; expected "
-                    f"{np.dtype(dtype)} {shape}: was the task's artifact changed?"
-                )
-        mean = WeightedMean.from_state(len(self._values), part("mean.", state))
-        optimizer = ServerOptimizer.from_state(
-            self._settings.optimizer, (1, self._trained), part("optimizer.", state)
-        )
-        limits = self._limits.continued(part("limits.", state))
-        held = HeldVectors.from_state(len(self._values), part("held.", state))
-        require_same_rule(len(held), mean.count + len(held), self._rule)
-        self._waiting = Waiting.from_state(part("waiting.", state))
-        self._limits, self._held = limits, held
-        self._values, self._mean, self._optimizer = own["model"].copy(), mean, optimizer
-        self._version, self._round_id, self._clipped = (int(count) for count in own["counters"])
-        self._loss = float(own["loss"])
+    def _parts_follow(self) -> None:
+        self._held = HeldVectors(len(self._model))
+        self._waiting = Waiting()
+
+    def _require_sound(self) -> None:
+        require_same_rule(len(self._held), self._mean.count + len(self._held), self._rule)
 
     def _check_metadata(self, update: Update) -> None:
         wanted = {"loss", "samples"} if self._by_samples else {"loss"}
@@ -390,7 +340,7 @@ class FedAvgMethod(Method):
 
     def _honest_variances(self, values: Floats) -> Floats:
         """A variance is at least 0, so that a mean of them is: below, a model has no output."""
-        least = -self._values[self._variances]
+        least = -self._model[self._variances]
         if not least.size or (values[self._variances] >= least).all():
             return values
         held = values.copy()
@@ -407,12 +357,11 @@ class FedAvgMethod(Method):
 
     def _parts(self) -> list[Floats]:
         ends = np.cumsum([one.size for one in self._layout])
-        return np.split(self._values, ends[:-1])
+        return np.split(self._model, ends[:-1])
 
     def _clear(self) -> None:
-        self._mean = WeightedMean(len(self._values))
-        self._held = HeldVectors(len(self._values))
-        self._waiting = Waiting()
+        self._mean = WeightedMean(len(self._model))
+        self._parts_follow()
         self._limits.begin()
         self._clipped = 0
         self._loss = 0.0

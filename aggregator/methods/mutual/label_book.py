@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.methods.method import RestoreError
+from device_sdk.methods.state import COUNT, Entry, RestoreError, State, Stateful, part, unpack
 
-Arrays = Mapping[str, NDArray[Any]]
 _OWNER_DIGITS = 32
 _MARK_DIGITS = 16
 
 
-class PublicBook:
+class PublicBook(Stateful):
     """Public samples in their coded form, by owner, with the mark that tells versions apart."""
 
     def __init__(self) -> None:
@@ -30,11 +28,11 @@ class PublicBook:
         """Raises KeyError for an owner that shares nothing."""
         return self._held[owner][0]
 
-    def coded(self, owner: str) -> Arrays:
+    def coded(self, owner: str) -> State:
         """Raises KeyError for an owner that shares nothing."""
         return self._held[owner][1]
 
-    def put(self, owner: str, mark: str, coded: Arrays) -> None:
+    def put(self, owner: str, mark: str, coded: State) -> None:
         """Replace what the owner shares; arrays are copied."""
         self._held[owner] = (mark, {name: array.copy() for name, array in coded.items()})
 
@@ -50,29 +48,25 @@ class PublicBook:
             for name, array in coded.items()
         }
 
-    @classmethod
-    def from_state(cls, state: Arrays) -> PublicBook:
+    def restored(self, state: State) -> PublicBook:
         """The book that ``state()`` was taken of; raises RestoreError."""
-        book = cls()
-        marks: dict[str, str] = {}
-        parts: dict[str, dict[str, NDArray[Any]]] = {}
-        for key, array in state.items():
-            owner, mark, name = _split(key, 3)
-            if marks.setdefault(owner, mark) != mark or len(mark) != _MARK_DIGITS:
-                raise RestoreError(f"the state's public samples {key!r} have no usable mark")
-            parts.setdefault(owner, {})[name] = array
-        for owner, coded in parts.items():
-            book.put(owner, marks[owner], coded)
+        book = PublicBook()
+        for owner, marked in _by_owner(state).items():
+            mark = min(marked).partition(".")[0]
+            coded = part(f"{mark}.", marked)
+            if len(mark) != _MARK_DIGITS or len(coded) != len(marked):
+                raise RestoreError(f"the state's public samples of {owner} have no usable mark")
+            book.put(owner, mark, coded)
         return book
 
 
-class LabelBook:
+class LabelBook(Stateful):
     """Coded soft labels by owner, with the count of closed rounds when they came."""
 
     def __init__(self) -> None:
         self._held: dict[str, tuple[int, dict[str, NDArray[Any]]]] = {}
 
-    def put(self, owner: str, closed: int, coded: Arrays) -> None:
+    def put(self, owner: str, closed: int, coded: State) -> None:
         """Replace the owner's soft labels; arrays are copied."""
         self._held[owner] = (closed, {name: array.copy() for name, array in coded.items()})
 
@@ -80,7 +74,7 @@ class LabelBook:
         """Forget an owner, where it is known."""
         self._held.pop(owner, None)
 
-    def since(self, closed: int) -> dict[str, Arrays]:
+    def since(self, closed: int) -> dict[str, State]:
         """Soft labels that came in that closed round or later, by owner."""
         return {
             owner: coded for owner, (came, coded) in sorted(self._held.items()) if came >= closed
@@ -94,23 +88,18 @@ class LabelBook:
             found.update({f"{owner}.{name}": array.copy() for name, array in coded.items()})
         return found
 
-    @classmethod
-    def from_state(cls, state: Arrays) -> LabelBook:
+    def restored(self, state: State) -> LabelBook:
         """The book that ``state()`` was taken of; raises RestoreError."""
-        book = cls()
-        parts: dict[str, dict[str, NDArray[Any]]] = {}
-        for key, array in state.items():
-            owner, name = _split(key, 2)
-            parts.setdefault(owner, {})[name] = array
-        for owner, coded in parts.items():
-            came = coded.pop("came", None)
-            if came is None or came.dtype != np.int64 or came.shape != () or not coded:
-                raise RestoreError(f"the state's soft labels of {owner} lack their round or labels")
-            book.put(owner, int(came), coded)
+        book = LabelBook()
+        for owner, coded in _by_owner(state).items():
+            came = unpack({"came": COUNT}, {n: coded.pop(n) for n in ("came",) if n in coded})
+            if not coded:
+                raise RestoreError(f"the state lacks the soft labels of {owner}")
+            book.put(owner, int(came["came"]), coded)
         return book
 
 
-class LabelMeans:
+class LabelMeans(Stateful):
     """Means of what many devices think of each owner's samples, streamed."""
 
     def __init__(self) -> None:
@@ -140,25 +129,24 @@ class LabelMeans:
             found[f"{owner}.count"] = np.asarray(self._counts[owner], dtype=np.int64)
         return found
 
-    @classmethod
-    def from_state(cls, state: Arrays) -> LabelMeans:
+    def restored(self, state: State) -> LabelMeans:
         """The means that ``state()`` was taken of; raises RestoreError."""
-        found = cls()
-        for key, array in state.items():
-            owner, name = _split(key, 2)
-            if name == "sum" and array.dtype == np.float64 and array.ndim == 2:
-                found._sums[owner] = array.copy()
-            elif name == "count" and array.dtype == np.int64 and array.shape == () and array > 0:
-                found._counts[owner] = int(array)
-            else:
-                raise RestoreError(f"the state's {key!r} is no sum or count of soft labels")
-        if set(found._sums) != set(found._counts):
-            raise RestoreError("the state's sums and counts of soft labels do not go together")
+        schema = {
+            "sum": Entry(np.float64, ("samples", "classes")),
+            "count": Entry(np.int64, least=1),
+        }
+        found = LabelMeans()
+        for owner, own in _by_owner(state).items():
+            arrays = unpack(schema, own)
+            found._sums[owner], found._counts[owner] = arrays["sum"], int(arrays["count"])
         return found
 
 
-def _split(key: str, parts: int) -> list[str]:
-    found = key.split(".", parts - 1)
-    if len(found) != parts or len(found[0]) != _OWNER_DIGITS:
-        raise RestoreError(f"the state's {key!r} names no owner")
+def _by_owner(state: State) -> dict[str, dict[str, NDArray[Any]]]:
+    found: dict[str, dict[str, NDArray[Any]]] = {}
+    for key, array in state.items():
+        owner, _, name = key.partition(".")
+        if len(owner) != _OWNER_DIGITS or not name:
+            raise RestoreError(f"the state's {key!r} names no owner")
+        found.setdefault(owner, {})[name] = array
     return found

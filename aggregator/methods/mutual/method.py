@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.methods.method import Method, Refused, RestoreError, RoundSummary, State, part
+from aggregator.methods.method import Method, Refused, RoundSummary
 from aggregator.methods.mutual.label_book import LabelBook, LabelMeans, PublicBook
 from device_sdk.fields import Within, require_declared
 from device_sdk.methods.mutual.contract import (
@@ -26,6 +26,7 @@ from device_sdk.methods.mutual.contract import (
     decode_soft_labels,
     encode_soft_labels,
 )
+from device_sdk.methods.state import Entry, Schema, Stateful, counters
 from device_sdk.wire.arrays.exchange import Attachment, Broadcast, Update
 from device_sdk.wire.arrays.tensors import LARGEST_OF_EVERY_CODEC
 from device_sdk.wire.codec.errors import WireError
@@ -95,7 +96,7 @@ class MutualSettings:
         require_declared(self)
 
 
-class MutualMethod(Method):
+class MutualMethod(Stateful, Method):
     """Relays what devices share; there is no global model.
 
     Args:
@@ -104,6 +105,8 @@ class MutualMethod(Method):
 
     Raises ValueError where the settings' target is no integer entry.
     """
+
+    PARTS = ("public", "labels", "new.public", "new.labels", "new.means")
 
     def __init__(self, entries: Mapping[str, SampleEntry], settings: MutualSettings) -> None:
         target = entries.get(settings.training.target)
@@ -189,7 +192,7 @@ class MutualMethod(Method):
         if self._training.combine == "mean":
             for name, coded in labels.items():
                 probabilities = self._decoded({"labels": coded})
-                self._means.add(name.removeprefix("labels."), probabilities)
+                self._new_means.add(name.removeprefix("labels."), probabilities)
         elif shared or (labels and not public and update.sender not in self._new_public.owners):
             # Else the samples were one device's too many, or new ones were carried over from a
             # round without quorum, and these labels are about those that they replace.
@@ -213,7 +216,7 @@ class MutualMethod(Method):
                 self._public.put(owner, self._new_public.mark(owner), self._new_public.coded(owner))
             for owner, coded in self._new_labels.since(0).items():
                 self._labels.put(owner, self._closed, coded)
-            for owner, mean in self._means.means().items():
+            for owner, mean in self._new_means.means().items():
                 if owner not in self._new_public.owners:
                     coded = encode_soft_labels(mean, self._training.label_form)
                     self._labels.put(owner, self._closed, coded)
@@ -227,44 +230,13 @@ class MutualMethod(Method):
         self._public.drop(sender)
         self._labels.drop(sender)
 
-    def state(self) -> State:
-        """Books of samples and labels, the open round's ones as ``new.*``, sums and counters."""
+    def _schema(self) -> Schema:
+        each = (len(METRICS),)
         return {
-            "counters": np.asarray(
-                [self._version, self._round_id, self._closed, self._participants], dtype=np.int64
-            ),
-            "metric_sums": self._metric_sums.copy(),
-            "metric_counts": self._metric_counts.copy(),
-            **_prefixed("public.", self._public.state()),
-            **_prefixed("labels.", self._labels.state()),
-            **_prefixed("new.public.", self._new_public.state()),
-            **_prefixed("new.labels.", self._new_labels.state()),
-            **_prefixed("new.means.", self._means.state()),
+            "counters": counters("version", "round_id", "closed", "participants"),
+            "metric_sums": Entry(np.float64, each),
+            "metric_counts": Entry(np.int64, each, least=0),
         }
-
-    def restore(self, state: State) -> None:
-        """See :class:`~aggregator.methods.method.Method`."""
-        own = {"counters": (np.int64, (4,)), "metric_sums": (np.float64, (3,))}
-        own["metric_counts"] = (np.int64, (3,))
-        for name, (dtype, shape) in own.items():
-            found = state.get(name)
-            if found is None or found.dtype != dtype or found.shape != shape:
-                raise RestoreError(f"the state lacks {name!r}, {np.dtype(dtype)} {shape}")
-        prefixes = ("public.", "labels.", "new.public.", "new.labels.", "new.means.")
-        odd = [n for n in state if n not in own and not n.startswith(prefixes)]
-        if odd:
-            raise RestoreError(f"the state holds the unknown {sorted(odd)[0]!r}")
-        books = [part(prefix, state) for prefix in prefixes]
-        public, new_public = PublicBook.from_state(books[0]), PublicBook.from_state(books[2])
-        labels, new_labels = LabelBook.from_state(books[1]), LabelBook.from_state(books[3])
-        means = LabelMeans.from_state(books[4])
-        self._public, self._new_public = public, new_public
-        self._labels, self._new_labels, self._means = labels, new_labels, means
-        self._version, self._round_id, self._closed, self._participants = (
-            int(count) for count in state["counters"]
-        )
-        self._metric_sums = state["metric_sums"].copy()
-        self._metric_counts = state["metric_counts"].copy()
 
     # -- inside ------------------------------------------------------------------------------------
 
@@ -338,11 +310,7 @@ class MutualMethod(Method):
     def _clear(self) -> None:
         self._new_public = PublicBook()
         self._new_labels = LabelBook()
-        self._means = LabelMeans()
+        self._new_means = LabelMeans()
         self._participants = 0
         self._metric_sums = np.zeros(len(METRICS), dtype=np.float64)
         self._metric_counts = np.zeros(len(METRICS), dtype=np.int64)
-
-
-def _prefixed(prefix: str, state: Arrays) -> dict[str, NDArray[Any]]:
-    return {prefix + name: array for name, array in state.items()}

@@ -7,13 +7,10 @@ an item, with pushes that are honest by size, makes a vector longer than its tou
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.methods.method import RestoreError, require_array
+from device_sdk.methods.state import Entry, Schema, Stateful
 
 _ALIKE = 64
 """Items whose median is compared with, the nearest in number of touches."""
@@ -22,7 +19,7 @@ Floats = NDArray[np.float32]
 Counts = NDArray[np.int64]
 
 
-class ItemNorms:
+class ItemNorms(Stateful):
     """Counts who touches a row, and scales down rows that are too long for it.
 
     The items that were touched are ranked by how many accepted updates did so, ever, and divided
@@ -36,8 +33,11 @@ class ItemNorms:
     A round that is given up leaves no trace. Memory is two integers an item.
     """
 
+    FRESH = True
+
     def __init__(self, multiple: float, items: int) -> None:
         self._multiple = multiple
+        self._items = items
         self._settled: Counts = np.zeros(items, dtype=np.int64)
         self._recent: Counts = np.zeros(items, dtype=np.int64)
         self.count = 0
@@ -77,27 +77,9 @@ class ItemNorms:
     def grow(self, items: int) -> None:
         """Append ``items`` rows that nobody has touched."""
         fresh = np.zeros(items, dtype=np.int64)
+        self._items += items
         self._settled = np.concatenate([self._settled, fresh])
         self._recent = np.concatenate([self._recent, fresh])
 
-    def state(self) -> dict[str, NDArray[Any]]:
-        """``settled`` and ``recent`` touches, int64 [items]; copies."""
-        return {"settled": self._settled.copy(), "recent": self._recent.copy()}
-
-    @classmethod
-    def from_state(
-        cls, multiple: float, items: int, state: Mapping[str, NDArray[Any]]
-    ) -> ItemNorms:
-        """One that continues from ``state()``; an empty state is a fresh start, as where the option
-        was just turned on. Raises RestoreError for anything else."""
-        found = cls(multiple, items)
-        if not state:
-            return found
-        if set(state) != {"settled", "recent"}:
-            raise RestoreError(f"the touches are {sorted(state)}; expected recent, settled")
-        for name, touches in state.items():
-            require_array(touches, f"{name} touches", np.int64, (items,))
-            if (touches < 0).any():
-                raise RestoreError(f"the {name} touches are no counts")
-        found._settled, found._recent = state["settled"].copy(), state["recent"].copy()
-        return found
+    def _schema(self) -> Schema:
+        return dict.fromkeys(("settled", "recent"), Entry(np.int64, (self._items,), least=0))

@@ -13,15 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.methods.limits import Measured, UpdateLimits, euclidean_norm, measured
-from aggregator.methods.method import (
-    Method,
-    Refused,
-    RestoreError,
-    RoundSummary,
-    State,
-    part,
-    require_array,
-)
+from aggregator.methods.method import Method, Refused, RoundSummary
 from aggregator.methods.robust import (
     MOST_HELD_BYTES,
     HeldRows,
@@ -36,6 +28,7 @@ from aggregator.methods.scatter.item_norms import ItemNorms
 from aggregator.methods.server_optimizer import OptimizerSettings, ServerOptimizer
 from device_sdk.fields import Within, require_declared
 from device_sdk.methods.scatter.contract import ScatterTraining
+from device_sdk.methods.state import Entry, Schema, Stateful, counters
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 
 # What a task file may choose about scatter aggregation.
@@ -98,7 +91,7 @@ def initial_items(items: int, columns: int, spread: float, rng: np.random.Genera
     return np.float32(spread) * rng.standard_normal((items, columns), dtype=np.float32)
 
 
-class ScatterMethod(Method):
+class ScatterMethod(Stateful, Method):
     """Keeps the item matrix V; see :class:`~aggregator.methods.method.Method` for the calls.
 
     Args:
@@ -110,6 +103,8 @@ class ScatterMethod(Method):
     Raises ValueError when ``items`` is no finite, non-empty float32 matrix.
     """
 
+    PARTS = ("optimizer", "limits", "touches", "held", "waiting")
+
     def __init__(self, items: Floats, settings: ScatterSettings | None = None) -> None:
         if items.dtype != np.float32 or items.ndim != 2 or items.size == 0:
             raise ValueError(
@@ -119,7 +114,7 @@ class ScatterMethod(Method):
             raise ValueError("items holds values that are not finite")
         self._settings = settings if settings is not None else ScatterSettings()
         self._items = items.copy()
-        self._optimizer = ServerOptimizer(self._settings.optimizer, self._shape)
+        self._parts_follow()
         self._rule = RobustRule(self._settings.robust, self._settings.trim_share)
         chosen = self._settings
         self._limits = UpdateLimits(
@@ -129,7 +124,6 @@ class ScatterMethod(Method):
             chosen.outlier_multiple,
             length=euclidean_norm(items),
         )
-        self._norms = ItemNorms(chosen.item_multiple, len(items)) if chosen.item_multiple else None
         self._version = 0
         self._round_id = 0
         self._clear()
@@ -224,8 +218,8 @@ class ScatterMethod(Method):
             np.add.at(
                 self._sum.reshape(-1), flat.reshape(-1), values.astype(np.float64).reshape(-1)
             )
-        if self._norms is not None:
-            self._norms.note(rows)
+        if self._touches is not None:
+            self._touches.note(rows)
         self._drawn[columns] += 1
         self._participants += 1
 
@@ -240,7 +234,7 @@ class ScatterMethod(Method):
         if participants:
             by_column = self._settings.aggregator == "coverage"
             divisor = np.maximum(self._drawn, 1) if by_column else participants
-            total = self._held.sums(self._shape, self._rule) if self._rule.holds else self._sum
+            total = self._held.sums(self._rule) if self._rule.holds else self._sum
             gradient = (total / divisor).astype(np.float32)
             moved = self._optimizer.step(self._items, gradient)
             if not np.isfinite(moved).all():
@@ -248,10 +242,10 @@ class ScatterMethod(Method):
                     "the server's step made the item matrix non-finite; lower the learning rate "
                     "or set clip_norm"
                 )
-            if self._norms is not None:
-                moved = self._norms.bounded(moved)
-                self._norms.settle()
-                metrics["bounded_items"] = float(self._norms.count)
+            if self._touches is not None:
+                moved = self._touches.bounded(moved)
+                self._touches.settle()
+                metrics["bounded_items"] = float(self._touches.count)
             self._items = moved
             self._limits.settle()
             self._version += 1
@@ -277,60 +271,30 @@ class ScatterMethod(Method):
             raise ValueError("the new rows hold values that are not finite")
         self._items = np.concatenate([self._items, rows])
         self._optimizer.grow(len(rows))
-        if self._norms is not None:
-            self._norms.grow(len(rows))
+        if self._touches is not None:
+            self._touches.grow(len(rows))
         self._version += 1
         self._clear()
 
-    def state(self) -> State:
-        """``items``, ``sum``, ``drawn``, ``counters``, and with their prefixes ``optimizer.*``,
-        ``limits.*``, ``touches.*`` and the open round's ``held.*`` and ``waiting.*``."""
-        touches = self._norms.state() if self._norms is not None else {}
-        counters = [self._version, self._round_id, self._participants, self._clipped]
+    def _schema(self) -> Schema:
+        width = self._shape[1]
         return {
-            "items": self._items.copy(),
-            "sum": self._sum.copy(),
-            "drawn": self._drawn.copy(),
-            "counters": np.asarray(counters, dtype=np.int64),
-            **{f"optimizer.{name}": array for name, array in self._optimizer.state().items()},
-            **{f"limits.{name}": array for name, array in self._limits.state().items()},
-            **{f"touches.{name}": array for name, array in touches.items()},
-            **{f"held.{name}": array for name, array in self._held.state().items()},
-            **{f"waiting.{name}": array for name, array in self._waiting.state().items()},
+            # The catalogue's length is the state's.
+            "items": Entry(np.float32, ("items", width)),
+            "sum": Entry(np.float64, ("items", width)),
+            "drawn": Entry(np.int64, (width,), least=0),
+            "counters": counters("version", "round_id", "participants", "clipped"),
         }
 
-    def restore(self, state: State) -> None:
-        """See :class:`~aggregator.methods.method.Method`. The catalogue's length is the state's."""
-        parts = ("optimizer.", "limits.", "touches.", "held.", "waiting.")
-        own = {name: array for name, array in state.items() if not name.startswith(parts)}
-        if set(own) != {"items", "sum", "drawn", "counters"}:
-            raise RestoreError(
-                f"the state holds {sorted(own)}; expected counters, drawn, items, sum"
-            )
-        items, width = own["items"], self._shape[1]
-        if items.ndim != 2 or items.shape[1] != width:
-            raise RestoreError(f"the state's items are {items.shape}; this task has K = {width}")
-        shape = (items.shape[0], width)
-        require_array(own["items"], "items", np.float32, shape)
-        require_array(own["sum"], "sum", np.float64, shape)
-        require_array(own["drawn"], "drawn", np.int64, (width,))
-        require_array(own["counters"], "counters", np.int64, (4,))
-        optimizer = ServerOptimizer.from_state(
-            self._settings.optimizer, shape, part("optimizer.", state)
-        )
-        limits = self._limits.continued(part("limits.", state))
-        norms = None
-        if multiple := self._settings.item_multiple:
-            norms = ItemNorms.from_state(multiple, len(items), part("touches.", state))
-        held = HeldRows.from_state(shape, part("held.", state))
-        require_same_rule(len(held), int(own["counters"][2]), self._rule)
-        waiting = Waiting.from_state(part("waiting.", state))
-        self._items, self._optimizer = items.copy(), optimizer
-        self._limits, self._norms, self._held, self._waiting = limits, norms, held, waiting
-        self._sum, self._drawn = own["sum"].copy(), own["drawn"].copy()
-        self._version, self._round_id, self._participants, self._clipped = (
-            int(count) for count in own["counters"]
-        )
+    def _parts_follow(self) -> None:
+        multiple = self._settings.item_multiple
+        self._optimizer = ServerOptimizer(self._settings.optimizer, self._shape)
+        self._touches = ItemNorms(multiple, len(self._items)) if multiple else None
+        self._held = HeldRows(self._shape)
+        self._waiting = Waiting()
+
+    def _require_sound(self) -> None:
+        require_same_rule(len(self._held), self._participants, self._rule)
 
     @property
     def _shape(self) -> tuple[int, int]:
@@ -340,11 +304,11 @@ class ScatterMethod(Method):
         # float64: sums of a hundred thousand float32 updates keep their small ones.
         self._sum = np.zeros(self._shape, dtype=np.float64)
         self._drawn = np.zeros(self._shape[1], dtype=np.int64)
-        self._held = HeldRows()
+        self._held = HeldRows(self._shape)
         self._waiting = Waiting()
         self._limits.begin()
-        if self._norms is not None:
-            self._norms.begin()
+        if self._touches is not None:
+            self._touches.begin()
         self._participants = 0
         self._clipped = 0
 

@@ -8,13 +8,13 @@ remember who sent what: the rounds that the updates were sent for are enough.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.methods.falling_rate import rate_at
-from aggregator.methods.method import Method, Refused, RestoreError, RoundSummary, State
+from aggregator.methods.method import Method, Refused, RoundSummary
+from device_sdk.methods.state import Entry, Schema, Stateful, counters
 from device_sdk.methods.teacher_logits.contract import (
     TeacherLogitsTraining,
     decode_knowledge,
@@ -23,7 +23,7 @@ from device_sdk.methods.teacher_logits.contract import (
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 
 
-class TeacherLogitsMethod(Method):
+class TeacherLogitsMethod(Stateful, Method):
     """Sums the devices' knowledge; see :class:`~aggregator.methods.method.Method` for the calls.
 
     Args:
@@ -140,60 +140,26 @@ class TeacherLogitsMethod(Method):
         self._clear()
         return RoundSummary(self._round_id, self._version, participants, metrics)
 
-    def state(self) -> State:
-        """``known_sums``, ``known_weights``, ``known_devices``, the open round's ``sums``,
-        ``weights``, ``devices``, and ``counters``."""
-        counters = (
-            self._version,
-            self._round_id,
-            self._known_first_round,
-            self._known_round,
-            self._known_participants,
-            self._first_round,
-            self._participants,
-            self._bounded,
-        )
+    def _schema(self) -> Schema:
+        table, each = (self._training.classes,) * 2, (self._training.classes,)
         return {
-            "known_sums": self._known_sums.copy(),
-            "known_weights": self._known_weights.copy(),
-            "known_devices": self._known_devices.copy(),
-            "sums": self._sums.copy(),
-            "weights": self._weights.copy(),
-            "devices": self._devices.copy(),
-            "counters": np.asarray(counters, dtype=np.int64),
+            "known_sums": Entry(np.float32, table, least=0),
+            "known_weights": Entry(np.int64, each, least=0),
+            "known_devices": Entry(np.int64, each, least=0),
+            "sums": Entry(np.float64, table, least=0),
+            "weights": Entry(np.int64, each, least=0),
+            "devices": Entry(np.int64, each, least=0),
+            "counters": counters(
+                "version",
+                "round_id",
+                "known_first_round",
+                "known_round",
+                "known_participants",
+                "first_round",
+                "participants",
+                "bounded",
+            ),
         }
-
-    def restore(self, state: State) -> None:
-        """See :class:`~aggregator.methods.method.Method`."""
-        classes = self._training.classes
-        shapes: dict[str, tuple[type, tuple[int, ...]]] = {
-            "known_sums": (np.float32, (classes, classes)),
-            "known_weights": (np.int64, (classes,)),
-            "known_devices": (np.int64, (classes,)),
-            "sums": (np.float64, (classes, classes)),
-            "weights": (np.int64, (classes,)),
-            "devices": (np.int64, (classes,)),
-            "counters": (np.int64, (8,)),
-        }
-        if set(state) != set(shapes):
-            raise RestoreError(f"the state holds {sorted(state)}; expected {sorted(shapes)}")
-        for name, (dtype, shape) in shapes.items():
-            _require(state[name], name, dtype, shape)
-        self._known_sums = state["known_sums"].copy()
-        self._known_weights = state["known_weights"].copy()
-        self._known_devices = state["known_devices"].copy()
-        self._sums, self._weights = state["sums"].copy(), state["weights"].copy()
-        self._devices = state["devices"].copy()
-        (
-            self._version,
-            self._round_id,
-            self._known_first_round,
-            self._known_round,
-            self._known_participants,
-            self._first_round,
-            self._participants,
-            self._bounded,
-        ) = (int(count) for count in state["counters"])
 
     def _clear(self) -> None:
         classes = self._training.classes
@@ -204,13 +170,3 @@ class TeacherLogitsMethod(Method):
         self._first_round = self._round_id
         self._participants = 0
         self._bounded = 0
-
-
-def _require(array: NDArray[Any], name: str, dtype: type, shape: tuple[int, ...]) -> None:
-    if array.dtype != dtype or array.shape != shape or (array < 0).any():
-        raise RestoreError(
-            f"the state's {name!r} is {array.dtype} {array.shape}; expected "
-            f"{np.dtype(dtype)} {shape}, none below 0"
-        )
-    if not np.isfinite(array).all():
-        raise RestoreError(f"the state's {name!r} holds values that are not finite")

@@ -15,12 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_sdk.artifact.flat_layout import FlatLayout, layout_of
-from device_sdk.errors import StateError
 from device_sdk.local_data import DataSource, LocalData
 from device_sdk.methods.attention.contract import MIXTURE, VECTOR
 from device_sdk.methods.attention.fleet import FleetView, mixing_ahead, read_fleet, stand_ins
 from device_sdk.methods.attention.mixer import (
-    SCORE_NAMES,
+    SCORES,
     AttentionScores,
     Mixer,
     favoured,
@@ -36,7 +35,8 @@ from device_sdk.methods.learner import (
     State,
     Where,
 )
-from device_sdk.methods.local_steps import unchanged_on_error
+from device_sdk.methods.local_steps import restore_trainer, trainer_state, unchanged_on_error
+from device_sdk.methods.state import Entry, part, prefixed, unpack
 from device_sdk.trainer import Trainer
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 
@@ -217,36 +217,26 @@ class AttentionLearner(Learner):
         if self._scores is not None:
             found.update(self._scores.state())
         if self._meta is not None:
-            found.update({_META + name: array for name, array in self._meta.state.items()})
+            found.update(trainer_state(self._meta, _META))
         return found
 
     def restore(self, state: State) -> None:
         """Take ``state()`` back; raises LearnerError where names, dtypes or shapes do not fit."""
-        meta = {n.removeprefix(_META): a for n, a in state.items() if n.startswith(_META)}
-        rest = {name: array for name, array in state.items() if not name.startswith(_META)}
-        expected = set() if self._meta is None else set(self._meta.artifact.state_by_name)
-        if set(meta) != expected:
-            raise LearnerError("the state's meta-network is not the one of this artifact")
-        vector = rest.pop("vector", None)
-        if vector is not None and (
-            vector.dtype != np.float32
-            or vector.shape != (self._layout.size,)
-            or not np.isfinite(vector).all()
-        ):
-            raise LearnerError(f"the state's 'vector' must be float32 [{self._layout.size}]")
+        meta = prefixed(_META, part(_META, state))
+        schema = {"vector": Entry(np.float32, (self._layout.size,), optional=True)}
+        rest = {n: a for n, a in state.items() if n not in meta and not n.startswith(SCORES)}
+        vector = unpack(schema, rest, error=LearnerError).get("vector")
         try:
-            scores = scores_of(rest)
+            scores = scores_of(state)
         except ValueError as error:
             raise LearnerError(str(error)) from error
-        odd = sorted(set(rest) - set(SCORE_NAMES))
-        if odd or (scores is not None and len(scores.second) != len(self._layout.groups)):
-            raise LearnerError(f"the state does not fit this model: {odd or 'its scores'}")
+        if scores is not None and len(scores.second) != len(self._layout.groups):
+            raise LearnerError("the state does not fit this model: its scores")
         if self._meta is not None:
-            try:
-                self._meta.set_state(meta)
-            except StateError as error:
-                raise LearnerError(f"the state does not fit the artifact: {error}") from error
-        self._vector = None if vector is None else vector.copy()
+            restore_trainer(self._meta, meta, _META)
+        elif meta:
+            raise LearnerError("the state's meta-network is not the one of this artifact")
+        self._vector = vector
         self._scores = scores
         if self._vector is not None:
             self.show()

@@ -14,6 +14,7 @@ from device_sdk.artifact.flat_layout import FlatLayout
 from device_sdk.methods.attention.contract import AttentionTraining
 from device_sdk.methods.attention.fleet import Neighbours
 from device_sdk.methods.learner import LearnerError
+from device_sdk.methods.state import Entry, unpack
 from device_sdk.trainer import Trainer
 
 # The meta-network's weights, from what it has learned and from sketches; nothing is fetched.
@@ -86,8 +87,13 @@ def _each(vectors: Floats, matrices: NDArray[Any]) -> Floats:
     return found
 
 
-SCORE_NAMES = ("scores.neighbours", "scores.first", "scores.second", "scores.round")
-"""Of a learner's state: uint8 [n, 16], float32 [g, n], float32 [g, 2], int64."""
+SCORES = "scores."
+_SCORES = {
+    "scores.neighbours": Entry(np.uint8, ("neighbours", 16)),
+    "scores.first": Entry(np.float32, ("groups", "neighbours")),
+    "scores.second": Entry(np.float32, ("groups", 2)),
+    "scores.round": Entry(np.int64),
+}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -105,7 +111,7 @@ class AttentionScores:
     second: Floats
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """As a learner keeps them: ``SCORE_NAMES``; copies."""
+        """As a learner keeps them, under ``scores.``; copies."""
         names = np.frombuffer(bytes.fromhex("".join(self.neighbours)), dtype=np.uint8)
         arrays = (
             names.reshape(-1, 16).copy(),
@@ -113,7 +119,7 @@ class AttentionScores:
             self.second.copy(),
             np.asarray(self.round_id, dtype=np.int64),
         )
-        return dict(zip(SCORE_NAMES, arrays, strict=True))
+        return dict(zip(_SCORES, arrays, strict=True))
 
 
 class Mixer:
@@ -201,21 +207,9 @@ def scores_of(state: Mapping[str, NDArray[Any]]) -> AttentionScores | None:
 
     Raises ValueError where they do not have the dtypes and shapes of scores.
     """
-    held = {name: state[name] for name in SCORE_NAMES if name in state}
+    held = {name: array for name, array in state.items() if name.startswith(SCORES)}
     if not held:
         return None
-    if len(held) < len(SCORE_NAMES):
-        raise ValueError(f"the state holds {sorted(held)} only; expected {sorted(SCORE_NAMES)}")
-    who, first, second, round_id = (held[name] for name in SCORE_NAMES)
-    groups, n = (len(second) if second.ndim else 0), (len(who) if who.ndim else 0)
-    fits = (
-        (who.dtype == np.uint8 and who.shape == (n, 16))
-        and (first.dtype == np.float32 and first.shape == (groups, n))
-        and (second.dtype == np.float32 and second.shape == (groups, 2))
-        and (round_id.dtype == np.int64 and round_id.shape == ())
-        and bool(np.isfinite(first).all() and np.isfinite(second).all())
-    )
-    if not fits:
-        raise ValueError("the state's scores do not have the dtypes and shapes of scores")
+    who, first, second, round_id = unpack(_SCORES, held).values()
     names = tuple(row.tobytes().hex() for row in who)
-    return AttentionScores(int(round_id), names, first.copy(), second.copy())
+    return AttentionScores(int(round_id), names, first, second)

@@ -18,6 +18,7 @@ from device_sdk.methods.learner import Learner, LearnerError, State
 from device_sdk.methods.scatter.contract import ScatterTraining
 from device_sdk.methods.scatter.factor_step import FactorBatch, FactorStep
 from device_sdk.methods.scatter.triples import LocalTriples, PoolSettings, Triples
+from device_sdk.methods.state import Entry, unpack
 from device_sdk.recommend import top_items
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 
@@ -206,21 +207,17 @@ class ScatterLearner(Learner):
 
     def restore(self, state: State) -> None:
         """Take ``state()`` back; raises LearnerError where names, dtypes or shapes do not fit."""
-        if set(state) != {"users", "pool", "deck"}:
-            raise LearnerError(f"the state holds {sorted(state)}; expected deck, pool and users")
-        users = state["users"]
-        if users.dtype != np.float32 or users.ndim != 2 or not np.isfinite(users).all():
-            raise LearnerError("the state's 'users' must be finite float32 of two dimensions")
+        distinct = Entry(np.int64, ("dealt",), least=0)
+        schema = {
+            "users": Entry(np.float32, ("users", "K")),
+            "pool": replace(distinct, shape=("pooled",)),
+            "deck": replace(distinct, below="K"),
+        }
+        found = unpack(schema, state, error=LearnerError)
         for name in ("pool", "deck"):
-            rows = state[name]
-            if rows.dtype != np.int64 or rows.ndim != 1 or len(np.unique(rows)) != len(rows):
-                raise LearnerError(f"the state's {name!r} must be distinct int64, one-dimensional")
-            if len(rows) and rows.min() < 0:
-                raise LearnerError(f"the state's {name!r} holds negative numbers")
-        if len(state["deck"]) and state["deck"].max() >= users.shape[1]:
-            raise LearnerError("the state's 'deck' names columns that its 'users' do not have")
-        self._users = users.copy()
-        self._pool, self._deck = state["pool"].copy(), state["deck"].copy()
+            if len(np.unique(found[name])) != len(found[name]):
+                raise LearnerError(f"the state's {name!r} is expected to hold no number twice")
+        self._users, self._pool, self._deck = found["users"], found["pool"], found["deck"]
 
     def _grown_users(self, count: int, width: int, spread: float) -> Floats:
         """A copy of U with a row for every user; all new where K is another than before."""

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from device_sdk.methods.learner import LearnerError, State
+from device_sdk.methods.learner import LearnerError
+from device_sdk.methods.state import Entry, State, unpack
 from device_sdk.methods.teacher_logits.contract import Share, TeacherLogitsTraining
 from device_sdk.wire.arrays.exchange import Broadcast
 
@@ -19,6 +20,15 @@ from device_sdk.wire.arrays.exchange import Broadcast
 
 # Verdicts that never come do not make the state grow for ever.
 _MOST_SHARES = 8
+
+
+_SENT = {
+    "sent_rounds": Entry(np.int64, ("sent",)),
+    "sent_counted": Entry(np.bool_, ("sent",)),
+    "sent_weights": Entry(np.int64, ("sent", "classes")),
+    "sent_devices": Entry(np.int64, ("sent", "classes"), least=0),
+    "sent_sums": Entry(np.float32, ("sent", "classes", "classes")),
+}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,8 +82,7 @@ class SentShares:
         return SentShares(tuple(sorted(kept, key=lambda one: one.round_id)))
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """``sent_rounds`` int64 [n], ``sent_counted`` bool [n], ``sent_weights`` and
-        ``sent_devices`` int64 [n, classes], and ``sent_sums`` float32 [n, classes, classes]."""
+        """The shares side by side, as ``_SENT`` says; copies."""
         shares = self.shares
         classes = len(shares[0].share.weights) if shares else 0
         weights = np.zeros((len(shares), classes), dtype=np.int64)
@@ -93,46 +102,21 @@ class SentShares:
     @staticmethod
     def from_state(state: State) -> SentShares:
         """Take ``state()`` back; raises LearnerError where dtypes, shapes or values do not fit."""
-        rounds = _array(state, "sent_rounds", np.int64, 1)
-        counted = _array(state, "sent_counted", np.bool_, 1)
-        weights = _array(state, "sent_weights", np.int64, 2)
-        devices = _array(state, "sent_devices", np.int64, 2)
-        sums = _array(state, "sent_sums", np.float32, 3)
-        count, classes = weights.shape
-        if not (
-            rounds.shape == counted.shape == (count,)
-            and devices.shape == weights.shape
-            and sums.shape == (count, classes, classes)
-            and np.isfinite(sums).all()
-            and (weights >= devices).all()
-            and (devices >= 0).all()
-            and (np.diff(rounds) > 0).all()
-        ):
+        found = unpack(_SENT, state, error=LearnerError)
+        rounds, counted, weights, devices, sums = (found[name] for name in _SENT)
+        if not ((weights >= devices).all() and (np.diff(rounds) > 0).all()):
             raise LearnerError("the state's sent shares do not fit together")
+        columns = (rounds, sums, weights, devices, counted)
         return SentShares(
             tuple(
-                SentShare(
-                    int(rounds[i]),
-                    Share(sums[i].copy(), weights[i].copy(), devices[i].copy(), 0),
-                    bool(counted[i]),
-                )
-                for i in range(count)
+                SentShare(int(number), Share(total, weight, device, 0), bool(counts))
+                for number, total, weight, device, counts in zip(*columns, strict=True)
             )
         )
 
 
 def _total(sent: Sequence[SentShare]) -> Share | None:
     return functools.reduce(operator.add, [one.share for one in sent]) if sent else None
-
-
-def _array(state: Mapping[str, NDArray[Any]], name: str, dtype: type, rank: int) -> NDArray[Any]:
-    array = state.get(name)
-    if array is None or array.dtype != dtype or array.ndim != rank:
-        found = "missing" if array is None else f"{array.dtype} {array.shape}"
-        raise LearnerError(
-            f"the state's {name!r} is {found}; expected {np.dtype(dtype)} of {rank} dimensions"
-        )
-    return array
 
 
 # A device's teachers by label: the mean knowledge of the other devices.

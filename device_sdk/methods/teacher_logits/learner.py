@@ -13,10 +13,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from device_sdk.errors import StateError
 from device_sdk.local_data import DataSource
 from device_sdk.methods.learner import Learner, LearnerError, State
-from device_sdk.methods.local_steps import StepsReport, epoch_batches, unchanged_on_error
+from device_sdk.methods.local_steps import (
+    TRAINER,
+    StepsReport,
+    epoch_batches,
+    restore_trainer,
+    trainer_state,
+    unchanged_on_error,
+)
+from device_sdk.methods.state import part, prefixed
 from device_sdk.methods.teacher_logits.contract import (
     LabelKnowledge,
     TeacherLogitsTraining,
@@ -33,7 +40,6 @@ from device_sdk.methods.teacher_logits.knowledge import (
 from device_sdk.trainer import Trainer
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 
-_STATE = "trainer."
 _LABEL = "label"
 
 
@@ -126,26 +132,13 @@ class TeacherLogitsLearner(Learner):
 
     def state(self) -> State:
         """The trainer's state tensors as ``trainer.*``, and what was sent in the last rounds."""
-        trained = {_STATE + name: array for name, array in self._trainer.state.items()}
-        return {**trained, **self._sent.state()}
+        return {**trainer_state(self._trainer), **self._sent.state()}
 
     def restore(self, state: State) -> None:
         """Take ``state()`` back; raises LearnerError where names, dtypes or shapes do not fit."""
-        wanted = {_STATE + name for name in self._trainer.artifact.state_by_name}
-        wanted.update(self._sent.state())
-        if set(state) != wanted:
-            odd = sorted(set(state) ^ wanted)[0]
-            raise LearnerError(f"the state has {odd!r} wanting or unknown")
-        sent = SentShares.from_state(state)
-        values = {
-            name.removeprefix(_STATE): array
-            for name, array in state.items()
-            if name.startswith(_STATE)
-        }
-        try:
-            self._trainer.set_state(values)
-        except StateError as error:
-            raise LearnerError(f"the state does not fit the artifact: {error}") from error
+        trained = prefixed(TRAINER, part(TRAINER, state))
+        sent = SentShares.from_state({n: a for n, a in state.items() if n not in trained})
+        restore_trainer(self._trainer, trained)
         self._sent = sent
 
     def _steps(

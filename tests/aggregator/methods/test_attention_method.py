@@ -12,9 +12,10 @@ from hypothesis.extra import numpy as hnp
 from aggregator.methods.attention.clustering import ClusterSettings
 from aggregator.methods.attention.method import AttentionMethod, AttentionSettings
 from aggregator.methods.attention.mixtures import MixtureSettings, amp_weights, sketch_weights
-from aggregator.methods.method import Refused, RestoreError
+from aggregator.methods.method import Refused
 from device_sdk.artifact.flat_layout import flat_layout
 from device_sdk.methods.attention.contract import AttentionTraining
+from device_sdk.methods.state import RestoreError
 from device_sdk.wire.arrays.exchange import Update
 
 NARROW = flat_layout({"a.weight": (2, 3), "a.bias": (2,), "b.weight": (4, 2)})

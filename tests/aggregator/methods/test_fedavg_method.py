@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from aggregator.methods.fedavg.method import FedAvgMethod, FedAvgSettings
-from aggregator.methods.method import Refused, RestoreError
+from aggregator.methods.method import Refused
 from aggregator.methods.server_optimizer import OptimizerSettings
 from device_sdk.methods.fedavg.contract import FedAvgTraining
+from device_sdk.methods.state import RestoreError
 from device_sdk.wire.arrays.exchange import Update
 
 PARAMETERS = {

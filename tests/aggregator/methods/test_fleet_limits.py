@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from aggregator.methods.fedavg.method import FedAvgMethod, FedAvgSettings
 from aggregator.methods.limits import FleetScale
-from aggregator.methods.method import RestoreError
 from aggregator.methods.robust import Waiting
 from aggregator.methods.scatter.method import ScatterMethod, ScatterSettings, initial_items
 from aggregator.methods.server_optimizer import OptimizerSettings
 from aggregator.store.checkpoints import pack_state, unpack_state
+from device_sdk.methods.state import RestoreError
 from device_sdk.wire.arrays.exchange import Update
 
 ITEMS, K = 40, 8
@@ -69,7 +69,7 @@ def test_a_scale_continues_bit_for_bit_wherever_it_was_saved(
 
     whole = FleetScale(2)
     for step in steps:
-        again = FleetScale.from_state(2, unpack_state(pack_state(whole.state())))
+        again = FleetScale(2).restored(unpack_state(pack_state(whole.state())))
         act(whole, *step)
         act(again, *step)
         assert pack_state(again.state()) == pack_state(whole.state())
@@ -81,7 +81,7 @@ def test_bad_states_of_a_scale_are_refused() -> None:
     for name in (*NAMES[:3], ""):
         scale.note(name, (1.0,))
     good = scale.state()
-    FleetScale.from_state(1, good)
+    FleetScale(1).restored(good)
     for bad in (
         {"recent.count": good["recent.count"]},
         {**good, "recent.values": -good["recent.values"]},
@@ -94,9 +94,9 @@ def test_bad_states_of_a_scale_are_refused() -> None:
         {**good, "settled.named": np.ones(1, bool)},
     ):
         with pytest.raises(RestoreError):
-            FleetScale.from_state(1, bad)
+            FleetScale(1).restored(bad)
     with pytest.raises(RestoreError):
-        FleetScale.from_state(2, good)
+        FleetScale(2).restored(good)
 
 
 def test_updates_that_wait_are_kept_whole() -> None:
@@ -104,7 +104,7 @@ def test_updates_that_wait_are_kept_whole() -> None:
     one = Update(3, {"a": np.ones(2, np.float32)}, {"samples": 7, "loss": 0.5}, NAMES[1])
     waiting.add(one)
     waiting.add(Update(4, {"a.b": np.zeros((2, 0), np.int64)}))
-    again = Waiting.from_state(unpack_state(pack_state(waiting.state())))
+    again = Waiting().restored(unpack_state(pack_state(waiting.state())))
     first, second = again.take()
     assert (first.round_id, dict(first.metadata), first.sender) == (3, dict(one.metadata), NAMES[1])
     assert type(first.metadata["samples"]) is int
@@ -118,7 +118,7 @@ def test_updates_that_wait_are_kept_whole() -> None:
         {**good, "7.round": good["0.round"]},
     ):
         with pytest.raises(RestoreError):
-            Waiting.from_state(bad)
+            Waiting().restored(bad)
 
 
 def scatter_update(round_id: int, place: int, scale: float, seed: int = 0) -> Update:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from aggregator.methods.method import RestoreError
 from aggregator.methods.scatter.item_norms import ItemNorms
 from aggregator.methods.scatter.method import ScatterMethod, ScatterSettings
+from device_sdk.methods.state import RestoreError
 from device_sdk.wire.arrays.exchange import Update
 
 ITEMS, K = 200, 4
@@ -78,9 +78,9 @@ def test_a_round_that_was_given_up_is_forgotten() -> None:
 
 def test_states_that_do_not_fit_are_refused() -> None:
     good = touched().state()
-    again = ItemNorms.from_state(2.0, ITEMS, good).state()
+    again = ItemNorms(2.0, ITEMS).restored(good).state()
     assert {n: a.tobytes() for n, a in again.items()} == {n: a.tobytes() for n, a in good.items()}
-    assert not ItemNorms.from_state(2.0, ITEMS, {}).state()["settled"].any()
+    assert not ItemNorms(2.0, ITEMS).restored({}).state()["settled"].any()
     for bad in (
         {"recent": good["recent"]},
         {**good, "recent": good["recent"][1:]},
@@ -88,7 +88,7 @@ def test_states_that_do_not_fit_are_refused() -> None:
         {**good, "recent": -good["recent"]},
     ):
         with pytest.raises(RestoreError):
-            ItemNorms.from_state(2.0, ITEMS, bad)
+            ItemNorms(2.0, ITEMS).restored(bad)
 
 
 def update(round_id: int, seed: int) -> Update:

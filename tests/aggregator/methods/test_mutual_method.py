@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from aggregator.methods.method import Refused, RestoreError
+from aggregator.methods.method import Refused
 from aggregator.methods.mutual.method import MutualMethod, MutualSettings
 from device_sdk.methods.mutual.contract import (
     MutualTraining,
@@ -17,6 +17,7 @@ from device_sdk.methods.mutual.contract import (
     encode_soft_labels,
     samples_mark,
 )
+from device_sdk.methods.state import RestoreError
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 
 CLASSES = 3

@@ -9,9 +9,9 @@ import pytest
 
 from aggregator.methods.fedavg.method import FedAvgMethod, FedAvgSettings
 from aggregator.methods.limits import Outliers
-from aggregator.methods.method import RestoreError
 from aggregator.methods.scatter.method import ScatterMethod, ScatterSettings
 from aggregator.methods.server_optimizer import OptimizerSettings
+from device_sdk.methods.state import RestoreError
 from device_sdk.wire.arrays.exchange import Update
 
 ITEMS, K = 40, 8
@@ -108,7 +108,7 @@ def test_a_state_continues_bit_for_bit() -> None:
     one = settled(updates=100)
     one.settle()
     one.holds(values(101, 50.0))
-    other = Outliers.from_state(3.0, one.state())
+    other = Outliers(3.0).restored(one.state())
     assert other.count == one.count == 1
     for seed in range(300):
         scale = 1.0 + 9.0 * (seed % 7 == 0)
@@ -116,7 +116,7 @@ def test_a_state_continues_bit_for_bit() -> None:
     assert {n: a.tobytes() for n, a in one.state().items()} == {
         n: a.tobytes() for n, a in other.state().items()
     }
-    assert Outliers.from_state(3.0, {}).count == 0
+    assert Outliers(3.0).restored({}).count == 0
 
 
 def test_states_that_do_not_fit_are_refused() -> None:
@@ -132,7 +132,7 @@ def test_states_that_do_not_fit_are_refused() -> None:
         {**good, "count": np.asarray(1.0)},
     ):
         with pytest.raises(RestoreError):
-            Outliers.from_state(3.0, bad)
+            Outliers(3.0).restored(bad)
 
 
 def update(round_id: int, seed: int, scale: float = 1.0) -> Update:

@@ -16,13 +16,14 @@ import aggregator.methods.robust as robust_held
 from aggregator.errors import TaskError
 from aggregator.methods.fedavg.method import FedAvgMethod, FedAvgSettings
 from aggregator.methods.limits import bounded_rows, row_sizes
-from aggregator.methods.method import Refused, RestoreError
+from aggregator.methods.method import Refused
 from aggregator.methods.robust import HeldRows, HeldVectors, RobustRule, touched_sums
 from aggregator.methods.scatter.binding import ScatterBinding
 from aggregator.methods.scatter.method import ScatterMethod, ScatterSettings
 from aggregator.methods.server_optimizer import OptimizerSettings
 from aggregator.store.checkpoints import pack_state, unpack_state
 from aggregator.task.file import read_task
+from device_sdk.methods.state import RestoreError
 from device_sdk.wire.arrays.exchange import Update
 
 ITEMS, K = 9, 4
@@ -271,11 +272,11 @@ def test_options_may_change_between_rounds_only(kind: int) -> None:
 
 
 def test_bad_states_are_refused() -> None:
-    held = HeldRows()
+    held = HeldRows((ITEMS, K))
     held.add(np.asarray([1, 8]), np.asarray([0, 3]), np.ones((2, 2), np.float32))
     held.add(np.asarray([], dtype=np.int64), np.asarray([1]), np.ones((0, 1), np.float32))
     good = held.state()
-    again = HeldRows.from_state((ITEMS, K), good)
+    again = HeldRows((ITEMS, K)).restored(good)
     assert {n: a.tobytes() for n, a in again.state().items()} == {
         n: a.tobytes() for n, a in good.items()
     }
@@ -290,20 +291,20 @@ def test_bad_states_are_refused() -> None:
         {**good, "values": good["values"][:-1]},
     ):
         with pytest.raises(RestoreError):
-            HeldRows.from_state((ITEMS, K), bad)
+            HeldRows((ITEMS, K)).restored(bad)
     for vectors in (np.ones((2, 2), np.float32), np.ones((2, 3))):
         with pytest.raises(RestoreError):
-            HeldVectors.from_state(3, {"vectors": vectors})
+            HeldVectors(3).restored({"vectors": vectors})
 
 
 def test_blocks_of_rows_give_the_same_sums(monkeypatch: pytest.MonkeyPatch) -> None:
-    held = HeldRows()
+    held = HeldRows((ITEMS, K))
     for seed in range(15):
         tensors = scatter_update(1, seed).tensors
         held.add(tensors["rows"], tensors["columns"], tensors["values"])
-    whole = held.sums((ITEMS, K), RobustRule("median"))
+    whole = held.sums(RobustRule("median"))
     monkeypatch.setattr(robust_held, "_BLOCK_VALUES", 20)
-    assert held.sums((ITEMS, K), RobustRule("median")).tobytes() == whole.tobytes()
+    assert held.sums(RobustRule("median")).tobytes() == whole.tobytes()
 
 
 def test_a_round_that_fills_its_memory_takes_no_more(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from aggregator.methods.limits import clip_factor
-from aggregator.methods.method import Refused, RestoreError
+from aggregator.methods.method import Refused
 from aggregator.methods.scatter.method import ScatterMethod, ScatterSettings, initial_items
 from aggregator.methods.server_optimizer import OptimizerSettings, ServerOptimizer
 from device_sdk.methods.scatter.contract import ScatterTraining
+from device_sdk.methods.state import RestoreError
 from device_sdk.wire.arrays.exchange import Update
 
 ITEMS, K = 12, 6

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from aggregator.home import AggregatorHome
-from aggregator.methods.method import State
 from aggregator.task.file import read_task
+from device_sdk.methods.state import State
 from device_sdk.wire.publish.receipts import Verdict
 from tests.brokers.mosquitto import Mosquitto
 from tests.fakes.client import ScriptedDevice

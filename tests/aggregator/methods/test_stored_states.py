@@ -1,0 +1,72 @@
+"""What earlier versions stored of a method, and what no version would have stored."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+from device_sdk.methods.registry import METHODS, method_names
+from device_sdk.methods.state import RestoreError, State
+from tests.aggregator.methods.stored_states import CASES, stored
+
+# A device's own arrays: a method keeps them as they came, having checked them then.
+_AS_IT_CAME = re.compile(
+    r"waiting\.\d+\.(tensor|said|sender).*|(new\.)?public\..*|(new\.)?labels\..*\.labels"
+)
+
+
+def laid_out(state: State) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
+    return {name: (one.dtype.str, one.shape, one.tobytes()) for name, one in state.items()}
+
+
+def test_every_method_has_a_stored_state() -> None:
+    assert {case.method for case in CASES.values()} <= set(method_names(METHODS))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_state_of_an_earlier_version_is_taken_back_as_it_was(name: str) -> None:
+    case = CASES[name]
+    one = case.build()
+    for when in ("end", "middle"):
+        one.restore(stored(name, when))
+        assert laid_out(one.state()) == laid_out(stored(name, when))
+    case.go_on(one)
+    found, wanted = one.state(), stored(name, "end")
+    assert set(found) == set(wanted)
+    for key, array in wanted.items():
+        # Sums differ in their last bits from one processor to another.
+        assert (found[key].dtype, found[key].shape) == (array.dtype, array.shape)
+        np.testing.assert_allclose(found[key], array, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_this_version_makes_the_states_of_the_earlier_one(name: str) -> None:
+    found, wanted = CASES[name].middle().state(), stored(name, "middle")
+    assert {key: one.shape for key, one in found.items()} == {
+        key: one.shape for key, one in wanted.items()
+    }
+    for key, array in wanted.items():
+        assert found[key].dtype == array.dtype
+        np.testing.assert_allclose(found[key], array, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_state_that_does_not_fit_is_refused_by_name_and_changes_nothing(name: str) -> None:
+    one, good = CASES[name].build(), stored(name, "middle")
+    one.restore(good)
+    for key, array in good.items():
+        if _AS_IT_CAME.fullmatch(key):
+            continue
+        bad = [array.astype(np.complex64), array[None]]
+        if array.dtype.kind == "f":
+            bad.append(np.full_like(array, np.nan))
+        for each in bad:
+            if each.size or each.shape != array.shape:
+                with pytest.raises(RestoreError, match=re.escape(key.rpartition(".")[2])):
+                    one.restore({**good, key: each})
+    for odd in ({**good, "more": np.zeros(1)}, {}):
+        with pytest.raises(RestoreError, match="expected"):
+            one.restore(odd)
+    assert laid_out(one.state()) == laid_out(good)

@@ -283,17 +283,18 @@ class FleetScale(Stateful):
     def note(self, sender: str, values: Sequence[float]) -> None:
         """Take note of an accepted update: finite values, one a measure, none below 0."""
         recent = self._recent
-        recent.count += 1
-        name = sender or str(recent.count)
-        self._drop(name)
-        recent.noted[name] = (recent.count, tuple(values))
+        noted = recent.noted
+        recent.count = place = recent.count + 1
+        name = sender or str(place)
+        if name in noted:
+            self._drop(name)
+        noted[name] = (place, tuple(values))
         for ordered, value in zip(self._ordered, values, strict=True):
             insort(ordered, value)
-        while True:
-            oldest = next(iter(recent.noted))
-            if recent.noted[oldest][0] > recent.count - _WINDOW:
-                return
-            self._drop(oldest)
+        for oldest, (when, _) in noted.items():
+            if when <= place - _WINDOW:
+                self._drop(oldest)  # at most one a call: all of the last so many are here
+            return
 
     def median(self, measure: int) -> float:
         """Of one measure, the lower of two in the middle; 0 where nothing is known."""
@@ -316,10 +317,8 @@ class FleetScale(Stateful):
         ]
 
     def _drop(self, name: str) -> None:
-        voice = self._recent.noted.pop(name, None)
-        if voice is not None:
-            for ordered, value in zip(self._ordered, voice[1], strict=True):
-                del ordered[bisect_left(ordered, value)]
+        for ordered, value in zip(self._ordered, self._recent.noted.pop(name)[1], strict=True):
+            del ordered[bisect_left(ordered, value)]
 
 
 # What is done to every update before it counts: outliers are left out, rows and norms are held

@@ -6,8 +6,8 @@ import copy
 import math
 from bisect import bisect_left, insort
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,14 +40,16 @@ def euclidean_norm(values: NDArray[Any]) -> float:
     return math.sqrt(float(flat @ flat))
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
+class Measured(NamedTuple):
     """How large an update [rows, columns] is. ``norm`` is Euclidean, over all values.
 
-    A row's size is its root mean square: comparable whatever the number of columns.
+    A row's size is its root mean square: comparable whatever the number of columns. Of the rows
+    ``median_row`` is the lower of two in the middle; both are 0 without rows.
     """
 
     norm: float
+    median_row: float
+    largest_row: float
     columns: int
     squares: Squares
     """Sums of squares [rows]."""
@@ -58,23 +60,6 @@ class Measured:
         sizes: Floats = np.sqrt(self.squares.astype(np.float64) / max(1, self.columns))
         return sizes
 
-    @property
-    def largest_row(self) -> float:
-        """The largest row's size; 0 without rows."""
-        return self._size(float(self.squares.max())) if len(self.squares) else 0.0
-
-    @property
-    def median_row(self) -> float:
-        """The median row's size, the lower of two in the middle; 0 without rows."""
-        if not len(self.squares):
-            return 0.0
-        middle = (len(self.squares) - 1) // 2
-        # A fifth of what numpy's median takes for the few rows of an update.
-        return self._size(float(np.partition(self.squares, middle)[middle]))
-
-    def _size(self, squares: float) -> float:
-        return math.sqrt(squares / max(1, self.columns))
-
 
 def measured(values: NDArray[np.float32]) -> Measured:
     """How large ``values`` [rows, columns] are.
@@ -82,12 +67,20 @@ def measured(values: NDArray[np.float32]) -> Measured:
     Squares are summed in float32, which holds those of a million values as large as may be
     accepted; where rows are long, in float64, which keeps the small ones.
     """
-    if values.shape[1] <= _SHORT:
+    rows, columns = values.shape
+    if columns <= _SHORT:
         squares: Squares = np.einsum("ij,ij->i", values, values)
     else:
         squares = np.einsum("ij,ij->i", values, values, dtype=np.float64)
-    norm = math.sqrt(float(squares.sum(dtype=np.float64)))
-    return Measured(norm, values.shape[1], squares)
+    # Every update passes here: as few calls of numpy as will do, and none of its wrappers.
+    norm = math.sqrt(np.add.reduce(squares, dtype=np.float64))
+    if not rows:
+        return Measured(norm, 0.0, 0.0, columns, squares)
+    ordered = squares.copy()
+    ordered.sort()
+    width = max(1, columns)
+    median = math.sqrt(ordered.item((rows - 1) // 2) / width)
+    return Measured(norm, median, math.sqrt(ordered.item(-1) / width), columns, squares)
 
 
 def row_sizes(values: NDArray[Any]) -> Floats:
@@ -290,17 +283,18 @@ class FleetScale(Stateful):
     def note(self, sender: str, values: Sequence[float]) -> None:
         """Take note of an accepted update: finite values, one a measure, none below 0."""
         recent = self._recent
-        recent.count += 1
-        name = sender or str(recent.count)
-        self._drop(name)
-        recent.noted[name] = (recent.count, tuple(values))
+        noted = recent.noted
+        recent.count = place = recent.count + 1
+        name = sender or str(place)
+        if name in noted:
+            self._drop(name)
+        noted[name] = (place, tuple(values))
         for ordered, value in zip(self._ordered, values, strict=True):
             insort(ordered, value)
-        while True:
-            oldest = next(iter(recent.noted))
-            if recent.noted[oldest][0] > recent.count - _WINDOW:
-                return
-            self._drop(oldest)
+        for oldest, (when, _) in noted.items():
+            if when <= place - _WINDOW:
+                self._drop(oldest)  # at most one a call: all of the last so many are here
+            return
 
     def median(self, measure: int) -> float:
         """Of one measure, the lower of two in the middle; 0 where nothing is known."""
@@ -323,10 +317,8 @@ class FleetScale(Stateful):
         ]
 
     def _drop(self, name: str) -> None:
-        voice = self._recent.noted.pop(name, None)
-        if voice is not None:
-            for ordered, value in zip(self._ordered, voice[1], strict=True):
-                del ordered[bisect_left(ordered, value)]
+        for ordered, value in zip(self._ordered, self._recent.noted.pop(name)[1], strict=True):
+            del ordered[bisect_left(ordered, value)]
 
 
 # What is done to every update before it counts: outliers are left out, rows and norms are held

@@ -53,6 +53,10 @@ class Aggregation:
         """Updates absorbed since the last version."""
         self._since_checkpoint = 0
         self._last_seq = 0
+        self._made: State | None = None
+        """Of a version that is not committed yet: the method has opened the next round already."""
+        self._opened: Broadcast | None = None
+        """Of that round, until the machine opens it."""
 
     def _new_method(self, items: int) -> Method:
         rng = np.random.default_rng([self._store.facts.seed, 0])
@@ -77,6 +81,9 @@ class Aggregation:
 
     def open_round(self, number: int) -> Broadcast:
         """Open a round. What the last one could not use has to be absorbed by ``carry_over``."""
+        opened, self._opened = self._opened, None
+        if opened is not None and opened.round_id == number:
+            return opened
         return self._method.open_round(number)
 
     def carry_over(self, row: RoundRow) -> None:
@@ -137,22 +144,26 @@ class Aggregation:
         for device_id in revoked:
             self._method.forget(device_id.hex())
         if summary.version != self.version:
-            made = self._method.state()
-            self._require_publishable(self._method.open_round(summary.round_id + 1))
-            self._method.restore(made)
+            self._made = self._method.state()
+            self._opened = self._method.open_round(summary.round_id + 1)
+            self._require_publishable(self._opened)
         return summary
 
     def commit_version(self, summary: RoundSummary) -> None:
         """Write the new version's checkpoint and clear the log; inside a transaction."""
+        made = self._method.state() if self._made is None else self._made
         self._store.checkpoints.put(
-            MethodCheckpoint("version", summary.round_id, 0, summary.version, self._method.state())
+            MethodCheckpoint("version", summary.round_id, 0, summary.version, made)
         )
+        self._made = None
         self._store.log.clear()
         self.version = summary.version
         self.participants, self._last_seq, self._since_checkpoint = 0, 0, 0
 
     def grow(self, items: int, last_round: int) -> None:
         """Append new items, between rounds and with an empty log; inside a transaction."""
+        if self._opened is not None:
+            self._restore(None)  # to before the next round's opening
         rng = np.random.default_rng([self._store.facts.seed, self.items])
         self._binding.grow(self._method, items, rng)
         self.items = items
@@ -162,6 +173,7 @@ class Aggregation:
         )
 
     def _restore(self, open_round: RoundRow | None) -> None:
+        self._made = self._opened = None
         version = self._store.checkpoints.get("version")
         if version is None:
             self._method = self._new_method(self.items)

@@ -1,4 +1,4 @@
-"""States of the method, as named arrays in numpy's own file format, never pickled."""
+"""States of the method, as safetensors."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.store.database import Database
+from device_sdk.artifact import safetensors
+from device_sdk.artifact.errors import ArtifactError
 from device_sdk.methods.state import State
 
 Kind = Literal["version", "partial"]
@@ -66,16 +68,22 @@ class Checkpoints:
 
 def pack_state(state: State) -> bytes:
     """The bytes of named arrays, the same for the same arrays."""
-    file = io.BytesIO()
-    for name in sorted(state):
-        label = name.encode()
-        file.write(len(label).to_bytes(2, "little") + label)
-        np.lib.format.write_array(file, np.asarray(state[name]), allow_pickle=False)
-    return file.getvalue()
+    return safetensors.encode({name: np.asarray(state[name]) for name in sorted(state)})
 
 
 def unpack_state(data: bytes) -> dict[str, NDArray[Any]]:
     """The inverse of :func:`pack_state`. Raises ValueError for bytes it did not write."""
+    if data[8:9] != b"{":
+        return _unpack_older(data)
+    try:
+        tensors = safetensors.decode(data).tensors
+    except ArtifactError as error:
+        raise ValueError(f"a stored state is damaged: {error}") from None
+    return {name: array.copy() for name, array in tensors.items()}
+
+
+def _unpack_older(data: bytes) -> dict[str, NDArray[Any]]:
+    """What database versions 1 and 2 hold: each array's name, and it in numpy's file format."""
     file = io.BytesIO(data)
     state: dict[str, NDArray[Any]] = {}
     while size := file.read(2):

@@ -16,7 +16,7 @@ from device_sdk.system.lock import FileLock
 
 # The tables. A change of them is a new version, with a step that brings an older file to it.
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 SCHEMA = """
 CREATE TABLE facts (name TEXT PRIMARY KEY, value ANY NOT NULL) STRICT;
@@ -107,6 +107,8 @@ ALTER TABLE rounds ADD COLUMN closed_served_seconds REAL;
 CREATE INDEX remembered ON rounds (round) WHERE forgotten = 0;
 UPDATE devices SET admission_key = zeroblob(32) WHERE revoked_unix IS NOT NULL;
 """,
+    # Checkpoints of before are read as they are; those from now on are safetensors.
+    2: "",
 }
 """By the version that a file has, what makes it one of the next version."""
 

@@ -31,6 +31,7 @@ _NAMES: Final = {
     "I32": "int32",
     "I16": "int16",
     "I8": "int8",
+    "U16": "uint16",
     "U8": "uint8",
     "BOOL": "bool",
 }

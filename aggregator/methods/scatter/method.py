@@ -195,9 +195,13 @@ class ScatterMethod(Stateful, Method):
         if not (self._limits.known or self._waiting.full):
             self._waiting.add(update)
             return
-        for waited in self._waiting.take():
-            self._add(waited, measured(waited.tensors["values"]))
+        self._add_waiting()
         self._add(update, found)
+
+    def _add_waiting(self) -> None:
+        if len(self._waiting):
+            for waited in self._waiting.take():
+                self._add(waited, measured(waited.tensors["values"]))
 
     def _add(self, update: Update, found: Measured) -> None:
         columns, rows = update.tensors["columns"], update.tensors["rows"]
@@ -227,8 +231,7 @@ class ScatterMethod(Stateful, Method):
         """Metrics: ``clipped`` updates, ``gradient_norm``, ``columns_mean`` drawn a device,
         ``bounded_rows`` with ``row_multiple``, ``outliers`` with ``outlier_multiple``, and
         ``bounded_items`` with ``item_multiple``."""
-        for waited in self._waiting.take():
-            self._add(waited, measured(waited.tensors["values"]))
+        self._add_waiting()
         participants = self._participants
         metrics = {"clipped": float(self._clipped), **self._limits.metrics()}
         if participants:

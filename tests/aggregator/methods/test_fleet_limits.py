@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aggregator.methods.fedavg.method import FedAvgMethod, FedAvgSettings
-from aggregator.methods.limits import FleetScale
+from aggregator.methods.limits import FleetScale, measured
 from aggregator.methods.robust import Waiting
 from aggregator.methods.scatter.method import ScatterMethod, ScatterSettings, initial_items
 from aggregator.methods.server_optimizer import OptimizerSettings
@@ -74,6 +74,43 @@ def test_a_scale_continues_bit_for_bit_wherever_it_was_saved(
         act(again, *step)
         assert pack_state(again.state()) == pack_state(whole.state())
         assert (again.known, again.median(0)) == (whole.known, whole.median(0))
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.integers(0, 60),
+    st.integers(1, 40),
+    st.integers(0, 2**32 - 1),
+    st.sampled_from([0.0, 1e-20, 1e-3, 1.0, 1e12]),
+    st.booleans(),
+)
+def test_an_update_is_measured_as_its_definition_says_to_the_last_bit(
+    rows: int, columns: int, seed: int, scale: float, equal: bool
+) -> None:
+    rng = np.random.default_rng(seed)
+    values = (scale * rng.standard_normal((rows, columns))).astype(np.float32)
+    if equal and rows:
+        values[rng.integers(0, rows, rows)] = values[0]
+    found = measured(values)
+    squares = np.einsum("ij,ij->i", values, values)
+    assert found.squares.tobytes() == squares.tobytes()
+    assert found.norm == math.sqrt(float(squares.sum(dtype=np.float64)))
+    middle = (rows - 1) // 2
+    median = float(np.partition(squares, middle)[middle]) if rows else 0.0
+    assert found.median_row == math.sqrt(median / columns)
+    assert found.largest_row == math.sqrt((float(squares.max()) if rows else 0.0) / columns)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 9), st.floats(0, 1e9)), min_size=1, max_size=400))
+def test_a_median_is_that_of_the_latest_voices(notes: list[tuple[int, float]]) -> None:
+    scale = FleetScale(1)
+    for place, (sender, value) in enumerate(notes, 1):
+        scale.note(NAMES[sender], (value,))
+        lately = dict(notes[max(0, place - 256) : place])
+        ordered = sorted(lately.values())
+        assert scale.median(0) == ordered[(len(ordered) - 1) // 2]
+        assert scale.known == (len(ordered) >= 3)
 
 
 def test_bad_states_of_a_scale_are_refused() -> None:

@@ -93,6 +93,10 @@ bench-size: $(STAMP) ## size and import time of the device install, held to thei
 bench-scatter: $(STAMP) ## accuracy of scatter aggregation on MovieLens, equal and unequal fleets
 	$(RUN) -m benchmarks.scatter $(ARGS)
 
+.PHONY: bench-baselines
+bench-baselines: $(STAMP) ## popularity and EASE on MovieLens 100K, what scatter is compared with
+	$(RUN) -m benchmarks.recommendation $(ARGS)
+
 .PHONY: bench-privacy
 bench-privacy: $(STAMP) ## which likes a curious aggregator reads out of scatter's updates
 	$(RUN) -m benchmarks.privacy $(ARGS)
@@ -145,6 +149,10 @@ bench-attack: $(STAMP) ## honest throughput under floods; the aggregator's retur
 .PHONY: bench-peers
 bench-peers: $(STAMP) ## the same work in other frameworks, each in an environment of its own
 	$(RUN) -m benchmarks.peers $(ARGS)
+
+.PHONY: shape
+shape: $(STAMP) ## files, lines and class names of the product (ARGS='. ../another/checkout')
+	$(RUN) -m benchmarks.shape $(ARGS)
 
 .PHONY: clean
 clean: ## remove the environment, caches and built distributions

@@ -14,11 +14,10 @@ from aggregator.methods.attention.method import AttentionMethod, AttentionSettin
 from aggregator.methods.fedavg.method import FedAvgMethod, FedAvgSettings
 from aggregator.methods.method import Method
 from benchmarks.attention.channel import HalfChannel
-from benchmarks.attention.experiment import Experiment, Local
+from benchmarks.attention.experiment import Experiment, Local, Outcome, Point, Scores
 from benchmarks.attention.falling_rate import FallingRate
 from benchmarks.attention.fleet import DeviceData, Fleet, Part, export_artifacts, fleet_of
 from benchmarks.attention.local_only import LocalLearner, LocalMethod
-from benchmarks.attention.outcome import Outcome, Point, Scores
 from benchmarks.simulator.simulation import Simulation, device_name
 from device_sdk.local_data import LocalData
 from device_sdk.methods.attention.learner import AttentionLearner

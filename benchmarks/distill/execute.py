@@ -10,10 +10,9 @@ import numpy as np
 
 from benchmarks.datasets.click import ClickDevice, Clicks
 from benchmarks.distill.artifacts import ArtifactShelf
-from benchmarks.distill.experiment import Experiment
+from benchmarks.distill.experiment import GLOBAL, Experiment, Outcome, Point
 from benchmarks.distill.fleet import Fleet, build_fleet
 from benchmarks.distill.measured_channel import MeasuredChannel
-from benchmarks.distill.outcome import GLOBAL, Outcome, Point
 from benchmarks.distill.predictions import joined_quality, predictions
 from benchmarks.recommendation.click_metrics import click_quality
 from benchmarks.simulator import Simulation

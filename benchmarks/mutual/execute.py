@@ -10,9 +10,8 @@ import numpy as np
 
 from benchmarks.mutual.artifacts import ArtifactCache
 from benchmarks.mutual.domains import Domain, pacs64, rotated_mnist
-from benchmarks.mutual.experiment import Experiment
+from benchmarks.mutual.experiment import Experiment, Outcome
 from benchmarks.mutual.fleets import make_fleet
-from benchmarks.mutual.outcome import Outcome
 from benchmarks.mutual.scores import Scoreboard
 
 # Images and splits depend on the seed alone, not on the method.

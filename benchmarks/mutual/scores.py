@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.mutual.domains import Domain, everything
-from benchmarks.mutual.outcome import DeviceScore
+from benchmarks.mutual.experiment import DeviceScore
 from device_sdk import Trainer
 from device_sdk.methods.local_steps import predict_all
 

@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 from aggregator.methods.scatter.method import initial_items
 from benchmarks.privacy.curious import CuriousMethod
 from benchmarks.privacy.disguised import DisguisedLearner
-from benchmarks.privacy.experiment import Run
+from benchmarks.privacy.experiment import Outcome, Run
 from benchmarks.privacy.judgement import Victim, by_learning, by_size
-from benchmarks.privacy.outcome import Outcome
 from benchmarks.privacy.sighting import Sighting
 from benchmarks.recommendation.metrics import quality, sampled_ranks
 from benchmarks.recommendation.split import LeaveOneOut

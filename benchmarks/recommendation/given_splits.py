@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.recommendation.split import LeaveOneOut
+from benchmarks.recommendation.split import LeaveOneOut, hold_out_validation
 
 DATA_SETS = ("ml-100k", "ml-1m")
+SplitKind = Literal["test", "validation"]
 _NEGATIVES = 99
+# Of the validation items and their negatives: the same for every setting that is compared.
+_VALIDATION_SEED = 12345
 
 
 def has_times(name: str) -> bool:
@@ -45,6 +49,15 @@ def load_split(root: Path, name: str) -> LeaveOneOut:
     bounds = np.searchsorted(train[:, 0], np.arange(1, users))
     rows = tuple(np.ascontiguousarray(part) for part in np.split(train[:, 1], bounds))
     return LeaveOneOut(items, rows, held_out, negatives)
+
+
+def load_split_of(root: Path, name: str, kind: SplitKind) -> LeaveOneOut:
+    """As :func:`load_split`; for ``validation`` the training data split once more, always alike."""
+    whole = load_split(root, name)
+    if kind == "test":
+        return whole
+    rng = np.random.default_rng(_VALIDATION_SEED)
+    return hold_out_validation(whole.train, whole.items, rng, latest=has_times(name))
 
 
 def _by_user(test: NDArray[np.int64], users: int) -> NDArray[np.int64]:

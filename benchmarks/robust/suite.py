@@ -7,15 +7,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, TypeVar
 
-from benchmarks.outcomes import OutcomeFolder
-from benchmarks.progress_line import progress_line
+from benchmarks.harness import StoredRuns, progress_line
+from benchmarks.recommendation.given_splits import SplitKind
 from benchmarks.robust.attacks import MAGNITUDES, SINGLE, Attack
 from benchmarks.robust.table import DEFAULT, UNPROTECTED, Found, OutcomeT
 from benchmarks.robust.trial import ExperimentT, Trial
 
-SplitName = Literal["test", "validation"]
 SettingsT = TypeVar("SettingsT", bound=Any)
 
 
@@ -32,7 +31,7 @@ class Option:
 class Selection:
     """What is asked for. ``rounds`` 0 stands for as many as the method's experiments have."""
 
-    split: SplitName
+    split: SplitKind
     seeds: Sequence[int]
     options: Sequence[str]
     attacks: Sequence[Attack]
@@ -46,6 +45,7 @@ class Suite(ABC, Generic[ExperimentT, OutcomeT]):
 
     options: Sequence[Option]
     attacks: Sequence[Attack]
+    outcome: type[OutcomeT]
     devices: int
     """Of the fleet."""
 
@@ -53,7 +53,7 @@ class Suite(ABC, Generic[ExperimentT, OutcomeT]):
         self, selection: Selection, results: Path, *, table_only: bool
     ) -> dict[tuple[str, str, float], dict[int, OutcomeT]]:
         """Stored outcomes, and unless ``table_only`` those of runs that were missing."""
-        store = self.store(results)
+        store = StoredRuns[Trial[ExperimentT], OutcomeT](results, "robust", self.outcome)
         found: dict[tuple[str, str, float], dict[int, OutcomeT]] = {}
         # Seeds outside: what is stopped early has all defences on the first seeds.
         for seed in selection.seeds:
@@ -72,7 +72,7 @@ class Suite(ABC, Generic[ExperimentT, OutcomeT]):
     ) -> dict[tuple[str, str, float], dict[int, OutcomeT]]:
         """Likewise, of runs in which one device sends any value in every round; by option, attack
         and magnitude."""
-        store = self.store(results)
+        store = StoredRuns[Trial[ExperimentT], OutcomeT](results, "robust", self.outcome)
         found: dict[tuple[str, str, float], dict[int, OutcomeT]] = {}
         cases = [
             *((name, None, 0.0) for name in (UNPROTECTED, DEFAULT)),
@@ -98,12 +98,8 @@ class Suite(ABC, Generic[ExperimentT, OutcomeT]):
         """The table of what :meth:`found_single` found."""
 
     @abstractmethod
-    def experiment(self, split: SplitName, seed: int, option: Option, rounds: int) -> ExperimentT:
+    def experiment(self, split: SplitKind, seed: int, option: Option, rounds: int) -> ExperimentT:
         """The run of a seed under an option; ``rounds`` 0 for the usual number."""
-
-    @abstractmethod
-    def store(self, folder: Path) -> OutcomeFolder[Trial[ExperimentT], OutcomeT]:
-        """Where outcomes are kept."""
 
     @abstractmethod
     def run(self, trial: Trial[ExperimentT], progress: Callable[[str], None]) -> OutcomeT:

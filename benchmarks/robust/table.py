@@ -7,8 +7,8 @@ from typing import TypeVar
 
 from tabulate import tabulate
 
+from benchmarks.harness import spread
 from benchmarks.robust.attacks import MAGNITUDES, PROMOTING, SHARES, SINGLE, Attack
-from benchmarks.scatter.statistics import spread
 
 UNPROTECTED = "none"
 DEFAULT = "default"

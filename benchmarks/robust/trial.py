@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-from dataclasses import Field, dataclass
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
+from benchmarks.harness import Run, key_of
 from benchmarks.robust.attacks import ATTACKS, SINGLE, Attack
 
 _REVISION = 1
 """Part of every key: raise it when attacks or what is measured change."""
 
 
-class _Experiment(Protocol):
-    """A dataclass of settings, with a key that changes with each of them."""
-
-    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
-
-    @property
-    def key(self) -> str: ...
-
-
-ExperimentT = TypeVar("ExperimentT", bound=_Experiment)
+ExperimentT = TypeVar("ExperimentT", bound=Run)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,4 +40,4 @@ class Trial(Generic[ExperimentT]):
         described = [_REVISION, self.experiment.key, self.attack, self.share]
         if self.magnitude:
             described.append(self.magnitude)
-        return hashlib.sha256(json.dumps(described).encode()).hexdigest()[:20]
+        return key_of(described)

@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 from aggregator.methods.scatter.method import ScatterMethod, initial_items
 from benchmarks.recommendation.metrics import full_ranks, quality, sampled_ranks
 from benchmarks.recommendation.split import LeaveOneOut
-from benchmarks.scatter.experiment import Experiment
+from benchmarks.scatter.experiment import Experiment, Outcome, Point
 from benchmarks.scatter.measured_channel import MeasuredChannel
-from benchmarks.scatter.outcome import Outcome, Point
 from benchmarks.simulator import Simulation, mixed_columns, scatter_fleet
 from device_sdk.methods.scatter.factor_step import FactorStep
 from device_sdk.methods.scatter.learner import ScatterLearner

@@ -11,13 +11,13 @@ import pytest
 from benchmarks.datasets.mnist import load_mnist
 from benchmarks.datasets.pacs import load_pacs64
 from benchmarks.datasets.rotation import turned_clockwise
+from benchmarks.harness import StoredRuns
 from benchmarks.mutual.__main__ import main
 from benchmarks.mutual.artifacts import ArtifactCache
 from benchmarks.mutual.domains import Domain
 from benchmarks.mutual.execute import execute
-from benchmarks.mutual.experiment import Experiment
+from benchmarks.mutual.experiment import DeviceScore, Experiment, Outcome
 from benchmarks.mutual.measured_channel import MeasuredChannel, sealed_bytes
-from benchmarks.mutual.outcome import DeviceScore, Outcome, OutcomeStore
 from benchmarks.mutual.presets import ROWS, TABLES
 from benchmarks.mutual.scores import Scoreboard
 from benchmarks.mutual.table import by_domain_table, mean_table, validation_table
@@ -111,7 +111,7 @@ def test_domains_are_split_as_the_paper_says(split: str) -> None:
 
 
 def test_settings_are_the_key_of_a_result(tmp_path: Path) -> None:
-    store = OutcomeStore(tmp_path / "made")
+    store = StoredRuns(tmp_path / "made", "mutual", Outcome)
     one = ROWS[0].make(0)
     assert store.load(one) is None
     store.save(one, outcome(80))
@@ -222,7 +222,7 @@ def test_the_command_teaches_and_prints_what_is_there(
     with pytest.raises(SystemExit) as stopped:
         main(["--help"])
     assert stopped.value.code == 0 and "FedMD" in capsys.readouterr().out
-    store = OutcomeStore(tmp_path)
+    store = StoredRuns(tmp_path, "mutual", Outcome)
     row = ROWS[0]
     store.save(row.make(0), outcome(80))
     command = ["--table", row.table, "--rows", row.name, "--table-only", "--results", str(tmp_path)]

@@ -6,17 +6,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.harness import StoredRuns
 from benchmarks.recommendation.split import hold_out_validation
 from benchmarks.robust.__main__ import main
 from benchmarks.robust.attacks import ATTACKS, SHARES, hostile_devices, unpopular_item
-from benchmarks.robust.scatter.execute import execute, exposure
-from benchmarks.robust.scatter.hostile import HostileLearner
-from benchmarks.robust.scatter.outcome import Outcome, OutcomeStore
-from benchmarks.robust.scatter.suite import (
+from benchmarks.robust.scatter import (
     OPTIONS,
     RECOMMENDED,
+    HostileLearner,
+    Outcome,
     ScatterSuite,
     base_experiment,
+    execute,
+    exposure,
 )
 from benchmarks.robust.trial import Trial
 from benchmarks.scatter.presets import preset
@@ -112,7 +114,10 @@ def test_a_trial_is_repeatable_and_measures_honest_users() -> None:
 
 
 def test_outcomes_are_kept_by_their_settings(tmp_path: Path) -> None:
-    store, outcome = OutcomeStore(tmp_path / "made"), Outcome({"0.0": 0.5}, {"0.0": 0.1}, 1.0)
+    store, outcome = (
+        StoredRuns(tmp_path / "made", "robust", Outcome),
+        Outcome({"0.0": 0.5}, {"0.0": 0.1}, 1.0),
+    )
     others = [replace(CLEAN, attack="flip", share=share) for share in SHARES]
     limited = base_experiment("validation", 0, OPTIONS[1], 1)
     others.append(replace(CLEAN, experiment=limited))

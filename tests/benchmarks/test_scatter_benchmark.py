@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -8,14 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.harness import StoredRuns, paired_difference, spread
 from benchmarks.recommendation.split import hold_out_validation
 from benchmarks.scatter.downlink import published_bytes
 from benchmarks.scatter.execute import execute
-from benchmarks.scatter.experiment import METHOD_REVISION, Experiment
+from benchmarks.scatter.experiment import METHOD_REVISION, Experiment, Outcome, Point
 from benchmarks.scatter.measured_channel import MeasuredChannel
-from benchmarks.scatter.outcome import Outcome, OutcomeStore, Point
 from benchmarks.scatter.presets import BASELINE, CLASSES, ROWS, preset
-from benchmarks.scatter.statistics import paired_difference, spread
 from benchmarks.scatter.table import by_class_table, quality_table
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 from device_sdk.wire.seal.envelope import (
@@ -64,7 +62,7 @@ def test_options_that_came_later_keep_the_keys_of_stored_outcomes() -> None:
 
 
 def test_outcomes_are_kept_by_their_settings(tmp_path: Path) -> None:
-    store = OutcomeStore(tmp_path / "made")
+    store = StoredRuns(tmp_path / "made", "scatter", Outcome)
     one, other = preset("ml-100k", "test", 0), preset("ml-100k", "test", 1)
     assert store.load(one) is None
     store.save(one, outcome(0.6))
@@ -75,10 +73,9 @@ def test_outcomes_are_kept_by_their_settings(tmp_path: Path) -> None:
 def test_another_revision_of_the_method_has_other_outcomes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store, one = OutcomeStore(tmp_path), preset("ml-100k", "test", 0)
+    store, one = StoredRuns(tmp_path, "scatter", Outcome), preset("ml-100k", "test", 0)
     store.save(one, outcome(0.6))
-    (stored,) = tmp_path.iterdir()
-    assert json.loads(stored.read_text(encoding="utf-8"))["revision"] == METHOD_REVISION
+    assert store.load(one) is not None
     monkeypatch.setattr("benchmarks.scatter.experiment.METHOD_REVISION", METHOD_REVISION + 1)
     assert store.load(one) is None
 

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
-from tabulate import tabulate
 
 RESULTS = Path(__file__).resolve().parent / "results"
 """Where runs are stored unless told otherwise."""
@@ -241,7 +240,8 @@ def _rebuilt(kind: Any, value: Any) -> Any:
     """What JSON made of an object of the annotated type ``kind``, as that type again."""
     if is_dataclass(kind):
         of = get_type_hints(kind)
-        return kind(**{name: _rebuilt(of[name], one) for name, one in value.items()})
+        make: Any = kind
+        return make(**{name: _rebuilt(of[name], one) for name, one in value.items()})
     origin, parts = get_origin(kind), get_args(kind)
     if origin in (list, tuple):
         return origin(_rebuilt(parts[0], one) for one in value)
@@ -291,4 +291,6 @@ def paired_difference(values: Sequence[float], baseline: Sequence[float]) -> Int
 
 def markdown_table(lines: Sequence[Sequence[object]], headers: Sequence[str]) -> str:
     """Cells as they are given, under their headers."""
+    from tabulate import tabulate  # examples that find data by this module have no use for it
+
     return tabulate(lines, headers=headers, tablefmt="github", disable_numparse=True)

@@ -20,9 +20,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 from tabulate import tabulate
 
 from benchmarks.aggregator.broker import MOSQUITTO, SETTINGS
-from benchmarks.aggregator.downlink import measure_downlink
-from benchmarks.aggregator.ingest_rate import measure_ingest
-from benchmarks.aggregator.session_opens import measure_opens
+from benchmarks.aggregator.function_level import measure_downlink, measure_ingest, measure_opens
 from benchmarks.aggregator.through_broker import measure_through_broker
 from benchmarks.harness import RESULTS, write_lines
 

@@ -20,8 +20,7 @@ import torch
 from tabulate import tabulate
 
 from benchmarks.device import memory, ort_training
-from benchmarks.device.steps import exported, our_step
-from benchmarks.device.timing import alternately
+from benchmarks.device.timing import alternately, exported, our_step
 from benchmarks.device.workloads import Workload, torch_step, workloads
 from benchmarks.harness import RESULTS, write_lines
 

@@ -11,9 +11,9 @@ from itertools import product
 from pathlib import Path
 
 from benchmarks.datasets.click import Clicks, ClickSettings, data_root, load_clicks
-from benchmarks.distill.artifacts import ArtifactShelf, click_fields
 from benchmarks.distill.execute import execute
 from benchmarks.distill.experiment import Experiment, Outcome
+from benchmarks.distill.fleet import ArtifactShelf, click_fields
 from benchmarks.distill.presets import HARDER_ROWS, ROWS, Row
 from benchmarks.distill.table import (
     cost_table,

@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from tabulate import tabulate
 
 from benchmarks.distill.experiment import GLOBAL, Experiment, Outcome
-from benchmarks.distill.paper import PAPER, PaperFigures
-from benchmarks.distill.presets import AFD, BASELINE, ROWS
+from benchmarks.distill.presets import AFD, BASELINE, PAPER, ROWS, PaperFigures
 from benchmarks.harness import paired_difference, spread
 from benchmarks.recommendation.click_metrics import ClickQuality
 

@@ -19,10 +19,10 @@ from benchmarks.harness import (
     progress_line,
     seeds_of,
 )
-from benchmarks.mutual.artifacts import ArtifactCache
 from benchmarks.mutual.domains import ANGLES
 from benchmarks.mutual.execute import execute, load_domains
 from benchmarks.mutual.experiment import Experiment, Outcome
+from benchmarks.mutual.fleets import ArtifactCache
 from benchmarks.mutual.presets import ROWS, TABLES, Row
 from benchmarks.mutual.table import by_domain_table, mean_table, validation_table
 

@@ -19,9 +19,8 @@ from benchmarks.harness import (
 from benchmarks.privacy.execute import execute
 from benchmarks.privacy.experiment import ROWS, Outcome, Run, run_of
 from benchmarks.privacy.table import attack_table, joining_table
-from benchmarks.recommendation.given_splits import load_split_of
-from benchmarks.recommendation.split import LeaveOneOut
-from benchmarks.scatter.full_round import open_step
+from benchmarks.recommendation.split import LeaveOneOut, load_split_of
+from benchmarks.scatter.cost import open_step
 from device_sdk.methods.scatter.factor_step import FactorStep
 
 _DESCRIPTION = """\

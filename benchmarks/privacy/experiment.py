@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from benchmarks.harness import key_of
-from benchmarks.privacy.judgement import Judgement
+from benchmarks.privacy.attack import Judgement
 from benchmarks.scatter.experiment import Experiment
 from benchmarks.scatter.presets import preset
 from device_sdk.methods.scatter.triples import PoolSettings

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from tabulate import tabulate
 
 from benchmarks.harness import paired_difference
+from benchmarks.privacy.attack import Judgement
 from benchmarks.privacy.experiment import DEFAULT, Outcome
-from benchmarks.privacy.judgement import Judgement
 
 BySeed = Mapping[int, Outcome]
 

@@ -18,8 +18,8 @@ from benchmarks.harness import (
     suite_parser,
 )
 from benchmarks.recommendation.baselines import ease, popularity
-from benchmarks.recommendation.given_splits import DATA_SETS, SplitKind, load_split_of
 from benchmarks.recommendation.metrics import full_ranks, quality, sampled_ranks
+from benchmarks.recommendation.split import DATA_SETS, SplitKind, load_split_of
 
 PENALTIES = (20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0)
 """Of EASE, tried on validation items."""

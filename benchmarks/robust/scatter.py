@@ -13,20 +13,19 @@ from numpy.typing import NDArray
 
 from aggregator.methods.scatter.method import ScatterMethod, initial_items
 from benchmarks.harness import data_folder
-from benchmarks.recommendation.given_splits import load_split_of
 from benchmarks.recommendation.metrics import quality, sampled_ranks
-from benchmarks.recommendation.split import LeaveOneOut
-from benchmarks.robust.any_value import AnyValue
+from benchmarks.recommendation.split import LeaveOneOut, load_split_of
 from benchmarks.robust.attacks import (
     ATTACKS,
     SHARES,
     STRENGTH,
+    AnyValue,
     Attack,
     hostile_devices,
     noise_like,
     unpopular_item,
 )
-from benchmarks.robust.suite import Option, SplitKind, Suite, changed
+from benchmarks.robust.suite import Option, SplitKind, Suite, Trial, changed
 from benchmarks.robust.table import (
     DEFAULT,
     UNPROTECTED,
@@ -35,12 +34,11 @@ from benchmarks.robust.table import (
     promotion_table,
     single_table,
 )
-from benchmarks.robust.trial import Trial
+from benchmarks.scatter.cost import open_step
 from benchmarks.scatter.experiment import Experiment
-from benchmarks.scatter.full_round import open_step
-from benchmarks.scatter.measured_channel import MeasuredChannel
 from benchmarks.scatter.presets import ROWS, preset
 from benchmarks.simulator import Simulation, mixed_columns, scatter_fleet
+from benchmarks.simulator.channel import ScatterChannel
 from device_sdk.methods.learner import State
 from device_sdk.methods.scatter.factor_step import FactorStep
 from device_sdk.methods.scatter.learner import ScatterLearner
@@ -169,7 +167,7 @@ def execute(
         split.items, experiment.width, experiment.spread, np.random.default_rng(start)
     )
     method = ScatterMethod(first, experiment.settings)
-    channel = MeasuredChannel(experiment.codec, np.random.default_rng(coding))
+    channel = ScatterChannel(experiment.codec, np.random.default_rng(coding))
     simulation = Simulation(method, learners, np.random.default_rng(cohorts), channel)
     began = time.perf_counter()
     for epoch in range(1, experiment.epochs + 1):

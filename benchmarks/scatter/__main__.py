@@ -17,12 +17,10 @@ from benchmarks.harness import (
     progress_line,
     seeds_of,
 )
-from benchmarks.recommendation.given_splits import DATA_SETS, load_split_of
-from benchmarks.recommendation.split import LeaveOneOut
-from benchmarks.scatter.downlink import published_bytes
+from benchmarks.recommendation.split import DATA_SETS, LeaveOneOut, load_split_of
+from benchmarks.scatter.cost import measure_full_round, open_step, published_bytes
 from benchmarks.scatter.execute import execute
 from benchmarks.scatter.experiment import Experiment, Outcome
-from benchmarks.scatter.full_round import measure_full_round, open_step
 from benchmarks.scatter.presets import ROWS, preset
 from benchmarks.scatter.table import by_class_table, quality_table
 from device_sdk.methods.scatter.factor_step import FactorStep

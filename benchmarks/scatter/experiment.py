@@ -7,6 +7,7 @@ from typing import Literal
 
 from aggregator.methods.scatter.method import ScatterSettings
 from benchmarks.harness import key_of
+from benchmarks.simulator.channel import BroadcastCodec, UpdateCodec
 from device_sdk.methods.scatter.triples import PoolSettings
 
 METHOD_REVISION = 2
@@ -26,9 +27,6 @@ _OFF = {
 }
 
 _PLAIN_BROADCASTS = "float16"
-
-BroadcastCodec = Literal["float16", "int8", "int4"]
-UpdateCodec = Literal["direct", "fp32", "fp16", "int8"]
 
 
 @dataclass(frozen=True, slots=True)

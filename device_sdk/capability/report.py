@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from tabulate import tabulate
-
 from device_sdk.capability.choice import Choice
+from device_sdk.system.printable import text_table
 
 
 def choice_to_json(choice: Choice) -> dict[str, object]:
@@ -53,8 +52,7 @@ def choice_to_text(choice: Choice) -> str:
             "as on a device that much slower than this one."
         )
     if rows:
-        align = ("right",) * 5 + ("left",)
-        parts.append(tabulate(rows, headers, colalign=align, disable_numparse=True))
+        parts.append(text_table(rows, headers, "rrrrr"))
     chosen = "The device declines." if choice.k is None else f"Chosen: k = {choice.k}."
     parts.append(f"{chosen} {choice.reason}")
     parts.append(
@@ -79,7 +77,7 @@ def _machine_lines(choice: Choice) -> str:
         ("versions", versions),
         ("method", choice.method),
     ]
-    return tabulate(rows, tablefmt="plain", disable_numparse=True)
+    return text_table(rows)
 
 
 def _milliseconds(seconds: float | None) -> str:

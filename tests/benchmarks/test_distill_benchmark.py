@@ -8,7 +8,6 @@ import pytest
 
 from benchmarks.datasets.click import Clicks, ClickSettings, load_clicks
 from benchmarks.distill.__main__ import main
-from benchmarks.distill.artifacts import ArtifactShelf, click_fields
 from benchmarks.distill.execute import execute
 from benchmarks.distill.experiment import (
     GLOBAL,
@@ -17,8 +16,8 @@ from benchmarks.distill.experiment import (
     Outcome,
     Point,
 )
-from benchmarks.distill.paper import PAPER
-from benchmarks.distill.presets import AFD, BASELINE, ROWS
+from benchmarks.distill.fleet import ArtifactShelf, click_fields
+from benchmarks.distill.presets import AFD, BASELINE, PAPER, ROWS
 from benchmarks.distill.table import (
     cost_table,
     device_table,
@@ -182,7 +181,7 @@ def test_the_command_says_what_is_wrong(
 
 def test_noise_stays_within_what_the_method_takes() -> None:
     from aggregator.methods.teacher_logits.method import TeacherLogitsMethod
-    from benchmarks.distill.liars import LyingTeacher, random_claims
+    from benchmarks.distill.fleet import LyingTeacher, random_claims
 
     method = TeacherLogitsMethod(replace(TRAINING, least_confidence=0.5))
     liar = LyingTeacher(random_claims(np.random.default_rng(0)))

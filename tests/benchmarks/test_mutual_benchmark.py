@@ -13,14 +13,13 @@ from benchmarks.datasets.pacs import load_pacs64
 from benchmarks.datasets.rotation import turned_clockwise
 from benchmarks.harness import StoredRuns
 from benchmarks.mutual.__main__ import main
-from benchmarks.mutual.artifacts import ArtifactCache
 from benchmarks.mutual.domains import Domain
-from benchmarks.mutual.execute import execute
+from benchmarks.mutual.execute import Scoreboard, execute
 from benchmarks.mutual.experiment import DeviceScore, Experiment, Outcome
-from benchmarks.mutual.measured_channel import MeasuredChannel, sealed_bytes
+from benchmarks.mutual.fleets import ArtifactCache
 from benchmarks.mutual.presets import ROWS, TABLES
-from benchmarks.mutual.scores import Scoreboard
 from benchmarks.mutual.table import by_domain_table, mean_table, validation_table
+from benchmarks.simulator.channel import MutualChannel, sealed_bytes
 from device_sdk.wire.arrays.exchange import Attachment, Broadcast, Update
 
 DATA = Path(os.environ.get("TESSERA_DATA", "../shared/data"))
@@ -119,7 +118,7 @@ def test_settings_are_the_key_of_a_result(tmp_path: Path) -> None:
     assert store.load(ROWS[0].make(1)) is None
     assert store.load(replace(one, stale_rounds=3)) is None
     stored = json.loads(next((tmp_path / "made").iterdir()).read_text())
-    assert stored["experiment"]["mutual"]["classes"] == 10
+    assert stored["run"]["mutual"]["classes"] == 10
 
 
 def test_tables_show_means_and_the_paper_beside_them() -> None:
@@ -146,7 +145,7 @@ def test_every_row_is_an_experiment_of_its_table() -> None:
 
 
 def test_the_channel_counts_samples_once_and_labels_each_round() -> None:
-    channel = MeasuredChannel("float16", np.random.default_rng(0))
+    channel = MutualChannel("float16", np.random.default_rng(0))
     labels = np.full((5, 10), 0.1, np.float16)
     attachment = Attachment({"x": np.zeros((50, 100), np.uint8)})
     for _ in range(3):

@@ -11,10 +11,9 @@ import pytest
 
 from aggregator.methods.scatter.method import ScatterMethod, initial_items
 from benchmarks.harness import StoredRuns
-from benchmarks.privacy.attack import LikesModel, evidence, liked_by_size
+from benchmarks.privacy.attack import LikesModel, evidence, liked_by_size, ranking_quality
 from benchmarks.privacy.execute import execute
 from benchmarks.privacy.experiment import DEFAULT, ROWS, Outcome, Run, run_of
-from benchmarks.privacy.judgement import ranking_quality
 from benchmarks.privacy.sighting import sight
 from benchmarks.privacy.table import attack_table, joining_table
 from benchmarks.recommendation.split import LeaveOneOut, hold_out_validation

@@ -20,7 +20,7 @@ from benchmarks.robust.scatter import (
     execute,
     exposure,
 )
-from benchmarks.robust.trial import Trial
+from benchmarks.robust.suite import Trial
 from benchmarks.scatter.presets import preset
 from benchmarks.simulator import FixedInteractions
 from device_sdk.methods.scatter.contract import ScatterTraining

@@ -10,9 +10,8 @@ import pytest
 
 from benchmarks.datasets.click import Clicks, ClickSettings, clicks_of
 from benchmarks.datasets.movielens import MovieLens
-from benchmarks.distill.artifacts import ArtifactShelf, click_fields
 from benchmarks.distill.experiment import ModelChoice
-from benchmarks.distill.predictions import entries_of
+from benchmarks.distill.fleet import ArtifactShelf, click_fields, entries_of
 from benchmarks.harness import StoredRuns
 from benchmarks.robust.attacks import ATTACKS, SHARES, Attack
 from benchmarks.robust.clicks.catalogue import Catalogue, Watcher, seen_by, watchers
@@ -23,10 +22,9 @@ from benchmarks.robust.clicks.experiment import (
     Outcome,
     base_experiment,
 )
-from benchmarks.robust.clicks.fleet import TrainerShelf
-from benchmarks.robust.clicks.hostile import HostileLearner
+from benchmarks.robust.clicks.fleet import HostileLearner, TrainerShelf
 from benchmarks.robust.clicks.suite import OPTIONS, ClickSuite
-from benchmarks.robust.trial import Trial
+from benchmarks.robust.suite import Trial
 from device_sdk.local_data import LocalData
 from device_sdk.methods.fedavg.contract import FedAvgTraining
 from device_sdk.methods.fedavg.learner import FedAvgLearner

@@ -9,12 +9,12 @@ import pytest
 
 from benchmarks.harness import StoredRuns, paired_difference, spread
 from benchmarks.recommendation.split import hold_out_validation
-from benchmarks.scatter.downlink import published_bytes
+from benchmarks.scatter.cost import published_bytes
 from benchmarks.scatter.execute import execute
 from benchmarks.scatter.experiment import METHOD_REVISION, Experiment, Outcome, Point
-from benchmarks.scatter.measured_channel import MeasuredChannel
 from benchmarks.scatter.presets import BASELINE, CLASSES, ROWS, preset
 from benchmarks.scatter.table import by_class_table, quality_table
+from benchmarks.simulator.channel import ScatterChannel
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 from device_sdk.wire.seal.envelope import (
     FRAGMENT_BYTES,
@@ -140,7 +140,7 @@ def test_the_channel_measures_sealed_sizes() -> None:
     update = Update(1, {"columns": np.arange(16), "rows": np.arange(0, 300, 3), "values": values})
     sizes = {}
     for codec in ("fp32", "fp16", "int8"):
-        channel = MeasuredChannel(codec, rng)  # type: ignore[arg-type]
+        channel = ScatterChannel(codec, rng)  # type: ignore[arg-type]
         channel.down(Broadcast(1, 0, {"items": np.zeros((400, 64), dtype=np.float32)}))
         received = channel.up(update).tensors
         assert received["rows"].tolist() == list(range(0, 300, 3))
@@ -159,7 +159,7 @@ def test_broadcasts_arrive_as_their_codec_rounds_them() -> None:
     items = np.random.default_rng(0).standard_normal((60, 8)).astype(np.float32)
     arrived = {}
     for codec in ("float16", "int8", "int4"):
-        channel = MeasuredChannel("int8", np.random.default_rng(1), codec)  # type: ignore[arg-type]
+        channel = ScatterChannel("int8", np.random.default_rng(1), codec)  # type: ignore[arg-type]
         (arrived[codec],) = channel.down(Broadcast(1, 0, {"items": items})).tensors.values()
         shown = channel.recommended_with(items)
         np.testing.assert_allclose(shown, items, atol=np.abs(items).max() / 7 * 1.01)
@@ -182,7 +182,7 @@ def test_large_updates_travel_in_fragments() -> None:
     rng = np.random.default_rng(0)
     values = rng.standard_normal((1600, 64)).astype(np.float32)
     update = Update(3, {"columns": np.arange(64), "rows": np.arange(1600), "values": values})
-    channel = MeasuredChannel("fp32", rng)
+    channel = ScatterChannel("fp32", rng)
     channel.down(Broadcast(3, 0, {"items": np.zeros((1682, 64), dtype=np.float32)}))
     assert channel.up(update).tensors["values"].tobytes() == values.tobytes()
     around = HEADER_BYTES + FRAGMENT_BYTES + TAG_BYTES

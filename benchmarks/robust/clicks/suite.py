@@ -8,7 +8,7 @@ from pathlib import Path
 
 from benchmarks.datasets.click import Clicks, clicks_of
 from benchmarks.datasets.movielens import read_100k
-from benchmarks.distill.artifacts import ArtifactShelf, click_fields
+from benchmarks.distill.fleet import ArtifactShelf, click_fields
 from benchmarks.harness import data_folder
 from benchmarks.robust.attacks import ATTACKS, Attack
 from benchmarks.robust.clicks.execute import execute
@@ -20,7 +20,7 @@ from benchmarks.robust.clicks.experiment import (
     base_experiment,
 )
 from benchmarks.robust.clicks.fleet import TrainerShelf
-from benchmarks.robust.suite import Option, SplitKind, Suite, changed
+from benchmarks.robust.suite import Option, SplitKind, Suite, Trial, changed
 from benchmarks.robust.table import (
     DEFAULT,
     UNPROTECTED,
@@ -29,7 +29,6 @@ from benchmarks.robust.table import (
     promotion_table,
     single_table,
 )
-from benchmarks.robust.trial import Trial
 
 OPTIONS: Mapping[MethodName, tuple[Option, ...]] = {
     "fedavg": (

@@ -1,4 +1,4 @@
-"""Function level: unseal, decode, check, durable commit, absorb. No broker."""
+"""Without a broker: the aggregator's updates and session opens a second, and bytes sent down."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ import numpy as np
 
 from aggregator.cli.serve import ease_collector
 from aggregator.keys.registry import credential
+from aggregator.methods.scatter.method import initial_items
 from aggregator.serve.assembly import World, assemble
 from aggregator.serve.service import Parts
-from aggregator.serve.uplink import Arrived
+from aggregator.serve.uplink import Answer, Arrived
 from aggregator.task.file import read_task
 from benchmarks.aggregator.fleet import (
+    ITEMS,
+    WIDTH,
     BenchDevice,
     enrol_directly,
     make_bench_home,
@@ -24,6 +27,7 @@ from benchmarks.aggregator.fleet import (
     shown_incarnation,
 )
 from device_sdk.link.events import Message
+from device_sdk.wire.arrays.tensors import Codec, encode_tensors
 from device_sdk.wire.publish.receipts import RecordType, UpdateIdentity, Verdict, write_update
 from device_sdk.wire.publish.topics import Topics, UpTopic
 from device_sdk.wire.seal.device_session import SessionOpening
@@ -107,3 +111,43 @@ def _messages(parts: Parts, batch: list[BenchDevice], bodies: list[bytes]) -> It
 def _resident_mb() -> float:
     with open("/proc/self/statm", encoding="ascii") as file:
         return int(file.read().split()[1]) * resource.getpagesize() / 1e6
+
+
+def measure_opens(count: int, folder: Path) -> float:
+    """Opens a second: registry, admission, HPKE both ways, signatures, session table.
+
+    They may take all of the time here, which a service would not let them.
+    """
+    rng = np.random.default_rng(3)
+    lines = "deadline_seconds = 86400.0\n[admission]\nopens_share = 1.0"
+    home = make_bench_home(folder, "mqtt://127.0.0.1:1", lines)
+    store = home.open_store()
+    devices = enrol_directly(store, count, rng)
+    world = World(time.monotonic, time.time, rng)
+    parts = assemble(home, store, read_task(home.task_file), world)
+    descriptor, topics = parts.keys.current().descriptor, Topics()
+    freshness = Freshness(shown_incarnation(parts), 1)
+    messages = [
+        Message(
+            topics.write(UpTopic(0, device.handle)),
+            SessionOpening(device.credential, descriptor, freshness, time.monotonic).message,
+            False,
+        )
+        for device in devices
+    ]
+    began = time.perf_counter()
+    replies = [parts.uplink.receive(message) for message in messages]
+    seconds = time.perf_counter() - began
+    assert all(isinstance(reply, Answer) for reply in replies)
+    store.database.close()
+    return count / seconds
+
+
+def measure_downlink() -> dict[str, int]:
+    """Bytes of the item matrix by encoding: ``float16``, ``int8`` and ``int4``."""
+    rng = np.random.default_rng(6)
+    items = initial_items(ITEMS, WIDTH, 0.1, rng)
+    return {
+        codec.name.lower(): len(encode_tensors({"items": items}, codec, rng))
+        for codec in (Codec.FLOAT16, Codec.INT8, Codec.INT4)
+    }

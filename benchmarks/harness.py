@@ -69,7 +69,7 @@ def add_run_options(
 def add_store_options(parser: argparse.ArgumentParser) -> None:
     """``--root``, ``--results`` and ``--table-only``."""
     parser.add_argument("--root", type=Path, help="data folder (default: TESSERA_DATA)")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of stored runs")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="where runs are stored")
     parser.add_argument("--table-only", action="store_true", help="print stored runs, run none")
 
 

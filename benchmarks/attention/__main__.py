@@ -31,6 +31,7 @@ from benchmarks.harness import (
     data_folder,
     progress_line,
     seeds_of,
+    suite_parser,
 )
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -121,12 +122,7 @@ def _outcome(
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     tables = "\n".join(f"  {name:12} {shows}" for name, shows in TABLES.items())
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.attention",
-        description=_DESCRIPTION,
-        epilog=f"{_EXAMPLES}\ntables:\n{tables}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = suite_parser("attention", _DESCRIPTION, f"{_EXAMPLES}\ntables:\n{tables}")
     parser.add_argument("--table", choices=(*TABLES, "all"), default="all")
     add_rows(parser)
     add_run_options(parser)

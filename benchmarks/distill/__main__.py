@@ -22,7 +22,14 @@ from benchmarks.distill.table import (
     quality_table,
     verdict,
 )
-from benchmarks.harness import StoredRuns, add_rows, add_run_options, progress_line, seeds_of
+from benchmarks.harness import (
+    StoredRuns,
+    add_rows,
+    add_run_options,
+    progress_line,
+    seeds_of,
+    suite_parser,
+)
 
 _DESCRIPTION = """\
 Four devices with unequal shares of MovieLens 1M's users predict clicks and teach one another by
@@ -107,11 +114,10 @@ class _Runner:
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.distill",
-        description=_DESCRIPTION,
-        epilog=_EXAMPLES + "\nrows:\n" + "\n".join(f"  {r.name:24} {r.shows}" for r in ROWS),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = suite_parser(
+        "distill",
+        _DESCRIPTION,
+        _EXAMPLES + "\nrows:\n" + "\n".join(f"  {r.name:24} {r.shows}" for r in ROWS),
     )
     add_rows(parser)
     add_run_options(parser)

@@ -18,6 +18,7 @@ from benchmarks.harness import (
     named,
     progress_line,
     seeds_of,
+    suite_parser,
 )
 from benchmarks.mutual.domains import ANGLES
 from benchmarks.mutual.execute import execute, load_domains
@@ -107,12 +108,7 @@ class _Runner:
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     tables = "\n".join(f"  {name:14} {shows}" for name, shows in TABLES.items())
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.mutual",
-        description=_DESCRIPTION,
-        epilog=f"{_EXAMPLES}\ntables:\n{tables}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = suite_parser("mutual", _DESCRIPTION, f"{_EXAMPLES}\ntables:\n{tables}")
     parser.add_argument("--table", choices=(*TABLES, "all"), default="all")
     add_rows(parser)
     add_run_options(parser)

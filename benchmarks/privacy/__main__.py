@@ -15,6 +15,7 @@ from benchmarks.harness import (
     named,
     progress_line,
     seeds_of,
+    suite_parser,
 )
 from benchmarks.privacy.execute import execute
 from benchmarks.privacy.experiment import ROWS, Outcome, Run, run_of
@@ -75,11 +76,10 @@ class _Runner:
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.privacy",
-        description=_DESCRIPTION,
-        epilog="rows:\n" + "\n".join(f"  {row.name:22} {row.shows}" for row in ROWS),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = suite_parser(
+        "privacy",
+        _DESCRIPTION,
+        "rows:\n" + "\n".join(f"  {row.name:22} {row.shows}" for row in ROWS),
     )
     add_rows(parser)
     add_run_options(parser, seeds=3)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import add_run_options, named, seeds_of
+from benchmarks.harness import add_run_options, named, seeds_of, suite_parser
 from benchmarks.robust import scatter
 from benchmarks.robust.attacks import ATTACKS, SHARES, SINGLE
 from benchmarks.robust.clicks import suite as clicks
@@ -95,12 +95,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         for method, (_, options) in _METHODS.items()
         for one in (Option(f"\n{method}:", "", lambda base: base), *options)
     ]
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.robust",
-        description=_DESCRIPTION,
-        epilog=_EXAMPLES + "\noptions:\n" + "\n".join(lines),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = suite_parser("robust", _DESCRIPTION, _EXAMPLES + "\noptions:\n" + "\n".join(lines))
     parser.add_argument(
         "--method", action="append", choices=tuple(_METHODS), help="may be repeated (default: all)"
     )

@@ -16,6 +16,7 @@ from benchmarks.harness import (
     named,
     progress_line,
     seeds_of,
+    suite_parser,
 )
 from benchmarks.recommendation.split import DATA_SETS, LeaveOneOut, load_split_of
 from benchmarks.scatter.cost import measure_full_round, open_step, published_bytes
@@ -93,11 +94,10 @@ def _data_folder(options: argparse.Namespace) -> Path:
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.scatter",
-        description=_DESCRIPTION,
-        epilog=_EXAMPLES + "\nrows:\n" + "\n".join(f"  {r.name:27} {r.shows}" for r in ROWS),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = suite_parser(
+        "scatter",
+        _DESCRIPTION,
+        _EXAMPLES + "\nrows:\n" + "\n".join(f"  {r.name:27} {r.shows}" for r in ROWS),
     )
     parser.add_argument("--data", choices=(*DATA_SETS, "all"), default="all")
     parser.add_argument("--split", choices=("test", "validation"), default="test")

@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 import export.lowering  # noqa: F401  (fills the registry)
-from export.lowering import decompositions, registry
+from export.lowering import registry
 
 
 def add_to(commands: Any) -> None:
@@ -22,7 +22,7 @@ def add_to(commands: Any) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     lowered = registry.operators()
-    broken = sorted(str(operator) for operator in decompositions.decompositions())
+    broken = sorted(str(operator) for operator in registry.decompositions())
     print(f"{len(lowered)} operators with a lowering:")
     print("\n".join(f"  {name}" for name in lowered))
     print(f"\n{len(broken)} operators broken into simpler ones:")

@@ -36,7 +36,7 @@ def _method(artifacts: Sequence[Artifact], settings: TeacherLogitsSettings) -> T
         shapes = [port.shape for port in ports if port.of == _COUNTS]
         if not shapes:
             raise ValueError(
-                f"artifact {name!r} gives no {_COUNTS}: export it with export.distillation's loss"
+                f"artifact {name!r} gives no {_COUNTS}: export it with export.losses's loss"
             )
         if shapes[0] != (settings.training.classes,):
             raise ValueError(

@@ -154,6 +154,10 @@ bench-attack: $(STAMP) ## honest throughput under floods; the aggregator's retur
 bench-peers: $(STAMP) ## the same work in other frameworks, each in an environment of its own
 	$(RUN) -m benchmarks.peers $(ARGS)
 
+.PHONY: shape
+shape: $(STAMP) ## files, lines and class names of the product (ARGS='. ../another/checkout')
+	$(RUN) -m benchmarks.shape $(ARGS)
+
 .PHONY: clean
 clean: ## remove the environment, caches and built distributions
 	rm -rf $(VENV) build dist out .mypy_cache .pytest_cache .ruff_cache .hypothesis

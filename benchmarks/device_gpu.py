@@ -19,8 +19,7 @@ import onnxruntime
 import torch
 from tabulate import tabulate
 
-from benchmarks.device.steps import exported
-from benchmarks.device.timing import alternately
+from benchmarks.device.timing import alternately, exported
 from benchmarks.device.workloads import Workload, torch_step, workloads
 from device_sdk import Trainer
 

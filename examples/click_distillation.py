@@ -38,7 +38,7 @@ from device_sdk.methods.teacher_logits.contract import TeacherLogitsTraining
 from examples.fleet.work_clock import WorkClock, yardstick_seconds
 from examples.local_fleet import FleetTask, LocalFleet, Member, local_fleet
 from examples.program import carried_out, option_parser
-from export.distillation import example_teachers
+from export.losses import example_teachers
 from export.models.click import export_click
 from export.models.fields import Fields
 

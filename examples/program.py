@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from benchmarks.data_folder import default_data_folder
+from benchmarks.harness import default_data_folder
 from device_sdk.errors import DeviceError
 from device_sdk.system.command_line import positive_int
 from examples.fleet.errors import FleetError

@@ -16,10 +16,9 @@ from pathlib import Path
 import numpy as np
 
 from aggregator.methods.scatter.method import ScatterMethod, ScatterSettings, initial_items
-from benchmarks.data_folder import default_data_folder
-from benchmarks.recommendation.given_splits import load_split
+from benchmarks.harness import default_data_folder
 from benchmarks.recommendation.metrics import quality, sampled_ranks
-from benchmarks.recommendation.split import LeaveOneOut, hold_out_validation
+from benchmarks.recommendation.split import LeaveOneOut, hold_out_validation, load_split
 from benchmarks.simulator import Simulation, mixed_columns, scatter_fleet
 from device_sdk import Trainer
 from device_sdk.factorisation import packaged_artifact

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from device_sdk.artifact import Manifest
 from export.axes import parse_axes
-from export.comparison import Report
 from export.convert import to_onnx
 from export.errors import ExportError
 from export.gradient_rules import GradientRule
@@ -30,7 +29,7 @@ from export.step import (
     train_step,
 )
 from export.trace import Spec, record
-from export.verify import open_session, verify_artifact
+from export.verify import Report, open_session, verify_artifact
 from export.write import write_artifact
 
 BATCH_DTYPES = (torch.float32, torch.int64, torch.int32, torch.uint8, torch.bool)

@@ -23,8 +23,8 @@ from torch.fx.experimental.symbolic_shapes import (
 
 from export.axes import Axes, Shape
 from export.errors import ExportError
-from export.lowering.decompositions import decompositions
 from export.lowering.graph import expression
+from export.lowering.registry import decompositions
 from export.mutation import shared_write, without_writes, written_inputs
 
 NamedFunction = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]

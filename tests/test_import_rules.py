@@ -47,7 +47,7 @@ def _below(module: str, name: str) -> bool:
     return module == name or module.startswith(name + ".")
 
 
-_DEVICE = frozenset({"device_sdk", "numpy", "onnxruntime", "cryptography", "paho.mqtt", "tabulate"})
+_DEVICE = frozenset({"device_sdk", "numpy", "onnxruntime", "cryptography", "paho.mqtt"})
 # A method's two halves are arithmetic: transport, keys, files and clocks stay outside of them.
 _OUTSIDE_A_METHOD = frozenset(
     {"paho", "cryptography", "socket", "ssl"}

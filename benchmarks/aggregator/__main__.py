@@ -8,7 +8,6 @@ trip between it and the aggregator; nothing is written down.
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import os
 import sys
@@ -21,16 +20,13 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 from tabulate import tabulate
 
 from benchmarks.aggregator.broker import MOSQUITTO, SETTINGS
-from benchmarks.aggregator.downlink import measure_downlink
-from benchmarks.aggregator.ingest_rate import measure_ingest
-from benchmarks.aggregator.session_opens import measure_opens
+from benchmarks.aggregator.function_level import measure_downlink, measure_ingest, measure_opens
 from benchmarks.aggregator.through_broker import measure_through_broker
-
-RESULTS = Path(__file__).parents[1] / "results" / "aggregator.json"
+from benchmarks.harness import RESULTS, write_lines
 
 
 def main() -> int:
-    """Print the table; write the figures to benchmarks/results/aggregator.json."""
+    """Print the table; write the figures to benchmarks/results/aggregator.jsonl."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.aggregator", description=__doc__)
     parser.add_argument("--updates", type=int, default=100_000, help="function level (100000)")
     parser.add_argument("--opens", type=int, default=3000, help="session opens (3000)")
@@ -90,8 +86,7 @@ def main() -> int:
     result["downlink_bytes"] = downlink
     print(tabulate(rows, headers=("", "measured", "target"), disable_numparse=True))
     print(f"\nload average at the start: {result['load_average']:.1f}")
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps(result, indent=1) + "\n")
+    write_lines(RESULTS / "aggregator.jsonl", [result])
     return 0
 
 

@@ -1,6 +1,6 @@
 """`make bench-attack`: honest throughput under floods, and the return after a kill -9.
 
-Each row is measured once a seed and kept in benchmarks/results/attack.json under its settings; a
+Each row is measured once a seed and kept in benchmarks/results/attack.jsonl under its settings; a
 second call measures only what is missing. One run of a flood takes about 25 s, one of the recovery
 about 60 s, on two free cores. Fleet, flood, broker and aggregator share the machine: "cores" says
 how much of a core each of them took while the flood was on.
@@ -9,12 +9,13 @@ how much of a core each of them took while the flood was on.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,32 @@ from tabulate import tabulate
 from benchmarks.aggregator.broker import SETTINGS
 from benchmarks.aggregator.recovery import measure_recovery
 from benchmarks.aggregator.under_attack import KINDS, measure_under_attack
+from benchmarks.harness import RESULTS, StoredRuns, key_of
 
-RESULTS = Path(__file__).parents[1] / "results" / "attack.json"
 ROWS = (*KINDS, "recovery")
 TARGETS = {"outside": "at least 80%", "enrolment": "at least 80%", "insider": "at least 60%"}
-Figures = dict[str, float]
+Figures = Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A row's run under ``settings``; seeds only count runs that are alike."""
+
+    row: str
+    seed: int
+    settings: Mapping[str, Any]
+
+    @property
+    def key(self) -> str:
+        """Names the stored result: another setting, another key."""
+        return key_of(asdict(self))
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What was measured, by name."""
+
+    figures: Figures
 
 
 def main() -> int:
@@ -48,49 +70,48 @@ def main() -> int:
     parser.add_argument("--updates", type=int, default=100_000, help="in the open round (100000)")
     parser.add_argument("--table-only", action="store_true", help="measure nothing")
     arguments = parser.parse_args()
-    stored = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    stored = StoredRuns[Run, Outcome](RESULTS, "attack", Outcome)
     table = []
     for row in arguments.rows:
-        if row == "recovery":
-            settings = {"updates": arguments.updates}
-        else:
-            names = ("rate", "devices", "rounds", "broker")
-            settings = {name: getattr(arguments, name) for name in names}
+        names = ("updates",) if row == "recovery" else ("rate", "devices", "rounds", "broker")
+        settings = {name: getattr(arguments, name) for name in names}
         runs: list[Figures] = []
         for seed in range(arguments.seeds):
-            key = f"{row} {json.dumps(settings, sort_keys=True)} {seed}"
-            if key not in stored and not arguments.table_only:
-                print(f"measuring {key}", file=sys.stderr, flush=True)
-                stored[key] = _measure(row, settings)
-                RESULTS.parent.mkdir(exist_ok=True)
-                RESULTS.write_text(json.dumps(stored, indent=1, sort_keys=True) + "\n")
-            if key in stored:
-                runs.append(stored[key])
+            run = Run(row, seed, settings)
+            measure = None if arguments.table_only else partial(_measure, run)
+            outcome = stored.found_or_made(run, measure)
+            if outcome is not None:
+                runs.append(outcome.figures)
         if runs:
             table += _lines(row, runs)
     print(tabulate(table, headers=("", "median", "worst", "target"), disable_numparse=True))
     return 0
 
 
-def _measure(row: str, settings: dict[str, Any]) -> Figures:
-    load = os.getloadavg()[0]
+def _measure(run: Run) -> Outcome:
+    print(f"measuring {run}", file=sys.stderr, flush=True)
+    settings, load = run.settings, os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as name:
-        if row == "recovery":
+        if run.row == "recovery":
             back = measure_recovery(int(settings["updates"]), 3, Path(name))
-            return {"seconds": back.slowest_seconds, "behind": back.behind, "load_average": load}
+            return Outcome(
+                {"seconds": back.slowest_seconds, "behind": back.behind, "load_average": load}
+            )
         devices, rounds = int(settings["devices"]), int(settings["rounds"])
         found = measure_under_attack(
-            row, settings["rate"], devices, rounds, Path(name), settings["broker"]
+            run.row, settings["rate"], devices, rounds, Path(name), settings["broker"]
         )
-    return {
-        "unloaded": found.unloaded,
-        "loaded": found.loaded,
-        "flood_rate": found.flood_rate,
-        "share": found.share,
-        "resent": found.resent,
-        "load_average": load,
-        **{f"cores of {name}": cores for name, cores in found.cores.items()},
-    }
+    return Outcome(
+        {
+            "unloaded": found.unloaded,
+            "loaded": found.loaded,
+            "flood_rate": found.flood_rate,
+            "share": found.share,
+            "resent": found.resent,
+            "load_average": load,
+            **{f"cores of {name}": cores for name, cores in found.cores.items()},
+        }
+    )
 
 
 def _lines(row: str, runs: list[Figures]) -> list[tuple[str, str, str, str]]:

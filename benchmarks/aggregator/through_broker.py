@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.aggregator.process_time import cpu_seconds
 from benchmarks.aggregator.serving import serving
 
 
@@ -40,3 +40,9 @@ def measure_through_broker(
         seconds = load.run(devices * rounds)
         cpu = cpu_seconds(served.pid) - cpu
     return BrokerFigures(devices, devices * rounds, seconds, open_seconds, cpu, load.resent)
+
+
+def cpu_seconds(pid: int) -> float:
+    """Of all its threads since it started, user and system."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.aggregator.flood import FloodPlan
-from benchmarks.aggregator.process_time import cpu_seconds
 from benchmarks.aggregator.serving import Served, serving
+from benchmarks.aggregator.through_broker import cpu_seconds
 from device_sdk.wire.codec.header import MessageType
 from device_sdk.wire.publish.topics import EnrolRequestTopic, Topics, UpTopic
 

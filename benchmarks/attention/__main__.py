@@ -13,7 +13,7 @@ from pathlib import Path
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 
 from benchmarks.attention.execute import execute
-from benchmarks.attention.outcome import Outcome, OutcomeStore
+from benchmarks.attention.experiment import Experiment, Outcome
 from benchmarks.attention.pictures import draw_joining, draw_listening
 from benchmarks.attention.rows import BEST, ROWS, TABLES, Row
 from benchmarks.attention.table import (
@@ -24,12 +24,17 @@ from benchmarks.attention.table import (
     main_table,
     validation_table,
 )
-from benchmarks.command_line import add_rows, add_run_options, seeds_of
-from benchmarks.data_folder import data_folder
-from benchmarks.progress_line import progress_line
+from benchmarks.harness import (
+    StoredRuns,
+    add_rows,
+    add_run_options,
+    data_folder,
+    progress_line,
+    seeds_of,
+    suite_parser,
+)
 
 _ROOT = Path(__file__).resolve().parents[2]
-_RESULTS = _ROOT / "benchmarks" / "results" / "attention"
 _ARTIFACTS = _ROOT / "out" / "artifacts" / "attention"
 _HOLDS = "mnist, fashion-mnist and beijing-air"
 
@@ -61,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         known = "; ".join(row.name for row in ROWS if row.table in tables)
         print(f"--rows: none of {options.rows!r} is known; known are: {known}", file=sys.stderr)
         return 2
-    store = OutcomeStore(options.results)
+    store = StoredRuns(options.results, "attention", Outcome)
     outcomes: dict[str, dict[str, dict[int, Outcome]]] = {table: {} for table in tables}
     # Seeds outside, rows inside: what is stopped early has all rows on the first seeds.
     for seed, row in product(seeds_of(options), rows):
@@ -103,7 +108,7 @@ def _draw(folder: Path, outcomes: Mapping[str, Mapping[str, BySeed]]) -> None:
 
 
 def _outcome(
-    row: Row, seed: int, store: OutcomeStore, options: argparse.Namespace
+    row: Row, seed: int, store: StoredRuns[Experiment, Outcome], options: argparse.Namespace
 ) -> Outcome | None:
     experiment = row.make(seed)
 
@@ -117,15 +122,10 @@ def _outcome(
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     tables = "\n".join(f"  {name:12} {shows}" for name, shows in TABLES.items())
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.attention",
-        description=_DESCRIPTION,
-        epilog=f"{_EXAMPLES}\ntables:\n{tables}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = suite_parser("attention", _DESCRIPTION, f"{_EXAMPLES}\ntables:\n{tables}")
     parser.add_argument("--table", choices=(*TABLES, "all"), default="all")
     add_rows(parser)
-    add_run_options(parser, _RESULTS)
+    add_run_options(parser)
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument("--validation", action="store_true", help="show validation accuracy alone")
     shown.add_argument(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,24 +12,21 @@ from numpy.typing import NDArray
 from sklearn.metrics import precision_score
 
 from aggregator.methods.attention.method import AttentionMethod, AttentionSettings
+from aggregator.methods.falling_rate import rate_at
 from aggregator.methods.fedavg.method import FedAvgMethod, FedAvgSettings
-from aggregator.methods.method import Method
-from benchmarks.attention.channel import HalfChannel
-from benchmarks.attention.experiment import Experiment, Local
-from benchmarks.attention.falling_rate import FallingRate
+from aggregator.methods.method import Method, RoundSummary
+from benchmarks.attention.experiment import Experiment, Local, Outcome, Point, Scores
 from benchmarks.attention.fleet import DeviceData, Fleet, Part, export_artifacts, fleet_of
-from benchmarks.attention.local_only import LocalLearner, LocalMethod
-from benchmarks.attention.outcome import Outcome, Point, Scores
+from benchmarks.simulator.channel import HalfChannel
 from benchmarks.simulator.simulation import Simulation, device_name
 from device_sdk.local_data import LocalData
 from device_sdk.methods.attention.learner import AttentionLearner
 from device_sdk.methods.fedavg.learner import FedAvgLearner
-from device_sdk.methods.learner import Learner, State
-from device_sdk.methods.local_steps import predict_all
+from device_sdk.methods.learner import Learner
+from device_sdk.methods.local_steps import SampleStream, predict_all
+from device_sdk.methods.state import State
 from device_sdk.trainer import Trainer
 from device_sdk.wire.arrays.exchange import Broadcast, Update
-
-AnyLearner = AttentionLearner | FedAvgLearner | LocalLearner
 
 
 class _Timed(Learner):
@@ -219,3 +217,102 @@ def _scores(round_id: int, learners: list[AnyLearner]) -> list[Scores]:
         first.append([weights.get(name, 0.0) for name in names])
         second.append(float(found.second[:, 0].mean()))
     return [Scores(round_id, first, second)]
+
+
+class LocalLearner(Learner):
+    """Takes a round's steps on its own samples and sends nothing."""
+
+    def __init__(
+        self, data: LocalData, trainer: Trainer, settings: Local, rng: np.random.Generator
+    ) -> None:
+        self.trainer = trainer
+        self._settings = settings
+        self._stream = SampleStream(data.train, settings.batch_size, rng)
+
+    def train(self, broadcast: Broadcast) -> Update:
+        """See :class:`~device_sdk.methods.learner.Learner`."""
+        rate = float(broadcast.settings["learning_rate"])
+        for _ in range(self._settings.steps):
+            self.trainer.step(self._stream.draw(), hyper={"lr": rate})
+        return Update(broadcast.round_id, {})
+
+    def state(self) -> State:
+        """The trainer's."""
+        return self.trainer.state
+
+    def restore(self, state: State) -> None:
+        """Take ``state()`` back."""
+        self.trainer.set_state(state)
+
+
+AnyLearner = AttentionLearner | FedAvgLearner | LocalLearner
+
+
+class LocalMethod(Method):
+    """Counts the devices, and shares nothing."""
+
+    def __init__(self, settings: Local) -> None:
+        self._settings = settings
+        self._round_id = 0
+        self._participants = 0
+
+    def open_round(self, round_id: int) -> Broadcast:
+        """A broadcast that holds the learning rate alone."""
+        self._round_id, self._participants = round_id, 0
+        return Broadcast(round_id, 0, {}, {"learning_rate": self._settings.learning_rate})
+
+    def check(self, update: Update) -> None:
+        """Takes everything: there is nothing in it."""
+
+    def absorb(self, update: Update) -> None:
+        """Counts the device."""
+        self._participants += 1
+
+    def close_round(self) -> RoundSummary:
+        """See :class:`~aggregator.methods.method.Method`."""
+        return RoundSummary(self._round_id, 0, self._participants)
+
+    def state(self) -> State:
+        """The round."""
+        return {"round": np.asarray(self._round_id, dtype=np.int64)}
+
+    def restore(self, state: State) -> None:
+        """Take ``state()`` back."""
+        self._round_id = int(state["round"])
+
+
+class FallingRate(Method):
+    """The method, with ``learning_rate`` times decay^(round - 1) in its broadcasts.
+
+    All methods fall alike, so that none is ahead because its last steps are quieter.
+    """
+
+    def __init__(self, method: Method, decay: float) -> None:
+        self._method = method
+        self._decay = decay
+
+    def open_round(self, round_id: int) -> Broadcast:
+        """The method's, at this round's rate."""
+        opened = self._method.open_round(round_id)
+        rate = rate_at(float(opened.settings["learning_rate"]), self._decay, round_id)
+        return replace(opened, settings={**opened.settings, "learning_rate": rate})
+
+    def check(self, update: Update) -> None:
+        """The method's."""
+        self._method.check(update)
+
+    def absorb(self, update: Update) -> None:
+        """The method's."""
+        self._method.absorb(update)
+
+    def close_round(self) -> RoundSummary:
+        """The method's."""
+        return self._method.close_round()
+
+    def state(self) -> State:
+        """The method's."""
+        return self._method.state()
+
+    def restore(self, state: State) -> None:
+        """The method's."""
+        self._method.restore(state)

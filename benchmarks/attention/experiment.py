@@ -1,14 +1,13 @@
-"""One measured run, as data: what it trains, and the key its result is stored under."""
+"""One measured run, as data: what it does, what it found, and the key that it is stored under."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Literal, get_args
 
 from aggregator.methods.attention.method import AttentionSettings
 from aggregator.methods.fedavg.method import FedAvgSettings
+from benchmarks.harness import key_of
 
 DataName = Literal["vmnist", "air", "air-missing", "air-widths"]
 Shown = Literal["personal", "global"]
@@ -66,5 +65,57 @@ class Experiment:
     def key(self) -> str:
         """Names the stored result: another setting, another key."""
         told = {"revision": _REVISION, "kind": type(self.method).__name__, **asdict(self)}
-        canonical = json.dumps(told, sort_keys=True)
-        return hashlib.sha256(canonical.encode()).hexdigest()[:20]
+        return key_of(told)
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """After a round: means over the devices, of their own validation and test sets.
+
+    ``seconds``: processor time that a device has spent on training so far, mean over the devices.
+    """
+
+    round_id: int
+    validation: float
+    accuracy: float
+    precision: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Whom each device listened to in a round, mean over the parameter groups.
+
+    ``first``: per device its weights over all devices, in the fleet's order; ``second``: per device
+    the share of the mixture, the rest being the global model's.
+    """
+
+    round_id: int
+    first: list[list[float]]
+    second: list[float]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """``curve`` of evaluated rounds; ``by_device`` test accuracy in the best of them.
+
+    ``down_bytes`` and ``up_bytes``: mean a device and round, as encoded, seals and padding apart,
+    over the rounds after the warm-up. ``round_seconds``: processor time of a device's round there.
+    """
+
+    curve: list[Point]
+    by_device: dict[str, float]
+    down_bytes: float
+    up_bytes: float
+    round_seconds: float
+    scores: list[Scores] = field(default_factory=list)
+
+    @property
+    def best(self) -> Point:
+        """The round that validation picks; the first of equals."""
+        return max(self.curve, key=lambda point: point.validation)
+
+    def seconds_to(self, accuracy: float) -> float | None:
+        """A device's training time until test accuracy first reached this; None where it never
+        did."""
+        return next((p.seconds for p in self.curve if p.accuracy >= accuracy), None)

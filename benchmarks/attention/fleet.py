@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
+from benchmarks.attention.digit_cnn import DigitCnn, example_digits, export_digit_cnn
 from benchmarks.datasets.air import CLASSES, FEATURES, load_air, without_features
 from benchmarks.datasets.vmnist import load_vmnist
 from device_sdk.artifact.flat_layout import FlatLayout
 from export.models.attention_meta import base_layout, export_attention
-from export.models.digit_cnn import DigitCnn, example_digits, export_digit_cnn
 from export.models.gru_classifier import (
     DYNAMIC,
     GruClassifier,

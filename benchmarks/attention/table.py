@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from tabulate import tabulate
 
-from benchmarks.attention.outcome import Outcome
+from benchmarks.attention.experiment import Outcome
 from benchmarks.attention.rows import BEST, KINDS, OBSERVED
-from benchmarks.scatter.statistics import paired_difference, spread
+from benchmarks.harness import paired_difference, spread
 
 BySeed = Mapping[int, Outcome]
 

@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.data_folder import default_data_folder
 from benchmarks.datasets.movielens import AGES, OCCUPATIONS, MovieLens, read_1m
+from benchmarks.harness import default_data_folder
 
 _LIKED = 4
 _FEWEST_USERS = 50

@@ -6,7 +6,6 @@ Every figure is a ratio of medians, measured alternately in one run with one thr
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import tempfile
@@ -21,15 +20,13 @@ import torch
 from tabulate import tabulate
 
 from benchmarks.device import memory, ort_training
-from benchmarks.device.steps import exported, our_step
-from benchmarks.device.timing import alternately
+from benchmarks.device.timing import alternately, exported, our_step
 from benchmarks.device.workloads import Workload, torch_step, workloads
-
-RESULTS = Path(__file__).parents[1] / "results" / "device.json"
+from benchmarks.harness import RESULTS, write_lines
 
 
 def main() -> int:
-    """Print the table; write the figures to benchmarks/results/device.json."""
+    """Print the table; write the figures to benchmarks/results/device.jsonl."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.device", description=__doc__)
     parser.add_argument("--only", metavar="TEXT", default="", help="rows whose name holds TEXT")
     parser.add_argument("--seconds", type=float, default=8.0, help="timing a row (default: 8)")
@@ -42,18 +39,16 @@ def main() -> int:
     if not arguments.no_peer:
         ort_training.add_to(rows, chosen, arguments.seconds)
     print(tabulate([_shown(row) for row in rows], headers="keys", disable_numparse=True))
-    result: dict[str, object] = {"rows": rows}
     if not arguments.no_memory:
         ours, theirs = memory.lenet_peaks()
-        result["memory_mib"] = {"tessera": ours, "torch": theirs}
+        rows.append({"work": "memory", "tessera_mib": ours, "torch_mib": theirs})
         print(
             f"\npeak resident memory, training LeNet: {ours:.0f} MiB against torch's "
             f"{theirs:.0f} MiB: {ours / theirs:.2f} of it (target: at most 0.25)"
         )
     print("\ninstall size and import time: make bench-size")
     if not arguments.only:
-        RESULTS.parent.mkdir(exist_ok=True)
-        RESULTS.write_text(json.dumps(result, indent=1) + "\n")
+        write_lines(RESULTS / "device.jsonl", rows)
     return 0
 
 

@@ -46,7 +46,7 @@ def peak_kib(code: str, *arguments: str) -> int:
 
 def lenet_peaks() -> tuple[float, float]:
     """Peak resident MiB of training LeNet with the device runtime, and with torch."""
-    from benchmarks.device.steps import exported
+    from benchmarks.device.timing import exported
     from benchmarks.device.workloads import workloads
 
     workload = next(w for w in workloads() if w.name.startswith("LeNet"))

@@ -6,6 +6,13 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+
+from torch import nn
+
+import export
+from benchmarks.device.workloads import Batch, Workload
+from device_sdk import Trainer
 
 
 @dataclass(frozen=True)
@@ -45,3 +52,27 @@ def alternately(
                 contender()
             figures[index].append((clock() - start) / calls[index])
     return Timed(tuple(statistics.median(found) for found in figures), len(figures[0]))
+
+
+def exported(workload: Workload, model: nn.Module, batch: Batch, folder: Path) -> export.Exported:
+    """The workload's artifact, verified beside torch."""
+    optimizer: export.Optimizer
+    if workload.optimizer == "adam":
+        optimizer = export.Adam(1e-3)
+    else:
+        optimizer = export.Sgd(1e-3, momentum=0.0 if "BPR" in workload.name else 0.9)
+    return export.train_step(
+        model,
+        workload.loss,
+        batch,
+        optimizer=optimizer,
+        dynamic=workload.dynamic,
+        directory=folder,
+    )
+
+
+def our_step(folder: Path, batch: Batch, providers: str = "cpu") -> Callable[[], float]:
+    """One step of the artifact with one thread."""
+    trainer = Trainer(folder, providers=providers, threads=1)
+    arrays = {name: tensor.numpy() for name, tensor in batch.items()}
+    return lambda: trainer.step(arrays)

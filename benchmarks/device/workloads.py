@@ -127,8 +127,8 @@ def _factors(name: str, items: int, triples: int, k: int, target: float | None) 
 
 def workloads() -> list[Workload]:
     """Every row, smallest first."""
+    from benchmarks.device.resnet import ResNet
     from export.models.images import LeNet
-    from export.models.resnet import ResNet
 
     def recurrent(kind: Any) -> Callable[[], nn.Module]:
         return lambda: Recurrent(kind)

@@ -10,12 +10,10 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 
-from benchmarks.command_line import add_rows, add_run_options, seeds_of
 from benchmarks.datasets.click import Clicks, ClickSettings, data_root, load_clicks
-from benchmarks.distill.artifacts import ArtifactShelf, click_fields
 from benchmarks.distill.execute import execute
-from benchmarks.distill.experiment import Experiment
-from benchmarks.distill.outcome import Outcome, OutcomeStore
+from benchmarks.distill.experiment import Experiment, Outcome
+from benchmarks.distill.fleet import ArtifactShelf, click_fields
 from benchmarks.distill.presets import HARDER_ROWS, ROWS, Row
 from benchmarks.distill.table import (
     cost_table,
@@ -24,9 +22,14 @@ from benchmarks.distill.table import (
     quality_table,
     verdict,
 )
-from benchmarks.progress_line import progress_line
-
-_RESULTS = Path(__file__).resolve().parent.parent / "results" / "distill"
+from benchmarks.harness import (
+    StoredRuns,
+    add_rows,
+    add_run_options,
+    progress_line,
+    seeds_of,
+    suite_parser,
+)
 
 _DESCRIPTION = """\
 Four devices with unequal shares of MovieLens 1M's users predict clicks and teach one another by
@@ -64,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _outcomes(
     options: argparse.Namespace, rows: Sequence[Row], runner: _Runner
 ) -> dict[str, dict[int, Outcome]]:
-    store = OutcomeStore(options.results)
+    store = StoredRuns(options.results, "distill", Outcome)
     outcomes: dict[str, dict[int, Outcome]] = {row.name: {} for row in rows}
     # Seeds outside, rows inside: what is stopped early has all rows on the first seeds.
     for seed, row in product(seeds_of(options), rows):
@@ -111,14 +114,13 @@ class _Runner:
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.distill",
-        description=_DESCRIPTION,
-        epilog=_EXAMPLES + "\nrows:\n" + "\n".join(f"  {r.name:24} {r.shows}" for r in ROWS),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = suite_parser(
+        "distill",
+        _DESCRIPTION,
+        _EXAMPLES + "\nrows:\n" + "\n".join(f"  {r.name:24} {r.shows}" for r in ROWS),
     )
     add_rows(parser)
-    add_run_options(parser, _RESULTS)
+    add_run_options(parser)
     return parser.parse_args(arguments)
 
 

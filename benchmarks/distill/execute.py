@@ -9,14 +9,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from benchmarks.datasets.click import ClickDevice, Clicks
-from benchmarks.distill.artifacts import ArtifactShelf
-from benchmarks.distill.experiment import Experiment
-from benchmarks.distill.fleet import Fleet, build_fleet
-from benchmarks.distill.measured_channel import MeasuredChannel
-from benchmarks.distill.outcome import GLOBAL, Outcome, Point
-from benchmarks.distill.predictions import joined_quality, predictions
+from benchmarks.distill.experiment import GLOBAL, Experiment, Outcome, Point
+from benchmarks.distill.fleet import ArtifactShelf, Fleet, build_fleet, joined_quality, predictions
 from benchmarks.recommendation.click_metrics import click_quality
 from benchmarks.simulator import Simulation
+from benchmarks.simulator.channel import DistillChannel
 from device_sdk.wire.arrays.tensors import Codec
 
 _DEVICE_NAMES = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -39,7 +36,7 @@ def execute(
     order, fleets, coding = np.random.SeedSequence(experiment.seed).spawn(3)
     fleet = build_fleet(experiment, clicks, shelf, fleets)
     exact = experiment.method != "fedavg"
-    channel = MeasuredChannel(Codec.FLOAT16, np.random.default_rng(coding), exact_broadcasts=exact)
+    channel = DistillChannel(Codec.FLOAT16, np.random.default_rng(coding), exact_broadcasts=exact)
     rng = np.random.default_rng(order)
     simulation = Simulation(fleet.method, fleet.learners, rng, channel)
     count = len(fleet.learners)

@@ -1,13 +1,13 @@
-"""One measured run, as data: what is trained how, and the key its result is stored under."""
+"""One measured run, as data: what it does, what it found, and the key that it is stored under."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 from benchmarks.datasets.click import ClickSettings
+from benchmarks.harness import key_of
+from benchmarks.recommendation.click_metrics import ClickQuality
 from device_sdk.methods.teacher_logits.contract import TeacherLogitsTraining
 
 OptimizerName = Literal["adam", "sgd", "segmented"]
@@ -83,5 +83,59 @@ class Experiment:
             described["attention_revision"] = _ATTENTION_REVISION
         if self.decay == 1:
             del described["decay"]  # so that results from before there was one still count
-        canonical = json.dumps(described, sort_keys=True)
-        return hashlib.sha256(canonical.encode()).hexdigest()[:20]
+        return key_of(described)
+
+
+GLOBAL = "global"
+"""All devices' test samples together, each predicted by its own device's model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """After a round.
+
+    ``validation_loss``: cross-entropy over all devices' validation samples. ``seconds``: processor
+    time that training has taken a device so far, in the mean. ``quality``: on test samples, by
+    device and ``GLOBAL``; empty where an earlier round was better on validation. ``switched``: the
+    share of devices whose segmented optimizer takes plain steps by now.
+    """
+
+    round_id: int
+    validation_loss: float
+    seconds: float
+    quality: dict[str, ClickQuality]
+    switched: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The whole run, and the bytes of a round: a device's sealed update, and the broadcast."""
+
+    curve: tuple[Point, ...]
+    up_bytes: float
+    down_bytes: float
+    parameters: int
+
+    @property
+    def best(self) -> Point:
+        """The round that validation picks; the first of equals."""
+        return min(self.curve, key=lambda point: point.validation_loss)
+
+    def seconds_to(self, loss: float) -> float | None:
+        """Training time until the validation loss first was ``loss``, straight lines between
+        rounds; None where it never was."""
+        return self._until(loss, [point.seconds for point in self.curve])
+
+    def rounds_to(self, loss: float) -> float | None:
+        """As ``seconds_to``, in rounds: the same on a busy machine."""
+        return self._until(loss, [float(point.round_id) for point in self.curve])
+
+    def _until(self, loss: float, spent: list[float]) -> float | None:
+        for place, point in enumerate(self.curve):
+            if point.validation_loss <= loss:
+                if place == 0:
+                    return spent[0]
+                before = self.curve[place - 1].validation_loss
+                part = (before - loss) / (before - point.validation_loss)
+                return spent[place - 1] + part * (spent[place] - spent[place - 1])
+        return None

@@ -1,28 +1,41 @@
-"""Virtual devices of an experiment: their samples, and their learners."""
+"""The devices of a run over clicks: their artifacts, learners and liars, and what they predict."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor, nn
 
+import export
 from aggregator.methods.fedavg.method import FedAvgMethod, FedAvgSettings
 from aggregator.methods.method import Method
 from aggregator.methods.teacher_logits.method import TeacherLogitsMethod
 from benchmarks.datasets.click import Clicks
-from benchmarks.distill.artifacts import ArtifactShelf
-from benchmarks.distill.experiment import Experiment
-from benchmarks.distill.liars import LyingTeacher, random_claims
-from benchmarks.distill.predictions import entries_of
+from benchmarks.distill.experiment import Experiment, ModelChoice
+from benchmarks.recommendation.click_metrics import ClickQuality, click_quality
 from device_sdk.local_data import LocalData
 from device_sdk.methods.fedavg.contract import FedAvgTraining
 from device_sdk.methods.fedavg.learner import FedAvgLearner
-from device_sdk.methods.learner import Learner
+from device_sdk.methods.learner import Learner, State
+from device_sdk.methods.local_steps import predict_all
+from device_sdk.methods.teacher_logits.contract import (
+    LabelKnowledge,
+    TeacherLogitsTraining,
+    encode_knowledge,
+)
 from device_sdk.methods.teacher_logits.learner import TeacherLogitsLearner
 from device_sdk.trainer import Trainer
+from device_sdk.wire.arrays.exchange import Broadcast, Update
+from export.losses import cross_entropy
+from export.models.click import click_model, example_clicks, export_click, predicted_clicks
+from export.models.fields import Fields
 
 Samples = Mapping[str, NDArray[Any]]
 
@@ -99,3 +112,165 @@ def _method(experiment: Experiment, trainer: Trainer) -> Method:
         # A rate that falls has to be told: the artifact's own is one number.
         told = replace(told, learning_rate=experiment.model.learning_rate)
     return TeacherLogitsMethod(told, experiment.decay)
+
+
+_TEACHING = ("teacher", "has_teacher", "weight_ce", "weight_teacher", "weight_kl", "l2")
+
+
+def click_fields(sizes: tuple[tuple[str, int], ...]) -> Fields:
+    """The fields of ``benchmarks.datasets.click``."""
+    return Fields(
+        categorical=sizes, multi_valued=(("genres", 18),), numeric=("year",), history="movie"
+    )
+
+
+class ArtifactShelf:
+    """Exports into ``folder``, each artifact when it is first asked for."""
+
+    def __init__(self, folder: Path, fields: Fields) -> None:
+        self._folder = folder
+        self._fields = fields
+
+    def trainer(self, choice: ModelChoice, seed: int, *, teaching: bool) -> Trainer:
+        """A fresh trainer on one CPU thread.
+
+        ``teaching``: with the distillation loss; else plain cross-entropy, for FedAvg.
+        """
+        described = json.dumps([asdict(choice), seed, teaching], sort_keys=True)
+        folder = self._folder / hashlib.sha256(described.encode()).hexdigest()[:16]
+        if not folder.exists():
+            if teaching:
+                self._export_teaching(folder, choice, seed)
+            else:
+                self._export_plain(folder, choice, seed)
+        return Trainer(folder, providers="cpu", threads=1)
+
+    def _export_teaching(self, folder: Path, choice: ModelChoice, seed: int) -> None:
+        export_click(
+            folder,
+            choice.network,
+            fields=self._fields,
+            dim=choice.dim,
+            attention=choice.attention,
+            seed=seed,
+            optimizer=_optimizer(choice),
+            verify=False,  # these graphs are verified by the exporter's tests
+        )
+
+    def _export_plain(self, folder: Path, choice: ModelChoice, seed: int) -> None:
+        model = click_model(
+            choice.network,
+            fields=self._fields,
+            dim=choice.dim,
+            attention=choice.attention,
+            seed=seed,
+        )
+        entries = example_clicks(choice.network, fields=self._fields)
+        batch = {name: value for name, value in entries.items() if name not in _TEACHING}
+        dynamic = {name: {0: "batch"} for name in batch}
+        if "history" in dynamic:
+            dynamic["history"] = {0: "batch", 1: "past"}
+        export.train_step(
+            model,
+            _labels_alone,
+            batch,
+            optimizer=_optimizer(choice),
+            dynamic=dynamic,
+            predict=predicted_clicks,
+            directory=folder,
+            verify=False,
+        )
+
+
+def _labels_alone(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    return cross_entropy(model(batch), batch["label"])
+
+
+def _optimizer(choice: ModelChoice) -> export.Optimizer:
+    if choice.optimizer == "adam":
+        return export.Adam(lr=choice.learning_rate)
+    if choice.optimizer == "sgd":
+        return export.Sgd(lr=choice.learning_rate)
+    return export.Segmented(
+        lr=choice.learning_rate,
+        window=choice.window,
+        mu1=choice.mu1,
+        sigma=choice.sigma,
+        xi=choice.xi,
+    )
+
+
+Claims = Callable[[int], NDArray[np.float32]]
+"""From the number of classes to mean outputs by label, [classes, classes]."""
+
+
+class LyingTeacher(Learner):
+    """Sends ``claims`` of every label in each round, and that it has as many samples as count."""
+
+    def __init__(self, claims: Claims) -> None:
+        self._claims = claims
+
+    def train(self, broadcast: Broadcast) -> Update:
+        """See :class:`device_sdk.methods.learner.Learner`."""
+        training = TeacherLogitsTraining.from_scalars(broadcast.settings)
+        labels = np.arange(training.classes)
+        claimed = np.full(training.classes, training.most_samples)
+        knowledge = LabelKnowledge(labels, claimed, self._claims(training.classes))
+        return Update(broadcast.round_id, encode_knowledge(knowledge, training))
+
+    def state(self) -> State:
+        """Nothing."""
+        return {}
+
+    def restore(self, state: State) -> None:
+        """Nothing to take back."""
+
+
+def random_claims(rng: np.random.Generator) -> Claims:
+    """Softmax of normal logits of deviation 3, drawn anew each time."""
+
+    def claims(classes: int) -> NDArray[np.float32]:
+        logits = 3 * rng.standard_normal((classes, classes))
+        shares = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+        return shares.astype(np.float32)
+
+    return claims
+
+
+def other_labels(classes: int) -> NDArray[np.float32]:
+    """Certain of the next class in place of the label's own: of two, the opposite."""
+    return np.roll(np.eye(classes, dtype=np.float32), 1, axis=1)
+
+
+def last_class(classes: int) -> NDArray[np.float32]:
+    """Certain of the last class whatever the label: of two, that all is clicked."""
+    found = np.zeros((classes, classes), dtype=np.float32)
+    found[:, -1] = 1
+    return found
+
+
+Samples = Mapping[str, NDArray[Any]]
+Predictions = tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.int64]]
+"""Of each sample: the label, the click's predicted probability, and the user."""
+
+
+def entries_of(trainer: Trainer, samples: Samples) -> Samples:
+    """Those entries that the trainer's artifact reads: only some networks want the history."""
+    wanted = {port.of for port in trainer.artifact.graphs["train"].select("batch")}
+    return {name: array for name, array in samples.items() if name in wanted}
+
+
+def clicks_predicted(trainer: Trainer, samples: Samples) -> NDArray[np.float32]:
+    """The probability of a click, [samples]."""
+    return predict_all(trainer, entries_of(trainer, samples), "click", batch_size=512)
+
+
+def predictions(trainer: Trainer, samples: Samples) -> Predictions:
+    """Of one device's samples."""
+    return samples["label"], clicks_predicted(trainer, samples), samples["categories"][:, 0]
+
+
+def joined_quality(found: Sequence[Predictions]) -> ClickQuality:
+    """Over all devices' samples together."""
+    labels, clicks, users = (np.concatenate(part) for part in zip(*found, strict=True))
+    return click_quality(labels, clicks, users)

@@ -7,12 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 from tabulate import tabulate
 
-from benchmarks.distill.experiment import Experiment
-from benchmarks.distill.outcome import GLOBAL, Outcome
-from benchmarks.distill.paper import PAPER, PaperFigures
-from benchmarks.distill.presets import AFD, BASELINE, ROWS
+from benchmarks.distill.experiment import GLOBAL, Experiment, Outcome
+from benchmarks.distill.presets import AFD, BASELINE, PAPER, ROWS, PaperFigures
+from benchmarks.harness import paired_difference, spread
 from benchmarks.recommendation.click_metrics import ClickQuality
-from benchmarks.scatter.statistics import paired_difference, spread
 
 Outcomes = Mapping[str, Mapping[int, Outcome]]
 _NOTHING = PaperFigures()

@@ -9,20 +9,25 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 
-from benchmarks.command_line import add_rows, add_run_options, named, seeds_of
-from benchmarks.data_folder import data_folder
 from benchmarks.datasets.pacs import PACS_DOMAINS
-from benchmarks.mutual.artifacts import ArtifactCache
+from benchmarks.harness import (
+    StoredRuns,
+    add_rows,
+    add_run_options,
+    data_folder,
+    named,
+    progress_line,
+    seeds_of,
+    suite_parser,
+)
 from benchmarks.mutual.domains import ANGLES
 from benchmarks.mutual.execute import execute, load_domains
-from benchmarks.mutual.experiment import Experiment
-from benchmarks.mutual.outcome import Outcome, OutcomeStore
+from benchmarks.mutual.experiment import Experiment, Outcome
+from benchmarks.mutual.fleets import ArtifactCache
 from benchmarks.mutual.presets import ROWS, TABLES, Row
 from benchmarks.mutual.table import by_domain_table, mean_table, validation_table
-from benchmarks.progress_line import progress_line
 
 _ROOT = Path(__file__).resolve().parents[2]
-_RESULTS = _ROOT / "benchmarks" / "results" / "mutual"
 _ARTIFACTS = _ROOT / "out" / "artifacts"
 _HOLDS = "mnist and pacs64"
 
@@ -77,7 +82,7 @@ class _Runner:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options
-        self._store = OutcomeStore(options.results)
+        self._store = StoredRuns(options.results, "mutual", Outcome)
         self._artifacts = ArtifactCache(options.artifacts)
 
     def outcome(self, row: Row, seed: int) -> Outcome | None:
@@ -103,15 +108,10 @@ class _Runner:
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     tables = "\n".join(f"  {name:14} {shows}" for name, shows in TABLES.items())
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.mutual",
-        description=_DESCRIPTION,
-        epilog=f"{_EXAMPLES}\ntables:\n{tables}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = suite_parser("mutual", _DESCRIPTION, f"{_EXAMPLES}\ntables:\n{tables}")
     parser.add_argument("--table", choices=(*TABLES, "all"), default="all")
     add_rows(parser)
-    add_run_options(parser, _RESULTS)
+    add_run_options(parser)
     parser.add_argument("--validation", action="store_true", help="show validation accuracy alone")
     parser.add_argument("--artifacts", type=Path, default=_ARTIFACTS, help="where exports are kept")
     return parser.parse_args(arguments)

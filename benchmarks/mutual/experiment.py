@@ -1,12 +1,11 @@
-"""One measured run, as data: what it is called, and the key its result is stored under."""
+"""One measured run, as data: what it does, what it found, and the key that it is stored under."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 from dataclasses import asdict, dataclass
 from typing import Literal
 
+from benchmarks.harness import key_of
 from benchmarks.mutual.domains import Split
 from device_sdk.methods.fedavg.contract import FedAvgTraining
 from device_sdk.methods.mutual.contract import MutualTraining
@@ -68,5 +67,50 @@ class Experiment:
     @property
     def key(self) -> str:
         """Names the stored result: another setting, another key."""
-        canonical = json.dumps(asdict(self), sort_keys=True)
-        return hashlib.sha256(canonical.encode()).hexdigest()[:20]
+        return key_of(asdict(self))
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceScore:
+    """One device's accuracies in percent, of the round that its validation chose.
+
+    ``acc`` on all domains' test samples, ``bwt`` on its own, ``fwt`` on the others' (papers/mafml,
+    section 3.2); ``validation`` on all domains' validation samples.
+    """
+
+    round: int
+    validation: float
+    acc: float
+    bwt: float
+    fwt: float
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Scores by device, and what they cost.
+
+    ``curve`` is the devices' mean validation accuracy at each look; bytes are a device's mean over
+    the whole run, sealed; ``conflict_share`` is NaN-free: -1 where nothing was projected.
+    """
+
+    devices: tuple[DeviceScore, ...]
+    curve: tuple[float, ...]
+    rounds: int
+    bytes_up: float
+    bytes_down: float
+    conflict_share: float
+    seconds: float
+
+    @property
+    def bytes(self) -> float:
+        """A device's, both ways."""
+        return self.bytes_up + self.bytes_down
+
+    def mean(self, what: str, leave_out: int = -1) -> float:
+        """Over devices, of ``acc``, ``bwt``, ``fwt`` or ``validation``, but one of them."""
+        values = [
+            float(getattr(score, what))
+            for place, score in enumerate(self.devices)
+            if place != leave_out
+        ]
+        return sum(values) / len(values)

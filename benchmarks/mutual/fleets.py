@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import shutil
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
+from pathlib import Path
+from typing import Literal, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
+import export as exporter
 from aggregator.methods.fedavg.method import FedAvgMethod, FedAvgSettings
 from aggregator.methods.mutual.method import MutualMethod, MutualSettings
-from benchmarks.mutual.artifacts import ArtifactCache, Kind
 from benchmarks.mutual.domains import Domain
 from benchmarks.mutual.experiment import Experiment
-from benchmarks.mutual.measured_channel import MeasuredChannel, sealed_bytes
 from benchmarks.simulator import Simulation, device_name
+from benchmarks.simulator.channel import MutualChannel, sealed_bytes
 from device_sdk import Trainer
 from device_sdk.local_data import DataSource, LocalData
 from device_sdk.methods.fedavg.learner import FedAvgLearner
@@ -29,6 +33,8 @@ from device_sdk.methods.mutual.contract import (
 from device_sdk.methods.mutual.learner import MutualLearner
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 from device_sdk.wire.arrays.tensors import Codec, encode_tensors
+from export.models.images import export_image, image_model
+from export.models.mutual import export_mutual
 
 
 class Fleet(Protocol):
@@ -117,7 +123,7 @@ class _Together:
         cohorts, coding, *devices = seeds.spawn(2 + len(domains))
         self._rng = np.random.default_rng(cohorts)
         self._present = experiment.present
-        self._channel = MeasuredChannel(experiment.update_codec, np.random.default_rng(coding))
+        self._channel = MutualChannel(experiment.update_codec, np.random.default_rng(coding))
         self._own = list(trainers)
         learners: list[FedAvgLearner | MutualLearner | _RandomLabels] = []
         for place, child in enumerate(devices):
@@ -222,3 +228,69 @@ def _always(data: LocalData) -> DataSource:
 def _joined(domain: Domain) -> LocalData:
     parts = (domain.private, domain.public)
     return LocalData({name: np.concatenate([one[name] for one in parts]) for name in ("x", "y")})
+
+
+_SHAPES = {"rmnist": (1, 28, 10), "pacs64": (3, 64, 7)}
+# The paper's (section 4.1.1), decoupled from the gradient as in AdamW.
+_LEARNING_RATE, _WEIGHT_DECAY = 1e-3, 1e-4
+
+Kind = Literal["mutual", "plain"]
+
+
+class ImageTask:
+    """Channels, size and classes of a data set's images."""
+
+    def __init__(self, data: str) -> None:
+        self.channels, self.size, self.classes = _SHAPES[data]
+
+
+class ArtifactCache:
+    """Artifacts in ``folder``; a change of the exporter makes new ones."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder / _exporter_version()
+
+    def trainer(self, data: str, model: str, kind: Kind, seed: int) -> Trainer:
+        """A trainer with first weights of that seed; exports the artifact where it is missing."""
+        task = ImageTask(data)
+        trainer = Trainer(self._path(data, model, kind), providers="cpu", seed=seed)
+        trainer.set_parameters(_first_weights(task, model, seed))
+        return trainer
+
+    def _path(self, data: str, model: str, kind: Kind) -> Path:
+        path = self._folder / f"{data}-{model}-{kind}"
+        if path.exists():
+            return path
+        task = ImageTask(data)
+        optimizer = exporter.Adam(lr=_LEARNING_RATE, weight_decay=_WEIGHT_DECAY)
+        partial = path.with_suffix(".partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        write = export_mutual if kind == "mutual" else export_image
+        # Verified by the exporter's own tests, for each of these networks.
+        write(
+            partial,
+            model,
+            channels=task.channels,
+            size=task.size,
+            classes=task.classes,
+            optimizer=optimizer,
+            verify=False,
+        )
+        partial.rename(path)
+        return path
+
+
+def _first_weights(task: ImageTask, model: str, seed: int) -> Mapping[str, NDArray[np.float32]]:
+    network = image_model(
+        model, channels=task.channels, size=task.size, classes=task.classes, seed=seed
+    )
+    return {name: tensor.detach().numpy() for name, tensor in network.named_parameters()}
+
+
+def _exporter_version() -> str:
+    digest = hashlib.sha256()
+    root = Path(exporter.__file__).parent
+    for path in sorted(root.rglob("*.py")):
+        digest.update(str(path.relative_to(root)).encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]

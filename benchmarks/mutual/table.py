@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 
 from tabulate import tabulate
 
-from benchmarks.mutual.outcome import Outcome
+from benchmarks.harness import spread
+from benchmarks.mutual.experiment import Outcome
 from benchmarks.mutual.presets import Paper, Row
-from benchmarks.scatter.statistics import spread
 
 Outcomes = Mapping[str, Mapping[int, Outcome]]
 _MEASURES = ("acc", "bwt", "fwt")

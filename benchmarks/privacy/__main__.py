@@ -6,24 +6,23 @@ import argparse
 from collections.abc import Sequence
 from functools import partial
 from itertools import product
-from pathlib import Path
 
-import numpy as np
-
-from benchmarks.command_line import add_rows, add_run_options, named, seeds_of
-from benchmarks.data_folder import data_folder
+from benchmarks.harness import (
+    StoredRuns,
+    add_rows,
+    add_run_options,
+    data_folder,
+    named,
+    progress_line,
+    seeds_of,
+    suite_parser,
+)
 from benchmarks.privacy.execute import execute
-from benchmarks.privacy.experiment import ROWS, Run, run_of
-from benchmarks.privacy.outcome import Outcome, OutcomeStore
+from benchmarks.privacy.experiment import ROWS, Outcome, Run, run_of
 from benchmarks.privacy.table import attack_table, joining_table
-from benchmarks.progress_line import progress_line
-from benchmarks.recommendation.given_splits import load_split
-from benchmarks.recommendation.split import LeaveOneOut, hold_out_validation
-from benchmarks.scatter.full_round import open_step
+from benchmarks.recommendation.split import LeaveOneOut, load_split_of
+from benchmarks.scatter.cost import open_step
 from device_sdk.methods.scatter.factor_step import FactorStep
-
-_RESULTS = Path(__file__).resolve().parent.parent / "results" / "privacy"
-_VALIDATION_SEED = 12345
 
 _DESCRIPTION = """\
 Trains fleets on ML-100K with the real learners, method and train graph, and lets the aggregator,
@@ -41,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(arguments)
     names = named(options.rows, [row.name for row in ROWS])
     rows = [row for row in ROWS if row.name in names]
-    store = OutcomeStore(options.results)
+    store = StoredRuns(options.results, "privacy", Outcome)
     runner = _Runner(options)
     outcomes: dict[str, dict[int, Outcome]] = {row.name: {} for row in rows}
     # Seeds outside, rows inside: what is stopped early has all rows on the first seeds.
@@ -68,9 +67,8 @@ class _Runner:
     def run(self, run: Run, label: str) -> Outcome:
         """Carry out one run, with its progress on standard error."""
         if self._loaded is None:
-            whole = load_split(data_folder(self._options.root, "ml-100k/leave_one_out"), "ml-100k")
-            rng = np.random.default_rng(_VALIDATION_SEED)
-            split = hold_out_validation(whole.train, whole.items, rng, latest=True)
+            root = data_folder(self._options.root, "ml-100k/leave_one_out")
+            split = load_split_of(root, "ml-100k", "validation")
             self._loaded = (split, open_step(None))
         split, step = self._loaded
         with progress_line(label) as progress:
@@ -78,14 +76,13 @@ class _Runner:
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.privacy",
-        description=_DESCRIPTION,
-        epilog="rows:\n" + "\n".join(f"  {row.name:22} {row.shows}" for row in ROWS),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = suite_parser(
+        "privacy",
+        _DESCRIPTION,
+        "rows:\n" + "\n".join(f"  {row.name:22} {row.shows}" for row in ROWS),
     )
     add_rows(parser)
-    add_run_options(parser, _RESULTS, seeds=3)
+    add_run_options(parser, seeds=3)
     parser.add_argument("--epochs", type=int, default=20, help="passes over the fleet (20)")
     return parser.parse_args(arguments)
 

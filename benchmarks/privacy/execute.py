@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.methods.scatter.method import initial_items
-from benchmarks.privacy.curious import CuriousMethod
-from benchmarks.privacy.disguised import DisguisedLearner
-from benchmarks.privacy.experiment import Run
-from benchmarks.privacy.judgement import Victim, by_learning, by_size
-from benchmarks.privacy.outcome import Outcome
-from benchmarks.privacy.sighting import Sighting
+from benchmarks.privacy.attack import Victim, by_learning, by_size
+from benchmarks.privacy.experiment import Outcome, Run
+from benchmarks.privacy.sighting import CuriousMethod, Sighting
 from benchmarks.recommendation.metrics import quality, sampled_ranks
 from benchmarks.recommendation.split import LeaveOneOut
-from benchmarks.scatter.measured_channel import MeasuredChannel
 from benchmarks.simulator import Simulation, device_name, mixed_columns, scatter_fleet
+from benchmarks.simulator.channel import ScatterChannel
+from device_sdk.methods.learner import Learner, State
 from device_sdk.methods.scatter.factor_step import FactorStep
 from device_sdk.methods.scatter.learner import ScatterLearner
+from device_sdk.wire.arrays.exchange import Broadcast, Update
 
 Rows = NDArray[np.int64]
 
@@ -63,7 +63,7 @@ def execute(
     )
     rng = np.random.default_rng(coding)
     method = CuriousMethod(first, experiment.settings, names, popularity, run.users, rng)
-    channel = MeasuredChannel(experiment.codec, rng)
+    channel = ScatterChannel(experiment.codec, rng)
     sent = [
         DisguisedLearner(one, run, np.random.default_rng(seed))
         for one, seed in zip(learners, dealing.spawn(len(learners)), strict=True)
@@ -142,3 +142,32 @@ def _joined(
             victims.append(_victim([method.look(update)], rows, learner))
         found[str(silent)] = victims
     return found
+
+
+class DisguisedLearner(Learner):
+    """Passes on what ``learner`` trains, disguised as ``run`` says."""
+
+    def __init__(self, learner: Learner, run: Run, rng: np.random.Generator) -> None:
+        self._learner = learner
+        self._run = run
+        self._rng = rng
+
+    def train(self, broadcast: Broadcast) -> Update:
+        """See :class:`~device_sdk.methods.learner.Learner`."""
+        update = self._learner.train(broadcast)
+        values = update.tensors["values"]
+        lengths = np.linalg.norm(values, axis=1, keepdims=True)
+        if self._run.disguise == "equal":
+            values = values * (lengths.mean() / np.maximum(lengths, 1e-12))
+        elif self._run.disguise == "noise":
+            noise = self._rng.standard_normal(values.shape) / np.sqrt(values.shape[1])
+            values = values + self._run.noise_multiple * lengths * noise
+        return replace(update, tensors={**update.tensors, "values": values.astype(np.float32)})
+
+    def state(self) -> State:
+        """The inner learner's."""
+        return self._learner.state()
+
+    def restore(self, state: State) -> None:
+        """Give the inner learner its state back."""
+        self._learner.restore(state)

@@ -1,13 +1,13 @@
-"""One measured run, as data, and the rows of the table."""
+"""One measured run, as data: what it does, what it found, and the key that it is stored under."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from benchmarks.harness import key_of
+from benchmarks.privacy.attack import Judgement
 from benchmarks.scatter.experiment import Experiment
 from benchmarks.scatter.presets import preset
 from device_sdk.methods.scatter.triples import PoolSettings
@@ -57,7 +57,7 @@ class Run:
             self.disguise,
             self.noise_multiple,
         ]
-        return hashlib.sha256(json.dumps(described).encode()).hexdigest()[:20]
+        return key_of(described)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,3 +115,27 @@ ROWS = (
     Row("two a like, weight 1", "two pseudo-items a like, of weight 1", _pool(2.0, 1.0)),
     Row("8 of 64 columns", "the default, every device trains 8 columns a round", _narrow),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Accuracy at the end, and what the attacks found.
+
+    Attributes:
+        hit_ratio: HR@10 on validation items.
+        update_rows: mean number of rows of an update.
+        first_by_size, first, last, every: the cut by size on each device's first update; the
+            learned attack on the first, on the last one, and on all together.
+        joined_by_size, joined: both attacks on the first update that is sent by a device which
+            joins the trained fleet, by the number of rounds (as text: keys of JSON) that it trained
+            before without sending anything. Empty for devices of several users.
+    """
+
+    hit_ratio: float
+    update_rows: float
+    first_by_size: Judgement
+    first: Judgement
+    last: Judgement
+    every: Judgement
+    joined_by_size: dict[str, Judgement]
+    joined: dict[str, Judgement]

@@ -7,10 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from tabulate import tabulate
 
-from benchmarks.privacy.experiment import DEFAULT
-from benchmarks.privacy.judgement import Judgement
-from benchmarks.privacy.outcome import Outcome
-from benchmarks.scatter.statistics import paired_difference
+from benchmarks.harness import paired_difference
+from benchmarks.privacy.attack import Judgement
+from benchmarks.privacy.experiment import DEFAULT, Outcome
 
 BySeed = Mapping[int, Outcome]
 

@@ -8,13 +8,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.command_line import add_run_options, named, seeds_of
+from benchmarks.harness import add_run_options, named, seeds_of, suite_parser
+from benchmarks.robust import scatter
 from benchmarks.robust.attacks import ATTACKS, SHARES, SINGLE
 from benchmarks.robust.clicks import suite as clicks
-from benchmarks.robust.scatter import suite as scatter
 from benchmarks.robust.suite import Option, Selection, Suite
 
-_RESULTS = Path(__file__).resolve().parent.parent / "results" / "robust"
 _METHODS: Mapping[str, tuple[str, Sequence[Option]]] = {
     "scatter": ("scatter aggregation: 943 devices of unequal size", scatter.OPTIONS),
     "fedavg": (
@@ -96,12 +95,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         for method, (_, options) in _METHODS.items()
         for one in (Option(f"\n{method}:", "", lambda base: base), *options)
     ]
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.robust",
-        description=_DESCRIPTION,
-        epilog=_EXAMPLES + "\noptions:\n" + "\n".join(lines),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = suite_parser("robust", _DESCRIPTION, _EXAMPLES + "\noptions:\n" + "\n".join(lines))
     parser.add_argument(
         "--method", action="append", choices=tuple(_METHODS), help="may be repeated (default: all)"
     )
@@ -120,7 +114,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--shares", type=float, nargs="+", choices=SHARES, default=SHARES, metavar="SHARE"
     )
-    add_run_options(parser, _RESULTS, seeds=1)
+    add_run_options(parser, seeds=1)
     parser.add_argument("--epochs", type=int, default=0, help="fewer passes, for a quick look")
     parser.add_argument("--artifact", type=Path, help="another factorisation artifact's folder")
     return parser.parse_args(arguments)

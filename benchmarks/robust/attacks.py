@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
+from device_sdk.methods.learner import Learner, State
+from device_sdk.wire.arrays.exchange import Broadcast, Update
 
 Attack = Literal["flip", "noise", "promotion", "patient", "opposite", "pattern", "row"]
 ATTACKS: tuple[Attack, ...] = ("flip", "noise", "promotion", "patient")
@@ -38,3 +42,76 @@ def noise_like(values: NDArray[Any], rng: np.random.Generator) -> NDArray[np.flo
     noise = rng.standard_normal(values.shape, dtype=np.float32)
     scaled = noise * (STRENGTH * np.linalg.norm(values) / np.linalg.norm(noise))
     return scaled.astype(np.float32)
+
+
+_MOST_CLAIMED = 1 << 40
+_LARGEST = 1e12
+"""Larger values are refused."""
+
+
+class AnyValue(Learner):
+    """``opposite`` sends the opposite of what an honest device found, times ``magnitude``.
+
+    ``pattern`` sends random signs times ``magnitude`` in all that it may send, the same in every
+    round, so that they add up; ``row`` the same in a single row of the first array. Where samples
+    are claimed, each claims as many as it may.
+
+    Args:
+        honest: the device's real learner.
+        attack: what is sent.
+        magnitude: how large.
+        rng: draws the signs.
+    """
+
+    def __init__(
+        self, honest: Learner, attack: Attack, magnitude: float, rng: np.random.Generator
+    ) -> None:
+        self._honest = honest
+        self._attack = attack
+        self._magnitude = np.float32(magnitude)
+        self._rng = rng
+        self._signs: dict[str, NDArray[Any]] = {}
+
+    def train(self, broadcast: Broadcast) -> Update:
+        """See :class:`device_sdk.methods.learner.Learner`."""
+        update = self._honest.train(broadcast)
+        if self._attack == "opposite":
+            tensors = {name: self._opposite(array) for name, array in update.tensors.items()}
+        elif "items" in broadcast.tensors:
+            tensors = self._of_items(broadcast.tensors["items"].shape)
+        else:
+            tensors = self._of_model(update.tensors)
+        claims = {"samples": _MOST_CLAIMED} if "samples" in update.metadata else {}
+        return replace(update, tensors=tensors, metadata={**update.metadata, **claims})
+
+    def state(self) -> State:
+        """That of the honest learner."""
+        return self._honest.state()
+
+    def restore(self, state: State) -> None:
+        """See :class:`device_sdk.methods.learner.Learner`."""
+        self._honest.restore(state)
+
+    def _opposite(self, array: NDArray[Any]) -> NDArray[Any]:
+        if array.dtype != np.float32:
+            return array
+        opposite: NDArray[Any] = np.clip(-self._magnitude * array, -_LARGEST, _LARGEST)
+        return opposite.astype(np.float32)
+
+    def _of_items(self, shape: tuple[int, ...]) -> State:
+        rows = np.arange(1 if self._attack == "row" else shape[0], dtype=np.int64)
+        values = self._drawn("items", shape)[: len(rows)]
+        return {"rows": rows, "columns": np.arange(shape[1], dtype=np.int64), "values": values}
+
+    def _of_model(self, tensors: State) -> State:
+        found = {name: self._drawn(name, array.shape) for name, array in tensors.items()}
+        if self._attack == "row":
+            for place, name in enumerate(sorted(found)):
+                found[name][0 if place else 1 :] = 0
+        return found
+
+    def _drawn(self, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
+        if name not in self._signs:
+            self._signs[name] = self._rng.choice([-1.0, 1.0], size=shape).astype(np.float32)
+        drawn: NDArray[np.float32] = self._signs[name] * self._magnitude
+        return drawn

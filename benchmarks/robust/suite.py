@@ -7,15 +7,48 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, TypeVar
 
-from benchmarks.outcomes import OutcomeFolder
-from benchmarks.progress_line import progress_line
-from benchmarks.robust.attacks import MAGNITUDES, SINGLE, Attack
+from benchmarks.harness import Run, StoredRuns, key_of, progress_line
+from benchmarks.recommendation.split import SplitKind
+from benchmarks.robust.attacks import ATTACKS, MAGNITUDES, SINGLE, Attack
 from benchmarks.robust.table import DEFAULT, UNPROTECTED, Found, OutcomeT
-from benchmarks.robust.trial import ExperimentT, Trial
 
-SplitName = Literal["test", "validation"]
+_REVISION = 1
+"""Part of every key: raise it when attacks or what is measured change."""
+
+
+ExperimentT = TypeVar("ExperimentT", bound=Run)
+
+
+@dataclass(frozen=True, slots=True)
+class Trial(Generic[ExperimentT]):
+    """``share`` of the devices carry out ``attack``; 0 and None for a clean run.
+
+    ``magnitude``: of an attack of a single device; 0 for others.
+    """
+
+    experiment: ExperimentT
+    attack: Attack | None
+    share: float
+    magnitude: float = 0.0
+
+    def __post_init__(self) -> None:
+        if (self.attack is None) != (self.share == 0) or not 0 <= self.share < 1:
+            raise ValueError(f"attack {self.attack!r} does not go with a share of {self.share}")
+        known = SINGLE if self.magnitude else ATTACKS
+        if self.attack is not None and self.attack not in known:
+            raise ValueError(f"attack is {self.attack!r}; expected one of {', '.join(known)}")
+
+    @property
+    def key(self) -> str:
+        """Names the stored result: another setting, another key."""
+        described = [_REVISION, self.experiment.key, self.attack, self.share]
+        if self.magnitude:
+            described.append(self.magnitude)
+        return key_of(described)
+
+
 SettingsT = TypeVar("SettingsT", bound=Any)
 
 
@@ -32,7 +65,7 @@ class Option:
 class Selection:
     """What is asked for. ``rounds`` 0 stands for as many as the method's experiments have."""
 
-    split: SplitName
+    split: SplitKind
     seeds: Sequence[int]
     options: Sequence[str]
     attacks: Sequence[Attack]
@@ -46,6 +79,7 @@ class Suite(ABC, Generic[ExperimentT, OutcomeT]):
 
     options: Sequence[Option]
     attacks: Sequence[Attack]
+    outcome: type[OutcomeT]
     devices: int
     """Of the fleet."""
 
@@ -53,7 +87,7 @@ class Suite(ABC, Generic[ExperimentT, OutcomeT]):
         self, selection: Selection, results: Path, *, table_only: bool
     ) -> dict[tuple[str, str, float], dict[int, OutcomeT]]:
         """Stored outcomes, and unless ``table_only`` those of runs that were missing."""
-        store = self.store(results)
+        store = StoredRuns[Trial[ExperimentT], OutcomeT](results, "robust", self.outcome)
         found: dict[tuple[str, str, float], dict[int, OutcomeT]] = {}
         # Seeds outside: what is stopped early has all defences on the first seeds.
         for seed in selection.seeds:
@@ -72,7 +106,7 @@ class Suite(ABC, Generic[ExperimentT, OutcomeT]):
     ) -> dict[tuple[str, str, float], dict[int, OutcomeT]]:
         """Likewise, of runs in which one device sends any value in every round; by option, attack
         and magnitude."""
-        store = self.store(results)
+        store = StoredRuns[Trial[ExperimentT], OutcomeT](results, "robust", self.outcome)
         found: dict[tuple[str, str, float], dict[int, OutcomeT]] = {}
         cases = [
             *((name, None, 0.0) for name in (UNPROTECTED, DEFAULT)),
@@ -98,12 +132,8 @@ class Suite(ABC, Generic[ExperimentT, OutcomeT]):
         """The table of what :meth:`found_single` found."""
 
     @abstractmethod
-    def experiment(self, split: SplitName, seed: int, option: Option, rounds: int) -> ExperimentT:
+    def experiment(self, split: SplitKind, seed: int, option: Option, rounds: int) -> ExperimentT:
         """The run of a seed under an option; ``rounds`` 0 for the usual number."""
-
-    @abstractmethod
-    def store(self, folder: Path) -> OutcomeFolder[Trial[ExperimentT], OutcomeT]:
-        """Where outcomes are kept."""
 
     @abstractmethod
     def run(self, trial: Trial[ExperimentT], progress: Callable[[str], None]) -> OutcomeT:

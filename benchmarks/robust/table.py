@@ -7,8 +7,8 @@ from typing import TypeVar
 
 from tabulate import tabulate
 
+from benchmarks.harness import spread
 from benchmarks.robust.attacks import MAGNITUDES, PROMOTING, SHARES, SINGLE, Attack
-from benchmarks.scatter.statistics import spread
 
 UNPROTECTED = "none"
 DEFAULT = "default"
@@ -80,7 +80,11 @@ def single_table(
 ) -> str:
     """The measure's mean where one device sends any value in every round, and its change in per
     cent against no attack and no limits, on the same users and seeds. ``found``: by option, attack
-    and magnitude."""
+    and magnitude; clean runs that did not measure the others of a single device are left out."""
+    found = {
+        case: {seed: one for seed, one in by_seed.items() if str(share) in measure(one)}
+        for case, by_seed in found.items()
+    }
     base = found.get((UNPROTECTED, "", 0.0), {})
 
     def cell(by_seed: Mapping[int, OutcomeT]) -> str:

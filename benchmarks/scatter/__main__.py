@@ -8,25 +8,23 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 
-import numpy as np
-
-from benchmarks.command_line import add_rows, add_run_options, named, seeds_of
-from benchmarks.data_folder import data_folder
-from benchmarks.progress_line import progress_line
-from benchmarks.recommendation.given_splits import DATA_SETS, has_times, load_split
-from benchmarks.recommendation.split import LeaveOneOut, hold_out_validation
-from benchmarks.scatter.downlink import published_bytes
+from benchmarks.harness import (
+    StoredRuns,
+    add_rows,
+    add_run_options,
+    data_folder,
+    named,
+    progress_line,
+    seeds_of,
+    suite_parser,
+)
+from benchmarks.recommendation.split import DATA_SETS, LeaveOneOut, load_split_of
+from benchmarks.scatter.cost import measure_full_round, open_step, published_bytes
 from benchmarks.scatter.execute import execute
-from benchmarks.scatter.experiment import Experiment
-from benchmarks.scatter.full_round import measure_full_round, open_step
-from benchmarks.scatter.outcome import Outcome, OutcomeStore
+from benchmarks.scatter.experiment import Experiment, Outcome
 from benchmarks.scatter.presets import ROWS, preset
 from benchmarks.scatter.table import by_class_table, quality_table
 from device_sdk.methods.scatter.factor_step import FactorStep
-
-_RESULTS = Path(__file__).resolve().parent.parent / "results" / "scatter"
-# Of the validation items and their negatives: the same for every setting that is compared.
-_VALIDATION_SEED = 12345
 
 _DESCRIPTION = """\
 Trains virtual fleets on MovieLens with the real learners, method and train graph, one device a
@@ -51,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     names = named(options.rows, [row.name for row in ROWS])
     rows = [row for row in ROWS if row.name in names]
-    store = OutcomeStore(options.results)
+    store = StoredRuns(options.results, "scatter", Outcome)
     for data in DATA_SETS if options.data == "all" else (options.data,):
         seeds = seeds_of(options, 10 if data == "ml-100k" else 3)
         outcomes: dict[str, dict[int, Outcome]] = {row.name: {} for row in rows}
@@ -83,19 +81,12 @@ class _Runner:
     def run(self, experiment: Experiment, label: str) -> Outcome:
         """Carry out one experiment, with its progress on standard error."""
         if self._loaded is None:
-            split = _load(_data_folder(self._options), self._data, self._options.split)
+            root = _data_folder(self._options)
+            split = load_split_of(root, self._data, self._options.split)
             self._loaded = (split, open_step(self._options.artifact))
         split, step = self._loaded
         with progress_line(label) as progress:
             return execute(experiment, split, step, progress)
-
-
-def _load(root: Path, data: str, kind: str) -> LeaveOneOut:
-    whole = load_split(root, data)
-    if kind == "test":
-        return whole
-    rng = np.random.default_rng(_VALIDATION_SEED)
-    return hold_out_validation(whole.train, whole.items, rng, latest=has_times(data))
 
 
 def _data_folder(options: argparse.Namespace) -> Path:
@@ -103,16 +94,15 @@ def _data_folder(options: argparse.Namespace) -> Path:
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.scatter",
-        description=_DESCRIPTION,
-        epilog=_EXAMPLES + "\nrows:\n" + "\n".join(f"  {r.name:27} {r.shows}" for r in ROWS),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = suite_parser(
+        "scatter",
+        _DESCRIPTION,
+        _EXAMPLES + "\nrows:\n" + "\n".join(f"  {r.name:27} {r.shows}" for r in ROWS),
     )
     parser.add_argument("--data", choices=(*DATA_SETS, "all"), default="all")
     parser.add_argument("--split", choices=("test", "validation"), default="test")
     add_rows(parser)
-    add_run_options(parser, _RESULTS, seeds=None, said="10 and 3")
+    add_run_options(parser, seeds=None, said="10 and 3")
     parser.add_argument("--artifact", type=Path, help="another factorisation artifact's folder")
     parser.add_argument("--full-round", action="store_true", help="measure one round of ML-1M")
     return parser.parse_args(arguments)

@@ -11,10 +11,9 @@ from numpy.typing import NDArray
 from aggregator.methods.scatter.method import ScatterMethod, initial_items
 from benchmarks.recommendation.metrics import full_ranks, quality, sampled_ranks
 from benchmarks.recommendation.split import LeaveOneOut
-from benchmarks.scatter.experiment import Experiment
-from benchmarks.scatter.measured_channel import MeasuredChannel
-from benchmarks.scatter.outcome import Outcome, Point
+from benchmarks.scatter.experiment import Experiment, Outcome, Point
 from benchmarks.simulator import Simulation, mixed_columns, scatter_fleet
+from benchmarks.simulator.channel import ScatterChannel
 from device_sdk.methods.scatter.factor_step import FactorStep
 from device_sdk.methods.scatter.learner import ScatterLearner
 
@@ -43,7 +42,7 @@ def execute(
         split.items, experiment.width, experiment.spread, np.random.default_rng(start)
     )
     method = ScatterMethod(first, experiment.settings)
-    channel = MeasuredChannel(
+    channel = ScatterChannel(
         experiment.codec, np.random.default_rng(coding), experiment.broadcast_codec
     )
     simulation = Simulation(method, learners, np.random.default_rng(cohorts), channel)

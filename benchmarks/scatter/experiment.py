@@ -1,13 +1,13 @@
-"""One measured run, as data: what it is called, and the key its result is stored under."""
+"""One measured run, as data: what it does, what it found, and the key that it is stored under."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 from aggregator.methods.scatter.method import ScatterSettings
+from benchmarks.harness import key_of
+from benchmarks.simulator.channel import BroadcastCodec, UpdateCodec
 from device_sdk.methods.scatter.triples import PoolSettings
 
 METHOD_REVISION = 2
@@ -27,9 +27,6 @@ _OFF = {
 }
 
 _PLAIN_BROADCASTS = "float16"
-
-BroadcastCodec = Literal["float16", "int8", "int4"]
-UpdateCodec = Literal["direct", "fp32", "fp16", "int8"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,5 +84,35 @@ class Experiment:
                 del described["settings"][name]
         if self.broadcast_codec == _PLAIN_BROADCASTS:
             del described["broadcast_codec"]
-        canonical = json.dumps({"revision": METHOD_REVISION, **described}, sort_keys=True)
-        return hashlib.sha256(canonical.encode()).hexdigest()[:20]
+        return key_of({"revision": METHOD_REVISION, **described})
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Quality at the end of an epoch: of 99 negatives, and among all items."""
+
+    epoch: int
+    hit_ratio: float
+    ndcg: float
+    full_hit_ratio: float
+    full_ndcg: float
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Quality over the run and what it cost.
+
+    ``by_class`` is HR@10 by k_i at the end; ``update_bytes`` the mean sealed size of an update (0
+    where the updates were handed over unencoded); ``epoch_seconds`` the mean wall-clock time.
+    """
+
+    curve: tuple[Point, ...]
+    by_class: dict[str, float]
+    update_rows: float
+    update_bytes: float
+    epoch_seconds: float
+
+    @property
+    def last(self) -> Point:
+        """Quality at the end."""
+        return self.curve[-1]

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 
 from tabulate import tabulate
 
-from benchmarks.scatter.outcome import Outcome
+from benchmarks.harness import paired_difference, spread
+from benchmarks.scatter.experiment import Outcome
 from benchmarks.scatter.presets import BASELINE
-from benchmarks.scatter.statistics import paired_difference, spread
 
 _HEADERS = (
     "fleet",

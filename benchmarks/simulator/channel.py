@@ -1,10 +1,52 @@
-"""What lies between a virtual device and the aggregator."""
+"""What lies between a virtual device and the aggregator, and what it counts.
+
+Each suite's channel carries what its method sends as the wire does, as far as that suite measures
+it: :class:`HalfChannel` counts encoded arrays, the others whole sealed messages.
+"""
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Literal, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
+from device_sdk.methods.mutual.contract import samples_mark
+from device_sdk.methods.scatter.contract import decode_scatter_update, encode_scatter_update
+from device_sdk.wire.arrays.body import decode_update, encode_update
 from device_sdk.wire.arrays.exchange import Attachment, Broadcast, Update
+from device_sdk.wire.arrays.tensors import Codec, decode_tensors, encode_tensors
+from device_sdk.wire.codec import cbor
+from device_sdk.wire.publish.chunks import PART_BYTES, Reassembler, split
+from device_sdk.wire.publish.receipts import (
+    RecordType,
+    UpdateIdentity,
+    UpdateMessage,
+    read_update,
+    write_update,
+)
+from device_sdk.wire.publish.task_messages import BROADCAST_CODECS, TaskTerms, write_broadcast
+from device_sdk.wire.seal.broadcast import MAX_CHUNK_PAYLOAD_BYTES, Publication
+from device_sdk.wire.seal.envelope import HEADER_BYTES, MAX_MESSAGE_BYTES, TAG_BYTES, padded_length
+from device_sdk.wire.seal.group_key import new_group_key
+from device_sdk.wire.seal.session import End, Session, derive_session_keys
+
+BroadcastCodec = Literal["float16", "int8", "int4"]
+UpdateCodec = Literal["direct", "fp32", "fp16", "int8"]
+Tensors = Mapping[str, NDArray[Any]]
+
+WIRE_CODECS = {"fp32": "float32", "fp16": "float16", "int8": "int8"}
+"""The wire's names of scatter's update codecs."""
+
+_DEVICE_ID = bytes(16)
+_TASK = "movies"
+# Around a broadcast: what its manifest says besides the chunks' hashes, its signature, its seal.
+_MANIFEST_BYTES = 400
+_HASH_BYTES = 34
+# Around an update's body: task, generation, round and lengths.
+_FRAME_BYTES = 64
 
 
 class Channel(Protocol):
@@ -21,7 +63,7 @@ class Channel(Protocol):
 
 
 class DirectChannel:
-    """Hands everything over as it is."""
+    """Hands everything over as it is; what others change of it, they say."""
 
     def down(self, broadcast: Broadcast) -> Broadcast:
         """The broadcast itself."""
@@ -34,3 +76,254 @@ class DirectChannel:
     def up(self, update: Update) -> Update:
         """The update itself."""
         return update
+
+
+class HalfChannel(DirectChannel):
+    """float32 arrays travel as float16, others as they are; ``devices`` receive each broadcast."""
+
+    def __init__(self, devices: int) -> None:
+        self._devices = devices
+        self.down_bytes = 0
+        self.up_bytes = 0
+
+    def down(self, broadcast: Broadcast) -> Broadcast:
+        """What every device decodes."""
+        tensors, size = _through(broadcast.tensors)
+        self.down_bytes += size * self._devices
+        return replace(broadcast, tensors=tensors)
+
+    def fetch(self, device: int, attachment: Attachment) -> Attachment:
+        """What the device decodes."""
+        tensors, size = _through(attachment.tensors)
+        self.down_bytes += size
+        return replace(attachment, tensors=tensors)
+
+    def up(self, update: Update) -> Update:
+        """What the aggregator decodes."""
+        tensors, size = _through(update.tensors)
+        self.up_bytes += size
+        return replace(update, tensors=tensors)
+
+
+class ScatterChannel(DirectChannel):
+    """Encodes and seals what passes; ``direct`` hands it over and measures rows only.
+
+    Broadcasts travel in ``broadcast_codec`` whenever updates are encoded, as on the wire. ``rng``
+    rounds int8 updates; children of it draw the keys, and round broadcasts.
+    """
+
+    def __init__(
+        self,
+        codec: UpdateCodec,
+        rng: np.random.Generator,
+        broadcast_codec: BroadcastCodec = "float16",
+    ) -> None:
+        self._codec = codec
+        self._broadcast_codec = broadcast_codec
+        self._rng = rng
+        keys, self._broadcast_rng, self._shown_rng = rng.spawn(3)
+        self._line = SealedLine(keys)
+        self._shape = (0, 0)
+        self._updates = 0
+        self._rows = 0
+        self._bytes = 0
+
+    def down(self, broadcast: Broadcast) -> Broadcast:
+        """The broadcast, its items as they arrive."""
+        items = broadcast.tensors["items"]
+        self._shape = (items.shape[0], items.shape[1])
+        if self._codec == "direct":
+            return broadcast
+        if self._broadcast_codec == "float16":
+            return replace(broadcast, tensors={"items": items.astype(np.float16)})
+        return replace(broadcast, tensors={"items": self._coded(items, self._broadcast_rng)})
+
+    def recommended_with(self, items: NDArray[np.float32]) -> NDArray[np.float32]:
+        """The matrix [items, K] that devices recommend with: as it arrives.
+
+        As it is where it arrives in float16: that rounding is far below what training leaves open.
+        """
+        if self._codec == "direct" or self._broadcast_codec == "float16":
+            return items
+        return self._coded(items, self._shown_rng)
+
+    def up(self, update: Update) -> Update:
+        """What the aggregator decodes."""
+        tensors = update.tensors
+        self._updates += 1
+        self._rows += len(tensors["rows"])
+        if self._codec == "direct":
+            return update
+        items, width = self._shape
+        body = encode_scatter_update(update, width, WIRE_CODECS[self._codec], self._rng)
+        arrived, size = self._line.carry(body, update.round_id)
+        self._bytes += size
+        return decode_scatter_update(arrived.body, arrived.identity.round, items, width)
+
+    def _coded(self, items: NDArray[np.float32], rng: np.random.Generator) -> NDArray[np.float32]:
+        codec = BROADCAST_CODECS[self._broadcast_codec]
+        return decode_tensors(encode_tensors({"items": items}, codec, rng))["items"]
+
+    @property
+    def mean_rows(self) -> float:
+        """Mean number of item rows in an update."""
+        return self._rows / max(1, self._updates)
+
+    @property
+    def mean_bytes(self) -> float:
+        """Mean size of an update's MQTT payloads, padding and seal included; 0 for ``direct``."""
+        return self._bytes / max(1, self._updates)
+
+
+class DistillChannel(DirectChannel):
+    """Encodes, seals and decodes what passes.
+
+    Updates travel under ``codec``, as float32 arrays; knowledge is in its own precision already.
+    Broadcasts of models travel as float16, sums of knowledge as they are. ``rng`` draws keys and
+    rounds int8.
+    """
+
+    def __init__(self, codec: Codec, rng: np.random.Generator, *, exact_broadcasts: bool) -> None:
+        self._codec = codec
+        self._down_codec = Codec.FLOAT32 if exact_broadcasts else Codec.FLOAT16
+        self._rng = rng
+        self._line = SealedLine(rng.spawn(1)[0])
+        self._updates = self._broadcasts = 0
+        self._up_bytes = self._down_bytes = 0
+
+    def down(self, broadcast: Broadcast) -> Broadcast:
+        """What every device of the round receives."""
+        body = encode_tensors(broadcast.tensors, self._down_codec)
+        self._broadcasts += 1
+        self._down_bytes += self._published(body, broadcast.settings)
+        return replace(broadcast, tensors=decode_tensors(body))
+
+    def up(self, update: Update) -> Update:
+        """What the aggregator decodes."""
+        body = encode_update(update, self._codec, self._rng)
+        arrived, size = self._line.carry(body, update.round_id)
+        self._updates += 1
+        self._up_bytes += size
+        return decode_update(arrived.body, arrived.identity.round)
+
+    @property
+    def up_bytes(self) -> float:
+        """Mean size of an update's MQTT payloads, padding and seal included."""
+        return self._up_bytes / max(1, self._updates)
+
+    @property
+    def down_bytes(self) -> float:
+        """Mean size of a broadcast's MQTT payloads: manifest and chunks."""
+        return self._down_bytes / max(1, self._broadcasts)
+
+    def _published(self, arrays: bytes, settings: Mapping[str, Any]) -> int:
+        plaintext = cbor.encode(dict(settings)) + arrays
+        publication = Publication(
+            new_group_key(1, self._rng.bytes), "clicks", "all", self._rng.bytes
+        )
+        size = _MANIFEST_BYTES
+        for start in range(0, len(plaintext), MAX_CHUNK_PAYLOAD_BYTES):
+            chunk = publication.seal_chunk(plaintext[start : start + MAX_CHUNK_PAYLOAD_BYTES])
+            size += len(chunk) + _HASH_BYTES
+        return size
+
+
+class MutualChannel(DirectChannel):
+    """Encodes and decodes what passes, floats down as float16, up in ``codec``.
+
+    ``rng`` rounds int8. Bytes are totals over all devices.
+    """
+
+    def __init__(self, codec: str, rng: np.random.Generator) -> None:
+        self._codec = Codec[codec.upper()]
+        self._rng = rng
+        self._held: set[tuple[int, str]] = set()
+        self._broadcast_bytes = 0
+        self.up_bytes = 0
+        self.down_bytes = 0
+
+    def down(self, broadcast: Broadcast) -> Broadcast:
+        """The broadcast as decoded; it is counted for each device that answers."""
+        terms = TaskTerms("method", "float16", 60.0)
+        plain = write_broadcast(broadcast, terms, "float16")
+        self._broadcast_bytes = sealed_bytes(len(plain))
+        return replace(broadcast, tensors=_through(broadcast.tensors)[0])
+
+    def fetch(self, device: int, attachment: Attachment) -> Attachment:
+        """The attachment as decoded; a device fetches the same samples once."""
+        arrays, size = _through(attachment.tensors)
+        place = (device, samples_mark(attachment.tensors))
+        if place not in self._held:
+            self._held.add(place)
+            self.down_bytes += sealed_bytes(size)
+        return replace(attachment, tensors=arrays)
+
+    def up(self, update: Update) -> Update:
+        """What the aggregator decodes."""
+        body = encode_update(update, self._codec, self._rng)
+        self.up_bytes += sealed_bytes(len(body) + _FRAME_BYTES)
+        self.down_bytes += self._broadcast_bytes
+        return decode_update(body, update.round_id)
+
+
+def sealed_bytes(payload: int) -> int:
+    """Bytes of the envelopes that carry a payload, in fragments where one is not enough."""
+    around = HEADER_BYTES + TAG_BYTES
+    most = MAX_MESSAGE_BYTES - around - 64
+    whole, rest = divmod(payload, most)
+    return whole * MAX_MESSAGE_BYTES + (around + padded_length(rest, most + 1) if rest else 0)
+
+
+class SealedLine:
+    """Carries update bodies from the device's end to the aggregator's as MQTT payloads.
+
+    Everything of the wire but the handshake: the update's frame, fragments where one envelope is
+    too small, padding, sealing, and the way back. ``rng`` draws the keys.
+    """
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self._rng = rng
+        self._open()
+
+    def carry(self, body: bytes, round_id: int) -> tuple[UpdateMessage, int]:
+        """What the aggregator reads, and the bytes of the MQTT payloads, without their topics."""
+        if self._device.is_spent():
+            self._open()
+        payload = write_update(UpdateIdentity(_DEVICE_ID, _TASK, 1, round_id), body)
+        if len(payload) <= PART_BYTES:
+            envelopes = [self._device.seal(RecordType.UPDATE, payload)]
+        else:
+            envelopes = [
+                self._device.seal(RecordType.UPDATE, part, fragment)
+                for fragment, part in split(payload, self._rng.bytes(8))
+            ]
+        arrived: bytes | None = None
+        for envelope in envelopes:
+            received = self._aggregator.open(envelope)
+            if received.fragment is None:
+                arrived = received.payload
+            else:
+                arrived = self._parts.add(
+                    _DEVICE_ID, received.message_type, received.fragment, received.payload
+                )
+        if arrived is None:
+            raise RuntimeError("the last fragment of an update did not complete it")
+        return read_update(arrived, _DEVICE_ID), sum(map(len, envelopes))
+
+    def _open(self) -> None:
+        # A handshake's messages enter the keys as a hash only: random bytes stand for them.
+        keys = derive_session_keys(*(self._rng.bytes(32) for _ in range(4)))
+        session_id = self._rng.bytes(8)
+        self._device = Session(session_id, keys, End.DEVICE, _standing_clock)
+        self._aggregator = Session(session_id, keys, End.AGGREGATOR, _standing_clock)
+        self._parts = Reassembler(_standing_clock)
+
+
+def _standing_clock() -> float:
+    """No time passes between virtual rounds."""
+    return 0.0
+
+
+def _through(tensors: Tensors) -> tuple[Tensors, int]:
+    body = encode_tensors(tensors, Codec.FLOAT16, np.random.default_rng(0))
+    return decode_tensors(body), len(body)

@@ -8,12 +8,11 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from tabulate import tabulate
-
 from device_sdk.capability import Choice, Machine, Measurement, choose_latent_dimension
 from device_sdk.cli.arguments import ProgressLine
 from device_sdk.factorisation import packaged_artifact
 from device_sdk.system.command_line import fraction, positive_float, positive_int, slowdown
+from device_sdk.system.printable import text_table
 
 DESCRIPTION = """\
 Times the train step that would really run, at several latent dimensions k, and picks the largest k
@@ -193,8 +192,7 @@ def choice_to_text(choice: Choice) -> str:
             "as on a device that much slower than this one."
         )
     if rows:
-        align = ("right",) * 5 + ("left",)
-        parts.append(tabulate(rows, headers, colalign=align, disable_numparse=True))
+        parts.append(text_table(rows, headers, "rrrrr"))
     chosen = "The device declines." if choice.k is None else f"Chosen: k = {choice.k}."
     parts.append(f"{chosen} {choice.reason}")
     parts.append(
@@ -217,7 +215,7 @@ def _machine_lines(machine: Machine) -> str:
         ("memory", memory),
         ("versions", versions),
     ]
-    return tabulate(rows, tablefmt="plain", disable_numparse=True)
+    return text_table(rows)
 
 
 def _milliseconds(seconds: float | None) -> str:

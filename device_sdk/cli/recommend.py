@@ -5,12 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 
-from tabulate import tabulate
-
 from device_sdk.cli.arguments import add_home
 from device_sdk.device import Device
 from device_sdk.system.command_line import positive_int
-from device_sdk.system.printable import printable
+from device_sdk.system.printable import printable, text_table
 
 DESCRIPTION = """\
 Recommends what a local user has not touched yet, from the last round that this device trained.
@@ -46,8 +44,8 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(found, indent=2))
         return 0
     rows = [
-        (place, printable(item), printable(title), f"{score:.3f}")
+        (str(place), printable(item), printable(title), f"{score:.3f}")
         for place, ((item, score), title) in enumerate(zip(best, titles, strict=True), 1)
     ]
-    print(tabulate(rows, headers=("", "item", "title", "score"), disable_numparse=True))
+    print(text_table(rows, ("", "item", "title", "score")))
     return 0

@@ -7,12 +7,10 @@ import dataclasses
 import datetime
 import json
 
-from tabulate import tabulate
-
 from device_sdk.cli.arguments import add_home
 from device_sdk.device import Device
 from device_sdk.status import DeviceStatus
-from device_sdk.system.printable import printable
+from device_sdk.system.printable import printable, text_table
 
 DESCRIPTION = """\
 Shows a device's identity, its data, its last round and what waits to be sent. Reads the home folder
@@ -38,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(known, indent=2))
     else:
         rows = [(name, printable(value)) for name, value in _rows(status)]
-        print(tabulate(rows, tablefmt="plain"))
+        print(text_table(rows))
     return 0
 
 

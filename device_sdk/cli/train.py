@@ -8,7 +8,6 @@ import time
 from pathlib import Path
 
 import numpy as np
-from tabulate import tabulate
 
 from device_sdk.capability import choose_latent_dimension
 from device_sdk.cli.arguments import CommandError, ProgressLine
@@ -22,7 +21,7 @@ from device_sdk.system.command_line import (
     positive_float,
     positive_int,
 )
-from device_sdk.system.printable import printable
+from device_sdk.system.printable import printable, text_table
 
 _DEFAULT_K = 16
 _LINES = 10
@@ -198,9 +197,8 @@ def _print_recommendations(
         print(f"\nuser {name} has seen every item")
         return
     rows = [
-        (place, printable(interactions.item_ids[item]), f"{score:.3f}")
+        (str(place), printable(interactions.item_ids[item]), f"{score:.3f}")
         for place, (item, score) in enumerate(best, 1)
     ]
-    align = ("right", "left", "right")
-    table = tabulate(rows, ("", "item", "score"), colalign=align, disable_numparse=True)
+    table = text_table(rows, ("", "item", "score"), "rlr")
     print(f"\nfor user {name}:\n\n{table}")

@@ -7,6 +7,7 @@ our own, escape sequences that a terminal obeys, and marks that turn the directi
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from types import TracebackType
 from typing import TypeAlias
 
@@ -35,6 +36,28 @@ def printable(text: str, most_characters: int = MOST_CHARACTERS) -> str:
 def printable_lines(text: str, most_characters: int = MOST_CHARACTERS) -> str:
     """The same for a text of several lines of ours, each of them for itself."""
     return "\n".join(printable(line, most_characters) for line in text.split("\n"))
+
+
+def text_table(rows: Sequence[Sequence[str]], headers: Sequence[str] = (), align: str = "") -> str:
+    """Columns two spaces apart; headers, where there are any, over a line of dashes.
+
+    ``align`` has a letter a column, ``r`` for the right; columns without one stand to the left. A
+    line has no space at its end. Raises ValueError where rows differ in length.
+    """
+    lines = [list(headers), *map(list, rows)] if headers else [*map(list, rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    if headers:
+        # Two more than a header, so that short columns do not stand on one another's heels.
+        widths = [max(w, len(name) + 2) for w, name in zip(widths, headers, strict=True)]
+        lines.insert(1, ["-" * width for width in widths])
+    sides = align.ljust(len(widths))
+    return "\n".join(
+        "  ".join(
+            cell.rjust(width) if side == "r" else cell.ljust(width)
+            for cell, width, side in zip(line, widths, sides, strict=True)
+        ).rstrip()
+        for line in lines
+    )
 
 
 def _escaped(character: str) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.data_folder import default_data_folder
+from benchmarks.harness import default_data_folder
 from device_sdk.interactions import Interactions
 
 Rows = NDArray[np.int64]

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.recommendation.given_splits import load_split
-from benchmarks.recommendation.split import LeaveOneOut
+from benchmarks.recommendation.split import LeaveOneOut, load_split
 from examples.datasets.movielens import Ratings, leave_one_out, ml_100k_or_synthetic
 
 NEGATIVES = 99

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 import export.lowering  # noqa: F401  (fills the registry)
-from export.lowering import decompositions, registry
+from export.lowering import registry
 
 DESCRIPTION = """\
 List the aten operators with a lowering of their own, and those that are broken into simpler ones.
@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run the command."""
     lowered = registry.operators()
-    broken = sorted(str(operator) for operator in decompositions.decompositions())
+    broken = sorted(str(operator) for operator in registry.decompositions())
     print(f"{len(lowered)} operators with a lowering:")
     print("\n".join(f"  {name}" for name in lowered))
     print(f"\n{len(broken)} operators broken into simpler ones:")

@@ -10,11 +10,9 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 
 from export.build import Exported, export_train_step
-from export.distillation import PENALTY, distillation, example_teachers, joint_loss
-from export.models.field_attention import FieldAttention
-from export.models.fields import FieldEmbedding, Fields, example_fields
+from export.losses import PENALTY, distillation, example_teachers, joint_loss, proximal, with_anchor
+from export.models.fields import FieldAttention, FieldEmbedding, Fields, example_fields
 from export.optimizers import Adam, Optimizer
-from export.proximal import proximal, with_anchor
 
 # One score as the two logits that soft labels are made of.
 
@@ -284,10 +282,10 @@ def export_click(
     with_proximal: bool = False,
     verify: bool = True,
 ) -> Exported:
-    """Write a click model's artifact with the distillation loss (``export.distillation``).
+    """Write a click model's artifact with the distillation loss (``export.losses``).
 
     Plain cross-entropy is ``has_teacher`` = 0, ``weight_ce`` = 1, ``l2`` = 0. ``with_proximal``
-    adds anchors and the batch scalar ``mu`` (``export.proximal``). Axes: ``batch``, and ``past``
+    adds anchors and the batch scalar ``mu`` (``export.losses``). Axes: ``batch``, and ``past``
     for din's history. Adam with 1e-3 by default, as in the paper.
     """
     model: nn.Module = click_model(network, fields=fields, dim=dim, attention=attention, seed=seed)

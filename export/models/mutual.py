@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from export import losses
 from export.build import Exported, export_train_step
 from export.gradient_rules import ConflictProjection
+from export.losses import proximal, with_anchor
 from export.models.images import example_images, image_model, predicted_classes
 from export.optimizers import Adam, Optimizer
-from export.proximal import proximal, with_anchor
 
 DYNAMIC = {
     "x": {0: "batch"},
@@ -102,7 +102,7 @@ def export_mutual(
 ) -> Exported:
     """Write the mutual-learning artifact of one of the image networks (``images.IMAGE_MODELS``).
 
-    ``with_proximal`` adds anchors and the batch scalar ``mu`` (FedProx); see ``export.proximal``.
+    ``with_proximal`` adds anchors and the batch scalar ``mu`` (FedProx); see ``export.losses``.
     The optimizer is Adam with 1e-3 by default, as in the paper.
     """
     model = image_model(name, channels=channels, size=size, classes=classes, seed=seed)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from export.errors import ExportError
 from export.rewrites import dropout, losses, normalisation, recurrent
-from export.rewrites.randomness import Randomness
+from export.rewrites.dropout import Randomness
 
 # The joint projection of self-attention as one product and a split.
 #

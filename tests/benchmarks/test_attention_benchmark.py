@@ -7,13 +7,12 @@ import numpy as np
 import pytest
 
 from benchmarks.attention.__main__ import main
-from benchmarks.attention.channel import HalfChannel
-from benchmarks.attention.experiment import Experiment, Local
-from benchmarks.attention.falling_rate import FallingRate
-from benchmarks.attention.local_only import LocalMethod
-from benchmarks.attention.outcome import Outcome, OutcomeStore, Point, Scores
+from benchmarks.attention.execute import FallingRate, LocalMethod
+from benchmarks.attention.experiment import Experiment, Local, Outcome, Point, Scores
 from benchmarks.attention.rows import BEST, KINDS, OBSERVED, ROWS, STAGES, TABLES
 from benchmarks.attention.table import joining_table, known_table, main_table, validation_table
+from benchmarks.harness import StoredRuns
+from benchmarks.simulator.channel import HalfChannel
 from device_sdk.wire.arrays.exchange import Attachment, Broadcast, Update
 
 
@@ -30,7 +29,7 @@ def test_validation_picks_the_round() -> None:
 
 
 def test_outcomes_are_kept_under_their_settings(tmp_path: Path) -> None:
-    store = OutcomeStore(tmp_path / "results")
+    store = StoredRuns(tmp_path / "results", "attention", Outcome)
     experiment = Experiment("air", 0, 2, Local())
     assert store.load(experiment) is None
     store.save(experiment, outcome(0.7))

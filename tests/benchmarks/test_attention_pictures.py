@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 
 from benchmarks.attention.__main__ import main
-from benchmarks.attention.outcome import Outcome, OutcomeStore, Point, Scores
+from benchmarks.attention.experiment import Outcome, Point, Scores
 from benchmarks.attention.pictures import device_groups, draw_joining, draw_listening, moment_of
 from benchmarks.attention.rows import BEST, OBSERVED, ROWS
 from benchmarks.attention.table import joining_accuracies, joining_table, main_caption
 from benchmarks.datasets.air import SUBURBS, load_air
 from benchmarks.datasets.vmnist import VARIANTS, load_vmnist
+from benchmarks.harness import StoredRuns
 from examples.attention_picture import weights_between
 from tests.benchmarks.test_air_data import write_station
 from tests.benchmarks.test_vmnist_data import write_set
@@ -87,7 +88,7 @@ def test_joining_is_told_by_method_and_number_of_stations(tmp_path: Path) -> Non
 
 
 def test_stored_runs_are_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    store = OutcomeStore(tmp_path / "results")
+    store = StoredRuns(tmp_path / "results", "attention", Outcome)
     air = dict.fromkeys((OBSERVED, *sorted(SUBURBS)), 0.7)
     for row in ROWS:
         if row.name == BEST and row.table in ("vmnist", "air"):

@@ -8,12 +8,16 @@ import pytest
 
 from benchmarks.datasets.click import Clicks, ClickSettings, load_clicks
 from benchmarks.distill.__main__ import main
-from benchmarks.distill.artifacts import ArtifactShelf, click_fields
 from benchmarks.distill.execute import execute
-from benchmarks.distill.experiment import Experiment, ModelChoice
-from benchmarks.distill.outcome import GLOBAL, Outcome, OutcomeStore, Point
-from benchmarks.distill.paper import PAPER
-from benchmarks.distill.presets import AFD, BASELINE, ROWS
+from benchmarks.distill.experiment import (
+    GLOBAL,
+    Experiment,
+    ModelChoice,
+    Outcome,
+    Point,
+)
+from benchmarks.distill.fleet import ArtifactShelf, click_fields
+from benchmarks.distill.presets import AFD, BASELINE, PAPER, ROWS
 from benchmarks.distill.table import (
     cost_table,
     device_table,
@@ -21,6 +25,7 @@ from benchmarks.distill.table import (
     quality_table,
     verdict,
 )
+from benchmarks.harness import StoredRuns
 from benchmarks.recommendation.click_metrics import ClickQuality
 from device_sdk.methods.teacher_logits.contract import TeacherLogitsTraining
 from tests.benchmarks.made_up_movielens import made_up_movielens
@@ -85,13 +90,13 @@ def test_liars_are_not_measured_and_half_may_be_missing(
 
 
 def test_results_are_kept_under_their_settings(tmp_path: Path) -> None:
-    store = OutcomeStore(tmp_path)
+    store = StoredRuns(tmp_path, "distill", Outcome)
     kept = outcome([0.7, 0.6], auc=0.7)
     store.save(experiment(), kept)
     assert store.load(experiment()) == kept
     other = replace(experiment(), training=replace(TRAINING, l2=0.5))
     assert store.load(other) is None and other.key != experiment().key
-    assert [path.suffix for path in tmp_path.iterdir()] == [".json"]
+    assert [path.suffix for path in tmp_path.iterdir()] == [".jsonl"]
 
 
 def test_a_falling_rate_is_told_to_devices_and_has_a_key_of_its_own(
@@ -176,7 +181,7 @@ def test_the_command_says_what_is_wrong(
 
 def test_noise_stays_within_what_the_method_takes() -> None:
     from aggregator.methods.teacher_logits.method import TeacherLogitsMethod
-    from benchmarks.distill.liars import LyingTeacher, random_claims
+    from benchmarks.distill.fleet import LyingTeacher, random_claims
 
     method = TeacherLogitsMethod(replace(TRAINING, least_confidence=0.5))
     liar = LyingTeacher(random_claims(np.random.default_rng(0)))

@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.distill.__main__ import main
-from benchmarks.distill.outcome import GLOBAL, Outcome, OutcomeStore, Point
+from benchmarks.distill.experiment import GLOBAL, Outcome, Point
 from benchmarks.distill.presets import AFD, BASELINE, ROWS
 from benchmarks.distill.table import cost_table, device_table
+from benchmarks.harness import StoredRuns
 from benchmarks.recommendation.click_metrics import ClickQuality
 
 
@@ -50,7 +51,7 @@ def test_stored_runs_are_printed_with_every_measure(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (row,) = [row for row in ROWS if row.name == BASELINE]
-    OutcomeStore(tmp_path).save(row.make(0), outcome(0.7))
+    StoredRuns(tmp_path, "distill", Outcome).save(row.make(0), outcome(0.7))
     assert main(["--table-only", "--results", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
     assert all(f"{measure} B" in printed for measure in ("MAE", "AUC", "ACC", "NDCG@5"))

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.recommendation.given_splits import load_split
+from benchmarks.recommendation.split import load_split
 
 ROOT = Path(os.environ.get("TESSERA_DATA", "../shared/data"))
 

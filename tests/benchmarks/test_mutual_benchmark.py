@@ -11,16 +11,15 @@ import pytest
 from benchmarks.datasets.mnist import load_mnist
 from benchmarks.datasets.pacs import load_pacs64
 from benchmarks.datasets.rotation import turned_clockwise
+from benchmarks.harness import StoredRuns
 from benchmarks.mutual.__main__ import main
-from benchmarks.mutual.artifacts import ArtifactCache
 from benchmarks.mutual.domains import Domain
-from benchmarks.mutual.execute import execute
-from benchmarks.mutual.experiment import Experiment
-from benchmarks.mutual.measured_channel import MeasuredChannel, sealed_bytes
-from benchmarks.mutual.outcome import DeviceScore, Outcome, OutcomeStore
+from benchmarks.mutual.execute import Scoreboard, execute
+from benchmarks.mutual.experiment import DeviceScore, Experiment, Outcome
+from benchmarks.mutual.fleets import ArtifactCache
 from benchmarks.mutual.presets import ROWS, TABLES
-from benchmarks.mutual.scores import Scoreboard
 from benchmarks.mutual.table import by_domain_table, mean_table, validation_table
+from benchmarks.simulator.channel import MutualChannel, sealed_bytes
 from device_sdk.wire.arrays.exchange import Attachment, Broadcast, Update
 
 DATA = Path(os.environ.get("TESSERA_DATA", "../shared/data"))
@@ -111,7 +110,7 @@ def test_domains_are_split_as_the_paper_says(split: str) -> None:
 
 
 def test_settings_are_the_key_of_a_result(tmp_path: Path) -> None:
-    store = OutcomeStore(tmp_path / "made")
+    store = StoredRuns(tmp_path / "made", "mutual", Outcome)
     one = ROWS[0].make(0)
     assert store.load(one) is None
     store.save(one, outcome(80))
@@ -119,7 +118,7 @@ def test_settings_are_the_key_of_a_result(tmp_path: Path) -> None:
     assert store.load(ROWS[0].make(1)) is None
     assert store.load(replace(one, stale_rounds=3)) is None
     stored = json.loads(next((tmp_path / "made").iterdir()).read_text())
-    assert stored["experiment"]["mutual"]["classes"] == 10
+    assert stored["run"]["mutual"]["classes"] == 10
 
 
 def test_tables_show_means_and_the_paper_beside_them() -> None:
@@ -146,7 +145,7 @@ def test_every_row_is_an_experiment_of_its_table() -> None:
 
 
 def test_the_channel_counts_samples_once_and_labels_each_round() -> None:
-    channel = MeasuredChannel("float16", np.random.default_rng(0))
+    channel = MutualChannel("float16", np.random.default_rng(0))
     labels = np.full((5, 10), 0.1, np.float16)
     attachment = Attachment({"x": np.zeros((50, 100), np.uint8)})
     for _ in range(3):
@@ -222,7 +221,7 @@ def test_the_command_teaches_and_prints_what_is_there(
     with pytest.raises(SystemExit) as stopped:
         main(["--help"])
     assert stopped.value.code == 0 and "FedMD" in capsys.readouterr().out
-    store = OutcomeStore(tmp_path)
+    store = StoredRuns(tmp_path, "mutual", Outcome)
     row = ROWS[0]
     store.save(row.make(0), outcome(80))
     command = ["--table", row.table, "--rows", row.name, "--table-only", "--results", str(tmp_path)]

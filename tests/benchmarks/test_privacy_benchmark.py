@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 
 from aggregator.methods.scatter.method import ScatterMethod, initial_items
-from benchmarks.privacy.attack import LikesModel, evidence, liked_by_size
+from benchmarks.harness import StoredRuns
+from benchmarks.privacy.attack import LikesModel, evidence, liked_by_size, ranking_quality
 from benchmarks.privacy.execute import execute
-from benchmarks.privacy.experiment import DEFAULT, ROWS, Run, run_of
-from benchmarks.privacy.judgement import ranking_quality
-from benchmarks.privacy.outcome import Outcome, OutcomeStore
+from benchmarks.privacy.experiment import DEFAULT, ROWS, Outcome, Run, run_of
 from benchmarks.privacy.sighting import sight
 from benchmarks.privacy.table import attack_table, joining_table
 from benchmarks.recommendation.split import LeaveOneOut, hold_out_validation
@@ -25,7 +24,7 @@ from tests.fakes.reference_step import ReferenceStep
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = ROOT / "docs" / "methods" / "scatter.md"
-STORED = ROOT / "benchmarks" / "results" / "privacy"
+STORED = ROOT / "benchmarks" / "results"
 ITEMS, USERS, LIKES = 200, 80, 15
 
 
@@ -109,7 +108,7 @@ def test_ranking_quality_is_the_area_under_the_curve() -> None:
 
 def test_runs_repeat_and_are_kept_by_their_settings(split: LeaveOneOut, tmp_path: Path) -> None:
     run = small(PoolSettings(), epochs=1)
-    store = OutcomeStore(tmp_path)
+    store = StoredRuns(tmp_path, "privacy", Outcome)
     first = store.found_or_made(run, lambda: attacked(split, run))
     assert first is not None
     assert store.load(run) == first == attacked(split, run)
@@ -120,7 +119,7 @@ def test_runs_repeat_and_are_kept_by_their_settings(split: LeaveOneOut, tmp_path
 
 def test_the_document_shows_the_stored_figures_and_no_better_ones() -> None:
     """Whoever changes what is measured, or what is said, has to do both."""
-    store = OutcomeStore(STORED)
+    store = StoredRuns(STORED, "privacy", Outcome)
     found = {
         row.name: {
             seed: outcome

@@ -6,19 +6,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.harness import StoredRuns
 from benchmarks.recommendation.split import hold_out_validation
 from benchmarks.robust.__main__ import main
 from benchmarks.robust.attacks import ATTACKS, SHARES, hostile_devices, unpopular_item
-from benchmarks.robust.scatter.execute import execute, exposure
-from benchmarks.robust.scatter.hostile import HostileLearner
-from benchmarks.robust.scatter.outcome import Outcome, OutcomeStore
-from benchmarks.robust.scatter.suite import (
+from benchmarks.robust.scatter import (
     OPTIONS,
     RECOMMENDED,
+    HostileLearner,
+    Outcome,
     ScatterSuite,
     base_experiment,
+    execute,
+    exposure,
 )
-from benchmarks.robust.trial import Trial
+from benchmarks.robust.suite import Trial
+from benchmarks.robust.table import single_table
 from benchmarks.scatter.presets import preset
 from benchmarks.simulator import FixedInteractions
 from device_sdk.methods.scatter.contract import ScatterTraining
@@ -112,7 +115,10 @@ def test_a_trial_is_repeatable_and_measures_honest_users() -> None:
 
 
 def test_outcomes_are_kept_by_their_settings(tmp_path: Path) -> None:
-    store, outcome = OutcomeStore(tmp_path / "made"), Outcome({"0.0": 0.5}, {"0.0": 0.1}, 1.0)
+    store, outcome = (
+        StoredRuns(tmp_path / "made", "robust", Outcome),
+        Outcome({"0.0": 0.5}, {"0.0": 0.1}, 1.0),
+    )
     others = [replace(CLEAN, attack="flip", share=share) for share in SHARES]
     limited = base_experiment("validation", 0, OPTIONS[1], 1)
     others.append(replace(CLEAN, experiment=limited))
@@ -137,6 +143,17 @@ def test_tables_compare_with_the_clean_run_on_the_same_users() -> None:
     accuracy, shown = ScatterSuite(None, None).tables(found, ["none"])
     assert "0.4500 (-10.0 %)" in accuracy
     assert [cell in shown for cell in ("70.0 %", "30.0 %", "patient, 5%")] == [True] * 3
+
+
+def test_a_stored_run_that_did_not_measure_all_but_one_device_is_no_part_of_that_table() -> None:
+    share = 1 / 40
+    earlier = Outcome({"0.0": 0.5}, {}, 1.0)
+    later = Outcome({"0.0": 0.5, str(share): 0.6}, {}, 1.0)
+    attacked = {0: Outcome({str(share): 0.3}, {}, 1.0)}
+    found = {("none", "", 0.0): {0: later, 1: earlier}, ("default", "row", 1.0): attacked}
+    table = single_table(found, share, lambda one: one.hit_ratio, "HR@10")
+    assert "| none, no attack | 1       | 0.6000 (+0.0 %)" in table
+    assert "| default, row" in table and "0.3000 (-50.0 %)" in table
 
 
 def test_keys_of_earlier_runs_stay() -> None:

@@ -10,18 +10,21 @@ import pytest
 
 from benchmarks.datasets.click import Clicks, ClickSettings, clicks_of
 from benchmarks.datasets.movielens import MovieLens
-from benchmarks.distill.artifacts import ArtifactShelf, click_fields
 from benchmarks.distill.experiment import ModelChoice
-from benchmarks.distill.predictions import entries_of
+from benchmarks.distill.fleet import ArtifactShelf, click_fields, entries_of
+from benchmarks.harness import StoredRuns
 from benchmarks.robust.attacks import ATTACKS, SHARES, Attack
 from benchmarks.robust.clicks.catalogue import Catalogue, Watcher, seen_by, watchers
 from benchmarks.robust.clicks.execute import execute
-from benchmarks.robust.clicks.experiment import Experiment, MethodName, base_experiment
-from benchmarks.robust.clicks.fleet import TrainerShelf
-from benchmarks.robust.clicks.hostile import HostileLearner
-from benchmarks.robust.clicks.outcome import Outcome, OutcomeStore
+from benchmarks.robust.clicks.experiment import (
+    Experiment,
+    MethodName,
+    Outcome,
+    base_experiment,
+)
+from benchmarks.robust.clicks.fleet import HostileLearner, TrainerShelf
 from benchmarks.robust.clicks.suite import OPTIONS, ClickSuite
-from benchmarks.robust.trial import Trial
+from benchmarks.robust.suite import Trial
 from device_sdk.local_data import LocalData
 from device_sdk.methods.fedavg.contract import FedAvgTraining
 from device_sdk.methods.fedavg.learner import FedAvgLearner
@@ -175,7 +178,7 @@ def test_who_knows_the_item_is_not_asked(clicks: Clicks, artifacts: ArtifactShel
 
 
 def test_outcomes_are_kept_by_their_settings(tmp_path: Path) -> None:
-    store = OutcomeStore(tmp_path / "made")
+    store = StoredRuns(tmp_path / "made", "robust", Outcome)
     outcome = Outcome({"0.0": 0.7}, {"0.0": 0.6}, {"0.0": 0.5}, {"0.0": 0.0}, 3, 1.0)
     base = small("fedavg")
     store.save(Trial(base, None, 0.0), outcome)

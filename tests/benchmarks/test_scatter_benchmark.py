@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -8,15 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.harness import StoredRuns, paired_difference, spread
 from benchmarks.recommendation.split import hold_out_validation
-from benchmarks.scatter.downlink import published_bytes
+from benchmarks.scatter.cost import published_bytes
 from benchmarks.scatter.execute import execute
-from benchmarks.scatter.experiment import METHOD_REVISION, Experiment
-from benchmarks.scatter.measured_channel import MeasuredChannel
-from benchmarks.scatter.outcome import Outcome, OutcomeStore, Point
+from benchmarks.scatter.experiment import METHOD_REVISION, Experiment, Outcome, Point
 from benchmarks.scatter.presets import BASELINE, CLASSES, ROWS, preset
-from benchmarks.scatter.statistics import paired_difference, spread
 from benchmarks.scatter.table import by_class_table, quality_table
+from benchmarks.simulator.channel import ScatterChannel
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 from device_sdk.wire.seal.envelope import (
     FRAGMENT_BYTES,
@@ -64,7 +62,7 @@ def test_options_that_came_later_keep_the_keys_of_stored_outcomes() -> None:
 
 
 def test_outcomes_are_kept_by_their_settings(tmp_path: Path) -> None:
-    store = OutcomeStore(tmp_path / "made")
+    store = StoredRuns(tmp_path / "made", "scatter", Outcome)
     one, other = preset("ml-100k", "test", 0), preset("ml-100k", "test", 1)
     assert store.load(one) is None
     store.save(one, outcome(0.6))
@@ -75,10 +73,9 @@ def test_outcomes_are_kept_by_their_settings(tmp_path: Path) -> None:
 def test_another_revision_of_the_method_has_other_outcomes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store, one = OutcomeStore(tmp_path), preset("ml-100k", "test", 0)
+    store, one = StoredRuns(tmp_path, "scatter", Outcome), preset("ml-100k", "test", 0)
     store.save(one, outcome(0.6))
-    (stored,) = tmp_path.iterdir()
-    assert json.loads(stored.read_text(encoding="utf-8"))["revision"] == METHOD_REVISION
+    assert store.load(one) is not None
     monkeypatch.setattr("benchmarks.scatter.experiment.METHOD_REVISION", METHOD_REVISION + 1)
     assert store.load(one) is None
 
@@ -143,7 +140,7 @@ def test_the_channel_measures_sealed_sizes() -> None:
     update = Update(1, {"columns": np.arange(16), "rows": np.arange(0, 300, 3), "values": values})
     sizes = {}
     for codec in ("fp32", "fp16", "int8"):
-        channel = MeasuredChannel(codec, rng)  # type: ignore[arg-type]
+        channel = ScatterChannel(codec, rng)  # type: ignore[arg-type]
         channel.down(Broadcast(1, 0, {"items": np.zeros((400, 64), dtype=np.float32)}))
         received = channel.up(update).tensors
         assert received["rows"].tolist() == list(range(0, 300, 3))
@@ -162,7 +159,7 @@ def test_broadcasts_arrive_as_their_codec_rounds_them() -> None:
     items = np.random.default_rng(0).standard_normal((60, 8)).astype(np.float32)
     arrived = {}
     for codec in ("float16", "int8", "int4"):
-        channel = MeasuredChannel("int8", np.random.default_rng(1), codec)  # type: ignore[arg-type]
+        channel = ScatterChannel("int8", np.random.default_rng(1), codec)  # type: ignore[arg-type]
         (arrived[codec],) = channel.down(Broadcast(1, 0, {"items": items})).tensors.values()
         shown = channel.recommended_with(items)
         np.testing.assert_allclose(shown, items, atol=np.abs(items).max() / 7 * 1.01)
@@ -185,7 +182,7 @@ def test_large_updates_travel_in_fragments() -> None:
     rng = np.random.default_rng(0)
     values = rng.standard_normal((1600, 64)).astype(np.float32)
     update = Update(3, {"columns": np.arange(64), "rows": np.arange(1600), "values": values})
-    channel = MeasuredChannel("fp32", rng)
+    channel = ScatterChannel("fp32", rng)
     channel.down(Broadcast(3, 0, {"items": np.zeros((1682, 64), dtype=np.float32)}))
     assert channel.up(update).tensors["values"].tobytes() == values.tobytes()
     around = HEADER_BYTES + FRAGMENT_BYTES + TAG_BYTES

@@ -5,12 +5,10 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from benchmarks.command_line import add_rows, add_run_options, named, seeds_of
-from benchmarks.outcomes import OutcomeFolder
+from benchmarks.harness import StoredRuns, add_rows, add_run_options, named, seeds_of
 
 
 @dataclass(frozen=True)
@@ -27,28 +25,72 @@ class Found:
     score: float
 
 
-class Folder(OutcomeFolder[Run, Found]):
-    def prefix(self, run: Run) -> str:
-        return "small"
-
-    def decoded(self, fields: dict[str, Any]) -> Found:
-        return Found(**fields)
+@dataclass(frozen=True)
+class Scored:
+    points: tuple[Found, ...]
+    by_name: dict[str, Found]
+    lists: list[list[float]]
+    missing: float | None
 
 
 def options(*given: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     add_rows(parser)
-    add_run_options(parser, Path("results"), seeds=None, said="10 and 3")
+    add_run_options(parser, seeds=None, said="10 and 3")
     return parser.parse_args(given)
 
 
 def test_a_run_is_made_once_and_only_where_it_may_be(tmp_path: Path) -> None:
-    folder = Folder(tmp_path / "made" / "later")
-    assert folder.found_or_made(Run(1), None) is None
-    assert folder.found_or_made(Run(1), lambda: Found(0.5)) == Found(0.5)
-    assert folder.found_or_made(Run(1), lambda: pytest.fail("was run again")) == Found(0.5)
-    assert folder.found_or_made(Run(1), None) == Found(0.5)
-    assert folder.found_or_made(Run(2), None) is None
+    stored = StoredRuns[Run, Found](tmp_path / "made" / "later", "small", Found)
+    assert stored.found_or_made(Run(1), None) is None
+    assert stored.found_or_made(Run(1), lambda: Found(0.5)) == Found(0.5)
+    assert stored.found_or_made(Run(1), lambda: pytest.fail("was run again")) == Found(0.5)
+    assert stored.found_or_made(Run(1), None) == Found(0.5)
+    assert stored.found_or_made(Run(2), None) is None
+
+
+def test_lines_stand_in_the_order_of_what_was_run(tmp_path: Path) -> None:
+    stored = [StoredRuns[Run, Found](tmp_path / name, "small", Found) for name in ("a", "b")]
+    for one, seeds in zip(stored, ((3, 1, 2), (2, 3, 1)), strict=True):
+        for seed in seeds:
+            one.save(Run(seed), Found(seed / 10))
+    one, other = (each.file.read_bytes() for each in stored)
+    assert one == other and len(one.splitlines()) == 3
+    assert one.startswith(b'{"key": "1", "outcome": {"score": 0.1}, "run": {"seed": 1}}\n')
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["small.jsonl"]
+
+
+def test_two_suites_that_run_at_once_keep_what_the_other_found(tmp_path: Path) -> None:
+    one, other = (StoredRuns[Run, Found](tmp_path, "small", Found) for _ in range(2))
+    one.save(Run(1), Found(0.1))
+    assert other.load(Run(1)) == Found(0.1)
+    other.save(Run(2), Found(0.2))
+    one.save(Run(3), Found(0.3))
+    assert [other.load(Run(seed)) for seed in (1, 2, 3)] == [Found(0.1), Found(0.2), Found(0.3)]
+
+
+def test_a_run_that_is_stopped_leaves_what_was_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored = StoredRuns[Run, Found](tmp_path, "small", Found)
+    stored.save(Run(1), Found(0.1))
+
+    def stopped(_: Path, text: str, encoding: str) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "write_text", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        stored.save(Run(2), Found(0.2))
+    monkeypatch.undo()
+    assert stored.load(Run(1)) == Found(0.1) and stored.load(Run(2)) is None
+    stored.save(Run(2), Found(0.2))
+    assert stored.load(Run(2)) == Found(0.2)
+
+
+def test_outcomes_come_back_as_the_types_that_they_were(tmp_path: Path) -> None:
+    kept = Scored((Found(0.1), Found(0.2)), {"one": Found(0.3)}, [[0.5], []], None)
+    StoredRuns[Run, Scored](tmp_path, "scored", Scored).save(Run(1), kept)
+    assert StoredRuns[Run, Scored](tmp_path, "scored", Scored).load(Run(1)) == kept
 
 
 def test_names_keep_the_order_of_the_table() -> None:

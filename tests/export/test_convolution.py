@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import export
+from benchmarks.device.resnet import ResidualBlock, ResNet
 from export.models.images import LeNet
-from export.models.resnet import ResidualBlock, ResNet
 
 Parity = Callable[..., export.Exported]
 

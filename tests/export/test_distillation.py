@@ -12,7 +12,7 @@ from torch import nn
 
 import export
 from device_sdk import Trainer
-from export.distillation import PENALTY, distillation, example_teachers
+from export.losses import PENALTY, distillation, example_teachers
 
 CLASSES = 3
 

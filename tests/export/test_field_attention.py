@@ -10,7 +10,7 @@ import torch
 
 import export
 from device_sdk import Trainer
-from export.models.field_attention import FieldAttention
+from export.models.fields import FieldAttention
 
 
 def _softmax(scores: np.ndarray) -> np.ndarray:

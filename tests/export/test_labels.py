@@ -13,7 +13,7 @@ from torch.nn import functional
 
 import export
 from device_sdk import NonFiniteStep, Trainer
-from export.distillation import PENALTY, distillation, example_teachers
+from export.losses import PENALTY, distillation, example_teachers
 
 CLASSES = 4
 IGNORED = -100

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 import export
 from device_sdk import Trainer
+from export.losses import proximal, with_anchor
 from export.models.mutual import example_batch, export_mutual
-from export.proximal import proximal, with_anchor
 
 
 def test_the_pull_is_mu_times_the_way_from_the_anchor(tmp_path: Path) -> None:

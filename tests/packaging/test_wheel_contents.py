@@ -67,7 +67,7 @@ def test_the_type_marker_and_the_licence_come_along(names: set[str]) -> None:
 def test_the_device_depends_on_these_and_no_more(metadata: Message) -> None:
     requirements = [Requirement(text) for text in metadata.get_all("Requires-Dist", [])]
     base = {each.name for each in requirements if "extra" not in str(each.marker)}
-    assert base == {"cryptography", "numpy", "onnxruntime", "paho-mqtt", "tabulate"}
+    assert base == {"cryptography", "numpy", "onnxruntime", "paho-mqtt"}
     assert set(metadata.get_all("Provides-Extra", [])) == EXTRAS
     assert not [str(each) for each in requirements if each.url is not None]
     (runtime,) = (each for each in requirements if each.name == "onnxruntime")

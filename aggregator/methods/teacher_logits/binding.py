@@ -41,8 +41,7 @@ class TeacherLogitsBinding(Binding[TeacherLogitsSettings]):
             shapes = [port.shape for port in ports if port.of == _COUNTS]
             if not shapes:
                 raise ValueError(
-                    f"artifact {name!r} gives no {_COUNTS}: export it with export.distillation's "
-                    "loss"
+                    f"artifact {name!r} gives no {_COUNTS}: export it with export.losses's loss"
                 )
             if shapes[0] != (training.classes,):
                 raise ValueError(

@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.datasets.click import Clicks
-from benchmarks.distill.fleet import whole
-from benchmarks.distill.predictions import clicks_predicted
+from benchmarks.distill.fleet import clicks_predicted, whole
 from device_sdk.trainer import Trainer
 
 Samples = Mapping[str, NDArray[Any]]

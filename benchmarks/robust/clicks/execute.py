@@ -10,14 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.datasets.click import Clicks
-from benchmarks.distill.fleet import Fleet
-from benchmarks.distill.predictions import joined_quality, predictions
+from benchmarks.distill.fleet import Fleet, joined_quality, predictions
 from benchmarks.robust.attacks import PROMOTING, SHARES, hostile_devices, unpopular_item
 from benchmarks.robust.clicks.catalogue import Catalogue, seen_by, watchers
-from benchmarks.robust.clicks.experiment import Experiment
+from benchmarks.robust.clicks.experiment import Experiment, Outcome
 from benchmarks.robust.clicks.fleet import TrainerShelf, build_fleet
-from benchmarks.robust.clicks.outcome import Outcome
-from benchmarks.robust.trial import Trial
+from benchmarks.robust.suite import Trial
 from benchmarks.simulator import Simulation
 from device_sdk.trainer import Trainer
 

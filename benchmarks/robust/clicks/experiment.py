@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 from aggregator.methods.fedavg.method import FedAvgSettings
 from benchmarks.datasets.click import ClickSettings
 from benchmarks.distill.experiment import ModelChoice
-from benchmarks.robust.suite import SplitName
+from benchmarks.harness import key_of
+from benchmarks.robust.suite import SplitKind
 from device_sdk.methods.fedavg.contract import FedAvgTraining
 from device_sdk.methods.teacher_logits.contract import TeacherLogitsTraining
 
@@ -37,7 +37,7 @@ class Experiment:
         data: how the clicks are drawn and dealt.
     """
 
-    split: SplitName
+    split: SplitKind
     seed: int
     rounds: int
     models: tuple[ModelChoice, ...]
@@ -62,11 +62,10 @@ class Experiment:
         # An option that came later keeps the keys of runs from before, where it is off.
         if described["settings"].get("samples_multiple") == 0:
             del described["settings"]["samples_multiple"]
-        canonical = json.dumps([self.method, described], sort_keys=True)
-        return hashlib.sha256(canonical.encode()).hexdigest()[:20]
+        return key_of([self.method, described])
 
 
-def base_experiment(method: MethodName, split: SplitName, seed: int, rounds: int) -> Experiment:
+def base_experiment(method: MethodName, split: SplitKind, seed: int, rounds: int) -> Experiment:
     """Without protection; ``rounds`` 0 for the usual number.
 
     Settings were chosen by the validation loss of clean runs of seed 0.
@@ -81,3 +80,25 @@ def base_experiment(method: MethodName, split: SplitName, seed: int, rounds: int
         classes=2, batch_size=128, learning_rate=5e-3, alpha=0.6, beta=0.2, l2=1e-4
     )
     return Experiment(split, seed, rounds or 6, models, told)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Keyed by the share of devices that are hostile; a clean run has all shares, and 0.
+
+    Attributes:
+        auc: over the honest devices' samples, each predicted by its own device's model.
+        loss: their cross-entropy, in nats.
+        click: the promoted item's predicted click, mean over up to 100 users who do not know it.
+            Empty, as ``exposure`` is, under attacks that promote nothing.
+        exposure: share of those users that have it among their ten best of the whole catalogue.
+        best_round: the one with the least validation loss, which all of this is of.
+        seconds: processor time of the rounds.
+    """
+
+    auc: Mapping[str, float]
+    loss: Mapping[str, float]
+    click: Mapping[str, float]
+    exposure: Mapping[str, float]
+    best_round: int
+    seconds: float

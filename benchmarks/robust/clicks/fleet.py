@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,21 +12,25 @@ from numpy.typing import NDArray
 from aggregator.methods.fedavg.method import FedAvgMethod, FedAvgSettings
 from aggregator.methods.teacher_logits.method import TeacherLogitsMethod
 from benchmarks.datasets.click import Clicks
-from benchmarks.distill.artifacts import ArtifactShelf
-from benchmarks.distill.fleet import Fleet
-from benchmarks.distill.liars import LyingTeacher, last_class, other_labels, random_claims
-from benchmarks.distill.predictions import entries_of
-from benchmarks.robust.any_value import AnyValue
-from benchmarks.robust.attacks import PROMOTING, Attack
+from benchmarks.distill.fleet import (
+    ArtifactShelf,
+    Fleet,
+    LyingTeacher,
+    entries_of,
+    last_class,
+    other_labels,
+    random_claims,
+)
+from benchmarks.robust.attacks import PROMOTING, STRENGTH, AnyValue, Attack, noise_like
 from benchmarks.robust.clicks.catalogue import Catalogue
 from benchmarks.robust.clicks.experiment import Experiment
-from benchmarks.robust.clicks.hostile import HostileLearner
-from benchmarks.robust.trial import Trial
+from benchmarks.robust.suite import Trial
 from device_sdk.local_data import LocalData
 from device_sdk.methods.fedavg.learner import FedAvgLearner
-from device_sdk.methods.learner import Learner
+from device_sdk.methods.learner import Learner, State
 from device_sdk.methods.teacher_logits.learner import TeacherLogitsLearner
 from device_sdk.trainer import Trainer
+from device_sdk.wire.arrays.exchange import Broadcast, Update
 
 Samples = Mapping[str, NDArray[Any]]
 
@@ -113,3 +118,41 @@ def _teacher(
     if attack == "flip":
         return LyingTeacher(other_labels)
     return LyingTeacher(random_claims(other) if attack == "noise" else last_class)
+
+
+class HostileLearner(Learner):
+    """Trains as an honest device would, and sends something else.
+
+    ``flip`` sends ten times the opposite of the differences. ``noise`` sends normal noise of ten
+    times the norm of each tensor. ``promotion`` sends ten times what it learnt, and ``patient``
+    just that: their learner is given samples in which an item is always clicked.
+
+    Args:
+        learner: the device's real learner.
+        attack: what is done to its updates.
+        rng: draws the noise.
+    """
+
+    def __init__(self, learner: FedAvgLearner, attack: Attack, rng: np.random.Generator) -> None:
+        self._learner = learner
+        self._attack = attack
+        self._rng = rng
+
+    def train(self, broadcast: Broadcast) -> Update:
+        """See :class:`device_sdk.methods.learner.Learner`."""
+        update = self._learner.train(broadcast)
+        if self._attack == "noise":
+            sent = {name: noise_like(array, self._rng) for name, array in update.tensors.items()}
+        else:
+            factors = {"flip": -STRENGTH, "promotion": STRENGTH, "patient": np.float32(1)}
+            factor = factors[self._attack]
+            sent = {name: array * factor for name, array in update.tensors.items()}
+        return replace(update, tensors=sent)
+
+    def state(self) -> State:
+        """That of the real learner."""
+        return self._learner.state()
+
+    def restore(self, state: State) -> None:
+        """See :class:`device_sdk.methods.learner.Learner`."""
+        self._learner.restore(state)

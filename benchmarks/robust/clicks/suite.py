@@ -6,16 +6,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.data_folder import data_folder
 from benchmarks.datasets.click import Clicks, clicks_of
 from benchmarks.datasets.movielens import read_100k
-from benchmarks.distill.artifacts import ArtifactShelf, click_fields
+from benchmarks.distill.fleet import ArtifactShelf, click_fields
+from benchmarks.harness import data_folder
 from benchmarks.robust.attacks import ATTACKS, Attack
 from benchmarks.robust.clicks.execute import execute
-from benchmarks.robust.clicks.experiment import ML_100K, Experiment, MethodName, base_experiment
+from benchmarks.robust.clicks.experiment import (
+    ML_100K,
+    Experiment,
+    MethodName,
+    Outcome,
+    base_experiment,
+)
 from benchmarks.robust.clicks.fleet import TrainerShelf
-from benchmarks.robust.clicks.outcome import Outcome, OutcomeStore
-from benchmarks.robust.suite import Option, SplitName, Suite, changed
+from benchmarks.robust.suite import Option, SplitKind, Suite, Trial, changed
 from benchmarks.robust.table import (
     DEFAULT,
     UNPROTECTED,
@@ -24,7 +29,6 @@ from benchmarks.robust.table import (
     promotion_table,
     single_table,
 )
-from benchmarks.robust.trial import Trial
 
 OPTIONS: Mapping[MethodName, tuple[Option, ...]] = {
     "fedavg": (
@@ -85,6 +89,8 @@ class ClickSuite(Suite[Experiment, Outcome]):
         folder: for artifacts.
     """
 
+    outcome = Outcome
+
     def __init__(self, method: MethodName, root: Path | None, folder: Path) -> None:
         self.options = OPTIONS[method]
         self.attacks = _ATTACKS[method]
@@ -94,14 +100,10 @@ class ClickSuite(Suite[Experiment, Outcome]):
         self._folder = folder
         self._loaded: tuple[Clicks, TrainerShelf] | None = None
 
-    def experiment(self, split: SplitName, seed: int, option: Option, rounds: int) -> Experiment:
+    def experiment(self, split: SplitKind, seed: int, option: Option, rounds: int) -> Experiment:
         """ML-100K's clicks under ``option``."""
         base = base_experiment(self._method, split, seed, rounds)
         return replace(base, settings=option.change(base.settings))
-
-    def store(self, folder: Path) -> OutcomeStore:
-        """See :class:`Suite`."""
-        return OutcomeStore(folder)
 
     def run(self, trial: Trial[Experiment], progress: Callable[[str], None]) -> Outcome:
         """See :class:`Suite`."""

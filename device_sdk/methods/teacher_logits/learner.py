@@ -50,7 +50,7 @@ class TeacherLogitsLearner(Learner):
         data: the device's samples, asked for at the start of each round; ``label`` int64 [samples]
             beside the model's own inputs. What this device's model does not read is left aside, so
             that the same data suit unequal models. ``public`` is not used.
-        trainer: of an artifact whose loss is ``export.distillation``'s. The model stays here.
+        trainer: of an artifact whose loss is ``export.losses``'s. The model stays here.
         sender: the device's name among the task's; not needed here.
         rng: orders the samples.
 
@@ -67,7 +67,7 @@ class TeacherLogitsLearner(Learner):
         if missing:
             raise ValueError(
                 f"artifact {trainer.artifact.name!r} gives no {' and no '.join(sorted(missing))}: "
-                "export it with export.distillation's loss"
+                "export it with export.losses's loss"
             )
         self._inputs = {port.of for port in trainer.artifact.graphs["train"].select("batch")}
         self._data = data

@@ -15,7 +15,7 @@ from device_sdk.methods.fedavg.learner import FedAvgLearner
 from device_sdk.methods.learner import LearnerError
 from device_sdk.wire.arrays.exchange import Broadcast
 from export import Sgd, train_step
-from export.proximal import proximal, with_anchor
+from export.losses import proximal, with_anchor
 from tests.fakes.handmade import FEATURES, TARGETS, linear_artifact
 
 SGD = FedAvgTraining(epochs=1, batch_size=0, learning_rate=0.25)

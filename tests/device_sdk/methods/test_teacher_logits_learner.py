@@ -17,7 +17,7 @@ from device_sdk.methods.learner import LearnerError
 from device_sdk.methods.teacher_logits.contract import TeacherLogitsTraining, decode_knowledge
 from device_sdk.methods.teacher_logits.learner import TeacherLogitsLearner
 from device_sdk.wire.arrays.exchange import Broadcast, Update
-from export.distillation import PENALTY, distillation, example_teachers
+from export.losses import PENALTY, distillation, example_teachers
 from tests.fakes.handmade import linear_artifact
 
 CLASSES, FEATURES = 3, 4

@@ -23,7 +23,7 @@ from device_sdk.methods.fedavg.contract import FedAvgTraining
 from device_sdk.methods.fedavg.learner import FedAvgLearner
 from device_sdk.methods.teacher_logits.contract import TeacherLogitsTraining
 from device_sdk.methods.teacher_logits.learner import TeacherLogitsLearner
-from export.distillation import PENALTY, distillation, example_teachers
+from export.losses import PENALTY, distillation, example_teachers
 from tests.brokers.links import QUICK
 from tests.brokers.mosquitto import Mosquitto
 from tests.fakes.array_device import classed_data, labelled_data, local_data

@@ -9,8 +9,14 @@ import unicodedata
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tabulate import tabulate
 
-from device_sdk.system.printable import PrintableFormatter, printable, printable_lines
+from device_sdk.system.printable import (
+    PrintableFormatter,
+    printable,
+    printable_lines,
+    text_table,
+)
 
 HOSTILE = "x\n2026-11-22 09:00:00 INFO round 7 closed\x1b]0;owned\x07\x1b[2K\r\u202efdp\u2066"
 
@@ -72,3 +78,28 @@ def test_another_handler_s_rendering_is_not_taken_over(text: str) -> None:
     record.exc_text = text
     assert PrintableFormatter("%(message)s").format(record) == "m"
     assert record.exc_text == text
+
+
+@pytest.mark.parametrize("align", ["", "rl", "rrr"])
+def test_a_table_is_what_a_library_for_them_prints(align: str) -> None:
+    rows = [("1", "Amélie", "0.934"), ("12", "M", "-"), ("3", "The Good, the Bad", "10.5")]
+    sides = tuple("right" if side == "r" else "left" for side in align.ljust(3))
+    for headers in ((), ("", "title", "a long header")):
+        expected = tabulate(
+            rows,
+            headers,
+            tablefmt="simple" if headers else "plain",
+            colalign=sides,
+            disable_numparse=True,
+        )
+        assert text_table(rows, headers, align) == expected
+
+
+def test_a_table_without_rows_has_its_headers_alone() -> None:
+    assert text_table([]) == ""
+    assert text_table([], ("item", "score")) == "item    score\n------  -------"
+
+
+def test_rows_of_a_table_are_equally_long() -> None:
+    with pytest.raises(ValueError, match="zip"):
+        text_table([("a", "b"), ("c",)])

@@ -26,7 +26,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM, ChaCha20Poly1305
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
 
-from benchmarks.data_folder import default_data_folder
+from benchmarks.harness import default_data_folder
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.seal import broadcast, hpke, signature
 from device_sdk.wire.seal.signature import Purpose

@@ -1,0 +1,296 @@
+"""What the suites share: command line, data folder, progress, stored runs, figures over seeds.
+
+A suite's runs are kept in ``results/<suite>.jsonl``, a line a run, so that one that was stopped
+continues where it was and its tables can be printed again without running anything.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import hashlib
+import json
+import math
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import Field, asdict, dataclass, is_dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, get_args, get_origin, get_type_hints
+
+import numpy as np
+
+RESULTS = Path(__file__).resolve().parent / "results"
+"""Where runs are stored unless told otherwise."""
+
+# Student's t, two-sided 95 %, by degrees of freedom from 1.
+_T95 = (
+    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
+    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
+)
+
+
+# The command line.
+
+
+def suite_parser(suite: str, description: str, epilog: str) -> argparse.ArgumentParser:
+    """Of ``python -m benchmarks.<suite>``; both texts keep their lines."""
+    return argparse.ArgumentParser(
+        prog=f"python -m benchmarks.{suite}",
+        description=description,
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
+def add_rows(parser: argparse.ArgumentParser) -> None:
+    """The option ``--rows``; ``named`` reads it."""
+    parser.add_argument("--rows", help="names of rows, separated by semicolons (default: all)")
+
+
+def add_run_options(
+    parser: argparse.ArgumentParser, *, seeds: int | None = 3, said: str = ""
+) -> None:
+    """``--seeds``, ``--first-seed``, and the options of :func:`add_store_options`.
+
+    Args:
+        parser: takes the options.
+        seeds: how many unless told otherwise; None where the benchmark knows.
+        said: what the help says of that default; ``seeds`` if empty.
+    """
+    parser.add_argument(
+        "--seeds", type=int, default=seeds, help=f"number of seeds (default: {said or seeds})"
+    )
+    parser.add_argument("--first-seed", type=int, default=0)
+    add_store_options(parser)
+
+
+def add_store_options(parser: argparse.ArgumentParser) -> None:
+    """``--root``, ``--results`` and ``--table-only``."""
+    parser.add_argument("--root", type=Path, help="data folder (default: TESSERA_DATA)")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="where runs are stored")
+    parser.add_argument("--table-only", action="store_true", help="print stored runs, run none")
+
+
+def seeds_of(options: argparse.Namespace, otherwise: int = 3) -> range:
+    """The seeds that the command line names; ``otherwise`` so many where it names no number."""
+    count = otherwise if options.seeds is None else options.seeds
+    return range(options.first_seed, options.first_seed + count)
+
+
+def named(given: str | None, known: Sequence[str], flag: str = "--rows") -> list[str]:
+    """Those of ``known``, in its order, that ``given`` names between semicolons; all for None.
+
+    Ends the program with status 2, listing what is known, where a name is not among it.
+    """
+    if given is None:
+        return list(known)
+    names = {name.strip() for name in given.split(";")}
+    unknown = sorted(names.difference(known))
+    if unknown:
+        told = "; ".join(dict.fromkeys(known))
+        print(f"{flag}: unknown name {unknown[0]!r}; known are: {told}", file=sys.stderr)
+        raise SystemExit(2)
+    return [name for name in known if name in names]
+
+
+# The data folder.
+
+
+def default_data_folder() -> Path:
+    """The folder that TESSERA_DATA names, else ``../shared/data``; it may be missing."""
+    return Path(os.environ.get("TESSERA_DATA") or "../shared/data")
+
+
+def data_folder(given: Path | None, holds: str) -> Path:
+    """``given``, else the default one.
+
+    Ends the program with status 2, saying what the folder must hold, where there is none.
+    """
+    root = given or default_data_folder()
+    if not root.is_dir():
+        print(
+            f"no data folder {root}: set TESSERA_DATA (or --root) to the folder that holds {holds}",
+            file=sys.stderr,
+        )
+        raise SystemExit(2)
+    return root
+
+
+# Progress.
+
+
+@contextmanager
+def progress_line(label: str) -> Iterator[Callable[[str], None]]:
+    """One line on standard error, rewritten on a terminal; elsewhere a line at the end."""
+    live = sys.stderr.isatty()
+    last = ""
+
+    def show(text: str) -> None:
+        nonlocal last
+        last = text
+        if live:
+            print(f"\r\033[K{label}: {text}", end="", file=sys.stderr, flush=True)
+
+    yield show
+    print(f"\r\033[K{label}: {last}" if live else f"{label}: {last}", file=sys.stderr, flush=True)
+
+
+# Stored runs.
+
+
+class _Record(Protocol):
+    """Any dataclass."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+
+class Run(_Record, Protocol):
+    """A measured run as data, whose key changes with every setting."""
+
+    @property
+    def key(self) -> str: ...
+
+
+RunT = TypeVar("RunT", bound=Run)
+OutcomeT = TypeVar("OutcomeT", bound=_Record)
+
+
+def key_of(described: object) -> str:
+    """Names what JSON-like data describe: 20 hex digits of a hash over them."""
+    canonical = json.dumps(described, sort_keys=True)
+    return hashlib.sha256(canonical.encode()).hexdigest()[:20]
+
+
+class StoredRuns(Generic[RunT, OutcomeT]):
+    """Outcomes by the key of their run, a line each in ``folder/<suite>.jsonl``.
+
+    Lines stand in the order of what was run, whatever the order of running. Several processes may
+    write one file: each outcome is added to what the file holds then.
+
+    Args:
+        folder: made when needed.
+        suite: names the file.
+        outcome: the class of outcomes, whose annotations say how they are read back.
+    """
+
+    def __init__(self, folder: Path, suite: str, outcome: type[OutcomeT]) -> None:
+        self.file = folder / f"{suite}.jsonl"
+        self._outcome = outcome
+        self._read: tuple[tuple[int, int] | None, dict[str, Any]] = (None, {})
+
+    def load(self, run: RunT) -> OutcomeT | None:
+        """The stored outcome, or None where there is none under the run's key."""
+        line = self._lines().get(run.key)
+        if line is None:
+            return None
+        outcome: OutcomeT = _rebuilt(self._outcome, line["outcome"])
+        return outcome
+
+    def save(self, run: RunT, outcome: OutcomeT) -> None:
+        """Add the outcome, and what was run: the file is replaced whole or not at all."""
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        folder = os.open(self.file.parent, os.O_RDONLY)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX)
+            line = {"key": run.key, "run": asdict(run), "outcome": asdict(outcome)}
+            # Through JSON, so that a line that was just made sorts as one that was read.
+            lines = {**self._lines(), run.key: json.loads(json.dumps(line))}
+            ordered = sorted(
+                lines.values(), key=lambda one: (json.dumps(one["run"], sort_keys=True), one["key"])
+            )
+            write_lines(self.file, ordered)
+        finally:
+            os.close(folder)
+
+    def found_or_made(self, run: RunT, make: Callable[[], OutcomeT] | None) -> OutcomeT | None:
+        """The stored outcome; where there is none, that of ``make``, which is then stored.
+
+        None where nothing is stored and ``make`` is None: nothing may be run.
+        """
+        outcome = self.load(run)
+        if outcome is None and make is not None:
+            outcome = make()
+            self.save(run, outcome)
+        return outcome
+
+    def _lines(self) -> dict[str, Any]:
+        """By key; read again only where the file was replaced since."""
+        if not self.file.exists():
+            return {}
+        found = self.file.stat()
+        stamp = (found.st_ino, found.st_mtime_ns)
+        if stamp != self._read[0]:
+            lines = map(json.loads, self.file.read_text(encoding="utf-8").splitlines())
+            self._read = (stamp, {line["key"]: line for line in lines})
+        return self._read[1]
+
+
+def write_lines(file: Path, lines: Iterable[object]) -> None:
+    """Replace a file by one line of JSON each, whole or not at all; its folder is made."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    partial = file.with_suffix(f".{os.getpid()}.partial")
+    text = "".join(f"{json.dumps(line, sort_keys=True)}\n" for line in lines)
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(file)
+
+
+def _rebuilt(kind: Any, value: Any) -> Any:
+    """What JSON made of an object of the annotated type ``kind``, as that type again."""
+    if is_dataclass(kind):
+        of = get_type_hints(kind)
+        make: Any = kind
+        return make(**{name: _rebuilt(of[name], one) for name, one in value.items()})
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin in (list, tuple):
+        return origin(_rebuilt(parts[0], one) for one in value)
+    if origin in (dict, Mapping):
+        return {name: _rebuilt(parts[1], one) for name, one in value.items()}
+    return value
+
+
+# Figures over seeds.
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Mean and standard deviation (NaN for a single value) over seeds."""
+
+    mean: float
+    deviation: float
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A mean difference, and half the width of its 95 % interval (NaN for a single pair)."""
+
+    mean: float
+    half_width: float
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Over at least one value."""
+    deviation = float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
+    return Spread(float(np.mean(values)), deviation)
+
+
+def paired_difference(values: Sequence[float], baseline: Sequence[float]) -> Interval:
+    """``values`` minus ``baseline``, seed by seed, with Student's interval.
+
+    Raises ValueError when the two differ in length.
+    """
+    differences = [value - base for value, base in zip(values, baseline, strict=True)]
+    found = spread(differences)
+    degrees = len(differences) - 1
+    if degrees == 0:
+        return Interval(found.mean, math.nan)
+    t = _T95[degrees - 1] if degrees <= len(_T95) else 2.086
+    return Interval(found.mean, t * found.deviation / math.sqrt(degrees + 1))
+
+
+def markdown_table(lines: Sequence[Sequence[object]], headers: Sequence[str]) -> str:
+    """Cells as they are given, under their headers."""
+    from tabulate import tabulate  # examples that find data by this module have no use for it
+
+    return tabulate(lines, headers=headers, tablefmt="github", disable_numparse=True)

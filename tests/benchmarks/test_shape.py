@@ -1,0 +1,34 @@
+"""The counts of a checkout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.shape import PRODUCT, main, shape_of
+
+
+def test_files_lines_and_names_are_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for package in PRODUCT:
+        (tmp_path / package).mkdir()
+    (tmp_path / "export" / "deep").mkdir()
+    (tmp_path / "export" / "deep" / "one.py").write_text("class Twice:\n    class Once: ...\n")
+    (tmp_path / "aggregator" / "two.py").write_text(
+        "class Twice: ...\nclass Once: ...\n" + "\n" * 59
+    )
+    found = shape_of(tmp_path, PRODUCT)
+    assert (found.files, found.lines, found.small) == (2, 63, 1)
+    assert found.twice == {"Twice": ["aggregator/two.py", "export/deep/one.py"]}
+    assert shape_of(tmp_path, ["export"]).twice == {}
+    assert main(["--names", str(tmp_path)]) == 0
+    assert "Twice: aggregator/two.py, export/deep/one.py" in capsys.readouterr().out
+
+
+def test_a_folder_without_the_product_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(tmp_path)]) == 2
+    assert "has no folder device_sdk" in capsys.readouterr().err

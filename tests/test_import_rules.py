@@ -99,7 +99,7 @@ RULES = (
         )
         for name in METHODS
     ),
-    _device("home", "errors link system wire", libraries="numpy cryptography"),
+    _device("home", "artifact errors link system wire", libraries="numpy cryptography"),
     _device(
         "train",
         "artifact capability errors factorisation home local_data system trainer wire world "

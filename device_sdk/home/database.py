@@ -1,16 +1,30 @@
-"""The home folder's SQLite file: schema, durability, and one lock for the device's threads."""
+"""The home folder's SQLite file: schema, durability, one lock for the device's threads, and the
+bytes of named arrays in a cell."""
 
 from __future__ import annotations
 
 import os
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from device_sdk.artifact import safetensors
+from device_sdk.artifact.errors import ArtifactError
 from device_sdk.errors import HomeBroken
 from device_sdk.system.files import SQLITE_FLUSH_PRAGMAS
+from device_sdk.wire.arrays.tensors import (
+    Codec,
+    TensorLimits,
+    decode_tensors,
+    require_encodable,
+)
+from device_sdk.wire.codec.errors import WireError
 
 SCHEMA_VERSION = 4
 # Pages of the file that stay in memory. A device reads little and seldom, and the kernel keeps the
@@ -80,9 +94,70 @@ CREATE TABLE request_counter (
     one INTEGER PRIMARY KEY CHECK (one = 1), highest INTEGER NOT NULL,
     unanswered INTEGER NOT NULL);
 """,
-    # What was measured is measured anew: a row did not say what it held.
-    3: "DROP TABLE capability;" + _CAPABILITY,
+    # What was measured is measured anew: a row did not say what it held. Arrays were stored in the
+    # wire's form.
+    3: f"""
+DROP TABLE capability;
+{_CAPABILITY}
+UPDATE learner SET state = from_wire_form(state, artifact);
+UPDATE model SET arrays = from_wire_form(arrays, artifact);
+""",
 }
+
+
+def pack_arrays(arrays: Mapping[str, NDArray[Any]]) -> bytes:
+    """Named arrays as safetensors; float32 that float16 holds exactly takes half the bytes.
+
+    The metadata say which dtype such an array comes back as. Raises ValueError for values that are
+    not finite or exceed 1e12.
+    """
+    require_encodable(arrays, Codec.FLOAT32)
+    stored, dtypes = {}, {}
+    for name in sorted(arrays):
+        array = stored[name] = np.asarray(arrays[name])
+        halves = _halves(array) if array.dtype == np.float32 else None
+        if halves is not None:
+            stored[name], dtypes[name] = halves, "float32"
+    return safetensors.encode(stored, dtypes)
+
+
+def _halves(array: NDArray[Any]) -> NDArray[Any] | None:
+    """The array as float16, where that changes no value."""
+    flat = array.reshape(-1)
+    # What was trained in float32 mostly shows it at once: the rest need not be converted.
+    for part in (flat[:64], flat):
+        with np.errstate(over="ignore"):
+            halves = part.astype(np.float16)
+        if not (halves == part).all():
+            return None
+    return halves.reshape(array.shape)
+
+
+def unpack_arrays(data: bytes) -> dict[str, NDArray[Any]]:
+    """The arrays of :func:`pack_arrays`, fresh and writable. Raises :class:`HomeBroken`."""
+    try:
+        found = safetensors.decode(data)
+    except ArtifactError as error:
+        raise HomeBroken(f"stored arrays are damaged: {error}") from None
+    return {
+        name: array.astype(found.metadata.get(name, array.dtype))
+        for name, array in found.tensors.items()
+    }
+
+
+def _from_wire_form(data: bytes, artifact_id: bytes | None) -> bytes | None:
+    """What formats 1 to 3 hold, as it is now; None, which no such cell takes, where it is damaged.
+
+    Names of an artifact's arrays were "x" and their bytes in hexadecimal.
+    """
+    try:
+        limits = TensorLimits(most_arrays=65_535, most_bytes=2**40)
+        arrays = decode_tensors(data, limits=limits)
+    except WireError:
+        return None
+    if artifact_id is not None:
+        arrays = {bytes.fromhex(name[1:]).decode(): array for name, array in arrays.items()}
+    return pack_arrays(arrays)
 
 
 class HomeDatabase:
@@ -133,6 +208,7 @@ class HomeDatabase:
         run("PRAGMA foreign_keys = ON")
         # What was deleted (an interaction, an update that was sent) is overwritten, not only freed.
         run("PRAGMA secure_delete = ON")
+        self._connection.create_function("from_wire_form", 2, _from_wire_form)
         while version < SCHEMA_VERSION:
             script, version = (
                 (_SCHEMA, SCHEMA_VERSION) if version == 0 else (_STEPS[version], version + 1)

@@ -9,8 +9,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from device_sdk.home.database import HomeDatabase
-from device_sdk.wire.arrays.tensors import Codec, TensorLimits, decode_tensors, encode_tensors
+from device_sdk.home.database import HomeDatabase, pack_arrays, unpack_arrays
 from device_sdk.wire.publish.catalogue import NO_CATALOGUE
 
 # Attachments that were fetched, by content id: one that is offered again is not fetched again.
@@ -46,8 +45,6 @@ class AttachmentStore:
                 sql.executemany("DELETE FROM attachment WHERE id = ?", [(each,) for each in gone])
 
 
-# Our own file, not a stranger's message: as large as the device's memory holds.
-_LIMITS = TensorLimits(most_arrays=65_535, most_bytes=2**40)
 State = Mapping[str, NDArray[Any]]
 
 
@@ -116,8 +113,8 @@ class ModelStore:
     def __init__(self, database: HomeDatabase) -> None:
         self._database = database
 
-    def save_model(self, model: StoredModel, codec: Codec) -> None:
-        """Replace the task's model. ``codec`` must hold the arrays exactly."""
+    def save_model(self, model: StoredModel) -> None:
+        """Replace the task's model."""
         with self._database.transaction() as sql:
             sql.execute(
                 "INSERT OR REPLACE INTO model VALUES (?, ?, ?, ?, ?, ?, ?)",
@@ -127,7 +124,7 @@ class ModelStore:
                     model.round,
                     model.version,
                     model.catalogue_id,
-                    encode_tensors(_escaped(model.arrays, model.artifact_id), codec),
+                    pack_arrays(model.arrays),
                     model.artifact_id,
                 ),
             )
@@ -156,8 +153,9 @@ class ModelStore:
         if row is None:
             return None
         task, generation, round_id, version, catalogue_id, arrays, artifact_id = row
-        decoded = _unescaped(decode_tensors(arrays, limits=_LIMITS), artifact_id)
-        return StoredModel(task, generation, round_id, version, catalogue_id, decoded, artifact_id)
+        return StoredModel(
+            task, generation, round_id, version, catalogue_id, unpack_arrays(arrays), artifact_id
+        )
 
     def save_learner(self, task: str, state: State, artifact_id: bytes | None = None) -> None:
         """Replace the learner's private state, users' vectors included.
@@ -167,7 +165,7 @@ class ModelStore:
         with self._database.transaction() as sql:
             sql.execute(
                 "INSERT OR REPLACE INTO learner VALUES (?, ?, ?)",
-                (task, encode_tensors(_escaped(state, artifact_id), Codec.FLOAT32), artifact_id),
+                (task, pack_arrays(state), artifact_id),
             )
 
     def learner_artifact(self, task: str) -> bytes | None:
@@ -180,9 +178,9 @@ class ModelStore:
     def learner(self, task: str) -> dict[str, NDArray[Any]] | None:
         """The learner's private state; None before its first round."""
         row: tuple[Any, ...] | None = self._database.row(
-            "SELECT state, artifact FROM learner WHERE task = ?", task
+            "SELECT state FROM learner WHERE task = ?", task
         )
-        return None if row is None else _unescaped(decode_tensors(row[0], limits=_LIMITS), row[1])
+        return None if row is None else unpack_arrays(row[0])
 
     def save_catalogue(self, content: bytes) -> None:
         """Keep a catalogue under its id, which is the SHA-256 of its bytes."""
@@ -223,18 +221,3 @@ class ModelStore:
             sql.execute(
                 "INSERT OR REPLACE INTO capability VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", astuple(row)
             )
-
-
-def _escaped(arrays: State, artifact_id: bytes | None) -> State:
-    """Names as they can be stored: torch's may hold capitals, which no message may."""
-    if artifact_id is None:
-        return arrays
-    return {f"x{name.encode().hex()}": array for name, array in arrays.items()}
-
-
-def _unescaped(
-    arrays: dict[str, NDArray[Any]], artifact_id: bytes | None
-) -> dict[str, NDArray[Any]]:
-    if artifact_id is None:
-        return arrays
-    return {bytes.fromhex(name[1:]).decode(): array for name, array in arrays.items()}

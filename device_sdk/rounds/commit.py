@@ -13,10 +13,8 @@ from device_sdk.home.home import Home
 from device_sdk.home.model_store import StoredModel
 from device_sdk.home.round_store import OutboxRow, Participation, RoundOutcome
 from device_sdk.train.job import TrainedRound, TrainingJob
-from device_sdk.wire.arrays.tensors import Codec
 from device_sdk.wire.publish.manifest import RoundManifest
 from device_sdk.wire.publish.receipts import UpdateIdentity, update_digest
-from device_sdk.wire.publish.task_messages import BROADCAST_CODECS
 
 
 def commit_round(
@@ -59,7 +57,6 @@ def save_model(home: Home, job: TrainingJob, result: TrainedRound | None = None)
     """Keep what to predict with (the training's model, else the broadcast's arrays), and drop
     catalogues of before."""
     manifest = job.manifest
-    trained = result is not None and result.model is not None
     model = StoredModel(
         manifest.task,
         manifest.generation,
@@ -69,10 +66,8 @@ def save_model(home: Home, job: TrainingJob, result: TrainedRound | None = None)
         result.model if result is not None and result.model is not None else job.broadcast.tensors,
         result.artifact.artifact_id if result is not None and result.artifact is not None else None,
     )
-    # float16 holds what came as float16 exactly; everything else needs all of float32.
-    half = BROADCAST_CODECS[manifest.codec] is Codec.FLOAT16 and not trained
     with home.database.transaction():
-        home.models.save_model(model, Codec.FLOAT16 if half else Codec.FLOAT32)
+        home.models.save_model(model)
         home.models.drop_catalogues(manifest.catalogue_id)
 
 
@@ -95,7 +90,7 @@ def read_model(
             version=manifest.version,
             arrays=adopted,
         )
-        home.models.save_model(model, Codec.FLOAT32)
+        home.models.save_model(model)
 
 
 def participation(

@@ -5,7 +5,10 @@ from __future__ import annotations
 import _sqlite3
 import ctypes
 import hashlib
+import itertools
+import multiprocessing
 import os
+import signal
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from device_sdk.artifact import safetensors
 from device_sdk.errors import HomeBroken, HomeLocked
 from device_sdk.home.database import _SCHEMA, SCHEMA_VERSION, HomeDatabase
 from device_sdk.home.home import Home
@@ -121,22 +125,50 @@ def test_old_rounds_are_forgotten_but_not_those_without_a_receipt(home: Home) ->
     assert home.rounds.participation("t", 1, 0) is not None
 
 
-@pytest.mark.parametrize("codec", [Codec.FLOAT16, Codec.FLOAT32])
-def test_models_and_learners_come_back_bit_for_bit(home: Home, codec: Codec) -> None:
+@pytest.mark.parametrize("half", [True, False])
+def test_models_and_learners_come_back_bit_for_bit(home: Home, half: bool) -> None:
     rng = np.random.default_rng(0)
-    items = rng.standard_normal((50, 8)).astype(np.float16).astype(np.float32)
-    home.models.save_model(StoredModel("t", 1, 2, 3, bytes(32), {"items": items}), codec)
+    items = rng.standard_normal((50, 8), dtype=np.float32)
+    # Values that overflow float16, or look like its own for long, keep all their bits.
+    items[0, 0], items[:, 1] = 1e6, 0.5
+    halves = items.clip(-100, 100).astype(np.float16)
+    if half:
+        items = halves.astype(np.float32)
+    arrays = {"items": items, "float16": halves, "empty": items[:0]}
+    arrays["late"] = np.append(np.full(100, -0.0, np.float32), np.float32(0.1 if not half else 0.5))
+    home.models.save_model(StoredModel("t", 1, 2, 3, bytes(32), arrays))
+    ((size,),) = home.database.rows("SELECT length(arrays) FROM model")
+    assert isinstance(size, int) and (size < 2200) == half, "as float16 where that loses nothing"
     state = {"users": rng.standard_normal((3, 8), dtype=np.float32), "pool": np.arange(4)}
     home.models.save_learner("t", state)
     model, learner = home.models.model("t"), home.models.learner("t")
     assert model is not None and learner is not None
-    np.testing.assert_array_equal(model.arrays["items"], items)
-    assert all((learner[name] == state[name]).all() for name in state)
+    for wanted, found in ((arrays, model.arrays), (state, learner)):
+        assert found.keys() == wanted.keys()
+        for name, array in wanted.items():
+            assert (found[name].dtype, found[name].shape) == (array.dtype, array.shape)
+            assert found[name].tobytes() == array.tobytes() and found[name].flags.writeable
     assert home.models.model_mark("t") == (1, 2, 3)
     assert home.models.model("other") is None and home.models.learner("other") is None
     row = CapabilityRow("t", "c", "8", 10, "device", 4, 0, "because", 0.25)
     home.models.save_capability(row)
     assert home.models.capability("t") == row
+
+
+def test_arrays_that_are_not_finite_are_refused_and_the_last_ones_stay(home: Home) -> None:
+    home.models.save_learner("t", {"users": np.ones(2, np.float32)})
+    for value in (np.nan, np.inf, 2e12):
+        with pytest.raises(ValueError, match="'users': a value is not finite or exceeds 1e12"):
+            home.models.save_learner("t", {"users": np.array([1, value], np.float32)})
+    learner = home.models.learner("t")
+    assert learner is not None and learner["users"].tolist() == [1, 1]
+
+
+def test_a_damaged_row_is_told_from_a_bug(home: Home) -> None:
+    home.models.save_learner("t", {"users": np.ones(2, np.float32)})
+    home.database.row("UPDATE learner SET state = substr(state, 1, length(state) - 1)")
+    with pytest.raises(HomeBroken, match="stored arrays are damaged"):
+        home.models.learner("t")
 
 
 def test_catalogues_that_no_model_uses_are_dropped(home: Home) -> None:
@@ -297,7 +329,7 @@ def test_a_models_names_are_kept_whatever_they_are(home: Home) -> None:
     assert found is not None and set(found) == set(arrays)
     np.testing.assert_array_equal(found["0"], arrays["0"])
     model = StoredModel("t", 1, 2, 3, bytes(32), arrays, b"a" * 32)
-    home.models.save_model(model, Codec.FLOAT32)
+    home.models.save_model(model)
     again = home.models.model("t")
     assert again is not None and again.artifact_id == b"a" * 32 and set(again.arrays) == set(arrays)
 
@@ -335,14 +367,18 @@ def test_the_memory_of_an_open_home_does_not_grow_with_its_rounds(home: Home) ->
     assert take_part(range(100, 600)) - before < 20_000
 
 
-def test_a_home_of_the_third_format_loses_its_measurement_and_nothing_else(tmp_path: Path) -> None:
+def _third_format(folder: Path) -> Path:
     """A home as the version before made it, dumped as SQL."""
-    folder = tmp_path / "home"
     folder.mkdir(mode=0o700)
     old = sqlite3.connect(folder / "device.sqlite")
     old.executescript(Path(__file__).with_name("format_3.sql").read_text(encoding="utf-8"))
     assert old.execute("SELECT k FROM capability").fetchall() == [(2,)]
     old.close()
+    return folder
+
+
+def test_a_home_of_the_third_format_loses_its_measurement_and_nothing_else(tmp_path: Path) -> None:
+    folder = _third_format(tmp_path / "home")
     home = Home(folder)
     assert home.models.capability("t") is None, "measured anew in the next round"
     row = CapabilityRow("t", "c", "8", 10, None, None, 0, "because", 0.25)
@@ -356,6 +392,21 @@ def test_a_home_of_the_third_format_loses_its_measurement_and_nothing_else(tmp_p
     assert membership is not None and membership.least_serial == 7
     assert model is not None and model.arrays["items"].tolist() == [[0, 1], [2, 3], [4, 5]]
     assert learner is not None and learner["users"].tolist() == [[1, 1]]
+    halves, own, steps = (
+        home.models.model("half"),
+        home.models.model("own"),
+        home.models.learner("own"),
+    )
+    assert halves is not None and halves.arrays["items"].dtype == np.float32
+    assert halves.arrays["items"].tolist() == [[0.5, 0], [2, 3]]
+    assert own is not None and own.artifact_id == home.models.learner_artifact("own") == b"a" * 32
+    assert own.arrays["Linear.Weight"].tolist() == np.array([0.1, 2], np.float32).tolist()
+    assert own.arrays["0"].dtype == np.int64 and own.arrays["0"].tolist() == [0, 1]
+    assert steps is not None and set(steps) == {"model.Linear.Weight", "steps"}
+    assert steps["steps"].shape == () and steps["steps"] == 7
+    for table, column in (("model", "arrays"), ("learner", "state")):
+        for (stored,) in home.database.rows(f"SELECT {column} FROM {table}"):
+            assert isinstance(stored, bytes) and safetensors.decode(stored).tensors
     last = home.rounds.last(trained=True)
     assert last is not None and (last.k, last.train_seconds) == (2, 0.5)
     assert home.rounds.outbox() == [OutboxRow(b"d" * 32, "t", 1, 2, b"body")]
@@ -363,3 +414,58 @@ def test_a_home_of_the_third_format_loses_its_measurement_and_nothing_else(tmp_p
     assert home.membership.largest_time() == 100 and home.requests.next() == 2**4 + 1
     home.close()
     Home(folder, read_only=True).close()
+
+
+def test_a_damaged_home_of_the_third_format_is_named_and_left_as_it_is(tmp_path: Path) -> None:
+    folder = _third_format(tmp_path / "home")
+    old = sqlite3.connect(folder / "device.sqlite")
+    old.execute("UPDATE model SET arrays = substr(arrays, 1, 20) WHERE task = 'own'")
+    old.commit()
+    before = list(old.iterdump())
+    with pytest.raises(HomeBroken, match=r"device\.sqlite cannot be used: .*model\.arrays"):
+        Home(folder)
+    assert list(old.iterdump()) == before
+    assert old.execute("PRAGMA user_version").fetchone() == (3,)
+    old.close()
+
+
+def _open_and_die(folder: Path, statements: int) -> None:
+    """Another process, killed after so many statements of the database."""
+    left = statements
+
+    def count(statement: str) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    class Dying(sqlite3.Connection):
+        def __init__(self, *values: Any, **named: Any) -> None:
+            super().__init__(*values, **named)
+            self.set_trace_callback(count)
+
+    connect = sqlite3.connect
+    sqlite3.connect = lambda *values, **named: connect(*values, **named, factory=Dying)  # type: ignore
+    Home(folder)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="kills as an out-of-memory killer does")
+def test_a_home_that_is_killed_while_it_is_brought_up_to_date_opens(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    seen = set()
+    for statements in itertools.count():
+        folder = _third_format(tmp_path / str(statements))
+        process = context.Process(target=_open_and_die, args=(folder, statements))
+        process.start()
+        process.join(60)
+        with sqlite3.connect(folder / "device.sqlite") as left:
+            seen.add(*left.execute("PRAGMA user_version").fetchone())
+        left.close()
+        home = Home(folder)
+        own, rows = home.models.learner("own"), home.rounds.outbox()
+        home.close()
+        assert own is not None and own["steps"] == 7 and len(rows) == 1
+        if process.exitcode == 0:
+            break
+        assert process.exitcode == -signal.SIGKILL
+    assert statements > 12 and seen == {3, 4}

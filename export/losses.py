@@ -38,15 +38,18 @@ def cross_entropy(
 
     logits [b, classes]; target int64 [b] (hard labels) or float [b, classes] (soft labels);
     weight [b], a weight a sample. A hard label outside 0..classes-1 makes its loss NaN, and a
-    device refuses the step.
+    device refuses the step; where its weight is 0, it does not count.
     """
     log_probability = torch.log_softmax(logits, dim=-1)
     if target.is_floating_point():
         return _reduce(-(target * log_probability).sum(-1), weight, reduction)
     classes = torch.arange(logits.shape[-1])
     hot = (target.unsqueeze(-1) == classes).to(logits.dtype)
+    found = hot.sum(-1)
+    if weight is not None:
+        found = torch.where(weight == 0, torch.ones_like(found), found)
     # Divided by 1; by 0, where the label is no class.
-    return _reduce(-(hot * log_probability).sum(-1) / hot.sum(-1), weight, reduction)
+    return _reduce(-(hot * log_probability).sum(-1) / found, weight, reduction)
 
 
 def kl_divergence(

@@ -13,7 +13,7 @@ from aggregator.methods.binding import Binding, read_binding
 from aggregator.tables import TomlTable
 from device_sdk.fields import OneOf, Within, hints_of
 from device_sdk.link.broker_url import BrokerUrl, TlsFiles, parse_broker_url
-from device_sdk.methods.registry import MethodError
+from device_sdk.methods.registry import METHODS, MethodError, method_names
 from device_sdk.wire.codec.names import require_name
 from device_sdk.wire.publish.task_messages import BROADCAST_CODECS, UPDATE_CODECS
 from device_sdk.wire.publish.topics import Topics
@@ -239,6 +239,8 @@ def _task(root: TomlTable, folder: Path) -> Task:
             require_name(key, getattr(named, key))
         except ValueError as error:
             raise table.error(key, f"is no name: {error}") from None
+    if known := method_names(METHODS):
+        table.choice("method", known, named.method)
     try:
         binding = read_binding(named.method, root.table(named.method))
     except MethodError as error:

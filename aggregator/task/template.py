@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import textwrap
@@ -62,8 +63,10 @@ def meanings(kind: type[Any]) -> dict[str, str]:
     """The first sentence of what each of a settings class's fields means, from its docstring."""
     found: dict[str, str] = {}
     for each in kind.__mro__:
-        section = re.search(r"\n *Attributes:\n(.*?)(\n\n|\Z)", each.__doc__ or "", re.DOTALL)
-        for block in re.split(r"\n(?= {8}\w)", "\n" + section[1])[1:] if section else []:
+        # Python 3.13 and later cut the indentation off themselves.
+        text = inspect.cleandoc(each.__doc__ or "")
+        section = re.search(r"\nAttributes:\n(.*?)(\n\n|\Z)", text, re.DOTALL)
+        for block in re.split(r"\n(?= {4}\w)", "\n" + section[1])[1:] if section else []:
             names, _, text = " ".join(block.split()).partition(": ")
             said = re.split(r"\.(?: (?=[A-Z])|$)", text.replace("``", ""))[0]
             found |= {name: said for name in names.split(", ") if name not in found}

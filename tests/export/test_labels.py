@@ -99,6 +99,24 @@ def test_what_is_ignored_is_ignored_as_torch_ignores_it(name: str, tmp_path: Pat
     np.testing.assert_allclose(trainer.parameters["weight"], moved.numpy(), rtol=1e-4, atol=1e-6)
 
 
+def test_a_label_of_weight_zero_does_not_count(tmp_path: Path) -> None:
+    # As whoever pads a batch to one length does it.
+    _, trainer = trainer_for(
+        lambda o, y: export.losses.cross_entropy(o, y, weight=(y >= 0).to(o.dtype)),
+        tmp_path / "artifact",
+    )
+    start = trainer.state
+    expected = trainer.step({name: array[:2] for name, array in samples(0, 3, 1).items()})
+    moved = trainer.parameters["weight"].copy()
+    trainer.set_state(start)
+    padded = samples(0, 3, 1)
+    padded["label"][2] = -1
+    assert trainer.step(padded) == pytest.approx(expected, rel=1e-6)
+    np.testing.assert_allclose(trainer.parameters["weight"], moved, rtol=1e-5)
+    with pytest.raises(NonFiniteStep, match="labels that are no class"):
+        trainer.step(samples(0, CLASSES))
+
+
 def test_a_student_refuses_a_label_that_is_no_class(tmp_path: Path) -> None:
     teachers = example_teachers(CLASSES)
     export.train_step(

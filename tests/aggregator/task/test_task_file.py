@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import tomllib
 from dataclasses import fields
@@ -23,7 +24,7 @@ from aggregator.task.file import (
     TaskTable,
     read_task,
 )
-from aggregator.task.template import TASK_TEMPLATE
+from aggregator.task.template import TASK_TEMPLATE, meanings
 
 GOOD = '[task]\ncatalogue = "items.tsv"\n'
 FEDAVG = '[task]\nmethod = "fedavg"\nartifacts = ["shipped:mf"]\n'
@@ -70,6 +71,15 @@ def test_the_template_names_every_key_with_its_meaning(tmp_path: Path) -> None:
         (tmp_path / file).write_text("x")
     task = read_task(write(tmp_path, every.replace("mqtt://", "mqtts://")))
     assert (task.broker.url.user, task.broker.url.password) == ("tessera-aggregator", "x")
+
+
+def test_meanings_are_read_from_docstrings_of_any_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Python 3.13 and later keep them without their indentation.
+    said = meanings(ScatterTable)
+    assert len(said) > 10
+    for each in ScatterTable.__mro__[:-1]:
+        monkeypatch.setattr(each, "__doc__", inspect.cleandoc(each.__doc__ or ""))
+    assert meanings(ScatterTable) == said
 
 
 def test_a_task_on_arrays_has_no_catalogue_and_its_methods_own_settings(tmp_path: Path) -> None:

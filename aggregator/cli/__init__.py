@@ -11,8 +11,8 @@ main = Program(
     name="tessera-aggregator",
     description="""\
 The server of a fleet: enrols devices, runs rounds, keeps the model. Everything lies in one folder,
-the home, which only its owner can read. The commands may be used while serve runs,
-but for restored.""",
+the home, which only its owner can read. All commands
+but restored may be used while serve runs.""",
     examples="""\
 examples: a fleet in five steps
   tessera-aggregator init --home fleet       make keys, database and fleet/task.toml

@@ -16,7 +16,7 @@ replaced before the next round is published. Updates that were counted stay coun
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's arguments."""
     add_home(parser)
-    parser.add_argument("id", help="the device's id, or its beginning; see devices")
+    parser.add_argument("id", metavar="ID", help="the device's id, or its beginning; see devices")
 
 
 def run(arguments: argparse.Namespace) -> int:

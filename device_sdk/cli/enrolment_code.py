@@ -48,7 +48,8 @@ def code_of(arguments: argparse.Namespace, stdin: TextIO, stderr: TextIO) -> str
             with path.open(encoding="utf-8") as file:
                 return _first_line(file, f"--code-file {path}")
         except (OSError, UnicodeDecodeError) as error:
-            raise CommandError(f"--code-file: {error}") from error
+            why = getattr(error, "strerror", None) or error
+            raise CommandError(f"--code-file {path} cannot be read: {why}") from error
     if code != "-":
         print(_VISIBLE, file=stderr)
         return code

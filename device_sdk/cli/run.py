@@ -95,7 +95,8 @@ def _record(device: Device, path: Path) -> None:
     try:
         found = read_interactions(path)
     except (InteractionsError, OSError) as error:
-        raise CommandError(f"--interactions: {error}") from error
+        why = getattr(error, "strerror", None) or error
+        raise CommandError(f"--interactions {path}: {why}") from error
     pairs = zip(found.user.tolist(), found.item.tolist(), strict=True)
     news = device.record_all((found.item_ids[item], found.user_ids[user]) for user, item in pairs)
     print(f"recorded {news} new of {len(found)} interactions", flush=True)

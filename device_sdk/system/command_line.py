@@ -98,7 +98,7 @@ class Program:
             ):
                 setattr(arguments, spare, left.pop())
         if left:
-            whole.error(f"unrecognized arguments: {' '.join(left)}")
+            parsers[arguments.command].error(f"unrecognized arguments: {' '.join(left)}")
         return arguments
 
     def _fill(self, parser: argparse.ArgumentParser, name: str) -> None:

@@ -63,6 +63,18 @@ def test_each_command_tells_its_version(module: str, capsys: pytest.CaptureFixtu
     assert capsys.readouterr().out == f"{main.name} {device_sdk.__version__}\n"
 
 
+def test_a_mistyped_option_is_answered_with_its_commands_usage(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    main = importlib.import_module("aggregator.cli").main
+    with pytest.raises(SystemExit) as stopped:
+        main(["invite", "--cuont", "2"])
+    assert stopped.value.code == 2
+    told = capsys.readouterr().err
+    assert told.startswith("usage: tessera-aggregator invite") and "--count N" in told
+    assert told.endswith("tessera-aggregator invite: error: unrecognized arguments: --cuont 2\n")
+
+
 def test_the_version_is_the_installed_distributions() -> None:
     assert device_sdk.__version__ == importlib.metadata.version("tessera-edge")
     lazily = "import sys, device_sdk; sys.exit('importlib.metadata' in sys.modules)"

@@ -12,6 +12,7 @@ from device_sdk.artifact.flat_layout import layout_of
 from device_sdk.local_data import DataSource
 from device_sdk.methods.learner import Learner, LearnerError, State
 from device_sdk.methods.local_steps import train_epochs, unchanged_on_error
+from device_sdk.methods.state import COUNT, Entry, unpack
 from device_sdk.trainer import Trainer
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 from sparse_yogi.contract import SparseTraining
@@ -94,15 +95,11 @@ class SparseYogiLearner(Learner):
 
     def restore(self, state: State) -> None:
         """Raises LearnerError where names, dtypes or shapes do not fit."""
-        own = self.state()
-        fits = own.keys() == state.keys() and all(
-            (state[name].dtype, state[name].shape) == (array.dtype, array.shape)
-            for name, array in own.items()
-        )
-        if not fits:
-            raise LearnerError(f"the state holds {sorted(state)}, or of another model")
-        self._left, self._sent = state["left"].copy(), state["sent"].copy()
-        self._sent_round = int(state["sent_round"])
+        values = Entry(np.float32, (self._layout.size,))
+        schema = {"left": values, "sent": values, "sent_round": COUNT}
+        found = unpack(schema, state, error=LearnerError)
+        self._left, self._sent = found["left"], found["sent"]
+        self._sent_round = int(found["sent_round"])
 
     def _read(self, broadcast: Broadcast) -> tuple[SparseTraining, Floats]:
         try:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,8 +16,8 @@ from aggregator.methods.binding import Binding
 from aggregator.methods.method import Method, Refused, RoundSummary
 from device_sdk.artifact import Artifact
 from device_sdk.artifact.flat_layout import layout_of
-from device_sdk.methods.settings import require_number
-from device_sdk.methods.state import RestoreError, State
+from device_sdk.fields import Within, require_declared
+from device_sdk.methods.state import Entry, Schema, Stateful, counters
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 from sparse_yogi.contract import SparseTraining
 
@@ -30,27 +31,24 @@ class SparseYogiSettings:
     ``tau`` is the optimizer's degree of adaptivity: larger is closer to plain averaging.
     """
 
-    learning_rate: float = 0.02
-    beta1: float = 0.9
-    beta2: float = 0.99
-    tau: float = 1e-3
+    learning_rate: Annotated[float, Within(0, 1e3, above=True)] = 0.02
+    beta1: Annotated[float, Within(0, 0.9999)] = 0.9
+    beta2: Annotated[float, Within(0, 0.9999)] = 0.99
+    tau: Annotated[float, Within(0, 1e3, above=True)] = 1e-3
     training: SparseTraining = field(default_factory=SparseTraining)
 
     def __post_init__(self) -> None:
-        for name in ("learning_rate", "tau"):
-            require_number(name, getattr(self, name), 0, 1e3, above=True)
-        for name in ("beta1", "beta2"):
-            require_number(name, getattr(self, name), 0, 0.9999)
+        require_declared(self)
 
 
-class SparseYogiMethod(Method):
+class SparseYogiMethod(Stateful, Method):
     """Keeps one model as a vector, float32 [p]."""
 
     def __init__(self, initial: Floats, settings: SparseYogiSettings) -> None:
         self._settings = settings
         self._model = initial.astype(np.float32)
-        self._first = np.zeros_like(self._model)
-        self._second = np.full_like(self._model, settings.tau**2)
+        self._first_moment = np.zeros_like(self._model)
+        self._second_moment = np.full_like(self._model, settings.tau**2)
         self._sum = np.zeros(len(initial))
         self._round_id = self._version = self._participants = 0
 
@@ -95,37 +93,26 @@ class SparseYogiMethod(Method):
             told = self._settings
             gradient = (self._sum / participants).astype(np.float32)
             square = np.square(gradient)
-            self._first = told.beta1 * self._first + (1 - told.beta1) * gradient
-            self._second = self._second - (1 - told.beta2) * square * np.sign(self._second - square)
-            step = told.learning_rate * self._first / (np.sqrt(self._second) + told.tau)
+            first, second = self._first_moment, self._second_moment
+            first = told.beta1 * first + (1 - told.beta1) * gradient
+            second = second - (1 - told.beta2) * square * np.sign(second - square)
+            step = told.learning_rate * first / (np.sqrt(second) + told.tau)
+            self._first_moment, self._second_moment = first, second
             self._model = (self._model + step).astype(np.float32)
             self._version += 1
             self._sum[:] = 0
         return RoundSummary(self._round_id, self._version, participants)
 
-    def state(self) -> State:
+    def _schema(self) -> Schema:
         """Everything, the open round's sum included."""
-        counts = [self._round_id, self._version, self._participants]
+        vector = Entry(np.float32, self._model.shape)
         return {
-            "model": self._model.copy(),
-            "first_moment": self._first.copy(),
-            "second_moment": self._second.copy(),
-            "sum": self._sum.copy(),
-            "counts": np.asarray(counts, np.int64),
+            "model": vector,
+            "first_moment": vector,
+            "second_moment": vector,
+            "sum": Entry(np.float64, self._model.shape),
+            "counts": counters("round_id", "version", "participants"),
         }
-
-    def restore(self, state: State) -> None:
-        """Raises RestoreError where names, dtypes or shapes do not fit."""
-        own = self.state()
-        fits = own.keys() == state.keys() and all(
-            (state[name].dtype, state[name].shape) == (array.dtype, array.shape)
-            for name, array in own.items()
-        )
-        if not fits or state["counts"].min() < 0:
-            raise RestoreError(f"the state holds {sorted(state)}, or of another model")
-        self._model, self._sum = state["model"].copy(), state["sum"].copy()
-        self._first, self._second = state["first_moment"].copy(), state["second_moment"].copy()
-        self._round_id, self._version, self._participants = state["counts"].tolist()
 
 
 class SparseYogiBinding(Binding[SparseYogiSettings]):

@@ -131,7 +131,7 @@ def test_a_code_among_the_arguments_joins_and_is_said_to_be_visible(
     [
         ((), "", "standard input holds no enrolment code"),
         (("-",), "\nCODE\n", "standard input holds no enrolment code"),
-        (("--code-file", "nowhere"), "", "--code-file: "),
+        (("--code-file", "nowhere"), "", "nowhere cannot be read: No such file or directory"),
         (("CODE", "--code-file", "nowhere"), "", "the code is given twice"),
         (("--code-file", "nowhere", "CODE"), "", "the code is given twice"),
         (("--timeout", "1", "CODE"), "", "the enrolment code is mistyped"),

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from device_sdk.system.printable import printable_lines
+from device_sdk.system.printable import printable, printable_lines
 
 INTERRUPTED = 130
 """The exit status after Ctrl-C, as shells count it."""
@@ -47,6 +47,8 @@ class Program:
     extra: str = ""
     needs: Sequence[str] = ()
     interrupted: str = "interrupted"
+    many_lines: bool = False
+    """Whether errors may have several lines. Not where they quote what others sent."""
 
     def __call__(self, argv: Sequence[str] | None = None) -> int:
         """Run one command; 0 on success, 1 where it failed, 2 for a wrong command line.
@@ -67,7 +69,8 @@ class Program:
             return self._failed(said.format(error=error))
 
     def _failed(self, why: str, status: int = 1) -> int:
-        print(f"{self.name}: {printable_lines(why)}", file=sys.stderr)
+        said = printable_lines(why) if self.many_lines else printable(why)
+        print(f"{self.name}: {said}", file=sys.stderr)
         return status
 
     def _parsed(self, argv: Sequence[str]) -> argparse.Namespace:

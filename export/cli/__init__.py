@@ -8,6 +8,7 @@ from export.errors import ExportError
 
 main = Program(
     name="tessera-export",
+    many_lines=True,
     description="""\
 Turn a torch model, its loss and an optimizer into an artifact: a folder with one plain ONNX graph
 for a whole training step, which stock onnxruntime runs on a device without torch.""",

@@ -317,7 +317,7 @@ class _BrittleBinding(KnownBinding):
         self, items: int, rng: np.random.Generator, artifacts: Sequence[Artifact] = ()
     ) -> Method:
         """See :class:`~aggregator.methods.binding.Binding`."""
-        return _Brittle(np.zeros((items, self.columns), np.float32), self.settings)
+        return _Brittle(np.zeros((items, self.settings.columns), np.float32), self.settings)
 
 
 def test_absorb_failing_after_the_commit_quarantines_and_holds(make_stage: MakeStage) -> None:

@@ -237,7 +237,7 @@ def test_what_a_revoked_device_shared_is_handed_on_no_more(make_stage: MakeStage
         def build(
             self, items: int, rng: np.random.Generator, artifacts: Sequence[Artifact] = ()
         ) -> Method:
-            return Remembering(np.zeros((items, self.columns), np.float32), self.settings)
+            return Remembering(np.zeros((items, self.settings.columns), np.float32), self.settings)
 
     stage = make_stage(
         binding=Binding(), round_lines="quorum = 2\ndeadline_seconds = 60\npause_seconds = 5"

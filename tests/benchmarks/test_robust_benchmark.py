@@ -152,7 +152,7 @@ def test_a_stored_run_that_did_not_measure_all_but_one_device_is_no_part_of_that
     attacked = {0: Outcome({str(share): 0.3}, {}, 1.0)}
     found = {("none", "", 0.0): {0: later, 1: earlier}, ("default", "row", 1.0): attacked}
     table = single_table(found, share, lambda one: one.hit_ratio, "HR@10")
-    assert "| none, no attack | 1       | 0.6000 (+0.0 %)" in table
+    assert "| none, no attack " in table and "| 1       | 0.6000 (+0.0 %)" in table
     assert "| default, row" in table and "0.3000 (-50.0 %)" in table
 
 

@@ -43,7 +43,7 @@ class HistoryMomentum:
         state: Mapping[str, list[torch.Tensor]],
         step: torch.Tensor,
         hyper: Mapping[str, torch.Tensor],
-    ) -> export.Update:
+    ) -> export.OptimizerUpdate:
         squares = torch.stack([(g * g).sum() for g in gradients])
         norm = 0.9 * state["norm"][0] + 0.1 * torch.sqrt(squares.sum())
         moved, histories = [], []
@@ -52,7 +52,7 @@ class HistoryMomentum:
             count = torch.clamp(step + 1, max=3).to(p.dtype)
             moved.append(p - hyper["lr"] * history.sum(0) / count / (norm + 1e-3))
             histories.append(history)
-        return export.Update(moved, {"past": histories, "norm": [norm]})
+        return export.OptimizerUpdate(moved, {"past": histories, "norm": [norm]})
 
 
 def test_history_and_shared_state_train_as_written(tmp_path: Path) -> None:

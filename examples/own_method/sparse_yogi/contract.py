@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from device_sdk.methods.settings import TrainingSettings, require_number, require_whole
+from device_sdk.fields import Within
+from device_sdk.methods.state import TrainingSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,16 +21,10 @@ class SparseTraining(TrainingSettings):
     Raises ValueError, naming the setting.
     """
 
-    keep: float = 0.1
-    epochs: int = 1
-    batch_size: int = 32
-    learning_rate: float = 0.05
-
-    def __post_init__(self) -> None:
-        require_number("keep", self.keep, 0, 1, above=True)
-        require_whole("epochs", self.epochs, 1)
-        require_whole("batch_size", self.batch_size, 1)
-        require_number("learning_rate", self.learning_rate, 0, 1e3, above=True)
+    keep: Annotated[float, Within(0, 1, above=True)] = 0.1
+    epochs: Annotated[int, Within(1)] = 1
+    batch_size: Annotated[int, Within(1)] = 32
+    learning_rate: Annotated[float, Within(0, 1e3, above=True)] = 0.05
 
     def kept(self, size: int) -> int:
         """How many of ``size`` parameters are sent; at least one."""

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.methods.binding import Binding
-from aggregator.methods.method import Method, Refused, RoundSummary
+from aggregator.methods.method import Binding, Method, Refused, RoundSummary
 from device_sdk.artifact import Artifact
 from device_sdk.artifact.flat_layout import layout_of
-from device_sdk.methods.settings import require_number
+from device_sdk.fields import Within, require_declared
 from device_sdk.methods.state import RestoreError, State
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 from sparse_yogi.contract import SparseTraining
@@ -30,17 +30,14 @@ class SparseYogiSettings:
     ``tau`` is the optimizer's degree of adaptivity: larger is closer to plain averaging.
     """
 
-    learning_rate: float = 0.02
-    beta1: float = 0.9
-    beta2: float = 0.99
-    tau: float = 1e-3
+    learning_rate: Annotated[float, Within(0, 1e3, above=True)] = 0.02
+    beta1: Annotated[float, Within(0, 0.9999)] = 0.9
+    beta2: Annotated[float, Within(0, 0.9999)] = 0.99
+    tau: Annotated[float, Within(0, 1e3, above=True)] = 1e-3
     training: SparseTraining = field(default_factory=SparseTraining)
 
     def __post_init__(self) -> None:
-        for name in ("learning_rate", "tau"):
-            require_number(name, getattr(self, name), 0, 1e3, above=True)
-        for name in ("beta1", "beta2"):
-            require_number(name, getattr(self, name), 0, 0.9999)
+        require_declared(self)
 
 
 class SparseYogiMethod(Method):

@@ -8,7 +8,7 @@ optimization, algorithm 2: the mean difference, negated, is the server's gradien
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.methods.limits import Measured, UpdateLimits, clip_factor, euclidean_norm, measured
-from aggregator.methods.method import Method, Refused, RoundSummary
+from aggregator.methods.method import Binding, Method, Refused, RoundSummary
 from aggregator.methods.robust import (
     MOST_HELD_BYTES,
     HeldVectors,
@@ -28,6 +28,7 @@ from aggregator.methods.robust import (
     require_same_rule,
 )
 from aggregator.methods.server_optimizer import OptimizerSettings, ServerOptimizer
+from device_sdk.artifact import Artifact
 from device_sdk.fields import Within, require_declared
 from device_sdk.methods.fedavg.contract import FedAvgTraining, SharedTensor, shared_tensors
 from device_sdk.methods.state import COUNT, Entry, Schema, Stateful, counters
@@ -370,3 +371,21 @@ class FedAvgMethod(Stateful, Method):
 def _flat(layout: tuple[SharedTensor, ...], tensors: Mapping[str, NDArray[Any]]) -> Floats:
     parts = [tensors[one.wire_name].astype(np.float32).reshape(-1) for one in layout]
     return np.concatenate(parts)
+
+
+class FedAvgBinding(Binding[FedAvgSettings]):
+    """One artifact: all devices train the same model."""
+
+    __slots__ = ()
+    settings_class = FedAvgSettings
+    artifacts = range(1, 2)
+
+    def build(
+        self, items: int, rng: np.random.Generator, artifacts: Sequence[Artifact] = ()
+    ) -> FedAvgMethod:
+        """Begins with the artifact's own parameters and buffers."""
+        (artifact,) = artifacts
+        kinds = {member.name: state.kind for state, member in artifact.manifest.members()}
+        parameters = {n: a for n, a in artifact.initial.items() if kinds[n] == "parameter"}
+        buffers = {n: a for n, a in artifact.initial.items() if kinds[n] == "buffer"}
+        return FedAvgMethod(parameters, buffers, self.settings)

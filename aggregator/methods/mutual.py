@@ -8,15 +8,16 @@ that share: that is what the method is.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.methods.method import Method, Refused, RoundSummary
-from aggregator.methods.mutual.label_book import LabelBook, LabelMeans, PublicBook
+from aggregator.methods.label_book import LabelBook, LabelMeans, PublicBook
+from aggregator.methods.method import Binding, Method, Refused, RoundSummary
+from device_sdk.artifact import Artifact
 from device_sdk.fields import Within, require_declared
 from device_sdk.methods.mutual.contract import (
     MutualTraining,
@@ -25,6 +26,7 @@ from device_sdk.methods.mutual.contract import (
     decode_samples,
     decode_soft_labels,
     encode_soft_labels,
+    sample_entries,
 )
 from device_sdk.methods.state import Entry, Schema, Stateful, counters
 from device_sdk.wire.arrays.exchange import Attachment, Broadcast, Update
@@ -226,7 +228,6 @@ class MutualMethod(Stateful, Method):
         return RoundSummary(self._round_id, self._version, participants, metrics)
 
     def forget(self, sender: str) -> None:
-        """See :class:`~aggregator.methods.method.Method`."""
         self._public.drop(sender)
         self._labels.drop(sender)
 
@@ -314,3 +315,19 @@ class MutualMethod(Stateful, Method):
         self._participants = 0
         self._metric_sums = np.zeros(len(METRICS), dtype=np.float64)
         self._metric_counts = np.zeros(len(METRICS), dtype=np.int64)
+
+
+class MutualBinding(Binding[MutualSettings]):
+    """Models of any kind, as long as they take the same samples."""
+
+    __slots__ = ()
+    settings_class = MutualSettings
+
+    def build(
+        self, items: int, rng: np.random.Generator, artifacts: Sequence[Artifact] = ()
+    ) -> MutualMethod:
+        """Nothing of the artifacts but what their samples are."""
+        entries = [sample_entries(artifact.manifest) for artifact in artifacts]
+        if any(each != entries[0] for each in entries[1:]):
+            raise ValueError("the artifacts take different samples, which devices could not share")
+        return MutualMethod(entries[0], self.settings)

@@ -13,12 +13,12 @@ from typing import Annotated, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.methods.attention.clustering import ClusterSettings, assign_clusters
-from aggregator.methods.attention.device_models import DeviceModels, HeardModel
-from aggregator.methods.attention.mixtures import AggregatorMixer, MixtureSettings
-from aggregator.methods.falling_rate import RateDecay, rate_at
-from aggregator.methods.method import Method, Refused, RoundSummary
-from device_sdk.artifact.flat_layout import FlatLayout
+from aggregator.methods.clustering import ClusterSettings, assign_clusters
+from aggregator.methods.device_models import DeviceModels, HeardModel
+from aggregator.methods.method import Binding, Method, RateDecay, Refused, RoundSummary, rate_at
+from aggregator.methods.mixtures import AggregatorMixer, MixtureSettings
+from device_sdk.artifact import Artifact
+from device_sdk.artifact.flat_layout import FlatLayout, layout_of
 from device_sdk.fields import Within, require_declared
 from device_sdk.methods.attention.contract import (
     MIXTURE,
@@ -363,7 +363,6 @@ class AttentionMethod(Stateful, Method):
         return RoundSummary(self._round_id, self._version, len(came), metrics)
 
     def forget(self, sender: str) -> None:
-        """See :class:`~aggregator.methods.method.Method`. The global model stays as it is."""
         if sender not in self._models.senders:
             return
         kept = np.asarray([name != sender for name in self._models.senders])
@@ -450,3 +449,18 @@ class AttentionMethod(Stateful, Method):
     def _sketches(self) -> Floats:
         vectors, training = self._models.vectors, self._settings.training
         return gap_sketches(vectors, self._global, self._places[0], self._layouts[0], training)
+
+
+class AttentionBinding(Binding[AttentionSettings]):
+    """Models of one kind in several widths."""
+
+    __slots__ = ()
+    settings_class = AttentionSettings
+
+    def build(
+        self, items: int, rng: np.random.Generator, artifacts: Sequence[Artifact] = ()
+    ) -> AttentionMethod:
+        """Begins with the widest artifact's own parameters."""
+        layouts = [layout_of(artifact.manifest) for artifact in artifacts]
+        initial = layouts[-1].flatten(artifacts[-1].initial)
+        return AttentionMethod(initial, layouts, self.settings)

@@ -243,18 +243,11 @@ class AttentionMethod(Stateful, Method):
         self._heard: dict[str, HeardModel] = {}
         self._clusters = np.empty(0, dtype=np.int64)
         self._clear()
-        self._version = 0
-        self._round_id = 0
         if self._most_members(0) < 2:
             raise ValueError(
                 f"most_bytes is {self._settings.clusters.most_bytes}, too little for the global "
                 f"model and one neighbour's ({self._vector_bytes * 2} and more)"
             )
-
-    @property
-    def version(self) -> int:
-        """The number of rounds that changed something."""
-        return self._version
 
     @property
     def shared(self) -> Floats:
@@ -274,9 +267,7 @@ class AttentionMethod(Stateful, Method):
         After the warm-up each device's vector is attached for its cluster's cohort, and a mixture
         for each device that does not mix by itself, for that device alone.
         """
-        if round_id <= self._round_id:
-            raise ValueError(f"round {round_id} does not follow round {self._round_id}")
-        self._round_id = round_id
+        self._begin(round_id)
         self._clear()
         training, models = self._settings.training, self._models
         rate = rate_at(training.learning_rate, self._settings.rate_decay, round_id)
@@ -307,10 +298,7 @@ class AttentionMethod(Stateful, Method):
     def check(self, update: Update) -> None:
         """Refuses with reason ``bad-round``, ``no-sender``, ``repeated``, ``bad-tensors``,
         ``bad-metadata`` or ``bad-values``."""
-        if update.round_id != self._round_id or self._round_id == 0:
-            raise Refused(
-                "bad-round", f"the update is for round {update.round_id}, not {self._round_id}"
-            )
+        self._require_round(update)
         if not update.sender:
             raise Refused("no-sender", "attention must know whose model it is")
         known = self._heard.get(update.sender)

@@ -163,14 +163,7 @@ class FedAvgMethod(Stateful, Method):
         self._variances = np.concatenate(
             [np.full(one.size, one.name.endswith(_VARIANCE)) for one in self._layout]
         )
-        self._version = 0
-        self._round_id = 0
         self._clear()
-
-    @property
-    def version(self) -> int:
-        """The number of rounds that changed the model."""
-        return self._version
 
     @property
     def model(self) -> dict[str, Floats]:
@@ -185,9 +178,7 @@ class FedAvgMethod(Stateful, Method):
 
         The model's tensors are named by :mod:`device_sdk.methods.fedavg.contract`.
         """
-        if round_id <= self._round_id:
-            raise ValueError(f"round {round_id} does not follow round {self._round_id}")
-        self._round_id = round_id
+        self._begin(round_id)
         self._clear()
         return Broadcast(
             round_id=round_id,
@@ -202,10 +193,7 @@ class FedAvgMethod(Stateful, Method):
     def check(self, update: Update) -> None:
         """Refuses with reason ``bad-round``, ``bad-tensors``, ``bad-metadata``,
         ``bad-values`` or, where updates are held, ``round-full``."""
-        if update.round_id != self._round_id or self._round_id == 0:
-            raise Refused(
-                "bad-round", f"the update is for round {update.round_id}, not {self._round_id}"
-            )
+        self._require_round(update)
         if set(update.tensors) != {one.wire_name for one in self._layout}:
             raise Refused("bad-tensors", "the update's tensors are not those of the model")
         self._check_metadata(update)

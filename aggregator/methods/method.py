@@ -44,6 +44,27 @@ class Method(ABC):
     is forgotten and the version stays.
     """
 
+    _round_id = 0
+    _version = 0
+
+    @property
+    def version(self) -> int:
+        """The number of rounds that changed something."""
+        return self._version
+
+    def _begin(self, round_id: int) -> None:
+        """Open the round by its number. Raises ValueError where it is not above the last one."""
+        if round_id <= self._round_id:
+            raise ValueError(f"round {round_id} does not follow round {self._round_id}")
+        self._round_id = round_id
+
+    def _require_round(self, update: Update) -> None:
+        """Raises Refused, with reason ``bad-round``, for an update of another round."""
+        if update.round_id != self._round_id or self._round_id == 0:
+            raise Refused(
+                "bad-round", f"the update is for round {update.round_id}, not {self._round_id}"
+            )
+
     @abstractmethod
     def open_round(self, round_id: int) -> Broadcast:
         """Forget what was absorbed and open ``round_id``, which must be above the last one."""

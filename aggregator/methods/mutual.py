@@ -122,14 +122,7 @@ class MutualMethod(Stateful, Method):
         self._public = PublicBook()
         self._labels = LabelBook()
         self._closed = 0
-        self._version = 0
-        self._round_id = 0
         self._clear()
-
-    @property
-    def version(self) -> int:
-        """The number of rounds that brought anything."""
-        return self._version
 
     @property
     def owners(self) -> tuple[str, ...]:
@@ -139,9 +132,7 @@ class MutualMethod(Stateful, Method):
     def open_round(self, round_id: int) -> Broadcast:
         """Attachments ``public.<owner>.<mark>``; tensors ``labels.<owner>`` (and
         ``classes.<owner>``) as the owners sent them, or the mean of all."""
-        if round_id <= self._round_id:
-            raise ValueError(f"round {round_id} does not follow round {self._round_id}")
-        self._round_id = round_id
+        self._begin(round_id)
         self._clear()
         oldest = self._closed - self._settings.stale_rounds
         return Broadcast(
@@ -164,10 +155,7 @@ class MutualMethod(Stateful, Method):
     def check(self, update: Update) -> None:
         """Refuses with reason ``bad-round``, ``bad-sender``, ``bad-tensors``, ``bad-metadata``,
         ``bad-public``, ``bad-labels`` or ``too-many``."""
-        if update.round_id != self._round_id or self._round_id == 0:
-            raise Refused(
-                "bad-round", f"the update is for round {update.round_id}, not {self._round_id}"
-            )
+        self._require_round(update)
         if not update.sender:
             raise Refused("bad-sender", "mutual learning needs to know whose labels these are")
         public, labels = taken_apart(update)

@@ -127,8 +127,6 @@ class ScatterMethod(Stateful, Method):
             chosen.outlier_multiple,
             length=euclidean_norm(items),
         )
-        self._version = 0
-        self._round_id = 0
         self._clear()
 
     @property
@@ -136,16 +134,9 @@ class ScatterMethod(Stateful, Method):
         """V, float32 [items, K]: a copy."""
         return self._items.copy()
 
-    @property
-    def version(self) -> int:
-        """The number of rounds that changed V."""
-        return self._version
-
     def open_round(self, round_id: int) -> Broadcast:
         """The broadcast holds ``items`` and the devices' training settings."""
-        if round_id <= self._round_id:
-            raise ValueError(f"round {round_id} does not follow round {self._round_id}")
-        self._round_id = round_id
+        self._begin(round_id)
         self._clear()
         training = self._settings.training
         rate = training.user_learning_rate * self._optimizer.factor
@@ -159,10 +150,7 @@ class ScatterMethod(Stateful, Method):
     def check(self, update: Update) -> None:
         """Refuses with reason ``bad-round``, ``bad-tensors``, ``bad-columns``, ``bad-rows``,
         ``bad-values`` or, where updates are held, ``round-full``."""
-        if update.round_id != self._round_id or self._round_id == 0:
-            raise Refused(
-                "bad-round", f"the update is for round {update.round_id}, not {self._round_id}"
-            )
+        self._require_round(update)
         tensors = update.tensors
         if tensors.keys() != _TENSORS:
             raise Refused("bad-tensors", "expected exactly the tensors columns, rows and values")

@@ -51,14 +51,8 @@ class TeacherLogitsMethod(Stateful, Method):
         self._known_participants = 0
         self._known_first_round = 0
         self._known_round = 0
-        self._version = 0
         self._round_id = self._first_round = 0
         self._clear()
-
-    @property
-    def version(self) -> int:
-        """The number of rounds that changed the sums."""
-        return self._version
 
     @property
     def knowledge(self) -> NDArray[np.float32]:
@@ -78,9 +72,7 @@ class TeacherLogitsMethod(Stateful, Method):
         ``participants`` (updates), ``first_round`` and ``round`` int64 [] (both 0: nothing summed
         yet). They differ where rounds missed their quorum: what counted in them was carried over.
         """
-        if round_id <= self._round_id:
-            raise ValueError(f"round {round_id} does not follow round {self._round_id}")
-        self._round_id = round_id
+        self._begin(round_id)
         self._clear()
         told = self._training
         if self._rate_decay < 1:
@@ -102,10 +94,7 @@ class TeacherLogitsMethod(Stateful, Method):
 
     def check(self, update: Update) -> None:
         """Refuses with reason ``bad-round``, ``bad-tensors`` or ``bad-metadata``."""
-        if update.round_id != self._round_id or self._round_id == 0:
-            raise Refused(
-                "bad-round", f"the update is for round {update.round_id}, not {self._round_id}"
-            )
+        self._require_round(update)
         if update.metadata:
             raise Refused("bad-metadata", "expected no metadata")
         try:

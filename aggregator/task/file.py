@@ -241,7 +241,8 @@ def _task(root: TomlTable, folder: Path) -> Task:
             require_name(key, getattr(named, key))
         except ValueError as error:
             raise table.error(key, f"is no name: {error}") from None
-    table.choice("method", method_names(METHODS))
+    if known := method_names(METHODS):
+        table.choice("method", known, named.method)
     try:
         binding = read_binding(named.method, root.table(named.method))
     except MethodError as error:

@@ -70,40 +70,24 @@ __all__ = [
 ]
 
 # Loaded on first use: `device_sdk.artifact` and `device_sdk.wire` must import without onnxruntime.
+# Where a name comes from, if not from `device_sdk.errors`.
 _HOMES = {
-    "AlreadyEnrolled": "device_sdk.errors",
     "ArtifactError": "device_sdk.artifact.errors",
-    "BatchError": "device_sdk.errors",
-    "CheckpointError": "device_sdk.errors",
     "Device": "device_sdk.device",
-    "DeviceError": "device_sdk.errors",
     "DeviceStatus": "device_sdk.status",
-    "EnrolmentFailed": "device_sdk.errors",
-    "EnrolmentRefused": "device_sdk.errors",
-    "GraphRunError": "device_sdk.errors",
-    "HomeBroken": "device_sdk.errors",
-    "HomeError": "device_sdk.errors",
-    "HomeLocked": "device_sdk.errors",
     "LocalData": "device_sdk.local_data",
-    "NonFiniteStep": "device_sdk.errors",
-    "NotEnrolled": "device_sdk.errors",
-    "NothingLearnt": "device_sdk.errors",
     "PrintableFormatter": "device_sdk.system.printable",
-    "ProviderError": "device_sdk.errors",
-    "RuntimeMissing": "device_sdk.errors",
-    "StateError": "device_sdk.errors",
     "TlsFiles": "device_sdk.link.broker_url",
     "Trainer": "device_sdk.trainer",
     "TrainingOptions": "device_sdk.world",
-    "UnknownUser": "device_sdk.errors",
     "__version__": "device_sdk.system.version",
 }
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOMES:
+    if name not in __all__:
         raise AttributeError(f"module 'device_sdk' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    return getattr(importlib.import_module(_HOMES.get(name, "device_sdk.errors")), name)
 
 
 def __dir__() -> list[str]:

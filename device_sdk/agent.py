@@ -29,8 +29,7 @@ from device_sdk.methods.learner import Declined
 from device_sdk.rounds.actions import Publish, Subscribe, Unsubscribe
 from device_sdk.rounds.participant import Participant
 from device_sdk.status import DeviceStatus, read_status
-from device_sdk.train.job import RoundTrainer, TrainingJob
-from device_sdk.train.lazy import LazyTrainer
+from device_sdk.train.job import LazyTrainer, RoundTrainer, TrainingJob
 from device_sdk.world import DeviceWorld
 
 T = TypeVar("T")

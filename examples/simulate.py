@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from aggregator.methods.scatter.method import ScatterMethod, ScatterSettings, initial_items
+from aggregator.methods.scatter import ScatterMethod, ScatterSettings, initial_items
 from benchmarks.harness import default_data_folder
 from benchmarks.recommendation.metrics import quality, sampled_ranks
 from benchmarks.recommendation.split import LeaveOneOut, hold_out_validation, load_split

@@ -57,7 +57,7 @@ METHODS = sorted(path.parent.name for path in ROOT.glob("device_sdk/methods/*/le
 # What both ends agree on: the aggregator may import no more of the device than this.
 _CONTRACT = frozenset(
     {f"device_sdk.{name}" for name in ("artifact", "fields", "link", "system", "wire")}
-    | {f"device_sdk.methods.{name}" for name in ("registry", "settings", "state")}
+    | {f"device_sdk.methods.{name}" for name in ("registry", "state")}
     | {f"device_sdk.methods.{name}.contract" for name in METHODS}
 )
 _SERVER = frozenset(

@@ -9,8 +9,8 @@ import time
 from tabulate import tabulate
 
 from aggregator.cli.arguments import add_home, home_of
-from aggregator.serve.amounts import ago
 from aggregator.store.devices import DeviceRow
+from device_sdk.system.printable import ago
 
 DESCRIPTION = """\
 Lists the devices: id, when it joined, when an update of it was counted last, the k it trained, and

@@ -6,8 +6,7 @@ import argparse
 import os
 import time
 
-from aggregator.cli.arguments import add_home, home_of
-from aggregator.cli.lives import add_lives, lives_of
+from aggregator.cli.arguments import add_home, add_lives, home_of, lives_of
 from aggregator.keys.folder import initialise
 from aggregator.task.template import TASK_TEMPLATE
 

@@ -6,8 +6,7 @@ import argparse
 import os
 import time
 
-from aggregator.cli.arguments import add_home, duration_seconds, home_of
-from aggregator.cli.lives import add_lives, lives_of
+from aggregator.cli.arguments import add_home, add_lives, duration_seconds, home_of, lives_of
 from aggregator.errors import AggregatorError
 from aggregator.home import AggregatorHome
 from aggregator.keys.folder import Lives, rotate_keys, rotate_root

@@ -9,11 +9,10 @@ import time
 from tabulate import tabulate
 
 from aggregator.cli.arguments import add_home, home_of
-from aggregator.serve.amounts import ago, span
 from aggregator.store import Store
 from aggregator.store.rounds import RoundRow
 from device_sdk.system.command_line import positive_int
-from device_sdk.system.printable import printable
+from device_sdk.system.printable import ago, printable, span
 
 DESCRIPTION = """\
 Shows the model's version, the last rounds, what was refused and why, and anything that waits for

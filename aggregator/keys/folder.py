@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from aggregator.errors import AggregatorError
 from aggregator.home import AggregatorHome
 from aggregator.store import Database, Store
-from aggregator.store.secrets import IssuedDescriptor
+from aggregator.store.devices import IssuedDescriptor
 from device_sdk.system.files import flush_folder
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.seal import hpke

@@ -1,4 +1,4 @@
-"""The aggregator's halves of the federated methods: one file each, named as the device's half."""
+"""The aggregator's halves of the federated methods: a file each, named as the device's half."""
 
 from __future__ import annotations
 

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from aggregator.errors import AggregatorError
-from aggregator.methods.binding import Binding
-from aggregator.methods.method import Method, RoundSummary
+from aggregator.methods.method import Binding, Method, RoundSummary
 from aggregator.store import Store
 from aggregator.store.checkpoints import MethodCheckpoint
 from aggregator.store.rounds import RoundRow
@@ -97,7 +96,6 @@ class Aggregation:
         return self._binding.decode(body, round_id, self.items, device_id.hex())
 
     def check(self, update: Update) -> None:
-        """See :meth:`aggregator.methods.method.Method.check`."""
         self._method.check(update)
 
     def next_seq(self) -> int:

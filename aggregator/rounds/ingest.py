@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from aggregator.keys.registry import Registry
-from aggregator.methods.binding import Binding
+from aggregator.methods.method import Binding
 from aggregator.refusals import Refusals
 from aggregator.rounds.aggregation import Aggregation
 from aggregator.rounds.machine import RoundMachine

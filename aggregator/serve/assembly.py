@@ -26,8 +26,7 @@ from aggregator.serve.outgoing import Outgoing
 from aggregator.serve.service import Parts
 from aggregator.serve.uplink import Uplink
 from aggregator.store import Store
-from aggregator.task.catalogue import read_continued_catalogue, stored_catalogue
-from aggregator.task.file import Task
+from aggregator.task.file import Task, read_continued_catalogue, stored_catalogue
 from device_sdk.link.settings import LinkSettings
 from device_sdk.wire.publish.chunks import Reassembler
 from device_sdk.wire.publish.task_messages import TaskTerms

@@ -202,7 +202,6 @@ class BrokerLinks:
     def publish(
         self, topic: str, payload: bytes, *, retain: bool = False, qos: int = 1
     ) -> Delivery:
-        """See :class:`~device_sdk.link.link.Link`."""
         return self._own.publish(topic, payload, retain=retain, qos=qos)
 
     def events(self, *, most: int = 256, timeout_seconds: float | None = None) -> list[Event]:

@@ -10,7 +10,7 @@ from aggregator.errors import AggregatorError
 from aggregator.refusals import Refusals
 from aggregator.rounds.aggregation import Aggregation
 from aggregator.store import Store
-from aggregator.task.catalogue import read_continued_catalogue, stored_catalogue
+from aggregator.task.file import read_continued_catalogue, stored_catalogue
 from device_sdk.wire.publish.chunks import Reassembler
 from device_sdk.wire.seal.session_table import SessionTable
 

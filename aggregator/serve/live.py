@@ -17,10 +17,9 @@ from rich.table import Table
 from rich.text import Text
 
 from aggregator.rounds.machine import RoundClosed, RoundEvent, RoundHeld, RoundOpened
-from aggregator.serve.amounts import size, span
 from aggregator.serve.metrics import Snapshot
 from aggregator.serve.service import Service
-from device_sdk.system.printable import PrintableFormatter, printable
+from device_sdk.system.printable import PrintableFormatter, printable, size, span
 
 _LOG = logging.getLogger("aggregator")
 _REFRESH_SECONDS = 0.5
@@ -68,11 +67,9 @@ class PlainView:
         return
 
     def round_event(self, event: RoundEvent) -> None:
-        """See :class:`View`."""
         _LOG.info("%s", describe(event))
 
     def show(self, service: Service) -> None:
-        """See :class:`View`."""
         if self._clock() < self._next_seconds:
             return
         self._next_seconds = self._clock() + _PLAIN_SECONDS
@@ -111,11 +108,9 @@ class LiveView:
         self._live.__exit__(kind, error, trace)
 
     def round_event(self, event: RoundEvent) -> None:
-        """See :class:`View`."""
         _LOG.info("%s", describe(event))
 
     def show(self, service: Service) -> None:
-        """See :class:`View`."""
         now = self._console.get_time()
         if now >= self._next_seconds:
             self._next_seconds = now + _REFRESH_SECONDS

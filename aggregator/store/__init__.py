@@ -2,7 +2,29 @@
 
 from __future__ import annotations
 
+from aggregator.store.checkpoints import Checkpoints
 from aggregator.store.database import STORE_FAILURES, Database
-from aggregator.store.store import Store
+from aggregator.store.devices import Devices, Secrets, Tokens
+from aggregator.store.facts import Facts, RefusalCounts
+from aggregator.store.publications import AttachmentBooks, Publications
+from aggregator.store.rounds import Rounds
+from aggregator.store.update_log import UpdateLog
 
 __all__ = ["STORE_FAILURES", "Database", "Store"]
+
+
+class Store:
+    """The tables, each behind an object of its own; they share the database's transactions."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+        self.facts = Facts(database)
+        self.secrets = Secrets(database)
+        self.tokens = Tokens(database)
+        self.devices = Devices(database)
+        self.rounds = Rounds(database)
+        self.log = UpdateLog(database)
+        self.checkpoints = Checkpoints(database)
+        self.publications = Publications(database)
+        self.attachments = AttachmentBooks(database)
+        self.refusals = RefusalCounts(database)

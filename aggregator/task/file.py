@@ -8,13 +8,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from aggregator.errors import TaskError
-from aggregator.methods.binding import Binding, read_binding
+from aggregator.errors import AggregatorError, TaskError
+from aggregator.methods.method import Binding, read_binding
+from aggregator.store import Store
 from aggregator.tables import TomlTable
 from device_sdk.fields import OneOf, Within, hints_of
 from device_sdk.link.broker_url import BrokerUrl, TlsFiles, parse_broker_url
 from device_sdk.methods.registry import METHODS, MethodError, method_names
 from device_sdk.wire.codec.names import require_name
+from device_sdk.wire.publish.catalogue import Catalogue, read_catalogue
 from device_sdk.wire.publish.task_messages import BROADCAST_CODECS, UPDATE_CODECS
 from device_sdk.wire.publish.topics import Topics
 
@@ -349,3 +351,44 @@ def _broker(table: TomlTable, folder: Path) -> BrokerSettings:
     if files:
         tls = TlsFiles(files.get("ca_file"), files.get("certificate_file"), files.get("key_file"))
     return BrokerSettings(url, named.prefix, tls)
+
+
+# The operator's list of items: a text file with one item a line, ``id`` or ``id<TAB>title``.
+
+
+def read_catalogue_file(path: Path) -> Catalogue:
+    """Row 0 is the first line. Raises AggregatorError, naming the line."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise AggregatorError(f"the catalogue {path} cannot be read: {error}") from None
+    parts = [line.partition("\t") for line in lines]
+    try:
+        return Catalogue(
+            tuple(item.strip() for item, _, _ in parts),
+            tuple(title.strip() for _, _, title in parts),
+        )
+    except ValueError as error:
+        raise AggregatorError(
+            f"the catalogue {path} is not usable: {error} (row 0 is line 1)"
+        ) from None
+
+
+def stored_catalogue(store: Store) -> Catalogue | None:
+    """The catalogue that the model's rows belong to; None before the first ``serve``."""
+    content = store.facts.catalogue
+    return None if content is None else read_catalogue(content)
+
+
+def read_continued_catalogue(path: Path, store: Store) -> Catalogue:
+    """The file's catalogue. Raises AggregatorError also when a stored row would change its item.
+
+    Items are appended, never moved or removed: devices and the model know them by their rows.
+    """
+    catalogue, known = read_catalogue_file(path), stored_catalogue(store)
+    if known is not None and not catalogue.extends(known):
+        raise AggregatorError(
+            f"the catalogue does not begin with the {len(known)} items that it had: append new "
+            "items at the end, and keep those that are no longer offered"
+        )
+    return catalogue

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import MISSING, fields
 from typing import Any
 
-from aggregator.methods.scatter.binding import ScatterTable
+from aggregator.methods.scatter import ScatterTable
 from aggregator.task.file import (
     AdmissionSettings,
     BrokerTable,

@@ -12,7 +12,7 @@ import numpy as np
 
 from aggregator.cli.serve import ease_collector
 from aggregator.keys.registry import credential
-from aggregator.methods.scatter.method import initial_items
+from aggregator.methods.scatter import initial_items
 from aggregator.serve.assembly import World, assemble
 from aggregator.serve.service import Parts
 from aggregator.serve.uplink import Answer, Arrived

@@ -11,10 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.metrics import precision_score
 
-from aggregator.methods.attention.method import AttentionMethod, AttentionSettings
-from aggregator.methods.falling_rate import rate_at
-from aggregator.methods.fedavg.method import FedAvgMethod, FedAvgSettings
-from aggregator.methods.method import Method, RoundSummary
+from aggregator.methods.attention import AttentionMethod, AttentionSettings
+from aggregator.methods.fedavg import FedAvgMethod, FedAvgSettings
+from aggregator.methods.method import Method, RoundSummary, rate_at
 from benchmarks.attention.experiment import Experiment, Local, Outcome, Point, Scores
 from benchmarks.attention.fleet import DeviceData, Fleet, Part, export_artifacts, fleet_of
 from benchmarks.simulator.channel import HalfChannel

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Literal, get_args
 
-from aggregator.methods.attention.method import AttentionSettings
-from aggregator.methods.fedavg.method import FedAvgSettings
+from aggregator.methods.attention import AttentionSettings
+from aggregator.methods.fedavg import FedAvgSettings
 from benchmarks.harness import key_of
 
 DataName = Literal["vmnist", "air", "air-missing", "air-widths"]

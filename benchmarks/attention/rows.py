@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from aggregator.methods.attention.method import AttentionSettings
-from aggregator.methods.attention.mixtures import MixtureSettings
+from aggregator.methods.attention import AttentionSettings
+from aggregator.methods.mixtures import MixtureSettings
 from benchmarks.attention.experiment import DATA, DataName, Experiment, Local, Shown
 from benchmarks.datasets.vmnist import DEVICES_A_VARIANT, VARIANTS
 from device_sdk.methods.attention.contract import AttentionTraining

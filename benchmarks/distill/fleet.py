@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 import export
-from aggregator.methods.fedavg.method import FedAvgMethod, FedAvgSettings
+from aggregator.methods.fedavg import FedAvgMethod, FedAvgSettings
 from aggregator.methods.method import Method
-from aggregator.methods.teacher_logits.method import TeacherLogitsMethod
+from aggregator.methods.teacher_logits import TeacherLogitsMethod
 from benchmarks.datasets.click import Clicks
 from benchmarks.distill.experiment import Experiment, ModelChoice
 from benchmarks.recommendation.click_metrics import ClickQuality, click_quality

@@ -29,7 +29,7 @@ class Experiment:
         steps: a round's, for ``alone`` and ``pooled``.
         learning_rate: for ``alone`` and ``pooled``; 0 for the artifact's.
         mutual, fedavg: settings of those methods.
-        stale_rounds: see ``aggregator.methods.mutual.method``.
+        stale_rounds: see ``aggregator.methods.mutual``.
         present: devices that take part in a round, drawn at random.
         random_device: one whose soft labels are drawn at random; -1 for none.
         update_codec: how float32 arrays travel up.

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 import export as exporter
-from aggregator.methods.fedavg.method import FedAvgMethod, FedAvgSettings
-from aggregator.methods.mutual.method import MutualMethod, MutualSettings
+from aggregator.methods.fedavg import FedAvgMethod, FedAvgSettings
+from aggregator.methods.mutual import MutualMethod, MutualSettings
 from benchmarks.mutual.domains import Domain
 from benchmarks.mutual.experiment import Experiment
 from benchmarks.simulator import Simulation, device_name

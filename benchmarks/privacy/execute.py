@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.methods.scatter.method import initial_items
+from aggregator.methods.scatter import initial_items
 from benchmarks.privacy.attack import Victim, by_learning, by_size
 from benchmarks.privacy.experiment import Outcome, Run
 from benchmarks.privacy.sighting import CuriousMethod, Sighting

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.methods.scatter.method import ScatterMethod, ScatterSettings
+from aggregator.methods.scatter import ScatterMethod, ScatterSettings
 from device_sdk.methods.scatter.contract import decode_scatter_update, encode_scatter_update
 from device_sdk.wire.arrays.exchange import Update
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.methods.scatter.method import ScatterMethod, initial_items
+from aggregator.methods.scatter import ScatterMethod, initial_items
 from benchmarks.harness import data_folder
 from benchmarks.recommendation.metrics import quality, sampled_ranks
 from benchmarks.recommendation.split import LeaveOneOut, load_split_of

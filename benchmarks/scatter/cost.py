@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from aggregator.methods.scatter.method import ScatterMethod, initial_items
+from aggregator.methods.scatter import ScatterMethod, initial_items
 from benchmarks.recommendation.split import load_split
 from benchmarks.scatter.experiment import Experiment
 from benchmarks.simulator import Simulation, scatter_fleet

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
-from aggregator.methods.scatter.method import ScatterSettings
+from aggregator.methods.scatter import ScatterSettings
 from benchmarks.harness import key_of
 from benchmarks.simulator.channel import BroadcastCodec, UpdateCodec
 from device_sdk.methods.scatter.triples import PoolSettings

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from aggregator.methods.scatter.method import ScatterSettings
+from aggregator.methods.scatter import ScatterSettings
 from aggregator.methods.server_optimizer import OptimizerSettings
 from benchmarks.scatter.experiment import Experiment
 from device_sdk.methods.scatter.contract import ScatterTraining

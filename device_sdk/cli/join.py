@@ -7,8 +7,7 @@ import sys
 from pathlib import Path
 from urllib.parse import quote
 
-from device_sdk.cli.arguments import CommandError, add_home, log_to_stderr
-from device_sdk.cli.enrolment_code import add_code, code_of
+from device_sdk.cli.arguments import CommandError, add_code, add_home, code_of, log_to_stderr
 from device_sdk.device import Device
 from device_sdk.link.broker_url import TlsFiles, parse_broker_url
 from device_sdk.system.command_line import positive_float

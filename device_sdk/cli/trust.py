@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from device_sdk.cli.arguments import add_home
-from device_sdk.cli.enrolment_code import add_code, code_of
+from device_sdk.cli.arguments import add_code, add_home, code_of
 from device_sdk.enrol import trust
 from device_sdk.home.home import Home
 

@@ -52,9 +52,11 @@ def load_method(group: str, name: str, *kinds: type) -> Any:
         loaded = entry.load()
     except Exception as error:
         # Whatever somebody else's module does while it is imported.
+        moved = isinstance(error, ModuleNotFoundError) and error.name == entry.module
         raise MethodError(
             f"{_package(entry)} offers the method {name!r} as {entry.value!r}, which cannot be "
             f"imported: {type(error).__name__}: {error}"
+            + ("; if its code is newer than its installation, install it anew" if moved else "")
         ) from error
     if not (isinstance(loaded, type) and issubclass(loaded, kinds)):
         expected = " or ".join(kind.__name__ for kind in kinds)

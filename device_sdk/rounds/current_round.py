@@ -18,8 +18,7 @@ from device_sdk.rounds.commit import commit_round, participation, read_model
 from device_sdk.rounds.open_round import OpenRound, Retry
 from device_sdk.rounds.sender import Sender
 from device_sdk.rounds.session import SessionKeeper
-from device_sdk.train.job import TrainedRound, TrainingJob
-from device_sdk.train.lazy import needs_receipts
+from device_sdk.train.job import TrainedRound, TrainingJob, needs_receipts
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.publish.manifest import Order, RoundManifest, order, read_manifest, selected
 from device_sdk.wire.seal.broadcast import (

@@ -36,6 +36,7 @@ class Program:
         extra: the extra of the distribution that installs ``needs``; empty where the base does.
         needs: libraries without which no command works.
         interrupted: what Ctrl-C prints.
+        many_lines: whether errors may have several. Not where they quote what others sent.
     """
 
     name: str
@@ -48,7 +49,6 @@ class Program:
     needs: Sequence[str] = ()
     interrupted: str = "interrupted"
     many_lines: bool = False
-    """Whether errors may have several lines. Not where they quote what others sent."""
 
     def __call__(self, argv: Sequence[str] | None = None) -> int:
         """Run one command; 0 on success, 1 where it failed, 2 for a wrong command line.

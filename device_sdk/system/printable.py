@@ -2,6 +2,8 @@
 
 A broker's reason, an item's title, an error's message may hold line breaks that look like lines of
 our own, escape sequences that a terminal obeys, and marks that turn the direction of writing.
+
+And tables, times and sizes in words.
 """
 
 from __future__ import annotations
@@ -75,7 +77,6 @@ class PrintableFormatter(logging.Formatter):
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        """See ``logging.Formatter``."""
         # Another handler's formatter may have left its own rendering of the traceback here.
         cached, record.exc_text = record.exc_text, None
         try:
@@ -84,18 +85,37 @@ class PrintableFormatter(logging.Formatter):
             record.exc_text = cached
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        """See ``logging.Formatter``."""
         record.message = printable(record.message)
         return super().formatMessage(record)
 
     def formatException(self, ei: _SysExcInfo) -> str:
-        """See ``logging.Formatter``."""
         return _behind_a_margin(super().formatException(ei))
 
     def formatStack(self, stack_info: str) -> str:
-        """See ``logging.Formatter``."""
         return _behind_a_margin(super().formatStack(stack_info))
 
 
 def _behind_a_margin(text: str) -> str:
     return "\n".join(_MARGIN + printable(line) for line in text.splitlines())
+
+
+def span(seconds: float) -> str:
+    """Such as "4 s", "12 min", "3 h" or "9 d"."""
+    for unit, length in (("d", 86_400.0), ("h", 3600.0), ("min", 60.0)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{max(0.0, seconds):.0f} s"
+
+
+def ago(unix_seconds: float | None, now: float) -> str:
+    """How long ago, or "never"."""
+    return "never" if unix_seconds is None else f"{span(now - unix_seconds)} ago"
+
+
+def size(count: float) -> str:
+    """Bytes, such as "1.4 MB"."""
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} GB"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,6 @@ from device_sdk.local_data import LocalData
 from device_sdk.methods.learner import Declined, Learner, LearnerParts, MovableWork, Where
 from device_sdk.system.clock import Clock
 from device_sdk.train.job import LocalArtifact, RoundTrainer, TrainedRound, TrainingJob
-from device_sdk.train.placement import MeasuredPlacement
 from device_sdk.trainer import Trainer
 from device_sdk.wire.arrays.body import encode_update
 from device_sdk.wire.arrays.exchange import Broadcast
@@ -368,3 +367,48 @@ def _chosen(job: TrainingJob, row: CapabilityRow | None) -> LocalArtifact:
 def _where(row: CapabilityRow | None) -> Where | None:
     placed = None if row is None else MeasuredPlacement.read(row)
     return None if placed is None else placed.where
+
+
+# Who does the work that either end may do: the choice as it was measured and is kept.
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredPlacement:
+    """A choice of where.
+
+    ``size``: of the work that was measured, rounded up to a power of two: attention's, say, is not
+    measured anew for each device that joins the cluster.
+    """
+
+    where: Where
+    size: int
+
+    @classmethod
+    def of(cls, where: Where, ahead: MovableWork) -> MeasuredPlacement:
+        """The choice for what is ahead."""
+        return cls(where, _power(ahead.size))
+
+    @classmethod
+    def read(cls, row: CapabilityRow) -> MeasuredPlacement | None:
+        """The choice in a row; None where it holds none."""
+        if row.placement is None or row.placed_size is None:
+            return None
+        return cls("device" if row.placement == "device" else "aggregator", row.placed_size)
+
+    def holds(self, ahead: MovableWork | None, most_bytes: int) -> bool:
+        """Whether the choice still stands.
+
+        It does for half the size too: what is about as large as a power of two would be measured
+        again and again. Nothing ahead (a device is alone in its cluster for a round) leaves it as
+        it is. Offers that turn out larger than estimated end the work here.
+        """
+        if ahead is None:
+            return True
+        if self.where == "device" and ahead.download_bytes > most_bytes:
+            return False
+        near = _power(ahead.size)
+        return near <= self.size <= 2 * max(1, near)
+
+
+def _power(count: int) -> int:
+    return 0 if count == 0 else 1 << (count - 1).bit_length()

@@ -158,7 +158,6 @@ class _EpochWorkload:
         self._triples = min(triples, cap) if cap else triples
 
     def prepare(self, k: int, share: float = 1.0) -> None:
-        """See :class:`~device_sdk.capability.stopwatch.Workload`."""
         self._learner.restore(self._state)
         self._learner.columns = k
         self._part = self._broadcast

@@ -36,79 +36,24 @@ def reduce(
     return g.op(op_type, name, axes, keepdims=int(keepdim))
 
 
-@lowers(aten.sum.default)
-def sum_all(g: Graph, out: Any, a: Value, *, dtype: torch.dtype | None = None) -> str:
-    return reduce(g, "ReduceSum", a, None, False, out.dtype)
+def _reduction(op_type: str) -> Any:
+    def lower(
+        g: Graph, out: Any, a: Value, dims: Any = None, keepdim: bool = False, **dtype: Any
+    ) -> str:
+        return reduce(g, op_type, a, dims, keepdim, out.dtype)
+
+    return lower
 
 
-@lowers(aten.sum.dim_IntList)
-def sum_dims(
-    g: Graph,
-    out: Any,
-    a: Value,
-    dims: Any = None,
-    keepdim: bool = False,
-    *,
-    dtype: Any = None,
-) -> str:
-    return reduce(g, "ReduceSum", a, dims, keepdim, out.dtype)
-
-
-@lowers(aten.mean.default)
-def mean_all(g: Graph, out: Any, a: Value, *, dtype: torch.dtype | None = None) -> str:
-    return reduce(g, "ReduceMean", a, None, False, out.dtype)
-
-
-@lowers(aten.mean.dim)
-def mean_dims(
-    g: Graph,
-    out: Any,
-    a: Value,
-    dims: Any = None,
-    keepdim: bool = False,
-    *,
-    dtype: Any = None,
-) -> str:
-    return reduce(g, "ReduceMean", a, dims, keepdim, out.dtype)
-
-
-@lowers(aten.amax.default)
-def amax(g: Graph, out: Any, a: Value, dims: Any = (), keepdim: bool = False) -> str:
-    return reduce(g, "ReduceMax", a, dims, keepdim, out.dtype)
-
-
-@lowers(aten.amin.default)
-def amin(g: Graph, out: Any, a: Value, dims: Any = (), keepdim: bool = False) -> str:
-    return reduce(g, "ReduceMin", a, dims, keepdim, out.dtype)
-
-
-@lowers(aten.max.default)
-def max_all(g: Graph, out: Any, a: Value) -> str:
-    return reduce(g, "ReduceMax", a, None, False, out.dtype)
-
-
-@lowers(aten.min.default)
-def min_all(g: Graph, out: Any, a: Value) -> str:
-    return reduce(g, "ReduceMin", a, None, False, out.dtype)
-
-
-@lowers(aten.prod.default)
-def prod_all(g: Graph, out: Any, a: Value, *, dtype: torch.dtype | None = None) -> str:
-    return reduce(g, "ReduceProd", a, None, False, out.dtype)
-
-
-@lowers(aten.prod.dim_int)
-def prod_dim(
-    g: Graph, out: Any, a: Value, dim: int, keepdim: bool = False, *, dtype: Any = None
-) -> str:
-    return reduce(g, "ReduceProd", a, dim, keepdim, out.dtype)
-
-
-@lowers(torch.ops.prims.prod.default)
-def prod_dims(
-    g: Graph, out: Any, a: Value, dims: Any, *, output_dtype: torch.dtype | None = None
-) -> str:
-    return reduce(g, "ReduceProd", a, dims, False, out.dtype)
+for _name, _operators in {
+    "ReduceSum": (aten.sum.default, aten.sum.dim_IntList),
+    "ReduceMean": (aten.mean.default, aten.mean.dim),
+    "ReduceMax": (aten.max.default, aten.amax.default),
+    "ReduceMin": (aten.min.default, aten.amin.default),
+    "ReduceProd": (aten.prod.default, aten.prod.dim_int, torch.ops.prims.prod.default),
+    "ReduceLogSumExp": (aten.logsumexp.default,),
+}.items():
+    lowers(*_operators)(_reduction(_name))
 
 
 @lowers(torch.ops.prims.var.default)
@@ -192,24 +137,13 @@ def topk(
     return g.multi("TopK", a, g.dim(k), outputs=2, axis=dim, largest=int(largest), sorted=int(sort))
 
 
-@lowers(aten.sort.default)
-def sort(g: Graph, out: Any, a: Value, dim: int = -1, descending: bool = False) -> tuple[str, ...]:
+@lowers(aten.sort.default, aten.sort.stable)
+def sort(
+    g: Graph, out: Any, a: Value, dim: int = -1, descending: bool = False, **stable: Any
+) -> tuple[str, ...]:
+    # TopK gives equal values in the order of their indices, either way round: always stable.
     size = g.dim(a.shape[dim])
     return g.multi("TopK", a, size, outputs=2, axis=dim, largest=int(descending), sorted=1)
-
-
-@lowers(aten.sort.stable)
-def sort_stable(
-    g: Graph,
-    out: Any,
-    a: Value,
-    *,
-    stable: bool | None = None,
-    dim: int = -1,
-    descending: bool = False,
-) -> tuple[str, ...]:
-    # TopK gives equal values in the order of their indices, either way round.
-    return sort(g, out, a, dim, descending)
 
 
 @lowers(aten.cumsum.default)
@@ -220,16 +154,12 @@ def cumsum(g: Graph, out: Any, a: Value, dim: int, *, dtype: torch.dtype | None 
     return g.op("CumSum", g.cast(a, out.dtype), axis)
 
 
-@lowers(aten._softmax.default)
-def softmax(g: Graph, out: Any, a: Value, dim: int, half_to_float: bool) -> str:
-    return g.op("Softmax", g.cast(a, out.dtype), axis=dim)
+def _softmax(op_type: str) -> Any:
+    def lower(g: Graph, out: Any, a: Value, dim: int, half_to_float: bool) -> str:
+        return g.op(op_type, g.cast(a, out.dtype), axis=dim)
+
+    return lower
 
 
-@lowers(aten._log_softmax.default)
-def log_softmax(g: Graph, out: Any, a: Value, dim: int, half_to_float: bool) -> str:
-    return g.op("LogSoftmax", g.cast(a, out.dtype), axis=dim)
-
-
-@lowers(aten.logsumexp.default)
-def logsumexp(g: Graph, out: Any, a: Value, dims: Any, keepdim: bool = False) -> str:
-    return reduce(g, "ReduceLogSumExp", a, dims, keepdim, out.dtype)
+lowers(aten._softmax.default)(_softmax("Softmax"))
+lowers(aten._log_softmax.default)(_softmax("LogSoftmax"))

@@ -62,49 +62,10 @@ Replacement = tuple[Any, str, Callable[..., Any]]
 def replacements() -> list[Replacement]:
     """What to patch so that recurrent layers can be recorded."""
 
-    def gru(
-        input: Tensor,
-        hx: Tensor,
-        params: Sequence[Tensor],
-        has_biases: bool,
-        num_layers: int,
-        dropout: float,
-        train: bool,
-        bidirectional: bool,
-        batch_first: bool | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        stack = _stack("GRU", params, has_biases, num_layers, bidirectional, batch_first)
-        layer = _gru if torch.is_grad_enabled() else _without_gradient("GRU")
-        y, (last,) = stack.run(layer, input, (hx,), dropout if train else 0.0)
-        return y, last
-
-    def lstm(
-        input: Tensor,
-        hx: Sequence[Tensor],
-        params: Sequence[Tensor],
-        has_biases: bool,
-        num_layers: int,
-        dropout: float,
-        train: bool,
-        bidirectional: bool,
-        batch_first: bool | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        stack = _stack("LSTM", params, has_biases, num_layers, bidirectional, batch_first)
-        h0, c0 = hx
-        if h0.shape[2] != c0.shape[2]:
-            raise ExportError(
-                "LSTM with proj_size",
-                operator="aten.lstm",
-                instead="proj_size=0 and torch.nn.Linear on the output",
-            )
-        layer = _lstm if torch.is_grad_enabled() else _without_gradient("LSTM")
-        y, (h, c) = stack.run(layer, input, (h0, c0), dropout if train else 0.0)
-        return y, h, c
-
-    def rnn(relu: bool) -> Callable[..., Any]:
+    def stacked(kind: str, with_gradient: Layer) -> Callable[..., Any]:
         def run(
             input: Tensor,
-            hx: Tensor,
+            hx: Tensor | Sequence[Tensor],
             params: Sequence[Tensor],
             has_biases: bool,
             num_layers: int,
@@ -112,22 +73,27 @@ def replacements() -> list[Replacement]:
             train: bool,
             bidirectional: bool,
             batch_first: bool | None = None,
-        ) -> tuple[Tensor, Tensor]:
-            stack = _stack("RNN", params, has_biases, num_layers, bidirectional, batch_first)
-
-            layer = _without_gradient("RNN_RELU" if relu else "RNN_TANH")
-            if torch.is_grad_enabled():
-                layer = _rnn(relu)
-            y, (last,) = stack.run(layer, input, (hx,), dropout if train else 0.0)
-            return y, last
+        ) -> tuple[Tensor, ...]:
+            named = kind.partition("_")[0]
+            stack = _stack(named, params, has_biases, num_layers, bidirectional, batch_first)
+            states = (hx,) if isinstance(hx, Tensor) else tuple(hx)
+            if len({state.shape[2] for state in states}) > 1:
+                raise ExportError(
+                    "LSTM with proj_size",
+                    operator="aten.lstm",
+                    instead="proj_size=0 and torch.nn.Linear on the output",
+                )
+            layer = with_gradient if torch.is_grad_enabled() else _without_gradient(kind)
+            y, last = stack.run(layer, input, states, dropout if train else 0.0)
+            return (y, *last)
 
         return run
 
     return [
-        (_VF, "gru", gru),
-        (_VF, "lstm", lstm),
-        (_VF, "rnn_tanh", rnn(False)),
-        (_VF, "rnn_relu", rnn(True)),
+        (_VF, "gru", stacked("GRU", _gru)),
+        (_VF, "lstm", stacked("LSTM", _lstm)),
+        (_VF, "rnn_tanh", stacked("RNN_TANH", _rnn(False))),
+        (_VF, "rnn_relu", stacked("RNN_RELU", _rnn(True))),
         (_VF, "gru_cell", gru_cell),
         (_VF, "lstm_cell", lstm_cell),
         (_VF, "_pack_padded_sequence", _refuse_packed),

@@ -12,6 +12,7 @@ sequences; ``backwards`` runs from the last step to the first, with results at t
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +20,16 @@ from torch import Tensor
 
 def _order(steps: int, backwards: bool) -> Iterator[int]:
     return iter(range(steps - 1, -1, -1) if backwards else range(steps))
+
+
+def _shaped_as(operator: Any, *places: int) -> None:
+    """Tell torch the results' shapes: those of the operator's arguments at these places."""
+
+    def fake(*arguments: Any) -> Any:
+        results = tuple(torch.empty_like(arguments[place]) for place in places)
+        return results if len(results) > 1 else results[0]
+
+    operator.register_fake(fake)
 
 
 @torch.library.custom_op("tessera::project", mutates_args=())
@@ -79,9 +90,7 @@ def state_before(h: Tensor, h0: Tensor, backwards: bool) -> Tensor:
     return torch.cat([h[1:], first]) if backwards else torch.cat([first, h[:-1]])
 
 
-@state_before.register_fake
-def _(h: Tensor, h0: Tensor, backwards: bool) -> Tensor:
-    return torch.empty_like(h)
+_shaped_as(state_before, 0)
 
 
 @torch.library.custom_op("tessera::rnn_scan", mutates_args=())
@@ -96,9 +105,7 @@ def rnn_scan(x: Tensor, h0: Tensor, weight: Tensor, relu: bool, backwards: bool)
     return h
 
 
-@rnn_scan.register_fake
-def _(x: Tensor, h0: Tensor, weight: Tensor, relu: bool, backwards: bool) -> Tensor:
-    return torch.empty_like(x)
+_shaped_as(rnn_scan, 0)
 
 
 @torch.library.custom_op("tessera::gru_scan", mutates_args=())
@@ -128,18 +135,7 @@ def gru_scan(
     return h, r, z, n, share
 
 
-@gru_scan.register_fake
-def _(
-    gates: Tensor,
-    candidate: Tensor,
-    h0: Tensor,
-    weight_gates: Tensor,
-    weight_candidate: Tensor,
-    bias_candidate: Tensor,
-    backwards: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    h, r, z, n, share = (torch.empty_like(candidate) for _ in range(5))
-    return h, r, z, n, share
+_shaped_as(gru_scan, *[1] * 5)
 
 
 @torch.library.custom_op("tessera::lstm_scan", mutates_args=())
@@ -170,18 +166,7 @@ def lstm_scan(
     return i, f, o, g, kept, squashed, cell.clone()
 
 
-@lstm_scan.register_fake
-def _(
-    gates: Tensor,
-    candidate: Tensor,
-    h0: Tensor,
-    c0: Tensor,
-    weight_gates: Tensor,
-    weight_candidate: Tensor,
-    backwards: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    i, f, o, g, kept, squashed = (torch.empty_like(candidate) for _ in range(6))
-    return i, f, o, g, kept, squashed, torch.empty_like(c0)
+_shaped_as(lstm_scan, *[1] * 6, 3)
 
 
 @torch.library.custom_op("tessera::state_gradient_scan", mutates_args=())
@@ -212,16 +197,7 @@ def state_gradient_scan(
     return total, blocks, sent.clone()
 
 
-@state_gradient_scan.register_fake
-def _(
-    grad: Tensor,
-    last: Tensor,
-    keep: Tensor | None,
-    slopes: Tensor,
-    weight: Tensor,
-    backwards: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    return torch.empty_like(grad), torch.empty_like(slopes), torch.empty_like(last)
+_shaped_as(state_gradient_scan, 0, 3, 1)
 
 
 @torch.library.custom_op("tessera::cell_gradient_scan", mutates_args=())
@@ -254,15 +230,4 @@ def cell_gradient_scan(
     return blocks, sent_h.clone(), sent_c.clone()
 
 
-@cell_gradient_scan.register_fake
-def _(
-    grad: Tensor,
-    last_h: Tensor,
-    last_c: Tensor,
-    slope: Tensor,
-    forget: Tensor,
-    slopes: Tensor,
-    weight: Tensor,
-    backwards: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    return torch.empty_like(slopes), torch.empty_like(last_h), torch.empty_like(last_c)
+_shaped_as(cell_gradient_scan, 5, 1, 2)

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from aggregator.keys.enrolment import make_codes
 from aggregator.methods.method import Method
-from aggregator.methods.scatter.method import ScatterSettings
+from aggregator.methods.scatter import ScatterSettings
 from device_sdk.artifact import Artifact
 from device_sdk.wire.arrays.exchange import Attachment, Broadcast
 from device_sdk.wire.publish.topics import EnrolRequestTopic
@@ -81,7 +81,7 @@ def make_restart_stage(folder: Path) -> Stage:
         def build(
             self, items: int, rng: np.random.Generator, artifacts: Sequence[Artifact] = ()
         ) -> Method:
-            """See :class:`~aggregator.methods.binding.Binding`."""
+            """See :class:`~aggregator.methods.method.Binding`."""
             return _Attaching(items, self.settings, members)
 
     stage = Stage(folder, 2, _ROUND, pace=_PACE, binding=Binding())

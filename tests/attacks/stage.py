@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from aggregator.cli import main
-from aggregator.methods.binding import Binding
+from aggregator.methods.method import Binding
 from aggregator.serve.assembly import World, assemble
 from aggregator.serve.outgoing import Outgoing
 from aggregator.serve.service import Service

@@ -316,7 +316,7 @@ class _BrittleBinding(KnownBinding):
     def build(
         self, items: int, rng: np.random.Generator, artifacts: Sequence[Artifact] = ()
     ) -> Method:
-        """See :class:`~aggregator.methods.binding.Binding`."""
+        """See :class:`~aggregator.methods.method.Binding`."""
         return _Brittle(np.zeros((items, self.settings.columns), np.float32), self.settings)
 
 

@@ -8,10 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from aggregator.methods.binding import Binding
-from aggregator.methods.fedavg.binding import FedAvgBinding
-from aggregator.methods.fedavg.method import FedAvgMethod, FedAvgSettings
-from aggregator.methods.scatter.binding import ScatterBinding, ScatterTable
+from aggregator.methods.fedavg import FedAvgBinding, FedAvgMethod, FedAvgSettings
+from aggregator.methods.method import Binding
+from aggregator.methods.scatter import ScatterBinding, ScatterTable
 from aggregator.methods.server_optimizer import OptimizerSettings
 from aggregator.publish.publisher import Publisher
 from device_sdk.artifact import Artifact

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from aggregator.keys.enrolment import make_codes
-from aggregator.methods.scatter.binding import ScatterBinding, ScatterTable
+from aggregator.methods.scatter import ScatterBinding, ScatterTable
 from aggregator.methods.server_optimizer import OptimizerSettings
 from aggregator.serve.uplink import Refusal
 from device_sdk.link.events import Message

@@ -180,7 +180,7 @@ def test_the_command_says_what_is_wrong(
 
 
 def test_noise_stays_within_what_the_method_takes() -> None:
-    from aggregator.methods.teacher_logits.method import TeacherLogitsMethod
+    from aggregator.methods.teacher_logits import TeacherLogitsMethod
     from benchmarks.distill.fleet import LyingTeacher, random_claims
 
     method = TeacherLogitsMethod(replace(TRAINING, least_confidence=0.5))

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from aggregator.methods.scatter.method import ScatterMethod, initial_items
+from aggregator.methods.scatter import ScatterMethod, initial_items
 from benchmarks.harness import StoredRuns
 from benchmarks.privacy.attack import LikesModel, evidence, liked_by_size, ranking_quality
 from benchmarks.privacy.execute import execute

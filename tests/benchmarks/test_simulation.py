@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from aggregator.methods.scatter.method import ScatterMethod, initial_items
+from aggregator.methods.scatter import ScatterMethod, initial_items
 from benchmarks.simulator import Simulation, mixed_columns, scatter_fleet
 from device_sdk.methods.learner import Learner, LearnerError
 from device_sdk.wire.arrays.exchange import Broadcast, Update

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from aggregator.methods.scatter.method import ScatterMethod, ScatterSettings, initial_items
+from aggregator.methods.scatter import ScatterMethod, ScatterSettings, initial_items
 from aggregator.methods.server_optimizer import OptimizerSettings
 from device_sdk.device import Device
 from device_sdk.world import TrainingOptions

@@ -19,7 +19,7 @@ from aggregator.cli import main
 from aggregator.home import AggregatorHome
 from aggregator.keys.enrolment import make_codes
 from aggregator.keys.folder import Lives, initialise
-from aggregator.methods.binding import Binding
+from aggregator.methods.method import Binding
 from aggregator.rounds.machine import RoundEvent
 from aggregator.serve.assembly import LINK_SETTINGS, World, assemble
 from aggregator.serve.service import Parts, Service

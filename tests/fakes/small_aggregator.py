@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from aggregator.methods.scatter.method import ScatterMethod, initial_items
+from aggregator.methods.scatter import ScatterMethod, initial_items
 from device_sdk.link.events import Message, Stopped, Subscribed
 from device_sdk.link.link import Link
 from device_sdk.methods.scatter.contract import decode_scatter_update

@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.methods.method import Method, RoundSummary
-from aggregator.methods.scatter.binding import ScatterBinding, ScatterTable
-from aggregator.methods.scatter.method import ScatterMethod
+from aggregator.methods.scatter import ScatterBinding, ScatterMethod, ScatterTable
 from device_sdk.artifact import Artifact
 from device_sdk.methods.scatter.contract import decode_scatter_update, encode_scatter_update
 from device_sdk.wire.arrays.exchange import Update
@@ -98,5 +97,5 @@ class KnownBinding(ScatterBinding):
     def build(
         self, items: int, rng: np.random.Generator, artifacts: Sequence[Artifact] = ()
     ) -> Method:
-        """See :class:`~aggregator.methods.binding.Binding`."""
+        """See :class:`~aggregator.methods.method.Binding`."""
         return KnownSums(np.zeros((items, WIDTH), np.float32), self.settings)

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from aggregator.errors import TaskError
-from aggregator.methods.attention.method import AttentionSettings
-from aggregator.methods.fedavg.method import FedAvgSettings
-from aggregator.methods.mutual.method import MutualSettings
-from aggregator.methods.teacher_logits.binding import TeacherLogitsSettings
+from aggregator.methods.attention import AttentionSettings
+from aggregator.methods.fedavg import FedAvgSettings
+from aggregator.methods.mutual import MutualSettings
+from aggregator.methods.teacher_logits import TeacherLogitsSettings
 from aggregator.task.file import read_task
 from aggregator.task.template import TASK_TEMPLATE
 from device_sdk.artifact.errors import ArtifactError

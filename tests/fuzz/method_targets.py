@@ -11,13 +11,12 @@ from typing import Any, get_type_hints
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.methods.attention.method import AttentionMethod, AttentionSettings
-from aggregator.methods.binding import Binding
-from aggregator.methods.fedavg.method import FedAvgMethod
-from aggregator.methods.method import Method
-from aggregator.methods.mutual.method import MutualMethod, MutualSettings
-from aggregator.methods.scatter.method import ScatterMethod
-from aggregator.methods.teacher_logits.method import TeacherLogitsMethod
+from aggregator.methods.attention import AttentionMethod, AttentionSettings
+from aggregator.methods.fedavg import FedAvgMethod
+from aggregator.methods.method import Binding, Method
+from aggregator.methods.mutual import MutualMethod, MutualSettings
+from aggregator.methods.scatter import ScatterMethod
+from aggregator.methods.teacher_logits import TeacherLogitsMethod
 from device_sdk.artifact.flat_layout import flat_layout
 from device_sdk.methods.attention.contract import AttentionTraining
 from device_sdk.methods.attention.fleet import read_fleet

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
-from aggregator.methods.fedavg.method import FedAvgSettings
+from aggregator.methods.fedavg import FedAvgSettings
 from benchmarks.datasets.click import ClickSettings
 from benchmarks.distill.experiment import ModelChoice
 from benchmarks.harness import key_of

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.methods.fedavg.method import FedAvgMethod, FedAvgSettings
-from aggregator.methods.teacher_logits.method import TeacherLogitsMethod
+from aggregator.methods.fedavg import FedAvgMethod, FedAvgSettings
+from aggregator.methods.teacher_logits import TeacherLogitsMethod
 from benchmarks.datasets.click import Clicks
 from benchmarks.distill.fleet import (
     ArtifactShelf,

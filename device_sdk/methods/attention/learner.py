@@ -121,7 +121,6 @@ class AttentionLearner(Learner):
         return self._trainer
 
     def wants(self, broadcast: Broadcast) -> Sequence[str]:
-        """See :class:`~device_sdk.methods.learner.Learner`."""
         fleet = read_fleet(broadcast, self._layout)
         if fleet.warming_up or self._vector is None:
             return []

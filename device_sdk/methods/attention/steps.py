@@ -11,8 +11,7 @@ from device_sdk.artifact.flat_layout import layout_of
 from device_sdk.local_data import LocalData
 from device_sdk.methods.attention.contract import AttentionTraining
 from device_sdk.methods.attention.mixer import Mixer
-from device_sdk.methods.local_steps import SampleStream
-from device_sdk.methods.proximal import ProximalTerm
+from device_sdk.methods.local_steps import ProximalTerm, SampleStream
 from device_sdk.trainer import Trainer
 
 Floats = NDArray[np.float32]

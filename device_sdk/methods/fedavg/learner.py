@@ -18,12 +18,12 @@ from device_sdk.local_data import DataSource
 from device_sdk.methods.fedavg.contract import FedAvgTraining, SharedTensor, shared_tensors
 from device_sdk.methods.learner import Learner, LearnerError, State
 from device_sdk.methods.local_steps import (
+    ProximalTerm,
     restore_trainer,
     train_epochs,
     trainer_state,
     unchanged_on_error,
 )
-from device_sdk.methods.proximal import ProximalTerm
 from device_sdk.trainer import Trainer
 from device_sdk.wire.arrays.exchange import Broadcast, Scalar, Update
 

@@ -72,7 +72,6 @@ class TrainerStep:
         self._trainer = trainer
 
     def gradients(self, users: Floats, items: Floats, batch: FactorBatch) -> FactorGradients:
-        """See :class:`FactorStep`."""
         values = {"users.weight": users, "items.weight": items}
         entries: dict[str, NDArray[Any]] = {
             "user": batch.user,
@@ -107,7 +106,6 @@ class NumpyStep:
     """
 
     def gradients(self, users: Floats, items: Floats, batch: FactorBatch) -> FactorGradients:
-        """See :class:`FactorStep`."""
         rows = len(items)
         liked = batch.user * rows + batch.positive
         other = liked - batch.positive + batch.negative
@@ -160,7 +158,6 @@ class StepByUsers:
         self._graph: FactorStep | None = None
 
     def gradients(self, users: Floats, items: Floats, batch: FactorBatch) -> FactorGradients:
-        """See :class:`FactorStep`."""
         if len(users) == 1:
             return self._numpy.gradients(users, items, batch)
         if self._graph is None:

@@ -88,7 +88,6 @@ class TeacherLogitsLearner(Learner):
         return self._report
 
     def receipt(self, round_id: int, *, counted: bool) -> None:
-        """See :class:`~device_sdk.methods.learner.Learner`."""
         self._sent = self._sent.receipted(round_id, counted)
 
     def teachers(self, broadcast: Broadcast) -> LabelTeachers:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from device_sdk.fields import Within
-from device_sdk.methods.settings import TrainingSettings
+from device_sdk.methods.state import TrainingSettings
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,7 @@ from typing import Annotated
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.methods.binding import Binding
-from aggregator.methods.method import Method, Refused, RoundSummary
+from aggregator.methods.method import Binding, Method, Refused, RoundSummary
 from device_sdk.artifact import Artifact
 from device_sdk.artifact.flat_layout import layout_of
 from device_sdk.fields import Within, require_declared

@@ -30,7 +30,7 @@ from aggregator.keys.folder import (
     tidy_keys,
 )
 from aggregator.store import Store
-from aggregator.store.secrets import Secrets
+from aggregator.store.devices import Secrets
 from device_sdk.wire.codec import cbor
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.codec.header import MessageType, prefix

@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from aggregator.methods.attention.method import AttentionMethod, AttentionSettings
-from aggregator.methods.fedavg.method import FedAvgMethod, FedAvgSettings
+from aggregator.methods.attention import AttentionMethod, AttentionSettings
+from aggregator.methods.fedavg import FedAvgMethod, FedAvgSettings
 from aggregator.methods.method import Method
-from aggregator.methods.mutual.method import MutualMethod, MutualSettings
-from aggregator.methods.scatter.method import ScatterMethod, ScatterSettings
+from aggregator.methods.mutual import MutualMethod, MutualSettings
+from aggregator.methods.scatter import ScatterMethod, ScatterSettings
 from aggregator.methods.server_optimizer import OptimizerSettings
-from aggregator.methods.teacher_logits.method import TeacherLogitsMethod
+from aggregator.methods.teacher_logits import TeacherLogitsMethod
 from device_sdk.artifact.flat_layout import flat_layout
 from device_sdk.methods.attention.contract import AttentionTraining
 from device_sdk.methods.fedavg.contract import shared_tensors

@@ -12,7 +12,7 @@ import pytest
 from aggregator.errors import AggregatorError, TaskError
 from aggregator.home import AggregatorHome
 from aggregator.keys.folder import initialise
-from aggregator.methods.binding import Binding, read_binding
+from aggregator.methods.method import Binding, read_binding
 from aggregator.rounds.aggregation import Aggregation
 from aggregator.store import Store
 from aggregator.store.rounds import RoundRow

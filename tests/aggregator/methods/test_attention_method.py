@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from aggregator.methods.attention.clustering import ClusterSettings
-from aggregator.methods.attention.method import AttentionMethod, AttentionSettings
-from aggregator.methods.attention.mixtures import MixtureSettings, amp_weights, sketch_weights
+from aggregator.methods.attention import AttentionMethod, AttentionSettings
+from aggregator.methods.clustering import ClusterSettings
 from aggregator.methods.method import Refused
+from aggregator.methods.mixtures import MixtureSettings, amp_weights, sketch_weights
 from device_sdk.artifact.flat_layout import flat_layout
 from device_sdk.methods.attention.contract import AttentionTraining
 from device_sdk.methods.state import RestoreError

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aggregator.methods.attention.clustering import ClusterSettings, assign_clusters
+from aggregator.methods.clustering import ClusterSettings, assign_clusters
 
 NEW = np.int64(-1)
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from aggregator.methods.method import Refused
-from aggregator.methods.mutual.method import MutualMethod, MutualSettings
+from aggregator.methods.mutual import MutualMethod, MutualSettings
 from device_sdk.methods.mutual.contract import (
     MutualTraining,
     SampleEntry,

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aggregator.methods.fedavg.method import FedAvgMethod, FedAvgSettings
+from aggregator.methods.fedavg import FedAvgMethod, FedAvgSettings
 from aggregator.methods.limits import Outliers
-from aggregator.methods.scatter.method import ScatterMethod, ScatterSettings
+from aggregator.methods.scatter import ScatterMethod, ScatterSettings
 from aggregator.methods.server_optimizer import OptimizerSettings
 from device_sdk.methods.state import RestoreError
 from device_sdk.wire.arrays.exchange import Update

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aggregator.methods.attention.method import AttentionMethod, AttentionSettings
+from aggregator.methods.attention import AttentionMethod, AttentionSettings
 from aggregator.methods.method import Refused
-from aggregator.methods.mutual.method import MutualMethod, MutualSettings
-from aggregator.methods.teacher_logits.method import TeacherLogitsMethod
+from aggregator.methods.mutual import MutualMethod, MutualSettings
+from aggregator.methods.teacher_logits import TeacherLogitsMethod
 from device_sdk.artifact.flat_layout import flat_layout
 from device_sdk.methods.attention.contract import AttentionTraining
 from device_sdk.methods.mutual.contract import (

@@ -14,12 +14,11 @@ from hypothesis.extra import numpy as hnp
 
 import aggregator.methods.robust as robust_held
 from aggregator.errors import TaskError
-from aggregator.methods.fedavg.method import FedAvgMethod, FedAvgSettings
+from aggregator.methods.fedavg import FedAvgMethod, FedAvgSettings
 from aggregator.methods.limits import bounded_rows, row_sizes
 from aggregator.methods.method import Refused
 from aggregator.methods.robust import HeldRows, HeldVectors, RobustRule, touched_sums
-from aggregator.methods.scatter.binding import ScatterBinding
-from aggregator.methods.scatter.method import ScatterMethod, ScatterSettings
+from aggregator.methods.scatter import ScatterBinding, ScatterMethod, ScatterSettings
 from aggregator.methods.server_optimizer import OptimizerSettings
 from aggregator.store.checkpoints import pack_state, unpack_state
 from aggregator.task.file import read_task
@@ -308,7 +307,7 @@ def test_blocks_of_rows_give_the_same_sums(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_round_that_fills_its_memory_takes_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aggregator.methods.scatter.method.MOST_HELD_BYTES", 40)
+    monkeypatch.setattr("aggregator.methods.scatter.MOST_HELD_BYTES", 40)
     one = scatter(ScatterSettings(robust="median"))
     one.open_round(1)
     one.check(one_row(1.0))

@@ -11,7 +11,7 @@ from hypothesis.extra import numpy as hnp
 
 from aggregator.methods.limits import clip_factor
 from aggregator.methods.method import Refused
-from aggregator.methods.scatter.method import ScatterMethod, ScatterSettings, initial_items
+from aggregator.methods.scatter import ScatterMethod, ScatterSettings, initial_items
 from aggregator.methods.server_optimizer import OptimizerSettings, ServerOptimizer
 from device_sdk.methods.scatter.contract import ScatterTraining
 from device_sdk.methods.state import RestoreError

@@ -7,7 +7,7 @@ import pytest
 
 import export
 from aggregator.errors import TaskError
-from aggregator.methods.binding import read_binding
+from aggregator.methods.method import read_binding
 from aggregator.tables import TomlTable
 from device_sdk.artifact import load_artifact
 from device_sdk.methods.teacher_logits.contract import (

@@ -11,7 +11,7 @@ from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
 from aggregator.methods.method import Refused
-from aggregator.methods.teacher_logits.method import TeacherLogitsMethod
+from aggregator.methods.teacher_logits import TeacherLogitsMethod
 from device_sdk.methods.state import RestoreError
 from device_sdk.methods.teacher_logits.contract import (
     LabelKnowledge,

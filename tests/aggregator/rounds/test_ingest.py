@@ -13,8 +13,12 @@ import pytest
 
 from aggregator.home import AggregatorHome
 from aggregator.methods.method import Method, Refused
-from aggregator.methods.scatter.binding import ScatterBinding, ScatterTable
-from aggregator.methods.scatter.method import ScatterMethod, initial_items
+from aggregator.methods.scatter import (
+    ScatterBinding,
+    ScatterMethod,
+    ScatterTable,
+    initial_items,
+)
 from aggregator.rounds.ingest import Settled
 from aggregator.rounds.machine import RoundClosed, RoundOpened
 from aggregator.serve.assembly import World, assemble

@@ -25,8 +25,7 @@ from hypothesis.stateful import (
 
 from aggregator.home import AggregatorHome
 from aggregator.keys.folder import Lives
-from aggregator.methods.binding import Binding
-from aggregator.methods.method import Method
+from aggregator.methods.method import Binding, Method
 from aggregator.rounds.machine import RoundClosed, RoundOpened
 from aggregator.serve.assembly import World, assemble
 from aggregator.serve.service import Parts

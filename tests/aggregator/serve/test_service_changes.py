@@ -10,9 +10,13 @@ import pytest
 
 from aggregator.errors import AggregatorError
 from aggregator.methods.method import Method
-from aggregator.methods.scatter.binding import ScatterBinding, ScatterTable
-from aggregator.methods.scatter.method import ScatterMethod, initial_items
-from aggregator.task.catalogue import read_catalogue_file
+from aggregator.methods.scatter import (
+    ScatterBinding,
+    ScatterMethod,
+    ScatterTable,
+    initial_items,
+)
+from aggregator.task.file import read_catalogue_file
 from device_sdk.artifact import Artifact
 from device_sdk.methods.scatter.contract import decode_scatter_update
 from device_sdk.wire.arrays.exchange import Update

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from aggregator.errors import TaskError
-from aggregator.methods.fedavg.binding import FedAvgBinding
-from aggregator.methods.fedavg.method import FedAvgSettings
-from aggregator.methods.scatter.binding import ScatterTable
+from aggregator.methods.fedavg import FedAvgBinding, FedAvgSettings
+from aggregator.methods.scatter import ScatterTable
 from aggregator.task.file import (
     AdmissionSettings,
     BrokerTable,

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import export
-from aggregator.methods.attention.method import AttentionMethod, AttentionSettings
+from aggregator.methods.attention import AttentionMethod, AttentionSettings
 from benchmarks.simulator.simulation import Simulation, device_name
 from device_sdk import Trainer
 from device_sdk.artifact.flat_layout import FlatLayout, layout_of

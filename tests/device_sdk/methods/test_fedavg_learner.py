@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import device_sdk
-from aggregator.methods.fedavg.method import FedAvgMethod, FedAvgSettings
+from aggregator.methods.fedavg import FedAvgMethod, FedAvgSettings
 from device_sdk.local_data import LocalData
 from device_sdk.methods.fedavg.contract import FedAvgTraining
 from device_sdk.methods.fedavg.learner import FedAvgLearner

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator.methods.teacher_logits.method import TeacherLogitsMethod
+from aggregator.methods.teacher_logits import TeacherLogitsMethod
 from device_sdk.methods.learner import LearnerError
 from device_sdk.methods.teacher_logits.contract import (
     LabelKnowledge,

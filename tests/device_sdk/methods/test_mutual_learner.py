@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import device_sdk
-from aggregator.methods.mutual.method import MutualMethod, MutualSettings
+from aggregator.methods.mutual import MutualMethod, MutualSettings
 from benchmarks.simulator import Simulation, device_name
 from device_sdk.local_data import LocalData
 from device_sdk.methods.learner import Learner, LearnerError

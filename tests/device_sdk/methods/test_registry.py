@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from aggregator.errors import TaskError
-from aggregator.methods.binding import Binding, read_binding
+from aggregator.methods.method import Binding, read_binding
 from aggregator.tables import TomlTable
 from aggregator.task.file import read_task
 from device_sdk.methods.learner import Declined, Learner
@@ -22,8 +22,7 @@ from device_sdk.methods.registry import (
     load_method,
     method_names,
 )
-from device_sdk.train.job import RoundTrainer
-from device_sdk.train.lazy import learner_class, needs_receipts
+from device_sdk.train.job import RoundTrainer, learner_class, needs_receipts
 
 ROOT = Path(__file__).resolve().parents[3]
 BUILT_IN = ["attention", "fedavg", "mutual", "scatter", "teacher_logits"]
@@ -84,6 +83,12 @@ def test_an_installation_older_than_its_code_is_told(monkeypatch: pytest.MonkeyP
         load_method(METHODS, "scatter", Binding)
 
 
+def test_an_installation_that_names_a_module_which_moved_is_told(site: Path) -> None:
+    install(site, "old-method", f"[{METHODS}]\nold = aggregator.methods.fedavg.binding:Thing\n")
+    with pytest.raises(MethodError, match=r"old-method 1\.0 .*is newer .* install it anew$"):
+        load_method(METHODS, "old", Binding)
+
+
 def test_a_name_that_two_packages_offer_is_refused_with_both(site: Path) -> None:
     entries = f"[{METHODS}]\nmine = some.module:Thing\n"
     install(site, "one-method", entries)
@@ -141,7 +146,7 @@ def test_a_task_file_names_what_is_wrong_with_its_method(site: Path, tmp_path: P
 
 
 def test_a_method_is_called_what_its_entry_point_says(site: Path) -> None:
-    code = "from aggregator.methods.fedavg.binding import FedAvgBinding as Thing"
+    code = "from aggregator.methods.fedavg import FedAvgBinding as Thing"
     install(site, "second-name", f"[{METHODS}]\nmine = second_name:Thing\n", code)
     assert read_binding("mine", TomlTable({}, "mine")).method_name == "mine"
 
@@ -162,7 +167,7 @@ def test_a_device_that_does_not_train_loads_neither_learners_nor_the_registrys_r
 
 def test_only_the_tasks_learner_is_loaded() -> None:
     code = (
-        "import sys\nfrom device_sdk.train.lazy import learner_class\n"
+        "import sys\nfrom device_sdk.train.job import learner_class\n"
         "learner_class('fedavg')\n"
         "print(*[n for n in sys.modules if n.endswith('.learner')])\n"
     )

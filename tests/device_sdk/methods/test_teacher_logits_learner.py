@@ -10,7 +10,7 @@ import torch
 
 import device_sdk
 import export
-from aggregator.methods.teacher_logits.method import TeacherLogitsMethod
+from aggregator.methods.teacher_logits import TeacherLogitsMethod
 from benchmarks.simulator import Simulation
 from device_sdk.local_data import LocalData
 from device_sdk.methods.learner import LearnerError

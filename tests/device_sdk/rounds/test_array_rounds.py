@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import export
-from aggregator.methods.fedavg.method import FedAvgMethod, FedAvgSettings
-from aggregator.methods.teacher_logits.method import TeacherLogitsMethod
+from aggregator.methods.fedavg import FedAvgMethod, FedAvgSettings
+from aggregator.methods.teacher_logits import TeacherLogitsMethod
 from benchmarks.simulator.simulation import Simulation
 from device_sdk import Trainer
 from device_sdk.artifact import load_artifact

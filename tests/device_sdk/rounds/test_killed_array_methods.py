@@ -16,9 +16,9 @@ import torch
 from numpy.typing import NDArray
 
 import export
-from aggregator.methods.attention.method import AttentionMethod, AttentionSettings
+from aggregator.methods.attention import AttentionMethod, AttentionSettings
 from aggregator.methods.method import Method
-from aggregator.methods.mutual.method import MutualMethod, MutualSettings
+from aggregator.methods.mutual import MutualMethod, MutualSettings
 from benchmarks.simulator.simulation import Simulation
 from device_sdk import Trainer
 from device_sdk.artifact.flat_layout import layout_of

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from aggregator.methods.fedavg.method import FedAvgMethod, FedAvgSettings
+from aggregator.methods.fedavg import FedAvgMethod, FedAvgSettings
 from device_sdk.artifact import MANIFEST_FILE, load_artifact
 from device_sdk.home.home import Home
 from device_sdk.home.model_store import CapabilityRow

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import export
-from aggregator.methods.attention.method import AttentionMethod, AttentionSettings
+from aggregator.methods.attention import AttentionMethod, AttentionSettings
 from device_sdk import Trainer
 from device_sdk.artifact import MANIFEST_FILE
 from device_sdk.artifact.flat_layout import layout_of
@@ -24,9 +24,8 @@ from device_sdk.methods.attention.contract import AttentionTraining
 from device_sdk.methods.attention.learner import AttentionLearner
 from device_sdk.methods.learner import MovableWork
 from device_sdk.rounds.commit import commit_round
-from device_sdk.train.arrays import ArrayTrainer
+from device_sdk.train.arrays import ArrayTrainer, MeasuredPlacement
 from device_sdk.train.job import LocalArtifact, TrainedRound, TrainingJob
-from device_sdk.train.placement import MeasuredPlacement
 from device_sdk.wire.arrays.body import decode_update
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 from device_sdk.wire.publish.manifest import RoundManifest

@@ -6,14 +6,16 @@ step 4: each device's gradient is scattered to the full width K, zero elsewhere,
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from aggregator.methods.item_norms import ItemNorms
 from aggregator.methods.limits import Measured, UpdateLimits, euclidean_norm, measured
-from aggregator.methods.method import Method, Refused, RoundSummary
+from aggregator.methods.method import Binding, Method, Refused, RoundSummary
 from aggregator.methods.robust import (
     MOST_HELD_BYTES,
     HeldRows,
@@ -24,12 +26,13 @@ from aggregator.methods.robust import (
     Waiting,
     require_same_rule,
 )
-from aggregator.methods.scatter.item_norms import ItemNorms
 from aggregator.methods.server_optimizer import OptimizerSettings, ServerOptimizer
+from device_sdk.artifact import Artifact
 from device_sdk.fields import Within, require_declared
-from device_sdk.methods.scatter.contract import ScatterTraining
+from device_sdk.methods.scatter.contract import ScatterTraining, decode_scatter_update
 from device_sdk.methods.state import Entry, Schema, Stateful, counters
 from device_sdk.wire.arrays.exchange import Broadcast, Update
+from device_sdk.wire.arrays.sparse import MAX_WIDTH
 
 # What a task file may choose about scatter aggregation.
 
@@ -51,7 +54,7 @@ class ScatterSettings:
             does. See :class:`~aggregator.methods.limits.Outliers`.
         item_multiple: 1.25, say: an item's vector longer than so many medians of those touched as
             often is scaled down; 0: no limit. See
-            :class:`~aggregator.methods.scatter.item_norms.ItemNorms`.
+            :class:`~aggregator.methods.item_norms.ItemNorms`.
         robust: how a cell's values become one; all but ``none`` keep a round's updates in memory
             until it closes. See :class:`~aggregator.methods.robust.RobustRule`.
         trim_share: what ``trimmed`` leaves out at either end.
@@ -124,8 +127,6 @@ class ScatterMethod(Stateful, Method):
             chosen.outlier_multiple,
             length=euclidean_norm(items),
         )
-        self._version = 0
-        self._round_id = 0
         self._clear()
 
     @property
@@ -133,16 +134,9 @@ class ScatterMethod(Stateful, Method):
         """V, float32 [items, K]: a copy."""
         return self._items.copy()
 
-    @property
-    def version(self) -> int:
-        """The number of rounds that changed V."""
-        return self._version
-
     def open_round(self, round_id: int) -> Broadcast:
         """The broadcast holds ``items`` and the devices' training settings."""
-        if round_id <= self._round_id:
-            raise ValueError(f"round {round_id} does not follow round {self._round_id}")
-        self._round_id = round_id
+        self._begin(round_id)
         self._clear()
         training = self._settings.training
         rate = training.user_learning_rate * self._optimizer.factor
@@ -156,10 +150,7 @@ class ScatterMethod(Stateful, Method):
     def check(self, update: Update) -> None:
         """Refuses with reason ``bad-round``, ``bad-tensors``, ``bad-columns``, ``bad-rows``,
         ``bad-values`` or, where updates are held, ``round-full``."""
-        if update.round_id != self._round_id or self._round_id == 0:
-            raise Refused(
-                "bad-round", f"the update is for round {update.round_id}, not {self._round_id}"
-            )
+        self._require_round(update)
         tensors = update.tensors
         if tensors.keys() != _TENSORS:
             raise Refused("bad-tensors", "expected exactly the tensors columns, rows and values")
@@ -327,3 +318,53 @@ def _check_indices(reason: str, indices: NDArray[Any], bound: int) -> None:
     rises = b"\x00" not in (indices[1:] > indices[:-1]).tobytes()
     if not rises or indices.item(0) < 0 or indices.item(-1) >= bound:
         raise Refused(reason, f"expected increasing numbers from 0 to {bound - 1}")
+
+
+@dataclass(frozen=True, slots=True)
+class ScatterTable(ScatterSettings):
+    """The table: the method's settings, and what the model is made with.
+
+    Attributes:
+        columns: K, the full width of the model.
+        spread: standard deviation of a new item's vector.
+    """
+
+    columns: Annotated[int, Within(1, MAX_WIDTH)] = 64
+    spread: Annotated[float, Within(0, 10, above=True)] = 0.01
+
+
+class ScatterBinding(Binding[ScatterTable]):
+    """Factors of the catalogue's items; no artifact, or the one that devices train with."""
+
+    __slots__ = ()
+    settings_class = ScatterTable
+    needs_catalogue = True
+    artifacts = range(2)
+
+    def build(
+        self, items: int, rng: np.random.Generator, artifacts: Sequence[Artifact] = ()
+    ) -> Method:
+        return ScatterMethod(self._new_items(items, rng), self.settings)
+
+    def _new_items(self, items: int, rng: np.random.Generator) -> NDArray[np.float32]:
+        return initial_items(items, self.settings.columns, self.settings.spread, rng)
+
+    def items_of(self, method: Method) -> int:
+        return len(_scatter(method).items)
+
+    def grow(self, method: Method, items: int, rng: np.random.Generator) -> None:
+        _scatter(method).grow(self._new_items(items - self.items_of(method), rng))
+
+    def decode(self, body: bytes, round_id: int, items: int, sender: str = "") -> Update:
+        """See :class:`~aggregator.methods.method.Binding`; limits must know who."""
+        return decode_scatter_update(body, round_id, items, self.settings.columns, sender)
+
+    def width_of(self, update: Update) -> int:
+        """The number of columns."""
+        return len(update.tensors["columns"])
+
+
+def _scatter(method: Method) -> ScatterMethod:
+    if not isinstance(method, ScatterMethod):
+        raise TypeError(f"expected a ScatterMethod, found {type(method).__name__}")
+    return method

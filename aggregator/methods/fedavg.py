@@ -8,7 +8,7 @@ optimization, algorithm 2: the mean difference, negated, is the server's gradien
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.methods.limits import Measured, UpdateLimits, clip_factor, euclidean_norm, measured
-from aggregator.methods.method import Method, Refused, RoundSummary
+from aggregator.methods.method import Binding, Method, Refused, RoundSummary
 from aggregator.methods.robust import (
     MOST_HELD_BYTES,
     HeldVectors,
@@ -28,6 +28,7 @@ from aggregator.methods.robust import (
     require_same_rule,
 )
 from aggregator.methods.server_optimizer import OptimizerSettings, ServerOptimizer
+from device_sdk.artifact import Artifact
 from device_sdk.fields import Within, require_declared
 from device_sdk.methods.fedavg.contract import FedAvgTraining, SharedTensor, shared_tensors
 from device_sdk.methods.state import COUNT, Entry, Schema, Stateful, counters
@@ -162,14 +163,7 @@ class FedAvgMethod(Stateful, Method):
         self._variances = np.concatenate(
             [np.full(one.size, one.name.endswith(_VARIANCE)) for one in self._layout]
         )
-        self._version = 0
-        self._round_id = 0
         self._clear()
-
-    @property
-    def version(self) -> int:
-        """The number of rounds that changed the model."""
-        return self._version
 
     @property
     def model(self) -> dict[str, Floats]:
@@ -184,9 +178,7 @@ class FedAvgMethod(Stateful, Method):
 
         The model's tensors are named by :mod:`device_sdk.methods.fedavg.contract`.
         """
-        if round_id <= self._round_id:
-            raise ValueError(f"round {round_id} does not follow round {self._round_id}")
-        self._round_id = round_id
+        self._begin(round_id)
         self._clear()
         return Broadcast(
             round_id=round_id,
@@ -201,10 +193,7 @@ class FedAvgMethod(Stateful, Method):
     def check(self, update: Update) -> None:
         """Refuses with reason ``bad-round``, ``bad-tensors``, ``bad-metadata``,
         ``bad-values`` or, where updates are held, ``round-full``."""
-        if update.round_id != self._round_id or self._round_id == 0:
-            raise Refused(
-                "bad-round", f"the update is for round {update.round_id}, not {self._round_id}"
-            )
+        self._require_round(update)
         if set(update.tensors) != {one.wire_name for one in self._layout}:
             raise Refused("bad-tensors", "the update's tensors are not those of the model")
         self._check_metadata(update)
@@ -370,3 +359,21 @@ class FedAvgMethod(Stateful, Method):
 def _flat(layout: tuple[SharedTensor, ...], tensors: Mapping[str, NDArray[Any]]) -> Floats:
     parts = [tensors[one.wire_name].astype(np.float32).reshape(-1) for one in layout]
     return np.concatenate(parts)
+
+
+class FedAvgBinding(Binding[FedAvgSettings]):
+    """One artifact: all devices train the same model."""
+
+    __slots__ = ()
+    settings_class = FedAvgSettings
+    artifacts = range(1, 2)
+
+    def build(
+        self, items: int, rng: np.random.Generator, artifacts: Sequence[Artifact] = ()
+    ) -> FedAvgMethod:
+        """Begins with the artifact's own parameters and buffers."""
+        (artifact,) = artifacts
+        kinds = {member.name: state.kind for state, member in artifact.manifest.members()}
+        parameters = {n: a for n, a in artifact.initial.items() if kinds[n] == "parameter"}
+        buffers = {n: a for n, a in artifact.initial.items() if kinds[n] == "buffer"}
+        return FedAvgMethod(parameters, buffers, self.settings)

@@ -7,13 +7,14 @@ remember who sent what: the rounds that the updates were sent for are enough.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.methods.falling_rate import rate_at
-from aggregator.methods.method import Method, Refused, RoundSummary
+from aggregator.methods.method import Binding, Method, RateDecay, Refused, RoundSummary, rate_at
+from device_sdk.artifact import Artifact
 from device_sdk.methods.state import Entry, Schema, Stateful, counters
 from device_sdk.methods.teacher_logits.contract import (
     TeacherLogitsTraining,
@@ -50,14 +51,8 @@ class TeacherLogitsMethod(Stateful, Method):
         self._known_participants = 0
         self._known_first_round = 0
         self._known_round = 0
-        self._version = 0
         self._round_id = self._first_round = 0
         self._clear()
-
-    @property
-    def version(self) -> int:
-        """The number of rounds that changed the sums."""
-        return self._version
 
     @property
     def knowledge(self) -> NDArray[np.float32]:
@@ -77,9 +72,7 @@ class TeacherLogitsMethod(Stateful, Method):
         ``participants`` (updates), ``first_round`` and ``round`` int64 [] (both 0: nothing summed
         yet). They differ where rounds missed their quorum: what counted in them was carried over.
         """
-        if round_id <= self._round_id:
-            raise ValueError(f"round {round_id} does not follow round {self._round_id}")
-        self._round_id = round_id
+        self._begin(round_id)
         self._clear()
         told = self._training
         if self._rate_decay < 1:
@@ -101,10 +94,7 @@ class TeacherLogitsMethod(Stateful, Method):
 
     def check(self, update: Update) -> None:
         """Refuses with reason ``bad-round``, ``bad-tensors`` or ``bad-metadata``."""
-        if update.round_id != self._round_id or self._round_id == 0:
-            raise Refused(
-                "bad-round", f"the update is for round {update.round_id}, not {self._round_id}"
-            )
+        self._require_round(update)
         if update.metadata:
             raise Refused("bad-metadata", "expected no metadata")
         try:
@@ -170,3 +160,40 @@ class TeacherLogitsMethod(Stateful, Method):
         self._first_round = self._round_id
         self._participants = 0
         self._bounded = 0
+
+
+_COUNTS = "label_counts"
+
+
+@dataclass(frozen=True, slots=True)
+class TeacherLogitsSettings:
+    """Settings of a task of teacher-logit aggregation; see :class:`TeacherLogitsMethod`."""
+
+    training: TeacherLogitsTraining
+    rate_decay: RateDecay = 1.0
+
+
+class TeacherLogitsBinding(Binding[TeacherLogitsSettings]):
+    """Models of any kind, for none of them is shared; but all must know the same classes."""
+
+    __slots__ = ()
+    settings_class = TeacherLogitsSettings
+
+    def build(
+        self, items: int, rng: np.random.Generator, artifacts: Sequence[Artifact] = ()
+    ) -> TeacherLogitsMethod:
+        """Nothing of the artifacts but what they tell of each label."""
+        training = self.settings.training
+        for artifact in artifacts:
+            name = artifact.manifest.name
+            ports = artifact.manifest.graphs["train"].select("output")
+            shapes = [port.shape for port in ports if port.of == _COUNTS]
+            if not shapes:
+                raise ValueError(
+                    f"artifact {name!r} gives no {_COUNTS}: export it with export.losses's loss"
+                )
+            if shapes[0] != (training.classes,):
+                raise ValueError(
+                    f"artifact {name!r} knows {shapes[0]} classes, the task {training.classes}"
+                )
+        return TeacherLogitsMethod(training, self.settings.rate_decay)

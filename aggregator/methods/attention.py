@@ -13,12 +13,12 @@ from typing import Annotated, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.methods.attention.clustering import ClusterSettings, assign_clusters
-from aggregator.methods.attention.device_models import DeviceModels, HeardModel
-from aggregator.methods.attention.mixtures import AggregatorMixer, MixtureSettings
-from aggregator.methods.falling_rate import RateDecay, rate_at
-from aggregator.methods.method import Method, Refused, RoundSummary
-from device_sdk.artifact.flat_layout import FlatLayout
+from aggregator.methods.clustering import ClusterSettings, assign_clusters
+from aggregator.methods.device_models import DeviceModels, HeardModel
+from aggregator.methods.method import Binding, Method, RateDecay, Refused, RoundSummary, rate_at
+from aggregator.methods.mixtures import AggregatorMixer, MixtureSettings
+from device_sdk.artifact import Artifact
+from device_sdk.artifact.flat_layout import FlatLayout, layout_of
 from device_sdk.fields import Within, require_declared
 from device_sdk.methods.attention.contract import (
     MIXTURE,
@@ -243,18 +243,11 @@ class AttentionMethod(Stateful, Method):
         self._heard: dict[str, HeardModel] = {}
         self._clusters = np.empty(0, dtype=np.int64)
         self._clear()
-        self._version = 0
-        self._round_id = 0
         if self._most_members(0) < 2:
             raise ValueError(
                 f"most_bytes is {self._settings.clusters.most_bytes}, too little for the global "
                 f"model and one neighbour's ({self._vector_bytes * 2} and more)"
             )
-
-    @property
-    def version(self) -> int:
-        """The number of rounds that changed something."""
-        return self._version
 
     @property
     def shared(self) -> Floats:
@@ -274,9 +267,7 @@ class AttentionMethod(Stateful, Method):
         After the warm-up each device's vector is attached for its cluster's cohort, and a mixture
         for each device that does not mix by itself, for that device alone.
         """
-        if round_id <= self._round_id:
-            raise ValueError(f"round {round_id} does not follow round {self._round_id}")
-        self._round_id = round_id
+        self._begin(round_id)
         self._clear()
         training, models = self._settings.training, self._models
         rate = rate_at(training.learning_rate, self._settings.rate_decay, round_id)
@@ -307,10 +298,7 @@ class AttentionMethod(Stateful, Method):
     def check(self, update: Update) -> None:
         """Refuses with reason ``bad-round``, ``no-sender``, ``repeated``, ``bad-tensors``,
         ``bad-metadata`` or ``bad-values``."""
-        if update.round_id != self._round_id or self._round_id == 0:
-            raise Refused(
-                "bad-round", f"the update is for round {update.round_id}, not {self._round_id}"
-            )
+        self._require_round(update)
         if not update.sender:
             raise Refused("no-sender", "attention must know whose model it is")
         known = self._heard.get(update.sender)
@@ -363,7 +351,6 @@ class AttentionMethod(Stateful, Method):
         return RoundSummary(self._round_id, self._version, len(came), metrics)
 
     def forget(self, sender: str) -> None:
-        """See :class:`~aggregator.methods.method.Method`. The global model stays as it is."""
         if sender not in self._models.senders:
             return
         kept = np.asarray([name != sender for name in self._models.senders])
@@ -450,3 +437,18 @@ class AttentionMethod(Stateful, Method):
     def _sketches(self) -> Floats:
         vectors, training = self._models.vectors, self._settings.training
         return gap_sketches(vectors, self._global, self._places[0], self._layouts[0], training)
+
+
+class AttentionBinding(Binding[AttentionSettings]):
+    """Models of one kind in several widths."""
+
+    __slots__ = ()
+    settings_class = AttentionSettings
+
+    def build(
+        self, items: int, rng: np.random.Generator, artifacts: Sequence[Artifact] = ()
+    ) -> AttentionMethod:
+        """Begins with the widest artifact's own parameters."""
+        layouts = [layout_of(artifact.manifest) for artifact in artifacts]
+        initial = layouts[-1].flatten(artifacts[-1].initial)
+        return AttentionMethod(initial, layouts, self.settings)

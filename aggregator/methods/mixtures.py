@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.methods.attention.device_models import DeviceModels
+from aggregator.methods.device_models import DeviceModels
 from device_sdk.artifact.flat_layout import FlatLayout
 from device_sdk.fields import Within, require_declared
 

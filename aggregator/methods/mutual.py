@@ -8,15 +8,16 @@ that share: that is what the method is.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.methods.method import Method, Refused, RoundSummary
-from aggregator.methods.mutual.label_book import LabelBook, LabelMeans, PublicBook
+from aggregator.methods.label_book import LabelBook, LabelMeans, PublicBook
+from aggregator.methods.method import Binding, Method, Refused, RoundSummary
+from device_sdk.artifact import Artifact
 from device_sdk.fields import Within, require_declared
 from device_sdk.methods.mutual.contract import (
     MutualTraining,
@@ -25,6 +26,7 @@ from device_sdk.methods.mutual.contract import (
     decode_samples,
     decode_soft_labels,
     encode_soft_labels,
+    sample_entries,
 )
 from device_sdk.methods.state import Entry, Schema, Stateful, counters
 from device_sdk.wire.arrays.exchange import Attachment, Broadcast, Update
@@ -120,14 +122,7 @@ class MutualMethod(Stateful, Method):
         self._public = PublicBook()
         self._labels = LabelBook()
         self._closed = 0
-        self._version = 0
-        self._round_id = 0
         self._clear()
-
-    @property
-    def version(self) -> int:
-        """The number of rounds that brought anything."""
-        return self._version
 
     @property
     def owners(self) -> tuple[str, ...]:
@@ -137,9 +132,7 @@ class MutualMethod(Stateful, Method):
     def open_round(self, round_id: int) -> Broadcast:
         """Attachments ``public.<owner>.<mark>``; tensors ``labels.<owner>`` (and
         ``classes.<owner>``) as the owners sent them, or the mean of all."""
-        if round_id <= self._round_id:
-            raise ValueError(f"round {round_id} does not follow round {self._round_id}")
-        self._round_id = round_id
+        self._begin(round_id)
         self._clear()
         oldest = self._closed - self._settings.stale_rounds
         return Broadcast(
@@ -162,10 +155,7 @@ class MutualMethod(Stateful, Method):
     def check(self, update: Update) -> None:
         """Refuses with reason ``bad-round``, ``bad-sender``, ``bad-tensors``, ``bad-metadata``,
         ``bad-public``, ``bad-labels`` or ``too-many``."""
-        if update.round_id != self._round_id or self._round_id == 0:
-            raise Refused(
-                "bad-round", f"the update is for round {update.round_id}, not {self._round_id}"
-            )
+        self._require_round(update)
         if not update.sender:
             raise Refused("bad-sender", "mutual learning needs to know whose labels these are")
         public, labels = taken_apart(update)
@@ -226,7 +216,6 @@ class MutualMethod(Stateful, Method):
         return RoundSummary(self._round_id, self._version, participants, metrics)
 
     def forget(self, sender: str) -> None:
-        """See :class:`~aggregator.methods.method.Method`."""
         self._public.drop(sender)
         self._labels.drop(sender)
 
@@ -314,3 +303,19 @@ class MutualMethod(Stateful, Method):
         self._participants = 0
         self._metric_sums = np.zeros(len(METRICS), dtype=np.float64)
         self._metric_counts = np.zeros(len(METRICS), dtype=np.int64)
+
+
+class MutualBinding(Binding[MutualSettings]):
+    """Models of any kind, as long as they take the same samples."""
+
+    __slots__ = ()
+    settings_class = MutualSettings
+
+    def build(
+        self, items: int, rng: np.random.Generator, artifacts: Sequence[Artifact] = ()
+    ) -> MutualMethod:
+        """Nothing of the artifacts but what their samples are."""
+        entries = [sample_entries(artifact.manifest) for artifact in artifacts]
+        if any(each != entries[0] for each in entries[1:]):
+            raise ValueError("the artifacts take different samples, which devices could not share")
+        return MutualMethod(entries[0], self.settings)

@@ -1,1 +1,0 @@
-"""Attention-enhanced meta-learning: the aggregator's half, pure arithmetic."""

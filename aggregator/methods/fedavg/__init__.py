@@ -1,1 +1,0 @@
-"""Federated averaging: the aggregator's half, pure arithmetic."""

@@ -1,1 +1,0 @@
-"""Mutual learning: the aggregator's half, pure arithmetic."""

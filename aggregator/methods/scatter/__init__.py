@@ -1,1 +1,0 @@
-"""Capacity-adaptive scatter factorisation: the aggregator's half, pure arithmetic."""

@@ -1,1 +1,0 @@
-"""Attentive federated distillation: the aggregator's half, pure arithmetic."""

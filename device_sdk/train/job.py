@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from numpy.typing import NDArray
 
+from device_sdk.errors import RuntimeMissing
 from device_sdk.home.model_store import CapabilityRow
 from device_sdk.methods.learner import Declined, Learner
 from device_sdk.methods.registry import LEARNERS, MethodError, load_method
@@ -108,12 +109,15 @@ def learner_class(method: str) -> type[Learner] | type[RoundTrainer]:
     """What the installed package that offers the method trains with.
 
     A :class:`Learner` trains on the app's arrays. A :class:`RoundTrainer` has its own way with the
-    home's data, as scatter's has. Raises :class:`Declined` where there is no such method.
+    home's data, as scatter's has. Raises :class:`Declined` where there is no such
+    method, :class:`RuntimeMissing` where it takes onnxruntime and there is none.
     """
     try:
         found: type[Learner] | type[RoundTrainer]
         found = load_method(LEARNERS, method, Learner, RoundTrainer)
     except MethodError as error:
+        if isinstance(error.__cause__, RuntimeMissing):
+            raise error.__cause__ from error
         raise Declined(f"this device has no learner for the method {method!r}: {error}") from error
     return found
 
@@ -122,7 +126,7 @@ def needs_receipts(method: str) -> bool:
     """Whether the method's learner must know of each update whether it was counted."""
     try:
         return learner_class(method).needs_receipts
-    except Declined:
+    except (Declined, RuntimeMissing):
         return False  # its training will say so
 
 

@@ -24,13 +24,12 @@ from device_sdk.link.events import (
     SubscribeRefused,
 )
 from device_sdk.link.link import Link
-from device_sdk.link.send_queue import LinkError
+from device_sdk.link.outbound import LinkError
 from device_sdk.methods.learner import Declined
 from device_sdk.rounds.actions import Publish, Subscribe, Unsubscribe
 from device_sdk.rounds.participant import Participant
 from device_sdk.status import DeviceStatus, read_status
-from device_sdk.train.job import RoundTrainer, TrainingJob
-from device_sdk.train.lazy import LazyTrainer
+from device_sdk.train.job import LazyTrainer, RoundTrainer, TrainingJob
 from device_sdk.world import DeviceWorld
 
 T = TypeVar("T")

@@ -57,7 +57,7 @@ METHODS = sorted(path.parent.name for path in ROOT.glob("device_sdk/methods/*/le
 # What both ends agree on: the aggregator may import no more of the device than this.
 _CONTRACT = frozenset(
     {f"device_sdk.{name}" for name in ("artifact", "fields", "link", "system", "wire")}
-    | {f"device_sdk.methods.{name}" for name in ("registry", "settings", "state")}
+    | {f"device_sdk.methods.{name}" for name in ("registry", "state")}
     | {f"device_sdk.methods.{name}.contract" for name in METHODS}
 )
 _SERVER = frozenset(
@@ -85,7 +85,7 @@ RULES = (
     _device("system", ""),
     _device("link", "system", libraries="numpy paho.mqtt"),
     _device("wire/codec", "fields"),
-    _device("wire/arrays", "wire.codec"),
+    _device("wire/arrays", "fields wire.codec"),
     _device("wire/seal", "wire.codec system", libraries="cryptography"),
     _device(
         "wire/publish", "wire.codec wire.arrays wire.seal artifact", libraries="cryptography numpy"

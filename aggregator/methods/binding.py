@@ -13,8 +13,7 @@ from aggregator.methods.method import Method
 from aggregator.tables import TomlTable
 from device_sdk.artifact import Artifact
 from device_sdk.methods.registry import METHODS, load_method
-from device_sdk.wire.arrays.body import decode_update
-from device_sdk.wire.arrays.exchange import Update
+from device_sdk.wire.arrays.exchange import Update, decode_update
 
 Settings = TypeVar("Settings")
 

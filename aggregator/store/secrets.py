@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from aggregator.store.database import Database
-from device_sdk.wire.seal.group_key import GroupKey
+from device_sdk.wire.seal.broadcast import GroupKey
 
 
 @dataclass(frozen=True, slots=True)

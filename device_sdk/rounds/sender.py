@@ -7,9 +7,9 @@ import os
 from dataclasses import dataclass
 
 from device_sdk.home.round_store import OutboxRow
-from device_sdk.link.backoff import Backoff
 from device_sdk.rounds.actions import Actions, Publish
 from device_sdk.rounds.session import SessionKeeper
+from device_sdk.system.clock import Backoff
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.publish.chunks import PART_BYTES, split
 from device_sdk.wire.publish.receipts import Receipt, RecordType, write_update

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from device_sdk.wire.codec import cbor
 from device_sdk.wire.codec.errors import WireError
-from device_sdk.wire.codec.record import Record
+from device_sdk.wire.codec.message import Record
 
 MAX_CATALOGUE_BYTES = 64 << 20
 MOST_ITEMS = 2_000_000

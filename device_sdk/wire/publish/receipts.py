@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 from device_sdk.wire.codec import cbor
 from device_sdk.wire.codec.errors import WireError
-from device_sdk.wire.codec.names import read_name, require_name
-from device_sdk.wire.codec.record import Record
+from device_sdk.wire.codec.message import Record, read_name, require_name
 
 DIGEST_BYTES = 32
 _MOST_DEVICE_ID_BYTES = 32

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from device_sdk.wire.codec import cbor
-from device_sdk.wire.codec.header import MessageType, check_prefix, prefix
-from device_sdk.wire.codec.record import Record
+from device_sdk.wire.codec.message import MessageType, Record, check_prefix, prefix
 from device_sdk.wire.seal import signature
 from device_sdk.wire.seal.descriptor import Descriptor
 from device_sdk.wire.seal.freshness import INCARNATION_BYTES

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from device_sdk.methods.settings import TrainingSettings, require_number, require_whole
+from device_sdk.wire.arrays.exchange import TrainingSettings, require_number, require_whole
 
 
 @dataclass(frozen=True, slots=True)

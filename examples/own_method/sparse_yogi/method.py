@@ -15,9 +15,8 @@ from aggregator.methods.binding import Binding
 from aggregator.methods.method import Method, Refused, RoundSummary
 from device_sdk.artifact import Artifact
 from device_sdk.artifact.flat_layout import layout_of
-from device_sdk.methods.settings import require_number
 from device_sdk.methods.state import RestoreError, State
-from device_sdk.wire.arrays.exchange import Broadcast, Update
+from device_sdk.wire.arrays.exchange import Broadcast, Update, require_number
 from sparse_yogi.contract import SparseTraining
 
 Floats = NDArray[np.float32]

@@ -22,8 +22,7 @@ from device_sdk.methods.registry import (
     load_method,
     method_names,
 )
-from device_sdk.train.job import RoundTrainer
-from device_sdk.train.lazy import learner_class, needs_receipts
+from device_sdk.train.job import RoundTrainer, learner_class, needs_receipts
 
 ROOT = Path(__file__).resolve().parents[3]
 BUILT_IN = ["attention", "fedavg", "mutual", "scatter", "teacher_logits"]
@@ -162,7 +161,7 @@ def test_a_device_that_does_not_train_loads_neither_learners_nor_the_registrys_r
 
 def test_only_the_tasks_learner_is_loaded() -> None:
     code = (
-        "import sys\nfrom device_sdk.train.lazy import learner_class\n"
+        "import sys\nfrom device_sdk.train.job import learner_class\n"
         "learner_class('fedavg')\n"
         "print(*[n for n in sys.modules if n.endswith('.learner')])\n"
     )

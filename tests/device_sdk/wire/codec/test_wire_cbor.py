@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from device_sdk.wire.codec import cbor
 from device_sdk.wire.codec.errors import WireError
-from device_sdk.wire.codec.record import Record
+from device_sdk.wire.codec.message import Record
 
 LIMIT = 1 << 20
 

@@ -418,17 +418,12 @@ class CurrentRound:
             raise
         if round_.manifest.threshold == 0 and not self._has_own_model(job):
             self.read(job)
-        elif self._must_hear_first(job):
-            return  # until :meth:`receipted`
+        elif job.manifest.threshold > 0 and self._sender.waits and needs_receipts(job.terms.method):
+            return  # the learner has to know what of its own counted: until :meth:`receipted`
         elif round_.asks:
             self.question = job
         else:
             self.job = job
-
-    def _must_hear_first(self, job: TrainingJob) -> bool:
-        """Whether the learner has to know first what of its own counted."""
-        trains = job.manifest.threshold > 0
-        return trains and self._sender.waits and needs_receipts(job.terms.method)
 
     def _asks_again(self, round_: OpenRound) -> bool:
         return self._connected and not round_.is_complete

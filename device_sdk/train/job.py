@@ -49,11 +49,6 @@ class TrainingJob:
     catalogue: Catalogue | None
     artifacts: tuple[LocalArtifact, ...]
 
-    @property
-    def artifact(self) -> Path:
-        """The folder of the smallest artifact."""
-        return self.artifacts[0].folder
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainedRound:
@@ -126,32 +121,19 @@ def needs_receipts(method: str) -> bool:
         return False  # its training will say so
 
 
-class LazyTrainer(RoundTrainer):
-    """Picks the trainer that the task's terms name.
+class Trainers:
+    """The trainers of tasks' methods, each loaded when the first round needs it.
 
     onnxruntime takes 20 MB and a tenth of a second: an app that only records and recommends never
     loads it.
     """
 
     def __init__(self, world: DeviceWorld) -> None:
-        super().__init__(world)
         self._world = world
         self._loaded: dict[str, RoundTrainer] = {}
 
-    def train(self, job: TrainingJob) -> TrainedRound:
-        """See :class:`~device_sdk.train.job.RoundTrainer`."""
-        return self._of(job).train(job)
-
-    def wants(self, job: TrainingJob) -> Sequence[str]:
-        """See :class:`~device_sdk.train.job.RoundTrainer`."""
-        return self._of(job).wants(job)
-
-    def adopt(self, job: TrainingJob) -> Mapping[str, NDArray[Any]] | None:
-        """See :class:`~device_sdk.train.job.RoundTrainer`."""
-        return self._of(job).adopt(job)
-
-    def _of(self, job: TrainingJob) -> RoundTrainer:
-        method = job.terms.method
+    def of(self, method: str) -> RoundTrainer:
+        """The method's. Raises :class:`Declined` where there is no such method."""
         if method not in self._loaded:
             self._loaded[method] = self._load(method)
         return self._loaded[method]

@@ -72,7 +72,7 @@ class ScatterTrainer(RoundTrainer):
     def train(self, job: TrainingJob) -> TrainedRound:
         """One round. Raises LearnerError, ArtifactError, ValueError, or :class:`Declined`."""
         items = _items(job)
-        learner = self._load(job.artifact)
+        learner = self._load(job.artifacts[0].folder)
         self._local.rows = self._positives(job, len(items))
         state = self._state(job.manifest.task, len(items))
         learner.restore(state)

@@ -16,7 +16,7 @@ import functools
 import math
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import Field, asdict, dataclass, field, fields
 from types import MappingProxyType
 from typing import Any, ClassVar, Self
@@ -210,16 +210,21 @@ class TrainingSettings:
         return dict(asdict(self))
 
     @classmethod
-    def from_scalars(cls, values: Mapping[str, Scalar]) -> Self:
+    def from_scalars(
+        cls, values: Mapping[str, Scalar], error: Callable[[str], Exception] = ValueError
+    ) -> Self:
         """Read a broadcast's settings; names of other parts are ignored.
 
-        Raises ValueError for missing names, and what the class raises for values that it refuses.
+        Raises ``error`` for missing names, and for values that the class refuses.
         """
         names = [field.name for field in fields(cls)]
         missing = [name for name in names if name not in values]
         if missing:
-            raise ValueError(f"the broadcast lacks the training settings {', '.join(missing)}")
-        return cls(**{name: values[name] for name in names})
+            raise error(f"the broadcast lacks the training settings {', '.join(missing)}")
+        try:
+            return cls(**{name: values[name] for name in names})
+        except ValueError as wrong:
+            raise error(str(wrong)) from wrong
 
 
 MAX_METADATA_BYTES = 16 * 1024

@@ -103,11 +103,6 @@ class Record(Fields):
             raise WireError("wrong-fields", f"expected exactly the fields {sorted(fields)}")
         self._values = value
 
-    @classmethod
-    def decode(cls, data: bytes, fields: Collection[str], *, limit_bytes: int) -> Record:
-        """Decode canonical CBOR of at most ``limit_bytes`` that holds exactly ``fields``."""
-        return cls(cbor.decode(data, limit_bytes=limit_bytes), fields)
-
     def take(self, key: str, default: Any = None) -> Any:
         """A field's value, whatever it is: for a nested record."""
         return self._values[key]

@@ -90,7 +90,7 @@ def seal_content(
 
 def read_content_head(body: bytes) -> ContentHead:
     """Parse a head's body; verify its signature first. Raises ``WireError``."""
-    record = Record.decode(body, _FIELDS, limit_bytes=MAX_BODY_BYTES)
+    record = Record(cbor.decode(body, limit_bytes=MAX_BODY_BYTES), _FIELDS)
     chunks = record.array("chunks", MOST_CHUNKS)
     digests = tuple(digest for digest in chunks if isinstance(digest, bytes))
     if len(digests) != len(chunks):

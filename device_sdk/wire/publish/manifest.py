@@ -108,7 +108,7 @@ def write_manifest(manifest: RoundManifest) -> bytes:
 
 def read_manifest(body: bytes) -> RoundManifest:
     """Parse a manifest's body. Verify its signature first. Raises ``WireError``."""
-    record = Record.decode(body, _FIELDS, limit_bytes=MAX_BODY_BYTES)
+    record = Record(cbor.decode(body, limit_bytes=MAX_BODY_BYTES), _FIELDS)
     octets = {name: record.octets(name, size) for name, size in _SIZES.items()}
     names = {name: read_name(name, record.text(name, MOST_NAME_BYTES).encode()) for name in _NAMES}
     numbers = {name: record.unsigned(name, limit) for name, limit in _NUMBERS.items()}

@@ -154,8 +154,8 @@ def write_receipt(receipt: Receipt) -> bytes:
 
 def read_receipt(payload: bytes) -> Receipt:
     """Parse a receipt. Raises ``WireError``."""
-    record = Record.decode(
-        payload, ("digest", "verdict", "reason"), limit_bytes=_MOST_RECEIPT_BYTES
+    record = Record(
+        cbor.decode(payload, limit_bytes=_MOST_RECEIPT_BYTES), ("digest", "verdict", "reason")
     )
     try:
         verdict = Verdict(record.text("verdict", 16))

@@ -274,8 +274,9 @@ def read_broadcast(plaintext: bytes, manifest: RoundManifest) -> tuple[TaskTerms
     end = _LENGTH.size + length
     if len(plaintext) < end:
         raise WireError("truncated", "the broadcast ends within its terms")
-    record = Record.decode(
-        plaintext[_LENGTH.size : end], (*FIELDS, "settings"), limit_bytes=MAX_HEAD_BYTES
+    record = Record(
+        cbor.decode(plaintext[_LENGTH.size : end], limit_bytes=MAX_HEAD_BYTES),
+        (*FIELDS, "settings"),
     )
     terms = TaskTerms.from_record(record)
     tensors = decode_tensors(plaintext[end:], limits=UPDATE_LIMITS)

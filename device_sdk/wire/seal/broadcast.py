@@ -236,7 +236,7 @@ class Publication:
         self._next_index += 1
         head = _CHUNK_HEAD.pack(*prefix(MessageType.CHUNK), index, self.broadcast_id)
         cipher = ChaCha20Poly1305(self._keys.chunks)
-        return head + cipher.encrypt(_chunk_nonce(index), payload, head)
+        return head + cipher.encrypt(index.to_bytes(12, "little"), payload, head)
 
     def seal_manifest(self, body: bytes, signing: Ed25519PrivateKey) -> bytes:
         """The manifest's message: ``body`` signed and sealed. Raises ``ValueError`` if repeated."""
@@ -293,11 +293,8 @@ def open_chunk(
         raise WireError("wrong-chunk", "a chunk of another place or publication")
     if hashlib.sha256(message).digest() != sha256:
         raise WireError("wrong-chunk", "not the chunk that the manifest names")
-    return _decrypt(keys.chunks, _chunk_nonce(index), message[_CHUNK_HEAD.size :], head)
-
-
-def _chunk_nonce(index: int) -> bytes:
-    return index.to_bytes(12, "little")
+    nonce = index.to_bytes(12, "little")
+    return _decrypt(keys.chunks, nonce, message[_CHUNK_HEAD.size :], head)
 
 
 def _decrypt(key: bytes, nonce: bytes, sealed: bytes, associated: bytes) -> bytes:

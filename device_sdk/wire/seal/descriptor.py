@@ -170,7 +170,7 @@ def read_descriptor(
         message[2:signed_at] + body,
         message[signed_at:body_at],
     )
-    record = Record.decode(body, _FIELDS, limit_bytes=MAX_BYTES)
+    record = Record(cbor.decode(body, limit_bytes=MAX_BYTES), _FIELDS)
     descriptor = Descriptor(
         successions=successions,
         delegation=delegation,

@@ -222,7 +222,7 @@ def decode_request(
     opened = unseal(keys.hpke, info, message[_SEALED_AT:])
     signed, body = opened[:SIGNATURE_BYTES], opened[SIGNATURE_BYTES:]
     fields = ("identity", "mailbox", "proof", "secret", "token")
-    record = Record.decode(body, fields, limit_bytes=MAX_REQUEST_BYTES)
+    record = Record(cbor.decode(body, limit_bytes=MAX_REQUEST_BYTES), fields)
     request = EnrolRequest(
         record.octets("token", TOKEN_ID_BYTES),
         record.octets("identity", signature.PUBLIC_KEY_BYTES),

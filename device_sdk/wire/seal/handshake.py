@@ -154,7 +154,9 @@ def decode_open(
     """
     info = open_info(keys.descriptor, head.freshness)
     signed, body = _split(unseal(keys.hpke, info, message[_SEALED_AT:]))
-    record = Record.decode(body, ("device", "ephemeral", "secret"), limit_bytes=MAX_OPEN_BYTES)
+    record = Record(
+        cbor.decode(body, limit_bytes=MAX_OPEN_BYTES), ("device", "ephemeral", "secret")
+    )
     request = OpenRequest(
         record.octets("device", DEVICE_ID_BYTES),
         record.octets("ephemeral", hpke.PUBLIC_KEY_BYTES),
@@ -201,7 +203,7 @@ def decode_reply(
         signed,
     )
     fields = ("incarnation", "keys", "secret", "session", "time")
-    record = Record.decode(body, fields, limit_bytes=MAX_REPLY_BYTES)
+    record = Record(cbor.decode(body, limit_bytes=MAX_REPLY_BYTES), fields)
     return SessionReply(
         record.octets("session", SESSION_ID_BYTES),
         record.octets("secret", SECRET_BYTES),

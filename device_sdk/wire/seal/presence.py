@@ -59,7 +59,7 @@ def read_presence(message: bytes, descriptor: Descriptor) -> Presence:
     body = message[_BODY_AT:]
     key = signature.public_key(descriptor.signing)
     signature.verify(key, Purpose.PRESENCE, descriptor.digest + body, message[2:_BODY_AT])
-    record = Record.decode(body, ("incarnation", "started"), limit_bytes=MAX_BYTES)
+    record = Record(cbor.decode(body, limit_bytes=MAX_BYTES), ("incarnation", "started"))
     return Presence(
         record.octets("incarnation", INCARNATION_BYTES),
         record.unsigned("started", _TIME_LIMIT),

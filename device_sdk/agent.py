@@ -9,7 +9,6 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
 
 from device_sdk.home.round_store import RoundOutcome
 from device_sdk.link.events import (
@@ -24,15 +23,13 @@ from device_sdk.link.events import (
     SubscribeRefused,
 )
 from device_sdk.link.link import Link
-from device_sdk.link.send_queue import LinkError
+from device_sdk.link.outbound import LinkError
 from device_sdk.methods.learner import Declined
 from device_sdk.rounds.actions import Publish, Subscribe, Unsubscribe
 from device_sdk.rounds.participant import Participant
 from device_sdk.status import DeviceStatus, read_status
-from device_sdk.train.job import LazyTrainer, RoundTrainer, TrainingJob
+from device_sdk.train.job import RoundTrainer, Trainers, TrainingJob
 from device_sdk.world import DeviceWorld
-
-T = TypeVar("T")
 
 _log = logging.getLogger("tessera.device")
 _FIRST_PAUSE_SECONDS = 1.0
@@ -48,7 +45,7 @@ class Agent:
 
     def __init__(self, world: DeviceWorld, trainer: RoundTrainer | None = None) -> None:
         training_rng, jitter, link_rng = world.rng.spawn(3)
-        self._trainer = trainer or LazyTrainer(replace(world, rng=training_rng))
+        self._trainer, self._trainers = trainer, Trainers(replace(world, rng=training_rng))
         self._clock = world.clock
         self.participant = Participant(replace(world, rng=jitter))
         membership = world.membership
@@ -112,18 +109,9 @@ class Agent:
 
     def _turn(self) -> None:
         self._act()
-        round_ = self.participant.round
-        question, job = round_.question, round_.job
-        if question is not None:
-            self._attempt(question, lambda: round_.wanted(self._trainer.wants(question)))
-        elif job is not None and job.manifest.threshold == 0:
-            self._attempt(job, lambda: round_.read(job, self._trainer.adopt(job)))
-        elif job is not None:
-            self._waiting.append(self.participant.tick)
-            result = self._attempt(job, lambda: self._trainer.train(job))
-            if result is not None:
-                round_.trained(job, result)
-                self.problem = ""  # network, disk and training all did their part
+        job = self.participant.round.question or self.participant.round.job
+        if job is not None:
+            self._work(job)
         else:
             wait_seconds = self.participant.next_seconds() - self._clock()
             timeout_seconds = None if wait_seconds == math.inf else max(0.0, wait_seconds)
@@ -170,18 +158,32 @@ class Agent:
             case Stopped():
                 self._stopping.set()
 
-    def _attempt(self, job: TrainingJob, work: Callable[[], T]) -> T | None:
-        """What ``work`` gives; None where it failed, which ends the round without an update."""
+    def _work(self, job: TrainingJob) -> None:
+        """What the round in hand asks for; where it fails, the round ends without an update."""
+        round_ = self.participant.round
+        asks, rests = round_.question is not None, job.manifest.threshold == 0
+        if not asks and not rests:
+            self._waiting.append(self.participant.tick)
         try:
-            return work()
+            trainer = self._trainer or self._trainers.of(job.terms.method)
+            if asks:
+                round_.wanted(trainer.wants(job))
+                return
+            if rests:
+                round_.read(job, trainer.adopt(job))
+                return
+            result = trainer.train(job)
         except Declined as reason:
             outcome, detail = RoundOutcome.DECLINED, str(reason)
         except Exception as error:
             outcome, detail = RoundOutcome.FAILED, f"{type(error).__name__}: {error}"
             _log.warning("round %d ended without an update: %s", job.manifest.round, error)
             self.problem = f"round {job.manifest.round}: {detail}"
-        self.participant.round.ended(job, outcome, detail)
-        return None
+        else:
+            round_.trained(job, result)
+            self.problem = ""  # network, disk and training all did their part
+            return
+        round_.ended(job, outcome, detail)
 
 
 # Learning in the background: an agent is made at each start, for an agent runs once.

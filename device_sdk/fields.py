@@ -239,6 +239,7 @@ def require_declared(settings: Settings) -> None:
             values.declared(name, hint)
 
 
+@cache
 def is_settings(hint: Any) -> bool:
     """Whether a field holds settings of its own: a table below its table."""
     return isinstance(hint, type) and is_dataclass(hint)

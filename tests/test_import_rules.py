@@ -85,7 +85,7 @@ RULES = (
     _device("system", ""),
     _device("link", "system", libraries="numpy paho.mqtt"),
     _device("wire/codec", "fields"),
-    _device("wire/arrays", "wire.codec"),
+    _device("wire/arrays", "fields wire.codec"),
     _device("wire/seal", "wire.codec system", libraries="cryptography"),
     _device(
         "wire/publish", "wire.codec wire.arrays wire.seal artifact", libraries="cryptography numpy"

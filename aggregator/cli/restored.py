@@ -10,7 +10,7 @@ from aggregator.cli.arguments import add_home, home_of
 from aggregator.errors import AggregatorError
 from aggregator.home import AggregatorHome, serve_lock
 from aggregator.keys.folder import Lives, renew_descriptor
-from device_sdk.wire.seal.group_key import new_group_key
+from device_sdk.wire.seal.broadcast import new_group_key
 
 DESCRIPTION = """\
 Run this once, while serve is stopped, after the home was restored from a backup. Devices have seen

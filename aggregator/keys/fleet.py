@@ -10,8 +10,8 @@ from aggregator.errors import AggregatorError
 from aggregator.home import AggregatorHome
 from aggregator.keys.folder import read_serving_keys, renew_descriptor, tidy_keys
 from aggregator.store import Store
+from device_sdk.wire.seal.broadcast import GroupKey
 from device_sdk.wire.seal.descriptor import Descriptor
-from device_sdk.wire.seal.group_key import GroupKey
 from device_sdk.wire.seal.keyring import Keyring, ServingKeys
 from device_sdk.wire.seal.keys import RandomBytes
 

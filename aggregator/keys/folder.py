@@ -30,8 +30,8 @@ from device_sdk.wire.seal.authority import (
     make_delegation,
     make_succession,
 )
+from device_sdk.wire.seal.broadcast import new_group_key
 from device_sdk.wire.seal.descriptor import Descriptor, make_descriptor, read_descriptor, root_of
-from device_sdk.wire.seal.group_key import new_group_key
 from device_sdk.wire.seal.keyring import ServingKeys, serving_keys
 from device_sdk.wire.seal.keys import (
     KeyKind,

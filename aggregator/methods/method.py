@@ -14,8 +14,7 @@ from device_sdk.artifact import Artifact
 from device_sdk.fields import Within
 from device_sdk.methods.registry import METHODS, load_method
 from device_sdk.methods.state import State
-from device_sdk.wire.arrays.body import decode_update
-from device_sdk.wire.arrays.exchange import Broadcast, Update
+from device_sdk.wire.arrays.exchange import Broadcast, Update, decode_update
 from device_sdk.wire.codec.errors import WireError
 
 

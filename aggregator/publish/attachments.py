@@ -18,8 +18,7 @@ from device_sdk.wire.arrays.tensors import Codec, encode_tensors
 from device_sdk.wire.publish.content import ContentKind, seal_content
 from device_sdk.wire.publish.task_messages import OfferedAttachment, write_attachment
 from device_sdk.wire.publish.topics import ChunkTopic, Topics
-from device_sdk.wire.seal.broadcast import Publication
-from device_sdk.wire.seal.group_key import GroupKey, wrap_cohort_key
+from device_sdk.wire.seal.broadcast import GroupKey, Publication, wrap_cohort_key
 from device_sdk.wire.seal.keys import RandomBytes, draw
 
 _KEY_BYTES = 32

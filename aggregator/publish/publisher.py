@@ -19,10 +19,14 @@ from device_sdk.wire.arrays.exchange import Broadcast
 from device_sdk.wire.arrays.tensors import require_encodable
 from device_sdk.wire.publish.artifact_bundle import pack_artifact
 from device_sdk.wire.publish.catalogue import NO_CATALOGUE, catalogue_id
-from device_sdk.wire.publish.content import ContentKind, seal_chunks, seal_content
-from device_sdk.wire.publish.manifest import RoundManifest, write_manifest
-from device_sdk.wire.publish.task_messages import BROADCAST_CODECS, TaskTerms, write_broadcast
-from device_sdk.wire.publish.terms import OfferedArtifact
+from device_sdk.wire.publish.content import ContentKind, seal_content
+from device_sdk.wire.publish.manifest import RoundManifest, seal_chunks, write_manifest
+from device_sdk.wire.publish.task_messages import (
+    BROADCAST_CODECS,
+    OfferedArtifact,
+    TaskTerms,
+    write_broadcast,
+)
 from device_sdk.wire.publish.topics import (
     ChunkTopic,
     DescriptorTopic,
@@ -30,8 +34,7 @@ from device_sdk.wire.publish.topics import (
     PresenceTopic,
     Topics,
 )
-from device_sdk.wire.seal.broadcast import Publication
-from device_sdk.wire.seal.group_key import GroupKey, new_group_key
+from device_sdk.wire.seal.broadcast import GroupKey, Publication, new_group_key
 from device_sdk.wire.seal.keyring import ServingKeys
 from device_sdk.wire.seal.keys import RandomBytes
 from device_sdk.wire.seal.presence import Presence, sign_presence

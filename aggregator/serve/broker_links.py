@@ -27,7 +27,7 @@ from device_sdk.link.events import (
     SubscribeRefused,
 )
 from device_sdk.link.link import Link
-from device_sdk.link.send_queue import LinkError
+from device_sdk.link.outbound import LinkError
 from device_sdk.link.settings import LinkSettings
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.publish.topics import (

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from aggregator.serve.broker_links import BrokerLinks
 from aggregator.store.publications import Publications
 from device_sdk.link.events import Delivery, Outcome
-from device_sdk.link.send_queue import LinkError
+from device_sdk.link.outbound import LinkError
 
 
 class Outgoing:

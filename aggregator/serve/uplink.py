@@ -12,7 +12,7 @@ from aggregator.keys.registry import Registry, credential
 from aggregator.rounds.ingest import Repeats
 from device_sdk.link.events import Message
 from device_sdk.wire.codec.errors import WireError
-from device_sdk.wire.codec.header import MessageType
+from device_sdk.wire.codec.message import MessageType
 from device_sdk.wire.publish.chunks import Reassembler
 from device_sdk.wire.publish.receipts import Receipt, RecordType, write_receipt
 from device_sdk.wire.publish.topics import (
@@ -22,7 +22,7 @@ from device_sdk.wire.publish.topics import (
     Topics,
     UpTopic,
 )
-from device_sdk.wire.seal.group_key import GroupKey
+from device_sdk.wire.seal.broadcast import GroupKey
 from device_sdk.wire.seal.session_table import SessionTable
 
 _MOST_TOPICS = 8192

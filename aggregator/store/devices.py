@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from aggregator.store.database import Database
+from device_sdk.wire.seal.broadcast import GroupKey
 from device_sdk.wire.seal.enrolment_code import EnrolmentCode
-from device_sdk.wire.seal.group_key import GroupKey
 
 # The registry: a device's row is its credential.
 

@@ -15,7 +15,7 @@ from aggregator.tables import TomlTable
 from device_sdk.fields import OneOf, Within, hints_of
 from device_sdk.link.broker_url import BrokerUrl, TlsFiles, parse_broker_url
 from device_sdk.methods.registry import METHODS, MethodError, method_names
-from device_sdk.wire.codec.names import require_name
+from device_sdk.wire.codec.message import require_name
 from device_sdk.wire.publish.catalogue import Catalogue, read_catalogue
 from device_sdk.wire.publish.task_messages import BROADCAST_CODECS, UPDATE_CODECS
 from device_sdk.wire.publish.topics import Topics

@@ -12,7 +12,7 @@ import numpy as np
 
 from benchmarks.aggregator.fleet import BenchDevice
 from benchmarks.aggregator.mqtt_client import MiniClient
-from device_sdk.wire.codec.header import MessageType
+from device_sdk.wire.codec.message import MessageType
 from device_sdk.wire.publish.manifest import RoundManifest, read_manifest
 from device_sdk.wire.publish.receipts import (
     RecordType,
@@ -24,14 +24,15 @@ from device_sdk.wire.publish.receipts import (
 )
 from device_sdk.wire.publish.topics import DownTopic, ManifestTopic, PresenceTopic, Topics, UpTopic
 from device_sdk.wire.seal.broadcast import (
+    GroupKey,
     derive_broadcast_keys,
+    find_group_key,
     open_manifest,
     read_manifest_label,
 )
 from device_sdk.wire.seal.descriptor import Descriptor
 from device_sdk.wire.seal.device_session import DeviceCredential, DeviceSessions, SessionOpening
 from device_sdk.wire.seal.freshness import Freshness
-from device_sdk.wire.seal.group_key import GroupKey, find_group_key
 from device_sdk.wire.seal.presence import read_presence
 from device_sdk.wire.seal.signature import public_key
 

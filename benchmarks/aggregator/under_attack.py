@@ -14,7 +14,7 @@ from pathlib import Path
 from benchmarks.aggregator.flood import FloodPlan
 from benchmarks.aggregator.serving import Served, serving
 from benchmarks.aggregator.through_broker import cpu_seconds
-from device_sdk.wire.codec.header import MessageType
+from device_sdk.wire.codec.message import MessageType
 from device_sdk.wire.publish.topics import EnrolRequestTopic, Topics, UpTopic
 
 KINDS: Mapping[str, str] = {

@@ -19,11 +19,9 @@ from benchmarks.simulator.channel import WIRE_CODECS
 from device_sdk.factorisation import packaged_artifact
 from device_sdk.methods.scatter.factor_step import FactorStep, TrainerStep
 from device_sdk.trainer import Trainer
-from device_sdk.wire.publish.content import seal_chunks
-from device_sdk.wire.publish.manifest import RoundManifest, write_manifest
+from device_sdk.wire.publish.manifest import RoundManifest, seal_chunks, write_manifest
 from device_sdk.wire.publish.task_messages import TaskTerms, write_broadcast
-from device_sdk.wire.seal.broadcast import Publication
-from device_sdk.wire.seal.group_key import new_group_key
+from device_sdk.wire.seal.broadcast import Publication, new_group_key
 
 
 def open_step(artifact: Path | None) -> FactorStep:

@@ -15,8 +15,13 @@ from numpy.typing import NDArray
 
 from device_sdk.methods.mutual.contract import samples_mark
 from device_sdk.methods.scatter.contract import decode_scatter_update, encode_scatter_update
-from device_sdk.wire.arrays.body import decode_update, encode_update
-from device_sdk.wire.arrays.exchange import Attachment, Broadcast, Update
+from device_sdk.wire.arrays.exchange import (
+    Attachment,
+    Broadcast,
+    Update,
+    decode_update,
+    encode_update,
+)
 from device_sdk.wire.arrays.tensors import Codec, decode_tensors, encode_tensors
 from device_sdk.wire.codec import cbor
 from device_sdk.wire.publish.chunks import PART_BYTES, Reassembler, split
@@ -28,10 +33,16 @@ from device_sdk.wire.publish.receipts import (
     write_update,
 )
 from device_sdk.wire.publish.task_messages import BROADCAST_CODECS, TaskTerms, write_broadcast
-from device_sdk.wire.seal.broadcast import MAX_CHUNK_PAYLOAD_BYTES, Publication
-from device_sdk.wire.seal.envelope import HEADER_BYTES, MAX_MESSAGE_BYTES, TAG_BYTES, padded_length
-from device_sdk.wire.seal.group_key import new_group_key
-from device_sdk.wire.seal.session import End, Session, derive_session_keys
+from device_sdk.wire.seal.broadcast import MAX_CHUNK_PAYLOAD_BYTES, Publication, new_group_key
+from device_sdk.wire.seal.session import (
+    HEADER_BYTES,
+    MAX_MESSAGE_BYTES,
+    TAG_BYTES,
+    End,
+    Session,
+    derive_session_keys,
+    padded_length,
+)
 
 BroadcastCodec = Literal["float16", "int8", "int4"]
 UpdateCodec = Literal["direct", "fp32", "fp16", "int8"]

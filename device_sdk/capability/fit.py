@@ -17,14 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_sdk.capability.machine import Machine
-from device_sdk.capability.stopwatch import (
-    BlockSize,
-    Measurement,
-    Stopwatch,
-    Workload,
-    checked_slowdown,
-)
-from device_sdk.system.clock import Clock
+from device_sdk.capability.stopwatch import BlockSize, Measurement, Stopwatch, Workload
+from device_sdk.system.clock import Clock, checked_slowdown
 
 T = TypeVar("T")
 WhenNoneFits = Literal["one", "decline"]

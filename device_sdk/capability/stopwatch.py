@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import numpy as np
 
-from device_sdk.system.clock import Clock
-
-T = TypeVar("T")
+from device_sdk.system.clock import Clock, checked_slowdown, slowed
 
 # What a capability measurement times.
 
@@ -24,42 +21,6 @@ class Workload(Protocol):
 
     def run(self) -> object:
         """Do the work once, at the k and share prepared last; what it returns is ignored."""
-
-
-# A slower device, emulated by sleeping.
-
-
-def checked_slowdown(slowdown: float) -> float:
-    """The factor as a float. Raises ValueError below 1, for NaN and for infinity."""
-    if not (math.isfinite(slowdown) and slowdown >= 1.0):
-        raise ValueError(
-            f"slowdown is {slowdown}; expected a finite factor of 1 or more "
-            "(8 emulates a device that takes 8 times as long)"
-        )
-    return float(slowdown)
-
-
-def timed(
-    run: Callable[[], T], clock: Clock, slowdown: float, stop_at: float = math.inf
-) -> tuple[float, T]:
-    """Seconds that one run takes on a device `slowdown` times slower, and what it returned.
-
-    Sleeps (slowdown - 1) times the run's own duration inside the measured span. A sleep that would
-    outlast `stop_at` ends there: what was left of it is known, so it is added without waiting.
-    """
-    start = clock.now()
-    result = run()
-    worked = clock.now() - start
-    pause = (slowdown - 1.0) * worked
-    room = stop_at - clock.now()
-    if pause <= 0.0:
-        return worked, result
-    if pause > room:
-        if room > 0.0:
-            clock.sleep(room)
-        return worked + pause, result
-    clock.sleep(pause)
-    return clock.now() - start, result
 
 
 # A first impression runs this share of the work, so that a step longer than the whole time box is
@@ -210,7 +171,9 @@ class Stopwatch:
         return bool(runs)
 
     def _run(self) -> float:
-        return timed(self._workload.run, self._clock, self._slowdown, self._stop_at)[0]
+        start = self._clock.now()
+        self._workload.run()
+        return slowed(self._clock, start, self._slowdown, self._stop_at)
 
     def _steady_runs(self, first: float) -> list[float]:
         size = self._block

@@ -8,7 +8,7 @@ from typing import Any
 
 from device_sdk.home.database import HomeDatabase
 from device_sdk.wire.publish.manifest import Mark, RoundManifest
-from device_sdk.wire.publish.receipts import Receipt, UpdateIdentity, Verdict
+from device_sdk.wire.publish.receipts import Receipt, Verdict
 
 _KEPT_ROUNDS = 1000
 
@@ -59,10 +59,6 @@ class OutboxRow:
     generation: int
     round: int
     body: bytes
-
-    def identity(self, device_id: bytes) -> UpdateIdentity:
-        """What the aggregator knows it by."""
-        return UpdateIdentity(device_id, self.task, self.generation, self.round)
 
 
 class RoundStore:

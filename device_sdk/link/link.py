@@ -12,7 +12,7 @@ from device_sdk.link.buffered_client import Admits
 from device_sdk.link.connection import BrokerWay
 from device_sdk.link.events import Delivery, Event, ServerLimits
 from device_sdk.link.loop import LinkLoop
-from device_sdk.link.send_queue import LinkError
+from device_sdk.link.outbound import LinkError
 from device_sdk.link.settings import LinkSettings
 
 __all__ = ["Link", "LinkError"]

@@ -11,7 +11,6 @@ from typing import TypeAlias
 
 import numpy as np
 
-from device_sdk.link.backoff import Backoff
 from device_sdk.link.connection import BrokerWay, Connection, ConnectionEnd
 from device_sdk.link.events import (
     Connected,
@@ -29,8 +28,8 @@ from device_sdk.link.events import (
     VersionChoice,
     settle,
 )
-from device_sdk.link.send_queue import SendQueue, refusal
-from device_sdk.link.subscriptions import Subscriptions
+from device_sdk.link.outbound import SendQueue, Subscriptions, refusal
+from device_sdk.system.clock import Backoff
 
 # Wakes a thread that waits for sockets.
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from device_sdk.wire.codec.names import require_name
+from device_sdk.wire.codec.message import require_name
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -35,7 +35,7 @@ def load_method(group: str, name: str, *kinds: type) -> Any:
 
     Raises MethodError where no package offers it, two do, it cannot be imported, it is no subclass
     of any of ``kinds``, or its name could not travel in a message (see
-    :func:`device_sdk.wire.codec.names.require_name`).
+    :func:`device_sdk.wire.codec.message.require_name`).
     """
     found = [each for each in _offered(group) if each.name == name]
     if not found:

@@ -1,18 +1,14 @@
-"""What a method declares once, for both ends: the arrays that it remembers, packed, checked and
-taken back, and the settings of training that its broadcasts carry."""
+"""What a method remembers, declared once for both ends: arrays packed, checked and taken back."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import Field, asdict, dataclass, fields
+from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
-
-from device_sdk.fields import require_declared
-from device_sdk.wire.arrays.exchange import Scalar
 
 State = Mapping[str, NDArray[Any]]
 
@@ -192,37 +188,3 @@ class Stateful:
 
 def _attribute(name: str) -> str:
     return "_" + name.replace(".", "_")
-
-
-class TrainingSettings:
-    """Base of the flat, frozen dataclasses that a broadcast carries beside its tensors.
-
-    Each field's type and bounds are those of its declaration. Raises ValueError, naming the
-    setting, for a value outside of them; :meth:`check` adds what a class asks of several at once.
-    """
-
-    __slots__ = ()
-    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
-
-    def __post_init__(self) -> None:
-        require_declared(self)
-        self.check()
-
-    def check(self) -> None:
-        """Raises ValueError for settings that do not go together."""
-
-    def as_scalars(self) -> dict[str, Scalar]:
-        """The settings as a broadcast carries them."""
-        return dict(asdict(self))
-
-    @classmethod
-    def from_scalars(cls, values: Mapping[str, Scalar]) -> Self:
-        """Read a broadcast's settings; names of other parts are ignored.
-
-        Raises ValueError for missing names, and what the class raises for values that it refuses.
-        """
-        names = [field.name for field in fields(cls)]
-        missing = [name for name in names if name not in values]
-        if missing:
-            raise ValueError(f"the broadcast lacks the training settings {', '.join(missing)}")
-        return cls(**{name: values[name] for name in names})

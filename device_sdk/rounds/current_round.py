@@ -1,32 +1,134 @@
-"""The one round that a device has in hand, from its manifest to how it ended here."""
+"""The one round that a device has in hand, from its manifest to what it leaves on the disk."""
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import math
 import sqlite3
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from numpy.typing import NDArray
 
-from device_sdk.home.round_store import RoundOutcome
+from device_sdk.home.home import Home
+from device_sdk.home.model_store import StoredModel
+from device_sdk.home.round_store import OutboxRow, Participation, RoundOutcome
 from device_sdk.methods.learner import Declined
 from device_sdk.rounds.actions import Actions
-from device_sdk.rounds.commit import commit_round, participation, read_model
 from device_sdk.rounds.open_round import OpenRound, Retry
 from device_sdk.rounds.sender import Sender
 from device_sdk.rounds.session import SessionKeeper
 from device_sdk.train.job import TrainedRound, TrainingJob, needs_receipts
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.publish.manifest import Order, RoundManifest, order, read_manifest, selected
+from device_sdk.wire.publish.receipts import UpdateIdentity, update_digest
 from device_sdk.wire.seal.broadcast import (
     derive_broadcast_keys,
     open_manifest,
     read_manifest_label,
 )
 from device_sdk.world import DeviceWorld
+
+
+def commit_round(
+    home: Home,
+    device_id: bytes,
+    job: TrainingJob,
+    result: TrainedRound,
+    largest_unix_seconds: int,
+) -> OutboxRow:
+    """Commit users' vectors, model, k, the part in the round and the update; returns the update.
+
+    Raises ``sqlite3.Error``, and then nothing has changed.
+    """
+    manifest = job.manifest
+    identity = UpdateIdentity(device_id, manifest.task, manifest.generation, manifest.round)
+    digest = update_digest(identity, hashlib.sha256(result.body).digest())
+    row = OutboxRow(digest, manifest.task, manifest.generation, manifest.round, result.body)
+    with home.database.transaction():
+        artifact_id = None if result.artifact is None else result.artifact.artifact_id
+        home.models.save_learner(manifest.task, result.learner_state, artifact_id)
+        save_model(home, job, result)
+        if result.capability is not None:
+            home.models.save_capability(result.capability)
+        name = "" if result.artifact is None else result.artifact.name
+        home.rounds.conclude(
+            participation(
+                manifest,
+                RoundOutcome.TRAINED,
+                k=result.k,
+                train_seconds=result.seconds,
+                artifact=name,
+            )
+        )
+        home.rounds.post(row)
+        home.membership.raise_time(largest_unix_seconds)
+    return row
+
+
+def save_model(home: Home, job: TrainingJob, result: TrainedRound | None = None) -> None:
+    """Keep what to predict with (the training's model, else the broadcast's arrays), and drop
+    catalogues of before."""
+    manifest = job.manifest
+    model = StoredModel(
+        manifest.task,
+        manifest.generation,
+        manifest.round,
+        manifest.version,
+        manifest.catalogue_id,
+        result.model if result is not None and result.model is not None else job.broadcast.tensors,
+        result.artifact.artifact_id if result is not None and result.artifact is not None else None,
+    )
+    with home.database.transaction():
+        home.models.save_model(model)
+        home.models.drop_catalogues(manifest.catalogue_id)
+
+
+def read_model(
+    home: Home, job: TrainingJob, adopted: Mapping[str, NDArray[Any]] | None = None
+) -> None:
+    """The task rests: keep its last version, unless the device has a model of its own.
+
+    ``adopted``: that version as a model of the device's artifact.
+    """
+    manifest = job.manifest
+    stored = home.models.model(manifest.task)
+    if stored is None or stored.artifact_id is None:
+        save_model(home, job)
+    elif adopted is not None:
+        model = replace(
+            stored,
+            generation=manifest.generation,
+            round=manifest.round,
+            version=manifest.version,
+            arrays=adopted,
+        )
+        home.models.save_model(model)
+
+
+def participation(
+    manifest: RoundManifest,
+    outcome: RoundOutcome,
+    detail: str = "",
+    k: int | None = None,
+    train_seconds: float | None = None,
+    artifact: str = "",
+) -> Participation:
+    """How a round ended here, without a verdict yet."""
+    return Participation(
+        manifest.task,
+        manifest.generation,
+        manifest.round,
+        manifest.version,
+        outcome,
+        detail,
+        k,
+        train_seconds,
+        artifact=artifact,
+    )
+
 
 _log = logging.getLogger("tessera.device")
 # A manifest refused for one of these may be right after the next descriptor or session.
@@ -311,17 +413,12 @@ class CurrentRound:
             raise
         if round_.manifest.threshold == 0 and not self._has_own_model(job):
             self.read(job)
-        elif self._must_hear_first(job):
-            return  # until :meth:`receipted`
+        elif job.manifest.threshold > 0 and self._sender.waits and needs_receipts(job.terms.method):
+            return  # the learner has to know what of its own counted: until :meth:`receipted`
         elif round_.asks:
             self.question = job
         else:
             self.job = job
-
-    def _must_hear_first(self, job: TrainingJob) -> bool:
-        """Whether the learner has to know first what of its own counted."""
-        trains = job.manifest.threshold > 0
-        return trains and self._sender.waits and needs_receipts(job.terms.method)
 
     def _asks_again(self, round_: OpenRound) -> bool:
         return self._connected and not round_.is_complete

@@ -6,30 +6,32 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from device_sdk.link.backoff import Backoff
 from device_sdk.methods.learner import Declined, LearnerError
 from device_sdk.rounds.actions import Actions, Subscribe, Unsubscribe
 from device_sdk.rounds.session import SessionKeeper
+from device_sdk.system.clock import Backoff
 from device_sdk.train.job import LocalArtifact, TrainingJob
 from device_sdk.wire.arrays.exchange import Attachment, Broadcast
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.publish.artifact_bundle import unpack_artifact
 from device_sdk.wire.publish.catalogue import NO_CATALOGUE, Catalogue, read_catalogue
-from device_sdk.wire.publish.content import HEAD_INDEX, ChunkSet, ContentKind, read_content_head
-from device_sdk.wire.publish.manifest import RoundManifest
+from device_sdk.wire.publish.content import HEAD_INDEX, ContentKind, read_content_head
+from device_sdk.wire.publish.manifest import ChunkSet, RoundManifest
 from device_sdk.wire.publish.task_messages import (
     OfferedArtifact,
+    OfferedAttachment,
+    TaskTerms,
     read_attachment,
     read_broadcast,
 )
-from device_sdk.wire.publish.terms import OfferedAttachment, TaskTerms
 from device_sdk.wire.publish.topics import ChunkTopic
 from device_sdk.wire.seal.broadcast import (
+    GroupKey,
     derive_broadcast_keys,
     open_manifest,
     read_manifest_label,
+    unwrap_cohort_key,
 )
-from device_sdk.wire.seal.group_key import GroupKey, unwrap_cohort_key
 from device_sdk.world import DeviceWorld, TrainingOptions
 
 

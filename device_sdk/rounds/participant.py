@@ -11,7 +11,7 @@ from device_sdk.rounds.current_round import CurrentRound
 from device_sdk.rounds.sender import Sender
 from device_sdk.rounds.session import SessionKeeper
 from device_sdk.wire.codec.errors import WireError
-from device_sdk.wire.codec.header import FIRST_ENVELOPE_TYPE, MessageType
+from device_sdk.wire.codec.message import FIRST_ENVELOPE_TYPE, MessageType
 from device_sdk.wire.publish.receipts import RecordType, read_receipt
 from device_sdk.wire.publish.topics import (
     ChunkTopic,

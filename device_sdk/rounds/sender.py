@@ -7,12 +7,12 @@ import os
 from dataclasses import dataclass
 
 from device_sdk.home.round_store import OutboxRow
-from device_sdk.link.backoff import Backoff
 from device_sdk.rounds.actions import Actions, Publish
 from device_sdk.rounds.session import SessionKeeper
+from device_sdk.system.clock import Backoff
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.publish.chunks import PART_BYTES, split
-from device_sdk.wire.publish.receipts import Receipt, RecordType, write_update
+from device_sdk.wire.publish.receipts import Receipt, RecordType, UpdateIdentity, write_update
 from device_sdk.world import DeviceWorld
 
 
@@ -144,7 +144,8 @@ class Sender:
 
     def _send(self, row: OutboxRow) -> bool:
         """Whether it goes in parts."""
-        payload = write_update(row.identity(self._device_id), row.body)
+        identity = UpdateIdentity(self._device_id, row.task, row.generation, row.round)
+        payload = write_update(identity, row.body)
         try:
             if len(payload) <= PART_BYTES:
                 envelopes = [self._sessions.seal(RecordType.UPDATE, payload)]

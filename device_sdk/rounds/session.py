@@ -8,14 +8,14 @@ from collections.abc import Callable
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from device_sdk.home.membership import seen
-from device_sdk.link.backoff import Backoff
 from device_sdk.rounds.actions import Actions, Publish
+from device_sdk.system.clock import Backoff
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.seal import signature
+from device_sdk.wire.seal.broadcast import GroupKey, find_group_key
 from device_sdk.wire.seal.descriptor import Descriptor, read_descriptor
 from device_sdk.wire.seal.device_session import DeviceCredential, DeviceSessions, SessionOpening
 from device_sdk.wire.seal.freshness import Freshness
-from device_sdk.wire.seal.group_key import GroupKey, find_group_key
 from device_sdk.wire.seal.presence import PresenceWatch, read_presence
 from device_sdk.world import DeviceWorld
 

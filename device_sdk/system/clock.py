@@ -1,9 +1,12 @@
-"""The clock that capability measures with, as an argument so that tests can pass their own."""
+"""Time: the clocks, a slower device emulated, and the wait before the next try."""
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Protocol
+
+import numpy as np
 
 # The kernel may wake a sleeper this much too late; the rest of a pause is spent spinning.
 _WAKE_UP_SECONDS = 0.002
@@ -35,6 +38,38 @@ class MonotonicClock:
             pass
 
 
+# A slower device, emulated by sleeping.
+
+
+def checked_slowdown(slowdown: float) -> float:
+    """The factor as a float. Raises ValueError below 1, for NaN and for infinity."""
+    if not (math.isfinite(slowdown) and slowdown >= 1.0):
+        raise ValueError(
+            f"slowdown is {slowdown}; expected a finite factor of 1 or more "
+            "(8 emulates a device that takes 8 times as long)"
+        )
+    return float(slowdown)
+
+
+def slowed(clock: Clock, start: float, slowdown: float, stop_at: float = math.inf) -> float:
+    """Seconds since `start` on a device `slowdown` times slower, the rest of which pass here.
+
+    Sleeps (slowdown - 1) times the work's own duration. A sleep that would outlast `stop_at` ends
+    there: what was left of it is known, so it is added without waiting.
+    """
+    worked = clock.now() - start
+    pause = (slowdown - 1.0) * worked
+    if pause <= 0.0:
+        return worked
+    room = stop_at - clock.now()
+    if pause > room:
+        if room > 0.0:
+            clock.sleep(room)
+        return worked + pause
+    clock.sleep(pause)
+    return clock.now() - start
+
+
 # The clock that durations and the aggregator's time are carried on with.
 
 
@@ -45,3 +80,34 @@ def awake_clock() -> float:
     """
     boot_time = getattr(time, "CLOCK_BOOTTIME", None)
     return time.monotonic() if boot_time is None else time.clock_gettime(boot_time)
+
+
+class Backoff:
+    """Waits of uniform(c / 10, c) seconds; c starts at ``first_seconds`` and doubles at each try.
+
+    Raises ValueError unless 0 < ``first_seconds`` <= ``most_seconds``.
+    """
+
+    def __init__(
+        self, rng: np.random.Generator, *, first_seconds: float, most_seconds: float
+    ) -> None:
+        if not 0 < first_seconds <= most_seconds:
+            raise ValueError(
+                f"back-off from {first_seconds} to {most_seconds} seconds; "
+                "expected 0 < first <= most"
+            )
+        self._rng = rng
+        self._first_seconds = first_seconds
+        self._most_seconds = most_seconds
+        self._tries = 0
+
+    def next_seconds(self) -> float:
+        """How long to wait before the next try."""
+        # 2^64 tries never come; the cap keeps the power from overflowing a float.
+        ceiling = min(self._most_seconds, self._first_seconds * 2.0 ** min(self._tries, 64))
+        self._tries += 1
+        return float(self._rng.uniform(ceiling / 10, ceiling))
+
+    def reset(self) -> None:
+        """Start from the first wait again: the last try went well."""
+        self._tries = 0

@@ -13,15 +13,13 @@ from typing import Any
 from numpy.typing import NDArray
 
 from device_sdk.capability.fit import Fit, Request, WorkDone, choose_among
-from device_sdk.capability.stopwatch import timed
 from device_sdk.home.model_store import CapabilityRow
 from device_sdk.local_data import LocalData
 from device_sdk.methods.learner import Declined, Learner, LearnerParts, MovableWork, Where
-from device_sdk.system.clock import Clock
+from device_sdk.system.clock import Clock, slowed
 from device_sdk.train.job import LocalArtifact, RoundTrainer, TrainedRound, TrainingJob
 from device_sdk.trainer import Trainer
-from device_sdk.wire.arrays.body import encode_update
-from device_sdk.wire.arrays.exchange import Broadcast
+from device_sdk.wire.arrays.exchange import Broadcast, encode_update
 from device_sdk.wire.publish.receipts import Verdict
 from device_sdk.wire.publish.task_messages import BROADCAST_CODECS
 from device_sdk.world import DeviceWorld
@@ -160,9 +158,9 @@ class ArrayTrainer(RoundTrainer):
         artifact = _chosen(job, capability)
         learner, trainer = self.learner(job, artifact, data, _where(capability))
         self._keep_only(artifact)
-        seconds, update = timed(
-            lambda: learner.train(job.broadcast), self._clock, self._options.slowdown
-        )
+        start = self._clock.now()
+        update = learner.train(job.broadcast)
+        seconds = slowed(self._clock, start, self._options.slowdown)
         codec = BROADCAST_CODECS[job.terms.update_codec]
         if capability is not None:
             capability = capability.after(late=seconds > job.terms.train_seconds)

@@ -1,4 +1,7 @@
-"""One round's work on the device: what goes into it, what comes out, and who does it."""
+"""One round's work on the device: what goes into it, what comes out of it, and who does it.
+
+The trainer of a task's method is loaded when the first round needs it.
+"""
 
 from __future__ import annotations
 
@@ -46,11 +49,6 @@ class TrainingJob:
     broadcast: Broadcast
     catalogue: Catalogue | None
     artifacts: tuple[LocalArtifact, ...]
-
-    @property
-    def artifact(self) -> Path:
-        """The folder of the smallest artifact."""
-        return self.artifacts[0].folder
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -102,9 +100,6 @@ class RoundTrainer(ABC):
         return None
 
 
-# The trainer of a task's method, loaded when the first round needs it.
-
-
 def learner_class(method: str) -> type[Learner] | type[RoundTrainer]:
     """What the installed package that offers the method trains with.
 
@@ -130,29 +125,19 @@ def needs_receipts(method: str) -> bool:
         return False  # its training will say so
 
 
-class LazyTrainer(RoundTrainer):
-    """Picks the trainer that the task's terms name.
+class Trainers:
+    """The trainers of tasks' methods, each loaded when the first round needs it.
 
     onnxruntime takes 20 MB and a tenth of a second: an app that only records and recommends never
     loads it.
     """
 
     def __init__(self, world: DeviceWorld) -> None:
-        super().__init__(world)
         self._world = world
         self._loaded: dict[str, RoundTrainer] = {}
 
-    def train(self, job: TrainingJob) -> TrainedRound:
-        return self._of(job).train(job)
-
-    def wants(self, job: TrainingJob) -> Sequence[str]:
-        return self._of(job).wants(job)
-
-    def adopt(self, job: TrainingJob) -> Mapping[str, NDArray[Any]] | None:
-        return self._of(job).adopt(job)
-
-    def _of(self, job: TrainingJob) -> RoundTrainer:
-        method = job.terms.method
+    def of(self, method: str) -> RoundTrainer:
+        """The method's. Raises :class:`Declined` where there is no such method."""
         if method not in self._loaded:
             self._loaded[method] = self._load(method)
         return self._loaded[method]

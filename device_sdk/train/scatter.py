@@ -11,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_sdk.capability.fit import Request, choose_k
-from device_sdk.capability.stopwatch import timed
 from device_sdk.factorisation import check_factorisation, packaged_artifact
 from device_sdk.home.model_store import CapabilityRow
 from device_sdk.methods.learner import Declined, LearnerError, State
 from device_sdk.methods.scatter.contract import ScatterTraining, encode_scatter_update
 from device_sdk.methods.scatter.factor_step import FactorStep, StepByUsers, TrainerStep
 from device_sdk.methods.scatter.learner import ScatterLearner
+from device_sdk.system.clock import slowed
 from device_sdk.train.job import RoundTrainer, TrainedRound, TrainingJob
 from device_sdk.wire.arrays.exchange import Broadcast
 from device_sdk.world import DeviceWorld
@@ -72,7 +72,7 @@ class ScatterTrainer(RoundTrainer):
     def train(self, job: TrainingJob) -> TrainedRound:
         """One round. Raises LearnerError, ArtifactError, ValueError, or :class:`Declined`."""
         items = _items(job)
-        learner = self._load(job.artifact)
+        learner = self._load(job.artifacts[0].folder)
         self._local.rows = self._positives(job, len(items))
         state = self._state(job.manifest.task, len(items))
         learner.restore(state)
@@ -82,7 +82,9 @@ class ScatterTrainer(RoundTrainer):
         learner.restore(state)
         wanted = options.k if capability is None else int(capability.option)
         learner.columns = min(wanted or 1, items.shape[1])
-        seconds, update = timed(lambda: learner.train(job.broadcast), self._clock, options.slowdown)
+        start = self._clock.now()
+        update = learner.train(job.broadcast)
+        seconds = slowed(self._clock, start, options.slowdown)
         body = encode_scatter_update(update, items.shape[1], job.terms.update_codec, self._rng)
         if capability is not None:
             capability = capability.after(late=seconds > job.terms.train_seconds)

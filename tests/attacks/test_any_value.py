@@ -15,8 +15,7 @@ from aggregator.methods.server_optimizer import OptimizerSettings
 from aggregator.publish.publisher import Publisher
 from device_sdk.artifact import Artifact
 from device_sdk.methods.scatter.contract import encode_scatter_update
-from device_sdk.wire.arrays.body import encode_update
-from device_sdk.wire.arrays.exchange import Broadcast, Update
+from device_sdk.wire.arrays.exchange import Broadcast, Update, encode_update
 from device_sdk.wire.arrays.tensors import Codec
 from tests.attacks.conftest import MakeStage
 from tests.attacks.stage import Stage

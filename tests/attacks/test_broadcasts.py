@@ -13,11 +13,19 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from aggregator.methods.method import Method
 from device_sdk.artifact import Artifact
-from device_sdk.wire.publish.content import seal_chunks
-from device_sdk.wire.publish.manifest import RoundManifest, read_manifest, write_manifest
+from device_sdk.wire.publish.manifest import (
+    RoundManifest,
+    read_manifest,
+    seal_chunks,
+    write_manifest,
+)
 from device_sdk.wire.publish.topics import ChunkTopic, DescriptorTopic, ManifestTopic, PresenceTopic
-from device_sdk.wire.seal.broadcast import Publication, derive_broadcast_keys, open_manifest
-from device_sdk.wire.seal.group_key import GroupKey
+from device_sdk.wire.seal.broadcast import (
+    GroupKey,
+    Publication,
+    derive_broadcast_keys,
+    open_manifest,
+)
 from device_sdk.wire.seal.signature import public_key
 from tests.attacks.conftest import MakeStage
 from tests.attacks.simulated_broker import Parcel

@@ -17,7 +17,7 @@ from aggregator.serve.loss_probe import LossProbe
 from benchmarks.aggregator.mqtt_client import MiniClient, connect_packet, publish_packet
 from device_sdk.link.events import Connected, Event, EventQueue, Message, Outcome, Subscribed
 from device_sdk.link.settings import LinkSettings
-from device_sdk.wire.codec.header import MessageType
+from device_sdk.wire.codec.message import MessageType
 from device_sdk.wire.publish.receipts import Verdict
 from device_sdk.wire.publish.topics import EnrolRequestTopic, UpTopic
 from device_sdk.wire.seal.device_session import DeviceCredential, SessionOpening

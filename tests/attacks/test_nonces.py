@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from device_sdk.wire.seal import envelope
+from device_sdk.wire.seal import session
 from tests.attacks.nonce_ledger import NonceLedger, modules_that_seal
 from tests.attacks.restarts import make_restart_stage, restart_often
 from tests.faults.oracle import judge
@@ -43,8 +43,8 @@ def test_no_key_meets_a_nonce_twice_over_restarts_in_publications(
 
 def test_the_ledger_notices(monkeypatch: pytest.MonkeyPatch) -> None:
     ledger = NonceLedger(monkeypatch)
-    keys = envelope.DirectionKeys(bytes(32), bytes(12))
+    keys = session.DirectionKeys(bytes(32), bytes(12))
     for _ in range(2):
-        cipher = envelope.EnvelopeCipher(keys, envelope.Direction.UP)
+        cipher = session.EnvelopeCipher(keys, session.Direction.UP)
         cipher.seal(16, bytes(8), 7, b"the counter came back from a backup")
     assert len(ledger.reused) == 1

@@ -16,14 +16,14 @@ from aggregator.serve.uplink import Refusal
 from device_sdk.link.events import Message
 from device_sdk.methods.scatter.contract import encode_scatter_update
 from device_sdk.wire.arrays.exchange import Update
-from device_sdk.wire.codec.header import MessageType, prefix
+from device_sdk.wire.codec.message import MessageType, prefix
 from device_sdk.wire.publish.receipts import RecordType
 from device_sdk.wire.publish.topics import EnrolRequestTopic
 from device_sdk.wire.seal import hpke
 from device_sdk.wire.seal.admission import AdmissionPurpose, admission_tag
 from device_sdk.wire.seal.enrolment_message import REQUESTER_BYTES, enrol_info
-from device_sdk.wire.seal.envelope import MAX_PAYLOAD_BYTES, Fragment
 from device_sdk.wire.seal.freshness import Freshness
+from device_sdk.wire.seal.session import MAX_PAYLOAD_BYTES, Fragment
 from device_sdk.wire.seal.signature import SIGNATURE_BYTES
 from tests.attacks.conftest import MakeStage
 from tests.attacks.stage import Stage

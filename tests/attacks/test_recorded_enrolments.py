@@ -14,7 +14,7 @@ from aggregator.serve.uplink import Refusal
 from device_sdk.link.events import Message
 from device_sdk.wire.codec import cbor
 from device_sdk.wire.codec.errors import WireError
-from device_sdk.wire.codec.header import MessageType
+from device_sdk.wire.codec.message import MessageType
 from device_sdk.wire.publish.topics import DownTopic, UpTopic
 from device_sdk.wire.seal import hpke
 from device_sdk.wire.seal.descriptor import Descriptor

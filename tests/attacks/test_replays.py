@@ -13,7 +13,7 @@ from aggregator.serve.uplink import Answer, Refusal
 from aggregator.task.file import read_task
 from device_sdk.link.events import Message
 from device_sdk.wire.codec.errors import WireError
-from device_sdk.wire.codec.header import MessageType
+from device_sdk.wire.codec.message import MessageType
 from device_sdk.wire.publish.receipts import RecordType
 from device_sdk.wire.publish.topics import DownTopic, EnrolRequestTopic, PresenceTopic
 from device_sdk.wire.seal import hpke

@@ -16,7 +16,7 @@ from benchmarks.scatter.presets import BASELINE, CLASSES, ROWS, preset
 from benchmarks.scatter.table import by_class_table, quality_table
 from benchmarks.simulator.channel import ScatterChannel
 from device_sdk.wire.arrays.exchange import Broadcast, Update
-from device_sdk.wire.seal.envelope import (
+from device_sdk.wire.seal.session import (
     FRAGMENT_BYTES,
     HEADER_BYTES,
     MAX_MESSAGE_BYTES,

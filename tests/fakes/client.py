@@ -16,8 +16,8 @@ from device_sdk.methods.scatter.contract import encode_scatter_update
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.publish.catalogue import Catalogue, catalogue_id, read_catalogue
-from device_sdk.wire.publish.content import HEAD_INDEX, ChunkSet, read_content_head
-from device_sdk.wire.publish.manifest import RoundManifest, read_manifest, selected
+from device_sdk.wire.publish.content import HEAD_INDEX, read_content_head
+from device_sdk.wire.publish.manifest import ChunkSet, RoundManifest, read_manifest, selected
 from device_sdk.wire.publish.receipts import (
     Receipt,
     RecordType,
@@ -39,7 +39,9 @@ from device_sdk.wire.publish.topics import (
     UpTopic,
 )
 from device_sdk.wire.seal.broadcast import (
+    GroupKey,
     derive_broadcast_keys,
+    find_group_key,
     open_manifest,
     read_manifest_label,
 )
@@ -49,7 +51,6 @@ from device_sdk.wire.seal.enrolment import EnrolmentAttempt
 from device_sdk.wire.seal.enrolment_code import parse_code
 from device_sdk.wire.seal.enrolment_message import Grant
 from device_sdk.wire.seal.freshness import Freshness
-from device_sdk.wire.seal.group_key import GroupKey, find_group_key
 from device_sdk.wire.seal.presence import PresenceWatch, read_presence
 from device_sdk.wire.seal.signature import public_key
 from tests.brokers.links import QUICK

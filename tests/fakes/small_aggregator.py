@@ -21,8 +21,8 @@ from device_sdk.wire.arrays.exchange import Update as MethodUpdate
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.publish.artifact_bundle import pack_artifact
 from device_sdk.wire.publish.catalogue import Catalogue, catalogue_id
-from device_sdk.wire.publish.content import ContentKind, seal_chunks, seal_content
-from device_sdk.wire.publish.manifest import EVERYONE, RoundManifest, write_manifest
+from device_sdk.wire.publish.content import ContentKind, seal_content
+from device_sdk.wire.publish.manifest import EVERYONE, RoundManifest, seal_chunks, write_manifest
 from device_sdk.wire.publish.receipts import (
     Receipt,
     RecordType,
@@ -53,12 +53,11 @@ from device_sdk.wire.publish.topics import (
 from device_sdk.wire.seal import hpke
 from device_sdk.wire.seal.admission import TokenBuckets, WorkBudget
 from device_sdk.wire.seal.authority import make_delegation
-from device_sdk.wire.seal.broadcast import Publication
+from device_sdk.wire.seal.broadcast import GroupKey, Publication, new_group_key, wrap_cohort_key
 from device_sdk.wire.seal.descriptor import make_descriptor
 from device_sdk.wire.seal.enrolment import EnrolmentDesk, Token
 from device_sdk.wire.seal.enrolment_code import new_code
 from device_sdk.wire.seal.enrolment_message import read_request_head
-from device_sdk.wire.seal.group_key import GroupKey, new_group_key, wrap_cohort_key
 from device_sdk.wire.seal.keyring import Keyring, serving_keys
 from device_sdk.wire.seal.presence import new_presence, sign_presence
 from device_sdk.wire.seal.session_table import RegisteredDevice, SessionTable

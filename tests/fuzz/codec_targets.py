@@ -18,8 +18,7 @@ from device_sdk.methods.teacher_logits.contract import (
     decode_soft_outputs,
     encode_soft_outputs,
 )
-from device_sdk.wire.arrays.body import decode_update, encode_update
-from device_sdk.wire.arrays.exchange import Broadcast, Update
+from device_sdk.wire.arrays.exchange import Broadcast, Update, decode_update, encode_update
 from device_sdk.wire.arrays.sparse import decode_sparse
 from device_sdk.wire.arrays.tensors import Codec, TensorLimits, decode_tensors, encode_tensors
 from device_sdk.wire.codec import cbor
@@ -29,12 +28,18 @@ from device_sdk.wire.publish.chunks import PART_BYTES, Reassembler, ReassemblyLi
 from device_sdk.wire.publish.content import read_content_head
 from device_sdk.wire.publish.manifest import RoundManifest, read_manifest, write_manifest
 from device_sdk.wire.publish.receipts import read_receipt, read_update, write_receipt
-from device_sdk.wire.publish.task_messages import read_attachment, read_broadcast, write_broadcast
-from device_sdk.wire.publish.terms import OfferedArtifact, OfferedAttachment, TaskTerms
+from device_sdk.wire.publish.task_messages import (
+    OfferedArtifact,
+    OfferedAttachment,
+    TaskTerms,
+    read_attachment,
+    read_broadcast,
+    write_broadcast,
+)
 from device_sdk.wire.publish.topics import Topics
+from device_sdk.wire.seal.broadcast import WRAPPED_BYTES
 from device_sdk.wire.seal.enrolment_code import parse_code
-from device_sdk.wire.seal.envelope import Fragment
-from device_sdk.wire.seal.group_key import WRAPPED_BYTES
+from device_sdk.wire.seal.session import Fragment
 from tests.fuzz.target import Target
 
 _VECTORS = Path(__file__).resolve().parent.parent / "vectors"

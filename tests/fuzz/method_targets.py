@@ -46,8 +46,7 @@ from device_sdk.methods.teacher_logits.contract import (
     encode_knowledge,
     share_of,
 )
-from device_sdk.wire.arrays.body import decode_update, encode_update
-from device_sdk.wire.arrays.exchange import Broadcast, Scalar, Update
+from device_sdk.wire.arrays.exchange import Broadcast, Scalar, Update, decode_update, encode_update
 from device_sdk.wire.arrays.tensors import Codec, TensorLimits, decode_tensors, encode_tensors
 from device_sdk.wire.codec.errors import WireError
 from tests.fuzz.target import Target

@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from device_sdk.wire.codec import cbor
 from device_sdk.wire.codec.errors import WireError
-from device_sdk.wire.codec.header import MessageType, prefix
+from device_sdk.wire.codec.message import MessageType, prefix
 from device_sdk.wire.publish.receipts import read_receipt, read_update
 from device_sdk.wire.seal import hpke, signature
 from device_sdk.wire.seal.admission import (
@@ -45,7 +45,6 @@ from device_sdk.wire.seal.enrolment_message import (
     encode_request,
     requester_of,
 )
-from device_sdk.wire.seal.envelope import Direction, DirectionKeys, EnvelopeCipher, read_header
 from device_sdk.wire.seal.freshness import Freshness
 from device_sdk.wire.seal.handshake import (
     OpenHead,
@@ -57,6 +56,7 @@ from device_sdk.wire.seal.handshake import (
 from device_sdk.wire.seal.keyring import Keyring
 from device_sdk.wire.seal.keys import fingerprint
 from device_sdk.wire.seal.presence import read_presence
+from device_sdk.wire.seal.session import Direction, DirectionKeys, EnvelopeCipher, read_header
 from device_sdk.wire.seal.signature import Purpose
 from tests.fakes.parties import (
     EXPIRES,

@@ -19,11 +19,9 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from device_sdk.wire.arrays.body import encode_update
-from device_sdk.wire.arrays.exchange import Update
-from device_sdk.wire.arrays.sparse import SparseRows, ValueFormat, encode_sparse
+from device_sdk.wire.arrays.exchange import Update, encode_update
+from device_sdk.wire.arrays.sparse import SparseRows, ValueFormat, encode_ids, encode_sparse
 from device_sdk.wire.arrays.tensors import Codec, encode_tensors
-from device_sdk.wire.codec.varints import encode_ids
 from device_sdk.wire.publish.chunks import PART_BYTES, split
 from device_sdk.wire.publish.manifest import CHUNK_BYTES, RoundManifest, selected, write_manifest
 from device_sdk.wire.publish.receipts import (
@@ -46,7 +44,7 @@ from device_sdk.wire.publish.topics import (
     Topics,
     UpTopic,
 )
-from device_sdk.wire.seal.envelope import padded_length
+from device_sdk.wire.seal.session import padded_length
 
 _WIDE = (Codec.FLOAT32, Codec.FLOAT16, Codec.INT8)
 FILE = Path(__file__).with_name("codecs.json")

@@ -27,29 +27,26 @@ from device_sdk.wire.seal import hpke
 from device_sdk.wire.seal.admission import TokenBuckets, WorkBudget
 from device_sdk.wire.seal.authority import make_delegation, make_succession
 from device_sdk.wire.seal.broadcast import (
+    GroupKey,
     Publication,
     derive_broadcast_keys,
+    new_group_key,
     open_chunk,
     open_manifest,
+    unwrap_cohort_key,
+    wrap_cohort_key,
 )
 from device_sdk.wire.seal.descriptor import Descriptor, make_descriptor
 from device_sdk.wire.seal.device_session import DeviceCredential, SessionOpening
 from device_sdk.wire.seal.enrolment import EnrolmentAttempt, EnrolmentDesk, Token
 from device_sdk.wire.seal.enrolment_code import new_code, parse_code
 from device_sdk.wire.seal.enrolment_message import enrol_info
-from device_sdk.wire.seal.envelope import Fragment
 from device_sdk.wire.seal.freshness import Freshness
-from device_sdk.wire.seal.group_key import (
-    GroupKey,
-    new_group_key,
-    unwrap_cohort_key,
-    wrap_cohort_key,
-)
 from device_sdk.wire.seal.handshake import open_info, reply_info
 from device_sdk.wire.seal.keyring import Keyring, serving_keys
 from device_sdk.wire.seal.keys import KeyKind, generate, signing_key
 from device_sdk.wire.seal.presence import new_presence, sign_presence
-from device_sdk.wire.seal.session import derive_session_keys
+from device_sdk.wire.seal.session import Fragment, derive_session_keys
 from device_sdk.wire.seal.session_table import RegisteredDevice, SessionTable
 
 PATH = Path(__file__).with_name("sealing.json")

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from device_sdk.artifact.flat_layout import FlatLayout, flat_layout
 from device_sdk.fields import Within
-from device_sdk.methods.state import TrainingSettings
+from device_sdk.wire.arrays.exchange import TrainingSettings
 
 VECTOR = "vector."
 """Before a sender: the attachment that holds its parameters, for its neighbours to mix."""

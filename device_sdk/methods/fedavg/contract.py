@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_sdk.fields import Within
-from device_sdk.methods.state import TrainingSettings
+from device_sdk.wire.arrays.exchange import TrainingSettings
 
 Weighting = Literal["samples", "uniform"]
 

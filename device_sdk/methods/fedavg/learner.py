@@ -63,7 +63,7 @@ class FedAvgLearner(Learner):
         Raises LearnerError where the broadcast does not fit the artifact, there are no samples, or
         training fails; the trainer is then unchanged.
         """
-        training = _training(broadcast)
+        training = FedAvgTraining.from_scalars(broadcast.settings, LearnerError)
         data = self._data()
         if data.samples == 0:
             raise LearnerError("there are no local samples to train on")
@@ -95,7 +95,7 @@ class FedAvgLearner(Learner):
 
         Personal layers stay the device's. Raises LearnerError where the broadcast does not fit.
         """
-        layout = self._layout(_training(broadcast))
+        layout = self._layout(FedAvgTraining.from_scalars(broadcast.settings, LearnerError))
         with unchanged_on_error(self._trainer):
             self._take(broadcast, layout)
         return True
@@ -158,10 +158,3 @@ class FedAvgLearner(Learner):
             )
             for one in layout
         }
-
-
-def _training(broadcast: Broadcast) -> FedAvgTraining:
-    try:
-        return FedAvgTraining.from_scalars(broadcast.settings)
-    except ValueError as error:
-        raise LearnerError(str(error)) from error

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from device_sdk.artifact.manifest import Manifest
 from device_sdk.fields import Within
-from device_sdk.methods.state import TrainingSettings
+from device_sdk.wire.arrays.exchange import TrainingSettings
 from device_sdk.wire.codec.errors import WireError
 
 # Samples that a device shows to the others, once: named arrays, compact.

@@ -115,7 +115,7 @@ class MutualLearner(Learner):
         Raises LearnerError where the broadcast or the data do not fit the artifact, there are no
         samples, or training fails; the trainer is then unchanged.
         """
-        training = _training(broadcast)
+        training = MutualTraining.from_scalars(broadcast.settings, LearnerError)
         data = self._data()
         own = self._own(data, training)
         coded = encode_samples(data.public, training.sample_form) if own else {}
@@ -282,10 +282,3 @@ def _together(data: LocalData) -> dict[str, NDArray[Any]]:
     if data.public_samples == 0:
         return dict(data.train)
     return {name: np.concatenate([data.train[name], data.public[name]]) for name in data.train}
-
-
-def _training(broadcast: Broadcast) -> MutualTraining:
-    try:
-        return MutualTraining.from_scalars(broadcast.settings)
-    except ValueError as error:
-        raise LearnerError(str(error)) from error

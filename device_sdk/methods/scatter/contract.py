@@ -8,8 +8,7 @@ from typing import Annotated, Literal
 import numpy as np
 
 from device_sdk.fields import Within
-from device_sdk.methods.state import TrainingSettings
-from device_sdk.wire.arrays.exchange import Update
+from device_sdk.wire.arrays.exchange import TrainingSettings, Update
 from device_sdk.wire.arrays.sparse import SparseRows, decode_sparse, encode_sparse
 from device_sdk.wire.publish.task_messages import UPDATE_CODECS
 

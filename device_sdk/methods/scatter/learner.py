@@ -121,18 +121,10 @@ class ScatterLearner(Learner):
         self._users: Floats = np.empty((0, 0), dtype=np.float32)
         self._pool: Rows = np.empty(0, dtype=np.int64)
         self._deck: Rows = np.empty(0, dtype=np.int64)
+        if columns < 1:
+            raise ValueError(f"a device with {columns} columns cannot train; expected at least 1")
         self.columns = columns
-
-    @property
-    def columns(self) -> int:
-        """k_i. May be set between rounds, when the device was timed again."""
-        return self._columns
-
-    @columns.setter
-    def columns(self, count: int) -> None:
-        if count < 1:
-            raise ValueError(f"a device with {count} columns cannot train; expected at least 1")
-        self._columns = count
+        """k_i, 1 or more. May be set between rounds, when the device was timed again."""
 
     @property
     def users(self) -> Floats:
@@ -150,7 +142,7 @@ class ScatterLearner(Learner):
         is too short for the local data; the learner is then unchanged.
         """
         items = _items(broadcast)
-        training = _training(broadcast)
+        training = ScatterTraining.from_scalars(broadcast.settings, LearnerError)
         positives = self._interactions.positives()
         rng = self._rng
 
@@ -160,7 +152,7 @@ class ScatterLearner(Learner):
         columns, deck = deal_columns(
             self._deck if items.shape[1] == self._users.shape[1] else self._deck[:0],
             items.shape[1],
-            self._columns,
+            self.columns,
             rng,
         )
 
@@ -280,10 +272,3 @@ def _items(broadcast: Broadcast) -> NDArray[Any]:
     if items.shape[1] == 0:
         raise LearnerError("the broadcast's 'items' have no columns")
     return items
-
-
-def _training(broadcast: Broadcast) -> ScatterTraining:
-    try:
-        return ScatterTraining.from_scalars(broadcast.settings)
-    except ValueError as error:
-        raise LearnerError(str(error)) from error

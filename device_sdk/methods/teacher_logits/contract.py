@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_sdk.fields import Within, require_declared
-from device_sdk.methods.state import TrainingSettings
+from device_sdk.wire.arrays.exchange import TrainingSettings
 
 # Soft outputs (rows of probabilities over classes) as compact arrays, the same on both ends.
 #

@@ -96,7 +96,9 @@ class TeacherLogitsLearner(Learner):
         Raises LearnerError where the broadcast does not fit.
         """
         own = self._sent.in_sums_of(summed_rounds(broadcast))
-        return leave_one_out(broadcast, own, _training(broadcast))
+        return leave_one_out(
+            broadcast, own, TeacherLogitsTraining.from_scalars(broadcast.settings, LearnerError)
+        )
 
     def train(self, broadcast: Broadcast) -> Update:
         """One round; see :class:`~device_sdk.methods.learner.Learner`.
@@ -108,7 +110,7 @@ class TeacherLogitsLearner(Learner):
         Raises LearnerError where the broadcast or the data do not fit or training fails; the
         learner is then unchanged.
         """
-        training = _training(broadcast)
+        training = TeacherLogitsTraining.from_scalars(broadcast.settings, LearnerError)
         teachers = self.teachers(broadcast)
         given = self._data().train
         samples = {name: array for name, array in given.items() if name in self._inputs}
@@ -207,10 +209,3 @@ def _check_labels(samples: Mapping[str, NDArray[Any]], classes: int) -> None:
             f"local labels reach from {label.min()} to {label.max()}, not below "
             f"the task's {classes} classes"
         )
-
-
-def _training(broadcast: Broadcast) -> TeacherLogitsTraining:
-    try:
-        return TeacherLogitsTraining.from_scalars(broadcast.settings)
-    except ValueError as error:
-        raise LearnerError(str(error)) from error

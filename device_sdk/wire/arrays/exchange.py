@@ -2,8 +2,12 @@
 
 What only some devices want, or want once, is attached to a broadcast and fetched apart.
 
-Both are named arrays and a little metadata. Nothing here knows of keys, topics, files or clocks,
-so a method runs the same in a unit test, in the simulator and behind a broker.
+Both are named arrays and a little metadata: a broadcast's are the settings of training, an update's
+travel in its body. Nothing here knows of keys, topics, files or clocks, so a method runs the same
+in a unit test, in the simulator and behind a broker.
+
+An update's body, little-endian: ``1 | length of the metadata 2 | metadata | arrays``. The metadata
+is a canonical CBOR map of scalars; the arrays are named arrays (``tensors.py``), to the last byte.
 """
 
 from __future__ import annotations
@@ -11,13 +15,19 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import Field, asdict, dataclass, field, fields
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
+
+from device_sdk.fields import require_declared
+from device_sdk.wire.arrays.tensors import Codec, TensorLimits, decode_tensors, encode_tensors
+from device_sdk.wire.codec import cbor
+from device_sdk.wire.codec.errors import WireError
 
 _FLOATS, _WHOLES = ("float32", "float16"), ("int64", "int32", "int16", "int8", "uint8", "uint16")
 _DTYPE_NAMES = (*_FLOATS, *_WHOLES, "bool")
@@ -176,3 +186,100 @@ def _scalars(values: Mapping[str, Scalar]) -> Mapping[str, Scalar]:
         if isinstance(value, float) and not math.isfinite(value):
             raise ValueError(f"{name!r} is {value}; expected a finite number")
     return MappingProxyType(dict(values))
+
+
+class TrainingSettings:
+    """Base of the flat, frozen dataclasses that a broadcast carries beside its tensors.
+
+    Each field's type and bounds are those of its declaration. Raises ValueError, naming the
+    setting, for a value outside of them; :meth:`check` adds what a class asks of several at once.
+    """
+
+    __slots__ = ()
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+    def __post_init__(self) -> None:
+        require_declared(self)
+        self.check()
+
+    def check(self) -> None:
+        """Raises ValueError for settings that do not go together."""
+
+    def as_scalars(self) -> dict[str, Scalar]:
+        """The settings as a broadcast carries them."""
+        return dict(asdict(self))
+
+    @classmethod
+    def from_scalars(
+        cls, values: Mapping[str, Scalar], error: Callable[[str], Exception] = ValueError
+    ) -> Self:
+        """Read a broadcast's settings; names of other parts are ignored.
+
+        Raises ``error`` for missing names, and for values that the class refuses.
+        """
+        names = [field.name for field in fields(cls)]
+        missing = [name for name in names if name not in values]
+        if missing:
+            raise error(f"the broadcast lacks the training settings {', '.join(missing)}")
+        try:
+            return cls(**{name: values[name] for name in names})
+        except ValueError as wrong:
+            raise error(str(wrong)) from wrong
+
+
+MAX_METADATA_BYTES = 16 * 1024
+UPDATE_LIMITS = TensorLimits(most_arrays=4096, most_bytes=256 << 20)
+"""What the aggregator takes from one device in one round."""
+_FORMAT = 1
+_HEAD = struct.Struct("<BH")
+
+
+def encode_update(update: Update, codec: Codec, rng: np.random.Generator | None = None) -> bytes:
+    """The body of ``update``; ``round_id`` and ``sender`` travel apart from it.
+
+    ``codec`` says how float32 arrays travel; ``rng`` is needed for ``Codec.INT8`` only. Raises
+    ValueError for arrays that the codec cannot carry and metadata above 16 KiB.
+    """
+    metadata = cbor.encode(dict(update.metadata))
+    if len(metadata) > MAX_METADATA_BYTES:
+        raise ValueError(f"the metadata take {len(metadata)} bytes; {MAX_METADATA_BYTES} fit")
+    if len(update.tensors) > UPDATE_LIMITS.most_arrays:
+        raise ValueError(f"{len(update.tensors)} arrays; {UPDATE_LIMITS.most_arrays} fit")
+    arrays = encode_tensors(update.tensors, codec, rng)
+    return _HEAD.pack(_FORMAT, len(metadata)) + metadata + arrays
+
+
+def decode_update(body: bytes, round_id: int, sender: str = "") -> Update:
+    """The update in ``body``, of the round and sender that its session and identity name.
+
+    Pure and total. Raises ``WireError``: ``truncated``, ``bad-format``, ``bad-cbor``,
+    ``bad-field``, or a reason of :func:`device_sdk.wire.arrays.tensors.decode_tensors`.
+    """
+    if len(body) < _HEAD.size:
+        raise WireError("truncated", "no room for the head of an update")
+    form, length = _HEAD.unpack_from(body)
+    if form != _FORMAT:
+        raise WireError("bad-format", f"format {form} of an update is unknown; expected {_FORMAT}")
+    end = _HEAD.size + length
+    if length > MAX_METADATA_BYTES or len(body) < end:
+        raise WireError("truncated", "the update ends within its metadata")
+    metadata = read_scalars(
+        cbor.decode(body[_HEAD.size : end], limit_bytes=MAX_METADATA_BYTES), "metadata"
+    )
+    tensors = decode_tensors(body[end:], limits=UPDATE_LIMITS)
+    try:
+        return Update(round_id, tensors, metadata, sender)
+    except (TypeError, ValueError) as error:
+        raise WireError("bad-field", "the update's metadata or arrays are not usable") from error
+
+
+def read_scalars(value: cbor.CborValue, what: str) -> dict[str, Scalar]:
+    """A decoded map of scalars. Raises ``WireError("bad-field")``, naming ``what``."""
+    if not isinstance(value, dict):
+        raise WireError("bad-field", f"the {what} must be a map")
+    scalars: dict[str, Scalar] = {}
+    for name, scalar in value.items():
+        if not isinstance(scalar, (bool, int, float, str)):
+            raise WireError("bad-field", f"{what}: expected truth values, numbers and texts")
+        scalars[name] = scalar
+    return scalars

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from device_sdk.wire.codec import cbor
 from device_sdk.wire.codec.errors import WireError
-from device_sdk.wire.codec.record import Record
+from device_sdk.wire.codec.message import Record
 
 MAX_CATALOGUE_BYTES = 64 << 20
 MOST_ITEMS = 2_000_000
@@ -70,7 +70,7 @@ def catalogue_id(content: bytes) -> bytes:
 
 def read_catalogue(content: bytes) -> Catalogue:
     """Parse a catalogue's content. Raises ``WireError``."""
-    record = Record.decode(content, ("items", "titles"), limit_bytes=MAX_CATALOGUE_BYTES)
+    record = Record(cbor.decode(content, limit_bytes=MAX_CATALOGUE_BYTES), ("items", "titles"))
     items, titles = (
         tuple(text for text in values if isinstance(text, str))
         for values in (record.array("items", MOST_ITEMS), record.array("titles", MOST_ITEMS))

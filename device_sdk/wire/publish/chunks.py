@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
 from device_sdk.wire.codec.errors import WireError
-from device_sdk.wire.seal.envelope import MAX_PAYLOAD_BYTES, Fragment
+from device_sdk.wire.seal.session import MAX_PAYLOAD_BYTES, Fragment
 
 PART_BYTES = MAX_PAYLOAD_BYTES
 

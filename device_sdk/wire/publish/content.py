@@ -8,8 +8,6 @@ the broadcast id and the key epoch that stand outside the head.
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -17,75 +15,17 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from device_sdk.wire.codec import cbor
 from device_sdk.wire.codec.errors import WireError
-from device_sdk.wire.codec.record import Record
-from device_sdk.wire.publish.manifest import CHUNK_BYTES, MAX_BODY_BYTES, MOST_CHUNKS, chunk_count
-from device_sdk.wire.seal.broadcast import (
-    BroadcastKeys,
-    Publication,
-    open_chunk,
-    read_chunk_index,
+from device_sdk.wire.codec.message import Record
+from device_sdk.wire.publish.manifest import (
+    CHUNK_BYTES,
+    MAX_BODY_BYTES,
+    MOST_CHUNKS,
+    chunk_count,
+    seal_chunks,
 )
-
-# A plaintext cut into a publication's chunks, and collected again in any order of arrival.
-
-
-def seal_chunks(
-    publication: Publication, plaintext: bytes
-) -> tuple[list[bytes], tuple[bytes, ...]]:
-    """The chunk messages of ``plaintext``, in order, and the SHA-256 of each."""
-    messages = [
-        publication.seal_chunk(plaintext[at : at + CHUNK_BYTES])
-        for at in range(0, len(plaintext), CHUNK_BYTES)
-    ]
-    return messages, tuple(hashlib.sha256(message).digest() for message in messages)
-
-
-class ChunkSet:
-    """Collects the chunks that a verified manifest (or content head) names.
-
-    Memory is that of the chunks received. ``digests`` and ``length`` are the manifest's. Raises
-    ValueError when their numbers disagree.
-    """
-
-    def __init__(
-        self, keys: BroadcastKeys, broadcast_id: bytes, digests: Sequence[bytes], length: int
-    ) -> None:
-        if len(digests) != chunk_count(length):
-            raise ValueError(f"{len(digests)} chunks for {length} bytes")
-        self._keys = keys
-        self._broadcast_id = broadcast_id
-        self._digests = tuple(digests)
-        self._length = length
-        self._parts: dict[int, bytes] = {}
-
-    @property
-    def missing(self) -> int:
-        """How many chunks have not come yet."""
-        return len(self._digests) - len(self._parts)
-
-    def add(self, message: bytes) -> bool:
-        """Take a chunk's message; whether all are there now. One that came before is ignored.
-
-        Raises ``WireError``: ``wrong-chunk``, ``bad-tag``, or a parser's reason.
-        """
-        index = read_chunk_index(message)
-        if index >= len(self._digests):
-            raise WireError("wrong-chunk", "a chunk beyond the last one that the manifest names")
-        if index not in self._parts:
-            self._parts[index] = open_chunk(
-                message, self._keys, self._broadcast_id, index, self._digests[index]
-            )
-        return not self.missing
-
-    def plaintext(self) -> bytes:
-        """The whole. Raises ValueError while chunks are missing, ``WireError("wrong-length")``."""
-        if self.missing:
-            raise ValueError(f"{self.missing} chunks are missing")
-        whole = b"".join(self._parts[index] for index in range(len(self._digests)))
-        if len(whole) != self._length:
-            raise WireError("wrong-length", "the chunks do not make the length announced")
-        return whole
-
+from device_sdk.wire.seal.broadcast import (
+    Publication,
+)
 
 CONTENT_ID_BYTES = 32
 HEAD_INDEX = 0
@@ -150,7 +90,7 @@ def seal_content(
 
 def read_content_head(body: bytes) -> ContentHead:
     """Parse a head's body; verify its signature first. Raises ``WireError``."""
-    record = Record.decode(body, _FIELDS, limit_bytes=MAX_BODY_BYTES)
+    record = Record(cbor.decode(body, limit_bytes=MAX_BODY_BYTES), _FIELDS)
     chunks = record.array("chunks", MOST_CHUNKS)
     digests = tuple(digest for digest in chunks if isinstance(digest, bytes))
     if len(digests) != len(chunks):

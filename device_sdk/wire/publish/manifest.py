@@ -1,16 +1,17 @@
-"""The body of a broadcast's manifest, whom it selects, and which manifest may follow which."""
+"""A broadcast's manifest: its body and its chunks, whom it selects, and which may follow which."""
 
 from __future__ import annotations
 
 import hashlib
 import struct
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from enum import Enum
 
 from device_sdk.wire.codec import cbor
 from device_sdk.wire.codec.errors import WireError
-from device_sdk.wire.codec.names import MOST_NAME_BYTES, read_name, require_name
-from device_sdk.wire.codec.record import Record
+from device_sdk.wire.codec.message import MOST_NAME_BYTES, Record, read_name, require_name
+from device_sdk.wire.seal.broadcast import BroadcastKeys, Publication, open_chunk, read_chunk_index
 
 CHUNK_BYTES = 64 * 1024
 """Plaintext bytes of each chunk of a broadcast but the last."""
@@ -107,7 +108,7 @@ def write_manifest(manifest: RoundManifest) -> bytes:
 
 def read_manifest(body: bytes) -> RoundManifest:
     """Parse a manifest's body. Verify its signature first. Raises ``WireError``."""
-    record = Record.decode(body, _FIELDS, limit_bytes=MAX_BODY_BYTES)
+    record = Record(cbor.decode(body, limit_bytes=MAX_BODY_BYTES), _FIELDS)
     octets = {name: record.octets(name, size) for name, size in _SIZES.items()}
     names = {name: read_name(name, record.text(name, MOST_NAME_BYTES).encode()) for name in _NAMES}
     numbers = {name: record.unsigned(name, limit) for name, limit in _NUMBERS.items()}
@@ -183,3 +184,64 @@ def order(mark: Mark | None, manifest: RoundManifest, body: bytes) -> tuple[Orde
     if new.generation == mark.generation and new.version < mark.version:
         raise WireError("version-fell", f"version {new.version} follows version {mark.version}")
     return Order.NEWER, new
+
+
+# A plaintext cut into a publication's chunks, and collected again in any order of arrival.
+
+
+def seal_chunks(
+    publication: Publication, plaintext: bytes
+) -> tuple[list[bytes], tuple[bytes, ...]]:
+    """The chunk messages of ``plaintext``, in order, and the SHA-256 of each."""
+    messages = [
+        publication.seal_chunk(plaintext[at : at + CHUNK_BYTES])
+        for at in range(0, len(plaintext), CHUNK_BYTES)
+    ]
+    return messages, tuple(hashlib.sha256(message).digest() for message in messages)
+
+
+class ChunkSet:
+    """Collects the chunks that a verified manifest (or content head) names.
+
+    Memory is that of the chunks received. ``digests`` and ``length`` are the manifest's. Raises
+    ValueError when their numbers disagree.
+    """
+
+    def __init__(
+        self, keys: BroadcastKeys, broadcast_id: bytes, digests: Sequence[bytes], length: int
+    ) -> None:
+        if len(digests) != chunk_count(length):
+            raise ValueError(f"{len(digests)} chunks for {length} bytes")
+        self._keys = keys
+        self._broadcast_id = broadcast_id
+        self._digests = tuple(digests)
+        self._length = length
+        self._parts: dict[int, bytes] = {}
+
+    @property
+    def missing(self) -> int:
+        """How many chunks have not come yet."""
+        return len(self._digests) - len(self._parts)
+
+    def add(self, message: bytes) -> bool:
+        """Take a chunk's message; whether all are there now. One that came before is ignored.
+
+        Raises ``WireError``: ``wrong-chunk``, ``bad-tag``, or a parser's reason.
+        """
+        index = read_chunk_index(message)
+        if index >= len(self._digests):
+            raise WireError("wrong-chunk", "a chunk beyond the last one that the manifest names")
+        if index not in self._parts:
+            self._parts[index] = open_chunk(
+                message, self._keys, self._broadcast_id, index, self._digests[index]
+            )
+        return not self.missing
+
+    def plaintext(self) -> bytes:
+        """The whole. Raises ValueError while chunks are missing, ``WireError("wrong-length")``."""
+        if self.missing:
+            raise ValueError(f"{self.missing} chunks are missing")
+        whole = b"".join(self._parts[index] for index in range(len(self._digests)))
+        if len(whole) != self._length:
+            raise WireError("wrong-length", "the chunks do not make the length announced")
+        return whole

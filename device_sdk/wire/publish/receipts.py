@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 from device_sdk.wire.codec import cbor
 from device_sdk.wire.codec.errors import WireError
-from device_sdk.wire.codec.names import read_name, require_name
-from device_sdk.wire.codec.record import Record
+from device_sdk.wire.codec.message import Record, read_name, require_name
 
 DIGEST_BYTES = 32
 _MOST_DEVICE_ID_BYTES = 32
@@ -155,8 +154,8 @@ def write_receipt(receipt: Receipt) -> bytes:
 
 def read_receipt(payload: bytes) -> Receipt:
     """Parse a receipt. Raises ``WireError``."""
-    record = Record.decode(
-        payload, ("digest", "verdict", "reason"), limit_bytes=_MOST_RECEIPT_BYTES
+    record = Record(
+        cbor.decode(payload, limit_bytes=_MOST_RECEIPT_BYTES), ("digest", "verdict", "reason")
     )
     try:
         verdict = Verdict(record.text("verdict", 16))

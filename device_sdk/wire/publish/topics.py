@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from device_sdk.wire.codec.errors import WireError
-from device_sdk.wire.codec.names import require_name
+from device_sdk.wire.codec.message import require_name
 
 MOST_PREFIX_BYTES = 128
 MOST_SHARDS = 65_536

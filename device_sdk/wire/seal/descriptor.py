@@ -16,8 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from device_sdk.wire.codec import cbor
 from device_sdk.wire.codec.errors import WireError
-from device_sdk.wire.codec.header import MessageType, check_prefix, prefix
-from device_sdk.wire.codec.record import Record
+from device_sdk.wire.codec.message import MessageType, Record, check_prefix, prefix
 from device_sdk.wire.seal import hpke, signature
 from device_sdk.wire.seal.authority import (
     DELEGATION_BYTES,
@@ -171,7 +170,7 @@ def read_descriptor(
         message[2:signed_at] + body,
         message[signed_at:body_at],
     )
-    record = Record.decode(body, _FIELDS, limit_bytes=MAX_BYTES)
+    record = Record(cbor.decode(body, limit_bytes=MAX_BYTES), _FIELDS)
     descriptor = Descriptor(
         successions=successions,
         delegation=delegation,

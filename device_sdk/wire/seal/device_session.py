@@ -11,10 +11,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.seal import hpke
 from device_sdk.wire.seal.admission import Clock
+from device_sdk.wire.seal.broadcast import GroupKey
 from device_sdk.wire.seal.descriptor import Descriptor
-from device_sdk.wire.seal.envelope import Fragment, read_header
 from device_sdk.wire.seal.freshness import Freshness
-from device_sdk.wire.seal.group_key import GroupKey
 from device_sdk.wire.seal.handshake import (
     ADMISSION_KEY_BYTES,
     DEVICE_ID_BYTES,
@@ -23,7 +22,15 @@ from device_sdk.wire.seal.handshake import (
     encode_open,
 )
 from device_sdk.wire.seal.keys import RandomBytes, draw
-from device_sdk.wire.seal.session import SECRET_BYTES, End, Received, Session, derive_session_keys
+from device_sdk.wire.seal.session import (
+    SECRET_BYTES,
+    End,
+    Fragment,
+    Received,
+    Session,
+    derive_session_keys,
+    read_header,
+)
 
 
 @dataclass(frozen=True)

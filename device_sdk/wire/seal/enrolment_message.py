@@ -23,8 +23,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from device_sdk.wire.codec import cbor
 from device_sdk.wire.codec.errors import WireError
-from device_sdk.wire.codec.header import MessageType, check_prefix, prefix
-from device_sdk.wire.codec.record import Record
+from device_sdk.wire.codec.message import MessageType, Record, check_prefix, prefix
 from device_sdk.wire.seal import hpke, signature
 from device_sdk.wire.seal.admission import (
     TAG_BYTES,
@@ -223,7 +222,7 @@ def decode_request(
     opened = unseal(keys.hpke, info, message[_SEALED_AT:])
     signed, body = opened[:SIGNATURE_BYTES], opened[SIGNATURE_BYTES:]
     fields = ("identity", "mailbox", "proof", "secret", "token")
-    record = Record.decode(body, fields, limit_bytes=MAX_REQUEST_BYTES)
+    record = Record(cbor.decode(body, limit_bytes=MAX_REQUEST_BYTES), fields)
     request = EnrolRequest(
         record.octets("token", TOKEN_ID_BYTES),
         record.octets("identity", signature.PUBLIC_KEY_BYTES),

@@ -15,8 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from device_sdk.wire.codec import cbor
 from device_sdk.wire.codec.errors import WireError
-from device_sdk.wire.codec.header import MessageType, check_prefix, prefix
-from device_sdk.wire.codec.record import Record
+from device_sdk.wire.codec.message import MessageType, Record, check_prefix, prefix
 from device_sdk.wire.seal import hpke, signature
 from device_sdk.wire.seal.admission import (
     TAG_BYTES,
@@ -24,17 +23,16 @@ from device_sdk.wire.seal.admission import (
     admission_tag,
     check_admission,
 )
-from device_sdk.wire.seal.descriptor import Descriptor
-from device_sdk.wire.seal.envelope import SESSION_ID_BYTES
-from device_sdk.wire.seal.freshness import FRESHNESS_BYTES, INCARNATION_BYTES, Freshness
-from device_sdk.wire.seal.group_key import (
+from device_sdk.wire.seal.broadcast import (
     MOST_KEYS,
     GroupKey,
     group_keys_from_value,
     group_keys_to_value,
 )
+from device_sdk.wire.seal.descriptor import Descriptor
+from device_sdk.wire.seal.freshness import FRESHNESS_BYTES, INCARNATION_BYTES, Freshness
 from device_sdk.wire.seal.keyring import ServingKeys
-from device_sdk.wire.seal.session import SECRET_BYTES
+from device_sdk.wire.seal.session import SECRET_BYTES, SESSION_ID_BYTES
 from device_sdk.wire.seal.signature import SIGNATURE_BYTES, Purpose
 
 DEVICE_ID_BYTES = 16
@@ -156,7 +154,9 @@ def decode_open(
     """
     info = open_info(keys.descriptor, head.freshness)
     signed, body = _split(unseal(keys.hpke, info, message[_SEALED_AT:]))
-    record = Record.decode(body, ("device", "ephemeral", "secret"), limit_bytes=MAX_OPEN_BYTES)
+    record = Record(
+        cbor.decode(body, limit_bytes=MAX_OPEN_BYTES), ("device", "ephemeral", "secret")
+    )
     request = OpenRequest(
         record.octets("device", DEVICE_ID_BYTES),
         record.octets("ephemeral", hpke.PUBLIC_KEY_BYTES),
@@ -203,7 +203,7 @@ def decode_reply(
         signed,
     )
     fields = ("incarnation", "keys", "secret", "session", "time")
-    record = Record.decode(body, fields, limit_bytes=MAX_REPLY_BYTES)
+    record = Record(cbor.decode(body, limit_bytes=MAX_REPLY_BYTES), fields)
     return SessionReply(
         record.octets("session", SESSION_ID_BYTES),
         record.octets("secret", SECRET_BYTES),

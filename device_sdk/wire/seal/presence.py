@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from device_sdk.wire.codec import cbor
-from device_sdk.wire.codec.header import MessageType, check_prefix, prefix
-from device_sdk.wire.codec.record import Record
+from device_sdk.wire.codec.message import MessageType, Record, check_prefix, prefix
 from device_sdk.wire.seal import signature
 from device_sdk.wire.seal.descriptor import Descriptor
 from device_sdk.wire.seal.freshness import INCARNATION_BYTES
@@ -60,7 +59,7 @@ def read_presence(message: bytes, descriptor: Descriptor) -> Presence:
     body = message[_BODY_AT:]
     key = signature.public_key(descriptor.signing)
     signature.verify(key, Purpose.PRESENCE, descriptor.digest + body, message[2:_BODY_AT])
-    record = Record.decode(body, ("incarnation", "started"), limit_bytes=MAX_BYTES)
+    record = Record(cbor.decode(body, limit_bytes=MAX_BYTES), ("incarnation", "started"))
     return Presence(
         record.octets("incarnation", INCARNATION_BYTES),
         record.unsigned("started", _TIME_LIMIT),

@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.seal import hpke
 from device_sdk.wire.seal.admission import Clock, TokenBuckets, WorkBudget
-from device_sdk.wire.seal.envelope import SESSION_ID_BYTES, Fragment, read_header
+from device_sdk.wire.seal.broadcast import GroupKey
 from device_sdk.wire.seal.freshness import FreshnessMarks
-from device_sdk.wire.seal.group_key import GroupKey
 from device_sdk.wire.seal.handshake import (
     SessionReply,
     check_open_tag,
@@ -22,7 +21,16 @@ from device_sdk.wire.seal.handshake import (
 )
 from device_sdk.wire.seal.keyring import Keyring
 from device_sdk.wire.seal.keys import RandomBytes, draw
-from device_sdk.wire.seal.session import SECRET_BYTES, End, Received, Session, derive_session_keys
+from device_sdk.wire.seal.session import (
+    SECRET_BYTES,
+    SESSION_ID_BYTES,
+    End,
+    Fragment,
+    Received,
+    Session,
+    derive_session_keys,
+    read_header,
+)
 
 PENDING_SECONDS = 300.0
 MOST_PENDING = 4

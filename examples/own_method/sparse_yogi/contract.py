@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from device_sdk.fields import Within
-from device_sdk.methods.state import TrainingSettings
+from device_sdk.wire.arrays.exchange import TrainingSettings
 
 
 @dataclass(frozen=True, slots=True)

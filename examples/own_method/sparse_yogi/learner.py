@@ -102,10 +102,7 @@ class SparseYogiLearner(Learner):
         self._sent_round = int(found["sent_round"])
 
     def _read(self, broadcast: Broadcast) -> tuple[SparseTraining, Floats]:
-        try:
-            training = SparseTraining.from_scalars(broadcast.settings)
-        except ValueError as error:
-            raise LearnerError(str(error)) from error
+        training = SparseTraining.from_scalars(broadcast.settings, LearnerError)
         model = broadcast.tensors.get("model")
         if model is None or model.dtype.kind != "f" or model.shape != (self._layout.size,):
             raise LearnerError("the broadcast's model is of another artifact than this device's")

@@ -33,7 +33,7 @@ from aggregator.store import Store
 from aggregator.store.devices import Secrets
 from device_sdk.wire.codec import cbor
 from device_sdk.wire.codec.errors import WireError
-from device_sdk.wire.codec.header import MessageType, prefix
+from device_sdk.wire.codec.message import MessageType, prefix
 from device_sdk.wire.seal import hpke, signature
 from device_sdk.wire.seal.authority import MOST_SUCCESSIONS
 from device_sdk.wire.seal.descriptor import DescriptorSeen, make_descriptor, read_descriptor

@@ -20,8 +20,7 @@ from aggregator.store.update_log import LoggedUpdate
 from aggregator.tables import TomlTable
 from device_sdk.artifact import Artifact, load_artifact
 from device_sdk.artifact.flat_layout import layout_of
-from device_sdk.wire.arrays.body import encode_update
-from device_sdk.wire.arrays.exchange import Broadcast, Update
+from device_sdk.wire.arrays.exchange import Broadcast, Update, encode_update
 from device_sdk.wire.arrays.tensors import Codec
 from device_sdk.wire.codec.errors import WireError
 from tests.fakes.handmade import linear_artifact

@@ -15,8 +15,7 @@ from device_sdk.methods.teacher_logits.contract import (
     TeacherLogitsTraining,
     encode_knowledge,
 )
-from device_sdk.wire.arrays.body import encode_update
-from device_sdk.wire.arrays.exchange import Update
+from device_sdk.wire.arrays.exchange import Update, encode_update
 from device_sdk.wire.arrays.tensors import Codec
 from export.models.click import export_click
 from export.models.fields import Fields

@@ -15,15 +15,18 @@ from aggregator.publish.attachments import ATTACHMENT_PART, Attachments, SealedO
 from aggregator.store import Store
 from device_sdk.wire.arrays.exchange import Attachment, Broadcast
 from device_sdk.wire.codec.errors import WireError
-from device_sdk.wire.publish.content import ChunkSet, ContentKind, read_content_head
+from device_sdk.wire.publish.content import ContentKind, read_content_head
+from device_sdk.wire.publish.manifest import ChunkSet
 from device_sdk.wire.publish.task_messages import read_attachment
 from device_sdk.wire.publish.topics import ChunkTopic, Topics
 from device_sdk.wire.seal.broadcast import (
+    GroupKey,
     derive_broadcast_keys,
+    new_group_key,
     open_manifest,
     read_manifest_label,
+    unwrap_cohort_key,
 )
-from device_sdk.wire.seal.group_key import GroupKey, new_group_key, unwrap_cohort_key
 from device_sdk.wire.seal.keys import KeyKind, generate, signing_key
 
 MEMBERS = {f"{number:032x}": bytes([number]) * 32 for number in range(4)}

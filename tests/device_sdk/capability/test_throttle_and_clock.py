@@ -6,22 +6,23 @@ import time
 
 import pytest
 
-from device_sdk.capability.stopwatch import checked_slowdown, timed
-from device_sdk.system.clock import MonotonicClock
+from device_sdk.system.clock import MonotonicClock, checked_slowdown, slowed
 from tests.fakes.capability_fakes import FakeClock
 
 
 def test_a_throttled_run_takes_the_factor_longer() -> None:
     clock = FakeClock()
-    seconds, result = timed(lambda: clock.sleep(0.25) or 3, clock, 8.0)
-    assert (seconds, result) == (pytest.approx(2.0), 3)
+    start = clock.now()
+    clock.sleep(0.25)
+    assert slowed(clock, start, 8.0) == pytest.approx(2.0)
     assert clock.now() == pytest.approx(102.0)
 
 
 def test_a_pause_ends_with_the_box_and_still_counts() -> None:
     clock = FakeClock()
-    seconds, _ = timed(lambda: clock.sleep(0.25), clock, 8.0, stop_at=100.5)
-    assert seconds == pytest.approx(2.0)
+    start = clock.now()
+    clock.sleep(0.25)
+    assert slowed(clock, start, 8.0, stop_at=100.5) == pytest.approx(2.0)
     assert clock.now() == pytest.approx(100.5)
 
 

@@ -14,8 +14,7 @@ from device_sdk.rounds.actions import Subscribe
 from device_sdk.wire.arrays.exchange import Attachment
 from device_sdk.wire.publish.content import ContentKind, seal_content
 from device_sdk.wire.publish.task_messages import write_attachment
-from device_sdk.wire.seal.broadcast import Publication
-from device_sdk.wire.seal.group_key import GroupKey, new_group_key
+from device_sdk.wire.seal.broadcast import GroupKey, Publication, new_group_key
 from tests.fakes.in_memory import Bench
 
 PUBLIC = Attachment({"x": np.arange(60_000, dtype=np.float32)[:40_000]})

@@ -22,8 +22,7 @@ from device_sdk.wire.publish.topics import (
     ManifestTopic,
     PresenceTopic,
 )
-from device_sdk.wire.seal.broadcast import Publication
-from device_sdk.wire.seal.group_key import new_group_key
+from device_sdk.wire.seal.broadcast import Publication, new_group_key
 from device_sdk.world import TrainingOptions
 from tests.fakes.in_memory import Bench
 

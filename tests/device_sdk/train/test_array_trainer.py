@@ -18,14 +18,13 @@ from device_sdk.local_data import DataSource, LocalData
 from device_sdk.methods.fedavg.contract import FedAvgTraining
 from device_sdk.methods.fedavg.learner import FedAvgLearner
 from device_sdk.methods.learner import Declined, LearnerError
-from device_sdk.rounds.commit import commit_round
+from device_sdk.rounds.current_round import commit_round
 from device_sdk.train.arrays import ArrayTrainer
 from device_sdk.train.job import LocalArtifact, TrainedRound, TrainingJob
 from device_sdk.trainer import Trainer
-from device_sdk.wire.arrays.body import decode_update
-from device_sdk.wire.arrays.exchange import Broadcast
+from device_sdk.wire.arrays.exchange import Broadcast, decode_update
 from device_sdk.wire.publish.manifest import RoundManifest
-from device_sdk.wire.publish.terms import OfferedArtifact, TaskTerms
+from device_sdk.wire.publish.task_messages import OfferedArtifact, TaskTerms
 from tests.fakes.array_device import local_data
 from tests.fakes.handmade import linear_artifact, linear_parts, write_artifact
 from tests.fakes.step_clock import StepClock

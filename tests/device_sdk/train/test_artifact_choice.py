@@ -9,7 +9,7 @@ import pytest
 from device_sdk.capability.fit import Fit, Request, WorkDone, choose_among
 from device_sdk.methods.learner import Declined
 from device_sdk.rounds.open_round import pick_artifacts
-from device_sdk.wire.publish.terms import OfferedArtifact
+from device_sdk.wire.publish.task_messages import OfferedArtifact
 from device_sdk.world import TrainingOptions
 
 SMALL, MIDDLE, LARGE = (

@@ -23,13 +23,12 @@ from device_sdk.local_data import LocalData
 from device_sdk.methods.attention.contract import AttentionTraining
 from device_sdk.methods.attention.learner import AttentionLearner
 from device_sdk.methods.learner import MovableWork
-from device_sdk.rounds.commit import commit_round
+from device_sdk.rounds.current_round import commit_round
 from device_sdk.train.arrays import ArrayTrainer, MeasuredPlacement
 from device_sdk.train.job import LocalArtifact, TrainedRound, TrainingJob
-from device_sdk.wire.arrays.body import decode_update
-from device_sdk.wire.arrays.exchange import Broadcast, Update
+from device_sdk.wire.arrays.exchange import Broadcast, Update, decode_update
 from device_sdk.wire.publish.manifest import RoundManifest
-from device_sdk.wire.publish.terms import OfferedArtifact, TaskTerms
+from device_sdk.wire.publish.task_messages import OfferedArtifact, TaskTerms
 from export.models.attention_meta import export_attention
 from export.models.gru_classifier import DYNAMIC, classification, predicted_classes
 from tests.fakes.step_clock import StepClock

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from device_sdk.wire.arrays.body import decode_update
-from device_sdk.wire.arrays.sparse import decode_sparse
+from device_sdk.wire.arrays.exchange import decode_update
+from device_sdk.wire.arrays.sparse import decode_ids, decode_sparse
 from device_sdk.wire.arrays.tensors import decode_tensors
-from device_sdk.wire.codec.varints import decode_ids
 from device_sdk.wire.publish.manifest import read_manifest
 from device_sdk.wire.publish.receipts import Verdict, read_receipt, read_update, update_digest
 from device_sdk.wire.publish.topics import Topics

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 from numpy.typing import NDArray
 
-from device_sdk.wire.arrays.body import MAX_METADATA_BYTES, decode_update, encode_update
-from device_sdk.wire.arrays.exchange import Update
+from device_sdk.wire.arrays.exchange import MAX_METADATA_BYTES, Update, decode_update, encode_update
 from device_sdk.wire.arrays.tensors import Codec
 from device_sdk.wire.codec import cbor
 from device_sdk.wire.codec.errors import WireError

@@ -7,10 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from device_sdk.wire.arrays.quantise import dequantise, quantise, scale_values
-from device_sdk.wire.arrays.sparse import SparseRows, ValueFormat, decode_sparse, encode_sparse
+from device_sdk.wire.arrays.sparse import (
+    SparseRows,
+    ValueFormat,
+    decode_ids,
+    decode_sparse,
+    encode_ids,
+    encode_sparse,
+)
+from device_sdk.wire.arrays.tensors import dequantise, quantise, scale_values
 from device_sdk.wire.codec.errors import WireError
-from device_sdk.wire.codec.varints import decode_ids, encode_ids
 
 
 def drawn(seed: int, items: int, width: int, rows: int, columns: int) -> SparseRows:

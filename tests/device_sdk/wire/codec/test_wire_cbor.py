@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from device_sdk.wire.codec import cbor
 from device_sdk.wire.codec.errors import WireError
-from device_sdk.wire.codec.record import Record
+from device_sdk.wire.codec.message import Record
 
 LIMIT = 1 << 20
 
@@ -155,7 +155,7 @@ def test_values_without_a_form_are_a_programming_error(value: cbor.CborValue) ->
 
 def test_a_record_has_exactly_its_fields_with_their_types() -> None:
     data = cbor.encode({"a": b"12", "n": 7, "t": "xy", "f": 0.5, "l": [1], "o": True, "z": None})
-    record = Record.decode(data, "anftloz", limit_bytes=99)
+    record = Record(cbor.decode(data, limit_bytes=99), "anftloz")
     assert record.octets("a", 2) == b"12"
     assert record.unsigned("n", 7) == 7
     assert record.text("t", 2) == "xy"
@@ -179,7 +179,7 @@ def test_a_record_has_exactly_its_fields_with_their_types() -> None:
         assert refused.value.reason == "bad-field"
     for fields in ("anftlo", "anftlozq"):
         with pytest.raises(WireError) as refused:
-            Record.decode(data, fields, limit_bytes=99)
+            Record(cbor.decode(data, limit_bytes=99), fields)
         assert refused.value.reason == "wrong-fields"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from device_sdk.wire.codec.errors import WireError
-from device_sdk.wire.codec.header import MessageType, check_prefix, prefix
+from device_sdk.wire.codec.message import MessageType, check_prefix, prefix
 
 HEAD = prefix(MessageType.PRESENCE)
 

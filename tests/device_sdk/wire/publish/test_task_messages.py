@@ -20,14 +20,14 @@ from device_sdk.wire.codec import cbor
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.publish.artifact_bundle import pack_artifact, unpack_artifact
 from device_sdk.wire.publish.catalogue import Catalogue, catalogue_id, read_catalogue
-from device_sdk.wire.publish.content import (
+from device_sdk.wire.publish.content import ContentKind, read_content_head, seal_content
+from device_sdk.wire.publish.manifest import (
+    CHUNK_BYTES,
     ChunkSet,
-    ContentKind,
-    read_content_head,
+    RoundManifest,
+    read_manifest,
     seal_chunks,
-    seal_content,
 )
-from device_sdk.wire.publish.manifest import CHUNK_BYTES, RoundManifest, read_manifest
 from device_sdk.wire.publish.task_messages import (
     BROADCAST_CODECS,
     OfferedArtifact,
@@ -39,12 +39,13 @@ from device_sdk.wire.publish.task_messages import (
     write_broadcast,
 )
 from device_sdk.wire.seal.broadcast import (
+    WRAPPED_BYTES,
     Publication,
     derive_broadcast_keys,
+    new_group_key,
     open_manifest,
     read_manifest_label,
 )
-from device_sdk.wire.seal.group_key import WRAPPED_BYTES, new_group_key
 from tests.fakes.parties import SeededBytes, key_from
 
 MF = Path(__file__).parents[4] / "device_sdk" / "artifacts" / "mf"

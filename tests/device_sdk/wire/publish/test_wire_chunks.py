@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.publish.chunks import PART_BYTES, Reassembler, ReassemblyLimits, split
-from device_sdk.wire.seal.envelope import Fragment
+from device_sdk.wire.seal.session import Fragment
 
 TYPE = 16
 LAST = 300_000 - 3 * PART_BYTES

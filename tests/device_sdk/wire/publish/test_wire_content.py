@@ -13,21 +13,25 @@ from device_sdk.wire.codec import cbor
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.publish.content import (
     HEAD_INDEX,
-    ChunkSet,
     ContentHead,
     ContentKind,
     read_content_head,
-    seal_chunks,
     seal_content,
 )
-from device_sdk.wire.publish.manifest import CHUNK_BYTES, MAX_BODY_BYTES, MOST_CHUNKS
+from device_sdk.wire.publish.manifest import (
+    CHUNK_BYTES,
+    MAX_BODY_BYTES,
+    MOST_CHUNKS,
+    ChunkSet,
+    seal_chunks,
+)
 from device_sdk.wire.seal.broadcast import (
     BroadcastKeys,
     Publication,
     derive_broadcast_keys,
+    new_group_key,
     open_manifest,
 )
-from device_sdk.wire.seal.group_key import new_group_key
 from tests.fakes.parties import SeededBytes, key_from
 
 GROUP = new_group_key(7, SeededBytes("group"))

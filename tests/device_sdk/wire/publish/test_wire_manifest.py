@@ -23,7 +23,7 @@ from device_sdk.wire.publish.manifest import (
     selected,
     write_manifest,
 )
-from device_sdk.wire.seal.envelope import MAX_MESSAGE_BYTES
+from device_sdk.wire.seal.session import MAX_MESSAGE_BYTES
 
 MANIFEST = RoundManifest(
     root_fingerprint=bytes(16),

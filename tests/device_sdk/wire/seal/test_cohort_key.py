@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from device_sdk.wire.codec.errors import WireError
-from device_sdk.wire.seal.group_key import WRAPPED_BYTES, unwrap_cohort_key, wrap_cohort_key
+from device_sdk.wire.seal.broadcast import WRAPPED_BYTES, unwrap_cohort_key, wrap_cohort_key
 
 KEY = bytes(range(32))
 BROADCAST = b"\xbc" * 32

@@ -7,20 +7,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from device_sdk.wire.codec.errors import WireError
-from device_sdk.wire.codec.header import MessageType, prefix
+from device_sdk.wire.codec.message import MessageType, prefix
 from device_sdk.wire.seal.broadcast import (
     MAX_CHUNK_PAYLOAD_BYTES,
     MAX_MANIFEST_BODY_BYTES,
     BroadcastKeys,
+    GroupKey,
     Publication,
     derive_broadcast_keys,
+    new_group_key,
     open_chunk,
     open_manifest,
     read_chunk_index,
     read_manifest_label,
 )
-from device_sdk.wire.seal.envelope import MAX_MESSAGE_BYTES
-from device_sdk.wire.seal.group_key import GroupKey, new_group_key
+from device_sdk.wire.seal.session import MAX_MESSAGE_BYTES
 from tests.fakes.parties import SeededBytes, key_from
 
 GROUP = new_group_key(7, SeededBytes("group"))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from device_sdk.wire.codec import cbor
 from device_sdk.wire.codec.errors import WireError
-from device_sdk.wire.codec.header import MessageType, prefix
+from device_sdk.wire.codec.message import MessageType, prefix
 from device_sdk.wire.seal import hpke, signature
 from device_sdk.wire.seal.authority import (
     DELEGATION_BYTES,
@@ -24,20 +24,20 @@ from device_sdk.wire.seal.authority import (
     read_delegation,
     read_line,
 )
-from device_sdk.wire.seal.descriptor import (
-    Descriptor,
-    DescriptorSeen,
-    make_descriptor,
-    read_descriptor,
-    root_of,
-)
-from device_sdk.wire.seal.group_key import (
+from device_sdk.wire.seal.broadcast import (
     MOST_KEYS,
     GroupKey,
     find_group_key,
     group_keys_from_value,
     group_keys_to_value,
     new_group_key,
+)
+from device_sdk.wire.seal.descriptor import (
+    Descriptor,
+    DescriptorSeen,
+    make_descriptor,
+    read_descriptor,
+    root_of,
 )
 from device_sdk.wire.seal.keyring import Keyring, serving_keys
 from device_sdk.wire.seal.keys import fingerprint

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from device_sdk.wire.codec import cbor
 from device_sdk.wire.codec.errors import WireError
-from device_sdk.wire.codec.header import MessageType, prefix
+from device_sdk.wire.codec.message import MessageType, prefix
 from device_sdk.wire.seal import hpke, signature
 from device_sdk.wire.seal.admission import (
     AdmissionPurpose,

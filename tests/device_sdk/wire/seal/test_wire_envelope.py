@@ -8,21 +8,22 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from device_sdk.wire.codec.errors import WireError
-from device_sdk.wire.seal.envelope import (
+from device_sdk.wire.seal.session import (
     FRAGMENT_BYTES,
     HEADER_BYTES,
     MAX_MESSAGE_BYTES,
     MAX_PAYLOAD_BYTES,
+    WINDOW,
     Direction,
     DirectionKeys,
     EnvelopeCipher,
     Fragment,
+    ReplayWindow,
     pad,
     padded_length,
     read_header,
     unpad,
 )
-from device_sdk.wire.seal.session import WINDOW, ReplayWindow
 from tests.fakes.parties import SeededBytes
 
 KEYS = DirectionKeys(SeededBytes("key")(32), SeededBytes("iv")(12))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from device_sdk.wire.codec.errors import WireError
-from device_sdk.wire.codec.header import MessageType, prefix
+from device_sdk.wire.codec.message import MessageType, prefix
 from device_sdk.wire.seal import hpke, signature
 from device_sdk.wire.seal.admission import AdmissionPurpose, WorkBudget, admission_tag
 from device_sdk.wire.seal.descriptor import make_descriptor
@@ -19,7 +19,6 @@ from device_sdk.wire.seal.device_session import (
     OpenedSession,
     SessionOpening,
 )
-from device_sdk.wire.seal.envelope import Direction, EnvelopeCipher, Fragment
 from device_sdk.wire.seal.freshness import Freshness, FreshnessMarks
 from device_sdk.wire.seal.handshake import (
     OpenRequest,
@@ -32,7 +31,10 @@ from device_sdk.wire.seal.keyring import Keyring
 from device_sdk.wire.seal.session import (
     MAX_LIFETIME_SECONDS,
     MAX_MESSAGES,
+    Direction,
     End,
+    EnvelopeCipher,
+    Fragment,
     Session,
     derive_session_keys,
 )

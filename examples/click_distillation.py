@@ -40,7 +40,7 @@ from examples.local_fleet import FleetTask, LocalFleet, Member, local_fleet
 from examples.program import carried_out, option_parser
 from export.losses import example_teachers
 from export.models.click import export_click
-from export.models.fields import Fields
+from export.models.fields import SampleFields
 
 _NAMES = ("anna", "bert", "carla", "dana")
 _SLOWNESS = (0, 0, 1, 2)
@@ -82,7 +82,7 @@ def _run(options: argparse.Namespace, console: Console) -> None:
         options.data,
         ClickSettings(users=options.users, most_ratings=60, seed=options.seed, history=1),
     )
-    fields = Fields(
+    fields = SampleFields(
         categorical=clicks.sizes, multi_valued=(("genres", 18),), numeric=("year",), history="movie"
     )
     with console.status("exporting three models, and timing a step of each here"):
@@ -132,7 +132,7 @@ def _run(options: argparse.Namespace, console: Console) -> None:
     print(f"picture: {picture}")
 
 
-def _export(fields: Fields, folder: Path, seed: int) -> list[Path]:
+def _export(fields: SampleFields, folder: Path, seed: int) -> list[Path]:
     folders = []
     for network, dim, attention in _OFFERED:
         made = export_click(

@@ -35,7 +35,7 @@ from device_sdk.trainer import Trainer
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 from export.losses import cross_entropy
 from export.models.click import click_model, example_clicks, export_click, predicted_clicks
-from export.models.fields import Fields
+from export.models.fields import SampleFields
 
 Samples = Mapping[str, NDArray[Any]]
 
@@ -117,9 +117,9 @@ def _method(experiment: Experiment, trainer: Trainer) -> Method:
 _TEACHING = ("teacher", "has_teacher", "weight_ce", "weight_teacher", "weight_kl", "l2")
 
 
-def click_fields(sizes: tuple[tuple[str, int], ...]) -> Fields:
+def click_fields(sizes: tuple[tuple[str, int], ...]) -> SampleFields:
     """The fields of ``benchmarks.datasets.click``."""
-    return Fields(
+    return SampleFields(
         categorical=sizes, multi_valued=(("genres", 18),), numeric=("year",), history="movie"
     )
 
@@ -127,7 +127,7 @@ def click_fields(sizes: tuple[tuple[str, int], ...]) -> Fields:
 class ArtifactShelf:
     """Exports into ``folder``, each artifact when it is first asked for."""
 
-    def __init__(self, folder: Path, fields: Fields) -> None:
+    def __init__(self, folder: Path, fields: SampleFields) -> None:
         self._folder = folder
         self._fields = fields
 

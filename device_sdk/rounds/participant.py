@@ -28,7 +28,7 @@ from device_sdk.world import DeviceWorld
 _log = logging.getLogger("tessera.device")
 
 
-class RefusalCounts:
+class RefusedMessages:
     """Counts what was refused since the process started."""
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ class Participant:
         self._world = world
         self._topics = world.topics
         self.actions = Actions()
-        self.refusals = RefusalCounts()
+        self.refusals = RefusedMessages()
         self.sessions = SessionKeeper(world, self.actions)
         self.sender = Sender(world, self.sessions, self.actions)
         self.round = CurrentRound(world, self.sessions, self.sender, self.actions)

@@ -13,7 +13,7 @@ from export.cli.options import (
     settings_explained,
 )
 from export.models.click import CLICK_MODELS, MOVIELENS, export_click
-from export.models.fields import Fields
+from export.models.fields import SampleFields
 
 DESCRIPTION = """\
 Export a click model over MovieLens's fields (user, movie, gender, age, occupation, genres, year),
@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
         exported = export_click(
             arguments.out,
             arguments.network,
-            fields=Fields(
+            fields=SampleFields(
                 tuple(sizes.items()), MOVIELENS.multi_valued, MOVIELENS.numeric, MOVIELENS.history
             ),
             dim=arguments.dim,

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from export.build import Exported, export_train_step
 from export.losses import PENALTY, distillation, example_teachers, joint_loss, proximal, with_anchor
-from export.models.fields import FieldAttention, FieldEmbedding, Fields, example_fields
+from export.models.fields import FieldAttention, FieldEmbedding, SampleFields, example_fields
 from export.optimizers import Adam, Optimizer
 
 # One score as the two logits that soft labels are made of.
@@ -155,7 +155,7 @@ CLICK_MODELS: tuple[str, ...] = get_args(Network)
 CHANNELS = 32
 """The paper's m."""
 
-MOVIELENS = Fields(
+MOVIELENS = SampleFields(
     categorical=(
         ("user", 2000),
         ("movie", 3300),
@@ -171,13 +171,13 @@ MOVIELENS = Fields(
 
 
 class ClickModel(nn.Module):
-    """A batch (see ``Fields``) to two logits [b, 2]: no click, click.
+    """A batch (see ``SampleFields``) to two logits [b, 2]: no click, click.
 
     With ``attention`` the network sees the re-weighted fields and their sum as one field more.
     """
 
     def __init__(
-        self, network: str, fields: Fields, *, dim: int = 8, attention: bool = False
+        self, network: str, fields: SampleFields, *, dim: int = 8, attention: bool = False
     ) -> None:
         super().__init__()
         if network not in CLICK_MODELS:
@@ -185,7 +185,7 @@ class ClickModel(nn.Module):
                 f"there is no click model {network!r}; expected {', '.join(CLICK_MODELS)}"
             )
         if network == "din" and fields.history is None:
-            raise ValueError("din reads a history: set Fields(history=<a categorical field>)")
+            raise ValueError("din reads a history: set SampleFields(history=<a categorical field>)")
         self.kind = network
         first_order = network in ("wide_deep", "deepfm")
         self.embedding = FieldEmbedding(fields, dim, extra=1 if first_order else 0)
@@ -238,7 +238,7 @@ class ClickModel(nn.Module):
 def click_model(
     network: str,
     *,
-    fields: Fields = MOVIELENS,
+    fields: SampleFields = MOVIELENS,
     dim: int = 8,
     attention: bool = False,
     seed: int = 0,
@@ -258,7 +258,12 @@ def predicted_clicks(model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Te
 
 
 def example_clicks(
-    network: str, *, fields: Fields = MOVIELENS, batch: int = 16, history: int = 6, seed: int = 0
+    network: str,
+    *,
+    fields: SampleFields = MOVIELENS,
+    batch: int = 16,
+    history: int = 6,
+    seed: int = 0,
 ) -> dict[str, Tensor]:
     """All batch entries of a network's artifact; ``history`` is there for din only."""
     length = history if network == "din" else 0
@@ -274,7 +279,7 @@ def export_click(
     directory: str | Path,
     network: str,
     *,
-    fields: Fields = MOVIELENS,
+    fields: SampleFields = MOVIELENS,
     dim: int = 8,
     attention: bool = False,
     seed: int = 0,

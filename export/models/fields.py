@@ -13,7 +13,7 @@ SCALE = 0.1
 
 
 @dataclass(frozen=True)
-class Fields:
+class SampleFields:
     """What one sample holds.
 
     categorical: (name, number of values) each; multi_valued: (name, size of the vocabulary) each;
@@ -72,7 +72,7 @@ class FieldEmbedding(nn.Module):
     ``extra`` numbers more a value come along, [b, r, dim + extra]: first-order weights, say.
     """
 
-    def __init__(self, fields: Fields, dim: int, *, extra: int = 0) -> None:
+    def __init__(self, fields: SampleFields, dim: int, *, extra: int = 0) -> None:
         super().__init__()
         if dim < 1 or extra < 0:
             raise ValueError(f"dim is {dim} and extra {extra}; expected at least 1 and 0")
@@ -99,7 +99,7 @@ class FieldEmbedding(nn.Module):
         The mask is 1.0 where there is a value; vectors elsewhere mean nothing.
         """
         if self.fields.history is None:
-            raise ValueError("these fields have no history; set Fields(history=...)")
+            raise ValueError("these fields have no history; set SampleFields(history=...)")
         history = batch["history"]
         rows = history.clamp(min=0) + self.fields.offsets[self.fields.history]
         embedded, earlier = self._all(batch, rows)
@@ -119,7 +119,9 @@ class FieldEmbedding(nn.Module):
         return embedded, gathered[:, count:]
 
 
-def example_fields(fields: Fields, *, batch: int, history: int, seed: int = 0) -> dict[str, Tensor]:
+def example_fields(
+    fields: SampleFields, *, batch: int, history: int, seed: int = 0
+) -> dict[str, Tensor]:
     """Random entries, to trace and verify with; ``history`` is its length, 0 for none."""
     g = torch.Generator().manual_seed(seed)
     columns = [torch.randint(size, (batch,), generator=g) for _, size in fields.categorical]

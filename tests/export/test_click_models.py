@@ -10,9 +10,9 @@ import torch
 
 from device_sdk import Trainer
 from export.models.click import CLICK_MODELS, click_model, example_clicks, export_click
-from export.models.fields import FieldEmbedding, Fields, example_fields
+from export.models.fields import FieldEmbedding, SampleFields, example_fields
 
-SMALL = Fields(
+SMALL = SampleFields(
     categorical=(("user", 6), ("movie", 9), ("gender", 2)),
     multi_valued=(("genres", 4),),
     numeric=("year",),
@@ -99,14 +99,14 @@ def test_wrong_settings_are_refused() -> None:
     with pytest.raises(ValueError, match="no click model 'din2'; expected cnn"):
         click_model("din2")
     with pytest.raises(ValueError, match="din reads a history"):
-        click_model("din", fields=Fields(categorical=(("movie", 3), ("user", 2))))
+        click_model("din", fields=SampleFields(categorical=(("movie", 3), ("user", 2))))
     with pytest.raises(ValueError, match="no categorical field"):
-        Fields(numeric=("year",))
+        SampleFields(numeric=("year",))
     with pytest.raises(ValueError, match="'user' is taken twice"):
-        Fields(categorical=(("user", 2),), numeric=("user",))
+        SampleFields(categorical=(("user", 2),), numeric=("user",))
     with pytest.raises(ValueError, match="history is of 'year'"):
-        Fields(categorical=(("user", 2),), numeric=("year",), history="year")
+        SampleFields(categorical=(("user", 2),), numeric=("year",), history="year")
     with pytest.raises(ValueError, match="field 'user' has 0 values"):
-        Fields(categorical=(("user", 0),))
+        SampleFields(categorical=(("user", 0),))
     with pytest.raises(ValueError, match="these fields have no history"):
-        FieldEmbedding(Fields(categorical=(("user", 2),)), 2).with_history({})
+        FieldEmbedding(SampleFields(categorical=(("user", 2),)), 2).with_history({})

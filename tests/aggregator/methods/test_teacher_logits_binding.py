@@ -18,10 +18,10 @@ from device_sdk.methods.teacher_logits.contract import (
 from device_sdk.wire.arrays.exchange import Update, encode_update
 from device_sdk.wire.arrays.tensors import Codec
 from export.models.click import export_click
-from export.models.fields import Fields
+from export.models.fields import SampleFields
 from tests.fakes.handmade import linear_artifact
 
-FIELDS = Fields(categorical=(("user", 5), ("movie", 7)))
+FIELDS = SampleFields(categorical=(("user", 5), ("movie", 7)))
 RNG = np.random.default_rng(0)
 
 

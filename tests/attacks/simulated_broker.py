@@ -6,6 +6,8 @@ import threading
 from collections import Counter, deque
 from dataclasses import dataclass
 
+from paho.mqtt.client import topic_matches_sub
+
 from device_sdk.link.events import (
     Connected,
     Delivery,
@@ -50,14 +52,14 @@ class SimulatedBroker:
         elif retain:
             self.retained.pop(topic, None)
         for client, filters in self._filters.items():
-            if any(_matches(each, topic) for each in filters):
+            if any(topic_matches_sub(each, topic) for each in filters):
                 self.under_way.append(Parcel(client, topic, payload, False))
 
     def subscribe(self, client: str, topic_filter: str) -> None:
         """Subscribe, and send what is retained."""
         self._filters.setdefault(client, set()).add(topic_filter)
         for topic, payload in self.retained.items():
-            if _matches(topic_filter, topic):
+            if topic_matches_sub(topic_filter, topic):
                 self.under_way.append(Parcel(client, topic, payload, True))
 
     def unsubscribe(self, client: str, topic_filter: str) -> None:
@@ -126,10 +128,3 @@ class StandInLink:
     def stop(self, *, flush_seconds: float = 0.0, timeout_seconds: float = 5.0) -> bool:
         """See :class:`~device_sdk.link.link.Link`."""
         return True
-
-
-def _matches(topic_filter: str, topic: str) -> bool:
-    parts, levels = topic_filter.split("/"), topic.split("/")
-    return len(parts) == len(levels) and all(
-        part in ("+", level) for part, level in zip(parts, levels, strict=True)
-    )

@@ -6,6 +6,7 @@ from collections import deque
 from pathlib import Path
 
 import numpy as np
+from paho.mqtt.client import topic_matches_sub
 
 from device_sdk.factorisation import packaged_artifact
 from device_sdk.home.home import Home
@@ -36,21 +37,14 @@ class TableBroker:
     def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
         if retain:
             self.retained[topic] = payload
-        if any(_matches(each, topic) for each in self.filters):
+        if any(topic_matches_sub(each, topic) for each in self.filters):
             self.to_device.append((topic, payload, False))
 
     def subscribe(self, topic_filter: str) -> None:
         self.filters.add(topic_filter)
         for topic, payload in self.retained.items():
-            if _matches(topic_filter, topic):
+            if topic_matches_sub(topic_filter, topic):
                 self.to_device.append((topic, payload, True))
-
-
-def _matches(topic_filter: str, topic: str) -> bool:
-    parts, levels = topic_filter.split("/"), topic.split("/")
-    return len(parts) == len(levels) and all(
-        part in ("+", level) for part, level in zip(parts, levels, strict=True)
-    )
 
 
 class Bench:

@@ -149,6 +149,7 @@ class RoundMachine:
         self._unix_clock = unix_clock
         self._random_bytes = random_bytes
         self._missing: set[bytes] = set()
+        self._any_heard = False
         self._arrivals = array("f")
         self._late = LateArrivals()
         self._began_unix = 0.0
@@ -193,7 +194,7 @@ class RoundMachine:
             return self._close(row, now) if self._may_go_on(row.round) else None
         # A clock that was set back gives the round its length once more, and no year on top.
         self._began_unix = min(self._began_unix, now)
-        everyone_came = not self._missing and self.arrived > 0
+        everyone_came = not self._missing and (self.arrived > 0 or self._all_were_revoked(row))
         over = self._left(row, now) <= 0 and not _is_within(
             self._earliest_close_unix, now, self._settings.resume_grace_seconds
         )
@@ -219,6 +220,7 @@ class RoundMachine:
     def heard_of(self, device_id: bytes, counted_seconds: float | None = None) -> None:
         """A device had its verdict; ``counted_seconds`` after the opening if it was counted."""
         self._missing.discard(device_id)
+        self._any_heard = True
         if counted_seconds is not None:
             self._arrivals.append(counted_seconds)
 
@@ -234,6 +236,11 @@ class RoundMachine:
     def revoked(self, device_id: bytes) -> None:
         """A device that will not be heard of."""
         self._missing.discard(device_id)
+
+    def _all_were_revoked(self, row: RoundRow) -> bool:
+        # Where nobody is missing any more, it was heard or revoked. A round that selected nobody
+        # keeps its time, and one whose devices were all refused: the next would be no different.
+        return row.expected > 0 and not self._any_heard
 
     def reload_hold(self) -> None:
         """Look again whether the operator released the round."""
@@ -256,8 +263,8 @@ class RoundMachine:
         self.current = self._store.rounds.find(row.round)  # resuming may have held it
         self._arrivals = array("f", self._store.log.arrivals(row.round))
         self._began_unix = row.opened_unix_seconds
-        self._missing = self._selected(row)
-        self._missing.difference_update(self._store.log.judged(row.generation, row.round))
+        judged = set(self._store.log.judged(row.generation, row.round))
+        self._missing, self._any_heard = self._selected(row) - judged, bool(judged)
         self._earliest_close_unix = self._unix_clock() + self._settings.resume_grace_seconds
         if self.current is not None and self.current.held is not None:
             _LOG.error("round %d is held: %s", row.round, self.current.held)
@@ -317,6 +324,7 @@ class RoundMachine:
             # What was committed stays, and so does the service: it says what is wrong, and waits.
             return self._hold_opening(row, error)
         self.current, self._missing, self._arrivals = row, missing, array("f")
+        self._any_heard = False
         self._began_unix, self._earliest_close_unix = now, 0.0
         self._aggregation.carry_over(row)
         self.reload_hold()

@@ -82,14 +82,18 @@ class Housekeeping:
     def begin(self, *, in_a_round: bool) -> None:
         """What was appended to the catalogue while nobody served: taken in now, or after the round.
 
-        Raises AggregatorError where the file is not usable.
+        Raises AggregatorError where the file is not usable and no round needs to go on without it.
         """
         if self._catalogue is None:
             return
         if not in_a_round and not self._aggregation.participants:
             self._take_in(self._catalogue)
             return
-        found = len(read_continued_catalogue(self._catalogue, self._store))
+        try:
+            found = len(read_continued_catalogue(self._catalogue, self._store))
+        except AggregatorError as error:
+            _LOG.error("the catalogue stays as it was: %s", error)
+            return
         if found > self._aggregation.items:
             _LOG.info(
                 "the catalogue has %d items, the model %d: the new ones are taken in before the "

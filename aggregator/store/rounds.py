@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.store.database import Database
+from aggregator.store.database import Table
 
 _COLUMNS = (
     "round, generation, version, opened_unix, deadline_unix, seed, threshold, expected, items, "
@@ -42,11 +42,8 @@ class RoundRow:
     forgotten: bool = False
 
 
-class Rounds:
+class Rounds(Table):
     """Table ``rounds``."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     def add(self, row: RoundRow) -> None:
         """A round that opens."""

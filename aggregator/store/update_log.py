@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from aggregator.store.database import Database
+from aggregator.store.database import Table
 
 
 class LoggedUpdate(NamedTuple):
@@ -31,11 +31,8 @@ class StoredVerdict(NamedTuple):
     reason: str | None
 
 
-class UpdateLog:
+class UpdateLog(Table):
     """Tables ``updates`` and ``verdicts``."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     def append(self, updates: Sequence[LoggedUpdate], verdicts: Sequence[StoredVerdict]) -> None:
         """A group of updates; inside a transaction."""

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from aggregator.errors import AggregatorError
 from aggregator.publish.attachments import Attachments
-from aggregator.store import Store
+from aggregator.shared import Shared
 from aggregator.store.rounds import RoundRow
 from device_sdk.artifact import MANIFEST_FILE, Artifact, ArtifactError, load_artifact
 from device_sdk.wire.arrays.exchange import Broadcast
@@ -32,11 +32,9 @@ from device_sdk.wire.publish.topics import (
     DescriptorTopic,
     ManifestTopic,
     PresenceTopic,
-    Topics,
 )
 from device_sdk.wire.seal.broadcast import GroupKey, Publication, new_group_key
 from device_sdk.wire.seal.keyring import ServingKeys
-from device_sdk.wire.seal.keys import RandomBytes
 from device_sdk.wire.seal.presence import Presence, sign_presence
 
 # An artifact's folder, checked and packed for sending.
@@ -89,44 +87,43 @@ def read_artifact(folder: Path, companion: ArtifactContent | None = None) -> Art
     return ArtifactContent(artifact_id, content, artifact, companion)
 
 
-@dataclass(frozen=True)
-class PublishedTask:
-    """What publications repeat of the task. ``artifacts``: smallest first."""
-
-    name: str
-    cohort: str
-    codec: str
-    terms: TaskTerms
-    artifacts: tuple[ArtifactContent, ...] = ()
-
-
 class Publisher:
     """Seals publications and stores them, so that they can be sent again after any crash.
 
-    ``keys`` gives the serving keys of the descriptor in force; ``admission_key`` a device's key by
-    its id in hexadecimal, None for one that is revoked or unknown.
+    ``artifacts``: of the task, smallest first. ``keys`` gives the serving keys of the descriptor in
+    force.
     """
 
     def __init__(
         self,
-        task: PublishedTask,
-        topics: Topics,
-        store: Store,
+        shared: Shared,
+        artifacts: tuple[ArtifactContent, ...],
         presence: Presence,
         keys: Callable[[], ServingKeys],
-        admission_key: Callable[[str], bytes | None],
-        random_bytes: RandomBytes,
         rng: np.random.Generator,
     ) -> None:
-        self._task = task
-        self._topics = topics
-        self._store = store
+        task, store, topics = shared.task, shared.store, shared.topics
+        self._task, self._store, self._topics = task, store, topics
+        self._random_bytes = shared.random_bytes
+        self._artifacts = artifacts
         self._presence = presence
         self._keys = keys
-        self._random_bytes = random_bytes
         self._rng = rng
+        self._terms = TaskTerms(
+            task.binding.method_name,
+            task.update_codec,
+            task.round.train_seconds,
+            tuple(each.offer() for each in artifacts),
+        )
         self._attachments = Attachments(
-            task.name, task.cohort, task.codec, topics, store, admission_key, random_bytes, rng
+            task.name,
+            task.cohort,
+            task.broadcast_codec,
+            topics,
+            store,
+            shared.registry.admission_key,
+            shared.random_bytes,
+            rng,
         )
 
     def standing(self) -> list[tuple[str, bytes]]:
@@ -142,7 +139,7 @@ class Publisher:
 
     def require_publishable(self, broadcast: Broadcast) -> None:
         """Raises AggregatorError where the task's codec cannot carry the broadcast's values."""
-        codec = BROADCAST_CODECS[self._task.codec]
+        codec = BROADCAST_CODECS[self._task.broadcast_codec]
         try:
             require_encodable(broadcast.tensors, codec)
             for attachment in broadcast.attachments.values():
@@ -158,7 +155,6 @@ class Publisher:
         key = self._current_key()
         serving = self._keys()
         signing = serving.signing
-        artifacts = self._task.artifacts
         catalogue = self._store.facts.catalogue
         self._seal_contents(key, signing, catalogue)
         publication = self._publication(key)
@@ -167,9 +163,9 @@ class Publisher:
         try:
             offer = self._attachments.seal(broadcast, publication.broadcast_id, key, signing)
             terms = replace(
-                self._task.terms, attachments=offer.attachments, cohort_keys=offer.cohort_keys
+                self._terms, attachments=offer.attachments, cohort_keys=offer.cohort_keys
             )
-            plaintext = write_broadcast(broadcast, terms, self._task.codec, self._rng)
+            plaintext = write_broadcast(broadcast, terms, self._task.broadcast_codec, self._rng)
         except ValueError as error:
             raise _unsendable(error) from None
         chunks, digests = seal_chunks(publication, plaintext)
@@ -180,7 +176,7 @@ class Publisher:
             generation=row.generation,
             round=row.round,
             version=broadcast.version,
-            artifact_id=artifacts[0].artifact_id if artifacts else bytes(32),
+            artifact_id=self._artifacts[0].artifact_id if self._artifacts else bytes(32),
             catalogue_id=NO_CATALOGUE if catalogue is None else catalogue_id(catalogue),
             broadcast_id=publication.broadcast_id,
             key_epoch=key.epoch,
@@ -188,7 +184,7 @@ class Publisher:
             threshold=row.threshold,
             deadline_unix_seconds=int(row.deadline_unix_seconds),
             expiry_unix_seconds=int(row.deadline_unix_seconds),
-            codec=self._task.codec,
+            codec=self._task.broadcast_codec,
             length=len(plaintext),
             chunks=digests,
         )
@@ -216,7 +212,7 @@ class Publisher:
         contents = []
         if catalogue is not None:
             contents.append((ContentKind.CATALOGUE, catalogue_id(catalogue), catalogue))
-        for artifact in self._task.artifacts:
+        for artifact in self._artifacts:
             for each in (artifact, artifact.companion):
                 if each is not None:
                     contents.append((ContentKind.ARTIFACT, each.artifact_id, each.content))

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import logging
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.keys.registry import Registry
 from aggregator.methods.method import RoundSummary
 from aggregator.rounds.aggregation import Aggregation
-from aggregator.store import STORE_FAILURES, Store
+from aggregator.shared import Shared
+from aggregator.store import STORE_FAILURES
 from aggregator.store.rounds import RoundRow
 from aggregator.task.file import RoundSettings
 from device_sdk.wire.arrays.exchange import Broadcast
 from device_sdk.wire.publish.manifest import EVERYONE
-from device_sdk.wire.seal.keys import RandomBytes, draw
+from device_sdk.wire.seal.keys import draw
 
 # How long the next round collects.
 
@@ -122,32 +122,14 @@ class SealRound(Protocol):
 
 
 class RoundMachine:
-    """One round after another. ``tick`` is to be called often; it never waits.
+    """One round after another. ``tick`` is to be called often; it never waits."""
 
-    Args:
-        task: name of the task, part of the selection.
-        unix_clock: Unix time in seconds.
-    """
-
-    def __init__(
-        self,
-        task: str,
-        settings: RoundSettings,
-        store: Store,
-        registry: Registry,
-        aggregation: Aggregation,
-        seal_round: SealRound,
-        unix_clock: Callable[[], float],
-        random_bytes: RandomBytes,
-    ) -> None:
-        self._task = task
-        self._settings = settings
-        self._store = store
-        self._registry = registry
+    def __init__(self, shared: Shared, aggregation: Aggregation, seal_round: SealRound) -> None:
+        self._task, self._settings = shared.task.name, shared.task.round
+        self._store, self._registry = shared.store, shared.registry
+        self._unix_clock, self._random_bytes = shared.unix_clock, shared.random_bytes
         self._aggregation = aggregation
         self._seal_round = seal_round
-        self._unix_clock = unix_clock
-        self._random_bytes = random_bytes
         self._missing: set[bytes] = set()
         self._any_heard = False
         self._arrivals = array("f")

@@ -12,9 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from aggregator.keys.registry import Registry
 from aggregator.serve.loss_probe import LossProbe
-from aggregator.task.file import BrokerSettings
+from aggregator.shared import Shared
 from device_sdk.link.events import (
     Connected,
     ConnectRefused,
@@ -35,7 +34,6 @@ from device_sdk.wire.publish.topics import (
     EnrolRequestTopic,
     PresenceTopic,
     ProbeTopic,
-    Topics,
     UpTopic,
 )
 from device_sdk.wire.seal.admission import Clock, TokenBucket, TokenBuckets
@@ -142,17 +140,14 @@ class BrokerLinks:
 
     def __init__(
         self,
-        broker: BrokerSettings,
-        topics: Topics,
+        shared: Shared,
         shard: int,
-        registry: Registry,
         settings: LinkSettings,
         rngs: list[np.random.Generator],
-        nonce: bytes,
-        clock: Callable[[], float],
     ) -> None:
+        broker, topics, clock = shared.task.broker, shared.topics, shared.clock
         self._parse = lru_cache(maxsize=_MOST_TOPICS)(topics.parse)
-        self._registry = registry
+        self._registry = shared.registry
         self._device_limits = TopicLimits(
             self._owner, DEVICE_LIMIT, DEVICE_LIMIT, clock, self._crowded
         )
@@ -172,7 +167,7 @@ class BrokerLinks:
         self._strangers.subscribe(topics.write(EnrolRequestTopic()))
         self._probe_topic = topics.write(ProbeTopic())
         self._devices.subscribe(self._probe_topic)
-        self._probe = LossProbe(self._send_probe, nonce, clock)
+        self._probe = LossProbe(self._send_probe, shared.random_bytes(16), clock)
         self._up_granted = False
         self._unsaid: Connected | None = None
         self._said_small = False

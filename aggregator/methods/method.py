@@ -11,7 +11,7 @@ import numpy as np
 
 from aggregator.tables import TomlTable
 from device_sdk.artifact import Artifact
-from device_sdk.fields import Within, is_settings
+from device_sdk.fields import Fields, Within, is_settings
 from device_sdk.methods.registry import METHODS, MethodError, load_method
 from device_sdk.methods.state import State
 from device_sdk.wire.arrays.exchange import Broadcast, Update, decode_update
@@ -23,6 +23,25 @@ class Refused(WireError):
 
     def __reduce__(self) -> tuple[type[Refused], tuple[str, str]]:
         return (Refused, (self.reason, str(self.args[0])))
+
+
+class Said(Fields):
+    """An update's metadata, read strictly. Raises Refused with reason ``bad-metadata``, in words
+    that leave out the value: what a sender chose is not logged."""
+
+    __slots__ = ()
+
+    def error(self, key: str, what: str) -> Refused:
+        """A refusal that names the key."""
+        return Refused("bad-metadata", f"{key} {what}")
+
+    def wrong(self, key: str, value: object, expected: str) -> Refused:
+        """The refusal of a value."""
+        return self.error(key, f"is not {expected}")
+
+
+LOSSES = Within(-1e12, 1e12)
+"""What a device may say of its loss."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,6 @@ class Measured(NamedTuple):
 
     @property
     def rows(self) -> Floats:
-        """Sizes of the rows, float64 [rows]."""
         sizes: Floats = np.sqrt(self.squares.astype(np.float64) / max(1, self.columns))
         return sizes
 
@@ -150,7 +149,6 @@ class Outliers(Stateful):
 
     @property
     def count(self) -> int:
-        """Outliers of this round."""
         return self._count
 
     def holds(self, values: NDArray[np.float32]) -> bool:

@@ -32,11 +32,9 @@ class Said(Fields):
     __slots__ = ()
 
     def error(self, key: str, what: str) -> Refused:
-        """A refusal that names the key."""
         return Refused("bad-metadata", f"{key} {what}")
 
     def wrong(self, key: str, value: object, expected: str) -> Refused:
-        """The refusal of a value."""
         return self.error(key, f"is not {expected}")
 
 

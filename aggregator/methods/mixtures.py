@@ -68,7 +68,6 @@ class DeviceModels(Stateful):
         )
 
     def each(self) -> list[HeardModel]:
-        """One by one."""
         columns = (self.vectors, self.widths, self.samples, self.rounds, self.asks)
         return [
             HeardModel(name, vector, int(width), int(samples), int(round_id), bool(asks))
@@ -99,7 +98,6 @@ class DeviceModels(Stateful):
         )
 
     def younger_than(self, round_id: int) -> DeviceModels:
-        """Those that came after ``round_id``."""
         return self.those(self.rounds > round_id)
 
     def those(self, kept: NDArray[np.bool_]) -> DeviceModels:

@@ -62,7 +62,6 @@ class _Book(Stateful, Generic[Tag]):
         self._held[owner] = (tag, {name: array.copy() for name, array in coded.items()})
 
     def drop(self, owner: str) -> None:
-        """Forget an owner, where it is known."""
         self._held.pop(owner, None)
 
 
@@ -71,7 +70,6 @@ class PublicBook(_Book[str]):
 
     @property
     def owners(self) -> tuple[str, ...]:
-        """In increasing order."""
         return tuple(sorted(self._held))
 
     def mark(self, owner: str) -> str:
@@ -91,7 +89,6 @@ class PublicBook(_Book[str]):
         }
 
     def restored(self, state: State) -> PublicBook:
-        """The book that ``state()`` was taken of; raises RestoreError."""
         book = PublicBook()
         for owner, marked in _by_owner(state).items():
             mark = min(marked).partition(".")[0]
@@ -120,7 +117,6 @@ class LabelBook(_Book[int]):
         return found
 
     def restored(self, state: State) -> LabelBook:
-        """The book that ``state()`` was taken of; raises RestoreError."""
         book = LabelBook()
         for owner, coded in _by_owner(state).items():
             came = unpack({"came": COUNT}, {n: coded.pop(n) for n in ("came",) if n in coded})
@@ -161,7 +157,6 @@ class LabelMeans(Stateful):
         return found
 
     def restored(self, state: State) -> LabelMeans:
-        """The means that ``state()`` was taken of; raises RestoreError."""
         schema = {
             "sum": Entry(np.float64, ("samples", "classes")),
             "count": Entry(np.int64, least=1),
@@ -270,7 +265,6 @@ class MutualMethod(Stateful, Method):
 
     @property
     def owners(self) -> tuple[str, ...]:
-        """Who shares public samples."""
         return self._public.owners
 
     def open_round(self, round_id: int) -> Broadcast:

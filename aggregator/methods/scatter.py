@@ -433,7 +433,6 @@ class ScatterBinding(Binding[ScatterTable]):
         return decode_scatter_update(body, round_id, items, self.settings.columns, sender)
 
     def width_of(self, update: Update) -> int:
-        """The number of columns."""
         return len(update.tensors["columns"])
 
 

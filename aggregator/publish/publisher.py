@@ -180,7 +180,6 @@ class ArtifactContent:
     companion: ArtifactContent | None = None
 
     def offer(self) -> OfferedArtifact:
-        """What devices are told of it."""
         return OfferedArtifact(
             self.artifact_id,
             self.artifact.manifest.name,
@@ -192,7 +191,6 @@ class ArtifactContent:
 def read_artifacts(
     folders: tuple[Path, ...], companions: tuple[Path, ...]
 ) -> tuple[ArtifactContent, ...]:
-    """All artifacts of a task. Raises AggregatorError."""
     if not companions:
         return tuple(read_artifact(folder) for folder in folders)
     return tuple(
@@ -254,12 +252,10 @@ class Publisher:
         )
 
     def standing(self) -> list[tuple[str, bytes]]:
-        """Topics and messages of descriptor and presence."""
         descriptor = self._keys().descriptor.message
         return [(self._topics.write(DescriptorTopic()), descriptor), self.presence()]
 
     def presence(self) -> tuple[str, bytes]:
-        """Topic and message of the presence."""
         keys = self._keys()
         message = sign_presence(self._presence, keys.descriptor, keys.signing)
         return self._topics.write(PresenceTopic()), message

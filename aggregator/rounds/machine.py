@@ -159,7 +159,6 @@ class RoundMachine:
         return self._store.facts.generation
 
     def next_number(self) -> int:
-        """The number of the round that opens next."""
         latest = self._store.rounds.latest()
         return latest[0].round + 1 if latest else 1
 
@@ -303,8 +302,7 @@ class RoundMachine:
         except STORE_FAILURES:
             raise
         except Exception as error:
-            # What was committed stays, and so does the service: it says what is wrong, and waits.
-            return self._hold_opening(row, error)
+            return self._hold(row, f"it could not be published: {error}", error)
         self.current, self._missing, self._arrivals = row, missing, array("f")
         self._any_heard = False
         self._began_unix, self._earliest_close_unix = now, 0.0
@@ -312,47 +310,37 @@ class RoundMachine:
         self.reload_hold()
         return RoundOpened(row, self._aggregation.participants)
 
-    def _hold_opening(self, row: RoundRow, error: Exception) -> RoundHeld:
-        why = f"it could not be published: {error}"
+    def _hold(self, row: RoundRow, why: str, error: Exception) -> RoundHeld:
+        # What was committed stays, and so does the service: it says what is wrong, and waits.
         _LOG.error("round %d is held: %s", row.round, why, exc_info=error)
         with self._store.database.transaction():
-            self._store.facts.unpublished = why
-        self._aggregation.resume(None)
+            if self.current is None:
+                self._store.facts.unpublished = why
+            else:
+                self._store.rounds.hold(row.round, why)
+        self._aggregation.resume(self.current)
         self.reload_hold()
         return RoundHeld(row, why)
 
     def _close(self, row: RoundRow, now: float) -> RoundClosed | RoundHeld:
         participants = self._aggregation.participants
+        summary, made = RoundSummary(row.round, row.version, participants), None
+        if participants >= self._settings.quorum:
+            try:
+                summary = self._aggregation.close_round(self._registry.revoked_ids())
+            except Exception as error:
+                return self._hold(row, f"the method could not close it: {error}", error)
+            made = summary.version
         times = np.asarray(self._arrivals, dtype=np.float32)
-        if participants < self._settings.quorum:
-            summary = RoundSummary(row.round, row.version, participants)
-            with self._store.database.transaction():
-                self._store.rounds.close(row.round, now, None, participants, {}, times)
-                self._store.checkpoints.drop_partial()
-            self._end(now)
-            return RoundClosed(row, summary, None)
-        try:
-            summary = self._aggregation.close_round(self._registry.revoked_ids())
-        except Exception as error:
-            why = f"the method could not close it: {error}"
-            _LOG.error("round %d is held: %s", row.round, why, exc_info=error)
-            with self._store.database.transaction():
-                self._store.rounds.hold(row.round, why)
-            self._aggregation.resume(row)
-            self.reload_hold()
-            return RoundHeld(row, why)
         with self._store.database.transaction():
-            self._store.rounds.close(
-                row.round, now, summary.version, participants, summary.metrics, times
-            )
-            self._aggregation.commit_version(summary)
-        self._end(now)
-        return RoundClosed(row, summary, summary.version)
-
-    def _end(self, now: float) -> None:
-        self.current = None
-        self._missing = set()
+            self._store.rounds.close(row.round, now, made, participants, summary.metrics, times)
+            if made is None:
+                self._store.checkpoints.drop_partial()
+            else:
+                self._aggregation.commit_version(summary)
+        self.current, self._missing = None, set()
         self._earliest_open_unix = now + self._settings.pause_seconds
+        return RoundClosed(row, summary, made)
 
     def _selected(self, row: RoundRow) -> set[bytes]:
         return set(self._registry.selected(row.seed, row.threshold, self._task, row.round))

@@ -266,7 +266,6 @@ class BrokerLinks:
         return self._probe.lost
 
     def start(self) -> None:
-        """Start the threads."""
         for link in self._links():
             link.start()
 

@@ -51,11 +51,9 @@ class View(ABC):
         return
 
     def round_event(self, event: RoundEvent) -> None:
-        """Something happened to a round."""
         _LOG.info("%s", describe(event))
 
     def show(self, service: Service) -> None:
-        """To be called often."""
         now = self._clock()
         if now >= self._next_seconds:
             self._next_seconds = now + self._every_seconds

@@ -22,13 +22,11 @@ class Snapshot:
     connected: bool
     broker: str
     devices: int
-    revoked: int
     sessions: int
     version: int
     current: RoundRow | None
     seconds_left: float | None
     arrived: int
-    outstanding: int
     participants: int
     quorum: int
     counted: int
@@ -50,7 +48,6 @@ _TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def format_metrics(seen: Snapshot) -> str:
-    """The metrics of one moment."""
     lines: list[str] = []
 
     def put(name: str, about: str, samples: dict[str, float]) -> None:

@@ -58,7 +58,6 @@ class Listening:
         return tuple(sorted(self._refusals))
 
     def granted(self, event: Subscribed) -> None:
-        """The broker granted a subscription."""
         self._granted.add(event.topic_filter)
         if self._refusals.pop(event.topic_filter, 0):
             _LOG.info("the broker has granted the subscription to %s", event.topic_filter)
@@ -180,7 +179,6 @@ class Service:
         parts.store.database.close()
 
     def snapshot(self) -> Snapshot:
-        """What there is to see now."""
         parts = self._parts
         latest = parts.store.rounds.latest(_SHOWN_ROUNDS + 1)
         return Snapshot(
@@ -188,13 +186,11 @@ class Service:
             connected=parts.link.connected,
             broker=str(parts.task.broker.url),
             devices=len(parts.registry),
-            revoked=parts.registry.revoked,
             sessions=len(parts.table),
             version=parts.aggregation.version,
             current=parts.rounds.current,
             seconds_left=parts.rounds.seconds_left(),
             arrived=parts.rounds.arrived,
-            outstanding=parts.rounds.outstanding,
             participants=parts.aggregation.participants,
             quorum=parts.task.round.quorum,
             counted=parts.ingest.counted,

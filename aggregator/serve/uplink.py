@@ -31,8 +31,6 @@ _SESSION_OPEN, _UPDATE = bytes((MessageType.SESSION_OPEN,)), int(RecordType.UPDA
 
 
 class Answer(NamedTuple):
-    """Something to send."""
-
     topic: str
     payload: bytes
 

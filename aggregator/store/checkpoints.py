@@ -44,7 +44,6 @@ class Checkpoints(Table):
         self._database.insert("checkpoints", checkpoint.kind, *numbers, packed, replace=True)
 
     def get(self, kind: Kind) -> MethodCheckpoint | None:
-        """The checkpoint of this kind."""
         row = self._database.row("SELECT * FROM checkpoints WHERE kind = ?", (kind,))
         if row is None:
             return None
@@ -52,7 +51,6 @@ class Checkpoints(Table):
         return MethodCheckpoint(kind, round_number, seq, version, unpack_state(packed))
 
     def drop_partial(self) -> None:
-        """Forget the checkpoint within a round."""
         self._database.execute("DELETE FROM checkpoints WHERE kind = 'partial'")
 
 

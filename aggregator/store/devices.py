@@ -34,10 +34,7 @@ class DeviceRow:
 
 
 class Devices(Table):
-    """Table ``devices``."""
-
     def add(self, row: DeviceRow) -> None:
-        """A device that enrolled."""
         self._database.insert("devices", *(getattr(row, each.name) for each in fields(row)))
 
     def all(self) -> Iterator[DeviceRow]:
@@ -46,7 +43,6 @@ class Devices(Table):
             yield DeviceRow(*row)
 
     def find(self, device_id: bytes) -> DeviceRow | None:
-        """The device of this id."""
         row = self._database.row("SELECT * FROM devices WHERE device_id = ?", (device_id,))
         return None if row is None else DeviceRow(*row)
 
@@ -89,12 +85,9 @@ _COLUMNS = "token_id, secret, expires_unix, replaces, device_id, strangers, last
 
 
 class Tokens(Table):
-    """Table ``tokens``."""
-
     def add(
         self, code: EnrolmentCode, created_unix: int, expires_unix: int, replaces: bytes | None
     ) -> None:
-        """A new code."""
         self._database.execute(
             "INSERT INTO tokens (token_id, secret, created_unix, expires_unix, replaces) "
             "VALUES (?, ?, ?, ?, ?)",
@@ -102,13 +95,11 @@ class Tokens(Table):
         )
 
     def find(self, token_id: bytes) -> TokenRow | None:
-        """The code of this id."""
         query = f"SELECT {_COLUMNS} FROM tokens WHERE token_id = ?"
         row = self._database.row(query, (token_id,))
         return None if row is None else TokenRow(*row)
 
     def bind(self, token_id: bytes, device_id: bytes) -> None:
-        """Note who used a code."""
         self._database.execute(
             "UPDATE tokens SET device_id = ? WHERE token_id = ?", (device_id, token_id)
         )
@@ -173,7 +164,6 @@ class Secrets(Table):
         return tuple(GroupKey(epoch, key) for epoch, key in self._database.rows(query))
 
     def add_group_key(self, key: GroupKey) -> None:
-        """A new epoch."""
         self._database.insert("group_keys", key.epoch, key.key)
 
     def drop_group_keys_below(self, epoch: int) -> None:

@@ -71,10 +71,7 @@ class Facts(Table):
 
 
 class RefusalCounts(Table):
-    """Table ``refusals``."""
-
     def add(self, counts: Mapping[str, int]) -> None:
-        """Add to the counters."""
         self._database.execute_many(
             "INSERT INTO refusals VALUES (?, ?) "
             "ON CONFLICT (reason) DO UPDATE SET count = count + excluded.count",
@@ -82,5 +79,4 @@ class RefusalCounts(Table):
         )
 
     def all(self) -> dict[str, int]:
-        """Counters by reason."""
         return dict(self._database.rows("SELECT reason, count FROM refusals ORDER BY reason"))

@@ -43,10 +43,7 @@ class RoundRow:
 
 
 class Rounds(Table):
-    """Table ``rounds``."""
-
     def add(self, row: RoundRow) -> None:
-        """A round that opens."""
         self._database.execute(
             "INSERT INTO rounds (round, generation, version, opened_unix, deadline_unix, seed, "
             "threshold, expected, items) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -99,7 +96,6 @@ class Rounds(Table):
         self._database.execute("UPDATE rounds SET held = ? WHERE round = ?", (why, number))
 
     def find(self, number: int) -> RoundRow | None:
-        """The round of this number."""
         return _row(self._database.row(f"SELECT {_COLUMNS} FROM rounds WHERE round = ?", (number,)))
 
     def latest(self, count: int = 1) -> list[RoundRow]:

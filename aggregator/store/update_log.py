@@ -48,7 +48,6 @@ class UpdateLog(Table):
         )
 
     def verdict(self, generation: int, round_number: int, device_id: bytes) -> StoredVerdict | None:
-        """The verdict on a device's update for a round."""
         row = self._database.row(
             "SELECT * FROM verdicts WHERE generation = ? AND round = ? AND device_id = ?",
             (generation, round_number, device_id),
@@ -56,7 +55,6 @@ class UpdateLog(Table):
         return None if row is None else StoredVerdict(*row)
 
     def judged(self, generation: int, round_number: int) -> Iterator[bytes]:
-        """Devices that have a verdict in a round."""
         query = "SELECT device_id FROM verdicts WHERE generation = ? AND round = ?"
         for row in self._database.rows(query, (generation, round_number)):
             yield row[0]

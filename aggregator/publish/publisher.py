@@ -32,12 +32,14 @@ from device_sdk.wire.publish.topics import (
     DescriptorTopic,
     ManifestTopic,
     PresenceTopic,
+    TasksTopic,
     Topics,
 )
 from device_sdk.wire.seal.broadcast import GroupKey, Publication, new_group_key
 from device_sdk.wire.seal.keyring import ServingKeys
 from device_sdk.wire.seal.keys import RandomBytes
 from device_sdk.wire.seal.presence import Presence, sign_presence
+from device_sdk.wire.seal.tasks import ServedTasks, sign_tasks
 
 # An artifact's folder, checked and packed for sending.
 
@@ -113,6 +115,7 @@ class Publisher:
         topics: Topics,
         store: Store,
         presence: Presence,
+        served: ServedTasks,
         keys: Callable[[], ServingKeys],
         admission_key: Callable[[str], bytes | None],
         random_bytes: RandomBytes,
@@ -122,6 +125,7 @@ class Publisher:
         self._topics = topics
         self._store = store
         self._presence = presence
+        self._served = served
         self._keys = keys
         self._random_bytes = random_bytes
         self._rng = rng
@@ -130,9 +134,15 @@ class Publisher:
         )
 
     def standing(self) -> list[tuple[str, bytes]]:
-        """Topics and messages of descriptor and presence."""
+        """Topics and messages of descriptor, tasks and presence."""
         descriptor = self._keys().descriptor.message
-        return [(self._topics.write(DescriptorTopic()), descriptor), self.presence()]
+        return [(self._topics.write(DescriptorTopic()), descriptor), self.tasks(), self.presence()]
+
+    def tasks(self) -> tuple[str, bytes]:
+        """Topic and message of the tasks served: sent before the presence, on which devices act."""
+        keys = self._keys()
+        message = sign_tasks(self._served, keys.descriptor, keys.signing)
+        return self._topics.write(TasksTopic()), message
 
     def presence(self) -> tuple[str, bytes]:
         """Topic and message of the presence."""

@@ -36,6 +36,7 @@ from device_sdk.wire.seal.enrolment import EnrolmentDesk
 from device_sdk.wire.seal.keys import RandomBytes
 from device_sdk.wire.seal.presence import Presence, new_presence
 from device_sdk.wire.seal.session_table import SessionTable
+from device_sdk.wire.seal.tasks import ServedTasks
 
 SHARD = 0
 _BURST = 20.0
@@ -116,6 +117,7 @@ def assemble(
         topics,
         store,
         presence,
+        ServedTasks(life, 0, ((task.name, task.cohort),)),
         keys.current,
         registry.admission_key,
         random_bytes,

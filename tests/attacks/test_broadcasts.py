@@ -19,7 +19,13 @@ from device_sdk.wire.publish.manifest import (
     seal_chunks,
     write_manifest,
 )
-from device_sdk.wire.publish.topics import ChunkTopic, DescriptorTopic, ManifestTopic, PresenceTopic
+from device_sdk.wire.publish.topics import (
+    ChunkTopic,
+    DescriptorTopic,
+    ManifestTopic,
+    PresenceTopic,
+    TasksTopic,
+)
 from device_sdk.wire.seal.broadcast import (
     GroupKey,
     Publication,
@@ -27,6 +33,7 @@ from device_sdk.wire.seal.broadcast import (
     open_manifest,
 )
 from device_sdk.wire.seal.signature import public_key
+from device_sdk.wire.seal.tasks import ServedTasks, sign_tasks
 from tests.attacks.conftest import MakeStage
 from tests.attacks.simulated_broker import Parcel
 from tests.attacks.stage import Stage
@@ -153,6 +160,29 @@ def test_an_old_presence_shown_again_causes_no_loop_of_opens(stage: Stage) -> No
         stage.broker.publish(topic, old, retain=True)
         stage.run(5.0)
     assert [device.participant.sessions.opened for device in stage.devices] == opened
+
+
+def test_a_forged_or_an_old_list_of_tasks_alarms_nobody(stage: Stage) -> None:
+    topic = stage.topics.write(TasksTopic())
+    of_an_earlier_life = stage.broker.retained[topic]
+    stage.kill_aggregator()
+    stage.now_seconds += 10.0
+    stage.start_aggregator()
+    _next_version(stage)
+    keys, life = stage.parts.keys.current(), stage.incarnation()
+    served = ServedTasks(life, 9, (("films", "all"),))
+    forged = sign_tasks(served, keys.descriptor, Ed25519PrivateKey.generate())
+    for message in (forged, of_an_earlier_life, b""):
+        stage.broker.publish(topic, message, retain=True)
+        stage.settle()
+        assert [each.participant.problem for each in stage.devices] == [""] * len(stage.devices)
+    assert _refused(stage)["bad-signature"] == 1 and _refused(stage)["truncated"] == 1
+    # What the aggregator itself signed would be believed: the test can tell.
+    true = sign_tasks(served, keys.descriptor, keys.signing)
+    stage.broker.publish(topic, true, retain=True)
+    stage.settle()
+    assert all("serves no task" in each.participant.problem for each in stage.devices)
+    _next_version(stage)
 
 
 def _forge(

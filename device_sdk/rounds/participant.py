@@ -29,6 +29,13 @@ from device_sdk.world import DeviceWorld
 _log = logging.getLogger("tessera.device")
 
 
+# Refused, and yet nothing is wrong: what it means to whoever reads the log.
+_IN_WORDS = {
+    "expired-manifest": "the round at the broker is over: this device waits for the next one",
+    "unknown-epoch": "the fleet's key was replaced: this device asks for the new one",
+}
+
+
 class RefusedMessages:
     """Counts what was refused since the process started."""
 
@@ -39,7 +46,10 @@ class RefusedMessages:
         """Count a refused message; ``what`` says which kind it was."""
         if self._counts[error.reason] == 0:
             # Once per reason: whoever can publish could otherwise fill the disk.
-            _log.warning("refused a %s: %s (further ones are only counted)", what, error)
+            if error.reason in _IN_WORDS:
+                _log.warning("%s (%s; said once)", _IN_WORDS[error.reason], error.reason)
+            else:
+                _log.warning("refused a %s: %s (further ones are only counted)", what, error)
         self._counts[error.reason] += 1
 
     def counts(self) -> Mapping[str, int]:

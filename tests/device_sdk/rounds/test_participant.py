@@ -294,6 +294,23 @@ def test_a_device_whose_task_is_not_served_says_so_until_it_is(
     assert len(bench.sent(UPDATE)) == 1
 
 
+def test_what_happens_in_good_order_is_told_in_words(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.aggregator.open_round(deadline_seconds=-5)
+    bench.run(1)
+    bench.aggregator.rotate_group_key()
+    bench.aggregator.open_round()
+    bench.run(60)
+    assert bench.participant.refusals.counts() == {"expired-manifest": 1, "unknown-epoch": 1}
+    assert [record.getMessage() for record in caplog.records] == [
+        "the round at the broker is over: this device waits for the next one "
+        "(expired-manifest; said once)",
+        "the fleet's key was replaced: this device asks for the new one (unknown-epoch; said once)",
+    ]
+    assert len(bench.sent(UPDATE)) == 1
+
+
 def test_lists_of_other_lives_and_of_aggregators_that_say_nothing_are_no_problem(
     bench: Bench,
 ) -> None:

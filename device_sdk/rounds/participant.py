@@ -77,7 +77,7 @@ class Participant:
         self.sender = Sender(world, self.sessions, self.actions)
         self.round = CurrentRound(world, self.sessions, self.sender, self.actions)
         """The one in hand, and what is to be done for it."""
-        self._early: dict[str, bytes] = {}
+        self._early: dict[str, bytes] = {}  # what no descriptor in hand vouches for
         self._unserved = ""
         self._save_time_seconds = world.clock() + _TIME_SAVED_EVERY_SECONDS
 
@@ -126,6 +126,7 @@ class Participant:
                 case PresenceTopic():
                     self._early[topic_text] = payload
                     self.sessions.on_presence(payload, retained=retained)
+                    del self._early[topic_text]
                 case TasksTopic():
                     self._early[topic_text] = payload
                     self.sessions.on_tasks(payload)

@@ -32,8 +32,9 @@ from device_sdk.wire.seal.broadcast import (
     derive_broadcast_keys,
     open_manifest,
 )
+from device_sdk.wire.seal.presence import read_presence
 from device_sdk.wire.seal.signature import public_key
-from device_sdk.wire.seal.tasks import ServedTasks, sign_tasks
+from device_sdk.wire.seal.tasks import ServedTasks, read_tasks, sign_tasks
 from tests.attacks.conftest import MakeStage
 from tests.attacks.simulated_broker import Parcel
 from tests.attacks.stage import Stage
@@ -160,6 +161,32 @@ def test_an_old_presence_shown_again_causes_no_loop_of_opens(stage: Stage) -> No
         stage.broker.publish(topic, old, retain=True)
         stage.run(5.0)
     assert [device.participant.sessions.opened for device in stage.devices] == opened
+
+
+def test_the_tasks_are_told_before_each_presence_under_its_keys_and_of_its_life(
+    stage: Stage,
+) -> None:
+    """At the start, after a restart of the broker, when shown again, and with new keys."""
+    tasks, presence = stage.topics.write(TasksTopic()), stage.topics.write(PresenceTopic())
+    _next_version(stage)
+    stage.link.disconnect()
+    stage.link.connect()
+    _next_version(stage)
+    stage.now_seconds += 70.0
+    stage.service._show_presence_again()
+    assert stage.command("rotate", "keys") == 0
+    _next_version(stage)
+    stage.kill_aggregator()
+    stage.start_aggregator()
+    _next_version(stage)
+    standing = [each for each in stage.broker.seen if each[0] in (tasks, presence)]
+    assert [topic for topic, _ in standing] == [tasks, presence] * (len(standing) // 2)
+    assert len(standing) >= 10
+    descriptor = stage.parts.keys.current().descriptor
+    served = read_tasks(standing[-2][1], descriptor)
+    assert served.names == (("default", "all"),)
+    assert served.incarnation == read_presence(standing[-1][1], descriptor).incarnation
+    assert {_refused(stage, place).get("bad-signature", 0) for place in range(3)} == {0}
 
 
 def test_a_forged_or_an_old_list_of_tasks_alarms_nobody(stage: Stage) -> None:

@@ -390,11 +390,10 @@ class CurrentRound:
             # Signed by the aggregator and unusable all the same: asking again would not help.
             self._conclude(round_.manifest, RoundOutcome.FAILED, str(error))
             raise
-        if round_.manifest.threshold == 0 and not self._has_own_model(job):
+        rests = job.manifest.threshold == 0
+        if rests and not self._has_own_model(job):
             self.read(job)
-        elif (
-            job.manifest.threshold > 0 and self._sender.waiting and needs_receipts(job.terms.method)
-        ):
+        elif not rests and self._sender.waiting and needs_receipts(job.terms.method):
             return  # the learner has to know what of its own counted: until :meth:`receipted`
         elif round_.asks:
             self.question = job

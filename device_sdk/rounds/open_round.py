@@ -334,8 +334,8 @@ class OpenRound:
         if self._terms.artifacts:
             picked = pick_artifacts(self._terms.artifacts, self._world.options)
             self._artifacts = tuple(self._local(each) for each in picked)
-            pairs = [pair for each in picked for pair in (each, each.companion)]
-            needed = [each.artifact_id for each in pairs if each is not None]
+            both = [one for each in picked for one in (each, each.companion)]
+            needed = [one.artifact_id for one in both if one is not None]
         else:
             needed = [self._named_artifact()]
             self._artifacts = (LocalArtifact(needed[0], "", folder(needed[0])),)

@@ -25,7 +25,7 @@ CborValue = (
 
 MAX_DEPTH = 16
 _FLOATS = {25: struct.Struct(">e"), 26: struct.Struct(">f"), 27: struct.Struct(">d")}
-_WIDTHS = ((24, ">BB"), (25, ">BH"), (26, ">BI"), (27, ">BQ"))
+_WIDTHS = ((25, ">BH"), (26, ">BI"), (27, ">BQ"))
 _SHORT_TEXT = [bytes((3 << 5 | length,)) for length in range(24)]  # heads of most of the items
 _SIMPLE = {20: False, 21: True, 22: None}
 
@@ -105,6 +105,8 @@ def _bad(what: str) -> WireError:
 def _head(major: int, argument: int) -> bytes:
     if argument < 24:
         return bytes((major << 5 | argument,))
+    if argument < 256:
+        return bytes((major << 5 | 24, argument))
     for info, layout in _WIDTHS:
         if argument < 1 << (8 << (info - 24)):
             return struct.pack(layout, major << 5 | info, argument)

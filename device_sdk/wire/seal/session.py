@@ -339,10 +339,8 @@ class Session:
         Raises ``WireError``: ``session-expired``, ``session-exhausted`` (open a new session), and
         ``ValueError`` for a payload above ``MAX_PAYLOAD_BYTES``.
         """
-        self._require_alive()
-        if self._next_sequence >= MAX_MESSAGES:
-            raise WireError("session-exhausted", f"{MAX_MESSAGES} messages were sent")
         sequence = self._next_sequence
+        self._require_alive(sequence)
         # Counted before sealing: whatever happens below, the number is not used again.
         self._next_sequence += 1
         return self._sealing.seal(message_type, self.session_id, sequence, payload, fragment)
@@ -360,9 +358,7 @@ class Session:
         """:meth:`open` for a caller that has read the header to find the session."""
         if header.session_id != self.session_id:
             raise WireError("wrong-session", "the envelope belongs to another session")
-        self._require_alive()
-        if header.sequence >= MAX_MESSAGES:
-            raise WireError("session-exhausted", f"sequence number above {MAX_MESSAGES - 1}")
+        self._require_alive(header.sequence)
         payload = self._opening.open(message, header)
         self._window.accept(header.sequence)
         return Received(header.message_type, payload, header.fragment, header.sequence)
@@ -371,9 +367,11 @@ class Session:
         """Whether the session is older than 24 hours: no end seals or opens any more."""
         return self._clock() >= self._ends_at_seconds
 
-    def _require_alive(self) -> None:
+    def _require_alive(self, sequence: int) -> None:
         if self.is_expired():
             raise WireError("session-expired", "the session is older than 24 hours")
+        if sequence >= MAX_MESSAGES:
+            raise WireError("session-exhausted", f"sequence number above {MAX_MESSAGES - 1}")
 
 
 class DeviceSessions:

@@ -270,7 +270,7 @@ class HomeDatabase:
             self._connection.close()
 
 
-class Store:
+class HomeStore:
     """Some of the file's tables. Every method is one transaction, or joins the caller's."""
 
     def __init__(self, database: HomeDatabase) -> None:

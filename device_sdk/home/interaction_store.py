@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from device_sdk.home.database import Store
+from device_sdk.home.database import HomeStore
 from device_sdk.wire.publish.catalogue import MOST_ID_BYTES
 
 _MOST_USER_BYTES = 256
 
 
-class InteractionStore(Store):
+class InteractionStore(HomeStore):
     """Distinct (user, item) pairs. Users keep their place, in the order of their first item."""
 
     def add(self, pairs: Iterable[tuple[str, str]]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from device_sdk.home.database import Store
+from device_sdk.home.database import HomeStore
 from device_sdk.link.broker_url import TlsFiles
 from device_sdk.wire.seal.descriptor import Descriptor, DescriptorSeen, read_descriptor
 from device_sdk.wire.seal.enrolment_message import Grant
@@ -17,7 +17,7 @@ _STEP_DOUBLINGS = 4
 _MOST_DOUBLINGS = 32
 
 
-class RequestCounter(Store):
+class RequestCounter(HomeStore):
     """Rises for as long as the home exists: the aggregator answers a counter once in its life.
 
     A home that came back from a backup, or has a clone, counts from too low a number, and nobody
@@ -62,7 +62,7 @@ class Membership:
     """Of descriptors under this root, where the device has accepted none yet."""
 
 
-class MembershipStore(Store):
+class MembershipStore(HomeStore):
     """Membership, descriptor and the largest time seen: each has one row at most."""
 
     def load(self) -> Membership | None:

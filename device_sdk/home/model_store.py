@@ -9,12 +9,12 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from device_sdk.home.database import Store, pack_arrays, unpack_arrays
+from device_sdk.home.database import HomeStore, pack_arrays, unpack_arrays
 
 # Attachments that were fetched, by content id: one that is offered again is not fetched again.
 
 
-class AttachmentStore(Store):
+class AttachmentStore(HomeStore):
     """Contents under the ids that signed heads gave them."""
 
     def save(self, content_id: bytes, content: bytes) -> None:
@@ -101,7 +101,7 @@ class CapabilityRow:
         return replace(self, misses=self.misses + 1 if late else 0)
 
 
-class ModelStore(Store):
+class ModelStore(HomeStore):
     """Models, learner states, catalogues and capabilities by task."""
 
     def save_model(self, model: StoredModel) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from device_sdk.home.database import Store
+from device_sdk.home.database import HomeStore
 from device_sdk.wire.publish.manifest import Mark, RoundManifest
 from device_sdk.wire.publish.receipts import Receipt, Verdict
 
@@ -61,7 +61,7 @@ class OutboxRow:
     body: bytes
 
 
-class RoundStore(Store):
+class RoundStore(HomeStore):
     """Marks, participations and outbox."""
 
     def mark(self, task: str, cohort: str) -> Mark | None:

@@ -18,7 +18,7 @@ from export.errors import ExportError
 from export.gradient_rules import GradientRule
 from export.layout import lay_out
 from export.optimizers import Adam, Optimizer, Sgd
-from export.rewrites.patch import one_at_a_time, recordable
+from export.rewrites.patch import one_at_a_time, recordable, trainable
 from export.step import (
     LossesFunction,
     LossFunction,
@@ -225,7 +225,7 @@ def lower(problem: Problem) -> Graphs:
     specs = input_specs(problem)
     with _left_as_it_was(problem.model):
         step = record(
-            lambda inputs: train_step(problem, inputs, recordable),
+            lambda inputs: train_step(problem, inputs, trainable),
             specs,
             problem.axes,
             problem.model,

@@ -87,7 +87,10 @@ def to_onnx(trace: Trace, outputs: Sequence[str], *, name: str) -> onnx.ModelPro
     results = _Lowering(trace, graph).run(set(outputs))
     trace.check_axes()
     ends = [_output(output, results[output], trace.symbols) for output in outputs]
-    graph.rename_outputs({output: results[output].name for output in outputs})
+    values = {output: results[output].name for output in outputs}
+    if "guard" in values:
+        values["guard"] = graph.refusing(values["guard"])
+    graph.rename_outputs(values)
     candidates = {
         input_name: helper.make_tensor_value_info(
             input_name, ONNX_DTYPE[spec.dtype], list(spec.shape)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -222,6 +223,7 @@ class Graph:
             self._arrays: dict[str, np.ndarray[Any, Any]] = {}
             self._count = 0
             self._symbols: dict[sympy.Symbol, tuple[str, int]] = {}
+            self._from_zero: dict[str, Value] = {}
         self._dims: dict[sympy.Expr, str] = {}
         self._shapes: dict[tuple[sympy.Expr, ...], str] = {}
 
@@ -359,6 +361,41 @@ class Graph:
         if expr not in self._dims:
             self._dims[expr] = whole(self, expr)
         return self._dims[expr]
+
+    # --- indices ----------------------------------------------------------------------------
+
+    def from_zero(self, index: Value) -> None:
+        """Note an index that counts from 0 up: where torch raises for -1, ONNX takes the last.
+
+        One that is beyond either end onnxruntime refuses by itself, as torch does.
+        """
+        self._root._from_zero[index.name] = index
+
+    def refusing(self, guard: str) -> str:
+        """The guard, or NaN where an index from 0 up that depends on the batch is below 0."""
+        least = [
+            self.cast(Value(self.op("ReduceMin", index, keepdims=0), index.dtype, ()), torch.int64)
+            for index in self._from_zero.values()
+            if self._of_batch(index.name)
+        ]
+        if not least:
+            return guard
+        lowest = self.op("Min", *least) if len(least) > 1 else least[0]
+        below = self.op("Less", lowest, self.scalar(0, torch.int64))
+        return self.op("Where", below, self.scalar(math.nan, torch.float32), guard)
+
+    def _of_batch(self, name: str) -> bool:
+        """Whether a value depends on what is in the batch, not only on the batch's sizes."""
+        queue, seen = [name], {name}
+        while queue:
+            name = queue.pop()
+            producer = self.producer.get(name)
+            if producer is None and name.startswith("batch."):
+                return True
+            if producer is not None and producer.op_type != "Shape":
+                queue += used_names([producer]) - seen
+                seen |= used_names([producer])
+        return False
 
     # --- results ----------------------------------------------------------------------------
 

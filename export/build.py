@@ -24,7 +24,7 @@ from export.step import (
     LossFunction,
     PredictFunction,
     Problem,
-    optimizer_slots,
+    optimizer_tensors,
     predict,
     train_step,
 )
@@ -265,13 +265,9 @@ def lower(problem: Problem) -> Graphs:
 
 def input_specs(problem: Problem) -> dict[str, Spec]:
     """Name, dtype and named shape of everything that a train step takes."""
-    shapes = {slot.name: slot.shape for slot in problem.parameter_slots}
     specs = {f"state.{slot.name}": Spec(slot.dtype, slot.shape) for slot in problem.slots}
-    names = optimizer_slots(problem)
-    for state in problem.optimizer.state():
-        for held, slot_name in zip(names[state.name], shapes, strict=False):
-            behind = shapes[slot_name] if state.per_parameter else ()
-            specs[f"state.{held}"] = Spec(state.dtype, (*state.lead, *behind))
+    for held in optimizer_tensors(problem):
+        specs[f"state.{held.name}"] = Spec(held.dtype, held.shape)
     specs["state.step"] = Spec(torch.int64, ())
     for name, tensor in problem.batch.items():
         specs[f"batch.{name}"] = Spec(tensor.dtype, problem.axes.shape(name, tensor.shape))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
@@ -99,6 +100,16 @@ def _is_whole(expr: sympy.Expr) -> bool:
     )
 
 
+def _folded(
+    graph: Graph, expr: sympy.Expr, parts: list[str], kinds: Sequence[tuple[Any, str]]
+) -> str | None:
+    """The parts joined by the expression's operator, where it is one of these kinds."""
+    for kind, op_type in kinds:
+        if isinstance(expr, kind):
+            return reduce(partial(graph.op, op_type), parts)
+    return None
+
+
 def whole(graph: Graph, expr: sympy.Expr) -> str:
     """A size as an int64 tensor of shape [1].
 
@@ -113,17 +124,11 @@ def whole(graph: Graph, expr: sympy.Expr) -> str:
             )
         return graph.op("Shape", where[0], start=where[1], end=where[1] + 1)
     parts = [graph.size(part) for part in expr.args]
-    for kind, op_type in _ARITHMETIC:
-        if isinstance(expr, kind):
-            result = parts[0]
-            for part in parts[1:]:
-                result = graph.op(op_type, result, part)
-            return result
-    if isinstance(expr, sympy.Pow) and expr.exp.is_Integer and int(expr.exp) > 0:
-        result = parts[0]
-        for _ in range(int(expr.exp) - 1):
-            result = graph.op("Mul", result, parts[0])
+    result = _folded(graph, expr, parts, _ARITHMETIC)
+    if result is not None:
         return result
+    if isinstance(expr, sympy.Pow) and expr.exp.is_Integer and int(expr.exp) > 0:
+        return reduce(partial(graph.op, "Mul"), [parts[0]] * int(expr.exp))
     raise ExportError(
         f"a size is computed as {expr}, which has no exact integer form in the graph",
         instead="sizes that are sums, products or whole quotients of the named axes",
@@ -137,12 +142,9 @@ def fraction(graph: Graph, expr: sympy.Expr) -> str:
     if isinstance(expr, sympy.Symbol) or _is_whole(expr):
         return graph.op("Cast", graph.size(expr), to=TensorProto.DOUBLE)
     parts = [fraction(graph, part) for part in expr.args]
-    for kind, op_type in _REAL_ARITHMETIC:
-        if isinstance(expr, kind):
-            result = parts[0]
-            for part in parts[1:]:
-                result = graph.op(op_type, result, part)
-            return result
+    result = _folded(graph, expr, parts, _REAL_ARITHMETIC)
+    if result is not None:
+        return result
     if isinstance(expr, torch_sympy.ToFloat):
         return parts[0]
     if type(expr).__name__ == "OpaqueUnaryFn_sqrt":

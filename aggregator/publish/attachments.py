@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from aggregator.store import Store
+from aggregator.store import TaskStore
 from aggregator.store.publications import AttachmentBook, CohortKey, SealedContent
 from device_sdk.wire.arrays.exchange import Attachment, Broadcast
 from device_sdk.wire.arrays.tensors import Codec, encode_tensors
@@ -47,7 +47,7 @@ class Attachments:
     cohort: str
     codec: str
     topics: Topics
-    store: Store
+    store: TaskStore
     admission_key: Callable[[str], bytes | None]
     random_bytes: RandomBytes
     rng: np.random.Generator

@@ -9,24 +9,25 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from aggregator.errors import AggregatorError
 from aggregator.home import AggregatorHome
 from aggregator.keys.enrolment import Enrolment
 from aggregator.keys.fence import Fence
 from aggregator.keys.fleet import FleetKeys
 from aggregator.keys.registry import Registry
 from aggregator.publish.publisher import PublishedTask, Publisher, read_artifacts
+from aggregator.publish.standing import Announcements
 from aggregator.refusals import Refusals
 from aggregator.rounds.aggregation import Aggregation
-from aggregator.rounds.ingest import Ingest, Repeats
+from aggregator.rounds.ingest import Inbox, Ingest, Repeats
 from aggregator.rounds.machine import RoundMachine
 from aggregator.serve.broker_links import BrokerLinks
-from aggregator.serve.housekeeping import Housekeeping
+from aggregator.serve.housekeeping import Housekeeping, Upkeep
 from aggregator.serve.outgoing import Outgoing
 from aggregator.serve.service import Parts
+from aggregator.serve.tasks import TaskBoard, TaskParts, claim
 from aggregator.serve.uplink import Uplink
-from aggregator.store import Store
-from aggregator.task.file import Task, read_continued_catalogue, stored_catalogue
+from aggregator.store import Store, TaskStore
+from aggregator.task.file import Task, shipped_folder, stored_catalogue
 from device_sdk.link.settings import LinkSettings
 from device_sdk.wire.publish.chunks import Reassembler
 from device_sdk.wire.publish.task_messages import TaskTerms
@@ -69,16 +70,20 @@ def assemble(
     world: World,
     link_settings: LinkSettings = LINK_SETTINGS,
 ) -> Parts:
-    """All parts, resumed from the store; the link is not started. Raises AggregatorError."""
-    _claim(store, task)
+    """All parts, resumed from the store; the link is not started. Raises AggregatorError.
+
+    ``task``: the first one; the others are in the home.
+    """
+    fleet = task.fleet
     clock, unix_clock, random_bytes = world.clock, world.unix_clock, world.random_bytes
     # One each: links draw on threads of their own.
     link_rngs = world.rng.spawn(4)
     sealing_rng = link_rngs.pop(1)
-    topics, refusals = Topics(task.broker.prefix), Refusals()
+    topics, refusals = Topics(fleet.broker.prefix), Refusals()
+    claim(store.first, task)
 
     # Who may speak.
-    keys = FleetKeys(home, store, unix_clock, random_bytes, task.descriptor_seconds)
+    keys = FleetKeys(home, store, unix_clock, random_bytes, fleet.descriptor_seconds)
     registry = Registry(store.devices)
     last_life = store.facts.started_unix_seconds
     presence = _begin_life(store, int(unix_clock()), random_bytes)
@@ -87,7 +92,7 @@ def assemble(
         keys.keyring,
         life,
         TokenBuckets(_BURST, _REFILL_PER_SECOND, clock),
-        WorkBudget(task.admission.opens_share, clock),
+        WorkBudget(fleet.admission.opens_share, clock),
         clock,
         unix_clock,
         random_bytes=random_bytes,
@@ -96,88 +101,44 @@ def assemble(
         keys.keyring,
         life,
         TokenBuckets(_BURST, _REFILL_PER_SECOND, clock),
-        WorkBudget(task.admission.enrolments_share, clock),
+        WorkBudget(fleet.admission.enrolments_share, clock),
         unix_clock,
         random_bytes=random_bytes,
     )
     keys.watch(table.replace_keyring)
     keys.watch(desk.replace_keyring)
 
-    # What is published, and what comes back.
-    artifacts = read_artifacts(task.artifacts, task.companions)
-    terms = TaskTerms(
-        task.binding.method_name,
-        task.update_codec,
-        task.round.train_seconds,
-        tuple(each.offer() for each in artifacts),
-    )
-    publisher = Publisher(
-        PublishedTask(task.name, task.cohort, task.broadcast_codec, terms, artifacts),
-        topics,
-        store,
-        presence,
-        keys.current,
-        registry.admission_key,
-        random_bytes,
-        sealing_rng,
-    )
-    catalogue = stored_catalogue(store)
-    aggregation = Aggregation(
-        task.binding,
-        store,
-        0 if catalogue is None else len(catalogue),
-        task.store.checkpoint_updates,
-        publisher.require_publishable,
-        tuple(each.artifact for each in artifacts),
-    )
-    rounds = RoundMachine(
-        task.name,
-        task.round,
-        store,
-        registry,
-        aggregation,
-        publisher.seal_round,
-        unix_clock,
-        random_bytes,
-    )
+    # What is learnt.
+    make = _TaskMaker(registry, refusals, keys, topics, world, sealing_rng)
     reassembler, repeats = Reassembler(clock), Repeats(clock)
-    enrolment = Enrolment(desk, store, registry, refusals, unix_clock, rounds.next_number)
+    inbox = Inbox(refusals, repeats)
+    board = TaskBoard(home, store, make, inbox, unix_clock)
+    board.begin(task)
+    enrolment = Enrolment(
+        desk, store, registry, refusals, unix_clock, lambda: store.facts.openings + 1
+    )
     housekeeping = Housekeeping(
         store,
-        aggregation,
+        lambda: [each.upkeep for each in board.served],
         table,
         reassembler,
         refusals,
-        task.catalogue,
-        task.store.verdict_days * 86_400.0,
         clock,
     )
-    housekeeping.begin(in_a_round=rounds.current is not None)
     link = BrokerLinks(
-        task.broker, topics, SHARD, registry, link_settings, link_rngs, random_bytes(16), clock
+        fleet.broker, topics, SHARD, registry, link_settings, link_rngs, random_bytes(16), clock
     )
     return Parts(
-        task=task,
+        fleet=fleet,
         store=store,
         link=link,
         registry=registry,
         table=table,
         uplink=Uplink(topics, registry, table, reassembler, enrolment, repeats, keys.group_keys),
-        aggregation=aggregation,
-        rounds=rounds,
-        ingest=Ingest(
-            task.name,
-            task.binding,
-            store,
-            registry,
-            rounds,
-            aggregation,
-            refusals,
-            repeats,
-            unix_clock,
-        ),
-        publisher=publisher,
-        outgoing=Outgoing(link, store.publications),
+        inbox=inbox,
+        tasks=board,
+        announcements=Announcements(topics, presence, keys.current),
+        outgoing=Outgoing(link, store.retained),
         refusals=refusals,
         keys=keys,
         fence=Fence(presence, last_life, home.folder, keys.descriptors, clock),
@@ -185,6 +146,81 @@ def assemble(
         clock=clock,
         sleep=world.sleep,
     )
+
+
+@dataclass(frozen=True)
+class _TaskMaker:
+    """Makes a task's parts, resumed from its store. Raises AggregatorError."""
+
+    registry: Registry
+    refusals: Refusals
+    keys: FleetKeys
+    topics: Topics
+    world: World
+    rng: np.random.Generator
+
+    def __call__(self, store: TaskStore, task: Task) -> TaskParts:
+        artifacts = read_artifacts(task.artifacts, task.companions)
+        terms = TaskTerms(
+            task.binding.method_name,
+            task.update_codec,
+            task.round.train_seconds,
+            tuple(each.offer() for each in artifacts),
+        )
+        shipped = shipped_folder()
+        publisher = Publisher(
+            PublishedTask(
+                task.name,
+                task.cohort,
+                task.broadcast_codec,
+                terms,
+                artifacts,
+                frozenset(
+                    each.artifact_id
+                    for each, folder in zip(artifacts, task.artifacts, strict=True)
+                    if folder.parent == shipped
+                ),
+            ),
+            self.topics,
+            store,
+            self.keys.current,
+            self.registry.admission_key,
+            self.world.random_bytes,
+            self.rng,
+        )
+        catalogue = stored_catalogue(store)
+        aggregation = Aggregation(
+            task.binding,
+            store,
+            0 if catalogue is None else len(catalogue),
+            task.store.checkpoint_updates,
+            publisher.require_publishable,
+            tuple(each.artifact for each in artifacts),
+        )
+        rounds = RoundMachine(
+            task.name,
+            task.round,
+            task.selector,
+            store,
+            self.registry,
+            aggregation,
+            publisher.seal_round,
+            self.world.unix_clock,
+            self.world.random_bytes,
+        )
+        upkeep = Upkeep(store, aggregation, task.catalogue, task.store.verdict_days * 86_400.0)
+        upkeep.begin(in_a_round=rounds.current is not None)
+        ingest = Ingest(
+            task.selector,
+            task.binding,
+            store,
+            self.registry,
+            rounds,
+            aggregation,
+            self.refusals,
+            self.world.unix_clock,
+        )
+        return TaskParts(task, store, aggregation, rounds, ingest, publisher, upkeep)
 
 
 def _begin_life(store: Store, now_unix_seconds: int, random_bytes: RandomBytes) -> Presence:
@@ -195,21 +231,3 @@ def _begin_life(store: Store, now_unix_seconds: int, random_bytes: RandomBytes) 
     with store.database.transaction():
         store.facts.started_unix_seconds = started  # before anybody hears of it
     return presence
-
-
-def _claim(store: Store, task: Task) -> None:
-    """The first ``serve`` decides which task the stored state belongs to."""
-    label = f"{task.name} {task.binding.method_name}"
-    stored = store.facts.task
-    if stored is not None and stored != label:
-        raise AggregatorError(
-            f"this home holds the state of task and method {stored!r}, the task file names "
-            f"{label!r}: use another --home for another task"
-        )
-    missing = task.catalogue is not None and store.facts.catalogue is None
-    if stored is None or missing:
-        with store.database.transaction():
-            store.facts.task = label
-            if task.catalogue is not None:
-                found = read_continued_catalogue(task.catalogue, store)
-                store.facts.catalogue = found.to_bytes()

@@ -15,15 +15,10 @@ from aggregator.store.rounds import RoundRow
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
-    """One moment. Counters are since the start of the process."""
+class TaskSnapshot:
+    """One moment of a task. Counters are since the start of the process."""
 
-    task: str
-    connected: bool
-    broker: str
-    devices: int
-    revoked: int
-    sessions: int
+    name: str
     version: int
     current: RoundRow | None
     seconds_left: float | None
@@ -32,18 +27,33 @@ class Snapshot:
     participants: int
     quorum: int
     counted: int
+    eligible: int = 0
+    """Devices that it is for."""
+    paused: bool = False
+    widths: Mapping[int, int] = field(default_factory=dict)
+    unpublished: str | None = None
+    """Why the next round could not be published, and is held."""
+    finished: tuple[RoundRow, ...] = ()
+    """The last closed rounds, newest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One moment. Counters are since the start of the process."""
+
+    connected: bool
+    broker: str
+    devices: int
+    revoked: int
+    sessions: int
     bytes_received: int
     bytes_sent: int
-    widths: Mapping[int, int] = field(default_factory=dict)
+    tasks: tuple[TaskSnapshot, ...]
     refusals: Mapping[str, int] = field(default_factory=dict)
     refused_subscriptions: tuple[str, ...] = ()
     """The topic filters that the broker refuses at present; they are asked for again."""
     broker_losses: int = 0
     """Messages of our own to ourselves that the broker acknowledged and did not deliver."""
-    unpublished: str | None = None
-    """Why the next round could not be published, and is held."""
-    finished: tuple[RoundRow, ...] = ()
-    """The last closed rounds, newest first."""
 
 
 _TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -58,7 +68,9 @@ def format_metrics(seen: Snapshot) -> str:
         lines.append(f"# TYPE tessera_{name} {kind}")
         lines.extend(f"tessera_{name}{labels} {value:g}" for labels, value in samples.items())
 
-    row = seen.current
+    def put_each(name: str, kind: str, about: str, value: Callable[[TaskSnapshot], float]) -> None:
+        put(name, kind, about, {_labels(seen, task): float(value(task)) for task in seen.tasks})
+
     gauges = {
         "connected": ("Whether there is a connection to the broker", float(seen.connected)),
         "subscriptions_refused": (
@@ -67,20 +79,13 @@ def format_metrics(seen: Snapshot) -> str:
         ),
         "devices": ("Devices that are enrolled and not revoked", float(seen.devices)),
         "sessions": ("Sessions in memory", float(seen.sessions)),
-        "model_version": ("The model's version", float(seen.version)),
-        "round": ("The round that is open, 0 for none", 0.0 if row is None else float(row.round)),
-        "round_held": (
-            "Whether the round waits for the operator",
-            float(bool(seen.unpublished or (row and row.held))),
-        ),
-        "round_selected_devices": ("Devices selected", 0.0 if row is None else float(row.expected)),
-        "round_arrived_updates": ("Updates counted in this round", float(seen.arrived)),
-        "round_seconds_left": ("Until the deadline", seen.seconds_left or 0.0),
     }
     for name, (about, value) in gauges.items():
         put(name, "gauge", about, {"": value})
+    for name, (about, of_task) in _TASK_GAUGES.items():
+        put_each(name, "gauge", about, of_task)
+    put_each("updates_counted_total", "counter", "Updates counted", lambda task: task.counted)
     counters = {
-        "updates_counted_total": ("Updates counted", float(seen.counted)),
         "received_bytes_total": ("Bytes of messages received", float(seen.bytes_received)),
         "sent_bytes_total": ("Bytes of messages sent", float(seen.bytes_sent)),
         "broker_losses_total": (
@@ -94,7 +99,11 @@ def format_metrics(seen: Snapshot) -> str:
         "round_updates_by_k",
         "gauge",
         "Updates of this round by the width that was trained",
-        {f'{{k="{width}"}}': float(count) for width, count in sorted(seen.widths.items())},
+        {
+            _labels(seen, task, k=width): float(count)
+            for task in seen.tasks
+            for width, count in sorted(task.widths.items())
+        },
     )
     put(
         "refused_total",
@@ -103,6 +112,35 @@ def format_metrics(seen: Snapshot) -> str:
         {f'{{reason="{why}"}}': float(count) for why, count in sorted(seen.refusals.items())},
     )
     return "\n".join(lines) + "\n"
+
+
+_TASK_GAUGES: dict[str, tuple[str, Callable[[TaskSnapshot], float]]] = {
+    "model_version": ("The model's version", lambda task: task.version),
+    "round": (
+        "The round that is open, 0 for none",
+        lambda task: 0 if task.current is None else task.current.round,
+    ),
+    "round_held": (
+        "Whether the round waits for the operator",
+        lambda task: bool(task.unpublished or (task.current and task.current.held)),
+    ),
+    "round_selected_devices": (
+        "Devices selected",
+        lambda task: 0 if task.current is None else task.current.expected,
+    ),
+    "round_arrived_updates": ("Updates counted in this round", lambda task: task.arrived),
+    "round_seconds_left": ("Until the deadline", lambda task: task.seconds_left or 0.0),
+    "task_devices": ("Devices that the task is for", lambda task: task.eligible),
+    "task_paused": ("Whether the operator paused it", lambda task: task.paused),
+}
+
+
+def _labels(seen: Snapshot, task: TaskSnapshot, **labels: object) -> str:
+    """A home with one task names none: its series stay what they were."""
+    if len(seen.tasks) > 1:
+        labels = {"task": task.name, **labels}
+    pairs = ",".join(f'{name}="{value}"' for name, value in labels.items())
+    return f"{{{pairs}}}" if pairs else ""
 
 
 @contextmanager

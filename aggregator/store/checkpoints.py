@@ -33,18 +33,20 @@ class MethodCheckpoint:
 
 
 class Checkpoints:
-    """Table ``checkpoints``: at most one of each kind."""
+    """A task's rows of the table ``checkpoints``: at most one of each kind."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, task: int) -> None:
         self._database = database
+        self._task = task
 
     def put(self, checkpoint: MethodCheckpoint) -> None:
         """Replace the checkpoint of this kind; a version makes the partial one void."""
         if checkpoint.kind == "version":
             self.drop_partial()
         self._database.execute(
-            "INSERT OR REPLACE INTO checkpoints VALUES (?, ?, ?, ?, ?)",
+            "INSERT OR REPLACE INTO checkpoints VALUES (?, ?, ?, ?, ?, ?)",
             (
+                self._task,
                 checkpoint.kind,
                 checkpoint.round,
                 checkpoint.seq,
@@ -55,15 +57,18 @@ class Checkpoints:
 
     def get(self, kind: Kind) -> MethodCheckpoint | None:
         """The checkpoint of this kind."""
-        row = self._database.row("SELECT * FROM checkpoints WHERE kind = ?", (kind,))
+        query = "SELECT round, seq, version, state FROM checkpoints WHERE task = ? AND kind = ?"
+        row = self._database.row(query, (self._task, kind))
         if row is None:
             return None
-        _, round_number, seq, version, packed = row
+        round_number, seq, version, packed = row
         return MethodCheckpoint(kind, round_number, seq, version, unpack_state(packed))
 
     def drop_partial(self) -> None:
         """Forget the checkpoint within a round."""
-        self._database.execute("DELETE FROM checkpoints WHERE kind = 'partial'")
+        self._database.execute(
+            "DELETE FROM checkpoints WHERE task = ? AND kind = 'partial'", (self._task,)
+        )
 
 
 def pack_state(state: State) -> bytes:

@@ -7,19 +7,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from aggregator.store.database import Database
+from aggregator.store.facts import TaskFacts
 
 # What is retained on the broker, as it was sealed, to be sent again byte for byte.
 
 
 class Publications:
-    """Table ``publications``: messages by topic, and topics that must be cleared.
+    """A task's rows of the table ``publications``, in parts.
 
     A part is ``round``, ``contents`` (artifacts and catalogue) or ``attachment.`` and an id: what
     is replaced together. Parts are sent in the order of their names, the round last.
     """
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, task: int) -> None:
         self._database = database
+        self._task = task
         self._replaced: set[str] = set()
 
     def take_replaced(self) -> list[str]:
@@ -30,17 +32,50 @@ class Publications:
     def replace(self, part: str, messages: Sequence[tuple[str, bytes]]) -> None:
         """The messages of a part, in order of sending; what it had before is to be cleared."""
         self._replaced.add(part)
-        self._database.execute("UPDATE publications SET message = NULL WHERE part = ?", (part,))
+        self._database.execute(
+            "UPDATE publications SET message = NULL WHERE task = ? AND part = ?",
+            (self._task, part),
+        )
         self._database.execute_many(
-            "INSERT OR REPLACE INTO publications VALUES (?, ?, ?, ?)",
-            [(topic, part, place, message) for place, (topic, message) in enumerate(messages)],
+            "INSERT OR REPLACE INTO publications VALUES (?, ?, ?, ?, ?)",
+            [
+                (topic, self._task, part, place, message)
+                for place, (topic, message) in enumerate(messages)
+            ],
         )
 
-    def topics(self, part: str | None = None) -> list[str]:
-        """Topics in order of sending: contents first, since a round's manifest names them."""
-        query = "SELECT topic FROM publications WHERE message NOT NULL AND part = coalesce(?, part)"
-        rows = self._database.rows(f"{query} ORDER BY part, place", (part,))
-        return [row[0] for row in rows]
+    def topics(self, part: str) -> list[str]:
+        """Topics of a part, in order of sending."""
+        query = (
+            "SELECT topic FROM publications WHERE task = ? AND part = ? AND message NOT NULL "
+            "ORDER BY place"
+        )
+        return [row[0] for row in self._database.rows(query, (self._task, part))]
+
+    def withdraw(self) -> None:
+        """All of it is to be cleared."""
+        self._replaced.clear()
+        self._database.execute(
+            "UPDATE publications SET message = NULL WHERE task = ?", (self._task,)
+        )
+
+    def other_owner(self, topic: str) -> int | None:
+        """Another task that has a message on this topic."""
+        query = "SELECT task FROM publications WHERE topic = ? AND task != ? AND message NOT NULL"
+        row = self._database.row(query, (topic, self._task))
+        return None if row is None else int(row[0])
+
+
+class Retained:
+    """Table ``publications``, of all tasks: messages by topic, and topics to be cleared."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def topics(self) -> list[str]:
+        """All topics in order of sending: contents first, since a round's manifest names them."""
+        query = "SELECT topic FROM publications WHERE message NOT NULL ORDER BY task, part, place"
+        return [row[0] for row in self._database.rows(query)]
 
     def message(self, topic: str) -> bytes | None:
         """The message of a topic; None when it is to be cleared, or was."""
@@ -61,8 +96,6 @@ class Publications:
 
 
 # Which attachments are sealed, under which keys: what does not change is not sealed again.
-
-_NAME = "attachments"
 
 
 @dataclass(frozen=True)
@@ -94,17 +127,17 @@ class AttachmentBook:
 
 
 class AttachmentBooks:
-    """The one book, as a fact of the store."""
+    """A task's one book, as a fact of the task."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
+    def __init__(self, facts: TaskFacts) -> None:
+        self._facts = facts
 
     def load(self) -> AttachmentBook | None:
         """The book; None before the first attachment."""
-        row = self._database.row("SELECT value FROM facts WHERE name = ?", (_NAME,))
-        if row is None:
+        text = self._facts.attachments
+        if text is None:
             return None
-        values = json.loads(row[0])
+        values = json.loads(text)
         cohorts = {
             name: CohortKey(bytes.fromhex(key), drawn_for)
             for name, (key, drawn_for) in values["cohorts"].items()
@@ -117,4 +150,4 @@ class AttachmentBooks:
         cohorts = {name: (each.key.hex(), each.drawn_for) for name, each in book.cohorts.items()}
         sealed = {name: (each.size, each.sealed_under) for name, each in book.sealed.items()}
         text = json.dumps({"secret": book.secret.hex(), "cohorts": cohorts, "sealed": sealed})
-        self._database.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (_NAME, text))
+        self._facts.attachments = text

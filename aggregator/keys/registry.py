@@ -40,6 +40,8 @@ class Registry:
         self._revoked: dict[bytes, bytes] = {}  # handle to device id
         self.revision = 0
         """Rises with every change."""
+        self.labels_revision = 0
+        """Rises when labels may have changed: a device that joins has those of its code."""
         self.reload()
 
     def __len__(self) -> int:
@@ -60,6 +62,7 @@ class Registry:
         rows = list(self._devices.all())
         active = [row for row in rows if row.revoked_unix_seconds is None]
         self.revision += 1
+        self.labels_revision += 1
         gone = self._by_id.keys() - {row.device_id for row in active}
         self._by_handle = {row.handle: row for row in active}
         self._by_id = {row.device_id: row for row in active}

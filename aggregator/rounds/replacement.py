@@ -11,7 +11,7 @@ import numpy as np
 from aggregator.errors import AggregatorError
 from aggregator.methods.method import Method
 from aggregator.methods.model import Arrays, ModelMismatch
-from aggregator.store import TaskStore
+from aggregator.store import Store, TaskStore
 from aggregator.store.checkpoints import MethodCheckpoint
 from aggregator.task.file import Task, read_catalogue_file, stored_catalogue
 from aggregator.task.request import Request
@@ -44,7 +44,7 @@ def plan(store: TaskStore, old: Task, new: Task, *, warm_start: bool) -> Replace
             f"as {old.name!r} with cohort {old.cohort!r}: leave them, or add a task"
         )
     catalogue, items = _catalogue(store, new)
-    method = _built(store, new, items)
+    method = _built(store.fleet, new, items)
     version = store.checkpoints.get("version")
     fresh: tuple[str, ...] = ()
     if warm_start:
@@ -109,6 +109,24 @@ def begins_anew(fresh: tuple[str, ...]) -> str:
     return f"the model before has nothing that fits {', '.join(fresh[:_MOST_NAMED])}{more}"
 
 
+def buildable(store: Store, task: Task) -> None:
+    """Raises AggregatorError for artifacts or settings that no model can be made of."""
+    items = 0 if task.catalogue is None else len(read_catalogue_file(task.catalogue))
+    _built(store, task, items)
+
+
+def fits(store: TaskStore, task: Task) -> bool:
+    """Whether a task's stored state goes on with these settings."""
+    version, known = store.checkpoints.get("version"), stored_catalogue(store)
+    if version is None:
+        return True
+    try:
+        _built(store.fleet, task, 0 if known is None else len(known)).restore(version.state)
+    except (AggregatorError, RestoreError):
+        return False
+    return True
+
+
 def _catalogue(store: TaskStore, new: Task) -> tuple[bytes | None, int]:
     if new.catalogue is None:
         return None, 0
@@ -124,8 +142,8 @@ def _catalogue(store: TaskStore, new: Task) -> tuple[bytes | None, int]:
     return known.to_bytes(), len(known)
 
 
-def _built(store: TaskStore, task: Task, items: int) -> Method:
-    rng = np.random.default_rng([store.fleet.facts.seed, 0])
+def _built(fleet: Store, task: Task, items: int) -> Method:
+    rng = np.random.default_rng([fleet.facts.seed, 0])
     try:
         artifacts = tuple(_artifact(task, place) for place in range(len(task.artifacts)))
         method: Method = task.binding.build(items, rng, artifacts)
@@ -148,7 +166,7 @@ def _model_of(store: TaskStore, task: Task) -> Arrays:
     known = stored_catalogue(store)
     if version is None:
         raise AggregatorError("there is no version yet to begin with: leave --warm-start out")
-    method = _built(store, task, 0 if known is None else len(known))
+    method = _built(store.fleet, task, 0 if known is None else len(known))
     try:
         method.restore(version.state)
     except RestoreError as error:

@@ -24,6 +24,7 @@ from aggregator.serve.broker_links import BrokerLinks
 from aggregator.serve.housekeeping import Housekeeping, Upkeep
 from aggregator.serve.outgoing import Outgoing
 from aggregator.serve.service import Parts
+from aggregator.serve.standings import Standings
 from aggregator.serve.tasks import TaskBoard, TaskParts, claim
 from aggregator.serve.uplink import Uplink
 from aggregator.store import Store, TaskStore
@@ -138,6 +139,7 @@ def assemble(
         inbox=inbox,
         tasks=board,
         announcements=Announcements(topics, presence, keys.current),
+        standings=Standings(registry, board, topics, table.seal_newest),
         outgoing=Outgoing(link, store.retained),
         refusals=refusals,
         keys=keys,

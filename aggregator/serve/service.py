@@ -19,6 +19,7 @@ from aggregator.serve.broker_links import BrokerLinks
 from aggregator.serve.housekeeping import Housekeeping
 from aggregator.serve.metrics import Snapshot, TaskSnapshot
 from aggregator.serve.outgoing import Outgoing
+from aggregator.serve.standings import Standings
 from aggregator.serve.tasks import TaskBoard, TaskParts
 from aggregator.serve.uplink import Answer, Arrived, Refusal, Uplink
 from aggregator.store import Store
@@ -108,6 +109,7 @@ class Parts:
     inbox: Inbox
     tasks: TaskBoard
     announcements: Announcements
+    standings: Standings
     outgoing: Outgoing
     refusals: Refusals
     keys: FleetKeys
@@ -177,6 +179,7 @@ class Service:
             self._settle(task.ingest.commit())
         self._tick()
         self._look_at_files()
+        self._send_all(parts.standings.changed())
         self._tend_keys()
         if parts.fence.may_announce():
             parts.outgoing.announce(parts.announcements.standing(), parts.store.retained.topics())
@@ -265,6 +268,8 @@ class Service:
         match result:
             case Answer():
                 parts.outgoing.send(result.topic, result.payload)
+                if result.opened:
+                    self._send_all(parts.standings.opened(result.opened))
             case Refusal():
                 parts.refusals.note(result.error, result.device_id)
                 if result.error.reason == "old-incarnation":
@@ -276,6 +281,10 @@ class Service:
                     parts.refusals.note(error, result.device_id)
                 else:
                     self._settle([] if settled is None else [settled])
+
+    def _send_all(self, messages: Iterable[tuple[str, bytes]]) -> None:
+        for topic, payload in messages:
+            self._parts.outgoing.send(topic, payload)
 
     def _show_presence_again(self) -> None:
         """Somebody asks another life: perhaps an old presence was put in the place of ours.

@@ -167,7 +167,7 @@ def test_what_is_committed_and_cannot_be_published_holds_the_next_round(
         stage.run(30.0)
     for _ in range(2):
         assert stage.parts.first.rounds.current is None
-        assert "float16's largest" in (stage.service.snapshot().unpublished or "")
+        assert "float16's largest" in (stage.service.snapshot().tasks[0].unpublished or "")
         capsys.readouterr()
         assert stage.command("status") == 0
         assert "round 3 is held: it could not be published" in capsys.readouterr().out

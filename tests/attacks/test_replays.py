@@ -325,7 +325,7 @@ def test_public_key_work_is_held_to_its_share_and_devices_come_back(make_stage: 
     began = stage.now_seconds
     stage.run_until(lambda: all(d.participant.sessions.opened == 2 for d in stage.devices))
     assert stage.refusals("busy") > 0 and stage.refusals("too-many") == 0
-    share = read_task(stage.fleet.aggregator.task_file).admission.opens_share
+    share = read_task(stage.fleet.aggregator.task_file).fleet.admission.opens_share
     worked = 2.0 * slow.unseals
     assert worked <= share * (stage.now_seconds - began) + 1.0 + 2.0
     _next_version(stage)

@@ -17,13 +17,11 @@ failed, change the task file and restart serve first."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's arguments."""
     add_home(parser)
     parser.add_argument("--task", metavar="NAME", help="of this task only (default: of all)")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the command."""
     store = home_of(arguments).open_store()
     rows = store.tasks.all()
     chosen = [row for row in rows if arguments.task in (None, row.name)]

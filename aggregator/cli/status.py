@@ -22,7 +22,6 @@ the operator. Reads the database; works whether serve runs or not."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's arguments."""
     add_home(parser)
     parser.add_argument(
         "--rounds", type=positive_int, default=10, metavar="N", help="how many (default: 10)"
@@ -31,7 +30,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the command."""
     store = home_of(arguments).open_store()
     now = time.time()
     tasks = [_Seen(store, row, arguments.rounds) for row in store.tasks.all()]

@@ -166,7 +166,7 @@ def _add(home: AggregatorHome, store: Store, arguments: argparse.Namespace) -> i
         facts = store.task(number).facts
         if known is not None:
             # Devices have seen rounds of the one before.
-            facts.generation = max(int(time.time()), facts.generation + 1)
+            facts.own_generation = max(int(time.time()), facts.generation + 1)
     write_task_files(home.folder, store)
     _tell(home, store, number, lambda row: row.served is not None, f"task {name} is served")
     return 0

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from aggregator.keys.registry import Registry
-from aggregator.methods.method import Binding
 from aggregator.refusals import Refusals
 from aggregator.rounds.aggregation import Aggregation
 from aggregator.rounds.machine import RoundMachine
-from aggregator.store import TaskStore
+from aggregator.shared import TaskShared
 from aggregator.store.rounds import RoundRow
 from aggregator.store.update_log import LoggedUpdate, StoredVerdict
-from aggregator.task.selector import Selector
 from device_sdk.wire.arrays import exchange
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.publish.receipts import (
@@ -82,25 +79,11 @@ class Ingest:
     was absorbed.
     """
 
-    def __init__(
-        self,
-        selector: Selector,
-        binding: Binding[Any],
-        store: TaskStore,
-        registry: Registry,
-        rounds: RoundMachine,
-        aggregation: Aggregation,
-        refusals: Refusals,
-        unix_clock: Callable[[], float],
-    ) -> None:
-        self._selector = selector
-        self._binding = binding
-        self._store = store
-        self._registry = registry
+    def __init__(self, shared: TaskShared, rounds: RoundMachine, aggregation: Aggregation) -> None:
+        self._task, self._store, self._registry = shared.task, shared.store, shared.registry
+        self._refusals, self._unix_clock = shared.refusals, shared.unix_clock
         self._rounds = rounds
         self._aggregation = aggregation
-        self._refusals = refusals
-        self._unix_clock = unix_clock
         self._staged: dict[tuple[bytes, int], _Staged] = {}
         self._accepted = 0  # of those staged
         self.counted = 0
@@ -186,7 +169,7 @@ class Ingest:
         if self._rounds.is_selected(identity.device_id):
             return None
         device = self._registry.by_id(identity.device_id)
-        if device is not None and not self._selector.admits(device.labels):
+        if device is not None and not self._task.selector.admits(device.labels):
             return self._refuse(update, "not-eligible")
         joined_later = device is not None and device.first_round > row.opening
         return self._refuse(update, "joined-later" if joined_later else "not-selected")
@@ -261,7 +244,7 @@ class Ingest:
             self._rounds.heard_of(device_id)
             return Settled(device_id, Receipt(digest, Verdict.REFUSED, reason or "refused"))
         self._rounds.heard_of(device_id, staged.logged.arrived_seconds)
-        width = self._binding.width_of(staged.update)
+        width = self._task.binding.width_of(staged.update)
         if width:
             self.widths[width] = self.widths.get(width, 0) + 1
         self.counted += 1

@@ -75,7 +75,7 @@ def commit(store: TaskStore, replacement: Replacement, now_unix_seconds: int) ->
             )
         )
         facts = store.facts
-        facts.generation = max(now_unix_seconds, facts.generation + 1)
+        facts.own_generation = max(now_unix_seconds, facts.generation + 1)
         facts.label = task.label
         facts.catalogue = replacement.catalogue
         facts.unpublished = None

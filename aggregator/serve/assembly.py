@@ -14,7 +14,7 @@ from aggregator.keys.enrolment import Enrolment
 from aggregator.keys.fence import Fence
 from aggregator.keys.fleet import FleetKeys
 from aggregator.keys.registry import Registry
-from aggregator.publish.publisher import PublishedTask, Publisher, read_artifacts
+from aggregator.publish.publisher import Publisher, read_artifacts
 from aggregator.publish.standing import Announcements
 from aggregator.refusals import Refusals
 from aggregator.rounds.aggregation import Aggregation
@@ -27,11 +27,11 @@ from aggregator.serve.service import Parts
 from aggregator.serve.standings import Standings
 from aggregator.serve.tasks import TaskBoard, TaskParts, claim
 from aggregator.serve.uplink import Uplink
+from aggregator.shared import Shared, TaskShared
 from aggregator.store import Store, TaskStore
-from aggregator.task.file import Task, shipped_folder, stored_catalogue
+from aggregator.task.file import Task, stored_catalogue
 from device_sdk.link.settings import LinkSettings
 from device_sdk.wire.publish.chunks import Reassembler
-from device_sdk.wire.publish.task_messages import TaskTerms
 from device_sdk.wire.publish.topics import Topics
 from device_sdk.wire.seal.admission import TokenBuckets, WorkBudget
 from device_sdk.wire.seal.enrolment import EnrolmentDesk
@@ -75,154 +75,93 @@ def assemble(
 
     ``task``: the first one; the others are in the home.
     """
-    fleet = task.fleet
+    claim(store.first, task)
+    settings = task.fleet
     clock, unix_clock, random_bytes = world.clock, world.unix_clock, world.random_bytes
     # One each: links draw on threads of their own.
     link_rngs = world.rng.spawn(4)
     sealing_rng = link_rngs.pop(1)
-    topics, refusals = Topics(fleet.broker.prefix), Refusals()
-    claim(store.first, task)
 
     # Who may speak.
-    keys = FleetKeys(home, store, unix_clock, random_bytes, fleet.descriptor_seconds)
-    registry = Registry(store.devices)
+    keys = FleetKeys(home, store, unix_clock, random_bytes, settings.descriptor_seconds)
     last_life = store.facts.started_unix_seconds
     presence = _begin_life(store, int(unix_clock()), random_bytes)
-    life = presence.incarnation
-    table = SessionTable(
-        keys.keyring,
-        life,
-        TokenBuckets(_BURST, _REFILL_PER_SECOND, clock),
-        WorkBudget(fleet.admission.opens_share, clock),
+    shared = Shared(
+        Registry(store.devices),
+        Refusals(),
+        Topics(settings.broker.prefix),
         clock,
         unix_clock,
-        random_bytes=random_bytes,
+        random_bytes,
+        settings,
+        store,
     )
-    desk = EnrolmentDesk(
-        keys.keyring,
-        life,
-        TokenBuckets(_BURST, _REFILL_PER_SECOND, clock),
-        WorkBudget(fleet.admission.enrolments_share, clock),
-        unix_clock,
-        random_bytes=random_bytes,
-    )
+
+    def bounds(share: float) -> tuple[TokenBuckets, WorkBudget]:
+        return TokenBuckets(_BURST, _REFILL_PER_SECOND, clock), WorkBudget(share, clock)
+
+    life, admission = (keys.keyring, presence.incarnation), settings.admission
+    opens, enrolments = map(bounds, (admission.opens_share, admission.enrolments_share))
+    table = SessionTable(*life, *opens, clock, unix_clock, random_bytes=random_bytes)
+    desk = EnrolmentDesk(*life, *enrolments, unix_clock, random_bytes=random_bytes)
     keys.watch(table.replace_keyring)
     keys.watch(desk.replace_keyring)
 
     # What is learnt.
-    make = _TaskMaker(registry, refusals, keys, topics, world, sealing_rng)
+    def make(store: TaskStore, task: Task) -> TaskParts:
+        return make_task(TaskShared.of(shared, task, store), keys, sealing_rng)
+
     reassembler, repeats = Reassembler(clock), Repeats(clock)
-    inbox = Inbox(refusals, repeats)
+    inbox = Inbox(shared.refusals, repeats)
     board = TaskBoard(home, store, make, inbox, unix_clock)
     board.begin(task)
     enrolment = Enrolment(
-        desk, store, registry, refusals, unix_clock, lambda: store.facts.openings + 1
-    )
-    housekeeping = Housekeeping(
+        desk,
         store,
-        lambda: [each.upkeep for each in board.served],
-        table,
-        reassembler,
-        refusals,
-        clock,
+        shared.registry,
+        shared.refusals,
+        unix_clock,
+        lambda: store.facts.openings + 1,
     )
-    link = BrokerLinks(
-        fleet.broker, topics, SHARD, registry, link_settings, link_rngs, random_bytes(16), clock
-    )
+    link = BrokerLinks(shared, SHARD, link_settings, link_rngs)
     return Parts(
-        fleet=fleet,
-        store=store,
+        **vars(shared),
         link=link,
-        registry=registry,
         table=table,
-        uplink=Uplink(topics, registry, table, reassembler, enrolment, repeats, keys.group_keys),
+        uplink=Uplink(shared, table, reassembler, enrolment, repeats, keys.group_keys),
         inbox=inbox,
         tasks=board,
-        announcements=Announcements(topics, presence, keys.current),
-        standings=Standings(registry, board, topics, table.seal_newest),
+        announcements=Announcements(shared.topics, presence, lambda: board.names, keys.current),
+        standings=Standings(shared, board, table.seal_newest),
         outgoing=Outgoing(link, store.retained),
-        refusals=refusals,
         keys=keys,
         fence=Fence(presence, last_life, home.folder, keys.descriptors, clock),
-        housekeeping=housekeeping,
-        clock=clock,
+        housekeeping=Housekeeping(
+            shared, lambda: [each.upkeep for each in board.served], table, reassembler
+        ),
         sleep=world.sleep,
     )
 
 
-@dataclass(frozen=True)
-class _TaskMaker:
-    """Makes a task's parts, resumed from its store. Raises AggregatorError."""
-
-    registry: Registry
-    refusals: Refusals
-    keys: FleetKeys
-    topics: Topics
-    world: World
-    rng: np.random.Generator
-
-    def __call__(self, store: TaskStore, task: Task) -> TaskParts:
-        artifacts = read_artifacts(task.artifacts, task.companions)
-        terms = TaskTerms(
-            task.binding.method_name,
-            task.update_codec,
-            task.round.train_seconds,
-            tuple(each.offer() for each in artifacts),
-        )
-        shipped = shipped_folder()
-        publisher = Publisher(
-            PublishedTask(
-                task.name,
-                task.cohort,
-                task.broadcast_codec,
-                terms,
-                artifacts,
-                frozenset(
-                    each.artifact_id
-                    for each, folder in zip(artifacts, task.artifacts, strict=True)
-                    if folder.parent == shipped
-                ),
-            ),
-            self.topics,
-            store,
-            self.keys.current,
-            self.registry.admission_key,
-            self.world.random_bytes,
-            self.rng,
-        )
-        catalogue = stored_catalogue(store)
-        aggregation = Aggregation(
-            task.binding,
-            store,
-            0 if catalogue is None else len(catalogue),
-            task.store.checkpoint_updates,
-            publisher.require_publishable,
-            tuple(each.artifact for each in artifacts),
-        )
-        rounds = RoundMachine(
-            task.name,
-            task.round,
-            task.selector,
-            store,
-            self.registry,
-            aggregation,
-            publisher.seal_round,
-            self.world.unix_clock,
-            self.world.random_bytes,
-        )
-        upkeep = Upkeep(store, aggregation, task.catalogue, task.store.verdict_days * 86_400.0)
-        upkeep.begin(in_a_round=rounds.current is not None)
-        ingest = Ingest(
-            task.selector,
-            task.binding,
-            store,
-            self.registry,
-            rounds,
-            aggregation,
-            self.refusals,
-            self.world.unix_clock,
-        )
-        return TaskParts(task, store, aggregation, rounds, ingest, publisher, upkeep)
+def make_task(shared: TaskShared, keys: FleetKeys, rng: np.random.Generator) -> TaskParts:
+    """A task's parts, resumed from its store. Raises AggregatorError."""
+    task, store = shared.task, shared.store
+    artifacts = read_artifacts(task.artifacts, task.companions)
+    publisher = Publisher(shared, artifacts, keys.current, rng)
+    catalogue = stored_catalogue(store)
+    aggregation = Aggregation(
+        task.binding,
+        store,
+        0 if catalogue is None else len(catalogue),
+        task.store.checkpoint_updates,
+        publisher.require_publishable,
+        tuple(each.artifact for each in artifacts),
+    )
+    rounds = RoundMachine(shared, aggregation, publisher.seal_round)
+    upkeep = Upkeep(shared, aggregation)
+    upkeep.begin(in_a_round=rounds.current is not None)
+    ingest = Ingest(shared, rounds, aggregation)
+    return TaskParts(task, store, aggregation, rounds, ingest, publisher, upkeep)
 
 
 def _begin_life(store: Store, now_unix_seconds: int, random_bytes: RandomBytes) -> Presence:

@@ -23,7 +23,6 @@ class TaskSnapshot:
     current: RoundRow | None
     seconds_left: float | None
     arrived: int
-    outstanding: int
     participants: int
     quorum: int
     counted: int
@@ -44,7 +43,6 @@ class Snapshot:
     connected: bool
     broker: str
     devices: int
-    revoked: int
     sessions: int
     bytes_received: int
     bytes_sent: int
@@ -60,61 +58,54 @@ _TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def format_metrics(seen: Snapshot) -> str:
-    """The metrics of one moment."""
     lines: list[str] = []
 
-    def put(name: str, kind: str, about: str, samples: dict[str, float]) -> None:
+    def put(name: str, about: str, samples: dict[str, float]) -> None:
+        kind = "counter" if name.endswith("_total") else "gauge"
         lines.append(f"# HELP tessera_{name} {about}")
         lines.append(f"# TYPE tessera_{name} {kind}")
         lines.extend(f"tessera_{name}{labels} {value:g}" for labels, value in samples.items())
 
-    def put_each(name: str, kind: str, about: str, value: Callable[[TaskSnapshot], float]) -> None:
-        put(name, kind, about, {_labels(seen, task): float(value(task)) for task in seen.tasks})
+    def put_each(name: str, about: str, value: Callable[[TaskSnapshot], float]) -> None:
+        put(name, about, {_labels(seen, task): value(task) for task in seen.tasks})
 
-    gauges = {
-        "connected": ("Whether there is a connection to the broker", float(seen.connected)),
+    values: dict[str, tuple[str, float]] = {
+        "connected": ("Whether there is a connection to the broker", seen.connected),
         "subscriptions_refused": (
             "Subscriptions that the broker refuses at present",
-            float(len(seen.refused_subscriptions)),
+            len(seen.refused_subscriptions),
         ),
-        "devices": ("Devices that are enrolled and not revoked", float(seen.devices)),
-        "sessions": ("Sessions in memory", float(seen.sessions)),
-    }
-    for name, (about, value) in gauges.items():
-        put(name, "gauge", about, {"": value})
-    for name, (about, of_task) in _TASK_GAUGES.items():
-        put_each(name, "gauge", about, of_task)
-    put_each("updates_counted_total", "counter", "Updates counted", lambda task: task.counted)
-    counters = {
-        "received_bytes_total": ("Bytes of messages received", float(seen.bytes_received)),
-        "sent_bytes_total": ("Bytes of messages sent", float(seen.bytes_sent)),
+        "devices": ("Devices that are enrolled and not revoked", seen.devices),
+        "sessions": ("Sessions in memory", seen.sessions),
+        "received_bytes_total": ("Bytes of messages received", seen.bytes_received),
+        "sent_bytes_total": ("Bytes of messages sent", seen.bytes_sent),
         "broker_losses_total": (
             "Test messages that the broker acknowledged and did not deliver",
-            float(seen.broker_losses),
+            seen.broker_losses,
         ),
     }
-    for name, (about, value) in counters.items():
-        put(name, "counter", about, {"": value})
+    for name, (about, value) in values.items():
+        put(name, about, {"": value})
+    for name, (about, of_task) in _OF_EACH.items():
+        put_each(name, about, of_task)
     put(
         "round_updates_by_k",
-        "gauge",
         "Updates of this round by the width that was trained",
         {
-            _labels(seen, task, k=width): float(count)
+            _labels(seen, task, k=width): count
             for task in seen.tasks
             for width, count in sorted(task.widths.items())
         },
     )
     put(
         "refused_total",
-        "counter",
         "Messages refused, by reason",
-        {f'{{reason="{why}"}}': float(count) for why, count in sorted(seen.refusals.items())},
+        {f'{{reason="{why}"}}': count for why, count in sorted(seen.refusals.items())},
     )
     return "\n".join(lines) + "\n"
 
 
-_TASK_GAUGES: dict[str, tuple[str, Callable[[TaskSnapshot], float]]] = {
+_OF_EACH: dict[str, tuple[str, Callable[[TaskSnapshot], float]]] = {
     "model_version": ("The model's version", lambda task: task.version),
     "round": (
         "The round that is open, 0 for none",
@@ -130,6 +121,7 @@ _TASK_GAUGES: dict[str, tuple[str, Callable[[TaskSnapshot], float]]] = {
     ),
     "round_arrived_updates": ("Updates counted in this round", lambda task: task.arrived),
     "round_seconds_left": ("Until the deadline", lambda task: task.seconds_left or 0.0),
+    "updates_counted_total": ("Updates counted", lambda task: task.counted),
     "task_devices": ("Devices that the task is for", lambda task: task.eligible),
     "task_paused": ("Whether the operator paused it", lambda task: task.paused),
 }

@@ -10,9 +10,7 @@ from dataclasses import dataclass, replace
 from aggregator.errors import AggregatorError
 from aggregator.keys.fence import Fence
 from aggregator.keys.fleet import FleetKeys
-from aggregator.keys.registry import Registry
 from aggregator.publish.standing import Announcements
-from aggregator.refusals import Refusals
 from aggregator.rounds.ingest import Inbox, Settled
 from aggregator.rounds.machine import RoundClosed, RoundEvent, RoundOpened
 from aggregator.serve.broker_links import BrokerLinks
@@ -22,8 +20,7 @@ from aggregator.serve.outgoing import Outgoing
 from aggregator.serve.standings import Standings
 from aggregator.serve.tasks import TaskBoard, TaskParts
 from aggregator.serve.uplink import Answer, Arrived, Refusal, Uplink
-from aggregator.store import Store
-from aggregator.task.file import SharedSettings
+from aggregator.shared import Shared
 from device_sdk.link.events import (
     Connected,
     ConnectRefused,
@@ -35,7 +32,7 @@ from device_sdk.link.events import (
     SubscribeRefused,
 )
 from device_sdk.wire.codec.errors import WireError
-from device_sdk.wire.publish.topics import DescriptorTopic, PresenceTopic, Topics
+from device_sdk.wire.publish.topics import DescriptorTopic, PresenceTopic
 from device_sdk.wire.seal.session_table import SessionTable
 
 # Which of its subscriptions the broker grants the aggregator.
@@ -62,7 +59,6 @@ class Listening:
         return tuple(sorted(self._refusals))
 
     def granted(self, event: Subscribed) -> None:
-        """The broker granted a subscription."""
         self._granted.add(event.topic_filter)
         if self._refusals.pop(event.topic_filter, 0):
             _LOG.info("the broker has granted the subscription to %s", event.topic_filter)
@@ -97,13 +93,10 @@ _TOO_MANY = "more messages than the limit allows on its topic: they were not loo
 
 
 @dataclass(frozen=True)
-class Parts:
+class Parts(Shared):
     """What a service is made of; see :mod:`aggregator.serve.assembly`."""
 
-    fleet: SharedSettings
-    store: Store
     link: BrokerLinks
-    registry: Registry
     table: SessionTable
     uplink: Uplink
     inbox: Inbox
@@ -111,11 +104,9 @@ class Parts:
     announcements: Announcements
     standings: Standings
     outgoing: Outgoing
-    refusals: Refusals
     keys: FleetKeys
     fence: Fence
     housekeeping: Housekeeping
-    clock: Callable[[], float]
     sleep: Callable[[float], None]
 
     @property
@@ -131,10 +122,9 @@ class Service:
         self._parts = parts
         self._on_round = on_round
         self._listening = Listening()
-        topics = Topics(parts.fleet.broker.prefix)
         self._fenced = {
-            topics.write(DescriptorTopic()): parts.fence.heard_descriptor,
-            topics.write(PresenceTopic()): parts.fence.heard_presence,
+            parts.topics.write(DescriptorTopic()): parts.fence.heard_descriptor,
+            parts.topics.write(PresenceTopic()): parts.fence.heard_presence,
         }
         self.bytes_received = 0
         self._last: Snapshot | None = None
@@ -180,6 +170,8 @@ class Service:
         self._tick()
         self._look_at_files()
         self._send_all(parts.standings.changed())
+        if parts.announcements.names_changed():
+            self._announce([parts.announcements.tasks()], [])
         self._tend_keys()
         if parts.fence.may_announce():
             parts.outgoing.announce(parts.announcements.standing(), parts.store.retained.topics())
@@ -214,13 +206,11 @@ class Service:
         parts.store.database.close()
 
     def snapshot(self) -> Snapshot:
-        """What there is to see now."""
         parts = self._parts
         return Snapshot(
             connected=parts.link.connected,
-            broker=str(parts.fleet.broker.url),
+            broker=str(parts.settings.broker.url),
             devices=len(parts.registry),
-            revoked=parts.registry.revoked,
             sessions=len(parts.table),
             bytes_received=self.bytes_received,
             bytes_sent=parts.outgoing.bytes_sent,
@@ -236,13 +226,13 @@ class Service:
             case Message():
                 self._receive(event)
             case Connected():
-                _LOG.info("connected to %s", parts.fleet.broker.url)
+                _LOG.info("connected to %s", parts.settings.broker.url)
                 parts.outgoing.connection_lost()
                 parts.fence.connected()
             case Disconnected() | ConnectRefused():
                 _LOG.warning(
                     "no connection to %s (%s); next try in %.1f s",
-                    parts.fleet.broker.url,
+                    parts.settings.broker.url,
                     event.detail,
                     event.retry_seconds,
                 )
@@ -294,7 +284,8 @@ class Service:
         now = self._parts.clock()
         if now >= self._next_showing_seconds:
             self._next_showing_seconds = now + _SHOW_AGAIN_SECONDS
-            self._announce([self._parts.announcements.presence()], [])
+            announcements = self._parts.announcements
+            self._announce([announcements.tasks(), announcements.presence()], [])
 
     def _announce(self, standing: Iterable[tuple[str, bytes]], topics: Iterable[str]) -> None:
         """Before the fence is passed nothing: all of it is announced then."""
@@ -364,7 +355,6 @@ def _seen(task: TaskParts) -> TaskSnapshot:
         current=rounds.current,
         seconds_left=rounds.seconds_left(),
         arrived=rounds.arrived,
-        outstanding=rounds.outstanding,
         participants=task.aggregation.participants,
         quorum=task.task.round.quorum,
         counted=task.ingest.counted,

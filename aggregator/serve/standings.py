@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from aggregator.keys.registry import Registry
 from aggregator.serve.tasks import TaskBoard
+from aggregator.shared import Shared
 from aggregator.store.devices import DeviceRow
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.publish.receipts import RecordType
 from device_sdk.wire.publish.standing import Standing, write_standing
-from device_sdk.wire.publish.topics import DownTopic, Topics
+from device_sdk.wire.publish.topics import DownTopic
 
 Seal = Callable[[bytes, int, bytes], bytes]
 
@@ -23,10 +23,9 @@ class Standings:
     (:meth:`~device_sdk.wire.seal.session_table.SessionTable.seal_newest`).
     """
 
-    def __init__(self, registry: Registry, board: TaskBoard, topics: Topics, seal: Seal) -> None:
-        self._registry = registry
+    def __init__(self, shared: Shared, board: TaskBoard, seal: Seal) -> None:
+        self._registry, self._topics = shared.registry, shared.topics
         self._board = board
-        self._topics = topics
         self._seal = seal
         self._told: dict[bytes, bytes] = {}
         self._revisions = (-1, -1)

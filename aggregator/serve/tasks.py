@@ -104,6 +104,11 @@ class TaskBoard:
         return list(self._parts.values())
 
     @property
+    def names(self) -> list[tuple[str, str]]:
+        """Task and cohort of each."""
+        return [(parts.task.name, parts.task.cohort) for parts in self.served]
+
+    @property
     def first(self) -> TaskParts:
         """The one that is always there."""
         return self._parts[FIRST]
@@ -238,7 +243,7 @@ class TaskBoard:
             store.publications.withdraw()
             self._store.tasks.erase(row.number)
             store.facts.clear()
-            store.facts.generation = generation
+            store.facts.own_generation = generation
             self._store.tasks.set_state(row.number, "retired")
         self._serve()
         _LOG.info("task %s is retired", row.name)

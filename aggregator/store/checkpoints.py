@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.store.database import Database
+from aggregator.store.database import TaskTable
 from device_sdk.artifact import safetensors
 from device_sdk.artifact.errors import ArtifactError
 from device_sdk.methods.state import State
@@ -32,31 +32,19 @@ class MethodCheckpoint:
     state: State
 
 
-class Checkpoints:
+class Checkpoints(TaskTable):
     """A task's rows of the table ``checkpoints``: at most one of each kind."""
-
-    def __init__(self, database: Database, task: int) -> None:
-        self._database = database
-        self._task = task
 
     def put(self, checkpoint: MethodCheckpoint) -> None:
         """Replace the checkpoint of this kind; a version makes the partial one void."""
         if checkpoint.kind == "version":
             self.drop_partial()
-        self._database.execute(
-            "INSERT OR REPLACE INTO checkpoints VALUES (?, ?, ?, ?, ?, ?)",
-            (
-                self._task,
-                checkpoint.kind,
-                checkpoint.round,
-                checkpoint.seq,
-                checkpoint.version,
-                pack_state(checkpoint.state),
-            ),
-        )
+        numbers = checkpoint.round, checkpoint.seq, checkpoint.version
+        packed = pack_state(checkpoint.state)
+        values = self._task, checkpoint.kind, *numbers, packed
+        self._database.insert("checkpoints", *values, replace=True)
 
     def get(self, kind: Kind) -> MethodCheckpoint | None:
-        """The checkpoint of this kind."""
         query = "SELECT round, seq, version, state FROM checkpoints WHERE task = ? AND kind = ?"
         row = self._database.row(query, (self._task, kind))
         if row is None:
@@ -65,7 +53,6 @@ class Checkpoints:
         return MethodCheckpoint(kind, round_number, seq, version, unpack_state(packed))
 
     def drop_partial(self) -> None:
-        """Forget the checkpoint within a round."""
         self._database.execute(
             "DELETE FROM checkpoints WHERE task = ? AND kind = 'partial'", (self._task,)
         )

@@ -6,13 +6,13 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from aggregator.store.database import Database
+from aggregator.store.database import Database, Table, TaskTable
 from aggregator.store.facts import TaskFacts
 
 # What is retained on the broker, as it was sealed, to be sent again byte for byte.
 
 
-class Publications:
+class Publications(TaskTable):
     """A task's rows of the table ``publications``, in parts.
 
     A part is ``round``, ``contents`` (artifacts and catalogue) or ``attachment.`` and an id: what
@@ -20,8 +20,7 @@ class Publications:
     """
 
     def __init__(self, database: Database, task: int) -> None:
-        self._database = database
-        self._task = task
+        super().__init__(database, task)
         self._replaced: set[str] = set()
 
     def take_replaced(self) -> list[str]:
@@ -66,11 +65,8 @@ class Publications:
         return None if row is None else int(row[0])
 
 
-class Retained:
+class Retained(Table):
     """Table ``publications``, of all tasks: messages by topic, and topics to be cleared."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     def topics(self) -> list[str]:
         """All topics in order of sending: contents first, since a round's manifest names them."""
@@ -134,10 +130,9 @@ class AttachmentBooks:
 
     def load(self) -> AttachmentBook | None:
         """The book; None before the first attachment."""
-        text = self._facts.attachments
-        if text is None:
+        if not self._facts.attachments:
             return None
-        values = json.loads(text)
+        values = json.loads(self._facts.attachments)
         cohorts = {
             name: CohortKey(bytes.fromhex(key), drawn_for)
             for name, (key, drawn_for) in values["cohorts"].items()
@@ -149,5 +144,5 @@ class AttachmentBooks:
         """Replace the book; inside a transaction."""
         cohorts = {name: (each.key.hex(), each.drawn_for) for name, each in book.cohorts.items()}
         sealed = {name: (each.size, each.sealed_under) for name, each in book.sealed.items()}
-        text = json.dumps({"secret": book.secret.hex(), "cohorts": cohorts, "sealed": sealed})
-        self._facts.attachments = text
+        values = {"secret": book.secret.hex(), "cohorts": cohorts, "sealed": sealed}
+        self._facts.attachments = json.dumps(values)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.store.database import Database
+from aggregator.store.database import TaskTable
 
 _COLUMNS = (
     "round, generation, version, opened_unix, deadline_unix, seed, threshold, expected, items, "
@@ -43,15 +43,10 @@ class RoundRow:
     opening: int = 0
 
 
-class Rounds:
+class Rounds(TaskTable):
     """A task's rows of the table ``rounds``."""
 
-    def __init__(self, database: Database, task: int) -> None:
-        self._database = database
-        self._task = task
-
     def add(self, row: RoundRow) -> None:
-        """A round that opens."""
         self._database.execute(
             "INSERT INTO rounds (task, round, generation, version, opened_unix, deadline_unix, "
             "seed, threshold, expected, items, opening) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -109,7 +104,6 @@ class Rounds:
         )
 
     def find(self, number: int) -> RoundRow | None:
-        """The round of this number."""
         query = f"SELECT {_COLUMNS} FROM rounds WHERE task = ? AND round = ?"
         return _row(self._database.row(query, (self._task, number)))
 

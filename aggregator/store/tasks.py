@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from aggregator.store.database import Database
+from aggregator.store.database import Table
 
 TaskState = Literal["active", "paused", "retiring", "retired"]
 FIRST = 1
@@ -42,11 +42,8 @@ class TaskRow:
     problem: str | None = None
 
 
-class Tasks:
-    """Table ``tasks``."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
+class Tasks(Table):
+    """Which there are."""
 
     def all(self) -> list[TaskRow]:
         """Every task that is not retired, the first one first."""

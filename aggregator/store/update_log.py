@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from aggregator.store.database import Database
+from aggregator.store.database import TaskTable
 
 
 class LoggedUpdate(NamedTuple):
@@ -31,13 +31,11 @@ class StoredVerdict(NamedTuple):
     reason: str | None
 
 
-class UpdateLog:
-    """A task's rows of the tables ``updates`` and ``verdicts``."""
+class UpdateLog(TaskTable):
+    """A task's rows of the tables ``updates`` and ``verdicts``.
 
-    def __init__(self, database: Database, task: int) -> None:
-        self._database = database
-        # A number of ours, so that statements may name it: rows need not be written out again.
-        self._task = int(task)
+    Their statements name the task's number themselves: rows need not be written out again.
+    """
 
     def append(self, updates: Sequence[LoggedUpdate], verdicts: Sequence[StoredVerdict]) -> None:
         """A group of updates; inside a transaction."""
@@ -53,7 +51,6 @@ class UpdateLog:
         )
 
     def verdict(self, generation: int, round_number: int, device_id: bytes) -> StoredVerdict | None:
-        """The verdict on a device's update for a round."""
         row = self._database.row(
             "SELECT generation, round, device_id, body_sha256, reason FROM verdicts "
             "WHERE task = ? AND generation = ? AND round = ? AND device_id = ?",
@@ -62,7 +59,6 @@ class UpdateLog:
         return None if row is None else StoredVerdict(*row)
 
     def judged(self, generation: int, round_number: int) -> Iterator[bytes]:
-        """Devices that have a verdict in a round."""
         query = "SELECT device_id FROM verdicts WHERE task = ? AND generation = ? AND round = ?"
         for row in self._database.rows(query, (self._task, generation, round_number)):
             yield row[0]

@@ -124,8 +124,7 @@ class TaskBoard:
         """The operator changed something in the store; whether anything was deleted."""
         deleted = False
         rows = self._store.tasks.all()
-        if any(row.unwritten is not None for row in rows):
-            write_task_files(self._home.folder, self._store)
+        self._write_files()
         for row in rows:
             if row.state == "retiring":
                 self._retire(row)
@@ -226,12 +225,18 @@ class TaskBoard:
                 self._store.tasks.set_request(row.number, None)
             self._say(row.number, f"it was not replaced: {error}")
             return False
-        write_task_files(self._home.folder, self._store)
+        self._write_files()
         made = self._make(parts.store, task)
         self._follow(parts, made)
         self._note(row.number, task, None)
         _LOG.info("task %s was replaced: generation %d", task.name, made.rounds.generation)
         return True
+
+    def _write_files(self) -> None:
+        try:
+            write_task_files(self._home.folder, self._store)
+        except AggregatorError as error:
+            _LOG.error("%s", error)  # done when it can be: the store knows what is due
 
     def _retire(self, row: TaskRow) -> None:
         self._parts.pop(row.number, None)

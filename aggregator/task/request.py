@@ -39,16 +39,21 @@ class Request:
 def write_task_files(folder: Path, store: Store) -> None:
     """Bring the task files below the home's ``folder`` to what the store says that they hold.
 
-    Raises AggregatorError where one cannot be written.
+    In a transaction, so that of a command and ``serve`` one does it. Raises AggregatorError where
+    one cannot be written.
     """
-    for row in store.tasks.all():
-        if row.unwritten is None:
-            continue
-        path = folder / row.file
-        try:
-            path.parent.mkdir(mode=0o700, exist_ok=True)
-            write_atomically(path, row.unwritten.encode())
-        except OSError as error:
-            raise AggregatorError(f"{path} cannot be written: {error}") from None
-        with store.database.transaction():
-            store.tasks.set_unwritten(row.number, None)
+    if all(row.unwritten is None for row in store.tasks.all()):
+        return
+    with store.database.transaction():
+        for row in store.tasks.all():
+            if row.unwritten is not None:
+                _write(folder / row.file, row.unwritten)
+                store.tasks.set_unwritten(row.number, None)
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        write_atomically(path, text.encode())
+    except OSError as error:
+        raise AggregatorError(f"{path} cannot be written: {error}") from None

@@ -31,6 +31,7 @@ class RecordType(IntEnum):
     RECEIPT = 17
     CONTRIBUTION = 18
     """An update with a report, or a report alone."""
+    STANDING = 19
     LEAVE = 20
 
 

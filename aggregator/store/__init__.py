@@ -26,5 +26,5 @@ class Store:
         self.log = UpdateLog(database)
         self.checkpoints = Checkpoints(database)
         self.publications = Publications(database)
-        self.attachments = AttachmentBooks(database)
+        self.attachments = AttachmentBooks(self.facts)
         self.refusals = RefusalCounts(database)

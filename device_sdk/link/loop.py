@@ -93,6 +93,8 @@ class WakeUp:
 _Open: TypeAlias = dict[int, tuple[Delivery, float]]
 """By packet id: what was handed over, and when."""
 _FAILURE = 128
+# There are brokers that end a connection for a filter that they do not grant.
+_HUNG_UP = ("closed", "server")
 _VERSION_FAILURES = ("no-connack", "version", "timeout", "protocol")
 
 
@@ -127,7 +129,7 @@ class LinkLoop:
         self.events = EventQueue(
             most_messages=settings.event_queue_messages,
             most_bytes=settings.event_queue_bytes,
-            on_room=self.wake,
+            on_room=self.waker.wake,
             on_event=on_event,
         )
         self.limits: ServerLimits | None = None
@@ -155,12 +157,8 @@ class LinkLoop:
             # In this order: the thread that sees the one must find the other.
             self._flush_until_seconds = self._clock() + flush_seconds
             self._stopping = True
-        self.wake()
-
-    def wake(self) -> None:
-        """There is something to do, from any thread."""
         # A link that sleeps between two connections takes no notice of work, only of its end.
-        self.waker.wake(again=self._stopping)
+        self.waker.wake(again=True)
 
     # What a Connection calls.
 
@@ -190,7 +188,8 @@ class LinkLoop:
             self.events.put(Subscribed(topic_filter, code))
         else:
             retry_seconds = self.subscriptions.refused(topic_filter, self._clock())
-            self.events.put(SubscribeRefused(topic_filter, code, detail, retry_seconds))
+            if retry_seconds is not None:
+                self.events.put(SubscribeRefused(topic_filter, code, detail, retry_seconds))
 
     # The thread.
 
@@ -223,7 +222,9 @@ class LinkLoop:
             connection.close(ConnectionEnd("protocol", f"{type(error).__name__}: {error}"))
         finally:
             self.limits = None
-            self.subscriptions.disconnected()
+            hung_up = connection.end is not None and connection.end.reason in _HUNG_UP
+            asked = [topic_filter for topic_filter, _ in self._asked.values()]
+            self.subscriptions.disconnected(asked if hung_up else ())
             lost = [delivery for each in self._in_flight for delivery, _ in each.values()]
             for each in self._in_flight:
                 each.clear()

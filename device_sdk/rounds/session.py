@@ -12,11 +12,13 @@ from device_sdk.rounds.actions import Actions, Publish
 from device_sdk.system.clock import Backoff
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.seal import signature
-from device_sdk.wire.seal.broadcast import GroupKey, find_group_key
+from device_sdk.wire.seal.broadcast import GroupKey
 from device_sdk.wire.seal.descriptor import Descriptor, read_descriptor
-from device_sdk.wire.seal.device_session import DeviceCredential, DeviceSessions, SessionOpening
+from device_sdk.wire.seal.device_session import DeviceCredential, SessionOpening
 from device_sdk.wire.seal.freshness import Freshness
 from device_sdk.wire.seal.presence import PresenceWatch, read_presence
+from device_sdk.wire.seal.session import DeviceSessions
+from device_sdk.wire.seal.tasks import TasksWatch
 from device_sdk.world import DeviceWorld
 
 # The aggregator's time, carried on by the monotonic clock between sessions' replies.
@@ -85,8 +87,11 @@ class SessionKeeper:
         self._signing: Ed25519PublicKey | None = None
         self._sessions = DeviceSessions()
         self.seal, self.receive = self._sessions.seal, self._sessions.receive
-        self._group_keys: tuple[GroupKey, ...] = ()
+        self.group_keys: tuple[GroupKey, ...] = ()
+        """What the last reply brought."""
         self._watch = PresenceWatch()
+        self._tasks = TasksWatch()
+        self._task, self._cohort = membership.task, membership.cohort
         self._opening: SessionOpening | None = None
         self._sends = 0
         self._connected = False
@@ -124,9 +129,19 @@ class SessionKeeper:
             )
         return ""
 
-    def group_key(self, epoch: int) -> GroupKey:
-        """The group key of an epoch. Raises ``WireError("unknown-epoch")``."""
-        return find_group_key(self._group_keys, epoch)
+    @property
+    def unserved(self) -> str:
+        """That the aggregator of the last session serves others than this device's task; or empty.
+
+        Such a device has a session, and waits in vain for a round.
+        """
+        served = self._tasks.of(self._watch.session, self.descriptor)
+        if served is None or served.serves(self._task, self._cohort):
+            return ""
+        return (
+            f"the aggregator serves no task {self._task!r} with cohort {self._cohort!r}; there is "
+            f"{served}"
+        )
 
     def signing(self) -> Ed25519PublicKey:
         """The aggregator's signing key.
@@ -181,6 +196,12 @@ class SessionKeeper:
             soon = now + self._reopens.next_seconds()
             self._next_seconds = min(soon, self._next_seconds) if self._next_seconds > now else soon
 
+    def on_tasks(self, message: bytes) -> None:
+        """A list of the tasks served came. Raises ``WireError``."""
+        if self.descriptor is None:
+            raise WireError("no-descriptor", "a list of tasks before any descriptor")
+        self._tasks.take(message, self.descriptor)
+
     def on_reply(self, message: bytes) -> None:
         """A session's reply came. Raises ``WireError``; the right one may still come.
 
@@ -206,7 +227,7 @@ class SessionKeeper:
         self._wanted = False
         self._answers.reset()
         self._sessions.install(opened.session)
-        self._group_keys = opened.group_keys
+        self.group_keys = opened.group_keys
         self._watch.session_opened(opened.incarnation)
         self.opened += 1
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +15,7 @@ from device_sdk.home.model_store import CapabilityRow
 from device_sdk.methods.learner import Declined, LearnerError, State
 from device_sdk.methods.scatter.contract import ScatterTraining, encode_scatter_update
 from device_sdk.methods.scatter.factor_step import FactorStep, StepByUsers, TrainerStep
-from device_sdk.methods.scatter.learner import ScatterLearner
+from device_sdk.methods.scatter.learner import ScatterLearner, items_of
 from device_sdk.system.clock import slowed
 from device_sdk.train.evaluate import HeldOutItem, RankEvaluation
 from device_sdk.train.job import RoundTrainer, TrainedRound, TrainingJob
@@ -72,10 +71,15 @@ class ScatterTrainer(RoundTrainer):
 
     def train(self, job: TrainingJob) -> TrainedRound:
         """One round. Raises LearnerError, ArtifactError, ValueError, or :class:`Declined`."""
-        items = _items(job)
+        items, catalogue = items_of(job.broadcast), job.catalogue
+        if catalogue is not None and len(catalogue) != len(items):
+            raise LearnerError(
+                f"the catalogue has {len(catalogue)} items, the item matrix {len(items)} rows"
+            )
+        # Without a catalogue an item's outside id is its row.
+        rows = {str(row): row for row in range(len(items))} if catalogue is None else catalogue.rows
         learner = self._load(job.artifacts[0].folder)
-        positives, held = self._positives(job, len(items))
-        self._local.rows = positives
+        self._local.rows, held = self._split(job, rows)
         state = self._state(job.manifest.task, len(items))
         learner.restore(state)
 
@@ -113,8 +117,8 @@ class ScatterTrainer(RoundTrainer):
             self._loaded = artifact
         return self._learner
 
-    def _positives(
-        self, job: TrainingJob, items: int
+    def _split(
+        self, job: TrainingJob, rows: Mapping[str, int]
     ) -> tuple[tuple[Rows, ...], list[HeldOutItem]]:
         """What to train on, and what not: each user's latest item, where the task evaluates.
 
@@ -122,9 +126,6 @@ class ScatterTrainer(RoundTrainer):
         device evaluates in it or not. As a negative it is drawn like any item that a user has not
         touched: were it spared, training would lift it above the others.
         """
-        # Without a catalogue an item's outside id is its row.
-        catalogue = job.catalogue
-        rows = {str(row): row for row in range(items)} if catalogue is None else catalogue.rows
         positives = self._home.interactions.positives(rows)
         if job.terms.evaluation is None:
             return positives, []
@@ -206,14 +207,3 @@ class _EpochWorkload:
     def run(self) -> object:
         """Train one round."""
         return self._learner.train(self._part)
-
-
-def _items(job: TrainingJob) -> NDArray[Any]:
-    items = job.broadcast.tensors.get("items")
-    if items is None or items.ndim != 2:
-        raise LearnerError("the broadcast lacks 'items' of [items, K]")
-    if job.catalogue is not None and len(job.catalogue) != len(items):
-        raise LearnerError(
-            f"the catalogue has {len(job.catalogue)} items, the item matrix {len(items)} rows"
-        )
-    return items

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from device_sdk.wire.codec.errors import WireError
-from device_sdk.wire.codec.message import require_name
+from device_sdk.wire.codec.message import is_name, require_name
 
 MOST_PREFIX_BYTES = 128
 MOST_SHARDS = 65_536
@@ -40,6 +40,11 @@ class DescriptorTopic:
 @dataclass(frozen=True, slots=True)
 class PresenceTopic:
     """The retained presence."""
+
+
+@dataclass(frozen=True, slots=True)
+class TasksTopic:
+    """The retained list of the tasks that are served."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +85,7 @@ Topic = (
     | DownTopic
     | DescriptorTopic
     | PresenceTopic
+    | TasksTopic
     | ProbeTopic
     | ManifestTopic
     | ChunkTopic
@@ -118,10 +124,6 @@ class Topics:
         """Subscribes a device to all chunks of a content."""
         return f"{self.prefix}/all/chunk/{_hex('content id', content_id, 32)}/+"
 
-    def manifest_filter(self) -> str:
-        """Subscribes to the manifests of all tasks and cohorts."""
-        return f"{self.prefix}/all/manifest/+/+"
-
     def parse(self, text: str) -> Topic:
         """What ``text`` is. Raises ``WireError("bad-topic")``: each topic has one spelling."""
         # What devices send comes first: an aggregator parses one for each message.
@@ -139,12 +141,14 @@ class Topics:
                     return DescriptorTopic()
                 case ["all", "presence"]:
                     return PresenceTopic()
+                case ["all", "tasks"]:
+                    return TasksTopic()
                 case ["all", "probe"]:
                     return ProbeTopic()
-                case ["all", "manifest", task, cohort] if _is_name(task) and _is_name(cohort):
+                case ["all", "manifest", task, cohort] if is_name(task) and is_name(cohort):
                     return ManifestTopic(task, cohort)
                 case ["all", "chunk", content, index] if _CONTENT.fullmatch(content):
-                    if _is_number(index, MOST_CHUNK_INDEX):
+                    if _NUMBER.fullmatch(index) and int(index) <= MOST_CHUNK_INDEX:
                         return ChunkTopic(bytes.fromhex(content), int(index))
                 case ["enrol", "request"]:
                     return EnrolRequestTopic()
@@ -164,6 +168,8 @@ def _tail(topic: Topic) -> str:
             return "all/descriptor"
         case PresenceTopic():
             return "all/presence"
+        case TasksTopic():
+            return "all/tasks"
         case ProbeTopic():
             return "all/probe"
         case ManifestTopic(task, cohort):
@@ -188,15 +194,3 @@ def _hex(what: str, raw: bytes, size: int) -> str:
 def _require_number(what: str, value: int, most: int) -> None:
     if not 0 <= value <= most:
         raise ValueError(f"{what} is {value}; expected 0 to {most}")
-
-
-def _is_number(text: str, most: int) -> bool:
-    return _NUMBER.fullmatch(text) is not None and int(text) <= most
-
-
-def _is_name(text: str) -> bool:
-    try:
-        require_name("name", text)
-    except ValueError:
-        return False
-    return True

@@ -125,7 +125,7 @@ RULES = (
     Rule(
         "export",
         frozenset(
-            {"export", "device_sdk.artifact"}
+            {"export", "device_sdk.artifact", "device_sdk.evaluation"}
             | {"device_sdk.system.command_line", "device_sdk.system.printable"}
             | {"numpy", "onnx", "onnxruntime", "sympy", "tabulate", "torch"}
         ),

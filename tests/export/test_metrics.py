@@ -13,6 +13,11 @@ from torch import nn
 import export
 from device_sdk.artifact import MetricSource, load_artifact
 from device_sdk.trainer import Trainer
+from export.cli import main
+from export.models.click import export_click
+from export.models.gru_classifier import export_gru_classifier
+from export.models.images import export_image
+from export.models.mutual import export_mutual
 
 FEATURES = torch.randn(24, 5, generator=torch.Generator().manual_seed(1))
 LABELS = torch.arange(24) % 3
@@ -192,3 +197,30 @@ def test_what_looks_like_probabilities_must_be_called_so_or_not(tmp_path: Path) 
         given["metrics"] = {"log_loss": ("likely", "label", scale)}
         written = export.train_step(**given, directory=tmp_path / scale, verify=False)
         assert written.manifest.metrics["log_loss"].scale == scale
+
+
+@pytest.mark.parametrize(
+    ("write", "asked"),
+    [
+        (lambda d, **k: export_image(d, "lenet", **k), {"loss", "accuracy", "log_loss"}),
+        (lambda d, **k: export_mutual(d, "lenet", **k), {"accuracy", "calibration"}),
+        (lambda d, **k: export_click(d, "cnn", **k), {"auc", "log_loss", "accuracy"}),
+        (lambda d, **k: export_gru_classifier(d, features=3, hours=4, **k), {"loss", "accuracy"}),
+    ],
+    ids=["image", "mutual", "click", "gru"],
+)
+def test_ready_made_models_declare_theirs_on_request(
+    tmp_path: Path, write: Any, asked: set[str]
+) -> None:
+    written = write(tmp_path / "model", with_metrics=True, verify=False)
+    assert asked <= set(written.manifest.metrics)
+
+
+def test_the_command_line_declares_and_shows_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = str(tmp_path / "lenet")
+    assert main(["image", "lenet", "-o", folder, "--metrics", "--no-verify"]) == 0
+    assert main(["inspect", folder]) == 0
+    shown = capsys.readouterr().out
+    assert "accuracy (logits, y, logits)" in shown and "evaluate.onnx" in shown

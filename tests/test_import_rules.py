@@ -103,11 +103,11 @@ RULES = (
         )
         for name in METHODS
     ),
-    _device("home", "artifact errors link system wire", libraries="numpy cryptography"),
+    _device("home", "artifact errors evaluation link system wire", libraries="numpy cryptography"),
     _device(
         "train",
-        "artifact capability errors factorisation home local_data system trainer wire world "
-        "methods.learner methods.registry methods.scatter",
+        "artifact capability errors evaluation factorisation home local_data system trainer wire "
+        "world methods.learner methods.registry methods.scatter",
     ),
     _device(
         "rounds",
@@ -125,7 +125,7 @@ RULES = (
     Rule(
         "export",
         frozenset(
-            {"export", "device_sdk.artifact"}
+            {"export", "device_sdk.artifact", "device_sdk.evaluation"}
             | {"device_sdk.system.command_line", "device_sdk.system.printable"}
             | {"numpy", "onnx", "onnxruntime", "sympy", "tabulate", "torch"}
         ),

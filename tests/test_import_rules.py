@@ -111,7 +111,7 @@ RULES = (
     ),
     _device(
         "rounds",
-        "errors home link methods.learner system train wire world",
+        "errors evaluation home link methods.learner system train wire world",
         libraries="numpy cryptography",
     ),
     Rule("aggregator", frozenset({"aggregator"} | _CONTRACT | _SERVER), frozenset({"onnxruntime"})),

@@ -30,7 +30,7 @@ examples: a fleet in five steps
         "invite": "make enrolment codes",
         "serve": "run rounds, until told to stop",
         "status": "show rounds, version and refusals",
-        "devices": "list the devices",
+        "devices": "list the devices, and label them",
         "revoke": "send a device away for good",
         "rotate": "replace the serving keys, the root key or the group key",
         "release": "let a round go on that is held",

@@ -95,9 +95,9 @@ class RoundTrainer(ABC):
         if terms is None or not evaluates(job.manifest, terms, self._device_id):
             return None
         seconds = terms.time_share * job.terms.train_seconds
-        return RoundEvaluation(
-            terms, seconds, stages, self._clock, self._rng, self._options.slowdown
-        )
+        # A generator of its own: the training draws what it would draw without an evaluation.
+        (rng,) = self._rng.spawn(1)
+        return RoundEvaluation(terms, seconds, stages, self._clock, rng, self._options.slowdown)
 
     @abstractmethod
     def train(self, job: TrainingJob) -> TrainedRound:

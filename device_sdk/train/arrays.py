@@ -194,15 +194,16 @@ class ArrayTrainer(RoundTrainer):
         """Evaluates the model received; what comes back evaluates the one trained."""
         learner, trainer = self.learner(job, artifact, LocalData({}))
         evaluation = ModelEvaluation(found, trainer.artifact, data.test)
-        if not learner.personalises(job.broadcast):
-            found.stages = 1
+        own, shared = learner.personalises(job.broadcast), False
         try:
-            shares = learner.receive(job.broadcast)
+            shared = learner.receive(job.broadcast)
         except LearnerError as error:
             found.miss(Unmeasured("failed", f"global: {error}"))
-        else:
-            if shares:
-                evaluation.stage("global", trainer)
+        found.stages = 2 if own and shared else 1
+        if shared:
+            evaluation.stage("global", trainer)
+        elif not own:
+            found.miss(Unmeasured("no-model", "the method has no model that it could be asked of"))
         return evaluation
 
     def adopt(self, job: TrainingJob) -> Mapping[str, NDArray[Any]] | None:

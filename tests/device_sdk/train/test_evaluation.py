@@ -303,6 +303,31 @@ def test_a_broadcast_of_another_model_fails_as_it_did(make: Make, artifact: Loca
         make(LocalData(samples(9, 1), test=samples(9, 2))).train(replace(work, broadcast=other))
 
 
+class Silent(FedAvgLearner):
+    """Shares no model."""
+
+    def adopt(self, broadcast: Broadcast) -> bool:
+        return False
+
+
+class Own(Silent):
+    """Has a model of its own."""
+
+    def personalises(self, broadcast: Broadcast) -> bool:
+        return True
+
+
+def test_a_method_says_which_of_its_models_there_are(make: Make, artifact: LocalArtifact) -> None:
+    data = LocalData(samples(30, 1), test=samples(9, 2))
+    for kind, stages, reason in ((Silent, set(), "no-model"), (Own, {"personal"}, "")):
+        device = make(data)
+        device._kind = kind
+        result = device.train(job(artifact))
+        assert result.body and result.evaluation is not None
+        assert {each.stage for each in result.evaluation.results} == stages
+        assert result.evaluation.reason == reason
+
+
 # Within a share of the round's time.
 
 

@@ -22,6 +22,7 @@ from benchmarks.recommendation.split import LeaveOneOut
 from device_sdk.artifact import MANIFEST_FILE
 from device_sdk.evaluation.metrics import METRICS, Auc, PredictionMetric
 from device_sdk.evaluation.report import (
+    Evaluation,
     EvaluationReport,
     Stage,
     capped,
@@ -499,3 +500,14 @@ def test_a_task_that_recommends_has_no_accuracy(recommending: tuple[Home, Scatte
     assert result.evaluation is not None and result.evaluation.reason == "undeclared-metric"
     assert {each.metric for each in result.evaluation.results} == {"hr10"}
     assert "measured by hr10, ndcg10" in result.evaluation_detail
+
+
+def test_results_that_do_not_fit_a_report_are_left_out() -> None:
+    """Of every bin of both histograms counts of five bytes: no device has so many samples."""
+    evaluation, _ = timed(300.0)
+    evaluation._results.clear()
+    for stage in ("global", "personal"):
+        evaluation._results.append(Evaluation(stage, "auc", np.full(512, 2.0**30)))  # type: ignore
+    report = evaluation.report
+    assert [each.stage for each in report.results] == ["global"]
+    assert report.reason == evaluation.report.reason == "too-large"

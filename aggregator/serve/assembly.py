@@ -20,6 +20,7 @@ from aggregator.refusals import Refusals
 from aggregator.rounds.aggregation import Aggregation
 from aggregator.rounds.ingest import Ingest, Repeats
 from aggregator.rounds.machine import RoundMachine
+from aggregator.rounds.version_keeper import VersionKeeper
 from aggregator.serve.broker_links import BrokerLinks
 from aggregator.serve.housekeeping import Housekeeping
 from aggregator.serve.outgoing import Outgoing
@@ -122,13 +123,15 @@ def assemble(
         sealing_rng,
     )
     catalogue = stored_catalogue(store)
+    parameters = tuple(each.artifact for each in artifacts)
     aggregation = Aggregation(
         task.binding,
         store,
         0 if catalogue is None else len(catalogue),
         task.store.checkpoint_updates,
         publisher.require_publishable,
-        tuple(each.artifact for each in artifacts),
+        parameters,
+        VersionKeeper(store, task.name, task.models, task.warm_start, parameters, unix_clock),
     )
     rounds = RoundMachine(
         task.name,

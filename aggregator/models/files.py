@@ -19,13 +19,14 @@ from aggregator.task.file import Task
 from aggregator.task.warm_start import ITEM_IDS
 from device_sdk.artifact import Artifact, ArtifactError, load_artifact, read_manifest, safetensors
 from device_sdk.artifact.standalone import standalone_onnx
-from device_sdk.methods.fedavg.contract import ANCHOR
 from device_sdk.system.version import __version__
 
 Format = Literal["safetensors", "onnx"]
 _PRODUCER = ("tessera", __version__)
 _USERS_TRIED = 5
 _TOLERANCE = 1e-4
+_MOVED = "running_"
+"""What torch calls the buffers that training moves: batch norm's statistics."""
 
 
 def model_files(
@@ -89,11 +90,12 @@ def _folder(task: Task, row: VersionRow) -> Path:
 
 
 def _whole(artifact: Artifact, model: Arrays) -> dict[str, NDArray[Any]]:
-    """With the artifact's own values of what no method shares: counts of batches, anchors."""
+    """With the artifact's own values of buffers that no training moves, or no device shares."""
+    kinds = {member.name: state.kind for state, member in artifact.manifest.members()}
     absent = [
         name
-        for name, array in artifact.initial.items()
-        if name not in model and array.dtype.kind == "f" and not name.startswith(ANCHOR)
+        for name, kind in kinds.items()
+        if name not in model and (kind == "parameter" or name.rpartition(".")[2].startswith(_MOVED))
     ]
     if absent:
         raise AggregatorError(

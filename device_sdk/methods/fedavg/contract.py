@@ -69,7 +69,7 @@ class FedAvgTraining(TrainingSettings):
 # And rows along the last axis share a scale in int8: a convolution's weights [o, i, h, w]
 # travel as [o, i * h * w], or scales would be half of them.
 
-ANCHOR = "anchor."
+_ANCHOR = "anchor."
 _OTHER = re.compile(r"[^a-z0-9_.]")
 _NAME = re.compile(r"[a-z][a-z0-9_]*(\.[a-z0-9_]+)*")
 
@@ -137,7 +137,7 @@ def shared_tensors(
         for name, array in tensors.items():
             if array.dtype != np.float32 or is_under(name, kept):
                 continue
-            if kind == "buffer" and name.removeprefix(ANCHOR) in parameters:
+            if kind == "buffer" and name.removeprefix(_ANCHOR) in parameters:
                 continue
             wire_name = f"{prefix}.{_OTHER.sub('_', name.lower())}"
             if not _NAME.fullmatch(wire_name) or len(wire_name) > 255:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from aggregator.errors import AggregatorError
@@ -13,36 +12,18 @@ from aggregator.store import Database, Store
 from device_sdk.system.lock import FileLock
 
 
-@dataclass(frozen=True, slots=True)
 class AggregatorHome:
     """The layout. ``root.key`` may be moved away: only ``rotate`` needs it."""
 
-    folder: Path
-
-    @property
-    def keys(self) -> Path:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.keys = folder / "keys"
         """Folder of the key files, mode 0700."""
-        return self.folder / "keys"
-
-    @property
-    def root_key(self) -> Path:
-        """The root's private key."""
-        return self.keys / "root.key"
-
-    @property
-    def next_root_key(self) -> Path:
+        self.root_key = self.keys / "root.key"
+        self.next_root_key = self.keys / "next-root.key"
         """The root key to be, until ``rotate root`` has put it in the place of the old one."""
-        return self.keys / "next-root.key"
-
-    @property
-    def database(self) -> Path:
-        """The SQLite file."""
-        return self.folder / "aggregator.sqlite"
-
-    @property
-    def task_file(self) -> Path:
-        """What is learnt, and how."""
-        return self.folder / "task.toml"
+        self.database = folder / "aggregator.sqlite"
+        self.task_file = folder / "task.toml"
 
     def delegate_key(self, first_serial: int) -> Path:
         """The key that signs the descriptors of a delegation, named by its first serial."""

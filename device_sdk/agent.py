@@ -8,7 +8,7 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 
 from device_sdk.home.round_store import RoundOutcome
 from device_sdk.link.events import (
@@ -28,7 +28,7 @@ from device_sdk.methods.learner import Declined
 from device_sdk.rounds.actions import Publish, Subscribe, Unsubscribe
 from device_sdk.rounds.participant import Participant
 from device_sdk.status import DeviceStatus, read_status
-from device_sdk.train.job import RoundTrainer, Trainers, TrainingJob
+from device_sdk.train.job import RoundTrainer, TrainingJob, load_trainer
 from device_sdk.world import DeviceWorld
 
 _log = logging.getLogger("tessera.device")
@@ -45,7 +45,9 @@ class Agent:
 
     def __init__(self, world: DeviceWorld, trainer: RoundTrainer | None = None) -> None:
         training_rng, jitter, link_rng = world.rng.spawn(3)
-        self._trainer, self._trainers = trainer, Trainers(replace(world, rng=training_rng))
+        training_world = replace(world, rng=training_rng)
+        self._trainer = trainer
+        self._trainer_of = cache(partial(load_trainer, training_world))
         self._clock = world.clock
         self.participant = Participant(replace(world, rng=jitter))
         membership = world.membership
@@ -165,7 +167,7 @@ class Agent:
         if not asks and not rests:
             self._waiting.append(self.participant.tick)
         try:
-            trainer = self._trainer or self._trainers.of(job.terms.method)
+            trainer = self._trainer or self._trainer_of(job.terms.method)
             if asks:
                 round_.wanted(trainer.wants(job))
                 return

@@ -121,8 +121,8 @@ RULES = (
     _server("store", "methods"),
     _server("task", "methods store tables"),
     _server("keys", "home refusals store"),
-    _server("rounds", "keys methods refusals store task"),
-    _server("publish", "store"),
+    _server("rounds", "keys methods shared store task"),
+    _server("publish", "shared store"),
     Rule(
         "aggregator/models",
         frozenset(
@@ -131,7 +131,7 @@ RULES = (
         | _CONTRACT
         | {"numpy", _CHECK},
     ),
-    _server("serve", "home keys publish refusals rounds store task"),
+    _server("serve", "home keys publish refusals rounds shared store task"),
     Rule(
         "export",
         frozenset(

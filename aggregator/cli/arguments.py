@@ -8,7 +8,7 @@ from pathlib import Path
 
 from aggregator.errors import AggregatorError
 from aggregator.home import AggregatorHome
-from aggregator.keys.folder import Lives
+from aggregator.keys.folder import USUAL_LIVES, Lives
 from aggregator.store import Store
 from aggregator.store.devices import DeviceRow
 
@@ -28,7 +28,6 @@ def add_home(parser: argparse.ArgumentParser) -> None:
 
 
 def home_of(arguments: argparse.Namespace) -> AggregatorHome:
-    """The home that was named."""
     return AggregatorHome(arguments.home)
 
 
@@ -70,8 +69,6 @@ def device_of(store: Store, text: str) -> DeviceRow:
 
 # How long descriptors and delegations hold.
 
-_USUAL = Lives()
-
 
 def add_lives(parser: argparse.ArgumentParser) -> None:
     """The options ``--descriptor-expires`` and ``--delegation-expires``."""
@@ -81,23 +78,21 @@ def add_lives(parser: argparse.ArgumentParser) -> None:
         metavar="DURATION",
         help="how long the descriptor that is made now holds; serve renews it in time, for "
         "keys.descriptor_days of the task file "
-        f"(default: {_USUAL.descriptor_seconds // _UNITS['d']}d)",
+        f"(default: {USUAL_LIVES.descriptor_seconds // _UNITS['d']}d)",
     )
     parser.add_argument(
         "--delegation-expires",
         type=duration_seconds,
         metavar="DURATION",
         help="how long descriptors can be renewed without the root key: rotate keys before this "
-        f"passes (default: {_USUAL.delegation_seconds // _UNITS['d']}d)",
+        f"passes (default: {USUAL_LIVES.delegation_seconds // _UNITS['d']}d)",
     )
 
 
 def lives_of(arguments: argparse.Namespace, grace_seconds: int | None = None) -> Lives:
     """What was chosen. Raises AggregatorError for what does not go together."""
-    descriptor: int | None = arguments.descriptor_expires
-    delegation: int | None = arguments.delegation_expires
     return Lives(
-        _USUAL.descriptor_seconds if descriptor is None else descriptor,
-        _USUAL.delegation_seconds if delegation is None else delegation,
-        _USUAL.grace_seconds if grace_seconds is None else grace_seconds,
+        arguments.descriptor_expires or USUAL_LIVES.descriptor_seconds,
+        arguments.delegation_expires or USUAL_LIVES.delegation_seconds,
+        grace_seconds or USUAL_LIVES.grace_seconds,
     )

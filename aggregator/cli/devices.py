@@ -18,13 +18,11 @@ whether it was revoked. Below: codes that a second device tried to use."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's arguments."""
     add_home(parser)
     parser.add_argument("--json", action="store_true", help="for programs")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the command."""
     store = home_of(arguments).open_store()
     rows, tried = list(store.devices.all()), store.tokens.tried_by_strangers()
     store.database.close()

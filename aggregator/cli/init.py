@@ -24,13 +24,11 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's arguments."""
     add_home(parser)
     add_lives(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the command."""
     home = home_of(arguments)
     descriptor = initialise(home, int(time.time()), os.urandom, lives_of(arguments))
     if not home.task_file.exists():

@@ -35,7 +35,6 @@ The device then: tessera-device join URL, which asks for the code.
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's arguments."""
     add_home(parser)
     parser.add_argument(
         "--count", type=positive_int, default=1, metavar="N", help="how many (default: 1)"
@@ -52,7 +51,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the command."""
     if arguments.replaces is not None and arguments.count != 1:
         raise AggregatorError("--replaces goes with one code: leave out --count")
     store = home_of(arguments).open_store()

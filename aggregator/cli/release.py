@@ -16,12 +16,10 @@ failed, change the task file and restart serve first."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's arguments."""
     add_home(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the command."""
     store = home_of(arguments).open_store()
     latest = store.rounds.latest()
     number = latest[0].round if latest else 0

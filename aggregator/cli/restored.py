@@ -9,7 +9,7 @@ import time
 from aggregator.cli.arguments import add_home, home_of
 from aggregator.errors import AggregatorError
 from aggregator.home import AggregatorHome, serve_lock
-from aggregator.keys.folder import Lives, renew_descriptor
+from aggregator.keys.folder import USUAL_LIVES, renew_descriptor
 from device_sdk.wire.seal.broadcast import new_group_key
 
 DESCRIPTION = """\
@@ -22,7 +22,6 @@ when the home that this one replaces was served, serve says so and names the tim
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's arguments."""
     add_home(parser)
     parser.add_argument(
         "--after",
@@ -35,7 +34,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the command."""
     home = home_of(arguments)
     # A serve that runs would go on with the round that is given up here, in the old generation.
     with serve_lock(home):
@@ -69,7 +67,7 @@ def _begin_generation(home: AggregatorHome, after: int) -> None:
         "tessera-aggregator rotate keys now"
     )
     try:
-        renew_descriptor(home, store, now, os.urandom, Lives().descriptor_seconds)
+        renew_descriptor(home, store, now, os.urandom, USUAL_LIVES.descriptor_seconds)
     finally:
         store.database.close()
 

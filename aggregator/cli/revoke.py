@@ -14,13 +14,11 @@ replaced before the next round is published. Updates that were counted stay coun
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's arguments."""
     add_home(parser)
     parser.add_argument("id", metavar="ID", help="the device's id, or its beginning; see devices")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the command."""
     store = home_of(arguments).open_store()
     device = device_of(store, arguments.id)
     with store.database.transaction():

@@ -33,7 +33,6 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's arguments."""
     add_home(parser)
     parser.add_argument("what", choices=("keys", "root", "group"), help="what to replace")
     add_lives(parser)
@@ -47,7 +46,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the command."""
     home = home_of(arguments)
     if arguments.what == "group":
         _refuse_lives(arguments)

@@ -52,7 +52,6 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's arguments."""
     add_home(parser)
     parser.add_argument(
         "--task", type=Path, metavar="FILE", help="the task file (default: task.toml in the home)"
@@ -61,7 +60,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the command."""
     home = home_of(arguments)
     live = sys.stdout.isatty() and not arguments.plain
     view: View = LiveView() if live else PlainView(time.monotonic)

@@ -20,7 +20,6 @@ the operator. Reads the database; works whether serve runs or not."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's arguments."""
     add_home(parser)
     parser.add_argument(
         "--rounds", type=positive_int, default=10, metavar="N", help="how many (default: 10)"
@@ -29,7 +28,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the command."""
     store = home_of(arguments).open_store()
     now = time.time()
     rounds = store.rounds.latest(arguments.rounds)

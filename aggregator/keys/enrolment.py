@@ -34,8 +34,6 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class EnrolmentAnswer:
-    """What goes to a mailbox."""
-
     mailbox: bytes
     message: bytes
 

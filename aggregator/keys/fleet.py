@@ -57,11 +57,9 @@ class FleetKeys:
 
     @property
     def keyring(self) -> Keyring:
-        """All keys that are honoured."""
         return Keyring(self._serving)
 
     def current(self) -> ServingKeys:
-        """The keys of the descriptor in force."""
         return self._serving[-1]
 
     def descriptors(self) -> list[Descriptor]:
@@ -73,7 +71,6 @@ class FleetKeys:
         return self._group_keys
 
     def watch(self, replace_keyring: Callable[[Keyring], None]) -> None:
-        """Call this with every new keyring."""
         self._watchers.append(replace_keyring)
 
     def refresh(self) -> bool:

@@ -74,6 +74,9 @@ class Lives:
             )
 
 
+USUAL_LIVES = Lives()
+
+
 @dataclass(frozen=True, slots=True)
 class _Mandate:
     """What descriptors are made with."""
@@ -87,10 +90,9 @@ def initialise(
     home: AggregatorHome,
     now_unix_seconds: int,
     random_bytes: RandomBytes,
-    lives: Lives | None = None,
+    lives: Lives = USUAL_LIVES,
 ) -> Descriptor:
     """Make all keys, the first descriptor and the database. Raises AggregatorError."""
-    lives = lives if lives is not None else Lives()
     home.make()
     seed = generate(KeyKind.ED25519, random_bytes)
     write_key(home.root_key, KeyKind.ED25519, seed)
@@ -140,7 +142,7 @@ def renew_descriptor(
             ) from None
         mandate = _Mandate(delegate, delegation, current.successions)
         descriptor = _issue_keys(home, mandate, serial, expires, random_bytes)
-        until = _grace_ends(current, now_unix_seconds, Lives())
+        until = _grace_ends(current, now_unix_seconds, USUAL_LIVES)
         store.secrets.issue(serial, descriptor.message, until)
     return descriptor
 
@@ -150,14 +152,13 @@ def rotate_keys(
     store: Store,
     now_unix_seconds: int,
     random_bytes: RandomBytes,
-    lives: Lives | None = None,
+    lives: Lives = USUAL_LIVES,
 ) -> Descriptor:
     """A new delegate, and a descriptor of its own. Needs the root key.
 
     Nothing that the delegate before it signs is believed any more by who has seen the new one.
     Takes over a home of before there were delegations, too.
     """
-    lives = lives if lives is not None else Lives()
     with store.database.transaction():
         root = _read_root(home, store)
         descriptor = _rotate(home, store, root, None, now_unix_seconds, random_bytes, lives)
@@ -170,13 +171,12 @@ def rotate_root(
     store: Store,
     now_unix_seconds: int,
     random_bytes: RandomBytes,
-    lives: Lives | None = None,
+    lives: Lives = USUAL_LIVES,
 ) -> Descriptor:
     """A new root key in the place of the old one, which signs that and is erased; see rotate_keys.
 
     Devices that trust the old root follow, also when they come back after several rotations.
     """
-    lives = lives if lives is not None else Lives()
     with store.database.transaction():
         old = _read_root(home, store)
         erase_key(home.next_root_key)  # of a rotation that was cut short: never in force
@@ -350,27 +350,30 @@ def _is_signed_by_root(issued: IssuedDescriptor, root_fingerprint: bytes) -> boo
 
 def _read_root(home: AggregatorHome, store: Store) -> Ed25519PrivateKey:
     _settle_root(home, store)
-    try:
-        root = signing_key(read_key(home.root_key, KeyKind.ED25519))
-    except FileNotFoundError:
+    root = _signing_key(home.root_key, "the root key")
+    if root is None:
         raise AggregatorError(
             f"{home.root_key} is not there: bring the root key back for this command"
-        ) from None
-    except (OSError, WireError) as error:
-        raise AggregatorError(f"the root key cannot be used: {error}") from None
+        )
     if _fingerprint_of(root) != store.facts.root_fingerprint:
         raise AggregatorError(f"{home.root_key} is the root key of another aggregator")
     return root
 
 
+def _signing_key(path: Path, what: str) -> Ed25519PrivateKey | None:
+    try:
+        return signing_key(read_key(path, KeyKind.ED25519))
+    except FileNotFoundError:
+        return None
+    except (OSError, WireError) as error:
+        raise AggregatorError(f"{what} cannot be used: {error}") from None
+
+
 def _settle_root(home: AggregatorHome, store: Store) -> None:
     """A new root that is in force takes the old one's place; one that is not goes."""
-    try:
-        new = signing_key(read_key(home.next_root_key, KeyKind.ED25519))
-    except FileNotFoundError:
+    new = _signing_key(home.next_root_key, "the new root key")
+    if new is None:
         return
-    except (OSError, WireError) as error:
-        raise AggregatorError(f"the new root key cannot be used: {error}") from None
     if _fingerprint_of(new) != store.facts.root_fingerprint:
         erase_key(home.next_root_key)
         return

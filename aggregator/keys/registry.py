@@ -35,16 +35,9 @@ class Registry:
         self.reload()
 
     def __len__(self) -> int:
-        """Devices that are not revoked."""
         return len(self._by_id)
 
-    @property
-    def revoked(self) -> int:
-        """Devices that are revoked."""
-        return len(self._revoked)
-
     def revoked_ids(self) -> Iterable[bytes]:
-        """Ids of the devices that are revoked."""
         return self._revoked.values()
 
     def reload(self) -> list[bytes]:

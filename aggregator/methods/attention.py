@@ -14,9 +14,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.methods.clustering import ClusterSettings, assign_clusters
-from aggregator.methods.device_models import DeviceModels, HeardModel
-from aggregator.methods.method import Binding, Method, RateDecay, Refused, RoundSummary, rate_at
-from aggregator.methods.mixtures import AggregatorMixer, MixtureSettings
+from aggregator.methods.method import (
+    LOSSES,
+    Binding,
+    Method,
+    RateDecay,
+    Refused,
+    RoundSummary,
+    Said,
+    rate_at,
+)
+from aggregator.methods.mixtures import AggregatorMixer, DeviceModels, HeardModel, MixtureSettings
 from aggregator.methods.model import Arrays, fitted
 from device_sdk.artifact import Artifact
 from device_sdk.artifact.flat_layout import FlatLayout, layout_of
@@ -69,8 +77,7 @@ class AttentionSettings:
 
 # The parts of an attention update.
 
-_METADATA = {"samples", "width", "mixture", "loss"}
-_MOST_SAMPLES = 1 << 40
+_SAMPLE_COUNTS = Within(1, 1 << 40)
 
 
 def check_parts(update: Update, layouts: Sequence[FlatLayout]) -> None:
@@ -93,20 +100,13 @@ def check_parts(update: Update, layouts: Sequence[FlatLayout]) -> None:
 
 def _checked_width(update: Update, widths: int) -> int:
     """The update's width, once all its metadata are sound; raises Refused."""
-    found = update.metadata
-    if set(found) != _METADATA:
-        raise Refused("bad-metadata", f"expected exactly {', '.join(sorted(_METADATA))}")
-    for name, most in (("samples", _MOST_SAMPLES), ("width", widths - 1)):
-        value = found[name]
-        least = 1 if name == "samples" else 0
-        if type(value) is not int or not least <= value <= most:
-            raise Refused("bad-metadata", f"{name} must be an integer from {least} to {most}")
-    if not isinstance(found["mixture"], bool):
-        raise Refused("bad-metadata", "mixture must be true or false")
-    loss = found["loss"]
-    if isinstance(loss, bool) or not isinstance(loss, (int, float)) or not abs(loss) <= 1e12:
-        raise Refused("bad-metadata", "loss must be a finite number")
-    return int(found["width"])
+    said = Said(update.metadata)
+    said.integer("samples", _SAMPLE_COUNTS)
+    said.boolean("mixture")
+    said.number("loss", LOSSES)
+    width = said.integer("width", Within(0, widths - 1))
+    said.end()
+    return width
 
 
 # Sketches of the devices' models: what tells, before any vector is fetched, who is like whom.

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.methods.limits import Measured, UpdateLimits, clip_factor, euclidean_norm, measured
-from aggregator.methods.method import Binding, Method, Refused, RoundSummary
+from aggregator.methods.method import LOSSES, Binding, Method, Refused, RoundSummary, Said
 from aggregator.methods.model import Arrays, fitted
 from aggregator.methods.robust import (
     MOST_HELD_BYTES,
@@ -76,7 +76,7 @@ class WeightedMean(Stateful):
 Floats = NDArray[np.float32]
 # Far above any difference of a model that trains, far below what could overflow a sum of them.
 _LARGEST_VALUE = 1e12
-_MOST_SAMPLES = 1 << 40
+_SAMPLE_COUNTS = Within(1, 1 << 40)
 _VARIANCE = "running_var"
 """What torch calls a buffer that no honest device takes below 0."""
 _BUFFERS, _SAMPLES = 0, 1
@@ -308,20 +308,11 @@ class FedAvgMethod(Stateful, Method):
         require_same_rule(len(self._held), self._mean.count + len(self._held), self._rule)
 
     def _check_metadata(self, update: Update) -> None:
-        wanted = {"loss", "samples"} if self._by_samples else {"loss"}
-        if set(update.metadata) != wanted:
-            raise Refused("bad-metadata", f"expected exactly {', '.join(sorted(wanted))}")
-        loss = update.metadata["loss"]
-        if isinstance(loss, bool) or not isinstance(loss, (int, float)):
-            raise Refused("bad-metadata", "the loss is no number")
-        if not abs(loss) <= _LARGEST_VALUE:
-            raise Refused("bad-metadata", "the loss is absurdly large")
+        said = Said(update.metadata)
+        said.number("loss", LOSSES)
         if self._by_samples:
-            samples = update.metadata["samples"]
-            if isinstance(samples, bool) or not isinstance(samples, int):
-                raise Refused("bad-metadata", "the number of samples is no integer")
-            if not 1 <= samples <= _MOST_SAMPLES:
-                raise Refused("bad-metadata", "the number of samples is out of range")
+            said.integer("samples", _SAMPLE_COUNTS)
+        said.end()
 
     @property
     def _by_samples(self) -> bool:

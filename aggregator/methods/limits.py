@@ -56,7 +56,6 @@ class Measured(NamedTuple):
 
     @property
     def rows(self) -> Floats:
-        """Sizes of the rows, float64 [rows]."""
         sizes: Floats = np.sqrt(self.squares.astype(np.float64) / max(1, self.columns))
         return sizes
 
@@ -91,18 +90,19 @@ def row_sizes(values: NDArray[Any]) -> Floats:
 
 
 def bounded_rows(
-    values: NDArray[np.float32], sizes: Floats, limit: float
+    values: NDArray[np.float32], sizes: Floats, limit: float | Floats
 ) -> tuple[NDArray[np.float32], int]:
     """``values`` [rows, columns] with rows above ``limit`` scaled down to it, and how many were.
 
-    ``sizes`` are the rows' :func:`row_sizes`.
+    ``sizes`` are the rows', as :func:`row_sizes` has them or by another measure, [rows]; ``limit``
+    is one for all rows or one for each.
     """
     large = sizes > limit
     count = int(np.count_nonzero(large))
     if not count:
         return values, 0
     scale = np.ones(len(sizes), dtype=np.float32)
-    scale[large] = (limit / sizes[large]).astype(np.float32)
+    scale[large] = (np.broadcast_to(limit, sizes.shape)[large] / sizes[large]).astype(np.float32)
     return values * scale[:, None], count
 
 
@@ -149,7 +149,6 @@ class Outliers(Stateful):
 
     @property
     def count(self) -> int:
-        """Outliers of this round."""
         return self._count
 
     def holds(self, values: NDArray[np.float32]) -> bool:

@@ -12,8 +12,8 @@ import numpy as np
 from aggregator.methods.model import Arrays, ModelMismatch
 from aggregator.tables import TomlTable
 from device_sdk.artifact import Artifact
-from device_sdk.fields import Within
-from device_sdk.methods.registry import METHODS, load_method
+from device_sdk.fields import Fields, Within, is_settings
+from device_sdk.methods.registry import METHODS, MethodError, load_method
 from device_sdk.methods.state import State
 from device_sdk.wire.arrays.exchange import Broadcast, Update, decode_update
 from device_sdk.wire.codec.errors import WireError
@@ -24,6 +24,23 @@ class Refused(WireError):
 
     def __reduce__(self) -> tuple[type[Refused], tuple[str, str]]:
         return (Refused, (self.reason, str(self.args[0])))
+
+
+class Said(Fields):
+    """An update's metadata, read strictly. Raises Refused with reason ``bad-metadata``, in words
+    that leave out the value: what a sender chose is not logged."""
+
+    __slots__ = ()
+
+    def error(self, key: str, what: str) -> Refused:
+        return Refused("bad-metadata", f"{key} {what}")
+
+    def wrong(self, key: str, value: object, expected: str) -> Refused:
+        return self.error(key, f"is not {expected}")
+
+
+LOSSES = Within(-1e12, 1e12)
+"""What a device may say of its loss."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +168,13 @@ class Binding(Generic[Settings], ABC):
 
     @classmethod
     def read(cls, method_name: str, table: TomlTable) -> Self:
-        """Read the method's table. Raises TaskError, naming the key."""
+        """Read the method's table. Raises TaskError, naming the key, and MethodError for a class
+        that lacks what a binding has to say."""
+        lacks = sorted(cls.__abstractmethods__)
+        if not is_settings(getattr(cls, "settings_class", None)):
+            lacks.append("settings_class, a frozen dataclass")
+        if lacks:
+            raise MethodError(f"the binding {cls.__qualname__} lacks {' and '.join(lacks)}")
         return cls(method_name, table.read(cls.settings_class))
 
     @abstractmethod

@@ -10,13 +10,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.methods.label_book import LabelBook, LabelMeans, PublicBook
-from aggregator.methods.method import Binding, Method, Refused, RoundSummary
+from aggregator.methods.method import LOSSES, Binding, Method, Refused, RoundSummary, Said
 from device_sdk.artifact import Artifact
 from device_sdk.fields import Within, require_declared
 from device_sdk.methods.mutual.contract import (
@@ -28,10 +27,156 @@ from device_sdk.methods.mutual.contract import (
     encode_soft_labels,
     sample_entries,
 )
-from device_sdk.methods.state import Entry, Schema, Stateful, counters
+from device_sdk.methods.state import (
+    COUNT,
+    Entry,
+    RestoreError,
+    Schema,
+    State,
+    Stateful,
+    counters,
+    part,
+    unpack,
+)
 from device_sdk.wire.arrays.exchange import Attachment, Broadcast, Update
 from device_sdk.wire.arrays.tensors import LARGEST_OF_EVERY_CODEC
 from device_sdk.wire.codec.errors import WireError
+
+# What devices shared: public samples, soft labels, and means of these.
+
+_OWNER_DIGITS = 32
+_MARK_DIGITS = 16
+
+
+Tag = TypeVar("Tag")
+
+
+class _Book(Stateful, Generic[Tag]):
+    """Coded arrays by owner, with what is noted of each owner's."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, tuple[Tag, dict[str, NDArray[Any]]]] = {}
+
+    def put(self, owner: str, tag: Tag, coded: State) -> None:
+        """Replace what the owner shares; arrays are copied."""
+        self._held[owner] = (tag, {name: array.copy() for name, array in coded.items()})
+
+    def drop(self, owner: str) -> None:
+        self._held.pop(owner, None)
+
+
+class PublicBook(_Book[str]):
+    """Public samples in their coded form, by owner, with the mark that tells versions apart."""
+
+    @property
+    def owners(self) -> tuple[str, ...]:
+        return tuple(sorted(self._held))
+
+    def mark(self, owner: str) -> str:
+        """Raises KeyError for an owner that shares nothing."""
+        return self._held[owner][0]
+
+    def coded(self, owner: str) -> State:
+        """Raises KeyError for an owner that shares nothing."""
+        return self._held[owner][1]
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """Arrays ``<owner>.<mark>.<name>``; copies."""
+        return {
+            f"{owner}.{mark}.{name}": array.copy()
+            for owner, (mark, coded) in self._held.items()
+            for name, array in coded.items()
+        }
+
+    def restored(self, state: State) -> PublicBook:
+        book = PublicBook()
+        for owner, marked in _by_owner(state).items():
+            mark = min(marked).partition(".")[0]
+            coded = part(f"{mark}.", marked)
+            if len(mark) != _MARK_DIGITS or len(coded) != len(marked):
+                raise RestoreError(f"the state's public samples of {owner} have no usable mark")
+            book.put(owner, mark, coded)
+        return book
+
+
+class LabelBook(_Book[int]):
+    """Coded soft labels by owner, with the count of closed rounds when they came."""
+
+    def since(self, closed: int) -> dict[str, State]:
+        """Soft labels that came in that closed round or later, by owner."""
+        return {
+            owner: coded for owner, (came, coded) in sorted(self._held.items()) if came >= closed
+        }
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """Arrays ``<owner>.<name>``, and ``<owner>.came`` int64 scalar; copies."""
+        found: dict[str, NDArray[Any]] = {}
+        for owner, (came, coded) in self._held.items():
+            found[f"{owner}.came"] = np.asarray(came, dtype=np.int64)
+            found.update({f"{owner}.{name}": array.copy() for name, array in coded.items()})
+        return found
+
+    def restored(self, state: State) -> LabelBook:
+        book = LabelBook()
+        for owner, coded in _by_owner(state).items():
+            came = unpack({"came": COUNT}, {n: coded.pop(n) for n in ("came",) if n in coded})
+            if not coded:
+                raise RestoreError(f"the state lacks the soft labels of {owner}")
+            book.put(owner, int(came["came"]), coded)
+        return book
+
+
+class LabelMeans(Stateful):
+    """Means of what many devices think of each owner's samples, streamed."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, NDArray[np.float64]] = {}
+        self._counts: dict[str, int] = {}
+
+    def add(self, owner: str, probabilities: NDArray[np.float32]) -> None:
+        """One device's soft labels, [samples, classes]."""
+        if owner not in self._sums:
+            self._sums[owner] = np.zeros(probabilities.shape, dtype=np.float64)
+            self._counts[owner] = 0
+        self._sums[owner] += probabilities
+        self._counts[owner] += 1
+
+    def means(self) -> dict[str, NDArray[np.float32]]:
+        """float32 [samples, classes] by owner."""
+        return {
+            owner: (total / self._counts[owner]).astype(np.float32)
+            for owner, total in sorted(self._sums.items())
+        }
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """``<owner>.sum`` float64 [samples, classes] and ``<owner>.count`` int64; copies."""
+        found: dict[str, NDArray[Any]] = {}
+        for owner, total in self._sums.items():
+            found[f"{owner}.sum"] = total.copy()
+            found[f"{owner}.count"] = np.asarray(self._counts[owner], dtype=np.int64)
+        return found
+
+    def restored(self, state: State) -> LabelMeans:
+        schema = {
+            "sum": Entry(np.float64, ("samples", "classes")),
+            "count": Entry(np.int64, least=1),
+        }
+        found = LabelMeans()
+        for owner, own in _by_owner(state).items():
+            arrays = unpack(schema, own)
+            found._sums[owner], found._counts[owner] = arrays["sum"], int(arrays["count"])
+        return found
+
+
+def _by_owner(state: State) -> dict[str, dict[str, NDArray[Any]]]:
+    found: dict[str, dict[str, NDArray[Any]]] = {}
+    for key, array in state.items():
+        owner, _, name = key.partition(".")
+        if len(owner) != _OWNER_DIGITS or not name:
+            raise RestoreError(f"the state's {key!r} names no owner")
+        found.setdefault(owner, {})[name] = array
+    return found
+
 
 # The parts of a mutual-learning update.
 
@@ -40,7 +185,6 @@ METRICS = ("local_loss", "public_loss", "conflict_share")
 
 _PUBLIC = "public."
 _MARK = re.compile(r"[0-9a-f]{16}")
-_LARGEST_METRIC = 1e12
 
 
 def taken_apart(update: Update) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
@@ -57,20 +201,15 @@ def taken_apart(update: Update) -> tuple[dict[str, NDArray[Any]], dict[str, NDAr
 
 def check_metadata(update: Update, *, shares: bool) -> None:
     """Raises Refused with reason ``bad-metadata``; ``shares``: it holds public samples."""
-    odd = set(update.metadata) - {*METRICS, "mark"}
-    if odd:
-        raise Refused("bad-metadata", f"unknown metadata {sorted(odd)[0]!r}")
-    mark = update.metadata.get("mark")
+    said = Said(update.metadata)
+    mark = said.take("mark", None)
     if shares != (mark is not None):
-        raise Refused("bad-metadata", "public samples, and only they, come with their mark")
+        raise said.error("mark", "comes with public samples, and only with them")
     if mark is not None and not (isinstance(mark, str) and _MARK.fullmatch(mark)):
-        raise Refused("bad-metadata", "the mark is not 16 hexadecimal digits")
+        raise said.error("mark", "is not 16 hexadecimal digits")
     for name in METRICS:
-        value = update.metadata.get(name, 0.0)
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise Refused("bad-metadata", f"{name} is no number")
-        if not abs(value) <= _LARGEST_METRIC:
-            raise Refused("bad-metadata", f"{name} is absurdly large")
+        said.number(name, LOSSES, 0.0)
+    said.end()
 
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -126,7 +265,6 @@ class MutualMethod(Stateful, Method):
 
     @property
     def owners(self) -> tuple[str, ...]:
-        """Who shares public samples."""
         return self._public.owners
 
     def open_round(self, round_id: int) -> Broadcast:

@@ -145,7 +145,6 @@ class HeldRows(Stateful):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the values held."""
         return 4 * self._values
 
     def add(self, rows: Indices, columns: Indices, values: Floats32) -> None:
@@ -230,7 +229,6 @@ class HeldVectors(Stateful):
 
     @property
     def nbytes(self) -> int:
-        """Bytes held."""
         return 4 * self._size * len(self._vectors)
 
     def add(self, vector: Floats32) -> None:
@@ -280,7 +278,6 @@ class Waiting(Stateful):
 
     @property
     def full(self) -> bool:
-        """Whether no further update can wait."""
         return len(self._updates) >= _MOST
 
     def add(self, update: Update) -> None:
@@ -289,7 +286,6 @@ class Waiting(Stateful):
         self._updates.append(Update(update.round_id, copies, update.metadata, update.sender))
 
     def take(self) -> Iterator[Update]:
-        """All of them; they wait no longer."""
         updates, self._updates = self._updates, []
         yield from updates
 

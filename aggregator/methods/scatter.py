@@ -13,8 +13,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.methods.item_norms import ItemNorms
-from aggregator.methods.limits import Measured, UpdateLimits, euclidean_norm, measured
+from aggregator.methods.limits import Measured, UpdateLimits, bounded_rows, euclidean_norm, measured
 from aggregator.methods.method import Binding, Method, Refused, RoundSummary
 from aggregator.methods.model import Arrays, ModelMismatch, fitted
 from aggregator.methods.robust import (
@@ -34,6 +33,81 @@ from device_sdk.methods.scatter.contract import ScatterTraining, decode_scatter_
 from device_sdk.methods.state import Entry, Schema, Stateful, counters
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 from device_sdk.wire.arrays.sparse import MAX_WIDTH
+
+# Holds every item's vector to the length that is usual for items touched as often.
+#
+# In a factorisation of rankings the length of an item's vector stands for its popularity, and so
+# does the number of devices that touch its row: the more users like it, the more send it. Whoever
+# promotes an item, with pushes that are honest by size, makes a vector longer than its touches
+# explain.
+
+_ALIKE = 64
+"""Items whose median is compared with, the nearest in number of touches."""
+
+Floats = NDArray[np.float32]
+Counts = NDArray[np.int64]
+
+
+class ItemNorms(Stateful):
+    """Counts who touches a row, and scales down rows that are too long for it.
+
+    The items that were touched are ranked by how many accepted updates did so, ever, and divided
+    into groups of about 64 neighbours. A row may be ``multiple`` times as long as the median of its
+    group.
+
+    Args:
+        multiple: of the group's median Euclidean norm.
+        items: rows of the matrix.
+
+    A round that is given up leaves no trace. Memory is two integers an item.
+    """
+
+    FRESH = True
+
+    def __init__(self, multiple: float, items: int) -> None:
+        self._multiple = multiple
+        self._items = items
+        self._settled: Counts = np.zeros(items, dtype=np.int64)
+        self._recent: Counts = np.zeros(items, dtype=np.int64)
+        self.count = 0
+        """Rows that the last call of :meth:`bounded` scaled down."""
+
+    def note(self, rows: Counts) -> None:
+        """An accepted update touched these distinct rows."""
+        self._recent[rows] += 1
+
+    def bounded(self, matrix: Floats) -> Floats:
+        """``matrix`` [items, K] with the rows that are too long scaled down."""
+        touches = self._settled + self._recent
+        order = np.argsort(touches, kind="stable")[np.count_nonzero(touches == 0) :]
+        norms = np.linalg.norm(matrix.astype(np.float64), axis=1)
+        limits = np.full_like(norms, np.inf)
+        for group in np.array_split(order, max(1, len(order) // _ALIKE)):
+            usual = np.median(norms[group]) if len(group) else 0.0
+            # Where most are still zero, there is no scale.
+            limits[group] = self._multiple * usual if usual > 0 else np.inf
+        bounded, self.count = bounded_rows(matrix, norms, limits)
+        return bounded
+
+    def begin(self) -> None:
+        """A round begins: forget what came since the last one that ended."""
+        self._recent = np.zeros_like(self._settled)
+
+    def settle(self) -> None:
+        """The round made a version: what came in it stays."""
+        self._settled = self._settled + self._recent
+        self._recent = np.zeros_like(self._settled)
+
+    def grow(self, items: int) -> None:
+        """Append ``items`` rows that nobody has touched."""
+        fresh = np.zeros(items, dtype=np.int64)
+        self._items += items
+        self._settled = np.concatenate([self._settled, fresh])
+        self._recent = np.concatenate([self._recent, fresh])
+
+    def _schema(self) -> Schema:
+        return dict.fromkeys(("settled", "recent"), Entry(np.int64, (self._items,), least=0))
+
 
 # What a task file may choose about scatter aggregation.
 
@@ -55,7 +129,7 @@ class ScatterSettings:
             does. See :class:`~aggregator.methods.limits.Outliers`.
         item_multiple: 1.25, say: an item's vector longer than so many medians of those touched as
             often is scaled down; 0: no limit. See
-            :class:`~aggregator.methods.item_norms.ItemNorms`.
+            :class:`ItemNorms`.
         robust: how a cell's values become one; all but ``none`` keep a round's updates in memory
             until it closes. See :class:`~aggregator.methods.robust.RobustRule`.
         trim_share: what ``trimmed`` leaves out at either end.
@@ -81,7 +155,6 @@ class ScatterSettings:
 
 _TENSORS = frozenset(("columns", "rows", "values"))
 
-Floats = NDArray[np.float32]
 # Far above any gradient of a model that trains, far below what could overflow a sum of them.
 _LARGEST_VALUE = 1e12
 # float32 holds it, and no value above 1e11 hides in a smaller sum, however it was rounded.
@@ -379,7 +452,6 @@ class ScatterBinding(Binding[ScatterTable]):
         return decode_scatter_update(body, round_id, items, self.settings.columns, sender)
 
     def width_of(self, update: Update) -> int:
-        """The number of columns."""
         return len(update.tensors["columns"])
 
 

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+import hmac
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from aggregator.errors import AggregatorError
-from aggregator.publish.attachments import Attachments
+from aggregator.shared import Shared
 from aggregator.store import Store
+from aggregator.store.publications import AttachmentBook, CohortKey, SealedContent
 from aggregator.store.rounds import RoundRow
 from device_sdk.artifact import MANIFEST_FILE, Artifact, ArtifactError, load_artifact
-from device_sdk.wire.arrays.exchange import Broadcast
-from device_sdk.wire.arrays.tensors import require_encodable
+from device_sdk.wire.arrays.exchange import Attachment, Broadcast
+from device_sdk.wire.arrays.tensors import Codec, encode_tensors, require_encodable
 from device_sdk.wire.publish.artifact_bundle import pack_artifact
 from device_sdk.wire.publish.catalogue import NO_CATALOGUE, catalogue_id
 from device_sdk.wire.publish.content import ContentKind, seal_content
@@ -24,7 +26,9 @@ from device_sdk.wire.publish.manifest import RoundManifest, seal_chunks, write_m
 from device_sdk.wire.publish.task_messages import (
     BROADCAST_CODECS,
     OfferedArtifact,
+    OfferedAttachment,
     TaskTerms,
+    write_attachment,
     write_broadcast,
 )
 from device_sdk.wire.publish.topics import (
@@ -34,10 +38,131 @@ from device_sdk.wire.publish.topics import (
     PresenceTopic,
     Topics,
 )
-from device_sdk.wire.seal.broadcast import GroupKey, Publication, new_group_key
+from device_sdk.wire.seal.broadcast import GroupKey, Publication, new_group_key, wrap_cohort_key
 from device_sdk.wire.seal.keyring import ServingKeys
-from device_sdk.wire.seal.keys import RandomBytes
+from device_sdk.wire.seal.keys import RandomBytes, draw
 from device_sdk.wire.seal.presence import Presence, sign_presence
+
+# Attachments of a round's broadcast, sealed as contents of their own, once for as long as they
+# stay the same.
+
+_KEY_BYTES = 32
+ATTACHMENT_PART = "attachment."
+"""What the parts of attachments begin with, among the store's publications."""
+
+
+@dataclass(frozen=True)
+class SealedOffer:
+    """What the round's terms say of attachments."""
+
+    attachments: tuple[OfferedAttachment, ...] = ()
+    cohort_keys: Mapping[str, tuple[bytes, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Attachments:
+    """Seals into the store's publications; to be used inside the transaction that opens a round.
+
+    ``admission_key`` gives a device's, by its id in hexadecimal; None for one that is revoked or
+    unknown. ``cohort``: whom the task's publications are for. ``codec``: a key of
+    ``BROADCAST_CODECS``.
+    """
+
+    task: str
+    cohort: str
+    codec: str
+    topics: Topics
+    store: Store
+    admission_key: Callable[[str], bytes | None]
+    random_bytes: RandomBytes
+    rng: np.random.Generator
+
+    def seal(
+        self, broadcast: Broadcast, broadcast_id: bytes, key: GroupKey, signing: Ed25519PrivateKey
+    ) -> SealedOffer:
+        """Seal what is new or has other readers, and have what is gone cleared from the broker.
+
+        Raises ValueError for arrays that the codec cannot carry.
+        """
+        book = self.store.attachments.load()
+        if book is None:
+            if not broadcast.attachments:
+                return SealedOffer()
+            book = AttachmentBook(draw(self.random_bytes, _KEY_BYTES))
+        members = {name: self._members(each) for name, each in broadcast.cohorts.items()}
+        cohorts = {
+            name: self._cohort_key(book.cohorts.get(name), keys, key.epoch)
+            for name, keys in members.items()
+        }
+        signer = signing.public_key().public_bytes_raw().hex()
+        sealed: dict[str, SealedContent] = {}
+        offers = []
+        for name, attachment in sorted(broadcast.attachments.items()):
+            cohort = cohorts.get(attachment.cohort)
+            under = f"{key.epoch} {signer} {'' if cohort is None else cohort.drawn_for}"
+            content_id = self._content_id(book.secret, attachment)
+            known = sealed.get(content_id.hex()) or book.sealed.get(content_id.hex())
+            if known is None or known.sealed_under != under:
+                publication = self._publication(key, attachment.cohort, cohort)
+                size = self._publish(content_id, attachment, publication, signing)
+                known = SealedContent(size, under)
+            sealed[content_id.hex()] = known
+            offers.append(OfferedAttachment(name, content_id, known.size, attachment.cohort))
+        for gone in book.sealed.keys() - sealed.keys():
+            self.store.publications.replace(ATTACHMENT_PART + gone, [])
+        self.store.attachments.save(AttachmentBook(book.secret, cohorts, sealed))
+        wrapped = {
+            name: wrap_cohort_key(cohort.key, members[name].values(), self.task, name, broadcast_id)
+            for name, cohort in cohorts.items()
+        }
+        return SealedOffer(tuple(offers), wrapped)
+
+    def _members(self, senders: tuple[str, ...]) -> dict[str, bytes]:
+        found = {sender: self.admission_key(sender) for sender in sorted(senders)}
+        return {sender: key for sender, key in found.items() if key is not None}
+
+    def _cohort_key(
+        self, known: CohortKey | None, members: Mapping[str, bytes], epoch: int
+    ) -> CohortKey:
+        """The same for as long as members and epoch are: who has left reads nothing new."""
+        named = hashlib.sha256("".join(members).encode()).hexdigest()
+        drawn_for = f"{epoch} {named}"
+        if known is not None and known.drawn_for == drawn_for:
+            return known
+        return CohortKey(draw(self.random_bytes, _KEY_BYTES), drawn_for)
+
+    def _content_id(self, secret: bytes, attachment: Attachment) -> bytes:
+        """Of the exact arrays, whatever the codec makes of them, and of who may read them.
+
+        Keyed: the id stands in topics, where a plain hash would let the broker test guesses.
+        """
+        exact = encode_tensors(attachment.tensors, Codec.FLOAT32)
+        label = f"tessera/1 attachment {self.codec} {attachment.cohort}".encode()
+        return hmac.digest(secret, label + b"\x00" + exact, hashlib.sha256)
+
+    def _publication(self, key: GroupKey, name: str, cohort: CohortKey | None) -> Publication:
+        if cohort is None:
+            return Publication(key, self.task, self.cohort, self.random_bytes)
+        return Publication(GroupKey(key.epoch, cohort.key), self.task, name, self.random_bytes)
+
+    def _publish(
+        self,
+        content_id: bytes,
+        attachment: Attachment,
+        publication: Publication,
+        signing: Ed25519PrivateKey,
+    ) -> int:
+        content = write_attachment(attachment.tensors, self.codec, self.rng)
+        messages = seal_content(publication, signing, ContentKind.ATTACHMENT, content_id, content)
+        self.store.publications.replace(
+            ATTACHMENT_PART + content_id.hex(),
+            [
+                (self.topics.write(ChunkTopic(content_id, index)), message)
+                for index, message in enumerate(messages)
+            ],
+        )
+        return len(content)
+
 
 # An artifact's folder, checked and packed for sending.
 
@@ -55,7 +180,6 @@ class ArtifactContent:
     companion: ArtifactContent | None = None
 
     def offer(self) -> OfferedArtifact:
-        """What devices are told of it."""
         return OfferedArtifact(
             self.artifact_id,
             self.artifact.manifest.name,
@@ -67,7 +191,6 @@ class ArtifactContent:
 def read_artifacts(
     folders: tuple[Path, ...], companions: tuple[Path, ...]
 ) -> tuple[ArtifactContent, ...]:
-    """All artifacts of a task. Raises AggregatorError."""
     if not companions:
         return tuple(read_artifact(folder) for folder in folders)
     return tuple(
@@ -89,60 +212,57 @@ def read_artifact(folder: Path, companion: ArtifactContent | None = None) -> Art
     return ArtifactContent(artifact_id, content, artifact, companion)
 
 
-@dataclass(frozen=True)
-class PublishedTask:
-    """What publications repeat of the task. ``artifacts``: smallest first."""
-
-    name: str
-    cohort: str
-    codec: str
-    terms: TaskTerms
-    artifacts: tuple[ArtifactContent, ...] = ()
-
-
 class Publisher:
     """Seals publications and stores them, so that they can be sent again after any crash.
 
-    ``keys`` gives the serving keys of the descriptor in force; ``admission_key`` a device's key by
-    its id in hexadecimal, None for one that is revoked or unknown.
+    ``artifacts``: of the task, smallest first. ``keys`` gives the serving keys of the descriptor in
+    force.
     """
 
     def __init__(
         self,
-        task: PublishedTask,
-        topics: Topics,
-        store: Store,
+        shared: Shared,
+        artifacts: tuple[ArtifactContent, ...],
         presence: Presence,
         keys: Callable[[], ServingKeys],
-        admission_key: Callable[[str], bytes | None],
-        random_bytes: RandomBytes,
         rng: np.random.Generator,
     ) -> None:
-        self._task = task
-        self._topics = topics
-        self._store = store
+        task, store, topics = shared.task, shared.store, shared.topics
+        self._task, self._store, self._topics = task, store, topics
+        self._random_bytes = shared.random_bytes
+        self._artifacts = artifacts
         self._presence = presence
         self._keys = keys
-        self._random_bytes = random_bytes
         self._rng = rng
+        self._terms = TaskTerms(
+            task.binding.method_name,
+            task.update_codec,
+            task.round.train_seconds,
+            tuple(each.offer() for each in artifacts),
+        )
         self._attachments = Attachments(
-            task.name, task.cohort, task.codec, topics, store, admission_key, random_bytes, rng
+            task.name,
+            task.cohort,
+            task.broadcast_codec,
+            topics,
+            store,
+            shared.registry.admission_key,
+            shared.random_bytes,
+            rng,
         )
 
     def standing(self) -> list[tuple[str, bytes]]:
-        """Topics and messages of descriptor and presence."""
         descriptor = self._keys().descriptor.message
         return [(self._topics.write(DescriptorTopic()), descriptor), self.presence()]
 
     def presence(self) -> tuple[str, bytes]:
-        """Topic and message of the presence."""
         keys = self._keys()
         message = sign_presence(self._presence, keys.descriptor, keys.signing)
         return self._topics.write(PresenceTopic()), message
 
     def require_publishable(self, broadcast: Broadcast) -> None:
         """Raises AggregatorError where the task's codec cannot carry the broadcast's values."""
-        codec = BROADCAST_CODECS[self._task.codec]
+        codec = BROADCAST_CODECS[self._task.broadcast_codec]
         try:
             require_encodable(broadcast.tensors, codec)
             for attachment in broadcast.attachments.values():
@@ -158,7 +278,6 @@ class Publisher:
         key = self._current_key()
         serving = self._keys()
         signing = serving.signing
-        artifacts = self._task.artifacts
         catalogue = self._store.facts.catalogue
         self._seal_contents(key, signing, catalogue)
         publication = self._publication(key)
@@ -167,9 +286,9 @@ class Publisher:
         try:
             offer = self._attachments.seal(broadcast, publication.broadcast_id, key, signing)
             terms = replace(
-                self._task.terms, attachments=offer.attachments, cohort_keys=offer.cohort_keys
+                self._terms, attachments=offer.attachments, cohort_keys=offer.cohort_keys
             )
-            plaintext = write_broadcast(broadcast, terms, self._task.codec, self._rng)
+            plaintext = write_broadcast(broadcast, terms, self._task.broadcast_codec, self._rng)
         except ValueError as error:
             raise _unsendable(error) from None
         chunks, digests = seal_chunks(publication, plaintext)
@@ -180,7 +299,7 @@ class Publisher:
             generation=row.generation,
             round=row.round,
             version=broadcast.version,
-            artifact_id=artifacts[0].artifact_id if artifacts else bytes(32),
+            artifact_id=self._artifacts[0].artifact_id if self._artifacts else bytes(32),
             catalogue_id=NO_CATALOGUE if catalogue is None else catalogue_id(catalogue),
             broadcast_id=publication.broadcast_id,
             key_epoch=key.epoch,
@@ -188,7 +307,7 @@ class Publisher:
             threshold=row.threshold,
             deadline_unix_seconds=int(row.deadline_unix_seconds),
             expiry_unix_seconds=int(row.deadline_unix_seconds),
-            codec=self._task.codec,
+            codec=self._task.broadcast_codec,
             length=len(plaintext),
             chunks=digests,
         )
@@ -216,7 +335,7 @@ class Publisher:
         contents = []
         if catalogue is not None:
             contents.append((ContentKind.CATALOGUE, catalogue_id(catalogue), catalogue))
-        for artifact in self._task.artifacts:
+        for artifact in self._artifacts:
             for each in (artifact, artifact.companion):
                 if each is not None:
                     contents.append((ContentKind.ARTIFACT, each.artifact_id, each.content))

@@ -70,7 +70,6 @@ class Aggregation:
             raise AggregatorError(f"the task's artifacts do not suit {name}: {error}") from None
 
     def state(self) -> State:
-        """The method's state (copies)."""
         return self._method.state()
 
     def resume(self, open_round: RoundRow | None) -> None:
@@ -103,7 +102,6 @@ class Aggregation:
         self._method.check(update)
 
     def next_seq(self) -> int:
-        """The number of the next update in the log."""
         return self._last_seq + 1
 
     def absorb(self, row: RoundRow, group: Sequence[tuple[LoggedUpdate, Update]]) -> dict[int, str]:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from aggregator.keys.registry import Registry
-from aggregator.methods.method import Binding
-from aggregator.refusals import Refusals
 from aggregator.rounds.aggregation import Aggregation
 from aggregator.rounds.machine import RoundMachine
-from aggregator.store import Store
+from aggregator.shared import Shared
 from aggregator.store.rounds import RoundRow
 from aggregator.store.update_log import LoggedUpdate, StoredVerdict
 from device_sdk.wire.arrays import exchange
@@ -82,26 +79,13 @@ class Ingest:
     """
 
     def __init__(
-        self,
-        task: str,
-        binding: Binding[Any],
-        store: Store,
-        registry: Registry,
-        rounds: RoundMachine,
-        aggregation: Aggregation,
-        refusals: Refusals,
-        repeats: Repeats,
-        unix_clock: Callable[[], float],
+        self, shared: Shared, rounds: RoundMachine, aggregation: Aggregation, repeats: Repeats
     ) -> None:
-        self._task = task
-        self._binding = binding
-        self._store = store
-        self._registry = registry
+        self._task, self._store, self._registry = shared.task, shared.store, shared.registry
+        self._refusals, self._unix_clock = shared.refusals, shared.unix_clock
         self._rounds = rounds
         self._aggregation = aggregation
-        self._refusals = refusals
         self._repeats = repeats
-        self._unix_clock = unix_clock
         self._staged: dict[tuple[bytes, int], _Staged] = {}
         self._accepted = 0  # of those staged
         self.counted = 0
@@ -133,7 +117,7 @@ class Ingest:
 
     def _judge(self, update: UpdateMessage) -> Settled | None:
         identity = update.identity
-        if identity.task != self._task:
+        if identity.task != self._task.name:
             return self._refuse(update, "wrong-task")
         row = self._rounds.current
         if row is None or (identity.generation, identity.round) != (row.generation, row.round):
@@ -279,7 +263,7 @@ class Ingest:
             self._rounds.heard_of(device_id)
             return Settled(device_id, Receipt(digest, Verdict.REFUSED, reason or "refused"))
         self._rounds.heard_of(device_id, staged.logged.arrived_seconds)
-        width = self._binding.width_of(staged.update)
+        width = self._task.binding.width_of(staged.update)
         if width:
             self.widths[width] = self.widths.get(width, 0) + 1
         self.counted += 1

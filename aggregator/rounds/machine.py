@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import logging
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.keys.registry import Registry
 from aggregator.methods.method import RoundSummary
 from aggregator.rounds.aggregation import Aggregation
-from aggregator.store import STORE_FAILURES, Store
+from aggregator.shared import Shared
+from aggregator.store import STORE_FAILURES
 from aggregator.store.rounds import RoundRow
 from aggregator.task.file import RoundSettings
 from device_sdk.wire.arrays.exchange import Broadcast
 from device_sdk.wire.publish.manifest import EVERYONE
-from device_sdk.wire.seal.keys import RandomBytes, draw
+from device_sdk.wire.seal.keys import draw
 
 # How long the next round collects.
 
@@ -122,33 +122,16 @@ class SealRound(Protocol):
 
 
 class RoundMachine:
-    """One round after another. ``tick`` is to be called often; it never waits.
+    """One round after another. ``tick`` is to be called often; it never waits."""
 
-    Args:
-        task: name of the task, part of the selection.
-        unix_clock: Unix time in seconds.
-    """
-
-    def __init__(
-        self,
-        task: str,
-        settings: RoundSettings,
-        store: Store,
-        registry: Registry,
-        aggregation: Aggregation,
-        seal_round: SealRound,
-        unix_clock: Callable[[], float],
-        random_bytes: RandomBytes,
-    ) -> None:
-        self._task = task
-        self._settings = settings
-        self._store = store
-        self._registry = registry
+    def __init__(self, shared: Shared, aggregation: Aggregation, seal_round: SealRound) -> None:
+        self._task, self._settings = shared.task.name, shared.task.round
+        self._store, self._registry = shared.store, shared.registry
+        self._unix_clock, self._random_bytes = shared.unix_clock, shared.random_bytes
         self._aggregation = aggregation
         self._seal_round = seal_round
-        self._unix_clock = unix_clock
-        self._random_bytes = random_bytes
         self._missing: set[bytes] = set()
+        self._any_heard = False
         self._arrivals = array("f")
         self._late = LateArrivals()
         self._began_unix = 0.0
@@ -176,7 +159,6 @@ class RoundMachine:
         return self._store.facts.generation
 
     def next_number(self) -> int:
-        """The number of the round that opens next."""
         latest = self._store.rounds.latest()
         return latest[0].round + 1 if latest else 1
 
@@ -194,7 +176,7 @@ class RoundMachine:
             return self._close(row, now) if ends else None
         # A clock that was set back gives the round its length once more, and no year on top.
         self._began_unix = min(self._began_unix, now)
-        everyone_came = not self._missing and self.arrived > 0
+        everyone_came = not self._missing and (self.arrived > 0 or self._all_were_revoked(row))
         over = self._left(row, now) <= 0 and not _is_within(
             self._earliest_close_unix, now, self._settings.resume_grace_seconds
         )
@@ -220,6 +202,7 @@ class RoundMachine:
     def heard_of(self, device_id: bytes, counted_seconds: float | None = None) -> None:
         """A device had its verdict; ``counted_seconds`` after the opening if it was counted."""
         self._missing.discard(device_id)
+        self._any_heard = True
         if counted_seconds is not None:
             self._arrivals.append(counted_seconds)
 
@@ -235,6 +218,11 @@ class RoundMachine:
     def revoked(self, device_id: bytes) -> None:
         """A device that will not be heard of."""
         self._missing.discard(device_id)
+
+    def _all_were_revoked(self, row: RoundRow) -> bool:
+        # Where nobody is missing any more, it was heard or revoked. A round that selected nobody
+        # keeps its time, and one whose devices were all refused: the next would be no different.
+        return row.expected > 0 and not self._any_heard
 
     def reload_hold(self) -> None:
         """Look again whether the operator released the round."""
@@ -257,8 +245,8 @@ class RoundMachine:
         self.current = self._store.rounds.find(row.round)  # resuming may have held it
         self._arrivals = array("f", self._store.log.arrivals(row.round))
         self._began_unix = row.opened_unix_seconds
-        self._missing = self._selected(row)
-        self._missing.difference_update(self._store.log.judged(row.generation, row.round))
+        judged = set(self._store.log.judged(row.generation, row.round))
+        self._missing, self._any_heard = self._selected(row) - judged, bool(judged)
         self._earliest_close_unix = self._unix_clock() + self._settings.resume_grace_seconds
         if self.current is not None and self.current.held is not None:
             _LOG.error("round %d is held: %s", row.round, self.current.held)
@@ -315,55 +303,45 @@ class RoundMachine:
         except STORE_FAILURES:
             raise
         except Exception as error:
-            # What was committed stays, and so does the service: it says what is wrong, and waits.
-            return self._hold_opening(row, error)
+            return self._hold(row, f"it could not be published: {error}", error)
         self.current, self._missing, self._arrivals = row, missing, array("f")
+        self._any_heard = False
         self._began_unix, self._earliest_close_unix = now, 0.0
         self._aggregation.carry_over(row)
         self.reload_hold()
         return RoundOpened(row, self._aggregation.participants)
 
-    def _hold_opening(self, row: RoundRow, error: Exception) -> RoundHeld:
-        why = f"it could not be published: {error}"
+    def _hold(self, row: RoundRow, why: str, error: Exception) -> RoundHeld:
+        # What was committed stays, and so does the service: it says what is wrong, and waits.
         _LOG.error("round %d is held: %s", row.round, why, exc_info=error)
         with self._store.database.transaction():
-            self._store.facts.unpublished = why
-        self._aggregation.resume(None)
+            if self.current is None:
+                self._store.facts.unpublished = why
+            else:
+                self._store.rounds.hold(row.round, why)
+        self._aggregation.resume(self.current)
         self.reload_hold()
         return RoundHeld(row, why)
 
     def _close(self, row: RoundRow, now: float) -> RoundClosed | RoundHeld:
         participants = self._aggregation.participants
+        summary, made = RoundSummary(row.round, row.version, participants), None
+        if participants >= self._settings.quorum:
+            try:
+                summary = self._aggregation.close_round(self._registry.revoked_ids())
+            except Exception as error:
+                return self._hold(row, f"the method could not close it: {error}", error)
+            made = summary.version
         times = np.asarray(self._arrivals, dtype=np.float32)
-        if participants < self._settings.quorum:
-            summary = RoundSummary(row.round, row.version, participants)
-            with self._store.database.transaction():
-                self._store.rounds.close(row.round, now, None, participants, {}, times)
-                self._store.checkpoints.drop_partial()
-            self._end(now)
-            return RoundClosed(row, summary, None)
-        try:
-            summary = self._aggregation.close_round(self._registry.revoked_ids())
-        except Exception as error:
-            why = f"the method could not close it: {error}"
-            _LOG.error("round %d is held: %s", row.round, why, exc_info=error)
-            with self._store.database.transaction():
-                self._store.rounds.hold(row.round, why)
-            self._aggregation.resume(row)
-            self.reload_hold()
-            return RoundHeld(row, why)
         with self._store.database.transaction():
-            self._store.rounds.close(
-                row.round, now, summary.version, participants, summary.metrics, times
-            )
-            self._aggregation.commit_version(summary)
-        self._end(now)
-        return RoundClosed(row, summary, summary.version)
-
-    def _end(self, now: float) -> None:
-        self.current = None
-        self._missing = set()
+            self._store.rounds.close(row.round, now, made, participants, summary.metrics, times)
+            if made is None:
+                self._store.checkpoints.drop_partial()
+            else:
+                self._aggregation.commit_version(summary)
+        self.current, self._missing = None, set()
         self._earliest_open_unix = now + self._settings.pause_seconds
+        return RoundClosed(row, summary, made)
 
     def _selected(self, row: RoundRow) -> set[bytes]:
         return set(self._registry.selected(row.seed, row.threshold, self._task, row.round))

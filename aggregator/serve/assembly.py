@@ -15,7 +15,7 @@ from aggregator.keys.enrolment import Enrolment
 from aggregator.keys.fence import Fence
 from aggregator.keys.fleet import FleetKeys
 from aggregator.keys.registry import Registry
-from aggregator.publish.publisher import PublishedTask, Publisher, read_artifacts
+from aggregator.publish.publisher import Publisher, read_artifacts
 from aggregator.refusals import Refusals
 from aggregator.rounds.aggregation import Aggregation
 from aggregator.rounds.ingest import Ingest, Repeats
@@ -26,11 +26,11 @@ from aggregator.serve.housekeeping import Housekeeping
 from aggregator.serve.outgoing import Outgoing
 from aggregator.serve.service import Parts
 from aggregator.serve.uplink import Uplink
+from aggregator.shared import Shared
 from aggregator.store import Store
 from aggregator.task.file import Task, read_continued_catalogue, stored_catalogue
 from device_sdk.link.settings import LinkSettings
 from device_sdk.wire.publish.chunks import Reassembler
-from device_sdk.wire.publish.task_messages import TaskTerms
 from device_sdk.wire.publish.topics import Topics
 from device_sdk.wire.seal.admission import TokenBuckets, WorkBudget
 from device_sdk.wire.seal.enrolment import EnrolmentDesk
@@ -76,52 +76,35 @@ def assemble(
     # One each: links draw on threads of their own.
     link_rngs = world.rng.spawn(4)
     sealing_rng = link_rngs.pop(1)
-    topics, refusals = Topics(task.broker.prefix), Refusals()
 
     # Who may speak.
     keys = FleetKeys(home, store, unix_clock, random_bytes, task.descriptor_seconds)
-    registry = Registry(store.devices)
     last_life = store.facts.started_unix_seconds
     presence = _begin_life(store, int(unix_clock()), random_bytes)
-    life = presence.incarnation
-    table = SessionTable(
-        keys.keyring,
-        life,
-        TokenBuckets(_BURST, _REFILL_PER_SECOND, clock),
-        WorkBudget(task.admission.opens_share, clock),
+    shared = Shared(
+        task,
+        store,
+        Registry(store.devices),
+        Refusals(),
+        Topics(task.broker.prefix),
         clock,
         unix_clock,
-        random_bytes=random_bytes,
+        random_bytes,
     )
-    desk = EnrolmentDesk(
-        keys.keyring,
-        life,
-        TokenBuckets(_BURST, _REFILL_PER_SECOND, clock),
-        WorkBudget(task.admission.enrolments_share, clock),
-        unix_clock,
-        random_bytes=random_bytes,
-    )
+
+    def bounds(share: float) -> tuple[TokenBuckets, WorkBudget]:
+        return TokenBuckets(_BURST, _REFILL_PER_SECOND, clock), WorkBudget(share, clock)
+
+    life = keys.keyring, presence.incarnation
+    opens, enrolments = map(bounds, (task.admission.opens_share, task.admission.enrolments_share))
+    table = SessionTable(*life, *opens, clock, unix_clock, random_bytes=random_bytes)
+    desk = EnrolmentDesk(*life, *enrolments, unix_clock, random_bytes=random_bytes)
     keys.watch(table.replace_keyring)
     keys.watch(desk.replace_keyring)
 
     # What is published, and what comes back.
     artifacts = read_artifacts(task.artifacts, task.companions)
-    terms = TaskTerms(
-        task.binding.method_name,
-        task.update_codec,
-        task.round.train_seconds,
-        tuple(each.offer() for each in artifacts),
-    )
-    publisher = Publisher(
-        PublishedTask(task.name, task.cohort, task.broadcast_codec, terms, artifacts),
-        topics,
-        store,
-        presence,
-        keys.current,
-        registry.admission_key,
-        random_bytes,
-        sealing_rng,
-    )
+    publisher = Publisher(shared, artifacts, presence, keys.current, sealing_rng)
     catalogue = stored_catalogue(store)
     parameters = tuple(each.artifact for each in artifacts)
     aggregation = Aggregation(
@@ -133,59 +116,27 @@ def assemble(
         parameters,
         VersionKeeper(store, task.name, task.models, task.warm_start, parameters, unix_clock),
     )
-    rounds = RoundMachine(
-        task.name,
-        task.round,
-        store,
-        registry,
-        aggregation,
-        publisher.seal_round,
-        unix_clock,
-        random_bytes,
-    )
+    rounds = RoundMachine(shared, aggregation, publisher.seal_round)
     reassembler, repeats = Reassembler(clock), Repeats(clock)
-    enrolment = Enrolment(desk, store, registry, refusals, unix_clock, rounds.next_number)
-    housekeeping = Housekeeping(
-        store,
-        aggregation,
-        table,
-        reassembler,
-        refusals,
-        task.catalogue,
-        task.store.verdict_days * 86_400.0,
-        clock,
+    enrolment = Enrolment(
+        desk, store, shared.registry, shared.refusals, unix_clock, rounds.next_number
     )
+    housekeeping = Housekeeping(shared, aggregation, table, reassembler)
     housekeeping.begin(in_a_round=rounds.current is not None)
-    link = BrokerLinks(
-        task.broker, topics, SHARD, registry, link_settings, link_rngs, random_bytes(16), clock
-    )
+    link = BrokerLinks(shared, SHARD, link_settings, link_rngs)
     return Parts(
-        task=task,
-        store=store,
+        **vars(shared),
         link=link,
-        registry=registry,
         table=table,
-        uplink=Uplink(topics, registry, table, reassembler, enrolment, repeats, keys.group_keys),
+        uplink=Uplink(shared, table, reassembler, enrolment, repeats, keys.group_keys),
         aggregation=aggregation,
         rounds=rounds,
-        ingest=Ingest(
-            task.name,
-            task.binding,
-            store,
-            registry,
-            rounds,
-            aggregation,
-            refusals,
-            repeats,
-            unix_clock,
-        ),
+        ingest=Ingest(shared, rounds, aggregation, repeats),
         publisher=publisher,
         outgoing=Outgoing(link, store.publications),
-        refusals=refusals,
         keys=keys,
         fence=Fence(presence, last_life, home.folder, keys.descriptors, clock),
         housekeeping=housekeeping,
-        clock=clock,
         sleep=world.sleep,
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -12,9 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from aggregator.keys.registry import Registry
-from aggregator.serve.loss_probe import LossProbe
-from aggregator.task.file import BrokerSettings
+from aggregator.shared import Shared
 from device_sdk.link.events import (
     Connected,
     ConnectRefused,
@@ -22,6 +20,7 @@ from device_sdk.link.events import (
     Disconnected,
     Event,
     Message,
+    Outcome,
     PublishRefused,
     Subscribed,
     SubscribeRefused,
@@ -35,10 +34,91 @@ from device_sdk.wire.publish.topics import (
     EnrolRequestTopic,
     PresenceTopic,
     ProbeTopic,
-    Topics,
     UpTopic,
 )
 from device_sdk.wire.seal.admission import Clock, TokenBucket, TokenBuckets
+
+# Notices a broker that acknowledges messages and does not deliver them.
+
+_EVERY_SECONDS = 5.0
+_PATIENCE_SECONDS = 20.0
+_NUMBER_BYTES = 8
+_MOST_WAITING = 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    number: bytes
+    delivery: Delivery
+    at_seconds: float
+
+
+class LossProbe:
+    """Sends a message to itself every five seconds, and watches which come.
+
+    ``send`` publishes at QoS 1, over another connection than the one that it comes back on: what
+    the broker acknowledges there tells of this one's queue alone. ``nonce``: tells this process'
+    messages from others'.
+
+    A message is lost when the broker acknowledged it and either a later one came, since brokers
+    keep the order between two connections, or it did not come within twenty seconds in which we
+    were never behind with what did. Who is only slow loses nothing. Nothing is judged before one
+    came back: the broker's rules may not allow it.
+    """
+
+    def __init__(
+        self, send: Callable[[bytes], Delivery | None], nonce: bytes, clock: Clock
+    ) -> None:
+        self._send = send
+        self._nonce = nonce
+        self._clock = clock
+        self._next_number = 0
+        self._next_seconds = clock()
+        self._waiting: deque[_Sent] = deque(maxlen=_MOST_WAITING)
+        self._behind_at_seconds = clock()
+        self._proven = False
+        self.lost = 0
+        """Messages acknowledged and not delivered, since the start."""
+
+    def interrupted(self) -> None:
+        """One of the two connections ended: what was under way proves nothing any more."""
+        self._waiting.clear()
+
+    def turn(self, behind: bool) -> None:
+        """To be called often, while both connections stand.
+
+        ``behind``: whether more has come than was taken so far.
+        """
+        now = self._clock()
+        if behind:
+            self._behind_at_seconds = now
+        elif now - self._behind_at_seconds >= _PATIENCE_SECONDS:
+            while self._waiting and now - self._waiting[0].at_seconds >= _PATIENCE_SECONDS:
+                self._judge(self._waiting.popleft())
+        if now < self._next_seconds:
+            return
+        self._next_seconds = now + _EVERY_SECONDS
+        number = self._next_number.to_bytes(_NUMBER_BYTES, "big")
+        self._next_number += 1
+        delivery = self._send(self._nonce + number)
+        if delivery is not None:
+            self._waiting.append(_Sent(number, delivery, now))
+
+    def came(self, payload: bytes) -> None:
+        """A message came on the probe's topic."""
+        number = payload[len(self._nonce) :]
+        if payload[: len(self._nonce)] != self._nonce:
+            return  # another process', or made up
+        if number not in [sent.number for sent in self._waiting]:
+            return  # a repetition
+        while (sent := self._waiting.popleft()).number != number:
+            self._judge(sent)
+        self._proven = True
+
+    def _judge(self, sent: _Sent) -> None:
+        if self._proven and sent.delivery.outcome is Outcome.ACKNOWLEDGED:
+            self.lost += 1
+
 
 # How many messages a topic may bring, decided before anything is done with one.
 
@@ -142,17 +222,14 @@ class BrokerLinks:
 
     def __init__(
         self,
-        broker: BrokerSettings,
-        topics: Topics,
+        shared: Shared,
         shard: int,
-        registry: Registry,
         settings: LinkSettings,
         rngs: list[np.random.Generator],
-        nonce: bytes,
-        clock: Callable[[], float],
     ) -> None:
+        broker, topics, clock = shared.task.broker, shared.topics, shared.clock
         self._parse = lru_cache(maxsize=_MOST_TOPICS)(topics.parse)
-        self._registry = registry
+        self._registry = shared.registry
         self._device_limits = TopicLimits(
             self._owner, DEVICE_LIMIT, DEVICE_LIMIT, clock, self._crowded
         )
@@ -172,7 +249,7 @@ class BrokerLinks:
         self._strangers.subscribe(topics.write(EnrolRequestTopic()))
         self._probe_topic = topics.write(ProbeTopic())
         self._devices.subscribe(self._probe_topic)
-        self._probe = LossProbe(self._send_probe, nonce, clock)
+        self._probe = LossProbe(self._send_probe, shared.random_bytes(16), clock)
         self._up_granted = False
         self._unsaid: Connected | None = None
         self._said_small = False
@@ -189,7 +266,6 @@ class BrokerLinks:
         return self._probe.lost
 
     def start(self) -> None:
-        """Start the threads."""
         for link in self._links():
             link.start()
 

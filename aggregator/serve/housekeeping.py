@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from pathlib import Path
 
 from aggregator.errors import AggregatorError
-from aggregator.refusals import Refusals
 from aggregator.rounds.aggregation import Aggregation
-from aggregator.store import Store
+from aggregator.shared import Shared
 from aggregator.task.file import read_continued_catalogue, stored_catalogue
 from device_sdk.wire.publish.chunks import Reassembler
 from device_sdk.wire.seal.session_table import SessionTable
@@ -17,39 +15,34 @@ from device_sdk.wire.seal.session_table import SessionTable
 _LOG = logging.getLogger(__name__)
 _SWEEP_SECONDS = 10.0
 _FORGET_SECONDS = 60.0
+_DAY_SECONDS = 86_400.0
 
 
 class Housekeeping:
     """Sweeps memory, saves counters, forgets and erases, takes in new items and older versions.
 
-    ``clock`` gives monotonic seconds. Verdicts age by it alone, over all the time that ``serve``
+    Verdicts age by the monotonic clock alone, over all the time that ``serve``
     has run: a calendar that jumps a month ahead for a moment would delete what must be kept.
     """
 
     def __init__(
         self,
-        store: Store,
+        shared: Shared,
         aggregation: Aggregation,
         table: SessionTable,
         reassembler: Reassembler,
-        refusals: Refusals,
-        catalogue: Path | None,
-        verdict_seconds: float,
-        clock: Callable[[], float],
     ) -> None:
-        self._store = store
+        self._store, self._refusals, self._clock = shared.store, shared.refusals, shared.clock
+        self._catalogue = shared.task.catalogue
+        self._verdict_seconds = shared.task.store.verdict_days * _DAY_SECONDS
         self._aggregation = aggregation
         self._table = table
         self._reassembler = reassembler
-        self._refusals = refusals
-        self._catalogue = catalogue
-        self._verdict_seconds = verdict_seconds
-        self._clock = clock
-        self._next_sweep_seconds = clock() + _SWEEP_SECONDS
-        self._next_forget_seconds = self._counted_seconds = clock()
+        self._next_sweep_seconds = self._clock() + _SWEEP_SECONDS
+        self._next_forget_seconds = self._counted_seconds = self._clock()
         self._catalogue_stamp: tuple[int, int] | None = None  # of no file that was looked at
         self._erase_due = True  # what a process before this one deleted and did not erase
-        self._next_erase_seconds = clock()
+        self._next_erase_seconds = self._clock()
 
     def turn(self) -> None:
         """To be called often; does something every ten seconds, or every minute."""
@@ -83,7 +76,8 @@ class Housekeeping:
         """What the operator asked for while nobody served, an older version or a catalogue with new
         items: taken in now, or after the round.
 
-        Raises AggregatorError where the catalogue is not usable.
+        Raises AggregatorError where the catalogue is not usable and no round needs to go on without
+        it.
         """
         if not in_a_round:
             self._go_back()
@@ -92,7 +86,11 @@ class Housekeeping:
         if not in_a_round and not self._aggregation.participants:
             self._take_in(self._catalogue)
             return
-        found = len(read_continued_catalogue(self._catalogue, self._store))
+        try:
+            found = len(read_continued_catalogue(self._catalogue, self._store))
+        except AggregatorError as error:
+            _LOG.error("the catalogue stays as it was: %s", error)
+            return
         if found > self._aggregation.items:
             _LOG.info(
                 "the catalogue has %d items, the model %d: the new ones are taken in before the "

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from types import TracebackType
-from typing import Protocol
+from typing import Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -26,54 +26,52 @@ _REFRESH_SECONDS = 0.5
 _PLAIN_SECONDS = 30.0
 
 
-class View(Protocol):
-    """Shows a service. A context manager around the time that it runs."""
+class View(ABC):
+    """Shows a service and its log. A context manager around the time that it runs."""
 
-    def __enter__(self) -> object: ...
-
-    def __exit__(
+    def __init__(
         self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None: ...
-
-    def round_event(self, event: RoundEvent) -> None:
-        """Something happened to a round."""
-
-    def show(self, service: Service) -> None:
-        """To be called often."""
-
-
-class PlainView:
-    """Log lines on standard error: one for each event, and one now and then in a long round."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
+        handler: logging.Handler,
+        line: str,
+        clock: Callable[[], float],
+        every_seconds: float,
+        first_seconds: float,
+    ) -> None:
+        handler.setFormatter(PrintableFormatter(line))
+        self._handler = handler
         self._clock = clock
-        self._next_seconds = clock() + _PLAIN_SECONDS
+        self._every_seconds = every_seconds
+        self._next_seconds = first_seconds
 
-    def __enter__(self) -> PlainView:
-        handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(PrintableFormatter("%(asctime)s %(levelname)-7s %(message)s"))
-        logging.basicConfig(level=logging.INFO, handlers=[handler])
+    def __enter__(self) -> Self:
+        logging.basicConfig(level=logging.INFO, handlers=[self._handler])
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         return
 
     def round_event(self, event: RoundEvent) -> None:
         _LOG.info("%s", describe(event))
 
     def show(self, service: Service) -> None:
-        if self._clock() < self._next_seconds:
-            return
-        self._next_seconds = self._clock() + _PLAIN_SECONDS
-        seen = service.snapshot()
+        now = self._clock()
+        if now >= self._next_seconds:
+            self._next_seconds = now + self._every_seconds
+            self._draw(service.snapshot())
+
+    @abstractmethod
+    def _draw(self, seen: Snapshot) -> None: ...
+
+
+class PlainView(View):
+    """Log lines on standard error: one for each event, and one now and then in a long round."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        line = "%(asctime)s %(levelname)-7s %(message)s"
+        handler = logging.StreamHandler(sys.stderr)
+        super().__init__(handler, line, clock, _PLAIN_SECONDS, clock() + _PLAIN_SECONDS)
+
+    def _draw(self, seen: Snapshot) -> None:
         if seen.current is not None:
             _LOG.info(
                 "round %d: %d of %d arrived, %s left",
@@ -84,37 +82,24 @@ class PlainView:
             )
 
 
-class LiveView:
+class LiveView(View):
     """A picture that is drawn anew twice a second, with the log above it."""
 
-    def __init__(self, console: Console | None = None) -> None:
-        self._console = console if console is not None else Console()
-        self._live = Live(console=self._console, auto_refresh=False, transient=True)
-        self._next_seconds = 0.0
+    def __init__(self) -> None:
+        console = Console()
+        handler = RichHandler(console=console, show_path=False)
+        super().__init__(handler, "%(message)s", console.get_time, _REFRESH_SECONDS, 0.0)
+        self._live = Live(console=console, auto_refresh=False, transient=True)
 
-    def __enter__(self) -> LiveView:
-        handler = RichHandler(console=self._console, show_path=False)
-        handler.setFormatter(PrintableFormatter("%(message)s"))
-        logging.basicConfig(level=logging.INFO, handlers=[handler])
-        self._live.__enter__()
-        return self
+    def __enter__(self) -> Self:
+        self._live.start()
+        return super().__enter__()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._live.__exit__(kind, error, trace)
+    def __exit__(self, *raised: object) -> None:
+        self._live.stop()
 
-    def round_event(self, event: RoundEvent) -> None:
-        _LOG.info("%s", describe(event))
-
-    def show(self, service: Service) -> None:
-        now = self._console.get_time()
-        if now >= self._next_seconds:
-            self._next_seconds = now + _REFRESH_SECONDS
-            self._live.update(render(service.snapshot()), refresh=True)
+    def _draw(self, seen: Snapshot) -> None:
+        self._live.update(render(seen), refresh=True)
 
 
 def describe(event: RoundEvent) -> str:

@@ -22,13 +22,11 @@ class Snapshot:
     connected: bool
     broker: str
     devices: int
-    revoked: int
     sessions: int
     version: int
     current: RoundRow | None
     seconds_left: float | None
     arrived: int
-    outstanding: int
     participants: int
     quorum: int
     counted: int
@@ -50,57 +48,51 @@ _TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def format_metrics(seen: Snapshot) -> str:
-    """The metrics of one moment."""
     lines: list[str] = []
 
-    def put(name: str, kind: str, about: str, samples: dict[str, float]) -> None:
+    def put(name: str, about: str, samples: dict[str, float]) -> None:
+        kind = "counter" if name.endswith("_total") else "gauge"
         lines.append(f"# HELP tessera_{name} {about}")
         lines.append(f"# TYPE tessera_{name} {kind}")
         lines.extend(f"tessera_{name}{labels} {value:g}" for labels, value in samples.items())
 
     row = seen.current
-    gauges = {
-        "connected": ("Whether there is a connection to the broker", float(seen.connected)),
+    values: dict[str, tuple[str, float]] = {
+        "connected": ("Whether there is a connection to the broker", seen.connected),
         "subscriptions_refused": (
             "Subscriptions that the broker refuses at present",
-            float(len(seen.refused_subscriptions)),
+            len(seen.refused_subscriptions),
         ),
-        "devices": ("Devices that are enrolled and not revoked", float(seen.devices)),
-        "sessions": ("Sessions in memory", float(seen.sessions)),
-        "model_version": ("The model's version", float(seen.version)),
-        "round": ("The round that is open, 0 for none", 0.0 if row is None else float(row.round)),
+        "devices": ("Devices that are enrolled and not revoked", seen.devices),
+        "sessions": ("Sessions in memory", seen.sessions),
+        "model_version": ("The model's version", seen.version),
+        "round": ("The round that is open, 0 for none", row.round if row else 0),
         "round_held": (
             "Whether the round waits for the operator",
-            float(bool(seen.unpublished or (row and row.held))),
+            bool(seen.unpublished or (row and row.held)),
         ),
-        "round_selected_devices": ("Devices selected", 0.0 if row is None else float(row.expected)),
-        "round_arrived_updates": ("Updates counted in this round", float(seen.arrived)),
+        "round_selected_devices": ("Devices selected", row.expected if row else 0),
+        "round_arrived_updates": ("Updates counted in this round", seen.arrived),
         "round_seconds_left": ("Until the deadline", seen.seconds_left or 0.0),
-    }
-    for name, (about, value) in gauges.items():
-        put(name, "gauge", about, {"": value})
-    counters = {
-        "updates_counted_total": ("Updates counted", float(seen.counted)),
-        "received_bytes_total": ("Bytes of messages received", float(seen.bytes_received)),
-        "sent_bytes_total": ("Bytes of messages sent", float(seen.bytes_sent)),
+        "updates_counted_total": ("Updates counted", seen.counted),
+        "received_bytes_total": ("Bytes of messages received", seen.bytes_received),
+        "sent_bytes_total": ("Bytes of messages sent", seen.bytes_sent),
         "broker_losses_total": (
             "Test messages that the broker acknowledged and did not deliver",
-            float(seen.broker_losses),
+            seen.broker_losses,
         ),
     }
-    for name, (about, value) in counters.items():
-        put(name, "counter", about, {"": value})
+    for name, (about, value) in values.items():
+        put(name, about, {"": value})
     put(
         "round_updates_by_k",
-        "gauge",
         "Updates of this round by the width that was trained",
-        {f'{{k="{width}"}}': float(count) for width, count in sorted(seen.widths.items())},
+        {f'{{k="{width}"}}': count for width, count in sorted(seen.widths.items())},
     )
     put(
         "refused_total",
-        "counter",
         "Messages refused, by reason",
-        {f'{{reason="{why}"}}': float(count) for why, count in sorted(seen.refusals.items())},
+        {f'{{reason="{why}"}}': count for why, count in sorted(seen.refusals.items())},
     )
     return "\n".join(lines) + "\n"
 

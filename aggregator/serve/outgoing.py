@@ -35,7 +35,6 @@ class Outgoing:
             self.dropped += 1
 
     def send_receipt(self, topic: str, payload: bytes) -> None:
-        """Send a receipt to one device."""
         if not self._publish(topic, payload, retain=False, qos=0):
             self.dropped += 1
 

@@ -10,9 +10,7 @@ from dataclasses import dataclass
 from aggregator.errors import AggregatorError
 from aggregator.keys.fence import Fence
 from aggregator.keys.fleet import FleetKeys
-from aggregator.keys.registry import Registry
 from aggregator.publish.publisher import Publisher
-from aggregator.refusals import Refusals
 from aggregator.rounds.aggregation import Aggregation
 from aggregator.rounds.ingest import Ingest, Settled
 from aggregator.rounds.machine import RoundClosed, RoundEvent, RoundMachine, RoundOpened
@@ -21,8 +19,7 @@ from aggregator.serve.housekeeping import Housekeeping
 from aggregator.serve.metrics import Snapshot
 from aggregator.serve.outgoing import Outgoing
 from aggregator.serve.uplink import Answer, Arrived, Refusal, Uplink
-from aggregator.store import Store
-from aggregator.task.file import Task
+from aggregator.shared import Shared
 from device_sdk.link.events import (
     Connected,
     ConnectRefused,
@@ -34,7 +31,7 @@ from device_sdk.link.events import (
     SubscribeRefused,
 )
 from device_sdk.wire.codec.errors import WireError
-from device_sdk.wire.publish.topics import DescriptorTopic, PresenceTopic, Topics
+from device_sdk.wire.publish.topics import DescriptorTopic, PresenceTopic
 from device_sdk.wire.seal.session_table import SessionTable
 
 # Which of its subscriptions the broker grants the aggregator.
@@ -61,7 +58,6 @@ class Listening:
         return tuple(sorted(self._refusals))
 
     def granted(self, event: Subscribed) -> None:
-        """The broker granted a subscription."""
         self._granted.add(event.topic_filter)
         if self._refusals.pop(event.topic_filter, 0):
             _LOG.info("the broker has granted the subscription to %s", event.topic_filter)
@@ -95,13 +91,10 @@ _TOO_MANY = "more messages than the limit allows on its topic: they were not loo
 
 
 @dataclass(frozen=True)
-class Parts:
+class Parts(Shared):
     """What a service is made of; see :mod:`aggregator.serve.assembly`."""
 
-    task: Task
-    store: Store
     link: BrokerLinks
-    registry: Registry
     table: SessionTable
     uplink: Uplink
     aggregation: Aggregation
@@ -109,11 +102,9 @@ class Parts:
     ingest: Ingest
     publisher: Publisher
     outgoing: Outgoing
-    refusals: Refusals
     keys: FleetKeys
     fence: Fence
     housekeeping: Housekeeping
-    clock: Callable[[], float]
     sleep: Callable[[float], None]
 
 
@@ -124,10 +115,9 @@ class Service:
         self._parts = parts
         self._on_round = on_round
         self._listening = Listening()
-        topics = Topics(parts.task.broker.prefix)
         self._fenced = {
-            topics.write(DescriptorTopic()): parts.fence.heard_descriptor,
-            topics.write(PresenceTopic()): parts.fence.heard_presence,
+            parts.topics.write(DescriptorTopic()): parts.fence.heard_descriptor,
+            parts.topics.write(PresenceTopic()): parts.fence.heard_presence,
         }
         self.bytes_received = 0
         self._last: Snapshot | None = None
@@ -189,7 +179,6 @@ class Service:
         parts.store.database.close()
 
     def snapshot(self) -> Snapshot:
-        """What there is to see now."""
         parts = self._parts
         latest = parts.store.rounds.latest(_SHOWN_ROUNDS + 1)
         return Snapshot(
@@ -197,13 +186,11 @@ class Service:
             connected=parts.link.connected,
             broker=str(parts.task.broker.url),
             devices=len(parts.registry),
-            revoked=parts.registry.revoked,
             sessions=len(parts.table),
             version=parts.aggregation.version,
             current=parts.rounds.current,
             seconds_left=parts.rounds.seconds_left(),
             arrived=parts.rounds.arrived,
-            outstanding=parts.rounds.outstanding,
             participants=parts.aggregation.participants,
             quorum=parts.task.round.quorum,
             counted=parts.ingest.counted,

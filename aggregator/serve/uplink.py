@@ -8,8 +8,9 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from aggregator.keys.enrolment import Enrolment
-from aggregator.keys.registry import Registry, credential
+from aggregator.keys.registry import credential
 from aggregator.rounds.ingest import Repeats
+from aggregator.shared import Shared
 from device_sdk.link.events import Message
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.codec.message import MessageType
@@ -19,7 +20,6 @@ from device_sdk.wire.publish.topics import (
     DownTopic,
     EnrolAnswerTopic,
     EnrolRequestTopic,
-    Topics,
     UpTopic,
 )
 from device_sdk.wire.seal.broadcast import GroupKey
@@ -31,8 +31,6 @@ _SESSION_OPEN, _UPDATE = bytes((MessageType.SESSION_OPEN,)), int(RecordType.UPDA
 
 
 class Answer(NamedTuple):
-    """Something to send."""
-
     topic: str
     payload: bytes
 
@@ -57,18 +55,16 @@ class Uplink:
 
     def __init__(
         self,
-        topics: Topics,
-        registry: Registry,
+        shared: Shared,
         table: SessionTable,
         reassembler: Reassembler,
         enrolment: Enrolment,
         repeats: Repeats,
         group_keys: Callable[[], tuple[GroupKey, ...]],
     ) -> None:
-        self._topics = topics
+        self._topics, self._registry = shared.topics, shared.registry
         # The same topics come again and again; parsing one costs as much as a decryption.
-        self._parse = lru_cache(maxsize=_MOST_TOPICS)(topics.parse)
-        self._registry = registry
+        self._parse = lru_cache(maxsize=_MOST_TOPICS)(shared.topics.parse)
         self._table = table
         self._reassembler = reassembler
         self._enrolment = enrolment

@@ -28,5 +28,5 @@ class Store:
         self.checkpoints = Checkpoints(database)
         self.versions = Versions(database)
         self.publications = Publications(database)
-        self.attachments = AttachmentBooks(database)
+        self.attachments = AttachmentBooks(self.facts)
         self.refusals = RefusalCounts(database)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.store.database import Database
+from aggregator.store.database import Table
 from device_sdk.artifact import safetensors
 from device_sdk.artifact.errors import ArtifactError
 from device_sdk.methods.state import State
@@ -32,29 +32,18 @@ class MethodCheckpoint:
     state: State
 
 
-class Checkpoints:
+class Checkpoints(Table):
     """Table ``checkpoints``: at most one of each kind."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     def put(self, checkpoint: MethodCheckpoint) -> None:
         """Replace the checkpoint of this kind; a version makes the partial one void."""
         if checkpoint.kind == "version":
             self.drop_partial()
-        self._database.execute(
-            "INSERT OR REPLACE INTO checkpoints VALUES (?, ?, ?, ?, ?)",
-            (
-                checkpoint.kind,
-                checkpoint.round,
-                checkpoint.seq,
-                checkpoint.version,
-                pack_state(checkpoint.state),
-            ),
-        )
+        numbers = checkpoint.round, checkpoint.seq, checkpoint.version
+        packed = pack_state(checkpoint.state)
+        self._database.insert("checkpoints", checkpoint.kind, *numbers, packed, replace=True)
 
     def get(self, kind: Kind) -> MethodCheckpoint | None:
-        """The checkpoint of this kind."""
         row = self._database.row("SELECT * FROM checkpoints WHERE kind = ?", (kind,))
         if row is None:
             return None
@@ -62,7 +51,6 @@ class Checkpoints:
         return MethodCheckpoint(kind, round_number, seq, version, unpack_state(packed))
 
     def drop_partial(self) -> None:
-        """Forget the checkpoint within a round."""
         self._database.execute("DELETE FROM checkpoints WHERE kind = 'partial'")
 
 

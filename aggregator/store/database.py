@@ -285,6 +285,12 @@ class Database:
                 self._connection.execute(f"PRAGMA busy_timeout = {int(1000 * _BUSY_SECONDS)}")
         return bool(row[0] == 0)
 
+    def insert(self, table: str, *values: Any, replace: bool = False) -> None:
+        """Add a row of all the table's columns, in their order; ``replace``: one of that key."""
+        verb = "INSERT OR REPLACE" if replace else "INSERT"
+        places = ", ".join("?" * len(values))
+        self.execute(f"{verb} INTO {table} VALUES ({places})", values)
+
     def rows(self, sql: str, values: Sequence[Any] = ()) -> Iterator[tuple[Any, ...]]:
         """The rows of a query, one at a time."""
         yield from self._connection.execute(sql, values)
@@ -323,3 +329,10 @@ class Database:
 
     def _data_version(self) -> int:
         return int(self._connection.execute("PRAGMA data_version").fetchone()[0])
+
+
+class Table:
+    """What asks and writes one table, or two that go together, in the database that all share."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
-from aggregator.store.database import Database
+from aggregator.store.database import Table
 from device_sdk.wire.seal.broadcast import GroupKey
 from device_sdk.wire.seal.enrolment_code import EnrolmentCode
 
@@ -14,7 +14,8 @@ from device_sdk.wire.seal.enrolment_code import EnrolmentCode
 
 @dataclass(frozen=True, slots=True)
 class DeviceRow:
-    """One identity. ``first_round``: it takes part from this round on."""
+    """One identity, its fields the table's columns. ``first_round``: it takes part from this round
+    on."""
 
     device_id: bytes
     identity: bytes
@@ -32,30 +33,9 @@ class DeviceRow:
         return f"DeviceRow(device_id={self.device_id.hex()}, ...)"
 
 
-class Devices:
-    """Table ``devices``."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
+class Devices(Table):
     def add(self, row: DeviceRow) -> None:
-        """A device that enrolled."""
-        self._database.execute(
-            "INSERT INTO devices VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (
-                row.device_id,
-                row.identity,
-                row.handle,
-                row.admission_key,
-                row.shard,
-                row.token_id,
-                row.enrolled_unix_seconds,
-                row.first_round,
-                row.revoked_unix_seconds,
-                row.last_counted_unix_seconds,
-                row.last_width,
-            ),
-        )
+        self._database.insert("devices", *(getattr(row, each.name) for each in fields(row)))
 
     def all(self) -> Iterator[DeviceRow]:
         """Every device, revoked ones too, in the order of enrolment."""
@@ -63,7 +43,6 @@ class Devices:
             yield DeviceRow(*row)
 
     def find(self, device_id: bytes) -> DeviceRow | None:
-        """The device of this id."""
         row = self._database.row("SELECT * FROM devices WHERE device_id = ?", (device_id,))
         return None if row is None else DeviceRow(*row)
 
@@ -105,16 +84,10 @@ class TokenRow:
 _COLUMNS = "token_id, secret, expires_unix, replaces, device_id, strangers, last_stranger"
 
 
-class Tokens:
-    """Table ``tokens``."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
+class Tokens(Table):
     def add(
         self, code: EnrolmentCode, created_unix: int, expires_unix: int, replaces: bytes | None
     ) -> None:
-        """A new code."""
         self._database.execute(
             "INSERT INTO tokens (token_id, secret, created_unix, expires_unix, replaces) "
             "VALUES (?, ?, ?, ?, ?)",
@@ -122,13 +95,11 @@ class Tokens:
         )
 
     def find(self, token_id: bytes) -> TokenRow | None:
-        """The code of this id."""
         query = f"SELECT {_COLUMNS} FROM tokens WHERE token_id = ?"
         row = self._database.row(query, (token_id,))
         return None if row is None else TokenRow(*row)
 
     def bind(self, token_id: bytes, device_id: bytes) -> None:
-        """Note who used a code."""
         self._database.execute(
             "UPDATE tokens SET device_id = ? WHERE token_id = ?", (device_id, token_id)
         )
@@ -166,11 +137,8 @@ class IssuedDescriptor:
     honoured_until_unix_seconds: int | None
 
 
-class Secrets:
+class Secrets(Table):
     """Tables ``descriptors`` and ``group_keys``."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     def descriptors(self) -> list[IssuedDescriptor]:
         """All that were issued, the current one last."""
@@ -184,7 +152,7 @@ class Secrets:
             "min(coalesce(honoured_until_unix, ?1), ?1)",
             (retire_others_at_unix_seconds,),
         )
-        self._database.execute("INSERT INTO descriptors VALUES (?, ?, NULL)", (serial, message))
+        self._database.insert("descriptors", serial, message, None)
 
     def forget(self, serial: int) -> None:
         """A descriptor whose keys are erased."""
@@ -196,8 +164,7 @@ class Secrets:
         return tuple(GroupKey(epoch, key) for epoch, key in self._database.rows(query))
 
     def add_group_key(self, key: GroupKey) -> None:
-        """A new epoch."""
-        self._database.execute("INSERT INTO group_keys VALUES (?, ?)", (key.epoch, key.key))
+        self._database.insert("group_keys", key.epoch, key.key)
 
     def drop_group_keys_below(self, epoch: int) -> None:
         """Forget keys under which nothing is published any more."""

@@ -6,12 +6,13 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from aggregator.store.database import Database
+from aggregator.store.database import Database, Table
+from aggregator.store.facts import Facts
 
 # What is retained on the broker, as it was sealed, to be sent again byte for byte.
 
 
-class Publications:
+class Publications(Table):
     """Table ``publications``: messages by topic, and topics that must be cleared.
 
     A part is ``round``, ``contents`` (artifacts and catalogue) or ``attachment.`` and an id: what
@@ -19,7 +20,7 @@ class Publications:
     """
 
     def __init__(self, database: Database) -> None:
-        self._database = database
+        super().__init__(database)
         self._replaced: set[str] = set()
 
     def take_replaced(self) -> list[str]:
@@ -62,8 +63,6 @@ class Publications:
 
 # Which attachments are sealed, under which keys: what does not change is not sealed again.
 
-_NAME = "attachments"
-
 
 @dataclass(frozen=True)
 class CohortKey:
@@ -96,15 +95,14 @@ class AttachmentBook:
 class AttachmentBooks:
     """The one book, as a fact of the store."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
+    def __init__(self, facts: Facts) -> None:
+        self._facts = facts
 
     def load(self) -> AttachmentBook | None:
         """The book; None before the first attachment."""
-        row = self._database.row("SELECT value FROM facts WHERE name = ?", (_NAME,))
-        if row is None:
+        if not self._facts.attachments:
             return None
-        values = json.loads(row[0])
+        values = json.loads(self._facts.attachments)
         cohorts = {
             name: CohortKey(bytes.fromhex(key), drawn_for)
             for name, (key, drawn_for) in values["cohorts"].items()
@@ -116,5 +114,5 @@ class AttachmentBooks:
         """Replace the book; inside a transaction."""
         cohorts = {name: (each.key.hex(), each.drawn_for) for name, each in book.cohorts.items()}
         sealed = {name: (each.size, each.sealed_under) for name, each in book.sealed.items()}
-        text = json.dumps({"secret": book.secret.hex(), "cohorts": cohorts, "sealed": sealed})
-        self._database.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (_NAME, text))
+        values = {"secret": book.secret.hex(), "cohorts": cohorts, "sealed": sealed}
+        self._facts.attachments = json.dumps(values)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.store.database import Database
+from aggregator.store.database import Table
 
 _COLUMNS = (
     "round, generation, version, opened_unix, deadline_unix, seed, threshold, expected, items, "
@@ -42,14 +42,8 @@ class RoundRow:
     forgotten: bool = False
 
 
-class Rounds:
-    """Table ``rounds``."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
+class Rounds(Table):
     def add(self, row: RoundRow) -> None:
-        """A round that opens."""
         self._database.execute(
             "INSERT INTO rounds (round, generation, version, opened_unix, deadline_unix, seed, "
             "threshold, expected, items) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -102,7 +96,6 @@ class Rounds:
         self._database.execute("UPDATE rounds SET held = ? WHERE round = ?", (why, number))
 
     def find(self, number: int) -> RoundRow | None:
-        """The round of this number."""
         return _row(self._database.row(f"SELECT {_COLUMNS} FROM rounds WHERE round = ?", (number,)))
 
     def latest(self, count: int = 1) -> list[RoundRow]:

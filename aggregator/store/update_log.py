@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from aggregator.store.database import Database
+from aggregator.store.database import Table
 
 
 class LoggedUpdate(NamedTuple):
@@ -31,11 +31,8 @@ class StoredVerdict(NamedTuple):
     reason: str | None
 
 
-class UpdateLog:
+class UpdateLog(Table):
     """Tables ``updates`` and ``verdicts``."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     def append(self, updates: Sequence[LoggedUpdate], verdicts: Sequence[StoredVerdict]) -> None:
         """A group of updates; inside a transaction."""
@@ -51,7 +48,6 @@ class UpdateLog:
         )
 
     def verdict(self, generation: int, round_number: int, device_id: bytes) -> StoredVerdict | None:
-        """The verdict on a device's update for a round."""
         row = self._database.row(
             "SELECT * FROM verdicts WHERE generation = ? AND round = ? AND device_id = ?",
             (generation, round_number, device_id),
@@ -59,7 +55,6 @@ class UpdateLog:
         return None if row is None else StoredVerdict(*row)
 
     def judged(self, generation: int, round_number: int) -> Iterator[bytes]:
-        """Devices that have a verdict in a round."""
         query = "SELECT device_id FROM verdicts WHERE generation = ? AND round = ?"
         for row in self._database.rows(query, (generation, round_number)):
             yield row[0]

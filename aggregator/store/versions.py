@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from aggregator.errors import AggregatorError
 from aggregator.store.checkpoints import pack_state, unpack_state
-from aggregator.store.database import Database
+from aggregator.store.database import Table
 
 _COLUMNS = (
     "task, version, round, closed_unix, devices, artifact, origin, bytes, metrics, pinned, "
@@ -61,32 +61,28 @@ class Ranking:
         return sorted(known, key=lambda row: (sign * row.metrics[self.metric], row.version))
 
 
-class Versions:
+class Versions(Table):
     """Table ``versions``. A row stays when its model is dropped."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     def add(self, row: VersionRow, model: Mapping[str, NDArray[Any]] | None) -> None:
         """A version that was made; inside the transaction that makes it. ``bytes`` is set here."""
         packed = None if model is None else pack_state(model)
         # A home that was set back to a backup makes numbers again.
-        self._database.execute(
-            "INSERT OR REPLACE INTO versions (task, version, round, closed_unix, devices, "
-            "artifact, origin, bytes, metrics, pinned, model) VALUES (?,?,?,?,?,?,?,?,?,?,?)",
-            (
-                row.task,
-                row.version,
-                row.round,
-                row.closed_unix_seconds,
-                row.devices,
-                row.artifact,
-                row.origin,
-                0 if packed is None else len(packed),
-                json.dumps(dict(row.metrics)),
-                int(row.pinned),
-                packed,
-            ),
+        self._database.insert(
+            "versions",
+            row.task,
+            row.version,
+            row.round,
+            row.closed_unix_seconds,
+            row.devices,
+            row.artifact,
+            row.origin,
+            0 if packed is None else len(packed),
+            json.dumps(dict(row.metrics)),
+            int(row.pinned),
+            0,  # awaited
+            packed,
+            replace=True,
         )
 
     def find(self, task: str, version: int) -> VersionRow | None:

@@ -16,7 +16,7 @@ from aggregator.tables import TomlTable
 from aggregator.task.warm_start import WarmStart
 from device_sdk.fields import OneOf, Within, hints_of
 from device_sdk.link.broker_url import BrokerUrl, TlsFiles, parse_broker_url
-from device_sdk.methods.registry import METHODS, MethodError, method_names
+from device_sdk.methods.registry import MethodError
 from device_sdk.wire.codec.message import require_name
 from device_sdk.wire.publish.catalogue import Catalogue, read_catalogue
 from device_sdk.wire.publish.task_messages import BROADCAST_CODECS, UPDATE_CODECS
@@ -272,8 +272,6 @@ def _task(root: TomlTable, folder: Path) -> Task:
             require_name(key, getattr(named, key))
         except ValueError as error:
             raise table.error(key, f"is no name: {error}") from None
-    if known := method_names(METHODS):
-        table.choice("method", known, named.method)
     try:
         binding = read_binding(named.method, root.table(named.method))
     except MethodError as error:
@@ -315,7 +313,8 @@ def _catalogue(
         raise table.error("catalogue", "is missing")
     if named.catalogue is not None and not binding.needs_catalogue:
         raise table.error("catalogue", f"is given, but {binding.method_name} has no items")
-    return _existing(table, "catalogue", named.catalogue, folder) if named.catalogue else None
+    # Whether it can be read is asked where it is: an open round goes on without it.
+    return folder / named.catalogue if named.catalogue else None
 
 
 def _artifacts(
@@ -372,12 +371,15 @@ def _broker(table: TomlTable, folder: Path) -> BrokerSettings:
     except ValueError as error:
         raise table.error("prefix", f"is not usable: {error}") from None
     if named.user is not None:
-        url = BrokerUrl(url.host, url.port, url.tls, named.user, url.password)
+        url = replace(url, user=named.user)
     if named.password_file is not None:
         if url.user is None:
             raise table.error("password_file", "is given without broker.user")
-        file = _existing(table, "password_file", named.password_file, folder)
-        url = BrokerUrl(url.host, url.port, url.tls, url.user, file.read_text().strip())
+        try:
+            password = (folder / named.password_file).read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise table.error("password_file", f"cannot be read: {error}") from None
+        url = replace(url, password=password)
     files = {
         key: _existing(table, key, value, folder)
         for key in ("ca_file", "certificate_file", "key_file")

@@ -31,9 +31,10 @@ from device_sdk.wire.seal.broadcast import (
     read_manifest_label,
 )
 from device_sdk.wire.seal.descriptor import Descriptor
-from device_sdk.wire.seal.device_session import DeviceCredential, DeviceSessions, SessionOpening
+from device_sdk.wire.seal.device_session import DeviceCredential, SessionOpening
 from device_sdk.wire.seal.freshness import Freshness
 from device_sdk.wire.seal.presence import read_presence
+from device_sdk.wire.seal.session import DeviceSessions
 from device_sdk.wire.seal.signature import public_key
 
 _PATIENCE_SECONDS = 60.0

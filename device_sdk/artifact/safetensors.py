@@ -11,6 +11,7 @@ import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, Final
 
 import numpy as np
@@ -75,29 +76,22 @@ def encode(tensors: Mapping[str, Array], metadata: Mapping[str, str] | None = No
     return b"".join([len(text).to_bytes(8, "little"), text, *arrays])
 
 
-def split(data: bytes) -> tuple[bytes, memoryview]:
-    """Header (JSON bytes) and data section of a file."""
+def decode(data: bytes) -> Decoded:
+    """Read a file's bytes. Raises ArtifactError for anything but a valid file."""
     if len(data) < 8:
         raise ArtifactError("safetensors file: cut off before the header")
     size = int.from_bytes(data[:8], "little")
     if size > min(MAX_HEADER_BYTES, len(data) - 8):
         raise ArtifactError("safetensors file: cut off inside the header")
-    return data[8 : 8 + size], memoryview(data)[8 + size :]
-
-
-def decode(data: bytes) -> Decoded:
-    """Read a file's bytes. Raises ArtifactError for anything but a valid file."""
-    text, body = split(data)
+    text, body = data[8 : 8 + size], memoryview(data)[8 + size :]
     header = json_fields.decoded(text, "safetensors header", MAX_HEADER_BYTES)
     if not isinstance(header, dict):
         raise ArtifactError("safetensors header: expected an object")
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         raise ArtifactError("safetensors header: metadata maps names to strings")
-    found: list[tuple[int, int, str, Array]] = []
-    for name, value in header.items():
-        found.append(_tensor(name, value, body))
-    found.sort(key=lambda entry: entry[:2])
+    found = [_tensor(name, value, body) for name, value in header.items()]
+    found.sort(key=itemgetter(0, 1))
     position = 0
     for begin, end, name, _ in found:
         if begin != position:
@@ -114,9 +108,11 @@ def _tensor(name: str, value: object, body: memoryview) -> tuple[int, int, str, 
     if code not in _NAMES:
         raise ArtifactError(f"{fields.where}: dtype {code!r:.20} is not used by artifacts")
     dtype = np.dtype(_NAMES[code])
-    shape = _lengths(fields, "shape")
-    offsets = _lengths(fields, "data_offsets")
+    shape, offsets = fields.array("shape"), fields.array("data_offsets")
     fields.end()
+    for value in shape + offsets:
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
+            raise ArtifactError(f"{fields.where}: a shape or offset is no length: {value!r:.20}")
     count = math.prod(shape)
     if len(shape) > MAX_RANK or count > MAX_ELEMENTS:
         raise ArtifactError(f"{fields.where}: has too many axes or elements")
@@ -135,13 +131,3 @@ def _tensor(name: str, value: object, body: memoryview) -> tuple[int, int, str, 
         raise ArtifactError(f"{fields.where}: holds a byte that is neither true nor false")
     array = np.frombuffer(body[begin:end], dtype=dtype, count=count).reshape(shape)
     return begin, end, name, array
-
-
-def _lengths(fields: JsonFields, key: str) -> tuple[int, ...]:
-    values = fields.array(key)
-    lengths = []
-    for value in values:
-        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
-            raise ArtifactError(f"{fields.where}: {key} holds something that is no length")
-        lengths.append(value)
-    return tuple(lengths)

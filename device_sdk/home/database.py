@@ -253,18 +253,25 @@ class HomeDatabase:
                 self._depth -= 1
                 self._connection.execute("COMMIT")
 
-    def rows(self, query: str, *values: object) -> list[tuple[object, ...]]:
+    def rows(self, query: str, *values: object) -> list[tuple[Any, ...]]:
         """All rows of a query."""
         with self._lock:
             return self._connection.execute(query, values).fetchall()
 
-    def row(self, query: str, *values: object) -> tuple[object, ...] | None:
+    def row(self, query: str, *values: object) -> tuple[Any, ...] | None:
         """The first row of a query."""
         with self._lock:
-            found: tuple[object, ...] | None = self._connection.execute(query, values).fetchone()
+            found: tuple[Any, ...] | None = self._connection.execute(query, values).fetchone()
             return found
 
     def close(self) -> None:
         """Close the file. May be called twice."""
         with self._lock:
             self._connection.close()
+
+
+class HomeStore:
+    """Some of the file's tables. Every method is one transaction, or joins the caller's."""
+
+    def __init__(self, database: HomeDatabase) -> None:
+        self._database = database

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from device_sdk.home.database import HomeDatabase
+from device_sdk.home.database import HomeStore
 from device_sdk.wire.publish.catalogue import MOST_ID_BYTES
 
 _MOST_USER_BYTES = 256
 
 
-class InteractionStore:
+class InteractionStore(HomeStore):
     """Distinct (user, item) pairs. Users keep their place, in the order of their first item."""
-
-    def __init__(self, database: HomeDatabase) -> None:
-        self._database = database
 
     def add(self, pairs: Iterable[tuple[str, str]]) -> int:
         """Record (user, item) pairs in one commit; how many were new. Raises ValueError.
@@ -45,37 +41,31 @@ class InteractionStore:
 
     def place(self, user: str) -> int | None:
         """The place of a local user; None for one without interactions."""
-        row: tuple[Any, ...] | None = self._database.row(
-            "SELECT place FROM user WHERE name = ?", user
-        )
+        row = self._database.row("SELECT place FROM user WHERE name = ?", user)
         return None if row is None else int(row[0])
 
     def some_users(self, most: int) -> list[str]:
         """Names of the first local users, at most ``most``."""
-        found: list[tuple[Any, ...]] = self._database.rows(
-            "SELECT name FROM user ORDER BY place LIMIT ?", most
-        )
+        found = self._database.rows("SELECT name FROM user ORDER BY place LIMIT ?", most)
         return [name for (name,) in found]
 
     def counts(self) -> tuple[int, int]:
         """Numbers of local users and of interactions."""
-        row: tuple[Any, ...] | None = self._database.row(
+        row = self._database.row(
             "SELECT (SELECT count(*) FROM user), (SELECT count(*) FROM interaction)"
         )
         return (0, 0) if row is None else (int(row[0]), int(row[1]))
 
     def items_of(self, place: int) -> list[str]:
         """The outside ids that a user touched."""
-        found: list[tuple[Any, ...]] = self._database.rows(
-            "SELECT item FROM interaction WHERE user = ?", place
-        )
+        found = self._database.rows("SELECT item FROM interaction WHERE user = ?", place)
         return [item for (item,) in found]
 
     def positives(self, rows: Mapping[str, int]) -> tuple[NDArray[np.int64], ...]:
         """Per user the rising rows (by a catalogue) of the items that the catalogue knows."""
         users, _ = self.counts()
         found: list[list[int]] = [[] for _ in range(users)]
-        pairs: list[tuple[Any, ...]] = self._database.rows("SELECT user, item FROM interaction")
+        pairs = self._database.rows("SELECT user, item FROM interaction")
         for user, item in pairs:
             row = rows.get(item)
             if row is not None:

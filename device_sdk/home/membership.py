@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from device_sdk.home.database import HomeDatabase
+from device_sdk.home.database import HomeStore
 from device_sdk.link.broker_url import TlsFiles
 from device_sdk.wire.seal.descriptor import Descriptor, DescriptorSeen, read_descriptor
 from device_sdk.wire.seal.enrolment_message import Grant
@@ -18,7 +17,7 @@ _STEP_DOUBLINGS = 4
 _MOST_DOUBLINGS = 32
 
 
-class RequestCounter:
+class RequestCounter(HomeStore):
     """Rises for as long as the home exists: the aggregator answers a counter once in its life.
 
     A home that came back from a backup, or has a clone, counts from too low a number, and nobody
@@ -28,14 +27,11 @@ class RequestCounter:
     the counter.
     """
 
-    def __init__(self, database: HomeDatabase) -> None:
-        self._database = database
-
     def next(self) -> int:
         """The counter of a new request, committed. Raises ``sqlite3.Error``."""
         with self._database.transaction() as sql:
             query = "SELECT highest, unanswered FROM request_counter"
-            row: tuple[Any, ...] | None = self._database.row(query)
+            row = self._database.row(query)
             highest, unanswered = (0, 0) if row is None else (int(row[0]), int(row[1]))
             step = 1 << min(_STEP_DOUBLINGS * unanswered, _MOST_DOUBLINGS)
             highest = min(_LIMIT, highest + step)
@@ -66,15 +62,12 @@ class Membership:
     """Of descriptors under this root, where the device has accepted none yet."""
 
 
-class MembershipStore:
+class MembershipStore(HomeStore):
     """Membership, descriptor and the largest time seen: each has one row at most."""
-
-    def __init__(self, database: HomeDatabase) -> None:
-        self._database = database
 
     def load(self) -> Membership | None:
         """The membership; None before enrolment."""
-        row: tuple[Any, ...] | None = self._database.row(
+        row = self._database.row(
             "SELECT url, prefix, task, cohort, ca_file, certificate_file, key_file, "
             "root_fingerprint, device_id, handle, admission_key, shard, least_serial "
             "FROM membership"
@@ -120,7 +113,7 @@ class MembershipStore:
 
     def descriptor(self, root_fingerprint: bytes) -> Descriptor | None:
         """The newest descriptor accepted, verified again. Raises ``WireError`` if damaged."""
-        row: tuple[Any, ...] | None = self._database.row("SELECT message FROM descriptor")
+        row = self._database.row("SELECT message FROM descriptor")
         return None if row is None else read_descriptor(row[0], root_fingerprint)
 
     def save_descriptor(self, descriptor: Descriptor) -> None:
@@ -149,7 +142,7 @@ class MembershipStore:
 
     def largest_time(self) -> int:
         """The largest Unix time ever seen, 0 before the first session."""
-        row: tuple[Any, ...] | None = self._database.row("SELECT largest_unix_seconds FROM clock")
+        row = self._database.row("SELECT largest_unix_seconds FROM clock")
         return 0 if row is None else int(row[0])
 
     def raise_time(self, unix_seconds: int) -> None:

@@ -9,17 +9,13 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from device_sdk.home.database import HomeDatabase, pack_arrays, unpack_arrays
-from device_sdk.wire.publish.catalogue import NO_CATALOGUE
+from device_sdk.home.database import HomeStore, pack_arrays, unpack_arrays
 
 # Attachments that were fetched, by content id: one that is offered again is not fetched again.
 
 
-class AttachmentStore:
+class AttachmentStore(HomeStore):
     """Contents under the ids that signed heads gave them."""
-
-    def __init__(self, database: HomeDatabase) -> None:
-        self._database = database
 
     def save(self, content_id: bytes, content: bytes) -> None:
         """Keep a content until it is no longer offered."""
@@ -28,14 +24,12 @@ class AttachmentStore:
 
     def content(self, content_id: bytes) -> bytes | None:
         """The content of an id; None where it is not here."""
-        row: tuple[Any, ...] | None = self._database.row(
-            "SELECT content FROM attachment WHERE id = ?", content_id
-        )
+        row = self._database.row("SELECT content FROM attachment WHERE id = ?", content_id)
         return None if row is None else bytes(row[0])
 
     def ids(self) -> set[bytes]:
         """All that is here."""
-        return {bytes(row[0]) for row in self._database.rows("SELECT id FROM attachment")}  # type: ignore[call-overload]
+        return {bytes(row[0]) for row in self._database.rows("SELECT id FROM attachment")}
 
     def keep_only(self, offered: Collection[bytes]) -> None:
         """Forget what is no longer offered."""
@@ -107,14 +101,11 @@ class CapabilityRow:
         return replace(self, misses=self.misses + 1 if late else 0)
 
 
-class ModelStore:
+class ModelStore(HomeStore):
     """Models, learner states, catalogues and capabilities by task."""
 
-    def __init__(self, database: HomeDatabase) -> None:
-        self._database = database
-
     def save_model(self, model: StoredModel) -> None:
-        """Replace the task's model."""
+        """Replace the task's model, and forget catalogues that no model uses."""
         with self._database.transaction() as sql:
             sql.execute(
                 "INSERT OR REPLACE INTO model VALUES (?, ?, ?, ?, ?, ?, ?)",
@@ -128,24 +119,23 @@ class ModelStore:
                     model.artifact_id,
                 ),
             )
+            sql.execute("DELETE FROM catalogue WHERE id NOT IN (SELECT catalogue_id FROM model)")
 
     def model_mark(self, task: str) -> tuple[int, int, int] | None:
         """(generation, round, version) of the stored model, without reading its arrays."""
-        row: tuple[Any, ...] | None = self._database.row(
+        row = self._database.row(
             "SELECT generation, round, version FROM model WHERE task = ?", task
         )
         return None if row is None else (int(row[0]), int(row[1]), int(row[2]))
 
     def last_catalogue(self, task: str) -> tuple[int, bytes] | None:
         """(generation, catalogue id) of the stored model."""
-        row: tuple[Any, ...] | None = self._database.row(
-            "SELECT generation, catalogue_id FROM model WHERE task = ?", task
-        )
+        row = self._database.row("SELECT generation, catalogue_id FROM model WHERE task = ?", task)
         return None if row is None else (int(row[0]), bytes(row[1]))
 
     def model(self, task: str) -> StoredModel | None:
         """The task's last model."""
-        row: tuple[Any, ...] | None = self._database.row(
+        row = self._database.row(
             "SELECT task, generation, round, version, catalogue_id, arrays, artifact FROM model "
             "WHERE task = ?",
             task,
@@ -170,16 +160,12 @@ class ModelStore:
 
     def learner_artifact(self, task: str) -> bytes | None:
         """The artifact that the stored learner's state belongs to."""
-        row: tuple[Any, ...] | None = self._database.row(
-            "SELECT artifact FROM learner WHERE task = ?", task
-        )
+        row = self._database.row("SELECT artifact FROM learner WHERE task = ?", task)
         return None if row is None else row[0]
 
     def learner(self, task: str) -> dict[str, NDArray[Any]] | None:
         """The learner's private state; None before its first round."""
-        row: tuple[Any, ...] | None = self._database.row(
-            "SELECT state FROM learner WHERE task = ?", task
-        )
+        row = self._database.row("SELECT state FROM learner WHERE task = ?", task)
         return None if row is None else unpack_arrays(row[0])
 
     def save_catalogue(self, content: bytes) -> None:
@@ -192,23 +178,12 @@ class ModelStore:
 
     def catalogue(self, catalogue_id: bytes) -> bytes | None:
         """The content of a catalogue; None where it is not here."""
-        row: tuple[Any, ...] | None = self._database.row(
-            "SELECT content FROM catalogue WHERE id = ?", catalogue_id
-        )
+        row = self._database.row("SELECT content FROM catalogue WHERE id = ?", catalogue_id)
         return None if row is None else bytes(row[0])
-
-    def drop_catalogues(self, keep: bytes) -> None:
-        """Forget catalogues that no model uses, but for ``keep``."""
-        with self._database.transaction() as sql:
-            sql.execute(
-                "DELETE FROM catalogue WHERE id <> ? "
-                "AND id NOT IN (SELECT catalogue_id FROM model)",
-                (keep or NO_CATALOGUE,),
-            )
 
     def capability(self, task: str) -> CapabilityRow | None:
         """What was measured for a task."""
-        row: tuple[Any, ...] | None = self._database.row(
+        row = self._database.row(
             "SELECT task, conditions, option, size, placement, placed_size, misses, reason, "
             "p90_seconds FROM capability WHERE task = ?",
             task,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from device_sdk.home.database import HomeDatabase
+from device_sdk.home.database import HomeStore
 from device_sdk.wire.publish.manifest import Mark, RoundManifest
 from device_sdk.wire.publish.receipts import Receipt, Verdict
 
@@ -61,15 +61,12 @@ class OutboxRow:
     body: bytes
 
 
-class RoundStore:
-    """Marks, participations and outbox. Every method is one transaction, or joins the caller's."""
-
-    def __init__(self, database: HomeDatabase) -> None:
-        self._database = database
+class RoundStore(HomeStore):
+    """Marks, participations and outbox."""
 
     def mark(self, task: str, cohort: str) -> Mark | None:
         """The newest manifest accepted for a task and cohort."""
-        row: tuple[Any, ...] | None = self._database.row(
+        row = self._database.row(
             "SELECT generation, round, version, sha256 FROM mark WHERE task = ? AND cohort = ?",
             task,
             cohort,
@@ -153,16 +150,14 @@ class RoundStore:
 
     def outbox(self) -> list[OutboxRow]:
         """Updates without a receipt, oldest first."""
-        rows: list[tuple[Any, ...]] = self._database.rows(
+        rows = self._database.rows(
             "SELECT digest, task, generation, round, body FROM outbox ORDER BY generation, round"
         )
         return [OutboxRow(*row) for row in rows]
 
     def outbox_size(self) -> tuple[int, int]:
         """Number of updates without a receipt, and the bytes of their bodies."""
-        row: tuple[Any, ...] | None = self._database.row(
-            "SELECT count(*), coalesce(sum(length(body)), 0) FROM outbox"
-        )
+        row = self._database.row("SELECT count(*), coalesce(sum(length(body)), 0) FROM outbox")
         return (0, 0) if row is None else (int(row[0]), int(row[1]))
 
     def settle(self, receipt: Receipt) -> OutboxRow | None:
@@ -190,7 +185,7 @@ class RoundStore:
             return found
 
     def _participations(self, tail: str, *values: object) -> list[Participation]:
-        rows: list[tuple[Any, ...]] = self._database.rows(
+        rows = self._database.rows(
             "SELECT task, generation, round, version, outcome, detail, k, "
             "train_seconds, verdict, reason, artifact "
             f"FROM participation {tail}",

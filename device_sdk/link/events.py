@@ -171,23 +171,19 @@ class Outcome(Enum):
     """The link stopped before it was sent."""
 
 
+@dataclass(slots=True, eq=False)
 class Delivery:
     """A publication on its way. ``outcome`` is None until its fate is known."""
 
-    __slots__ = ("detail", "done", "outcome", "payload", "qos", "retain", "topic")
-
-    def __init__(
-        self, topic: str, payload: bytes, qos: int, retain: bool, done: threading.Condition
-    ) -> None:
-        self.topic = topic
-        self.payload = payload
-        self.qos = qos
-        self.retain = retain
-        self.outcome: Outcome | None = None
-        self.detail = ""
-        # One condition for all deliveries of a link: an object of its own for each would cost
-        # more than the rest of a publication.
-        self.done = done
+    topic: str
+    payload: bytes
+    qos: int
+    retain: bool
+    # One condition for all deliveries of a link: an object of its own for each would cost more
+    # than the rest of a publication.
+    done: threading.Condition
+    outcome: Outcome | None = None
+    detail: str = ""
 
     def wait(self, timeout_seconds: float) -> Outcome | None:
         """The outcome, waiting for it; None when ``timeout_seconds`` passed without one."""

@@ -112,7 +112,7 @@ class Link:
             raise ValueError("a topic has at most 65,535 bytes")
         delivery = Delivery(topic, payload, qos, retain, self._loop.done)
         self._loop.queue.put(delivery)
-        self._loop.wake()
+        self._loop.waker.wake()
         return delivery
 
     def subscribe(self, topic_filter: str, *, qos: int = 1) -> None:
@@ -123,12 +123,12 @@ class Link:
         if qos not in (0, 1) or not topic_filter:
             raise ValueError("a subscription needs a topic filter and a QoS of 0 or 1")
         self._loop.subscriptions.add(topic_filter, qos)
-        self._loop.wake()
+        self._loop.waker.wake()
 
     def unsubscribe(self, topic_filter: str) -> None:
         """End a subscription. Messages on their way may still arrive."""
         if self._loop.subscriptions.remove(topic_filter):
-            self._loop.wake()
+            self._loop.waker.wake()
 
     def events(self, *, most: int = 256, timeout_seconds: float | None = None) -> list[Event]:
         """Up to ``most`` events in order, waiting for the first (None: for ever)."""

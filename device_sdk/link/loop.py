@@ -127,7 +127,7 @@ class LinkLoop:
         self.events = EventQueue(
             most_messages=settings.event_queue_messages,
             most_bytes=settings.event_queue_bytes,
-            on_room=self.wake,
+            on_room=self.waker.wake,
             on_event=on_event,
         )
         self.limits: ServerLimits | None = None
@@ -155,12 +155,8 @@ class LinkLoop:
             # In this order: the thread that sees the one must find the other.
             self._flush_until_seconds = self._clock() + flush_seconds
             self._stopping = True
-        self.wake()
-
-    def wake(self) -> None:
-        """There is something to do, from any thread."""
         # A link that sleeps between two connections takes no notice of work, only of its end.
-        self.waker.wake(again=self._stopping)
+        self.waker.wake(again=True)
 
     # What a Connection calls.
 

@@ -50,7 +50,7 @@ def load_method(group: str, name: str, *kinds: type) -> Any:
         raise MethodError(f"{_package(entry)} offers what cannot be used: {error}") from None
     try:
         loaded = entry.load()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         # Whatever somebody else's module does while it is imported.
         moved = isinstance(error, ModuleNotFoundError) and error.name == entry.module
         raise MethodError(

@@ -89,30 +89,21 @@ def unpack(
                 f"{np.dtype(entry.dtype)} [{shape}]"
             )
     for name, array in found.items():
-        _require_numbers(name, array, schema[name], known, error)
+        if not array.size or array.dtype.kind == "b":
+            continue
+        least, below = schema[name].least, schema[name].below
+        below = known[below] if isinstance(below, str) else below
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise error(f"the state's {name!r} holds numbers that are not finite")
+        if least is not None and array.min() < least:
+            raise error(f"the state's {name!r} is expected to hold nothing below {least}")
+        if below is not None and array.max() >= below:
+            raise error(f"the state's {name!r} is expected to stay below {below}")
     return {name: array.copy() for name, array in found.items()}
 
 
 def _length(wanted: int | str, known: Mapping[str, int]) -> str:
     return f"{wanted} = {known[wanted]}" if wanted in known else str(wanted)  # type: ignore[index]
-
-
-def _require_numbers(
-    name: str,
-    array: NDArray[Any],
-    entry: Entry,
-    known: Mapping[str, int],
-    error: Callable[[str], Exception],
-) -> None:
-    if not array.size or array.dtype.kind == "b":
-        return
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
-        raise error(f"the state's {name!r} holds numbers that are not finite")
-    below = known[entry.below] if isinstance(entry.below, str) else entry.below
-    if entry.least is not None and array.min() < entry.least:
-        raise error(f"the state's {name!r} is expected to hold nothing below {entry.least}")
-    if below is not None and array.max() >= below:
-        raise error(f"the state's {name!r} is expected to stay below {below}")
 
 
 class Stateful:

@@ -26,6 +26,7 @@ from device_sdk.wire.publish.manifest import Order, RoundManifest, order, read_m
 from device_sdk.wire.publish.receipts import UpdateIdentity, update_digest
 from device_sdk.wire.seal.broadcast import (
     derive_broadcast_keys,
+    find_group_key,
     open_manifest,
     read_manifest_label,
 )
@@ -53,14 +54,16 @@ def commit_round(
         save_model(home, job, result)
         if result.capability is not None:
             home.models.save_capability(result.capability)
-        name = "" if result.artifact is None else result.artifact.name
         home.rounds.conclude(
-            participation(
-                manifest,
+            Participation(
+                manifest.task,
+                manifest.generation,
+                manifest.round,
+                manifest.version,
                 RoundOutcome.TRAINED,
                 k=result.k,
                 train_seconds=result.seconds,
-                artifact=name,
+                artifact="" if result.artifact is None else result.artifact.name,
             )
         )
         home.rounds.post(row)
@@ -69,8 +72,7 @@ def commit_round(
 
 
 def save_model(home: Home, job: TrainingJob, result: TrainedRound | None = None) -> None:
-    """Keep what to predict with (the training's model, else the broadcast's arrays), and drop
-    catalogues of before."""
+    """Keep what to predict with: the training's model, else the broadcast's arrays."""
     manifest = job.manifest
     model = StoredModel(
         manifest.task,
@@ -81,9 +83,7 @@ def save_model(home: Home, job: TrainingJob, result: TrainedRound | None = None)
         result.model if result is not None and result.model is not None else job.broadcast.tensors,
         result.artifact.artifact_id if result is not None and result.artifact is not None else None,
     )
-    with home.database.transaction():
-        home.models.save_model(model)
-        home.models.drop_catalogues(manifest.catalogue_id)
+    home.models.save_model(model)
 
 
 def read_model(
@@ -106,28 +106,6 @@ def read_model(
             arrays=adopted,
         )
         home.models.save_model(model)
-
-
-def participation(
-    manifest: RoundManifest,
-    outcome: RoundOutcome,
-    detail: str = "",
-    k: int | None = None,
-    train_seconds: float | None = None,
-    artifact: str = "",
-) -> Participation:
-    """How a round ended here, without a verdict yet."""
-    return Participation(
-        manifest.task,
-        manifest.generation,
-        manifest.round,
-        manifest.version,
-        outcome,
-        detail,
-        k,
-        train_seconds,
-        artifact=artifact,
-    )
 
 
 _log = logging.getLogger("tessera.device")
@@ -197,7 +175,7 @@ class ManifestIntake:
     def _verified(self, message: bytes) -> Accepted | None:
         membership = self._membership
         label = read_manifest_label(message)
-        key = self._sessions.group_key(label.epoch)
+        key = find_group_key(self._sessions.group_keys, label.epoch)
         keys = derive_broadcast_keys(key, label.broadcast_id, membership.task, membership.cohort)
         body = open_manifest(message, keys, self._sessions.signing())
         manifest = read_manifest(body)
@@ -335,10 +313,10 @@ class CurrentRound:
         round_ = self._round
         if round_ is not None and self.job is None:
             if self._is_past(round_.manifest.deadline_unix_seconds):
-                what = "receipts" if round_.is_complete else "chunks"
+                what = "chunks" if round_.fetches else "receipts"
                 detail = f"not all {what} came in time"
                 self._conclude(round_.manifest, RoundOutcome.TOO_LATE, detail)
-            elif self._asks_again(round_) and round_.retry.due():
+            elif self._connected and round_.fetches and round_.retry.due():
                 round_.ask_again()
         if self._intake.due():
             self.take_manifest()
@@ -349,7 +327,8 @@ class CurrentRound:
         if round_ is None or self.job is not None:
             return intake_seconds
         deadline = self._sessions.time.clock_seconds(round_.manifest.deadline_unix_seconds)
-        retry = round_.retry.next_seconds if self._asks_again(round_) else math.inf
+        asks_again = self._connected and round_.fetches
+        retry = round_.retry.next_seconds if asks_again else math.inf
         return min(retry, intake_seconds, math.inf if deadline is None else deadline)
 
     def wanted(self, names: Sequence[str]) -> None:
@@ -403,7 +382,7 @@ class CurrentRound:
         return manifest.threshold == 0 and mark is not None
 
     def _advance(self, round_: OpenRound) -> None:
-        if not round_.is_complete:
+        if round_.fetches:
             return
         try:
             job = round_.job()
@@ -411,28 +390,30 @@ class CurrentRound:
             # Signed by the aggregator and unusable all the same: asking again would not help.
             self._conclude(round_.manifest, RoundOutcome.FAILED, str(error))
             raise
-        if round_.manifest.threshold == 0 and not self._has_own_model(job):
+        rests = job.manifest.threshold == 0
+        if rests and not self._has_own_model(job):
             self.read(job)
-        elif job.manifest.threshold > 0 and self._sender.waits and needs_receipts(job.terms.method):
+        elif not rests and self._sender.waiting and needs_receipts(job.terms.method):
             return  # the learner has to know what of its own counted: until :meth:`receipted`
         elif round_.asks:
             self.question = job
         else:
             self.job = job
 
-    def _asks_again(self, round_: OpenRound) -> bool:
-        return self._connected and not round_.is_complete
-
     def _has_own_model(self, job: TrainingJob) -> bool:
         return self._home.models.learner_artifact(job.manifest.task) is not None
 
     def _conclude(self, manifest: RoundManifest, outcome: RoundOutcome, detail: str = "") -> None:
         self._close()
-        self._home.rounds.conclude(participation(manifest, outcome, detail))
+        task, generation = manifest.task, manifest.generation
+        self._home.rounds.conclude(
+            Participation(task, generation, manifest.round, manifest.version, outcome, detail)
+        )
 
     def _close(self) -> None:
         if self._round is not None:
-            self._round.stop()
+            for fetch in self._round.fetches.values():
+                fetch.stop()
         self._round = self.job = self.question = None
 
     def _is_past(self, unix_seconds: int) -> bool:

@@ -28,6 +28,7 @@ from device_sdk.wire.publish.topics import ChunkTopic
 from device_sdk.wire.seal.broadcast import (
     GroupKey,
     derive_broadcast_keys,
+    find_group_key,
     open_manifest,
     read_manifest_label,
     unwrap_cohort_key,
@@ -91,19 +92,20 @@ class Fetch:
         self._actions = actions
         self._filter = world.topics.chunk_filter(content_id)
         self._head_message = b""
-        self._chunks: ChunkSet | None = None
+        self.chunks: ChunkSet | None = None
+        """None while the head has not come."""
         self._head = ""
         if kind is not None:
             self._head = world.topics.write(ChunkTopic(content_id, HEAD_INDEX))
         else:
-            key = sessions.group_key(manifest.key_epoch)
+            key = find_group_key(sessions.group_keys, manifest.key_epoch)
             keys = derive_broadcast_keys(key, content_id, manifest.task, manifest.cohort)
-            self._chunks = ChunkSet(keys, content_id, manifest.chunks, manifest.length)
+            self.chunks = ChunkSet(keys, content_id, manifest.chunks, manifest.length)
         self.start()
 
     def start(self) -> None:
         """Subscribe, or subscribe again: the broker sends what it retains."""
-        self._actions.append(Subscribe(self._head if self._chunks is None else self._filter))
+        self._actions.append(Subscribe(self._head if self.chunks is None else self._filter))
 
     def stop(self) -> None:
         """Unsubscribe."""
@@ -115,20 +117,14 @@ class Fetch:
         """Take the message at a topic's index; whether all is there. Raises ``WireError``."""
         if self.kind is not None and index == HEAD_INDEX:
             return self._take_head(message)
-        return self._chunks is not None and self._chunks.add(message)
-
-    def plaintext(self) -> bytes:
-        """The whole. Raises ``WireError``."""
-        if self._chunks is None:
-            raise WireError("truncated", "the content's head has not come")
-        return self._chunks.plaintext()
+        return self.chunks is not None and self.chunks.add(message)
 
     def _take_head(self, message: bytes) -> bool:
         if message == self._head_message:
             return False
         label = read_manifest_label(message)
         if self._cohort_key is None:
-            key = self._sessions.group_key(label.epoch)
+            key = find_group_key(self._sessions.group_keys, label.epoch)
         else:
             key = GroupKey(label.epoch, self._cohort_key)
         keys = derive_broadcast_keys(key, label.broadcast_id, self._task, self._sealed_for)
@@ -137,9 +133,9 @@ class Fetch:
             raise WireError("wrong-content", "the head of another content")
         # A head of a new epoch comes with new chunks; what was collected is worth nothing then.
         self._head_message = message
-        self._chunks = ChunkSet(keys, label.broadcast_id, head.chunks, head.length)
+        self.chunks = ChunkSet(keys, label.broadcast_id, head.chunks, head.length)
         self._actions.append(Subscribe(self._filter))
-        return not self._chunks.missing
+        return not self.chunks.missing
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,29 +246,25 @@ class OpenRound:
         self._artifacts: tuple[LocalArtifact, ...] = ()
         self.asks = False
         """Whether the learner has yet to say which attachments it wants."""
-        self._fetches: dict[bytes, Fetch] = {}
+        self.fetches: dict[bytes, Fetch] = {}
+        """By content id, what is known to be needed and has not come."""
         self._fetch(None, manifest.broadcast_id)
         wanted = manifest.catalogue_id
         if wanted != NO_CATALOGUE and self._home.models.catalogue(wanted) is None:
             self._fetch(ContentKind.CATALOGUE, wanted)
 
-    @property
-    def is_complete(self) -> bool:
-        """Whether all came that is known to be needed."""
-        return not self._fetches
-
     def add(self, content_id: bytes, index: int, message: bytes) -> None:
         """A chunk's or head's message came. Raises ``WireError``, :class:`Declined`."""
-        fetch = self._fetches.get(content_id)
+        fetch = self.fetches.get(content_id)
         if fetch is None:
             return
         complete = fetch.add(index, message)
         self.retry.progressed()
-        if not complete:
+        if not complete or fetch.chunks is None:
             return
         fetch.stop()
         try:
-            plaintext = fetch.plaintext()
+            plaintext = fetch.chunks.plaintext()
             if fetch.kind is None:
                 self._take_broadcast(plaintext)
             else:
@@ -280,7 +272,7 @@ class OpenRound:
         except WireError as error:
             self.broken = error
             raise
-        del self._fetches[content_id]  # last: what could not be stored is fetched again
+        del self.fetches[content_id]  # last: what could not be stored is fetched again
 
     def ask_for(self, names: Sequence[str]) -> None:
         """The learner wants these attachments. Raises LearnerError for one that is not offered."""
@@ -292,19 +284,14 @@ class OpenRound:
         for name in self._wanted:
             offered = self._offer.readable[name]
             here = self._home.attachments.content(offered.content_id) is not None
-            if not here and offered.content_id not in self._fetches:
+            if not here and offered.content_id not in self.fetches:
                 self._fetch(ContentKind.ATTACHMENT, offered.content_id, offered.cohort)
         self.retry.progressed()
 
     def ask_again(self) -> None:
         """Subscribe again to what is missing."""
-        for fetch in self._fetches.values():
+        for fetch in self.fetches.values():
             fetch.start()
-
-    def stop(self) -> None:
-        """End the subscriptions."""
-        for fetch in self._fetches.values():
-            fetch.stop()
 
     def job(self) -> TrainingJob:
         """The training job, once complete. Raises ``WireError``: ``bad-catalogue``, or parsers'."""
@@ -319,7 +306,7 @@ class OpenRound:
         )
 
     def _fetch(self, kind: ContentKind | None, content_id: bytes, cohort: str = "") -> None:
-        self._fetches[content_id] = Fetch(
+        self.fetches[content_id] = Fetch(
             kind,
             content_id,
             self.manifest,
@@ -343,32 +330,26 @@ class OpenRound:
             {each.content_id for each in self._offer.readable.values()}
         )
         self.asks = bool(self._offer.readable)
-        self._artifacts = self._chosen_artifacts(self._terms)
-        picked = {each.artifact_id for each in self._artifacts}
-        for each in self._terms.artifacts:
-            if each.artifact_id in picked:
-                self._need_artifact(each.artifact_id)
-                if each.companion is not None:
-                    self._need_artifact(each.companion.artifact_id)
-        if not self._terms.artifacts:
-            self._need_artifact(self._artifacts[0].artifact_id)
+        folder = self._world.artifact_folder
+        if self._terms.artifacts:
+            picked = pick_artifacts(self._terms.artifacts, self._world.options)
+            self._artifacts = tuple(self._local(each) for each in picked)
+            both = [one for each in picked for one in (each, each.companion)]
+            needed = [one.artifact_id for one in both if one is not None]
+        else:
+            needed = [self._named_artifact()]
+            self._artifacts = (LocalArtifact(needed[0], "", folder(needed[0])),)
+        for artifact_id in needed:
+            if not folder(artifact_id).is_dir() and artifact_id not in self.fetches:
+                self._fetch(ContentKind.ARTIFACT, artifact_id)
 
-    def _need_artifact(self, artifact_id: bytes) -> None:
-        folder = self._world.artifact_folder(artifact_id)
-        if not folder.is_dir() and artifact_id not in self._fetches:
-            self._fetch(ContentKind.ARTIFACT, artifact_id)
-
-    def _chosen_artifacts(self, terms: TaskTerms) -> tuple[LocalArtifact, ...]:
-        """Those of the terms that this device takes; without any, the manifest's."""
-        if terms.artifacts:
-            picked = pick_artifacts(terms.artifacts, self._world.options)
-            return tuple(self._local(each) for each in picked)
-        wanted, installed = self.manifest.artifact_id, self._world.installed
-        if wanted == NO_ARTIFACT:
-            if not installed:
-                raise WireError("no-artifact", "the task names no artifact, and none is installed")
-            wanted = next(iter(installed))
-        return (LocalArtifact(wanted, "", self._world.artifact_folder(wanted)),)
+    def _named_artifact(self) -> bytes:
+        """The manifest's, or the one that is installed where it leaves that to the device."""
+        if self.manifest.artifact_id != NO_ARTIFACT:
+            return self.manifest.artifact_id
+        if not self._world.installed:
+            raise WireError("no-artifact", "the task names no artifact, and none is installed")
+        return next(iter(self._world.installed))
 
     def _local(self, offered: OfferedArtifact) -> LocalArtifact:
         companion, folder = offered.companion, self._world.artifact_folder

@@ -18,6 +18,7 @@ from device_sdk.world import DeviceWorld
 
 @dataclass(slots=True)
 class _Waiting:
+    row: OutboxRow
     backoff: Backoff
     next_seconds: float
     unanswered: int = 0
@@ -42,8 +43,8 @@ class Sender:
         self._sessions = sessions
         self._actions = actions
         self._connected = False
-        self._rows: dict[bytes, OutboxRow] = {}
-        self._waiting: dict[bytes, _Waiting] = {}
+        self.waiting: dict[bytes, _Waiting] = {}
+        """Updates without a receipt, by digest."""
         self.sent_bytes = 0
         """Bytes of all envelopes with updates since the process started."""
         for row in self._store.outbox():
@@ -52,19 +53,14 @@ class Sender:
     @property
     def obstacle(self) -> str:
         """Why no further round is begun, for people; empty while one may be."""
-        updates, options = len(self._rows), self._options
-        bodies = sum(len(row.body) for row in self._rows.values())
+        updates, options = len(self.waiting), self._options
+        bodies = sum(len(each.row.body) for each in self.waiting.values())
         if updates < options.most_outbox_updates and bodies < options.most_outbox_bytes:
             return ""
         return (
             f"{updates} updates ({bodies:,} bytes) wait for receipts that do not come; no "
             "further round is trained until one does"
         )
-
-    @property
-    def waits(self) -> bool:
-        """Whether any update is without its receipt."""
-        return bool(self._rows)
 
     def add(self, row: OutboxRow) -> None:
         """Send an update that lies in the outbox from now on."""
@@ -73,14 +69,13 @@ class Sender:
             first_seconds=self._pace.answer_seconds,
             most_seconds=self._pace.most_seconds,
         )
-        self._rows[row.digest] = row
-        self._waiting[row.digest] = _Waiting(backoff, self._clock())
+        self.waiting[row.digest] = _Waiting(row, backoff, self._clock())
 
     def connected(self, value: bool) -> None:
         """The broker's connection came or went; after a new one everything is sent at once."""
         self._connected = value
         if value:
-            for waiting in self._waiting.values():
+            for waiting in self.waiting.values():
                 waiting.backoff.reset()
                 waiting.repeated = False
             self._hurry()
@@ -90,7 +85,7 @@ class Sender:
 
         Waits go on growing: the session may be new only because receipts do not come.
         """
-        for waiting in self._waiting.values():
+        for waiting in self.waiting.values():
             waiting.unanswered = 0
         self._hurry()
 
@@ -98,16 +93,15 @@ class Sender:
         """A receipt came: the update's row is settled and gone. None when nothing waited for it."""
         row = self._store.settle(receipt)
         if row is not None:
-            self._rows.pop(row.digest, None)
-            self._waiting.pop(row.digest, None)
+            self.waiting.pop(row.digest, None)
         return row
 
     def tick(self) -> None:
         """Send what is due."""
-        if not self._can_send():
-            return
         now = self._clock()
-        for digest, waiting in self._waiting.items():
+        if now < self.next_seconds():
+            return
+        for waiting in self.waiting.values():
             if now < waiting.next_seconds:
                 continue
             if waiting.unanswered >= self._pace.unanswered_sends:
@@ -115,15 +109,15 @@ class Sender:
                 self._sessions.reopen()
                 waiting.next_seconds = math.inf
                 continue
-            in_parts = self._send(self._rows[digest])
+            in_parts = self._send(waiting.row)
             waiting.unanswered += 1
             waiting.next_seconds = now + self._wait_seconds(waiting, in_parts)
 
     def next_seconds(self) -> float:
         """The monotonic time at which :meth:`tick` has something to do; infinite for never."""
-        if not self._can_send():
+        if not self._connected or not self._sessions.is_open:
             return math.inf
-        return min((each.next_seconds for each in self._waiting.values()), default=math.inf)
+        return min((each.next_seconds for each in self.waiting.values()), default=math.inf)
 
     def _wait_seconds(self, waiting: _Waiting, in_parts: bool) -> float:
         if not waiting.repeated and not in_parts:
@@ -134,13 +128,10 @@ class Sender:
         return max(self._pace.answer_seconds, waiting.backoff.next_seconds())
 
     def _hurry(self) -> None:
-        for waiting in self._waiting.values():
+        for waiting in self.waiting.values():
             # One that waits for a session keeps waiting for it.
             if waiting.unanswered < self._pace.unanswered_sends:
                 waiting.next_seconds = self._clock()
-
-    def _can_send(self) -> bool:
-        return self._connected and self._sessions.is_open
 
     def _send(self, row: OutboxRow) -> bool:
         """Whether it goes in parts."""

@@ -12,11 +12,12 @@ from device_sdk.rounds.actions import Actions, Publish
 from device_sdk.system.clock import Backoff
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.seal import signature
-from device_sdk.wire.seal.broadcast import GroupKey, find_group_key
+from device_sdk.wire.seal.broadcast import GroupKey
 from device_sdk.wire.seal.descriptor import Descriptor, read_descriptor
-from device_sdk.wire.seal.device_session import DeviceCredential, DeviceSessions, SessionOpening
+from device_sdk.wire.seal.device_session import DeviceCredential, SessionOpening
 from device_sdk.wire.seal.freshness import Freshness
 from device_sdk.wire.seal.presence import PresenceWatch, read_presence
+from device_sdk.wire.seal.session import DeviceSessions
 from device_sdk.world import DeviceWorld
 
 # The aggregator's time, carried on by the monotonic clock between sessions' replies.
@@ -85,7 +86,8 @@ class SessionKeeper:
         self._signing: Ed25519PublicKey | None = None
         self._sessions = DeviceSessions()
         self.seal, self.receive = self._sessions.seal, self._sessions.receive
-        self._group_keys: tuple[GroupKey, ...] = ()
+        self.group_keys: tuple[GroupKey, ...] = ()
+        """What the last reply brought."""
         self._watch = PresenceWatch()
         self._opening: SessionOpening | None = None
         self._sends = 0
@@ -123,10 +125,6 @@ class SessionKeeper:
                 "(then it has to enrol anew, in another home)"
             )
         return ""
-
-    def group_key(self, epoch: int) -> GroupKey:
-        """The group key of an epoch. Raises ``WireError("unknown-epoch")``."""
-        return find_group_key(self._group_keys, epoch)
 
     def signing(self) -> Ed25519PublicKey:
         """The aggregator's signing key.
@@ -206,7 +204,7 @@ class SessionKeeper:
         self._wanted = False
         self._answers.reset()
         self._sessions.install(opened.session)
-        self._group_keys = opened.group_keys
+        self.group_keys = opened.group_keys
         self._watch.session_opened(opened.incarnation)
         self.opened += 1
 

@@ -6,6 +6,7 @@ import argparse
 import importlib
 import importlib.util
 import math
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,8 @@ from device_sdk.system.printable import printable, printable_lines
 
 INTERRUPTED = 130
 """The exit status after Ctrl-C, as shells count it."""
+PIPE_CLOSED = 141
+"""Likewise where nobody reads any more what is printed."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +61,16 @@ class Program:
         """
         given = sys.argv[1:] if argv is None else argv
         try:
-            arguments = self._parsed(given)
-            return int(arguments.run(arguments))
+            try:
+                arguments = self._parsed(given)
+                return int(arguments.run(arguments))
+            finally:
+                # Here, and not when Python ends, where nobody could catch what it raises.
+                print(end="", flush=True)
+        except BrokenPipeError:
+            # Who read what we print has read enough, as ``head`` does.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return PIPE_CLOSED
         except MemoryError:
             return self._failed("out of memory; try smaller sizes")
         except KeyboardInterrupt:

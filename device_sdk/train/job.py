@@ -125,28 +125,16 @@ def needs_receipts(method: str) -> bool:
         return False  # its training will say so
 
 
-class Trainers:
-    """The trainers of tasks' methods, each loaded when the first round needs it.
+def load_trainer(world: DeviceWorld, method: str) -> RoundTrainer:
+    """The method's trainer. Raises :class:`Declined` where there is no such method.
 
     onnxruntime takes 20 MB and a tenth of a second: an app that only records and recommends never
     loads it.
     """
+    found = learner_class(method)
+    if issubclass(found, RoundTrainer):
+        return found(world)
 
-    def __init__(self, world: DeviceWorld) -> None:
-        self._world = world
-        self._loaded: dict[str, RoundTrainer] = {}
+    from device_sdk.train.arrays import ArrayTrainer
 
-    def of(self, method: str) -> RoundTrainer:
-        """The method's. Raises :class:`Declined` where there is no such method."""
-        if method not in self._loaded:
-            self._loaded[method] = self._load(method)
-        return self._loaded[method]
-
-    def _load(self, method: str) -> RoundTrainer:
-        found = learner_class(method)
-        if issubclass(found, RoundTrainer):
-            return found(self._world)
-
-        from device_sdk.train.arrays import ArrayTrainer
-
-        return ArrayTrainer(self._world, found)
+    return ArrayTrainer(world, found)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +15,7 @@ from device_sdk.home.model_store import CapabilityRow
 from device_sdk.methods.learner import Declined, LearnerError, State
 from device_sdk.methods.scatter.contract import ScatterTraining, encode_scatter_update
 from device_sdk.methods.scatter.factor_step import FactorStep, StepByUsers, TrainerStep
-from device_sdk.methods.scatter.learner import ScatterLearner
+from device_sdk.methods.scatter.learner import ScatterLearner, items_of
 from device_sdk.system.clock import slowed
 from device_sdk.train.job import RoundTrainer, TrainedRound, TrainingJob
 from device_sdk.wire.arrays.exchange import Broadcast
@@ -71,9 +70,15 @@ class ScatterTrainer(RoundTrainer):
 
     def train(self, job: TrainingJob) -> TrainedRound:
         """One round. Raises LearnerError, ArtifactError, ValueError, or :class:`Declined`."""
-        items = _items(job)
+        items, catalogue = items_of(job.broadcast), job.catalogue
+        if catalogue is not None and len(catalogue) != len(items):
+            raise LearnerError(
+                f"the catalogue has {len(catalogue)} items, the item matrix {len(items)} rows"
+            )
+        # Without a catalogue an item's outside id is its row.
+        rows = {str(row): row for row in range(len(items))} if catalogue is None else catalogue.rows
         learner = self._load(job.artifacts[0].folder)
-        self._local.rows = self._positives(job, len(items))
+        self._local.rows = self._home.interactions.positives(rows)
         state = self._state(job.manifest.task, len(items))
         learner.restore(state)
 
@@ -96,12 +101,6 @@ class ScatterTrainer(RoundTrainer):
             self._learner = ScatterLearner(self._local, step, 1, self._rng, self._options.pool)
             self._loaded = artifact
         return self._learner
-
-    def _positives(self, job: TrainingJob, items: int) -> tuple[Rows, ...]:
-        if job.catalogue is not None:
-            return self._home.interactions.positives(job.catalogue.rows)
-        # Without a catalogue an item's outside id is its row.
-        return self._home.interactions.positives({str(row): row for row in range(items)})
 
     def _state(self, task: str, items: int) -> State:
         state = self._home.models.learner(task)
@@ -171,14 +170,3 @@ class _EpochWorkload:
     def run(self) -> object:
         """Train one round."""
         return self._learner.train(self._part)
-
-
-def _items(job: TrainingJob) -> NDArray[Any]:
-    items = job.broadcast.tensors.get("items")
-    if items is None or items.ndim != 2:
-        raise LearnerError("the broadcast lacks 'items' of [items, K]")
-    if job.catalogue is not None and len(job.catalogue) != len(items):
-        raise LearnerError(
-            f"the catalogue has {len(job.catalogue)} items, the item matrix {len(items)} rows"
-        )
-    return items

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from aggregator.serve.broker_links import DEVICE_LIMIT, ENROLMENT_LIMIT
-from aggregator.serve.loss_probe import LossProbe
+from aggregator.serve.broker_links import DEVICE_LIMIT, ENROLMENT_LIMIT, LossProbe
 from benchmarks.aggregator.mqtt_client import MiniClient, connect_packet, publish_packet
 from device_sdk.link.events import Connected, Event, EventQueue, Message, Outcome, Subscribed
 from device_sdk.link.settings import LinkSettings

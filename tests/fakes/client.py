@@ -46,12 +46,13 @@ from device_sdk.wire.seal.broadcast import (
     read_manifest_label,
 )
 from device_sdk.wire.seal.descriptor import Descriptor, read_descriptor
-from device_sdk.wire.seal.device_session import DeviceCredential, DeviceSessions, SessionOpening
+from device_sdk.wire.seal.device_session import DeviceCredential, SessionOpening
 from device_sdk.wire.seal.enrolment import EnrolmentAttempt
 from device_sdk.wire.seal.enrolment_code import parse_code
 from device_sdk.wire.seal.enrolment_message import Grant
 from device_sdk.wire.seal.freshness import Freshness
 from device_sdk.wire.seal.presence import PresenceWatch, read_presence
+from device_sdk.wire.seal.session import DeviceSessions
 from device_sdk.wire.seal.signature import public_key
 from tests.brokers.links import QUICK
 

@@ -18,7 +18,7 @@ import numpy as np
 from aggregator.cli import main
 from aggregator.home import AggregatorHome
 from aggregator.keys.enrolment import make_codes
-from aggregator.keys.folder import Lives, initialise
+from aggregator.keys.folder import USUAL_LIVES, Lives, initialise
 from aggregator.methods.method import Binding
 from aggregator.rounds.machine import RoundEvent
 from aggregator.serve.assembly import LINK_SETTINGS, World, assemble
@@ -36,7 +36,7 @@ def make_home(
     round_lines: str = "",
     more: str = "",
     *,
-    lives: Lives | None = None,
+    lives: Lives = USUAL_LIVES,
 ) -> AggregatorHome:
     """A home with 20 items and K = 8."""
     home = AggregatorHome(folder / "home")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.metadata
+import os
 import re
 import subprocess
 import sys
@@ -164,3 +165,24 @@ def test_the_library_without_its_extra_says_what_to_install() -> None:
         "ModuleNotFoundError: export needs torch, which a device does without: "
         "pip install 'tessera-edge[export]'"
     )
+
+
+@pytest.mark.parametrize("more", [["--help"], ["devices", "--json", "--home", "fleet"]])
+def test_a_reader_that_has_read_enough_ends_a_command_quietly(
+    tmp_path: Path, more: list[str]
+) -> None:
+    command = [sys.executable, "-m", "aggregator.cli"]
+    subprocess.run([*command, "init", "--home", "fleet"], cwd=tmp_path, check=True)
+    read, write = os.pipe()
+    os.close(read)
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    done = subprocess.run(
+        [*command, *more],
+        cwd=tmp_path,
+        env=buffered,
+        stdout=write,
+        stderr=subprocess.PIPE,
+        check=False,
+    )
+    os.close(write)
+    assert (done.returncode, done.stderr) == (141, b"")

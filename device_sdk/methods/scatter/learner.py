@@ -141,7 +141,7 @@ class ScatterLearner(Learner):
         Raises LearnerError when the broadcast lacks ``items`` or settings, or when the catalogue
         is too short for the local data; the learner is then unchanged.
         """
-        items = _items(broadcast)
+        items = items_of(broadcast)
         training = ScatterTraining.from_scalars(broadcast.settings, LearnerError)
         positives = self._interactions.positives()
         rng = self._rng
@@ -265,7 +265,8 @@ class ScatterLearner(Learner):
         return gradients.items
 
 
-def _items(broadcast: Broadcast) -> NDArray[Any]:
+def items_of(broadcast: Broadcast) -> NDArray[Any]:
+    """A broadcast's V, [items, K]. Raises LearnerError where it is not there, or of no width."""
     items = broadcast.tensors.get("items")
     if items is None or items.ndim != 2 or items.dtype not in (np.float32, np.float16):
         raise LearnerError("the broadcast lacks 'items', float32 or float16 of [items, K]")

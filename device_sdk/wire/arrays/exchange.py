@@ -120,7 +120,8 @@ class Update:
 
     def __post_init__(self) -> None:
         _require_count("round_id", self.round_id)
-        _require_sender(self.sender)
+        if self.sender != "":
+            _require_sender(self.sender)
         object.__setattr__(self, "tensors", _read_only(self.tensors))
         object.__setattr__(self, "metadata", _scalars(self.metadata))
 
@@ -131,8 +132,6 @@ def _require_count(name: str, value: int) -> None:
 
 
 def _require_sender(sender: object) -> None:
-    if sender == "":
-        return
     if not isinstance(sender, str) or not _SENDER.fullmatch(sender):
         raise ValueError(f"{sender!r} is no sender; expected 32 hexadecimal digits")
 
@@ -177,8 +176,8 @@ def _read_only(tensors: Mapping[str, NDArray[Any]]) -> Mapping[str, NDArray[Any]
 def _scalars(values: Mapping[str, Scalar]) -> Mapping[str, Scalar]:
     if not values:
         return _NONE
+    _require_names(tuple(values))
     for name, value in values.items():
-        _require_name(name)
         if not isinstance(value, (bool, int, float, str)):
             raise TypeError(
                 f"{name!r} is a {type(value).__name__}; expected a bool, int, float or str"
@@ -263,23 +262,11 @@ def decode_update(body: bytes, round_id: int, sender: str = "") -> Update:
     end = _HEAD.size + length
     if length > MAX_METADATA_BYTES or len(body) < end:
         raise WireError("truncated", "the update ends within its metadata")
-    metadata = read_scalars(
-        cbor.decode(body[_HEAD.size : end], limit_bytes=MAX_METADATA_BYTES), "metadata"
-    )
+    metadata: Any = cbor.decode(body[_HEAD.size : end], limit_bytes=MAX_METADATA_BYTES)
+    if not isinstance(metadata, dict):
+        raise WireError("bad-field", "the metadata must be a map")
     tensors = decode_tensors(body[end:], limits=UPDATE_LIMITS)
     try:
         return Update(round_id, tensors, metadata, sender)
     except (TypeError, ValueError) as error:
         raise WireError("bad-field", "the update's metadata or arrays are not usable") from error
-
-
-def read_scalars(value: cbor.CborValue, what: str) -> dict[str, Scalar]:
-    """A decoded map of scalars. Raises ``WireError("bad-field")``, naming ``what``."""
-    if not isinstance(value, dict):
-        raise WireError("bad-field", f"the {what} must be a map")
-    scalars: dict[str, Scalar] = {}
-    for name, scalar in value.items():
-        if not isinstance(scalar, (bool, int, float, str)):
-            raise WireError("bad-field", f"{what}: expected truth values, numbers and texts")
-        scalars[name] = scalar
-    return scalars

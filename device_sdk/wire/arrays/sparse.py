@@ -15,7 +15,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from device_sdk.wire.arrays.tensors import LARGEST_VALUE, check_values, dequantise, quantise
+from device_sdk.wire.arrays.tensors import (
+    LARGEST_VALUE,
+    check_values,
+    dequantise,
+    halves_of,
+    quantise,
+)
 from device_sdk.wire.codec.errors import WireError
 
 _MOST_BYTES = 5
@@ -232,11 +238,7 @@ def _encode_values(
     if value_format is ValueFormat.FLOAT32:
         return values.astype("<f4").tobytes()
     if value_format is ValueFormat.FLOAT16:
-        with np.errstate(over="ignore"):
-            halves = values.astype("<f2")
-        if not np.isfinite(halves).all():
-            raise ValueError("a value exceeds 65,504, float16's largest; use INT8 or FLOAT32")
-        return halves.tobytes()
+        return halves_of(values).tobytes()
     if rng is None:
         raise ValueError("INT8 rounds stochastically: pass a numpy.random.Generator as rng")
     scales, codes = quantise(values, rng)

@@ -235,7 +235,7 @@ def require_encodable(tensors: Mapping[str, NDArray[Any]], codec: Codec) -> None
             if array.dtype.kind == "f":
                 check_values(array)
             if array.dtype == np.float32 and codec is Codec.FLOAT16:
-                _halves(array)
+                halves_of(array)
         except ValueError as error:
             raise ValueError(f"array {name!r}: {error}") from error
 
@@ -248,7 +248,7 @@ def decode_tensors(data: bytes, *, limits: TensorLimits | None = None) -> dict[s
     multiple of ``len(data)``.
     """
     limits = limits if limits is not None else TensorLimits()
-    reader = _Reader(data, limits.most_bytes)
+    reader = _Reader(memoryview(data), limits.most_bytes)
     (count,) = struct.unpack("<H", reader.take(2))
     if count > limits.most_arrays:
         raise WireError("too-large", f"{count} arrays, at most {limits.most_arrays} allowed")
@@ -261,30 +261,26 @@ def decode_tensors(data: bytes, *, limits: TensorLimits | None = None) -> dict[s
         previous = name
         tensors[name.decode()] = _decode_array(reader)
     if reader.left:
-        raise WireError("bad-length", f"{reader.left} bytes follow the last array")
+        raise WireError("bad-length", f"{len(reader.left)} bytes follow the last array")
     return tensors
 
 
+@dataclass(slots=True)
 class _Reader:
     """A cursor that checks what is left, and what decoded arrays may take."""
 
-    def __init__(self, data: bytes, most_bytes: int) -> None:
-        self._data = memoryview(data)
-        self._most_bytes = most_bytes
-
-    @property
-    def left(self) -> int:
-        return len(self._data)
+    left: memoryview
+    most_bytes: int
 
     def take(self, count: int) -> memoryview:
-        if count > len(self._data):
-            raise WireError("truncated", f"{count} bytes announced, {len(self._data)} are left")
-        taken, self._data = self._data[:count], self._data[count:]
+        if count > len(self.left):
+            raise WireError("truncated", f"{count} bytes announced, {len(self.left)} are left")
+        taken, self.left = self.left[:count], self.left[count:]
         return taken
 
     def spend(self, decoded_bytes: int) -> None:
-        self._most_bytes -= decoded_bytes
-        if self._most_bytes < 0:
+        self.most_bytes -= decoded_bytes
+        if self.most_bytes < 0:
             raise WireError("too-large", "the arrays take more memory than is allowed")
 
 
@@ -304,7 +300,7 @@ def _encode_array(
         form = _ROWS_OF.get(codec, form)
     head = struct.pack(f"<BB{array.ndim}I", form, array.ndim, *array.shape)
     if form == _HALF:
-        return [head, _halves(array).tobytes()]
+        return [head, halves_of(array).tobytes()]
     if form in _ROWS:
         if rng is None:
             raise ValueError(
@@ -316,7 +312,8 @@ def _encode_array(
     return [head, array.astype(_PLAIN[form]).tobytes()]
 
 
-def _halves(array: NDArray[Any]) -> NDArray[Any]:
+def halves_of(array: NDArray[Any]) -> NDArray[Any]:
+    """As float16, little-endian. Raises ValueError for a value above 65,504."""
     with np.errstate(over="ignore"):
         halves = array.astype("<f2")
     if not np.isfinite(halves).all():

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from device_sdk.wire.codec.errors import WireError
 
@@ -23,9 +24,10 @@ CborValue = (
 )
 
 MAX_DEPTH = 16
-_FLOATS = ((25, ">e"), (26, ">f"), (27, ">d"))
-_FLOAT_BYTES = {25: 2, 26: 4, 27: 8}
-_WIDTHS = ((24, ">BB"), (25, ">BH"), (26, ">BI"), (27, ">BQ"))
+_FLOATS = {25: struct.Struct(">e"), 26: struct.Struct(">f"), 27: struct.Struct(">d")}
+_WIDTHS = ((25, ">BH"), (26, ">BI"), (27, ">BQ"))
+_SHORT_TEXT = [bytes((3 << 5 | length,)) for length in range(24)]  # heads of most of the items
+_SIMPLE = {20: False, 21: True, 22: None}
 
 
 def encode(value: CborValue) -> bytes:
@@ -35,8 +37,50 @@ def encode(value: CborValue) -> bytes:
     can change while it is written has no canonical form.
     """
     out = bytearray()
-    _write(out, value, MAX_DEPTH)
+    # What is left to write of each container that is open, the innermost last.
+    rest: list[Iterator[CborValue]] = [iter((value,))]
+    while rest:
+        for item in rest[-1]:
+            if isinstance(item, str):
+                text = item.encode("utf-8")  # a lone surrogate's UnicodeEncodeError is a ValueError
+                out += _SHORT_TEXT[len(text)] if len(text) < 24 else _head(3, len(text))
+                out += text
+            elif isinstance(item, bytes):
+                out += _head(2, len(item))
+                out += item
+            elif item is None:
+                out.append(0xF6)
+            elif isinstance(item, bool):
+                out.append(0xF5 if item else 0xF4)
+            elif isinstance(item, int):
+                out += _head(0, item) if item >= 0 else _head(1, -1 - item)
+            elif isinstance(item, float):
+                out += _float(item)
+            elif isinstance(item, (list, tuple, dict)):
+                if item and len(rest) > MAX_DEPTH:
+                    raise ValueError(f"value nested deeper than {MAX_DEPTH} levels")
+                if isinstance(item, dict):
+                    out += _head(5, len(item))
+                    rest.append(_in_turn(item))
+                else:
+                    out += _head(4, len(item))
+                    rest.append(iter(item))
+                break
+            else:
+                raise ValueError(f"{type(item).__name__} has no form in canonical CBOR")
+        else:
+            rest.pop()
     return bytes(out)
+
+
+def _in_turn(mapping: dict[str, CborValue]) -> Iterator[CborValue]:
+    """Each key and then its value, sorted by the keys' encodings: shorter first, then by bytes."""
+    try:
+        keys = sorted(sorted(map(str.encode, mapping)), key=len)
+    except TypeError as error:
+        raise ValueError("only text keys are allowed in a map") from error
+    names = [key.decode() for key in keys]
+    return iter([each for name in names for each in (name, mapping[name])])
 
 
 def decode(data: bytes, *, limit_bytes: int) -> CborValue:
@@ -46,10 +90,7 @@ def decode(data: bytes, *, limit_bytes: int) -> CborValue:
     """
     if len(data) > limit_bytes:
         raise WireError("too-large", f"{len(data)} bytes of CBOR, at most {limit_bytes} allowed")
-    reader = _CborReader(bytes(data))
-    value = reader.value(MAX_DEPTH)
-    if reader.position != len(data):
-        raise _bad(f"{len(data) - reader.position} bytes follow the value")
+    value = _read(bytes(data))
     # The reader refuses each non-canonical form where it stands. This second look costs little
     # and does not share the reader's mistakes.
     if encode(value) != data:
@@ -64,136 +105,101 @@ def _bad(what: str) -> WireError:
 def _head(major: int, argument: int) -> bytes:
     if argument < 24:
         return bytes((major << 5 | argument,))
+    if argument < 256:
+        return bytes((major << 5 | 24, argument))
     for info, layout in _WIDTHS:
         if argument < 1 << (8 << (info - 24)):
             return struct.pack(layout, major << 5 | info, argument)
     raise ValueError("integer out of range: CBOR here holds -2^64 to 2^64 - 1")
 
 
-def _write(out: bytearray, value: CborValue, depth: int) -> None:
-    if depth < 0:
-        raise ValueError(f"value nested deeper than {MAX_DEPTH} levels")
-    if isinstance(value, bytes):
-        out += _head(2, len(value))
-        out += value
-    elif isinstance(value, str):
-        out += _text(value)
-    elif value is None:
-        out.append(0xF6)
-    elif isinstance(value, bool):
-        out.append(0xF5 if value else 0xF4)
-    elif isinstance(value, int):
-        out += _head(0, value) if value >= 0 else _head(1, -1 - value)
-    elif isinstance(value, float):
-        _write_float(out, value)
-    elif isinstance(value, (list, tuple)):
-        out += _head(4, len(value))
-        for item in value:
-            _write(out, item, depth - 1)
-    elif isinstance(value, dict):
-        out += _head(5, len(value))
-        if not all(isinstance(key, str) for key in value):
-            raise ValueError("only text keys are allowed in a map")
-        # Sorted by the keys' encodings: shorter keys first, then by their bytes.
-        for encoded_key, key in sorted([(_text(key), key) for key in value]):
-            out += encoded_key
-            _write(out, value[key], depth - 1)
-    else:
-        raise ValueError(f"{type(value).__name__} has no form in canonical CBOR")
-
-
-def _text(value: str) -> bytes:
-    text = value.encode("utf-8")  # a lone surrogate raises UnicodeEncodeError, a ValueError
-    return _head(3, len(text)) + text
-
-
-def _write_float(out: bytearray, value: float) -> None:
-    if not math.isfinite(value):
-        raise ValueError(f"{value} has no form in canonical CBOR: floats must be finite")
-    for info, layout in _FLOATS:
+def _float(value: float) -> bytes:
+    for info, layout in _FLOATS.items():
         try:
-            packed = struct.pack(layout, value)
+            packed = layout.pack(value)
         except OverflowError:
             continue
-        if struct.unpack(layout, packed)[0] == value:
-            out.append(7 << 5 | info)
-            out += packed
-            return
+        if math.isfinite(value) and layout.unpack(packed)[0] == value:
+            return bytes((7 << 5 | info,)) + packed
+    raise ValueError(f"{value} has no form in canonical CBOR: floats must be finite")
 
 
-class _CborReader:
-    """A cursor over untrusted bytes; every read checks what is left first."""
-
-    def __init__(self, data: bytes) -> None:
-        self.data = data
-        self.position = 0
-
-    def take(self, count: int) -> bytes:
-        end = self.position + count
-        if end > len(self.data):
-            raise _bad(f"{count} bytes announced, {len(self.data) - self.position} are left")
-        taken = self.data[self.position : end]
-        self.position = end
-        return taken
-
-    def value(self, depth: int) -> CborValue:
-        if depth < 0:
-            raise _bad(f"nested deeper than {MAX_DEPTH} levels")
-        initial = self.take(1)[0]
-        major, argument = initial >> 5, initial & 31
-        if major == 7:
-            return self.simple(argument)
-        if argument > 27:
-            raise _bad("indefinite or reserved length")
-        if argument > 23:
+def _read(data: bytes) -> CborValue:
+    """The one value that fills ``data``. Every read checks what is left first."""
+    at, size = 0, len(data)
+    # The container being read: its items so far (a map's keys and values in turn), how many are
+    # still to come, whether it is a map, the encoding of its last key. ``outer``: those around it.
+    items: list[Any] = []
+    left, in_map, last_key = 1, False, b""
+    outer: list[tuple[list[Any], int, bool, bytes]] = []
+    while left or outer:
+        if not left:
+            whole = dict(zip(items[::2], items[1::2], strict=True)) if in_map else items
+            items, left, in_map, last_key = outer.pop()
+            items.append(whole)
+            continue
+        left -= 1
+        start = at
+        if at >= size:
+            raise _bad("1 bytes announced, 0 are left")
+        major, argument = data[at] >> 5, data[at] & 31
+        at += 1
+        is_key = in_map and left % 2 == 1
+        if is_key and major != 3:
+            raise _bad("only text keys are allowed")
+        if argument > 23 and major != 7:
+            if argument > 27:
+                raise _bad("indefinite or reserved length")
             width = 1 << (argument - 24)
-            argument = int.from_bytes(self.take(width), "big")
+            if at + width > size:
+                raise _bad(f"{width} bytes announced, {size - at} are left")
+            argument = int.from_bytes(data[at : at + width], "big")
+            at += width
             if argument < (24 if width == 1 else 1 << (4 * width)):
                 raise _bad(f"{argument} is not in its shortest form")
-        if major == 0:
-            return argument
-        if major == 1:
-            return -1 - argument
-        if major == 2:
-            return self.take(argument)
-        if major == 3:
+        if major in (2, 3):
+            end = at + argument
+            if end > size:
+                raise _bad(f"{argument} bytes announced, {size - at} are left")
+            raw = data[at:end]
+            at = end
+            if major == 2:
+                items.append(raw)
+                continue
             try:
-                return self.take(argument).decode("utf-8")
+                items.append(raw.decode("utf-8"))
             except UnicodeDecodeError as error:
                 raise _bad("a text string is not UTF-8") from error
-        if major == 6:
+            if is_key:
+                if data[start:at] <= last_key:
+                    raise _bad("map keys are repeated or out of order")
+                last_key = data[start:at]
+        elif major < 2:
+            items.append(-1 - argument if major else argument)
+        elif major < 6:
+            count = argument if major == 4 else 2 * argument
+            # Every item takes at least a byte: refuse a huge count before any work is done for it.
+            if count > size - at:
+                raise _bad(f"{count} items announced, {size - at} bytes left")
+            if count and len(outer) >= MAX_DEPTH:
+                raise _bad(f"nested deeper than {MAX_DEPTH} levels")
+            outer.append((items, left, in_map, last_key))
+            items, left, in_map, last_key = [], count, major == 5, b""
+        elif major == 6:
             raise _bad("tags are not allowed")
-        # Every item takes at least a byte: refuse a huge count before any work is done for it.
-        items, left = argument if major == 4 else 2 * argument, len(self.data) - self.position
-        if items > left:
-            raise _bad(f"{items} items announced, {left} bytes left")
-        if major == 4:
-            return [self.value(depth - 1) for _ in range(argument)]
-        result: dict[str, CborValue] = {}
-        previous = b""
-        for _ in range(argument):
-            start = self.position
-            key = self.value(depth)
-            if not isinstance(key, str):
-                raise _bad("only text keys are allowed")
-            encoded = self.data[start : self.position]
-            if encoded <= previous:
-                raise _bad("map keys are repeated or out of order")
-            previous = encoded
-            result[key] = self.value(depth - 1)
-        return result
-
-    def simple(self, info: int) -> CborValue:
-        if info == 20:
-            return False
-        if info == 21:
-            return True
-        if info == 22:
-            return None
-        if info not in _FLOAT_BYTES:
-            raise _bad(f"simple value {info} is not allowed")
-        raw = self.take(_FLOAT_BYTES[info])
-        number = struct.unpack({2: ">e", 4: ">f", 8: ">d"}[len(raw)], raw)[0]
-        if not math.isfinite(number):
-            raise _bad("floats must be finite")
-        return float(number)
+        elif argument in _SIMPLE:
+            items.append(_SIMPLE[argument])
+        else:
+            if argument not in _FLOATS:
+                raise _bad(f"simple value {argument} is not allowed")
+            layout = _FLOATS[argument]
+            if at + layout.size > size:
+                raise _bad(f"{layout.size} bytes announced, {size - at} are left")
+            (number,) = layout.unpack_from(data, at)
+            at += layout.size
+            if not math.isfinite(number):
+                raise _bad("floats must be finite")
+            items.append(number)
+    if at != size:
+        raise _bad(f"{size - at} bytes follow the value")
+    return items[0]  # type: ignore[no-any-return]

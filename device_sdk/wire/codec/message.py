@@ -59,7 +59,8 @@ _NAME = re.compile(r"[a-z0-9](?:[a-z0-9._-]{0,62}[a-z0-9])?")
 
 # Every message repeats the same few names.
 @lru_cache(maxsize=256)
-def _is_name(name: str) -> bool:
+def is_name(name: str) -> bool:
+    """Whether it may name a task, a cohort or a method; see :func:`require_name`."""
     return _NAME.fullmatch(name) is not None
 
 
@@ -68,7 +69,7 @@ def require_name(what: str, name: str) -> None:
 
     It starts and ends with a letter or digit, so it is safe as a level of a topic.
     """
-    if not isinstance(name, str) or not _is_name(name):
+    if not isinstance(name, str) or not is_name(name):
         raise ValueError(
             f"{what} {name!r} is no name; expected 1 to {MOST_NAME_BYTES} of a-z, 0-9, '.', '_' "
             "and '-', starting and ending with a letter or digit"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from enum import Enum
 
 from device_sdk.wire.codec import cbor
@@ -200,6 +200,7 @@ def seal_chunks(
     return messages, tuple(hashlib.sha256(message).digest() for message in messages)
 
 
+@dataclass(slots=True)
 class ChunkSet:
     """Collects the chunks that a verified manifest (or content head) names.
 
@@ -207,16 +208,15 @@ class ChunkSet:
     ValueError when their numbers disagree.
     """
 
-    def __init__(
-        self, keys: BroadcastKeys, broadcast_id: bytes, digests: Sequence[bytes], length: int
-    ) -> None:
-        if len(digests) != chunk_count(length):
-            raise ValueError(f"{len(digests)} chunks for {length} bytes")
-        self._keys = keys
-        self._broadcast_id = broadcast_id
-        self._digests = tuple(digests)
-        self._length = length
-        self._parts: dict[int, bytes] = {}
+    _keys: BroadcastKeys
+    _broadcast_id: bytes
+    _digests: Sequence[bytes]
+    _length: int
+    _parts: dict[int, bytes] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if len(self._digests) != chunk_count(self._length):
+            raise ValueError(f"{len(self._digests)} chunks for {self._length} bytes")
 
     @property
     def missing(self) -> int:

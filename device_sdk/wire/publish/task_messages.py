@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from device_sdk.wire.arrays.exchange import UPDATE_LIMITS, Attachment, Broadcast, read_scalars
+from device_sdk.wire.arrays.exchange import UPDATE_LIMITS, Attachment, Broadcast
 from device_sdk.wire.arrays.sparse import ValueFormat
 from device_sdk.wire.arrays.tensors import Codec, decode_tensors, encode_tensors
 from device_sdk.wire.codec import cbor
@@ -58,8 +58,7 @@ class OfferedArtifact:
     companion: OfferedArtifact | None = None
 
     def __post_init__(self) -> None:
-        _require_id("artifact_id", self.artifact_id)
-        _require_size(self.size)
+        _require_content(self.artifact_id, self.size)
         if self.companion is not None and self.companion.companion is not None:
             raise ValueError("a companion has no companion of its own")
         if not 1 <= len(self.name.encode()) <= _MOST_LABEL_BYTES:
@@ -87,8 +86,7 @@ class OfferedAttachment:
         _require_attachment_name(self.name)
         if self.cohort:
             _require_attachment_name(self.cohort)
-        _require_id("content_id", self.content_id)
-        _require_size(self.size)
+        _require_content(self.content_id, self.size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,9 +162,7 @@ class TaskTerms:
     def from_record(cls, record: Record) -> TaskTerms:
         """The inverse. Raises ``WireError``: ``bad-field``, ``wrong-fields``."""
         method = read_name("method", record.text("method", MOST_NAME_BYTES).encode())
-        keys = record.take("cohort_keys")
-        if not isinstance(keys, dict):
-            raise WireError("bad-field", "cohort_keys must be a map")
+        keys = record.mapping("cohort_keys")
         try:
             return cls(
                 method,
@@ -222,12 +218,9 @@ def _wrapped(entries: cbor.CborValue) -> tuple[bytes, ...]:
     return found
 
 
-def _require_id(name: str, value: bytes) -> None:
-    if len(value) != _ID_BYTES:
-        raise ValueError(f"{name} has {len(value)} bytes; expected {_ID_BYTES}")
-
-
-def _require_size(size: int) -> None:
+def _require_content(content_id: bytes, size: int) -> None:
+    if len(content_id) != _ID_BYTES:
+        raise ValueError(f"the id has {len(content_id)} bytes; expected {_ID_BYTES}")
     if isinstance(size, bool) or not 0 < size <= _MOST_BYTES:
         raise ValueError(f"size is {size!r}; expected 1 to {_MOST_BYTES} bytes")
 
@@ -280,9 +273,8 @@ def read_broadcast(plaintext: bytes, manifest: RoundManifest) -> tuple[TaskTerms
     )
     terms = TaskTerms.from_record(record)
     tensors = decode_tensors(plaintext[end:], limits=UPDATE_LIMITS)
-    settings = read_scalars(record.take("settings"), "settings")
     try:
-        broadcast = Broadcast(manifest.round, manifest.version, tensors, settings)
+        broadcast = Broadcast(manifest.round, manifest.version, tensors, record.mapping("settings"))
     except (TypeError, ValueError) as error:
         raise WireError("bad-field", "the broadcast's settings are not usable") from error
     return terms, broadcast

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from device_sdk.wire.codec.errors import WireError
-from device_sdk.wire.codec.message import require_name
+from device_sdk.wire.codec.message import is_name, require_name
 
 MOST_PREFIX_BYTES = 128
 MOST_SHARDS = 65_536
@@ -141,10 +141,10 @@ class Topics:
                     return PresenceTopic()
                 case ["all", "probe"]:
                     return ProbeTopic()
-                case ["all", "manifest", task, cohort] if _is_name(task) and _is_name(cohort):
+                case ["all", "manifest", task, cohort] if is_name(task) and is_name(cohort):
                     return ManifestTopic(task, cohort)
                 case ["all", "chunk", content, index] if _CONTENT.fullmatch(content):
-                    if _is_number(index, MOST_CHUNK_INDEX):
+                    if _NUMBER.fullmatch(index) and int(index) <= MOST_CHUNK_INDEX:
                         return ChunkTopic(bytes.fromhex(content), int(index))
                 case ["enrol", "request"]:
                     return EnrolRequestTopic()
@@ -188,15 +188,3 @@ def _hex(what: str, raw: bytes, size: int) -> str:
 def _require_number(what: str, value: int, most: int) -> None:
     if not 0 <= value <= most:
         raise ValueError(f"{what} is {value}; expected 0 to {most}")
-
-
-def _is_number(text: str, most: int) -> bool:
-    return _NUMBER.fullmatch(text) is not None and int(text) <= most
-
-
-def _is_name(text: str) -> bool:
-    try:
-        require_name("name", text)
-    except ValueError:
-        return False
-    return True

@@ -198,12 +198,11 @@ def derive_broadcast_keys(
         # Lengths in front: task "ab" with cohort "c" must not give the keys of "a" with "bc".
         context += struct.pack("<H", len(name)) + name
     context += struct.pack("<Q", group_key.epoch)
-
-    def expand(part: bytes) -> bytes:
-        kdf = HKDF(algorithm=SHA256(), length=32, salt=broadcast_id, info=context + part)
-        return kdf.derive(group_key.key)
-
-    return BroadcastKeys(expand(b"manifest"), expand(b"chunks"))
+    kdfs = (
+        HKDF(algorithm=SHA256(), length=32, salt=broadcast_id, info=context + part)
+        for part in (b"manifest", b"chunks")
+    )
+    return BroadcastKeys(*(kdf.derive(group_key.key) for kdf in kdfs))
 
 
 class Publication:

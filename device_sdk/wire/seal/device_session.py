@@ -1,4 +1,4 @@
-"""The device's end of sessions: asking for one, and going from the old to the new."""
+"""The device's end of a session that is not open yet: asking for one."""
 
 from __future__ import annotations
 
@@ -25,11 +25,8 @@ from device_sdk.wire.seal.keys import RandomBytes, draw
 from device_sdk.wire.seal.session import (
     SECRET_BYTES,
     End,
-    Fragment,
-    Received,
     Session,
     derive_session_keys,
-    read_header,
 )
 
 
@@ -121,44 +118,3 @@ class SessionOpening:
         keys = derive_session_keys(secret, reply.secret, self.message, reply_message)
         session = Session(reply.session_id, keys, End.DEVICE, self._clock)
         return OpenedSession(session, reply.incarnation, now_unix_seconds, reply.group_keys)
-
-
-class DeviceSessions:
-    """The session a device sends under, and older ones the aggregator may still answer under.
-
-    The aggregator takes a new session as the live one at its first valid envelope, which may be on
-    its way or lost. So older sessions are kept for receiving until an envelope of a newer one came.
-    """
-
-    _MOST = 4
-
-    def __init__(self) -> None:
-        self._sessions: list[Session] = []  # oldest first; the last one is sent under
-
-    def install(self, session: Session) -> None:
-        """Send under ``session`` from now on."""
-        self._sessions = [*self._sessions, session][-self._MOST :]
-
-    def needs_session(self) -> bool:
-        """Whether there is none to send under, or only a spent one."""
-        return not self._sessions or self._sessions[-1].is_spent()
-
-    def seal(self, message_type: int, payload: bytes, fragment: Fragment | None = None) -> bytes:
-        """An envelope under the newest session. Raises ``WireError("no-session")``."""
-        if not self._sessions:
-            raise WireError("no-session", "no session is open; open one first")
-        return self._sessions[-1].seal(message_type, payload, fragment)
-
-    def receive(self, message: bytes) -> Received:
-        """The content of an envelope. Raises ``WireError``: ``unknown-session``, or a session's."""
-        header = read_header(message)
-        for place, session in enumerate(self._sessions):
-            if session.session_id == header.session_id:
-                received = session.open_parsed(message, header)
-                del self._sessions[:place]
-                return received
-        raise WireError("unknown-session", "no session with this id is open here")
-
-    def close(self) -> None:
-        """Forget every session and its keys."""
-        self._sessions.clear()

@@ -339,10 +339,8 @@ class Session:
         Raises ``WireError``: ``session-expired``, ``session-exhausted`` (open a new session), and
         ``ValueError`` for a payload above ``MAX_PAYLOAD_BYTES``.
         """
-        self._require_alive()
-        if self._next_sequence >= MAX_MESSAGES:
-            raise WireError("session-exhausted", f"{MAX_MESSAGES} messages were sent")
         sequence = self._next_sequence
+        self._require_alive(sequence)
         # Counted before sealing: whatever happens below, the number is not used again.
         self._next_sequence += 1
         return self._sealing.seal(message_type, self.session_id, sequence, payload, fragment)
@@ -360,9 +358,7 @@ class Session:
         """:meth:`open` for a caller that has read the header to find the session."""
         if header.session_id != self.session_id:
             raise WireError("wrong-session", "the envelope belongs to another session")
-        self._require_alive()
-        if header.sequence >= MAX_MESSAGES:
-            raise WireError("session-exhausted", f"sequence number above {MAX_MESSAGES - 1}")
+        self._require_alive(header.sequence)
         payload = self._opening.open(message, header)
         self._window.accept(header.sequence)
         return Received(header.message_type, payload, header.fragment, header.sequence)
@@ -371,6 +367,49 @@ class Session:
         """Whether the session is older than 24 hours: no end seals or opens any more."""
         return self._clock() >= self._ends_at_seconds
 
-    def _require_alive(self) -> None:
+    def _require_alive(self, sequence: int) -> None:
         if self.is_expired():
             raise WireError("session-expired", "the session is older than 24 hours")
+        if sequence >= MAX_MESSAGES:
+            raise WireError("session-exhausted", f"sequence number above {MAX_MESSAGES - 1}")
+
+
+class DeviceSessions:
+    """The session a device sends under, and older ones the aggregator may still answer under.
+
+    The aggregator takes a new session as the live one at its first valid envelope, which may be on
+    its way or lost. So older sessions are kept for receiving until an envelope of a newer one came.
+    """
+
+    _MOST = 4
+
+    def __init__(self) -> None:
+        self._sessions: list[Session] = []  # oldest first; the last one is sent under
+
+    def install(self, session: Session) -> None:
+        """Send under ``session`` from now on."""
+        self._sessions = [*self._sessions, session][-self._MOST :]
+
+    def needs_session(self) -> bool:
+        """Whether there is none to send under, or only a spent one."""
+        return not self._sessions or self._sessions[-1].is_spent()
+
+    def seal(self, message_type: int, payload: bytes, fragment: Fragment | None = None) -> bytes:
+        """An envelope under the newest session. Raises ``WireError("no-session")``."""
+        if not self._sessions:
+            raise WireError("no-session", "no session is open; open one first")
+        return self._sessions[-1].seal(message_type, payload, fragment)
+
+    def receive(self, message: bytes) -> Received:
+        """The content of an envelope. Raises ``WireError``: ``unknown-session``, or a session's."""
+        header = read_header(message)
+        for place, session in enumerate(self._sessions):
+            if session.session_id == header.session_id:
+                received = session.open_parsed(message, header)
+                del self._sessions[:place]
+                return received
+        raise WireError("unknown-session", "no session with this id is open here")
+
+    def close(self) -> None:
+        """Forget every session and its keys."""
+        self._sessions.clear()

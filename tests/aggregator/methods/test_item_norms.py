@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from aggregator.methods.item_norms import ItemNorms
-from aggregator.methods.scatter import ScatterMethod, ScatterSettings
+from aggregator.methods.scatter import ItemNorms, ScatterMethod, ScatterSettings
 from device_sdk.methods.state import RestoreError
 from device_sdk.wire.arrays.exchange import Update
 

@@ -11,7 +11,7 @@ import pytest
 
 from aggregator.home import AggregatorHome
 from aggregator.keys.folder import initialise
-from aggregator.publish.attachments import ATTACHMENT_PART, Attachments, SealedOffer
+from aggregator.publish.publisher import ATTACHMENT_PART, Attachments, SealedOffer
 from aggregator.store import Store
 from device_sdk.wire.arrays.exchange import Attachment, Broadcast
 from device_sdk.wire.codec.errors import WireError

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from aggregator.serve.loss_probe import LossProbe
+from aggregator.serve.broker_links import LossProbe
 from device_sdk.link.events import Delivery, Outcome
 
 NONCE = bytes(range(16))

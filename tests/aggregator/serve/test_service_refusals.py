@@ -12,7 +12,7 @@ from aggregator.rounds.machine import RoundClosed
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.publish.receipts import RecordType, UpdateIdentity, Verdict, write_update
 from device_sdk.wire.publish.topics import UpTopic
-from device_sdk.wire.seal.device_session import DeviceSessions
+from device_sdk.wire.seal.session import DeviceSessions
 from tests.brokers.mosquitto import Mosquitto
 from tests.fakes.client import ScriptedDevice
 from tests.fakes.homes import Serving, command, invite, make_home, open_store, serving

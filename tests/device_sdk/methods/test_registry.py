@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from aggregator.errors import TaskError
 from aggregator.methods.method import Binding, read_binding
 from aggregator.tables import TomlTable
 from aggregator.task.file import read_task
+from device_sdk.methods import registry
 from device_sdk.methods.learner import Declined, Learner
 from device_sdk.methods.registry import (
     LEARNERS,
@@ -103,11 +105,12 @@ def test_a_name_that_two_packages_offer_is_refused_with_both(site: Path) -> None
     [
         ("import not_there", ModuleNotFoundError, "No module named 'not_there'"),
         ("1 / 0", ZeroDivisionError, "division by zero"),
+        ("raise SystemExit('no licence')", SystemExit, "SystemExit: no licence"),
         ("", AttributeError, "has no attribute 'Thing'"),
     ],
 )
 def test_what_cannot_be_imported_is_told_with_package_and_cause(
-    site: Path, code: str, cause: type[Exception], message: str
+    site: Path, code: str, cause: type[BaseException], message: str
 ) -> None:
     install(site, "broken-method", f"[{METHODS}]\nmine = broken_method:Thing\n", code)
     sys.modules.pop("broken_method", None)
@@ -141,8 +144,45 @@ def test_a_task_file_names_what_is_wrong_with_its_method(site: Path, tmp_path: P
     with pytest.raises(TaskError, match=r"task\.method cannot be used: broken-method 1\.0"):
         read_task(task)
     task.write_text('[task]\nmethod = "magic"\n')
-    with pytest.raises(TaskError, match=r"expected one of attention, .*mine, .*scatter"):
+    with pytest.raises(TaskError, match=r"'magic'; there are attention, .*mine, .*scatter"):
         read_task(task)
+
+
+@pytest.mark.parametrize(
+    ("body", "lack"),
+    [
+        ("def build(self, items, rng, artifacts=()): ...", "settings_class, a frozen dataclass"),
+        ("settings_class = int", "build and settings_class, a frozen dataclass"),
+        ("from aggregator.methods.scatter import ScatterTable as settings_class", "build"),
+    ],
+)
+def test_a_binding_that_says_too_little_is_told_what_it_lacks(
+    site: Path, tmp_path: Path, body: str, lack: str
+) -> None:
+    code = f"from aggregator.methods.method import Binding\nclass Thing(Binding):\n    {body}\n"
+    install(site, "bare-method", f"[{METHODS}]\nmine = bare_method:Thing\n", code)
+    sys.modules.pop("bare_method", None)
+    task = tmp_path / "task.toml"
+    task.write_text('[task]\nmethod = "mine"\n')
+    with pytest.raises(TaskError, match=rf"cannot be used: the binding Thing lacks {lack}$"):
+        read_task(task)
+
+
+def test_a_task_file_looks_once_at_what_is_installed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    looked: list[str] = []
+    look = registry._offered
+
+    def noted(group: str) -> list[EntryPoint]:
+        looked.append(group)
+        return look(group)
+
+    monkeypatch.setattr(registry, "_offered", noted)
+    task = tmp_path / "task.toml"
+    task.write_text('[task]\nmethod = "fedavg"\nartifact = "shipped:mf"\n')
+    read_task(task)
+    assert looked == [METHODS]
 
 
 def test_a_method_is_called_what_its_entry_point_says(site: Path) -> None:

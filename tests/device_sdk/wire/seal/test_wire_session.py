@@ -15,7 +15,6 @@ from device_sdk.wire.seal.admission import AdmissionPurpose, WorkBudget, admissi
 from device_sdk.wire.seal.descriptor import make_descriptor
 from device_sdk.wire.seal.device_session import (
     DeviceCredential,
-    DeviceSessions,
     OpenedSession,
     SessionOpening,
 )
@@ -31,6 +30,7 @@ from device_sdk.wire.seal.keyring import Keyring
 from device_sdk.wire.seal.session import (
     MAX_LIFETIME_SECONDS,
     MAX_MESSAGES,
+    DeviceSessions,
     Direction,
     End,
     EnvelopeCipher,

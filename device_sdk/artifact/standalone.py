@@ -243,9 +243,10 @@ class _Graph:
         return [(value, node) for node in self.nodes for value in sorted(node.reads & values)]
 
     def _reshapes(self, node: _Node, value: str, shape: tuple[int, ...]) -> bool:
-        if node.operator != "Reshape" or node.inputs[0] != value:
+        if node.operator != "Reshape" or len(node.inputs) != 2 or len(node.outputs) != 1:
             return False
-        return node.inputs[1] in self.initializers and self._integers(node.inputs[1]) == [*shape]
+        given, wanted = node.inputs
+        return given == value and wanted in self.initializers and self._integers(wanted) == [*shape]
 
     def _integers(self, name: str) -> list[int]:
         """The int64 numbers of an initializer; none where it is no such."""

@@ -18,13 +18,13 @@ from export.errors import ExportError
 from export.gradient_rules import GradientRule
 from export.layout import lay_out
 from export.optimizers import Adam, Optimizer, Sgd
-from export.rewrites.patch import one_at_a_time, recordable
+from export.rewrites.patch import one_at_a_time, recordable, trainable
 from export.step import (
     LossesFunction,
     LossFunction,
     PredictFunction,
     Problem,
-    optimizer_slots,
+    optimizer_tensors,
     predict,
     train_step,
 )
@@ -225,7 +225,7 @@ def lower(problem: Problem) -> Graphs:
     specs = input_specs(problem)
     with _left_as_it_was(problem.model):
         step = record(
-            lambda inputs: train_step(problem, inputs, recordable),
+            lambda inputs: train_step(problem, inputs, trainable),
             specs,
             problem.axes,
             problem.model,
@@ -265,13 +265,9 @@ def lower(problem: Problem) -> Graphs:
 
 def input_specs(problem: Problem) -> dict[str, Spec]:
     """Name, dtype and named shape of everything that a train step takes."""
-    shapes = {slot.name: slot.shape for slot in problem.parameter_slots}
     specs = {f"state.{slot.name}": Spec(slot.dtype, slot.shape) for slot in problem.slots}
-    names = optimizer_slots(problem)
-    for state in problem.optimizer.state():
-        for held, slot_name in zip(names[state.name], shapes, strict=False):
-            behind = shapes[slot_name] if state.per_parameter else ()
-            specs[f"state.{held}"] = Spec(state.dtype, (*state.lead, *behind))
+    for held in optimizer_tensors(problem):
+        specs[f"state.{held.name}"] = Spec(held.dtype, held.shape)
     specs["state.step"] = Spec(torch.int64, ())
     for name, tensor in problem.batch.items():
         specs[f"batch.{name}"] = Spec(tensor.dtype, problem.axes.shape(name, tensor.shape))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from export.axes import Axes
+from export.axes import Axes, Shape
 from export.errors import ExportError
 from export.gradient_rules import GradientRule, StepDirection
 from export.layout import LayoutSlot
@@ -114,6 +114,29 @@ def optimizer_slots(problem: Problem) -> dict[str, list[str]]:
         )
         for spec in problem.optimizer.state()
     }
+
+
+@dataclass(frozen=True)
+class OptimizerTensor:
+    """A state tensor of the optimizer: ``like`` names the parameter slot that it belongs to."""
+
+    name: str
+    dtype: torch.dtype
+    shape: Shape
+    like: str | None
+
+
+def optimizer_tensors(problem: Problem) -> list[OptimizerTensor]:
+    """The optimizer's state tensors, kind after kind, in the order of the parameter slots."""
+    names = optimizer_slots(problem)
+    found = []
+    for spec in problem.optimizer.state():
+        slots = problem.parameter_slots if spec.per_parameter else [None]
+        for name, slot in zip(names[spec.name], slots, strict=True):
+            shape = (*spec.lead, *(slot.shape if slot else ()))
+            like = slot.name if slot else None
+            found.append(OptimizerTensor(name, spec.dtype, shape, like))
+    return found
 
 
 def train_step(

@@ -24,8 +24,9 @@ from torch.utils._pytree import tree_map
 
 from export.errors import ExportError
 from export.layout import LayoutSlot
+from export.lowering.graph import NUMPY_DTYPE
 from export.rewrites.patch import seeded
-from export.step import Problem, apply_optimizer, optimizer_slots, predict, train_step
+from export.step import Problem, apply_optimizer, optimizer_tensors, predict, train_step
 from export.write import adds_by_scatter
 
 TOLERANCE = 1e-5
@@ -183,13 +184,9 @@ def initial_state(
             for m in slot.members
         }
         state[f"state.{slot.name}"] = np.array(slot.pack(values).numpy())
-    shapes = {slot.name: slot.shape for slot in problem.parameter_slots}
-    names = optimizer_slots(problem)
-    for spec in problem.optimizer.state():
-        for held, slot_name in zip(names[spec.name], shapes, strict=False):
-            behind = shapes[slot_name] if spec.per_parameter else ()
-            shape = problem.axes.concrete((*spec.lead, *behind), sizes)
-            state[f"state.{held}"] = np.zeros(shape, dtype=str(spec.dtype).removeprefix("torch."))
+    for held in optimizer_tensors(problem):
+        shape = problem.axes.concrete(held.shape, sizes)
+        state[f"state.{held.name}"] = np.zeros(shape, dtype=NUMPY_DTYPE[held.dtype])
     state["state.step"] = np.zeros((), dtype=np.int64)
     return state
 
@@ -395,8 +392,7 @@ def _compare(
     update32 = _update(problem, inputs, given)
     update64 = _update(double, inputs, given)
     slots = {slot.name: slot for slot in problem.slots}
-    held = optimizer_slots(problem)
-    shared = {n for s in problem.optimizer.state() if not s.per_parameter for n in held[s.name]}
+    shared = {held.name for held in optimizer_tensors(problem) if held.like is None}
     for name, expected in update64.items():
         before = inputs[f"state.{name}"]
         moved = got[f"new.{name}"] - before

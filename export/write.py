@@ -28,7 +28,7 @@ from device_sdk.artifact import (
 from export.errors import ExportError
 from export.layout import LayoutSlot
 from export.lowering.graph import OPSET
-from export.step import Problem, optimizer_slots
+from export.step import Problem, optimizer_tensors
 
 _ROLES = {"state": "state", "new": "state", "batch": "batch", "hyper": "hyper", "output": "output"}
 
@@ -112,16 +112,14 @@ def _dtype(dtype: torch.dtype) -> str:
 
 
 def _state(problem: Problem) -> tuple[StateTensor, ...]:
-    tensors = [_slot(slot) for slot in problem.slots]
-    names = optimizer_slots(problem)
-    for spec in problem.optimizer.state():
-        slots = problem.parameter_slots if spec.per_parameter else [None]
-        for name, slot in zip(names[spec.name], slots, strict=True):
-            shape = (*spec.lead, *(slot.shape if slot else ()))
-            like = slot.name if slot else None
-            tensors.append(StateTensor(name, "optimizer", _dtype(spec.dtype), shape, like=like))
-    tensors.append(StateTensor("step", "counter", "int64", ()))
-    return tuple(tensors)
+    return (
+        *(_slot(slot) for slot in problem.slots),
+        *(
+            StateTensor(held.name, "optimizer", _dtype(held.dtype), held.shape, like=held.like)
+            for held in optimizer_tensors(problem)
+        ),
+        StateTensor("step", "counter", "int64", ()),
+    )
 
 
 def _slot(slot: LayoutSlot) -> StateTensor:

@@ -50,7 +50,7 @@ class VersionKeeper:
         self, method: Method, version: int, round_number: int, devices: int, origin: str = ""
     ) -> None:
         """A version that is committed; inside its transaction."""
-        model = method.model
+        model = method.model_arrays
         row = VersionRow(
             task=self.task,
             version=version,

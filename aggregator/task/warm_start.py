@@ -58,7 +58,7 @@ class WarmStart:
             model, ids = store.versions.model(row.task, row.version), ()
         try:
             if ids and item_ids:
-                model = _by_id(model, ids, method.model or {}, item_ids)
+                model = _by_id(model, ids, method.model_arrays or {}, item_ids)
             method.begin_with(model)
         except ModelMismatch as error:
             raise AggregatorError(

@@ -242,7 +242,7 @@ def test_an_older_matrix_leaves_the_items_that_came_since_as_they_are() -> None:
 def test_a_method_whose_devices_keep_their_models_says_so(artifact: Artifact) -> None:
     table = TomlTable({"training": {"classes": 3}}, "teacher_logits")
     method = read_binding("teacher_logits", table).build(0, np.random.default_rng(0), ())
-    assert method.model is None
+    assert method.model_arrays is None
     with pytest.raises(ModelMismatch, match="each device has its own"):
         method.adopt({})
 
@@ -250,12 +250,12 @@ def test_a_method_whose_devices_keep_their_models_says_so(artifact: Artifact) ->
 def test_attentions_model_is_the_global_one_by_name(artifact: Artifact) -> None:
     binding = read_binding("attention", TomlTable({}, "attention"))
     method = binding.build(0, np.random.default_rng(0), (artifact,))
-    model = method.model
+    model = method.model_arrays
     assert model is not None and set(model) == {"linear.weight", "linear.bias"}
     for name, array in model.items():
         np.testing.assert_array_equal(array, artifact.initial[name])
     method.adopt({name: array + 1 for name, array in model.items()})
     assert method.version == 1
     np.testing.assert_array_equal(
-        (method.model or {})["linear.bias"], artifact.initial["linear.bias"] + 1
+        (method.model_arrays or {})["linear.bias"], artifact.initial["linear.bias"] + 1
     )

@@ -121,8 +121,8 @@ RULES = (
     _server("store", "methods"),
     _server("task", "methods store tables"),
     _server("keys", "home refusals store"),
-    _server("rounds", "keys methods shared store task"),
-    _server("publish", "shared store"),
+    _server("rounds", "keys methods refusals shared store task"),
+    _server("publish", "shared store task"),
     Rule(
         "aggregator/models",
         frozenset(

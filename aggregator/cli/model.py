@@ -6,10 +6,10 @@ import argparse
 from pathlib import Path
 from typing import get_args
 
-from aggregator.cli.arguments import add_home, add_task, home_of, task_of
+from aggregator.cli.arguments import add_home, add_task, home_of, task_file_of, task_of
 from aggregator.errors import AggregatorError
 from aggregator.models.files import Format, model_files
-from aggregator.task.file import read_task, stored_catalogue
+from aggregator.task.file import stored_catalogue
 from device_sdk.system.command_line import add_out
 from device_sdk.system.files import write_atomically
 
@@ -48,11 +48,11 @@ def run(arguments: argparse.Namespace) -> int:
     home = home_of(arguments)
     store = home.open_store()
     try:
-        name = task_of(store, arguments)
-        task = read_task(home.task_file)
-        row = store.versions.named(name, arguments.version, task.models.ranking)
-        model = store.versions.model(name, row.version)
-        catalogue = stored_catalogue(store)
+        of = task_of(store, arguments)
+        task, own = task_file_of(home, store, of), store.task(of.number)
+        row = own.versions.named(arguments.version, task.models.ranking)
+        model = own.versions.model(row.version)
+        catalogue = stored_catalogue(own)
     finally:
         store.database.close()
     # A catalogue only ever grows at its end.
@@ -65,5 +65,5 @@ def run(arguments: argparse.Namespace) -> int:
             write_atomically(path, data)
         except OSError as error:
             raise AggregatorError(f"{path} cannot be written: {error.strerror}") from None
-        print(f"{path}: version {row.version} of task {name}, {len(data):,} bytes")
+        print(f"{path}: version {row.version} of task {task.name}, {len(data):,} bytes")
     return 0

@@ -12,7 +12,7 @@ from aggregator.errors import AggregatorError
 from aggregator.methods.method import Binding, Method, RoundSummary
 from aggregator.methods.model import ModelMismatch
 from aggregator.rounds.version_keeper import VersionKeeper
-from aggregator.store import Store
+from aggregator.store import TaskStore
 from aggregator.store.checkpoints import MethodCheckpoint
 from aggregator.store.rounds import RoundRow
 from aggregator.store.update_log import LoggedUpdate
@@ -35,7 +35,7 @@ class Aggregation:
     def __init__(
         self,
         binding: Binding[Any],
-        store: Store,
+        store: TaskStore,
         items: int,
         checkpoint_updates: int,
         require_publishable: Callable[[Broadcast], None],
@@ -62,7 +62,7 @@ class Aggregation:
         """Of that round, until the machine opens it."""
 
     def _new_method(self, items: int) -> Method:
-        rng = np.random.default_rng([self._store.facts.seed, 0])
+        rng = np.random.default_rng([self._store.fleet.facts.seed, 0])
         try:
             return self._binding.build(items, rng, self._artifacts)
         except ValueError as error:
@@ -165,7 +165,7 @@ class Aggregation:
         """Append new items, between rounds and with an empty log; inside a transaction."""
         if self._opened is not None:
             self._restore(None)  # to before the next round's opening
-        rng = np.random.default_rng([self._store.facts.seed, self.items])
+        rng = np.random.default_rng([self._store.fleet.facts.seed, self.items])
         self._binding.grow(self._method, items, rng)
         self.items = items
         self.version += 1
@@ -188,14 +188,14 @@ class Aggregation:
         wanted = self._awaited()
         if wanted is None or self._keeper is None:
             return
-        versions, task = self._store.versions, self._keeper.task
+        versions = self._store.versions
         if self._opened is not None:
             self._restore(None)  # to before the next round's opening
         try:
-            self._method.adopt(versions.model(task, wanted))
+            self._method.adopt(versions.model(wanted))
         except (ModelMismatch, AggregatorError) as error:
             _LOG.error("version %d cannot be made the next one: %s", wanted, error)
-            versions.ask_for(task, None)
+            versions.ask_for(None)
             return
         version = self.version + 1
         with self._store.database.transaction():
@@ -203,13 +203,12 @@ class Aggregation:
                 MethodCheckpoint("version", last_round, 0, version, self._method.state())
             )
             self._note(version, last_round, 0, f"version {wanted}")
-            versions.ask_for(task, None)
+            versions.ask_for(None)
         self.version = version
         _LOG.info("version %d is version %d's model again", version, wanted)
 
     def _awaited(self) -> int | None:
-        keeper = self._keeper
-        return None if keeper is None else self._store.versions.awaited(keeper.task)
+        return None if self._keeper is None else self._store.versions.awaited()
 
     def _note(self, version: int, round_number: int, devices: int, origin: str = "") -> None:
         if self._keeper is not None:
@@ -248,7 +247,7 @@ class Aggregation:
         except RestoreError as error:
             raise AggregatorError(
                 f"the stored state does not fit the task file's settings: {error}. Change them "
-                "back, or begin anew with another --home"
+                "back, or have it begin anew with tessera-aggregator task replace"
             ) from None
 
     def _absorb_log(self, row: RoundRow) -> bool:

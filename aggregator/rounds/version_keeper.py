@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from aggregator.methods.method import Method
-from aggregator.store import Store
+from aggregator.store import TaskStore
 from aggregator.store.versions import VersionRow
 from aggregator.task.file import ModelsSettings, stored_catalogue
 from aggregator.task.warm_start import WarmStart
@@ -24,8 +24,7 @@ class VersionKeeper:
     Unix seconds.
     """
 
-    store: Store
-    task: str
+    store: TaskStore
     settings: ModelsSettings
     warm_start: WarmStart | None
     artifacts: Sequence[Artifact]
@@ -44,7 +43,7 @@ class VersionKeeper:
 
     def knows(self, version: int) -> bool:
         """Whether a version was noted."""
-        return self.store.versions.find(self.task, version) is not None
+        return self.store.versions.find(version) is not None
 
     def note(
         self, method: Method, version: int, round_number: int, devices: int, origin: str = ""
@@ -52,7 +51,6 @@ class VersionKeeper:
         """A version that is committed; inside its transaction."""
         model = method.model_arrays
         row = VersionRow(
-            task=self.task,
             version=version,
             round=round_number,
             closed_unix_seconds=self.unix_clock(),
@@ -66,4 +64,4 @@ class VersionKeeper:
         )
         versions, settings = self.store.versions, self.settings
         versions.add(row, model)
-        versions.prune(self.task, settings.keep_last, settings.keep_best, settings.ranking)
+        versions.prune(settings.keep_last, settings.keep_best, settings.ranking)

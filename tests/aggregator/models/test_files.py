@@ -32,7 +32,7 @@ def task(folder: Path, method: str, more: str = "") -> Task:
 
 
 def row(artifact: str = "", version: int = 4) -> VersionRow:
-    return VersionRow("clicks", version, 9, 0.0, 3, artifact, "", 100, {}, False, True)
+    return VersionRow(version, 9, 0.0, 3, artifact, "", 100, {}, False, True)
 
 
 def test_a_global_model_of_attention_becomes_a_graph(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from aggregator.methods.model import ModelMismatch
 from aggregator.methods.scatter import ScatterMethod
 from aggregator.rounds.aggregation import Aggregation
 from aggregator.rounds.version_keeper import VersionKeeper
-from aggregator.store import Store
+from aggregator.store import TaskStore
 from aggregator.store.versions import VersionRow
 from aggregator.tables import TomlTable
 from aggregator.task.file import ModelsSettings
@@ -42,10 +42,10 @@ def artifact(tmp_path: Path) -> Artifact:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
+def store(tmp_path: Path) -> TaskStore:
     home = AggregatorHome(tmp_path / "home")
     initialise(home, int(time.time()), os.urandom)
-    return home.open_store()
+    return home.open_store().first
 
 
 def publishable(broadcast: Broadcast) -> None:
@@ -53,7 +53,7 @@ def publishable(broadcast: Broadcast) -> None:
 
 
 def aggregation(
-    store: Store,
+    store: TaskStore,
     binding: Binding[Any],
     artifact: Artifact | None,
     warm: str | None = None,
@@ -61,7 +61,7 @@ def aggregation(
 ) -> Aggregation:
     parts = () if artifact is None else (artifact,)
     start = None if warm is None else WarmStart.read(warm, Path("/"))
-    keeper = VersionKeeper(store, "clicks", ModelsSettings(), start, parts, lambda: NOW)
+    keeper = VersionKeeper(store, ModelsSettings(), start, parts, lambda: NOW)
     made = Aggregation(binding, store, items, 100, publishable, parts, keeper)
     made.resume(None)
     return made
@@ -83,35 +83,36 @@ def file_of(tmp_path: Path, arrays: Mapping[str, np.ndarray], **notes: str) -> s
 
 
 def test_the_first_version_is_kept_and_a_home_of_before_is_taken_over(
-    store: Store, artifact: Artifact
+    store: TaskStore, artifact: Artifact
 ) -> None:
     aggregation(store, fedavg(), artifact)
-    (row,) = store.versions.all("clicks")
+    (row,) = store.versions.all()
     assert (row.version, row.round, row.closed_unix_seconds, row.kept) == (0, 0, NOW, True)
     assert row.artifact == artifact.manifest.id
-    found = store.versions.model("clicks", 0)
+    found = store.versions.model(0)
     assert set(found) == {"linear.weight", "linear.bias", "mean"}
     for name, array in found.items():
         np.testing.assert_array_equal(array, artifact.initial[name])
     store.database.execute("DELETE FROM versions")
     aggregation(store, fedavg(), artifact)
-    assert [row.version for row in store.versions.all("clicks")] == [0]
+    assert [row.version for row in store.versions.all()] == [0]
 
 
 def test_a_task_begins_with_a_file_or_another_tasks_version(
-    store: Store, artifact: Artifact, tmp_path: Path
+    store: TaskStore, artifact: Artifact, tmp_path: Path
 ) -> None:
     arrays = {n: np.ones_like(a) for n, a in artifact.initial.items()}
-    other = VersionRow("air", 7, 7, 0.0, 3, "", "", 0, {}, False, True)
-    store.versions.add(other, {name: array + 1 for name, array in arrays.items()})
+    air = store.fleet.task(store.fleet.tasks.add("air", "air.toml", ""))
+    other = VersionRow(7, 7, 0.0, 3, "", "", 0, {}, False, True)
+    air.versions.add(other, {name: array + 1 for name, array in arrays.items()})
     for warm, added in ((file_of(tmp_path, arrays), 1.0), ("task:air@7", 2.0)):
-        for table in ("checkpoints", "versions WHERE task = 'clicks'"):
+        for table in ("checkpoints", "versions WHERE task = 1"):
             store.database.execute(f"DELETE FROM {table}")
         made = aggregation(store, fedavg(), artifact, warm)
         assert made.version == 0
-        (row,) = store.versions.all("clicks")
+        (row,) = store.versions.all()
         assert row.origin == warm
-        for array in store.versions.model("clicks", 0).values():
+        for array in store.versions.model(0).values():
             np.testing.assert_array_equal(array, np.full_like(array, added))
     # Only the first version: the file may be gone afterwards.
     again = aggregation(store, fedavg(), artifact, "/gone.safetensors")
@@ -122,18 +123,22 @@ def test_a_task_begins_with_a_file_or_another_tasks_version(
     ("warm", "message"),
     [
         ("/gone.safetensors", "cannot be read: No such file"),
-        ("task:air@latest", "task 'air' has no version yet"),
+        ("task:air@latest", "has no task 'air'"),
+        ("task:here@latest", "task here: the task has no version yet"),
     ],
 )
 def test_what_is_not_there_is_said(
-    store: Store, artifact: Artifact, warm: str, message: str
+    store: TaskStore, artifact: Artifact, warm: str, message: str
 ) -> None:
+    store.fleet.tasks.set_name(store.number, "here")
     with pytest.raises(AggregatorError, match=message):
         aggregation(store, fedavg(), artifact, warm)
-    assert store.checkpoints.get("version") is None and store.versions.all("clicks") == []
+    assert store.checkpoints.get("version") is None and store.versions.all() == []
 
 
-def test_all_that_does_not_fit_is_listed(store: Store, artifact: Artifact, tmp_path: Path) -> None:
+def test_all_that_does_not_fit_is_listed(
+    store: TaskStore, artifact: Artifact, tmp_path: Path
+) -> None:
     wrong = {
         "linear.weight": np.zeros((2, 2), np.float32),
         "bias.old": np.zeros(3, np.float32),
@@ -159,7 +164,7 @@ def test_a_bad_source_is_refused_by_the_task_file() -> None:
     assert WarmStart.read("a.safetensors", Path("/home")).file == Path("/home/a.safetensors")
 
 
-def test_item_vectors_go_to_their_ids(store: Store, tmp_path: Path) -> None:
+def test_item_vectors_go_to_their_ids(store: TaskStore, tmp_path: Path) -> None:
     catalogue = Catalogue(("a", "b", "c", "d"), ("", "", "", ""))
     with store.database.transaction():
         store.facts.catalogue = catalogue.to_bytes()

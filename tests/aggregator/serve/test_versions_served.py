@@ -32,7 +32,7 @@ KEEPING = "[models]\nkeep_last = 2\n"
 def items_of(home: AggregatorHome, version: int) -> np.ndarray:
     store = home.open_store()
     try:
-        return store.versions.model("default", version)["items"]
+        return store.first.versions.model(version)["items"]
     finally:
         store.database.close()
 
@@ -76,7 +76,7 @@ def test_versions_are_listed_pinned_taken_out_and_gone_back_to(
             assert command(home, *arguments) == 1
             assert "kept are 1, 3, 4" in capsys.readouterr().err
         assert command(home, "model", "--task", "other", "--out", str(out)) == 1
-        assert "no task 'other'; it has 'default'" in capsys.readouterr().err
+        assert "no task 'other'; it has default" in capsys.readouterr().err
         assert command(home, "rollback", "--cancel") == 1
 
         # Round 5 is open: its update makes version 5, and then version 6 is version 1's model.
@@ -120,11 +120,11 @@ def test_kill_nine_around_a_rollback_leaves_the_version_before_or_after(
                 assert process.wait() == -9
                 done = point == "after a rollback"
                 store = home.open_store()
-                checkpoint = store.checkpoints.get("version")
-                newest = store.versions.all("default")[0]
+                checkpoint = store.first.checkpoints.get("version")
+                newest = store.first.versions.all()[0]
                 assert checkpoint is not None
                 assert checkpoint.version == newest.version == version + done
-                assert store.versions.awaited("default") == (None if done else target)
+                assert store.first.versions.awaited() == (None if done else target)
                 store.database.close()
                 process.start()
                 connections += 1
@@ -139,7 +139,7 @@ def test_kill_nine_around_a_rollback_leaves_the_version_before_or_after(
 def _await_version(home: AggregatorHome, version: int) -> None:
     store = home.open_store()
     try:
-        wait_until(lambda: store.versions.all("default")[0].version == version)
+        wait_until(lambda: store.first.versions.all()[0].version == version)
     finally:
         store.database.close()
 
@@ -222,7 +222,7 @@ def test_the_best_version_runs_alone_and_says_what_a_device_says(tmp_path: Path)
             file.write('\n[models]\nbest_by = "loss"\n')
         store = home.open_store()
         for version, loss in ((1, 0.5), (2, 0.7), (3, 0.1)):
-            store.versions.note_metrics("default", version, {"loss": loss})
+            store.first.versions.note_metrics(version, {"loss": loss})
         store.database.close()
         out = tmp_path / "best.onnx"
         assert command(home, "model", "--version", "best", "--out", str(out)) == 0
@@ -262,7 +262,7 @@ def test_personal_layers_are_in_a_devices_own_model_and_nowhere_else(tmp_path: P
         _await_read(devices)
         models = [device.model().arrays for device in devices]
     store = AggregatorHome(tmp_path / "fleet" / "aggregator").open_store()
-    kept = store.versions.model("default", 1)
+    kept = store.first.versions.model(1)
     store.database.close()
     assert "linear.bias" not in kept
     assert not np.array_equal(models[0]["linear.bias"], models[1]["linear.bias"])

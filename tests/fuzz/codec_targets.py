@@ -28,6 +28,7 @@ from device_sdk.wire.publish.chunks import PART_BYTES, Reassembler, ReassemblyLi
 from device_sdk.wire.publish.content import read_content_head
 from device_sdk.wire.publish.manifest import RoundManifest, read_manifest, write_manifest
 from device_sdk.wire.publish.receipts import read_receipt, read_update, write_receipt
+from device_sdk.wire.publish.standing import read_standing, write_standing
 from device_sdk.wire.publish.task_messages import (
     OfferedArtifact,
     OfferedAttachment,
@@ -103,6 +104,10 @@ def _manifest(data: bytes) -> None:
 
 def _receipt(data: bytes) -> None:
     assert write_receipt(read_receipt(data)) == data
+
+
+def _standing(data: bytes) -> None:
+    assert write_standing(read_standing(data)) == data
 
 
 def _update(data: bytes) -> None:
@@ -266,6 +271,7 @@ CODEC_TARGETS = (
         lambda: _hex(*vectors("codecs")["receipts"]["payloads"].values()),
         _WIRE,
     ),
+    Target("standing", _standing, lambda: _hex(vectors("codecs")["standing"]["payload"]), _WIRE),
     Target("update", _update, lambda: _hex(vectors("codecs")["update"]["payload"]), _WIRE),
     Target("broadcast", _broadcast, _broadcasts, _WIRE),
     Target("body", _body, _bodies, _WIRE),

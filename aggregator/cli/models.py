@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.pin is not None or arguments.unpin is not None:
             _pin(versions, arguments)
             return 0
-        rows = [row for row in versions.all() if row.kept or arguments.all]
+        rows = versions.all() if arguments.all else versions.kept()
         awaited = versions.awaited()
     finally:
         store.database.close()

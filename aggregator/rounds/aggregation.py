@@ -155,7 +155,8 @@ class Aggregation:
         self._store.checkpoints.put(
             MethodCheckpoint("version", summary.round_id, 0, summary.version, made)
         )
-        self._note(summary.version, summary.round_id, summary.participants)
+        if summary.version != self.version:
+            self._note(summary.version, summary.round_id, summary.participants)
         self._made = None
         self._store.log.clear()
         self.version = summary.version

@@ -102,6 +102,15 @@ class Versions(Table):
         )
         return [_read(row) for row in rows]
 
+    def kept(self) -> list[VersionRow]:
+        """Those whose models are kept, the newest first."""
+        rows = self._database.rows(
+            f"SELECT {_COLUMNS} FROM versions WHERE task = ? AND model IS NOT NULL "
+            "ORDER BY version DESC",
+            (self._task,),
+        )
+        return [_read(row) for row in rows]
+
     def model(self, version: int) -> dict[str, NDArray[Any]]:
         """The model of a version that is kept. Raises AggregatorError where it is gone."""
         row = self._database.row(
@@ -117,9 +126,8 @@ class Versions(Table):
 
         Raises AggregatorError, which names those that are kept.
         """
-        rows = self.all()
-        kept = [row for row in rows if row.kept]
-        if rows and not any(row.bytes for row in rows):
+        kept = self.kept()
+        if not kept and self.all():
             raise AggregatorError(
                 "the task's method keeps no model at the aggregator: each device has its own, "
                 "which its app can take out with Device.model()"
@@ -160,7 +168,7 @@ class Versions(Table):
     def prune(self, last: int, best: int, ranking: Ranking | None) -> int:
         """Drop all models but the ``last`` newest, the ``best`` ones, the pinned and the awaited;
         how many."""
-        rows = [row for row in self.all() if row.kept]
+        rows = self.kept()
         stay = {row.version for row in rows[: max(1, last)]}
         stay |= {row.version for row in rows if row.pinned}
         if ranking is not None:
@@ -192,7 +200,7 @@ class Versions(Table):
         return None if row is None else int(row[0])
 
     def _gone(self, name: str) -> AggregatorError:
-        kept = [f"{row.version}" for row in reversed(self.all()) if row.kept]
+        kept = [f"{row.version}" for row in reversed(self.kept())]
         if not kept:
             return AggregatorError("the task has no version yet: it is made by serve")
         return AggregatorError(

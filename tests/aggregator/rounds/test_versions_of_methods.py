@@ -98,6 +98,20 @@ def test_the_first_version_is_kept_and_a_home_of_before_is_taken_over(
     assert [row.version for row in store.versions.all()] == [0]
 
 
+def test_a_round_that_changes_nothing_leaves_the_version_as_it_is_known(
+    store: TaskStore, artifact: Artifact
+) -> None:
+    made = aggregation(store, fedavg(), artifact)
+    store.versions.pin(0, pinned=True)
+    store.versions.note_metrics(0, {"loss": 0.5})
+    made.open_round(1)
+    summary = made.close_round()
+    with store.database.transaction():
+        made.commit_version(summary)
+    (row,) = store.versions.all()
+    assert row.pinned and row.metrics == {"loss": 0.5} and row.devices == 0
+
+
 def test_a_task_begins_with_a_file_or_another_tasks_version(
     store: TaskStore, artifact: Artifact, tmp_path: Path
 ) -> None:

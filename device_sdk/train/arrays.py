@@ -15,7 +15,14 @@ from numpy.typing import NDArray
 from device_sdk.capability.fit import Fit, Request, WorkDone, choose_among
 from device_sdk.home.model_store import CapabilityRow
 from device_sdk.local_data import LocalData
-from device_sdk.methods.learner import Declined, Learner, LearnerParts, MovableWork, Where
+from device_sdk.methods.learner import (
+    Declined,
+    Learner,
+    LearnerError,
+    LearnerParts,
+    MovableWork,
+    Where,
+)
 from device_sdk.system.clock import Clock, slowed
 from device_sdk.train.job import LocalArtifact, RoundTrainer, TrainedRound, TrainingJob
 from device_sdk.trainer import Trainer
@@ -209,14 +216,20 @@ class ArrayTrainer(RoundTrainer):
             companion = self._trainer(artifact.companion)
             companion.reset()
         placement = self._options.placement if where is None else where
-        learner = self._kind.make(
-            LearnerParts(lambda: data, trainer, companion, self._sender, self._rng, placement)
-        )
-        manifest = job.manifest
-        if self._home.models.learner_artifact(manifest.task) == artifact.artifact_id:
-            state = self._home.models.learner(manifest.task)
-            if state is not None:
-                learner.restore(state)
+        parts = LearnerParts(lambda: data, trainer, companion, self._sender, self._rng, placement)
+        learner = self._kind.make(parts)
+        manifest, models = job.manifest, self._home.models
+        if models.learner_artifact(manifest.task) == artifact.artifact_id:
+            state, mark = models.learner(manifest.task), models.model_mark(manifest.task)
+            try:
+                if state is not None:
+                    learner.restore(state)
+            except LearnerError:
+                if mark is None or mark[0] == manifest.generation:
+                    raise
+                # The task was replaced: what was learnt is another method's, with this artifact.
+                trainer.reset()
+                learner = self._kind.make(parts)
         if learner.needs_receipts:
             rounds = self._home.rounds.receipted(manifest.task, manifest.generation, _RECEIPTS)
             for part in reversed(rounds):

@@ -241,14 +241,20 @@ class ArrayTrainer(RoundTrainer):
             companion = self._trainer(artifact.companion)
             companion.reset()
         placement = self._options.placement if where is None else where
-        learner = self._kind.make(
-            LearnerParts(lambda: data, trainer, companion, self._sender, self._rng, placement)
-        )
-        manifest = job.manifest
-        if self._home.models.learner_artifact(manifest.task) == artifact.artifact_id:
-            state = self._home.models.learner(manifest.task)
-            if state is not None:
-                learner.restore(state)
+        parts = LearnerParts(lambda: data, trainer, companion, self._sender, self._rng, placement)
+        learner = self._kind.make(parts)
+        manifest, models = job.manifest, self._home.models
+        if models.learner_artifact(manifest.task) == artifact.artifact_id:
+            state, mark = models.learner(manifest.task), models.model_mark(manifest.task)
+            try:
+                if state is not None:
+                    learner.restore(state)
+            except LearnerError:
+                if mark is None or mark[0] == manifest.generation:
+                    raise
+                # The task was replaced: what was learnt is another method's, with this artifact.
+                trainer.reset()
+                learner = self._kind.make(parts)
         if learner.needs_receipts:
             rounds = self._home.rounds.receipted(manifest.task, manifest.generation, _RECEIPTS)
             for part in reversed(rounds):

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     )
     from device_sdk.link.broker_url import TlsFiles
     from device_sdk.local_data import LocalData
+    from device_sdk.local_model import LocalModel
     from device_sdk.status import DeviceStatus
     from device_sdk.system.printable import PrintableFormatter
     from device_sdk.system.version import __version__
@@ -57,6 +58,7 @@ __all__ = [
     "HomeLocked",
     "LeaveUnanswered",
     "LocalData",
+    "LocalModel",
     "NonFiniteStep",
     "NotEnrolled",
     "NothingLearnt",
@@ -78,6 +80,7 @@ _HOMES = {
     "Device": "device_sdk.device",
     "DeviceStatus": "device_sdk.status",
     "LocalData": "device_sdk.local_data",
+    "LocalModel": "device_sdk.local_model",
     "PrintableFormatter": "device_sdk.system.printable",
     "TlsFiles": "device_sdk.link.broker_url",
     "Trainer": "device_sdk.trainer",

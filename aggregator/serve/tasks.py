@@ -137,6 +137,8 @@ class TaskBoard:
                 continue
             parts.rounds.paused = row.state == "paused"
             parts.rounds.reload_hold()
+            if parts.rounds.current is None:
+                parts.upkeep.between_rounds()
             if row.request is not None:
                 deleted |= self._replace(row)
         return deleted
@@ -249,6 +251,7 @@ class TaskBoard:
             self._store.tasks.erase(row.number)
             store.facts.clear()
             store.facts.own_generation = generation
+            self._store.tasks.set_served(row.number, None)
             self._store.tasks.set_state(row.number, "retired")
         self._serve()
         _LOG.info("task %s is retired", row.name)

@@ -13,6 +13,7 @@ from aggregator.store.reports import Reports
 from aggregator.store.rounds import Rounds
 from aggregator.store.tasks import FIRST, Tasks
 from aggregator.store.update_log import UpdateLog
+from aggregator.store.versions import Versions
 
 __all__ = ["STORE_FAILURES", "Database", "Store", "TaskStore"]
 
@@ -53,5 +54,6 @@ class TaskStore:
         self.log = UpdateLog(database, number)
         self.reports = Reports(database, number)
         self.checkpoints = Checkpoints(database, number)
+        self.versions = Versions(database, number)
         self.publications = Publications(database, number)
         self.attachments = AttachmentBooks(self.facts)

@@ -12,7 +12,7 @@ FIRST = 1
 """The number of the task whose file has the fleet's tables."""
 
 _COLUMNS = "task, name, state, file, served, unwritten, request, problem"
-TASK_TABLES = ("rounds", "updates", "verdicts", "reports", "checkpoints")
+TASK_TABLES = ("rounds", "updates", "verdicts", "reports", "checkpoints", "versions")
 """What is deleted of a task that is retired; its publications are cleared from the broker first."""
 
 
@@ -95,7 +95,7 @@ class Tasks(Table):
     def set_file(self, number: int, file: str) -> None:
         self._set(number, "file", file)
 
-    def set_served(self, number: int, text: str) -> None:
+    def set_served(self, number: int, text: str | None) -> None:
         self._set(number, "served", text)
 
     def set_unwritten(self, number: int, text: str | None) -> None:

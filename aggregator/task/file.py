@@ -11,8 +11,10 @@ from typing import Annotated, Any
 from aggregator.errors import AggregatorError, TaskError
 from aggregator.methods.method import Binding, read_binding
 from aggregator.store import TaskStore
+from aggregator.store.versions import Ranking
 from aggregator.tables import TomlTable
 from aggregator.task.selector import Selector, read_selector
+from aggregator.task.warm_start import WarmStart
 from device_sdk.fields import OneOf, Within, hints_of
 from device_sdk.link.broker_url import BrokerUrl, TlsFiles, parse_broker_url
 from device_sdk.methods.registry import MethodError
@@ -44,6 +46,7 @@ class TaskTable:
         folder: what relative paths are relative to (default: this file's folder).
         broadcast_codec: how the model's numbers travel to devices.
         update_codec: how those of updates travel back.
+        warm_start: what the first version is made of: a safetensors file, or task:NAME@best.
     """
 
     name: str = "default"
@@ -56,6 +59,7 @@ class TaskTable:
     folder: str | None = None
     broadcast_codec: Annotated[str, OneOf(tuple(sorted(BROADCAST_CODECS)))] = "float16"
     update_codec: Annotated[str, OneOf(tuple(sorted(UPDATE_CODECS)))] = "int8"
+    warm_start: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +177,31 @@ class AdmissionSettings:
     enrolments_share: Annotated[float, _SHARE] = 0.15
 
 
+_LOWER_IS_BETTER = frozenset(("loss", "log_loss", "mae", "rmse", "calibration"))
+
+
+@dataclass(frozen=True, slots=True)
+class ModelsSettings:
+    """The table ``[models]``: which versions' models are kept, beside those that are pinned.
+
+    Attributes:
+        keep_last: so many of the newest.
+        keep_best: so many of the best, by the fleet's evaluation.
+        best_by: the metric that says which version is best.
+    """
+
+    keep_last: Annotated[int, Within(1, 10_000)] = 5
+    keep_best: Annotated[int, Within(0, 10_000)] = 3
+    best_by: str | None = None
+
+    @property
+    def ranking(self) -> Ranking | None:
+        """By what versions are compared; None where nothing says so."""
+        if self.best_by is None:
+            return None
+        return Ranking(self.best_by, self.best_by not in _LOWER_IS_BETTER)
+
+
 @dataclass(frozen=True, slots=True)
 class MetricsSettings:
     """The table ``[metrics]``.
@@ -227,6 +256,8 @@ class Task:
     update_codec: str
     round: RoundSettings
     store: StoreSettings
+    models: ModelsSettings
+    warm_start: WarmStart | None
     binding: Binding[Any]
     path: Path = field(compare=False)
     text: str = field(compare=False, repr=False)
@@ -309,12 +340,21 @@ def _task(root: TomlTable, path: Path, text: str, fleet: SharedSettings | None) 
         update_codec=named.update_codec,
         round=RoundSettings.read(root.table("round")),
         store=root.table("store").read(StoreSettings),
+        models=root.table("models").read(ModelsSettings),
+        warm_start=_warm_start(table, named.warm_start, folder),
         binding=binding,
         path=path,
         text=text,
     )
     root.end()
     return task
+
+
+def _warm_start(table: TomlTable, said: str | None, folder: Path) -> WarmStart | None:
+    try:
+        return None if said is None else WarmStart.read(said, folder)
+    except ValueError as error:
+        raise table.error("warm_start", f"is {said!r}; {error}") from None
 
 
 def _catalogue(

@@ -81,6 +81,7 @@ def commit(store: TaskStore, replacement: Replacement, now_unix_seconds: int) ->
         facts.unpublished = None
         tasks = store.fleet.tasks
         tasks.set_unwritten(store.number, task.text)
+        tasks.set_served(store.number, task.text)
         tasks.set_request(store.number, None)
         tasks.set_problem(store.number, None)
     return dropped

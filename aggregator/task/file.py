@@ -15,6 +15,7 @@ from aggregator.store.versions import Ranking
 from aggregator.tables import TomlTable
 from aggregator.task.selector import Selector, read_selector
 from aggregator.task.warm_start import WarmStart
+from device_sdk.evaluation.metrics import METRICS
 from device_sdk.fields import OneOf, Within, hints_of
 from device_sdk.link.broker_url import BrokerUrl, TlsFiles, parse_broker_url
 from device_sdk.methods.registry import MethodError
@@ -177,9 +178,6 @@ class AdmissionSettings:
     enrolments_share: Annotated[float, _SHARE] = 0.15
 
 
-_LOWER_IS_BETTER = frozenset(("loss", "log_loss", "mae", "rmse", "calibration"))
-
-
 @dataclass(frozen=True, slots=True)
 class ModelsSettings:
     """The table ``[models]``: which versions' models are kept, beside those that are pinned.
@@ -199,7 +197,7 @@ class ModelsSettings:
         """By what versions are compared; None where nothing says so."""
         if self.best_by is None:
             return None
-        return Ranking(self.best_by, self.best_by not in _LOWER_IS_BETTER)
+        return Ranking(self.best_by, METRICS[self.best_by].higher_is_better)
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,7 +338,7 @@ def _task(root: TomlTable, path: Path, text: str, fleet: SharedSettings | None) 
         update_codec=named.update_codec,
         round=RoundSettings.read(root.table("round")),
         store=root.table("store").read(StoreSettings),
-        models=root.table("models").read(ModelsSettings),
+        models=_models(root.table("models")),
         warm_start=_warm_start(table, named.warm_start, folder),
         binding=binding,
         path=path,
@@ -348,6 +346,13 @@ def _task(root: TomlTable, path: Path, text: str, fleet: SharedSettings | None) 
     )
     root.end()
     return task
+
+
+def _models(table: TomlTable) -> ModelsSettings:
+    found = table.read(ModelsSettings)
+    if found.best_by is not None and found.best_by not in METRICS:
+        raise table.error("best_by", f"is {found.best_by!r}; expected one of {', '.join(METRICS)}")
+    return found
 
 
 def _warm_start(table: TomlTable, said: str | None, folder: Path) -> WarmStart | None:

@@ -43,6 +43,7 @@ _LIVE = {
     "broker.url": BrokerTable().url,
 }
 _EXAMPLES: dict[str, object] = {
+    "broker.proxy": "http://proxy.example:3128",
     "broker.user": "tessera-aggregator",
     "broker.password_file": "broker-password",
     "broker.ca_file": "ca.pem",

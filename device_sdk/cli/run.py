@@ -7,9 +7,10 @@ import signal
 import threading
 from pathlib import Path
 
-from device_sdk.cli.arguments import CommandError, add_home, log_to_stderr
+from device_sdk.cli.arguments import CommandError, add_home, add_proxy, log_to_stderr
 from device_sdk.device import Device
 from device_sdk.interactions import InteractionsError, read_interactions
+from device_sdk.link.settings import LinkSettings
 from device_sdk.status import DeviceStatus
 from device_sdk.system.command_line import positive_float, positive_int, slowdown
 from device_sdk.system.printable import printable
@@ -56,6 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="one",
         help="where even k = 1 takes too long: train 1, or sit the round out (default: one)",
     )
+    add_proxy(parser)
     parser.add_argument(
         "--for",
         type=positive_float,
@@ -74,7 +76,11 @@ def run(arguments: argparse.Namespace) -> int:
         slowdown=arguments.slowdown,
         when_none_fits=arguments.when_none_fits,
     )
-    with Device.open(arguments.home, options=options) as device:
+    try:
+        link_settings = LinkSettings(proxy=arguments.proxy)
+    except ValueError as error:
+        raise CommandError(f"--proxy: {error}") from error
+    with Device.open(arguments.home, options=options, link_settings=link_settings) as device:
         if arguments.interactions is not None:
             _record(device, arguments.interactions)
         before = [

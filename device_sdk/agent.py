@@ -134,6 +134,8 @@ class Agent:
             next_seconds = self.participant.next_seconds()
             if job is not None:
                 next_seconds = min(next_seconds, self._gate.next_seconds)
+            if self._observer is not None:
+                next_seconds = min(next_seconds, self._observer.next_seconds)
             wait_seconds = next_seconds - self._clock()
             timeout_seconds = None if wait_seconds == math.inf else max(0.0, wait_seconds)
             events = self._link.events(timeout_seconds=timeout_seconds)

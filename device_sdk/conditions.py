@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 _POWER_SUPPLY = Path("/sys/class/power_supply")
-_PMSET_SECONDS = 5.0
+_PMSET, _PMSET_SECONDS = "/usr/bin/pmset", 5.0
 _log = logging.getLogger("tessera.device")
 
 
@@ -65,7 +65,7 @@ def _word(path: Path) -> str:
 def _pmset() -> bool | None:
     try:
         said = subprocess.run(
-            ["/usr/bin/pmset", "-g", "ps"],
+            [_PMSET, "-g", "ps"],
             capture_output=True,
             text=True,
             errors="replace",

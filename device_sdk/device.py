@@ -270,10 +270,10 @@ class Device:
         """Have ``callback`` called with each event to come while this device runs.
 
         ``event``: ``connected`` (the broker took us), ``round`` (one ended here), ``model`` (there
-        is another to recommend or predict with), ``problem`` (what is wrong changed, or came
-        right). Callbacks are called in order on a thread of their own, and may call any method of
-        the device. One that raises is logged; one that hangs keeps events from the others, and
-        nothing else. Returns a function that ends it.
+        is another to recommend or predict with), ``problem`` (something has been wrong for two
+        seconds, or came right). Callbacks are called in order on a thread of their own, and may
+        call any method of the device. One that raises is logged; one that hangs keeps events from
+        the others, and nothing else. Returns a function that ends it.
         """
         self._require_open(writing=True)
         return self._callbacks.on(event, callback)

@@ -39,7 +39,7 @@ class ModelEvent:
 
 @dataclass(frozen=True, slots=True)
 class ProblemEvent:
-    """``problem``: the status' ``problem`` changed; an empty ``text``: it came right."""
+    """``problem``: what the status' ``problem`` has said for two seconds; empty: it came right."""
 
     text: str
 

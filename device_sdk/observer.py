@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 
@@ -11,6 +12,8 @@ from device_sdk.home.live import Live, LiveFile
 from device_sdk.link.broker_url import parse_broker_url
 from device_sdk.world import DeviceWorld
 
+# A problem that comes right sooner (as it does at every start) is nobody's business.
+_LASTS_SECONDS = 2.0
 _log = logging.getLogger("tessera.device")
 
 
@@ -32,6 +35,9 @@ class Observer:
         self._model_came = threading.Condition()
         self._closed = False
         self._failed = False
+        self._told = ""
+        self.next_seconds = math.inf
+        """By the clock, when a problem will have lasted long enough to be told; to look again."""
 
     def look(self, live: Live) -> None:
         """Tell what is other than at the last look. Never raises."""
@@ -46,13 +52,22 @@ class Observer:
         before, self._live = self._live, live
         if live.connected and not before.connected:
             self._callbacks.tell(ConnectedEvent(self._broker))
-        if live.problem != before.problem:
-            self._callbacks.tell(ProblemEvent(live.problem))
+        self._look_at_problem(live.problem)
         changes = self._home.database.changes
         if changes != self._changes:
             self._changes = changes
             self._look_into_home()
         self._file.tell(live)
+
+    def _look_at_problem(self, problem: str) -> None:
+        now = self._world.clock()
+        if problem in ("", self._told):
+            self.next_seconds = math.inf
+        elif self.next_seconds == math.inf:
+            self.next_seconds = now + _LASTS_SECONDS
+        if problem != self._told and (not problem or now >= self.next_seconds):
+            self._told, self.next_seconds = problem, math.inf
+            self._callbacks.tell(ProblemEvent(problem))
 
     def _look_into_home(self) -> None:
         models = self._home.models.marks()

@@ -92,7 +92,7 @@ def read_live(folder: Path) -> Live | None:
             finally:
                 lock.close()
             with path.open("rb") as file:
-                found = _parsed(file.read(_MOST_BYTES))
+                found = parse_live(file.read(_MOST_BYTES))
         except OSError:
             return None
     return found
@@ -109,7 +109,7 @@ def _held(path: Path) -> FileLock | None:
     return None
 
 
-def _parsed(data: bytes) -> Live | None:
+def parse_live(data: bytes) -> Live | None:
     """Of a file's bytes; None for what no device wrote, or has not written whole yet."""
     try:
         values = json.loads(data)

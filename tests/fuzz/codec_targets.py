@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from device_sdk.home.live import parse_live
 from device_sdk.link.broker_url import parse_broker_url
 from device_sdk.link.buffered_client import PacketCutter
 from device_sdk.link.http_head import parse_head
@@ -217,6 +218,13 @@ def _frames(data: bytes) -> None:
     assert (whole.closed, whole.ping) == (reader.closed, reader.ping)
 
 
+def _running(data: bytes) -> None:
+    live = parse_live(data)
+    if live is None:
+        raise ValueError("no running device's state")
+    assert isinstance(live.problem, str) and isinstance(live.process, int)
+
+
 def _hex(*texts: str) -> list[bytes]:
     return [bytes.fromhex(text) for text in texts]
 
@@ -335,6 +343,16 @@ CODEC_TARGETS = (
         256,
     ),
     Target("proxy-url", _proxy_url, lambda: [b"http://user:secret@proxy:3128"], (ValueError,), 256),
+    Target(
+        "running",
+        _running,
+        lambda: [
+            b'{"connected":true,"session":false,"working_on":7,"problem":"x","process":12,'
+            b'"unix_seconds":1800000000}'
+        ],
+        (ValueError,),
+        512,
+    ),
     Target(
         "http-head",
         _http_head,

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from device_sdk.events import ConnectedEvent, ModelEvent, ProblemEvent, RoundEvent
     from device_sdk.link.broker_url import TlsFiles
     from device_sdk.local_data import LocalData
+    from device_sdk.local_model import LocalModel
     from device_sdk.status import DeviceStatus
     from device_sdk.system.printable import PrintableFormatter
     from device_sdk.system.version import __version__
@@ -58,6 +59,7 @@ __all__ = [
     "HomeLocked",
     "LocalData",
     "ModelEvent",
+    "LocalModel",
     "NonFiniteStep",
     "NotEnrolled",
     "NothingLearnt",
@@ -85,6 +87,7 @@ _HOMES = {
     "ModelEvent": "device_sdk.events",
     "ProblemEvent": "device_sdk.events",
     "RoundEvent": "device_sdk.events",
+    "LocalModel": "device_sdk.local_model",
     "PrintableFormatter": "device_sdk.system.printable",
     "TlsFiles": "device_sdk.link.broker_url",
     "Trainer": "device_sdk.trainer",

@@ -16,6 +16,7 @@ from aggregator.task.file import (
     BrokerTable,
     KeySettings,
     MetricsSettings,
+    ModelsSettings,
     RoundSettings,
     StoreSettings,
     TaskTable,
@@ -32,6 +33,7 @@ _TABLES = {
     "broker": BrokerTable,
     "round": RoundSettings,
     "scatter": ScatterTable,
+    "models": ModelsSettings,
     "store": StoreSettings,
     "keys": KeySettings,
     "admission": AdmissionSettings,
@@ -44,6 +46,9 @@ _LIVE = {
 }
 _EXAMPLES: dict[str, object] = {
     "broker.proxy": "http://proxy.example:3128",
+    "task.folder": ".",
+    "task.warm_start": "model.safetensors",
+    "models.best_by": "loss",
     "broker.user": "tessera-aggregator",
     "broker.password_file": "broker-password",
     "broker.ca_file": "ca.pem",
@@ -52,6 +57,8 @@ _EXAMPLES: dict[str, object] = {
 }
 _BELOW = {
     "task.catalogue": """\
+# For the devices with some labels alone: only={site="north"}, or with a list of which any will do,
+# only={site=["north", "east"]}
 # Methods on the devices' own arrays (fedavg, teacher_logits, mutual, attention) have no catalogue;
 # 'artifacts' lists their models' folders, smallest first. Their settings: docs/aggregator.md.
 """,

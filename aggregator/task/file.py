@@ -18,6 +18,7 @@ from aggregator.task.warm_start import WarmStart
 from device_sdk.evaluation.metrics import METRICS
 from device_sdk.fields import OneOf, Within, hints_of
 from device_sdk.link.broker_url import BrokerUrl, TlsFiles, parse_broker_url
+from device_sdk.link.proxy import proxy_for
 from device_sdk.methods.registry import MethodError
 from device_sdk.wire.codec.message import require_name
 from device_sdk.wire.publish.catalogue import Catalogue, read_catalogue
@@ -68,7 +69,8 @@ class BrokerTable:
     """The table ``[broker]``.
 
     Attributes:
-        url: mqtts://host:8883 for TLS.
+        url: mqtts://host:8883 for TLS, wss://host/mqtt for WebSocket.
+        proxy: an HTTP proxy on the way, which knows CONNECT.
         prefix: all topics lie below it.
         user: who the aggregator is to the broker.
         password_file: keeps the password out of this file.
@@ -78,6 +80,7 @@ class BrokerTable:
     """
 
     url: str = "mqtt://127.0.0.1:1883"
+    proxy: str | None = None
     prefix: str = "tessera"
     user: str | None = None
     password_file: str | None = None
@@ -218,6 +221,8 @@ class BrokerSettings:
     url: BrokerUrl
     prefix: str
     tls: TlsFiles | None
+    proxy: str | None = None
+    """As of :class:`~device_sdk.link.settings.LinkSettings`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -431,6 +436,10 @@ def _broker(table: TomlTable, folder: Path) -> BrokerSettings:
         Topics(named.prefix)
     except ValueError as error:
         raise table.error("prefix", f"is not usable: {error}") from None
+    try:
+        proxy_for(url, named.proxy)
+    except ValueError as error:
+        raise table.error("proxy", f"is not usable: {error}") from None
     if named.user is not None:
         url = replace(url, user=named.user)
     if named.password_file is not None:
@@ -447,13 +456,15 @@ def _broker(table: TomlTable, folder: Path) -> BrokerSettings:
         if (value := getattr(named, key)) is not None
     }
     if files and not url.tls:
-        raise table.error(next(iter(files)), "is given, but broker.url starts with mqtt://")
+        raise table.error(
+            next(iter(files)), f"is given, but broker.url starts with {url.scheme}://"
+        )
     if "key_file" in files and "certificate_file" not in files:
         raise table.error("key_file", "is given without broker.certificate_file")
     tls = None
     if files:
         tls = TlsFiles(files.get("ca_file"), files.get("certificate_file"), files.get("key_file"))
-    return BrokerSettings(url, named.prefix, tls)
+    return BrokerSettings(url, named.prefix, tls, named.proxy)
 
 
 # The operator's list of items: a text file with one item a line, ``id`` or ``id<TAB>title``.

@@ -32,8 +32,10 @@ if TYPE_CHECKING:
         StateError,
         UnknownUser,
     )
+    from device_sdk.events import ConnectedEvent, ModelEvent, ProblemEvent, RoundEvent
     from device_sdk.link.broker_url import TlsFiles
     from device_sdk.local_data import LocalData
+    from device_sdk.local_model import LocalModel
     from device_sdk.status import DeviceStatus
     from device_sdk.system.printable import PrintableFormatter
     from device_sdk.system.version import __version__
@@ -45,6 +47,7 @@ __all__ = [
     "ArtifactError",
     "BatchError",
     "CheckpointError",
+    "ConnectedEvent",
     "Device",
     "DeviceError",
     "DeviceStatus",
@@ -55,11 +58,15 @@ __all__ = [
     "HomeError",
     "HomeLocked",
     "LocalData",
+    "ModelEvent",
+    "LocalModel",
     "NonFiniteStep",
     "NotEnrolled",
     "NothingLearnt",
     "PrintableFormatter",
+    "ProblemEvent",
     "ProviderError",
+    "RoundEvent",
     "RuntimeMissing",
     "StateError",
     "TlsFiles",
@@ -73,9 +80,14 @@ __all__ = [
 # Where a name comes from, if not from `device_sdk.errors`.
 _HOMES = {
     "ArtifactError": "device_sdk.artifact.errors",
+    "ConnectedEvent": "device_sdk.events",
     "Device": "device_sdk.device",
     "DeviceStatus": "device_sdk.status",
     "LocalData": "device_sdk.local_data",
+    "ModelEvent": "device_sdk.events",
+    "ProblemEvent": "device_sdk.events",
+    "RoundEvent": "device_sdk.events",
+    "LocalModel": "device_sdk.local_model",
     "PrintableFormatter": "device_sdk.system.printable",
     "TlsFiles": "device_sdk.link.broker_url",
     "Trainer": "device_sdk.trainer",

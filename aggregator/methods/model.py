@@ -13,7 +13,7 @@ _MOST_NAMED = 12
 
 
 class ModelMismatch(ValueError):
-    """Arrays that are no model of the method; the message lists what differs."""
+    """Arrays that are no model of the method, which is unchanged; the message says how."""
 
 
 def fitted(

@@ -175,7 +175,7 @@ def _model_of(store: TaskStore, task: Task) -> Arrays:
             f"the model before cannot be read with what its task file names ({error}): put its "
             "artifact back beside the new one, or leave --warm-start out"
         ) from None
-    model = method.model
+    model = method.model_arrays
     if not model:
         raise AggregatorError(
             f"{task.binding.method_name} keeps no model at the aggregator that another could begin "
@@ -185,7 +185,7 @@ def _model_of(store: TaskStore, task: Task) -> Arrays:
 
 
 def _give(method: Method, before: Arrays) -> tuple[str, ...]:
-    wanted: dict[str, Any] = dict(method.model or {})
+    wanted: dict[str, Any] = dict(method.model_arrays or {})
     fits = {
         name: array
         for name, array in before.items()

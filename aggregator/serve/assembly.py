@@ -20,6 +20,7 @@ from aggregator.refusals import Refusals
 from aggregator.rounds.aggregation import Aggregation
 from aggregator.rounds.ingest import Inbox, Ingest, Repeats
 from aggregator.rounds.machine import RoundMachine
+from aggregator.rounds.version_keeper import VersionKeeper
 from aggregator.serve.broker_links import BrokerLinks
 from aggregator.serve.housekeeping import Housekeeping, Upkeep
 from aggregator.serve.outgoing import Outgoing
@@ -149,13 +150,15 @@ def make_task(shared: TaskShared, keys: FleetKeys, rng: np.random.Generator) -> 
     artifacts = read_artifacts(task.artifacts, task.companions)
     publisher = Publisher(shared, artifacts, keys.current, rng)
     catalogue = stored_catalogue(store)
+    parameters = tuple(each.artifact for each in artifacts)
     aggregation = Aggregation(
         task.binding,
         store,
         0 if catalogue is None else len(catalogue),
         task.store.checkpoint_updates,
         publisher.require_publishable,
-        tuple(each.artifact for each in artifacts),
+        parameters,
+        VersionKeeper(store, task.models, task.warm_start, parameters, shared.unix_clock),
     )
     rounds = RoundMachine(shared, aggregation, publisher.seal_round)
     upkeep = Upkeep(shared, aggregation)

@@ -323,7 +323,7 @@ class Service:
             self._announce(parts.announcements.standing(), [])
 
     def _look_again(self) -> None:
-        """The operator changed something: revoked, rotated, released, asked for a task."""
+        """The operator changed something: revoked, rotated, asked for a task or version."""
         parts = self._parts
         for device_id in parts.registry.reload():
             parts.table.end(device_id)

@@ -12,6 +12,7 @@ from aggregator.store.publications import AttachmentBooks, Publications, Retaine
 from aggregator.store.rounds import Rounds
 from aggregator.store.tasks import FIRST, Tasks
 from aggregator.store.update_log import UpdateLog
+from aggregator.store.versions import Versions
 
 __all__ = ["STORE_FAILURES", "Database", "Store", "TaskStore"]
 
@@ -51,5 +52,6 @@ class TaskStore:
         self.rounds = Rounds(database, number)
         self.log = UpdateLog(database, number)
         self.checkpoints = Checkpoints(database, number)
+        self.versions = Versions(database, number)
         self.publications = Publications(database, number)
         self.attachments = AttachmentBooks(self.facts)

@@ -125,6 +125,22 @@ CREATE TABLE publications (
     place INTEGER NOT NULL,              -- the order of sending
     message BLOB                         -- NULL: to be cleared from the broker
 ) STRICT;
+CREATE TABLE versions (
+    task INTEGER NOT NULL,
+    version INTEGER NOT NULL,
+    round INTEGER NOT NULL,              -- that made it; 0: the first one
+    closed_unix REAL NOT NULL,
+    devices INTEGER NOT NULL,
+    artifact TEXT NOT NULL,              -- of its parameters, hexadecimal; empty: none
+    origin TEXT NOT NULL,                -- of one that no round made
+    bytes INTEGER NOT NULL,              -- of the model; 0: the method keeps none
+    metrics TEXT NOT NULL,               -- JSON
+    pinned INTEGER NOT NULL DEFAULT 0,
+    awaited INTEGER NOT NULL DEFAULT 0,  -- to become the next version
+    model BLOB,                          -- safetensors; NULL: dropped
+    PRIMARY KEY (task, version)
+) STRICT;
+CREATE INDEX awaited_versions ON versions (task) WHERE awaited = 1;
 CREATE TABLE refusals (reason TEXT PRIMARY KEY, count INTEGER NOT NULL) STRICT;
 """
 FIRST_TASK = """
@@ -168,7 +184,7 @@ def _one_task_becomes_the_first() -> str:
             "INSERT OR REPLACE INTO facts SELECT 'openings', coalesce(max(round), 0) "
             "FROM rounds;\n",
             *(_renamed(name) for name in _TASK_TABLES),
-            *(_table_of(name) for name in (*_TASK_TABLES, "tasks", "task_facts")),
+            *(_table_of(name) for name in (*_TASK_TABLES, "tasks", "task_facts", "versions")),
             _copied("rounds", f"task, {rounds}, opening", f"1, {rounds}, round"),
             _copied("updates", f"task, {updates}", f"1, {updates}"),
             _copied("verdicts", f"task, {verdicts}", f"1, {verdicts}"),

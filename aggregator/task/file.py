@@ -11,10 +11,14 @@ from typing import Annotated, Any
 from aggregator.errors import AggregatorError, TaskError
 from aggregator.methods.method import Binding, read_binding
 from aggregator.store import TaskStore
+from aggregator.store.versions import Ranking
 from aggregator.tables import TomlTable
 from aggregator.task.selector import Selector, read_selector
+from aggregator.task.warm_start import WarmStart
+from device_sdk.evaluation.metrics import METRICS
 from device_sdk.fields import OneOf, Within, hints_of
 from device_sdk.link.broker_url import BrokerUrl, TlsFiles, parse_broker_url
+from device_sdk.link.proxy import proxy_for
 from device_sdk.methods.registry import MethodError
 from device_sdk.wire.codec.message import require_name
 from device_sdk.wire.publish.catalogue import Catalogue, read_catalogue
@@ -44,6 +48,7 @@ class TaskTable:
         folder: what relative paths are relative to (default: this file's folder).
         broadcast_codec: how the model's numbers travel to devices.
         update_codec: how those of updates travel back.
+        warm_start: what the first version is made of: a safetensors file, or task:NAME@best.
     """
 
     name: str = "default"
@@ -56,6 +61,7 @@ class TaskTable:
     folder: str | None = None
     broadcast_codec: Annotated[str, OneOf(tuple(sorted(BROADCAST_CODECS)))] = "float16"
     update_codec: Annotated[str, OneOf(tuple(sorted(UPDATE_CODECS)))] = "int8"
+    warm_start: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +69,8 @@ class BrokerTable:
     """The table ``[broker]``.
 
     Attributes:
-        url: mqtts://host:8883 for TLS.
+        url: mqtts://host:8883 for TLS, wss://host/mqtt for WebSocket.
+        proxy: an HTTP proxy on the way, which knows CONNECT.
         prefix: all topics lie below it.
         user: who the aggregator is to the broker.
         password_file: keeps the password out of this file.
@@ -73,6 +80,7 @@ class BrokerTable:
     """
 
     url: str = "mqtt://127.0.0.1:1883"
+    proxy: str | None = None
     prefix: str = "tessera"
     user: str | None = None
     password_file: str | None = None
@@ -174,6 +182,28 @@ class AdmissionSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelsSettings:
+    """The table ``[models]``: which versions' models are kept, beside those that are pinned.
+
+    Attributes:
+        keep_last: so many of the newest.
+        keep_best: so many of the best, by the fleet's evaluation.
+        best_by: the metric that says which version is best.
+    """
+
+    keep_last: Annotated[int, Within(1, 10_000)] = 5
+    keep_best: Annotated[int, Within(0, 10_000)] = 3
+    best_by: str | None = None
+
+    @property
+    def ranking(self) -> Ranking | None:
+        """By what versions are compared; None where nothing says so."""
+        if self.best_by is None:
+            return None
+        return Ranking(self.best_by, METRICS[self.best_by].higher_is_better)
+
+
+@dataclass(frozen=True, slots=True)
 class MetricsSettings:
     """The table ``[metrics]``.
 
@@ -191,6 +221,8 @@ class BrokerSettings:
     url: BrokerUrl
     prefix: str
     tls: TlsFiles | None
+    proxy: str | None = None
+    """As of :class:`~device_sdk.link.settings.LinkSettings`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +259,8 @@ class Task:
     update_codec: str
     round: RoundSettings
     store: StoreSettings
+    models: ModelsSettings
+    warm_start: WarmStart | None
     binding: Binding[Any]
     path: Path = field(compare=False)
     text: str = field(compare=False, repr=False)
@@ -309,12 +343,28 @@ def _task(root: TomlTable, path: Path, text: str, fleet: SharedSettings | None) 
         update_codec=named.update_codec,
         round=RoundSettings.read(root.table("round")),
         store=root.table("store").read(StoreSettings),
+        models=_models(root.table("models")),
+        warm_start=_warm_start(table, named.warm_start, folder),
         binding=binding,
         path=path,
         text=text,
     )
     root.end()
     return task
+
+
+def _models(table: TomlTable) -> ModelsSettings:
+    found = table.read(ModelsSettings)
+    if found.best_by is not None and found.best_by not in METRICS:
+        raise table.error("best_by", f"is {found.best_by!r}; expected one of {', '.join(METRICS)}")
+    return found
+
+
+def _warm_start(table: TomlTable, said: str | None, folder: Path) -> WarmStart | None:
+    try:
+        return None if said is None else WarmStart.read(said, folder)
+    except ValueError as error:
+        raise table.error("warm_start", f"is {said!r}; {error}") from None
 
 
 def _catalogue(
@@ -386,6 +436,10 @@ def _broker(table: TomlTable, folder: Path) -> BrokerSettings:
         Topics(named.prefix)
     except ValueError as error:
         raise table.error("prefix", f"is not usable: {error}") from None
+    try:
+        proxy_for(url, named.proxy)
+    except ValueError as error:
+        raise table.error("proxy", f"is not usable: {error}") from None
     if named.user is not None:
         url = replace(url, user=named.user)
     if named.password_file is not None:
@@ -402,13 +456,15 @@ def _broker(table: TomlTable, folder: Path) -> BrokerSettings:
         if (value := getattr(named, key)) is not None
     }
     if files and not url.tls:
-        raise table.error(next(iter(files)), "is given, but broker.url starts with mqtt://")
+        raise table.error(
+            next(iter(files)), f"is given, but broker.url starts with {url.scheme}://"
+        )
     if "key_file" in files and "certificate_file" not in files:
         raise table.error("key_file", "is given without broker.certificate_file")
     tls = None
     if files:
         tls = TlsFiles(files.get("ca_file"), files.get("certificate_file"), files.get("key_file"))
-    return BrokerSettings(url, named.prefix, tls)
+    return BrokerSettings(url, named.prefix, tls, named.proxy)
 
 
 # The operator's list of items: a text file with one item a line, ``id`` or ``id<TAB>title``.

@@ -16,6 +16,7 @@ from aggregator.task.file import (
     BrokerTable,
     KeySettings,
     MetricsSettings,
+    ModelsSettings,
     RoundSettings,
     StoreSettings,
     TaskTable,
@@ -32,6 +33,7 @@ _TABLES = {
     "broker": BrokerTable,
     "round": RoundSettings,
     "scatter": ScatterTable,
+    "models": ModelsSettings,
     "store": StoreSettings,
     "keys": KeySettings,
     "admission": AdmissionSettings,
@@ -43,7 +45,10 @@ _LIVE = {
     "broker.url": BrokerTable().url,
 }
 _EXAMPLES: dict[str, object] = {
+    "broker.proxy": "http://proxy.example:3128",
     "task.folder": ".",
+    "task.warm_start": "model.safetensors",
+    "models.best_by": "loss",
     "broker.user": "tessera-aggregator",
     "broker.password_file": "broker-password",
     "broker.ca_file": "ca.pem",

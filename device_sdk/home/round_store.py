@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from device_sdk.evaluation.report import EvaluationReport, read_evaluations, write_evaluations
 from device_sdk.home.database import HomeStore
+from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.publish.manifest import Mark, RoundManifest
 from device_sdk.wire.publish.receipts import Receipt, Verdict
 
@@ -61,6 +63,21 @@ class OutboxRow:
     body: bytes
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredEvaluation:
+    """What was found out in a task's newest round in which this device evaluated.
+
+    ``detail`` says why something of it is missing.
+    """
+
+    task: str
+    generation: int
+    round: int
+    version: int
+    report: EvaluationReport
+    detail: str = ""
+
+
 class RoundStore(HomeStore):
     """Marks, participations and outbox."""
 
@@ -101,6 +118,19 @@ class RoundStore(HomeStore):
         found = self._participations(f"{where}ORDER BY number DESC LIMIT 1")
         return found[0] if found else None
 
+    def newest(self) -> int:
+        """A number that grows with each round concluded here; 0 before the first."""
+        row = self._database.row("SELECT coalesce(max(number), 0) FROM participation")
+        return 0 if row is None else int(row[0])
+
+    def concluded_after(self, number: int) -> list[tuple[int, Participation]]:
+        """The rounds concluded since :meth:`newest` was ``number``, each with its own number."""
+        rows = self._database.rows(
+            "SELECT number FROM participation WHERE number > ? ORDER BY number", number
+        )
+        found = self._participations("WHERE number > ? ORDER BY number", number)
+        return [(int(row[0]), part) for row, part in zip(rows, found, strict=True)]
+
     def receipted(self, task: str, generation: int, most: int) -> list[Participation]:
         """The newest rounds of a task whose updates have their receipts, newest first."""
         return self._participations(
@@ -139,6 +169,37 @@ class RoundStore(HomeStore):
                 " - ? AND (outcome <> 'trained' OR verdict IS NOT NULL)",
                 (_KEPT_ROUNDS,),
             )
+
+    def save_evaluation(self, found: StoredEvaluation) -> None:
+        """Keep what was found out, in the place of what was before."""
+        with self._database.transaction() as sql:
+            sql.execute(
+                "INSERT OR REPLACE INTO evaluation VALUES (?, ?, ?, ?, ?, ?)",
+                (
+                    found.task,
+                    found.generation,
+                    found.round,
+                    found.version,
+                    write_evaluations(found.report),
+                    found.detail[:500],
+                ),
+            )
+
+    def evaluation(self, task: str) -> StoredEvaluation | None:
+        """What was found out last; None for nothing yet, and for what this version cannot read."""
+        row: tuple[Any, ...] | None = self._database.row(
+            "SELECT task, generation, round, version, report, detail FROM evaluation "
+            "WHERE task = ?",
+            task,
+        )
+        if row is None:
+            return None
+        try:
+            return StoredEvaluation(
+                row[0], row[1], row[2], row[3], read_evaluations(row[4]), row[5]
+            )
+        except WireError:
+            return None  # to be shown, and for nothing else: no reason to refuse the home
 
     def post(self, row: OutboxRow) -> None:
         """Put an update into the outbox, once per round."""

@@ -19,6 +19,7 @@ from aggregator.store.checkpoints import Checkpoints
 from aggregator.store.publications import Retained
 from aggregator.store.tasks import Tasks
 from aggregator.store.update_log import UpdateLog
+from aggregator.store.versions import Versions
 from aggregator.task import request
 from device_sdk.home.membership import MembershipStore
 from device_sdk.home.round_store import RoundStore
@@ -78,6 +79,11 @@ TASK_POINTS: dict[str, _Point] = {
     "before a retirement": (TaskBoard, "_retire", "before", _always),
     "after a retirement": (TaskBoard, "_retire", "after", _always),
 }
+ROLLBACK_POINTS: dict[str, _Point] = {
+    "before a rollback": (Aggregation, "go_back", "before", _always),
+    "in a rollback's transaction": (Versions, "ask_for", "before", _always),
+    "after a rollback": (Aggregation, "go_back", "after", _always),
+}
 DEVICE_POINTS: dict[str, _Point] = {
     "in the device's transaction": (RoundStore, "post", "after", _always),
     "between commit and send": (CurrentRound, "_close", "after", _always),
@@ -94,7 +100,8 @@ DEVICE_POINTS: dict[str, _Point] = {
 
 def arm(point: str, calls: int) -> None:
     """Make this process kill itself, by SIGKILL, at the ``calls``-th passage of a point."""
-    owner, name, when, counts = (AGGREGATOR_POINTS | TASK_POINTS | DEVICE_POINTS)[point]
+    points = AGGREGATOR_POINTS | TASK_POINTS | ROLLBACK_POINTS | DEVICE_POINTS
+    owner, name, when, counts = points[point]
     left = calls
 
     def act(*values: Any, **named: Any) -> None:

@@ -25,7 +25,7 @@ _UNDO = {
     4: """
 DROP INDEX remembered;
 DROP TABLE rounds; DROP TABLE updates; DROP TABLE verdicts; DROP TABLE checkpoints;
-DROP TABLE publications; DROP TABLE tasks; DROP TABLE task_facts;
+DROP TABLE publications; DROP TABLE tasks; DROP TABLE task_facts; DROP TABLE versions;
 ALTER TABLE devices DROP COLUMN labels;
 CREATE TABLE rounds (
     round INTEGER PRIMARY KEY, generation INTEGER NOT NULL, version INTEGER NOT NULL,

@@ -61,12 +61,22 @@ class AggregatorHome:
         return Store(Database(self.database))
 
 
-_LOCK = "serve.lock"
-_TRIES, _TRY_SECONDS = 5, 0.02
-
 # One server a home: two would both absorb, and each would undo the other's rounds.
 #
 # What replaces the open round from outside (``restored``) holds the home in the same way.
+
+
+_LOOK_SECONDS = 0.2
+"""A command that looks whether ``serve`` runs holds the lock for less."""
+
+
+def is_served(home: AggregatorHome) -> bool:
+    """Whether ``serve`` runs in a home, or another that holds it."""
+    lock = FileLock(home.folder / "serve.lock")
+    try:
+        return not lock.try_acquire()
+    finally:
+        lock.close()
 
 
 @contextmanager
@@ -79,25 +89,13 @@ def serve_lock(home: AggregatorHome) -> Iterator[None]:
         raise AggregatorError(
             f"{home.folder} does not exist; run tessera-aggregator init --home {home.folder} first"
         )
-    lock = FileLock(home.folder / _LOCK)
+    lock = FileLock(home.folder / "serve.lock")
     try:
-        for _ in range(_TRIES):
-            if lock.try_acquire():
-                break
-            time.sleep(_TRY_SECONDS)  # is_served may have looked just now
-        else:
-            raise AggregatorError(f"a serve is running on {home.folder}: stop it first")
+        until_seconds = time.monotonic() + _LOOK_SECONDS
+        while not lock.try_acquire():
+            if time.monotonic() >= until_seconds:
+                raise AggregatorError(f"a serve is running on {home.folder}: stop it first")
+            time.sleep(_LOOK_SECONDS / 10)
         yield
-    finally:
-        lock.close()
-
-
-def is_served(home: AggregatorHome) -> bool:
-    """Whether another process holds the home at this moment."""
-    if not (home.folder / _LOCK).exists():
-        return False
-    lock = FileLock(home.folder / _LOCK)
-    try:
-        return not lock.try_acquire()
     finally:
         lock.close()

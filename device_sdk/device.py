@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,14 @@ from numpy.typing import NDArray
 from device_sdk.agent import Background
 from device_sdk.enrol import FleetAddress, enrol
 from device_sdk.errors import HomeError, LeaveUnanswered, NotEnrolled
+from device_sdk.events import (
+    Callbacks,
+    ConnectedEvent,
+    EventName,
+    ModelEvent,
+    ProblemEvent,
+    RoundEvent,
+)
 from device_sdk.factorisation import packaged_artifact
 from device_sdk.forecaster import Forecaster
 from device_sdk.home.forget import forget
@@ -23,6 +31,7 @@ from device_sdk.link.broker_url import TlsFiles
 from device_sdk.link.settings import LinkSettings
 from device_sdk.local_data import DataSource, LocalData
 from device_sdk.local_model import LocalModel, local_model
+from device_sdk.observer import Observer
 from device_sdk.recommender import Recommender
 from device_sdk.status import DeviceStatus
 from device_sdk.system.clock import Clock, awake_clock
@@ -46,7 +55,9 @@ class Device:
         self._home = world.home
         self._recommender = Recommender(world)
         self._forecaster = Forecaster(world)
-        self._background = Background(world)
+        self._callbacks = Callbacks()
+        self._observer = Observer(world, self._callbacks)
+        self._background = Background(world, self._observer)
         self._source: DataSource | None = None
         if data is not None:
             self.provide(data)
@@ -73,7 +84,8 @@ class Device:
         """Join a fleet with a code from ``tessera-aggregator invite``, and open the device.
 
         Args:
-            url: ``mqtt://host``, ``mqtts://host:8883``, ``mqtts://user:password@host``.
+            url: ``mqtt://host``, ``mqtts://host:8883``, ``mqtts://user:password@host``, or MQTT in
+                a WebSocket: ``ws://host``, ``wss://host/mqtt``.
             code: used up by the first device that sends it.
             home: a folder of this device's own, made if missing, readable by its owner only.
             tls: CA file and client certificate; the system's authorities without.
@@ -307,6 +319,48 @@ class Device:
         """The catalogue's title of an item that was recommended; empty where it has none."""
         return self._recommender.title(item)
 
+    @overload
+    def on(
+        self, event: Literal["connected"], callback: Callable[[ConnectedEvent], object]
+    ) -> Callable[[], None]: ...
+
+    @overload
+    def on(
+        self, event: Literal["round"], callback: Callable[[RoundEvent], object]
+    ) -> Callable[[], None]: ...
+
+    @overload
+    def on(
+        self, event: Literal["model"], callback: Callable[[ModelEvent], object]
+    ) -> Callable[[], None]: ...
+
+    @overload
+    def on(
+        self, event: Literal["problem"], callback: Callable[[ProblemEvent], object]
+    ) -> Callable[[], None]: ...
+
+    def on(self, event: EventName, callback: Callable[[Any], object]) -> Callable[[], None]:
+        """Have ``callback`` called with each event to come while this device runs.
+
+        ``event``: ``connected`` (the broker took us), ``round`` (one ended here), ``model`` (there
+        is another to recommend or predict with), ``problem`` (something has been wrong for two
+        seconds, or came right). Callbacks are called in order on a thread of their own, and may
+        call any method of the device. One that raises is logged; one that hangs keeps events from
+        the others, and nothing else. Returns a function that ends it.
+        """
+        self._require_open(writing=True)
+        return self._callbacks.on(event, callback)
+
+    def wait_for_model(self, timeout_seconds: float | None = None) -> bool:
+        """Wait until there is a model to recommend or predict with; whether there is one.
+
+        True at once where it is here already, from an earlier run too. False when
+        ``timeout_seconds`` have passed, or when the device is closed meanwhile. None: wait for
+        ever.
+        """
+        self._require_open(writing=True)
+        return self._observer.wait_for_model(self._world.membership.task, timeout_seconds)
+
     def status(self) -> DeviceStatus:
         """A snapshot for people and for monitoring."""
         self._require_open(writing=False)
@@ -323,6 +377,7 @@ class Device:
             # The thread still writes: the lock goes with the process, not before.
             raise HomeError("the device is still training; call close() again later")
         self._closed = True
+        self._observer.close()
         self._home.close()
 
     def __enter__(self) -> Device:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import argparse
 import signal
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
-from device_sdk.cli.arguments import CommandError, add_home, log_to_stderr
+from device_sdk.cli.arguments import CommandError, add_home, add_proxy, log_to_stderr
+from device_sdk.conditions import on_mains_power, when_idle
 from device_sdk.device import Device
 from device_sdk.interactions import InteractionsError, read_interactions
+from device_sdk.link.settings import LinkSettings
 from device_sdk.status import DeviceStatus
 from device_sdk.system.command_line import positive_float, positive_int, slowdown
 from device_sdk.system.printable import printable
@@ -24,6 +27,8 @@ examples:
   tessera-device run --home ./device-1
   tessera-device run --home ./device-1 --interactions views.csv
                           first record a file's user,item lines as if the app had
+  tessera-device run --home ./device-1 --on-mains-power --when-idle 300
+                          train while plugged in and not in use
   tessera-device run --home ./device-1 --slowdown 8
                           as if this machine were eight times slower
 """
@@ -57,6 +62,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="where even k = 1 takes too long: train 1, or sit the round out (default: one)",
     )
     parser.add_argument(
+        "--on-mains-power",
+        action="store_true",
+        help="train only while this machine runs on mains power; rounds wait as long as there is "
+        "time (Linux, macOS; elsewhere: always)",
+    )
+    parser.add_argument(
+        "--when-idle",
+        type=positive_float,
+        metavar="SECONDS",
+        help="likewise, only after the machine had little to do for so long (at most 900)",
+    )
+    add_proxy(parser)
+    parser.add_argument(
         "--for",
         type=positive_float,
         dest="for_seconds",
@@ -73,8 +91,13 @@ def run(arguments: argparse.Namespace) -> int:
         k=arguments.k,
         slowdown=arguments.slowdown,
         when_none_fits=arguments.when_none_fits,
+        only_when=_only_when(arguments),
     )
-    with Device.open(arguments.home, options=options) as device:
+    try:
+        link_settings = LinkSettings(proxy=arguments.proxy)
+    except ValueError as error:
+        raise CommandError(f"--proxy: {error}") from error
+    with Device.open(arguments.home, options=options, link_settings=link_settings) as device:
         if arguments.interactions is not None:
             _record(device, arguments.interactions)
         before = [
@@ -89,6 +112,16 @@ def run(arguments: argparse.Namespace) -> int:
             for number, handler in before:
                 signal.signal(number, handler)
     return 0
+
+
+def _only_when(arguments: argparse.Namespace) -> Callable[[], bool] | None:
+    conditions = [on_mains_power()] if arguments.on_mains_power else []
+    if arguments.when_idle is not None:
+        try:
+            conditions.append(when_idle(arguments.when_idle))
+        except ValueError as error:
+            raise CommandError(f"--when-idle: {error}") from error
+    return (lambda: all(each() for each in conditions)) if conditions else None
 
 
 def _record(device: Device, path: Path) -> None:

@@ -30,6 +30,8 @@ class TaskSnapshot:
     """Devices that it is for."""
     paused: bool = False
     widths: Mapping[int, int] = field(default_factory=dict)
+    outcomes: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """What devices told, by outcome and reason."""
     unpublished: str | None = None
     """Why the next round could not be published, and is held."""
     finished: tuple[RoundRow, ...] = ()
@@ -95,6 +97,15 @@ def format_metrics(seen: Snapshot) -> str:
             _labels(seen, task, k=width): count
             for task in seen.tasks
             for width, count in sorted(task.widths.items())
+        },
+    )
+    put(
+        "device_outcomes_total",
+        "How rounds ended on the devices, as these told",
+        {
+            _labels(seen, task, outcome=outcome, reason=reason): count
+            for task in seen.tasks
+            for (outcome, reason), count in sorted(task.outcomes.items())
         },
     )
     put(

@@ -9,6 +9,7 @@ from aggregator.store.database import STORE_FAILURES, Database
 from aggregator.store.devices import Devices, Secrets, Tokens
 from aggregator.store.facts import Facts, RefusalCounts, TaskFacts
 from aggregator.store.publications import AttachmentBooks, Publications, Retained
+from aggregator.store.reports import Reports
 from aggregator.store.rounds import Rounds
 from aggregator.store.tasks import FIRST, Tasks
 from aggregator.store.update_log import UpdateLog
@@ -51,6 +52,7 @@ class TaskStore:
         self.facts = TaskFacts(database, number, fleet.facts)
         self.rounds = Rounds(database, number)
         self.log = UpdateLog(database, number)
+        self.reports = Reports(database, number)
         self.checkpoints = Checkpoints(database, number)
         self.versions = Versions(database, number)
         self.publications = Publications(database, number)

@@ -44,7 +44,7 @@ def _rows(status: DeviceStatus) -> list[tuple[str, str]]:
     rows = [
         ("device", status.device_id),
         ("broker", status.broker),
-        ("task", status.task),
+        ("task", status.task + (" (this device has left)" if status.left else "")),
         ("now", _now(status)),
         ("local data", f"{status.users} users, {status.interactions} interactions"),
         ("newest round", _round(status)),

@@ -97,7 +97,7 @@ def test_a_device_switched_off_for_a_week_with_an_update_in_its_outbox(
 ) -> None:
     stage = make_stage(round_lines=_SLOW, pace=Pace(most_seconds=3600.0))
     stage.idle_seconds = 1800.0
-    stage.drop = lambda parcel: parcel.topic == stage.up_topic(0) and parcel.payload[1] == 16
+    stage.drop = lambda parcel: parcel.topic == stage.up_topic(0) and parcel.payload[1] == 18
     stage.run_until(lambda: stage.devices[0].home.rounds.outbox_size()[0] == 1, _DAY)
     stage.devices[0].kill()
     stage.run(7 * _DAY)

@@ -142,7 +142,7 @@ def test_an_update_under_way_through_every_rotation_is_counted(stage: Stage) -> 
         held: list[Parcel] = []
 
         def hold(parcel: Parcel, held: list[Parcel] = held) -> bool:
-            if parcel.to == "aggregator" and parcel.payload[1:2] == b"\x10":
+            if parcel.to == "aggregator" and parcel.payload[1:2] == b"\x12":
                 held.append(parcel)
                 return True
             return False

@@ -42,7 +42,7 @@ def _retained(*values: Any, **named: Any) -> bool:
 
 
 def _update(link: object, topic: str, payload: bytes, **named: Any) -> bool:
-    return "/up/" in topic and payload[1] == 16
+    return "/up/" in topic and payload[1] in (16, 18)
 
 
 AGGREGATOR_POINTS: dict[str, _Point] = {

@@ -56,7 +56,8 @@ _OUTSIDE_A_METHOD = frozenset(
 METHODS = sorted(path.parent.name for path in ROOT.glob("device_sdk/methods/*/learner.py"))
 # What both ends agree on: the aggregator may import no more of the device than this.
 _CONTRACT = frozenset(
-    {f"device_sdk.{name}" for name in ("artifact", "fields", "link", "system", "wire")}
+    {f"device_sdk.{name}" for name in ("artifact", "evaluation", "fields", "link", "system")}
+    | {"device_sdk.wire"}
     | {f"device_sdk.methods.{name}" for name in ("registry", "state")}
     | {f"device_sdk.methods.{name}.contract" for name in METHODS}
 )
@@ -86,9 +87,12 @@ RULES = (
     _device("link", "system", libraries="numpy paho.mqtt"),
     _device("wire/codec", "fields"),
     _device("wire/arrays", "fields wire.codec"),
+    _device("evaluation", "fields wire.codec wire.arrays"),
     _device("wire/seal", "wire.codec system", libraries="cryptography"),
     _device(
-        "wire/publish", "wire.codec wire.arrays wire.seal artifact", libraries="cryptography numpy"
+        "wire/publish",
+        "wire.codec wire.arrays wire.seal artifact evaluation",
+        libraries="cryptography numpy",
     ),
     _device("runtime", "artifact errors system", libraries="numpy onnxruntime"),
     _device("capability", "artifact errors factorisation runtime system trainer"),

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from device_sdk.evaluation.report import read_evaluations, write_evaluations
+from device_sdk.evaluation.terms import EvaluationTerms
 from device_sdk.link.broker_url import parse_broker_url
 from device_sdk.link.buffered_client import PacketCutter
 from device_sdk.methods.teacher_logits.contract import (
@@ -143,6 +145,14 @@ def _body(data: bytes) -> None:
         assert array.dtype.kind != "f" or np.isfinite(array).all()
 
 
+def _evaluations(data: bytes) -> None:
+    report = read_evaluations(data)
+    assert write_evaluations(report) == data, "accepted bytes that are not the canonical ones"
+    for each in report.results:
+        assert each.samples > 0
+        assert np.isfinite(each.statistics).all()
+
+
 def _chunks(data: bytes) -> None:
     """Each ten bytes are a fragment: sender, id, index, total, length and part's length."""
     limits = ReassemblyLimits(most_message_bytes=4 * PART_BYTES, most_bytes=6 * PART_BYTES)
@@ -207,8 +217,9 @@ def _broadcasts() -> Sequence[bytes]:
         attachments=(OfferedAttachment("vector.a", b"\3" * 32, 9, "c.0"),),
         cohort_keys={"c.0": (bytes(WRAPPED_BYTES),)},
     )
+    asking = TaskTerms("fedavg", "int8", 2.5, evaluation=EvaluationTerms(("loss", "auc")))
     rng = np.random.default_rng(0)
-    return [write_broadcast(broadcast, terms, "float16", rng) for terms in (plain, rich)]
+    return [write_broadcast(broadcast, terms, "float16", rng) for terms in (plain, rich, asking)]
 
 
 def _soft_outputs() -> Sequence[bytes]:
@@ -269,6 +280,14 @@ CODEC_TARGETS = (
     Target("update", _update, lambda: _hex(vectors("codecs")["update"]["payload"]), _WIRE),
     Target("broadcast", _broadcast, _broadcasts, _WIRE),
     Target("body", _body, _bodies, _WIRE),
+    Target(
+        "evaluations",
+        _evaluations,
+        lambda: _hex(
+            vectors("evaluation")["report"]["encoding"], vectors("evaluation")["empty_report"]
+        ),
+        _WIRE,
+    ),
     Target("attachment", _attachment, _tensor_encodings, _WIRE),
     # A method names these refusals: the decoder says what was wrong with a ValueError.
     Target("soft-outputs", _soft, _soft_outputs, (WireError, ValueError)),

@@ -21,6 +21,7 @@ from device_sdk.home.home import Home
 from device_sdk.link.broker_url import TlsFiles
 from device_sdk.link.settings import LinkSettings
 from device_sdk.local_data import DataSource, LocalData
+from device_sdk.local_model import LocalModel, local_model
 from device_sdk.recommender import Recommender
 from device_sdk.status import DeviceStatus
 from device_sdk.system.clock import Clock, awake_clock
@@ -219,6 +220,16 @@ class Device:
         """
         self._require_open(writing=False)
         return self._forecaster.predict(batch)
+
+    def model(self) -> LocalModel:
+        """The model as this device last received or trained it: named arrays, copies.
+
+        What ``predict`` or ``recommend`` uses. Personal layers are this device's own, which no
+        message carries; users' vectors are no part of the model. Works offline and without
+        onnxruntime. Raises :class:`NothingLearnt` before the first round.
+        """
+        self._require_open(writing=False)
+        return local_model(self._world)
 
     def learner_state(self) -> dict[str, NDArray[Any]]:
         """What the task's learner keeps from round to round, by its own names; copies.

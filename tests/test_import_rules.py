@@ -61,6 +61,8 @@ _CONTRACT = frozenset(
     | {f"device_sdk.methods.{name}" for name in ("registry", "state")}
     | {f"device_sdk.methods.{name}.contract" for name in METHODS}
 )
+# Loads onnxruntime, to run an ONNX file before it is written; imported by the function that does.
+_CHECK = "device_sdk.standalone_check"
 _SERVER = frozenset(
     {"numpy", "cryptography", "paho.mqtt", "rich", "tabulate", "scipy", "sklearn", "threadpoolctl"}
 )
@@ -114,13 +116,25 @@ RULES = (
         "errors home link methods.learner system train wire world",
         libraries="numpy cryptography",
     ),
-    Rule("aggregator", frozenset({"aggregator"} | _CONTRACT | _SERVER), frozenset({"onnxruntime"})),
+    Rule(
+        "aggregator",
+        frozenset({"aggregator", _CHECK} | _CONTRACT | _SERVER),
+        frozenset({"onnxruntime"}),
+    ),
     _server("methods", "tables", banned=_OUTSIDE_A_METHOD),
     _server("store", "methods"),
     _server("task", "methods store tables"),
     _server("keys", "home refusals store"),
     _server("rounds", "keys methods shared store task"),
     _server("publish", "shared store"),
+    Rule(
+        "aggregator/models",
+        frozenset(
+            {f"aggregator.{name}" for name in ("errors", "methods", "models", "store", "task")}
+        )
+        | _CONTRACT
+        | {"numpy", _CHECK},
+    ),
     _server("serve", "home keys publish refusals rounds shared store task"),
     Rule(
         "export",

@@ -31,6 +31,22 @@ def home_of(arguments: argparse.Namespace) -> AggregatorHome:
     return AggregatorHome(arguments.home)
 
 
+def add_task(parser: argparse.ArgumentParser) -> None:
+    """The option ``--task``."""
+    parser.add_argument("--task", metavar="NAME", help="default: the one that the home serves")
+
+
+def task_of(store: Store, arguments: argparse.Namespace) -> str:
+    """The task that was named. Raises AggregatorError where the home serves no such."""
+    served = (store.facts.task or "").partition(" ")[0]
+    if not served:
+        raise AggregatorError("no task has been served yet: its first version is made by serve")
+    named: str | None = arguments.task
+    if named not in (None, served):
+        raise AggregatorError(f"this home has no task {named!r}; it has {served!r}")
+    return served
+
+
 def duration_seconds(text: str) -> int:
     """Seconds of "90s", "30m", "24h" or "7d"."""
     match = _DURATION.fullmatch(text)

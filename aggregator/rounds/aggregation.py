@@ -10,6 +10,8 @@ import numpy as np
 
 from aggregator.errors import AggregatorError
 from aggregator.methods.method import Binding, Method, RoundSummary
+from aggregator.methods.model import ModelMismatch
+from aggregator.rounds.version_keeper import VersionKeeper
 from aggregator.store import Store
 from aggregator.store.checkpoints import MethodCheckpoint
 from aggregator.store.rounds import RoundRow
@@ -38,10 +40,12 @@ class Aggregation:
         checkpoint_updates: int,
         require_publishable: Callable[[Broadcast], None],
         artifacts: Sequence[Artifact] = (),
+        keeper: VersionKeeper | None = None,
     ) -> None:
         self._binding = binding
         self._store = store
         self._artifacts = tuple(artifacts)
+        self._keeper = keeper
         self._checkpoint_updates = checkpoint_updates
         self._require_publishable = require_publishable
         self._method = self._new_method(items)
@@ -151,6 +155,7 @@ class Aggregation:
         self._store.checkpoints.put(
             MethodCheckpoint("version", summary.round_id, 0, summary.version, made)
         )
+        self._note(summary.version, summary.round_id, summary.participants)
         self._made = None
         self._store.log.clear()
         self.version = summary.version
@@ -167,21 +172,69 @@ class Aggregation:
         self._store.checkpoints.put(
             MethodCheckpoint("version", last_round, 0, self.version, self._method.state())
         )
+        self._note(self.version, last_round, 0, "new items")
+
+    @property
+    def goes_back(self) -> bool:
+        """Whether the operator asked for an older version's model, and it waits for its turn."""
+        return self._awaited() is not None
+
+    def go_back(self, last_round: int) -> None:
+        """Make the model that was asked for the next version; between rounds, with an empty log.
+
+        In one transaction. A version that does not fit the task any more is said so, and the
+        request is dropped.
+        """
+        wanted = self._awaited()
+        if wanted is None or self._keeper is None:
+            return
+        versions, task = self._store.versions, self._keeper.task
+        if self._opened is not None:
+            self._restore(None)  # to before the next round's opening
+        try:
+            self._method.adopt(versions.model(task, wanted))
+        except (ModelMismatch, AggregatorError) as error:
+            _LOG.error("version %d cannot be made the next one: %s", wanted, error)
+            versions.ask_for(task, None)
+            return
+        version = self.version + 1
+        with self._store.database.transaction():
+            self._store.checkpoints.put(
+                MethodCheckpoint("version", last_round, 0, version, self._method.state())
+            )
+            self._note(version, last_round, 0, f"version {wanted}")
+            versions.ask_for(task, None)
+        self.version = version
+        _LOG.info("version %d is version %d's model again", version, wanted)
+
+    def _awaited(self) -> int | None:
+        keeper = self._keeper
+        return None if keeper is None else self._store.versions.awaited(keeper.task)
+
+    def _note(self, version: int, round_number: int, devices: int, origin: str = "") -> None:
+        if self._keeper is not None:
+            self._keeper.note(self._method, version, round_number, devices, origin)
 
     def _restore(self, open_round: RoundRow | None) -> None:
         self._made = self._opened = None
         version = self._store.checkpoints.get("version")
         if version is None:
             self._method = self._new_method(self.items)
+            origin = "" if self._keeper is None else self._keeper.begin(self._method)
             version = MethodCheckpoint("version", 0, 0, 0, self._method.state())
             with self._store.database.transaction():
                 self._store.checkpoints.put(version)
+                self._note(0, 0, 0, origin)
         self.version = version.version
         partial = self._store.checkpoints.get("partial")
         self._last_seq, self.participants, self._since_checkpoint = 0, 0, 0
         try:
             self._method.restore(version.state)
             self.items = self._binding.items_of(self._method)
+            if self._keeper is not None and not self._keeper.knows(version.version):
+                # Made before versions were kept.
+                with self._store.database.transaction():
+                    self._note(version.version, version.round, 0)
             if open_round is None:
                 return
             if partial is not None and partial.round == open_round.round:

@@ -171,8 +171,9 @@ class RoundMachine:
         if row.held is not None:
             return None
         if _rests(row):
-            # Nobody takes part in it; it ends when rounds may go on.
-            return self._close(row, now) if self._may_go_on(row.round) else None
+            # Nobody takes part in it; it ends when rounds may go on, or for another version.
+            ends = self._may_go_on(row.round) or self._aggregation.goes_back
+            return self._close(row, now) if ends else None
         # A clock that was set back gives the round its length once more, and no year on top.
         self._began_unix = min(self._began_unix, now)
         everyone_came = not self._missing and (self.arrived > 0 or self._all_were_revoked(row))

@@ -20,6 +20,7 @@ from aggregator.refusals import Refusals
 from aggregator.rounds.aggregation import Aggregation
 from aggregator.rounds.ingest import Ingest, Repeats
 from aggregator.rounds.machine import RoundMachine
+from aggregator.rounds.version_keeper import VersionKeeper
 from aggregator.serve.broker_links import BrokerLinks
 from aggregator.serve.housekeeping import Housekeeping
 from aggregator.serve.outgoing import Outgoing
@@ -107,13 +108,15 @@ def assemble(
     served = ServedTasks(presence.incarnation, 0, ((task.name, task.cohort),))
     publisher = Publisher(shared, artifacts, presence, served, keys.current, sealing_rng)
     catalogue = stored_catalogue(store)
+    parameters = tuple(each.artifact for each in artifacts)
     aggregation = Aggregation(
         task.binding,
         store,
         0 if catalogue is None else len(catalogue),
         task.store.checkpoint_updates,
         publisher.require_publishable,
-        tuple(each.artifact for each in artifacts),
+        parameters,
+        VersionKeeper(store, task.name, task.models, task.warm_start, parameters, unix_clock),
     )
     rounds = RoundMachine(shared, aggregation, publisher.seal_round)
     reassembler, repeats = Reassembler(clock), Repeats(clock)

@@ -19,7 +19,7 @@ _DAY_SECONDS = 86_400.0
 
 
 class Housekeeping:
-    """Sweeps memory, saves counters, forgets and erases, and takes in new items.
+    """Sweeps memory, saves counters, forgets and erases, takes in new items and older versions.
 
     Verdicts age by the monotonic clock alone, over all the time that ``serve``
     has run: a calendar that jumps a month ahead for a moment would delete what must be kept.
@@ -73,10 +73,14 @@ class Housekeeping:
         self._counted_seconds = now
 
     def begin(self, *, in_a_round: bool) -> None:
-        """What was appended to the catalogue while nobody served: taken in now, or after the round.
+        """What the operator asked for while nobody served, an older version or a catalogue with new
+        items: taken in now, or after the round.
 
-        Raises AggregatorError where the file is not usable and no round needs to go on without it.
+        Raises AggregatorError where the catalogue is not usable and no round needs to go on without
+        it.
         """
+        if not in_a_round:
+            self._go_back()
         if self._catalogue is None:
             return
         if not in_a_round and not self._aggregation.participants:
@@ -96,11 +100,13 @@ class Housekeeping:
             )
 
     def between_rounds(self) -> None:
-        """Take in items that the operator appended to the catalogue.
+        """Take in an older version that the operator wants back, and items that he appended to the
+        catalogue.
 
-        Not while updates wait that were made for the shorter one. A file that is not usable is
+        Not while updates wait that were made for the present version. A file that is not usable is
         reported and left alone: a running fleet does not stop for a slip of the pen.
         """
+        self._go_back()
         if self._catalogue is None or self._aggregation.participants:
             return
         if _stamp(self._catalogue) == self._catalogue_stamp:
@@ -109,6 +115,12 @@ class Housekeeping:
             self._take_in(self._catalogue)
         except AggregatorError as error:
             _LOG.error("the catalogue stays as it was: %s", error)
+
+    def _go_back(self) -> None:
+        if self._aggregation.goes_back and not self._aggregation.participants:
+            latest = self._store.rounds.latest()
+            self._aggregation.go_back(latest[0].round if latest else 0)
+            self._erase_due = True  # models that are kept no longer
 
     def _take_in(self, path: Path) -> None:
         """Make the file's catalogue the current one, and lengthen the model if it has new items."""

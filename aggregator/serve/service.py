@@ -298,13 +298,15 @@ class Service:
             self._announce(parts.publisher.standing(), [])
 
     def _look_again(self) -> None:
-        """The operator changed something: revoked, rotated, released."""
+        """The operator changed something: revoked, rotated, released, went back a version."""
         parts = self._parts
         for device_id in parts.registry.reload():
             parts.table.end(device_id)
             parts.rounds.revoked(device_id)
             _LOG.info("revoked %s: its sessions have ended", device_id.hex())
         parts.rounds.reload_hold()
+        if parts.rounds.current is None:
+            parts.housekeeping.between_rounds()
         parts.housekeeping.something_was_deleted()
         if parts.keys.refresh():
             self._announce(parts.publisher.standing(), [])

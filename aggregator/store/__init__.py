@@ -9,6 +9,7 @@ from aggregator.store.facts import Facts, RefusalCounts
 from aggregator.store.publications import AttachmentBooks, Publications
 from aggregator.store.rounds import Rounds
 from aggregator.store.update_log import UpdateLog
+from aggregator.store.versions import Versions
 
 __all__ = ["STORE_FAILURES", "Database", "Store"]
 
@@ -25,6 +26,7 @@ class Store:
         self.rounds = Rounds(database)
         self.log = UpdateLog(database)
         self.checkpoints = Checkpoints(database)
+        self.versions = Versions(database)
         self.publications = Publications(database)
         self.attachments = AttachmentBooks(self.facts)
         self.refusals = RefusalCounts(database)

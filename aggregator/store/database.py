@@ -16,7 +16,26 @@ from device_sdk.system.lock import FileLock
 
 # The tables. A change of them is a new version, with a step that brings an older file to it.
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
+
+_VERSIONS = """
+CREATE TABLE versions (
+    task TEXT NOT NULL,
+    version INTEGER NOT NULL,
+    round INTEGER NOT NULL,              -- that made it; 0: the first one
+    closed_unix REAL NOT NULL,
+    devices INTEGER NOT NULL,
+    artifact TEXT NOT NULL,              -- of its parameters, hexadecimal; empty: none
+    origin TEXT NOT NULL,                -- of one that no round made
+    bytes INTEGER NOT NULL,              -- of the model; 0: the method keeps none
+    metrics TEXT NOT NULL,               -- JSON
+    pinned INTEGER NOT NULL DEFAULT 0,
+    awaited INTEGER NOT NULL DEFAULT 0,  -- to become the next version
+    model BLOB,                          -- safetensors; NULL: dropped
+    PRIMARY KEY (task, version)
+) STRICT;
+CREATE INDEX awaited_versions ON versions (task) WHERE awaited = 1;
+"""
 
 SCHEMA = """
 CREATE TABLE facts (name TEXT PRIMARY KEY, value ANY NOT NULL) STRICT;
@@ -99,7 +118,7 @@ CREATE TABLE publications (
     message BLOB                         -- NULL: to be cleared from the broker
 ) STRICT;
 CREATE TABLE refusals (reason TEXT PRIMARY KEY, count INTEGER NOT NULL) STRICT;
-"""
+""" + _VERSIONS.lstrip()
 
 STEPS = {
     1: """
@@ -109,6 +128,7 @@ UPDATE devices SET admission_key = zeroblob(32) WHERE revoked_unix IS NOT NULL;
 """,
     # Checkpoints of before are read as they are; those from now on are safetensors.
     2: "",
+    3: _VERSIONS,
 }
 """By the version that a file has, what makes it one of the next version."""
 

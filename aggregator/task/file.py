@@ -11,7 +11,9 @@ from typing import Annotated, Any
 from aggregator.errors import AggregatorError, TaskError
 from aggregator.methods.method import Binding, read_binding
 from aggregator.store import Store
+from aggregator.store.versions import Ranking
 from aggregator.tables import TomlTable
+from aggregator.task.warm_start import WarmStart
 from device_sdk.fields import OneOf, Within, hints_of
 from device_sdk.link.broker_url import BrokerUrl, TlsFiles, parse_broker_url
 from device_sdk.methods.registry import MethodError
@@ -42,6 +44,7 @@ class TaskTable:
         catalogue: one item a line, append only: id, or id<TAB>title.
         broadcast_codec: how the model's numbers travel to devices.
         update_codec: how those of updates travel back.
+        warm_start: what the first version is made of: a safetensors file, or task:NAME@best.
     """
 
     name: str = "default"
@@ -53,6 +56,7 @@ class TaskTable:
     catalogue: str | None = None
     broadcast_codec: Annotated[str, OneOf(tuple(sorted(BROADCAST_CODECS)))] = "float16"
     update_codec: Annotated[str, OneOf(tuple(sorted(UPDATE_CODECS)))] = "int8"
+    warm_start: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +174,31 @@ class AdmissionSettings:
     enrolments_share: Annotated[float, _SHARE] = 0.15
 
 
+_LOWER_IS_BETTER = frozenset(("loss", "log_loss", "mae", "rmse", "calibration"))
+
+
+@dataclass(frozen=True, slots=True)
+class ModelsSettings:
+    """The table ``[models]``: which versions' models are kept, beside those that are pinned.
+
+    Attributes:
+        keep_last: so many of the newest.
+        keep_best: so many of the best, by the fleet's evaluation.
+        best_by: the metric that says which version is best.
+    """
+
+    keep_last: Annotated[int, Within(1, 10_000)] = 5
+    keep_best: Annotated[int, Within(0, 10_000)] = 3
+    best_by: str | None = None
+
+    @property
+    def ranking(self) -> Ranking | None:
+        """By what versions are compared; None where nothing says so."""
+        if self.best_by is None:
+            return None
+        return Ranking(self.best_by, self.best_by not in _LOWER_IS_BETTER)
+
+
 @dataclass(frozen=True, slots=True)
 class MetricsSettings:
     """The table ``[metrics]``.
@@ -212,6 +241,8 @@ class Task:
     round: RoundSettings
     store: StoreSettings
     admission: AdmissionSettings
+    models: ModelsSettings
+    warm_start: WarmStart | None
     binding: Binding[Any]
 
 
@@ -260,10 +291,19 @@ def _task(root: TomlTable, folder: Path) -> Task:
         round=RoundSettings.read(root.table("round")),
         store=root.table("store").read(StoreSettings),
         admission=root.table("admission").read(AdmissionSettings),
+        models=root.table("models").read(ModelsSettings),
+        warm_start=_warm_start(table, named.warm_start, folder),
         binding=binding,
     )
     root.end()
     return task
+
+
+def _warm_start(table: TomlTable, said: str | None, folder: Path) -> WarmStart | None:
+    try:
+        return None if said is None else WarmStart.read(said, folder)
+    except ValueError as error:
+        raise table.error("warm_start", f"is {said!r}; {error}") from None
 
 
 def _catalogue(

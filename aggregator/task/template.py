@@ -16,6 +16,7 @@ from aggregator.task.file import (
     BrokerTable,
     KeySettings,
     MetricsSettings,
+    ModelsSettings,
     RoundSettings,
     StoreSettings,
     TaskTable,
@@ -32,6 +33,7 @@ _TABLES = {
     "broker": BrokerTable,
     "round": RoundSettings,
     "scatter": ScatterTable,
+    "models": ModelsSettings,
     "store": StoreSettings,
     "keys": KeySettings,
     "admission": AdmissionSettings,
@@ -43,6 +45,8 @@ _LIVE = {
     "broker.url": BrokerTable().url,
 }
 _EXAMPLES: dict[str, object] = {
+    "task.warm_start": "model.safetensors",
+    "models.best_by": "loss",
     "broker.user": "tessera-aggregator",
     "broker.password_file": "broker-password",
     "broker.ca_file": "ca.pem",

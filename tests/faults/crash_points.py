@@ -15,6 +15,7 @@ from aggregator.serve.outgoing import Outgoing
 from aggregator.serve.uplink import Uplink
 from aggregator.store.publications import Publications
 from aggregator.store.update_log import UpdateLog
+from aggregator.store.versions import Versions
 from device_sdk.home.membership import MembershipStore
 from device_sdk.home.round_store import RoundStore
 from device_sdk.link.link import Link
@@ -57,6 +58,11 @@ AGGREGATOR_POINTS: dict[str, _Point] = {
     "after a published chunk": (Link, "publish", "after", _retained),
     "while clearing old chunks": (Publications, "cleared", "before", _always),
 }
+ROLLBACK_POINTS: dict[str, _Point] = {
+    "before a rollback": (Aggregation, "go_back", "before", _always),
+    "in a rollback's transaction": (Versions, "ask_for", "before", _always),
+    "after a rollback": (Aggregation, "go_back", "after", _always),
+}
 DEVICE_POINTS: dict[str, _Point] = {
     "in the device's transaction": (RoundStore, "post", "after", _always),
     "between commit and send": (CurrentRound, "_close", "after", _always),
@@ -73,7 +79,7 @@ DEVICE_POINTS: dict[str, _Point] = {
 
 def arm(point: str, calls: int) -> None:
     """Make this process kill itself, by SIGKILL, at the ``calls``-th passage of a point."""
-    owner, name, when, counts = (AGGREGATOR_POINTS | DEVICE_POINTS)[point]
+    owner, name, when, counts = (AGGREGATOR_POINTS | ROLLBACK_POINTS | DEVICE_POINTS)[point]
     left = calls
 
     def act(*values: Any, **named: Any) -> None:

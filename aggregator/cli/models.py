@@ -1,0 +1,106 @@
+"""``tessera-aggregator models``: the versions of a task's model."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+
+from tabulate import tabulate
+
+from aggregator.cli.arguments import add_home, add_task, home_of, task_of
+from aggregator.errors import AggregatorError
+from aggregator.store import Store
+from aggregator.store.versions import VersionRow
+from device_sdk.system.command_line import natural
+from device_sdk.system.printable import ago, printable
+
+DESCRIPTION = """\
+Lists the versions whose models are kept: the newest, the best by models.best_by, and those that are
+pinned (models.keep_last and models.keep_best of the task file say how many). model takes one out as
+a file, rollback makes one the next version."""
+EXAMPLES = """\
+examples:
+  tessera-aggregator models --home fleet               what there is
+  tessera-aggregator models --home fleet --pin 12      keep version 12 for good; --unpin 12
+  tessera-aggregator models --home fleet --all --json  what is known of all, with every figure"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's arguments."""
+    add_home(parser)
+    add_task(parser)
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--pin", type=natural, metavar="N", help="keep version N's model for good")
+    which.add_argument("--unpin", type=natural, metavar="N", help="no longer")
+    parser.add_argument(
+        "--all", action="store_true", help="also versions whose models were dropped"
+    )
+    parser.add_argument("--json", action="store_true", help="for programs")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the command."""
+    store = home_of(arguments).open_store()
+    try:
+        task = task_of(store, arguments)
+        if arguments.pin is not None or arguments.unpin is not None:
+            _pin(store, task, arguments)
+            return 0
+        rows = [row for row in store.versions.all(task) if row.kept or arguments.all]
+    finally:
+        store.database.close()
+    if arguments.json:
+        print(json.dumps([_as_json(row) for row in rows], indent=2))
+    elif rows:
+        now = time.time()
+        print(tabulate([_as_line(row, now) for row in rows], headers="keys", tablefmt="plain"))
+    else:
+        print(f"task {task} has no version whose model is kept")
+    return 0
+
+
+def _pin(store: Store, task: str, arguments: argparse.Namespace) -> None:
+    if arguments.pin is not None:
+        row = store.versions.named(task, str(arguments.pin), None)
+        store.versions.pin(task, row.version, pinned=True)
+        print(f"version {row.version} is kept for good")
+        return
+    found = store.versions.find(task, arguments.unpin)
+    if found is None or not found.pinned:
+        raise AggregatorError(f"version {arguments.unpin} is not pinned")
+    store.versions.pin(task, found.version, pinned=False)
+    print(f"version {found.version} goes with the others, when the next one is made")
+
+
+def _as_line(row: VersionRow, now: float) -> dict[str, str]:
+    figures = ", ".join(
+        f"{printable(name)} {value:.4g}" for name, value in sorted(row.metrics.items())
+    )
+    notes = [printable(row.origin)] if row.origin else []
+    notes += ["pinned"] if row.pinned else []
+    notes += [] if row.kept else ["no model kept"]
+    return {
+        "version": str(row.version),
+        "round": str(row.round) if row.round else "-",
+        "made": ago(row.closed_unix_seconds, now),
+        "devices": str(row.devices),
+        "metrics": figures or "-",
+        "": ", ".join(notes),
+    }
+
+
+def _as_json(row: VersionRow) -> dict[str, object]:
+    return {
+        "task": row.task,
+        "version": row.version,
+        "round": row.round,
+        "closed_unix_seconds": row.closed_unix_seconds,
+        "devices": row.devices,
+        "artifact": row.artifact or None,
+        "origin": row.origin or None,
+        "bytes": row.bytes,
+        "metrics": dict(row.metrics),
+        "pinned": row.pinned,
+        "kept": row.kept,
+    }

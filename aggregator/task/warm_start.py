@@ -1,0 +1,106 @@
+"""What a task's first version is made of, where it is not made anew: a file, or another version."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from aggregator.errors import AggregatorError
+from aggregator.methods.method import Method
+from aggregator.methods.model import Arrays, ModelMismatch
+from aggregator.store import Store
+from aggregator.store.versions import Ranking
+from device_sdk.artifact import ArtifactError, safetensors
+
+ITEM_IDS = "items"
+"""Metadata of a model's file: a JSON list of the items' ids, one for each row of ``items``."""
+
+_VERSION = re.compile(r"task:(?P<task>[a-z0-9._-]{1,64})@(?P<version>best|latest|[0-9]{1,18})")
+_ROWS = "items"
+
+
+@dataclass(frozen=True, slots=True)
+class WarmStart:
+    """``said``: as the task file has it; a ``file``, or a ``task`` of this home and its
+    ``version``."""
+
+    said: str
+    file: Path | None = None
+    task: str = ""
+    version: str = ""
+
+    @classmethod
+    def read(cls, said: str, folder: Path) -> WarmStart:
+        """``task:NAME@best``, ``task:NAME@12``, or a file's path. Raises ValueError."""
+        if not said.startswith("task:"):
+            return cls(said, folder / said)
+        match = _VERSION.fullmatch(said)
+        if match is None:
+            raise ValueError("expected task:NAME@best, @latest or a version's number")
+        return cls(said, None, match["task"], match["version"])
+
+    def begin(
+        self, method: Method, store: Store, ranking: Ranking | None, item_ids: tuple[str, ...]
+    ) -> None:
+        """Let a method at version 0 begin with it. ``item_ids``: of the task's own rows.
+
+        Where the source's rows have ids, each vector goes to the row of its id, and items that it
+        has none for keep the vector that they were drawn. Raises AggregatorError.
+        """
+        if self.file is not None:
+            model, ids = _read_file(self.file)
+        else:
+            row = store.versions.named(self.task, self.version, ranking)
+            model, ids = store.versions.model(row.task, row.version), ()
+        try:
+            if ids and item_ids:
+                model = _by_id(model, ids, method.model or {}, item_ids)
+            method.begin_with(model)
+        except ModelMismatch as error:
+            raise AggregatorError(
+                f"task.warm_start: {self.said!r} does not fit this task's model: {error}"
+            ) from None
+
+
+def _read_file(path: Path) -> tuple[Arrays, tuple[str, ...]]:
+    try:
+        found = safetensors.decode(path.read_bytes())
+    except OSError as error:
+        raise AggregatorError(f"task.warm_start: {path} cannot be read: {error.strerror}") from None
+    except ArtifactError as error:
+        raise AggregatorError(
+            f"task.warm_start: {path} is no model that can be read: {error}"
+        ) from None
+    return found.tensors, _item_ids(path, found.metadata.get(ITEM_IDS, "[]"))
+
+
+def _item_ids(path: Path, said: str) -> tuple[str, ...]:
+    try:
+        ids = json.loads(said)
+    except (ValueError, RecursionError):
+        ids = None
+    if not isinstance(ids, list) or not all(isinstance(each, str) for each in ids):
+        raise AggregatorError(
+            f"task.warm_start: the metadata {ITEM_IDS!r} of {path} is no JSON list of items' ids"
+        )
+    return tuple(ids)
+
+
+def _by_id(model: Arrays, ids: tuple[str, ...], own: Arrays, item_ids: tuple[str, ...]) -> Arrays:
+    """The model with its ``items`` in the order of ``item_ids``."""
+    given, drawn = model.get(_ROWS), own.get(_ROWS)
+    if given is None or drawn is None or given.shape[1:] != drawn.shape[1:]:
+        return model  # the method says what is wrong
+    if len(ids) != len(given):
+        raise ModelMismatch(f"{len(ids)} ids are given for {len(given)} vectors")
+    place = {item: row for row, item in enumerate(ids)}
+    known = [row for row, item in enumerate(item_ids) if item in place]
+    if not known:
+        raise ModelMismatch("none of its items is in the task's catalogue")
+    rows = np.array(drawn, dtype=np.float32)
+    rows[known] = given[[place[item_ids[row]] for row in known]]
+    return {**model, _ROWS: rows}

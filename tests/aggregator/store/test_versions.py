@@ -1,0 +1,96 @@
+"""Table ``versions``: what is kept of them, what is dropped, and how a person names one."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from aggregator.errors import AggregatorError
+from aggregator.home import AggregatorHome
+from aggregator.keys.folder import initialise
+from aggregator.store import Store
+from aggregator.store.versions import Ranking, VersionRow
+
+LOSS = Ranking("loss", higher_is_better=False)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    home = AggregatorHome(tmp_path / "home")
+    initialise(home, int(time.time()), os.urandom)
+    return home.open_store()
+
+
+def add(store: Store, version: int, task: str = "clicks", *, model: bool = True) -> None:
+    row = VersionRow(task, version, version, 1000.0 + version, 3, "", "", 0, {}, False, model)
+    arrays = {"w": np.full((2, 3), version, np.float32)} if model else None
+    store.versions.add(row, arrays)
+
+
+def kept(store: Store, task: str = "clicks") -> list[int]:
+    return [row.version for row in store.versions.all(task) if row.kept]
+
+
+def test_the_newest_the_best_and_the_pinned_stay(store: Store) -> None:
+    for version in range(8):
+        add(store, version)
+        add(store, version, "air")
+    for version, loss in enumerate((0.9, 0.2, 0.5, 0.4, 0.8)):
+        store.versions.note_metrics("clicks", version, {"loss": loss, "auc": loss})
+    store.versions.pin("clicks", 0, pinned=True)
+    store.versions.ask_for("clicks", 4)
+    assert store.versions.prune("clicks", 2, 2, LOSS) == 2
+    assert kept(store) == [7, 6, 4, 3, 1, 0]
+    store.versions.ask_for("clicks", None)
+    store.versions.pin("clicks", 0, pinned=False)
+    store.versions.prune("clicks", 2, 1, Ranking("auc", higher_is_better=True))
+    assert kept(store) == [7, 6, 0]
+    store.versions.prune("clicks", 1, 3, None)
+    assert kept(store) == [7]
+    # What is known of a version stays, and so does the other task's.
+    assert [row.version for row in store.versions.all("clicks")] == list(range(7, -1, -1))
+    assert store.versions.all("clicks")[-2].metrics == {"loss": 0.2, "auc": 0.2}
+    assert kept(store, "air") == list(range(7, -1, -1))
+    assert store.versions.model("air", 5)["w"].tolist() == [[5.0] * 3] * 2
+
+
+def test_figures_are_added_and_replaced_by_name(store: Store) -> None:
+    add(store, 1)
+    store.versions.note_metrics("clicks", 1, {"loss": 0.5})
+    store.versions.note_metrics("clicks", 1, {"auc": 0.7, "loss": 0.4})
+    store.versions.note_metrics("clicks", 2, {"loss": 0.1})  # not known: nothing happens
+    found = store.versions.find("clicks", 1)
+    assert found is not None and found.metrics == {"loss": 0.4, "auc": 0.7}
+    assert store.versions.find("clicks", 2) is None
+
+
+def test_a_version_is_named_by_a_person(store: Store) -> None:
+    for version in range(5):
+        add(store, version)
+    store.versions.note_metrics("clicks", 2, {"loss": 0.1})
+    store.versions.note_metrics("clicks", 3, {"loss": 0.1})
+    store.versions.prune("clicks", 3, 0, None)
+    assert store.versions.named("clicks", "latest", None).version == 4
+    assert store.versions.named("clicks", "best", LOSS).version == 2
+    assert store.versions.named("clicks", "3", None).version == 3
+    for name in ("1", "9", "03"):
+        with pytest.raises(AggregatorError, match=rf"no version '{name}' .*kept are 2, 3, 4 \("):
+            store.versions.named("clicks", name, None)
+    with pytest.raises(AggregatorError, match=r"kept are 2, 3, 4"):
+        store.versions.model("clicks", 1)
+    with pytest.raises(AggregatorError, match="no metric says which version is best"):
+        store.versions.named("clicks", "best", None)
+    with pytest.raises(AggregatorError, match="has a figure of 'auc' yet"):
+        store.versions.named("clicks", "best", Ranking("auc", higher_is_better=True))
+    with pytest.raises(AggregatorError, match="'air' has no version yet"):
+        store.versions.named("air", "latest", None)
+
+
+def test_a_method_without_a_model_says_where_models_are(store: Store) -> None:
+    add(store, 1, model=False)
+    with pytest.raises(AggregatorError, match=r"keeps no model .* Device.model\(\)"):
+        store.versions.named("clicks", "latest", None)

@@ -105,11 +105,11 @@ RULES = (
         )
         for name in METHODS
     ),
-    _device("home", "artifact errors link system wire", libraries="numpy cryptography"),
+    _device("home", "artifact errors evaluation link system wire", libraries="numpy cryptography"),
     _device(
         "train",
-        "artifact capability errors factorisation home local_data system trainer wire world "
-        "methods.learner methods.registry methods.scatter",
+        "artifact capability errors evaluation factorisation home local_data system trainer wire "
+        "world methods.learner methods.registry methods.scatter",
     ),
     _device(
         "rounds",

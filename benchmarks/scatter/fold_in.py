@@ -58,10 +58,11 @@ def of_a_device(
     rounds: int,
     pool: PoolSettings,
     step: FactorStep,
+    seed: int = 3,
 ) -> Floats:
     """The vector of a device's user after so many rounds, the rate falling to a hundredth."""
     learner = ScatterLearner(
-        FixedInteractions([liked]), step, items.shape[1], np.random.default_rng(3), pool
+        FixedInteractions([liked]), step, items.shape[1], np.random.default_rng(seed), pool
     )
     rate = float(told.settings["user_learning_rate"])
     for number in range(rounds):
@@ -99,15 +100,19 @@ def main() -> None:
     seconds = (time.perf_counter() - start) / len(new)
     step, rounds = NumpyStep(), arguments.rounds
     plain = PoolSettings(pseudo_per_positive=0.0)
+
+    def devices(pool: PoolSettings, seed: int = 3) -> Floats:
+        return np.stack(
+            [of_a_device(items, each, told, rounds, pool, step, seed) for each in joining.train]
+        )
+
+    usual = devices(PoolSettings())
     ways = {
         "fold-in graph": folded,
-        "device, no pseudo-items": np.stack(
-            [of_a_device(items, r, told, rounds, plain, step) for r in joining.train]
-        ),
-        "device, default": np.stack(
-            [of_a_device(items, r, told, rounds, PoolSettings(), step) for r in joining.train]
-        ),
-        "ridge": np.stack([by_ridge(items, rows, 10.0, 1.0) for rows in joining.train]),
+        "device, no pseudo-items": devices(plain),
+        "device, default": usual,
+        "device, default, other draws": devices(PoolSettings(), 4),
+        "ridge": np.stack([by_ridge(items, each, 10.0, 1.0) for each in joining.train]),
     }
     lines = []
     for name, users in ways.items():
@@ -121,6 +126,7 @@ def main() -> None:
                 "HR@10 of all": f"{full.hit_ratio:.4f}",
                 "cosine to fold-in": f"{_cosines(users, folded).mean():.4f}",
                 "of its ten best in fold-in's": f"{_shared(users, folded, items, joining):.3f}",
+                "in a default device's": f"{_shared(users, usual, items, joining):.3f}",
             }
         )
     print(f"{len(new)} new users of {whole.users}; fold-in {1000 * seconds:.0f} ms each")

@@ -32,6 +32,10 @@ square."""
 _ROUNDING = 1e-9
 
 
+class NotFinite(ValueError):
+    """A loss or an output is not finite: the model is beyond measuring."""
+
+
 class Metric(ABC):
     """One metric: the form of its statistics, and what they say.
 
@@ -107,7 +111,7 @@ class Loss(Metric):
     def measure(self, loss: float, samples: int) -> Statistics:
         """Of one batch with this loss. Raises ValueError where it is not finite."""
         if not math.isfinite(loss):
-            raise ValueError("the loss is not finite")
+            raise NotFinite("the loss is not finite")
         return np.array([samples, loss * samples], dtype=np.float64)
 
     def _value(self, statistics: Statistics) -> float:
@@ -459,7 +463,7 @@ def _errors(output: Array, target: Array) -> NDArray[np.float64]:
             "the same"
         )
     count = len(output)
-    errors = _finite(output).reshape(count, -1) - _finite(target).reshape(count, -1)
+    errors = _finite(output).reshape(count, -1) - _finite(target, "the target").reshape(count, -1)
     # Held to what a reader believes.
     if (np.abs(errors) > LARGEST_MEAN).any():
         raise ValueError(f"an error is above {LARGEST_MEAN:g}")
@@ -470,10 +474,10 @@ def _squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
     return shape[:-1] if len(shape) > 1 and shape[-1] == 1 else shape
 
 
-def _finite(array: Array) -> NDArray[np.float64]:
+def _finite(array: Array, what: str = "the output") -> NDArray[np.float64]:
     if array.ndim == 0 or len(array) == 0:
         raise ValueError(f"an array of shape {list(array.shape)} holds no samples")
     whole = array.astype(np.float64)
     if not np.isfinite(whole).all():
-        raise ValueError("the output or target holds values that are not finite")
+        raise NotFinite(f"{what} holds values that are not finite")
     return whole

@@ -26,7 +26,7 @@ from device_sdk.wire.arrays.tensors import (
 )
 from device_sdk.wire.codec.errors import WireError
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 # Pages of the file that stay in memory. A device reads little and seldom, and the kernel keeps the
 # file too; SQLite's own 2 MB would fill up over the rounds.
 _CACHE_KIB = 64
@@ -36,6 +36,11 @@ CREATE TABLE capability (
     task TEXT PRIMARY KEY, conditions TEXT NOT NULL, option TEXT NOT NULL, size INTEGER NOT NULL,
     placement TEXT, placed_size INTEGER, misses INTEGER NOT NULL, reason TEXT NOT NULL,
     p90_seconds REAL) WITHOUT ROWID;
+"""
+_EVALUATION = """
+CREATE TABLE evaluation (
+    task TEXT PRIMARY KEY, generation INTEGER NOT NULL, round INTEGER NOT NULL,
+    version INTEGER NOT NULL, report BLOB NOT NULL, detail TEXT NOT NULL) WITHOUT ROWID;
 """
 _SCHEMA = f"""
 CREATE TABLE membership (
@@ -55,6 +60,7 @@ CREATE TABLE request_counter (
 CREATE TABLE user (place INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE);
 CREATE TABLE interaction (
     user INTEGER NOT NULL REFERENCES user (place), item TEXT NOT NULL,
+    number INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY (user, item)) WITHOUT ROWID;
 CREATE TABLE mark (
     task TEXT NOT NULL, cohort TEXT NOT NULL, generation INTEGER NOT NULL,
@@ -77,7 +83,7 @@ CREATE TABLE model (
     artifact BLOB) WITHOUT ROWID;
 CREATE TABLE catalogue (id BLOB PRIMARY KEY, content BLOB NOT NULL);
 CREATE TABLE attachment (id BLOB PRIMARY KEY, content BLOB NOT NULL);
-{_CAPABILITY}"""
+{_CAPABILITY}{_EVALUATION}"""
 # By the version that a file has, what makes it one of the next version.
 _STEPS = {
     1: """
@@ -102,6 +108,10 @@ DROP TABLE capability;
 UPDATE learner SET state = from_wire_form(state, artifact);
 UPDATE model SET arrays = from_wire_form(arrays, artifact);
 """,
+    # The order of interactions was not kept.
+    4: f"""
+ALTER TABLE interaction ADD COLUMN number INTEGER NOT NULL DEFAULT 0;
+{_EVALUATION}""",
 }
 
 

@@ -15,8 +15,16 @@ from numpy.typing import NDArray
 from device_sdk.capability.fit import Fit, Request, WorkDone, choose_among
 from device_sdk.home.model_store import CapabilityRow
 from device_sdk.local_data import LocalData
-from device_sdk.methods.learner import Declined, Learner, LearnerParts, MovableWork, Where
+from device_sdk.methods.learner import (
+    Declined,
+    Learner,
+    LearnerError,
+    LearnerParts,
+    MovableWork,
+    Where,
+)
 from device_sdk.system.clock import Clock, slowed
+from device_sdk.train.evaluate import ModelEvaluation, RoundEvaluation, Unmeasured
 from device_sdk.train.job import LocalArtifact, RoundTrainer, TrainedRound, TrainingJob
 from device_sdk.trainer import Trainer
 from device_sdk.wire.arrays.exchange import Broadcast, encode_update
@@ -156,6 +164,8 @@ class ArrayTrainer(RoundTrainer):
         data = self._data()
         capability = self._capability(job, data)
         artifact = _chosen(job, capability)
+        found = self.evaluation(job)
+        evaluation = None if found is None else self._received(job, artifact, data, found)
         learner, trainer = self.learner(job, artifact, data, _where(capability))
         self._keep_only(artifact)
         start = self._clock.now()
@@ -164,6 +174,8 @@ class ArrayTrainer(RoundTrainer):
         codec = BROADCAST_CODECS[job.terms.update_codec]
         if capability is not None:
             capability = capability.after(late=seconds > job.terms.train_seconds)
+        if evaluation is not None and learner.personalises(job.broadcast):
+            evaluation.stage("personal", trainer)
         return TrainedRound(
             k=self._rank(job, artifact),
             body=encode_update(update, codec, self._rng),
@@ -172,7 +184,26 @@ class ArrayTrainer(RoundTrainer):
             seconds=seconds,
             artifact=artifact,
             model=model_arrays(trainer),
+            evaluation=None if found is None else found.report,
+            evaluation_detail="" if found is None else found.detail,
         )
+
+    def _received(
+        self, job: TrainingJob, artifact: LocalArtifact, data: LocalData, found: RoundEvaluation
+    ) -> ModelEvaluation:
+        """Evaluates the model received; what comes back evaluates the one trained."""
+        learner, trainer = self.learner(job, artifact, LocalData({}))
+        evaluation = ModelEvaluation(found, trainer.artifact, data.test)
+        if not learner.personalises(job.broadcast):
+            found.stages = 1
+        try:
+            shares = learner.receive(job.broadcast)
+        except LearnerError as error:
+            found.miss(Unmeasured("failed", f"global: {error}"))
+        else:
+            if shares:
+                evaluation.stage("global", trainer)
+        return evaluation
 
     def adopt(self, job: TrainingJob) -> Mapping[str, NDArray[Any]] | None:
         """The task's last version as this device's model, where the method shares one."""

@@ -6,12 +6,14 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from aggregator.home import AggregatorHome
+from device_sdk import Device
 from device_sdk.artifact import safetensors
 from device_sdk.wire.publish.receipts import Verdict
 from examples.local_fleet import FleetTask, Member, local_fleet
@@ -225,11 +227,7 @@ def test_the_best_version_runs_alone_and_says_what_a_device_says(tmp_path: Path)
         out = tmp_path / "best.onnx"
         assert command(home, "model", "--version", "best", "--out", str(out)) == 0
         device = fleet.devices["device-0"]
-        # The task's rounds are over: devices take over the last version as it is.
-        until = time.monotonic() + 30
-        while device.status().outcome != "read":
-            assert time.monotonic() < until, device.status()
-            time.sleep(0.05)
+        _await_read([device])
         predicted = device.predict({"x": samples})
         own = device.model()
     outputs, notes = alone(tmp_path, out, samples)
@@ -246,6 +244,38 @@ def test_the_best_version_runs_alone_and_says_what_a_device_says(tmp_path: Path)
     for name, array in taken.tensors.items():
         np.testing.assert_array_equal(own.arrays[name], array)
     assert safetensors.decode(own.to_safetensors()).metadata["version"] == "3"
+
+
+def test_personal_layers_are_in_a_devices_own_model_and_nowhere_else(tmp_path: Path) -> None:
+    linear_artifact(tmp_path / "linear")
+    task = FleetTask(
+        "fedavg",
+        [tmp_path / "linear"],
+        rounds=1,
+        settings={"training": {"learning_rate": 0.05, "personal": "linear.bias"}},
+        broadcast_codec="float32",
+    )
+    members = [Member(f"device-{n}", local_data(n)) for n in range(2)]
+    with local_fleet(task, members, tmp_path / "fleet") as fleet:
+        list(fleet.rounds())
+        devices = list(fleet.devices.values())
+        _await_read(devices)
+        models = [device.model().arrays for device in devices]
+    store = AggregatorHome(tmp_path / "fleet" / "aggregator").open_store()
+    kept = store.versions.model("default", 1)
+    store.database.close()
+    assert "linear.bias" not in kept
+    assert not np.array_equal(models[0]["linear.bias"], models[1]["linear.bias"])
+    for arrays in models:
+        np.testing.assert_array_equal(arrays["linear.weight"], kept["linear.weight"])
+
+
+def _await_read(devices: Sequence[Device]) -> None:
+    """The task's rounds are over: devices take over the last version as it is."""
+    until = time.monotonic() + 30
+    while any(device.status().outcome != "read" for device in devices):
+        assert time.monotonic() < until, [device.status() for device in devices]
+        time.sleep(0.05)
 
 
 def test_item_vectors_leave_as_graphs_that_recommend(

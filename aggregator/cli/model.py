@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         name = task_of(store, arguments)
         task = read_task(home.task_file)
-        row = store.versions.named(name, arguments.version, task.models.ranking)
+        row = store.versions.named(name, arguments.version, task.ranking)
         model = store.versions.model(name, row.version)
         catalogue = stored_catalogue(store)
     finally:

@@ -116,7 +116,9 @@ def assemble(
         task.store.checkpoint_updates,
         publisher.require_publishable,
         parameters,
-        VersionKeeper(store, task.name, task.models, task.warm_start, parameters, unix_clock),
+        VersionKeeper(
+            store, task.name, task.models, task.ranking, task.warm_start, parameters, unix_clock
+        ),
     )
     rounds = RoundMachine(shared, aggregation, publisher.seal_round)
     reassembler, repeats = Reassembler(clock), Repeats(clock)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from aggregator.store.checkpoints import Checkpoints
 from aggregator.store.database import STORE_FAILURES, Database
 from aggregator.store.devices import Devices, Secrets, Tokens
+from aggregator.store.evaluations import Evaluations
 from aggregator.store.facts import Facts, RefusalCounts
 from aggregator.store.publications import AttachmentBooks, Publications
 from aggregator.store.rounds import Rounds
@@ -27,6 +28,7 @@ class Store:
         self.log = UpdateLog(database)
         self.checkpoints = Checkpoints(database)
         self.versions = Versions(database)
+        self.evaluations = Evaluations(database)
         self.publications = Publications(database)
         self.attachments = AttachmentBooks(self.facts)
         self.refusals = RefusalCounts(database)

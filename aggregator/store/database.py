@@ -36,8 +36,35 @@ CREATE TABLE versions (
 ) STRICT;
 CREATE INDEX awaited_versions ON versions (task) WHERE awaited = 1;
 """
+_EVALUATIONS = """
+CREATE TABLE device_evaluations (        -- until their version is followed by another
+    task TEXT NOT NULL,
+    version INTEGER NOT NULL,
+    device_id BLOB NOT NULL,
+    part TEXT NOT NULL,                  -- its capacity class; empty: none named
+    report BLOB NOT NULL,
+    PRIMARY KEY (task, version, device_id)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE figures (
+    task TEXT NOT NULL,
+    version INTEGER NOT NULL,
+    stage TEXT NOT NULL,
+    metric TEXT NOT NULL,
+    part TEXT NOT NULL,                  -- empty: the fleet
+    round INTEGER NOT NULL,              -- the last one that evaluated the version
+    devices INTEGER NOT NULL,
+    samples REAL NOT NULL,
+    capped INTEGER NOT NULL,
+    value REAL,                          -- NULL: the statistics do not define it, here and below
+    error_bound REAL,
+    median REAL,
+    deciles TEXT NOT NULL,               -- JSON
+    PRIMARY KEY (task, version, stage, metric, part)
+) STRICT, WITHOUT ROWID;
+"""
 
-SCHEMA = """
+SCHEMA = (
+    """
 CREATE TABLE facts (name TEXT PRIMARY KEY, value ANY NOT NULL) STRICT;
 CREATE TABLE descriptors (
     serial INTEGER PRIMARY KEY,
@@ -118,7 +145,10 @@ CREATE TABLE publications (
     message BLOB                         -- NULL: to be cleared from the broker
 ) STRICT;
 CREATE TABLE refusals (reason TEXT PRIMARY KEY, count INTEGER NOT NULL) STRICT;
-""" + _VERSIONS.lstrip()
+"""
+    + _VERSIONS.lstrip()
+    + _EVALUATIONS.lstrip()
+)
 
 STEPS = {
     1: """
@@ -128,7 +158,7 @@ UPDATE devices SET admission_key = zeroblob(32) WHERE revoked_unix IS NOT NULL;
 """,
     # Checkpoints of before are read as they are; those from now on are safetensors.
     2: "",
-    3: _VERSIONS,
+    3: _VERSIONS + _EVALUATIONS.lstrip(),
 }
 """By the version that a file has, what makes it one of the next version."""
 

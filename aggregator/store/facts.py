@@ -65,6 +65,9 @@ class Facts(Table):
     unpublished = Fact[str | None](str, None)
     """Why the next round could not be published, so that none opens before the operator looked;
     None: nothing stands in its way."""
+    stopped_at = Fact[int | None](int, None)
+    """The version that early stopping ended with, once the best one was asked for; None while
+    rounds go on."""
 
 
 # How often what was refused, since the beginning.

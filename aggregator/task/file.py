@@ -13,6 +13,7 @@ from aggregator.methods.method import Binding, read_binding
 from aggregator.store import Store
 from aggregator.store.versions import Ranking
 from aggregator.tables import TomlTable
+from aggregator.task.evaluation import EvaluationSettings, read_evaluation
 from aggregator.task.warm_start import WarmStart
 from device_sdk.fields import OneOf, Within, hints_of
 from device_sdk.link.broker_url import BrokerUrl, TlsFiles, parse_broker_url
@@ -174,29 +175,17 @@ class AdmissionSettings:
     enrolments_share: Annotated[float, _SHARE] = 0.15
 
 
-_LOWER_IS_BETTER = frozenset(("loss", "log_loss", "mae", "rmse", "calibration"))
-
-
 @dataclass(frozen=True, slots=True)
 class ModelsSettings:
     """The table ``[models]``: which versions' models are kept, beside those that are pinned.
 
     Attributes:
         keep_last: so many of the newest.
-        keep_best: so many of the best, by the fleet's evaluation.
-        best_by: the metric that says which version is best.
+        keep_best: so many of the best, by evaluation.best_by.
     """
 
     keep_last: Annotated[int, Within(1, 10_000)] = 5
     keep_best: Annotated[int, Within(0, 10_000)] = 3
-    best_by: str | None = None
-
-    @property
-    def ranking(self) -> Ranking | None:
-        """By what versions are compared; None where nothing says so."""
-        if self.best_by is None:
-            return None
-        return Ranking(self.best_by, self.best_by not in _LOWER_IS_BETTER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,8 +231,15 @@ class Task:
     store: StoreSettings
     admission: AdmissionSettings
     models: ModelsSettings
+    evaluation: EvaluationSettings | None
+    """None: devices evaluate nothing."""
     warm_start: WarmStart | None
     binding: Binding[Any]
+
+    @property
+    def ranking(self) -> Ranking | None:
+        """By what versions are compared; None where nothing says so."""
+        return None if self.evaluation is None else self.evaluation.ranking
 
 
 def read_task(path: Path) -> Task:
@@ -292,11 +288,21 @@ def _task(root: TomlTable, folder: Path) -> Task:
         store=root.table("store").read(StoreSettings),
         admission=root.table("admission").read(AdmissionSettings),
         models=root.table("models").read(ModelsSettings),
+        evaluation=_evaluation(root, binding, artifacts),
         warm_start=_warm_start(table, named.warm_start, folder),
         binding=binding,
     )
     root.end()
     return task
+
+
+def _evaluation(
+    root: TomlTable, binding: Binding[Any], artifacts: tuple[Path, ...]
+) -> EvaluationSettings | None:
+    if root.take("evaluation", None) is None:
+        return None
+    table = root.table("evaluation")
+    return read_evaluation(table, artifacts, ranks=binding.needs_catalogue)
 
 
 def _warm_start(table: TomlTable, said: str | None, folder: Path) -> WarmStart | None:

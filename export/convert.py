@@ -88,8 +88,9 @@ def to_onnx(trace: Trace, outputs: Sequence[str], *, name: str) -> onnx.ModelPro
     trace.check_axes()
     ends = [_output(output, results[output], trace.symbols) for output in outputs]
     values = {output: results[output].name for output in outputs}
-    if "guard" in values:
-        values["guard"] = graph.refusing(values["guard"])
+    refuses = next((name for name in ("guard", "loss") if name in values), None)
+    if refuses is not None:
+        values[refuses] = graph.refusing(values[refuses])
     graph.rename_outputs(values)
     candidates = {
         input_name: helper.make_tensor_value_info(

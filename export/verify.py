@@ -26,7 +26,7 @@ from export.errors import ExportError
 from export.layout import LayoutSlot
 from export.lowering.graph import NUMPY_DTYPE
 from export.rewrites.patch import seeded
-from export.step import Problem, apply_optimizer, optimizer_tensors, predict, train_step
+from export.step import Problem, apply_optimizer, evaluate, optimizer_tensors, predict, train_step
 from export.write import adds_by_scatter
 
 TOLERANCE = 1e-5
@@ -240,7 +240,7 @@ ROUNDING_DRAWS = 8
 def verify_artifact(
     problem: Problem,
     train: onnx.ModelProto,
-    infer: onnx.ModelProto,
+    evaluating: Mapping[str, onnx.ModelProto],
     gradients: onnx.ModelProto,
     *,
     seed: int = 0,
@@ -248,13 +248,18 @@ def verify_artifact(
 ) -> Report:
     """Compare the graphs with torch on random batches; raise ExportError where they differ.
 
+    ``evaluating``: the graphs in evaluation mode: "infer", and "evaluate" if there is one.
     Batches are rows of the example batch drawn anew, at two sizes of each named axis.
     """
     rng = np.random.default_rng(seed)
     double = _in_double(problem)
     threads = (1,) if adds_by_scatter(train) else (1, 2)
     sessions = {
-        t: (open_session(train, t), open_session(gradients, t), open_session(infer, t))
+        t: (
+            open_session(train, t),
+            open_session(gradients, t),
+            {name: open_session(model, t) for name, model in evaluating.items()},
+        )
         for t in threads
     }
     found: list[Comparison] = []
@@ -278,8 +283,10 @@ def verify_artifact(
                     these = _allowing_for_rounding(these, problem, double, inputs, exact, rng)
                 found += these
             state = {name: first["new." + name.removeprefix("state.")] for name in state}
-        for count, (_, _, guesser) in sessions.items():
-            found += _compare_prediction(problem, double, inputs, guesser, (steps, count, sizes))
+        for count, (_, _, others) in sessions.items():
+            for name, session in others.items():
+                where = (steps, count, sizes)
+                found += _compare_evaluating(problem, double, inputs, name, session, where)
     members = (member.name for slot in problem.parameter_slots for member in slot.members)
     report = Report(tuple(found), tuple(name for name in members if name not in moved))
     worst = report.worst
@@ -481,18 +488,30 @@ def _update(
     return {name: value.numpy() for name, value in new.items()}
 
 
-def _compare_prediction(
+_EVALUATING = {"infer": ("prediction", predict), "evaluate": ("evaluation", evaluate)}
+
+
+def _compare_evaluating(
     problem: Problem,
     double: Problem,
     inputs: Mapping[str, np.ndarray],
+    name: str,
     session: ort.InferenceSession,
     where: Where,
 ) -> list[Comparison]:
+    what, function = _EVALUATING[name]
     got = _run(session, inputs)
-    single = predict(problem, _tensors(problem, inputs), seeded)
+    single = function(problem, _tensors(problem, inputs), seeded)
     with _arithmetic(double):
-        exact = predict(double, _tensors(double, inputs), seeded)
+        exact = function(double, _tensors(double, inputs), seeded)
     return [
-        compare(f"prediction {key}", got[key], single[key].numpy(), exact[key].numpy(), where)
+        compare(f"{what} {key}", got[key], single[key].numpy(), exact[key].numpy(), where)
         for key in got
     ]
+
+
+def run_on_example(problem: Problem, graph: onnx.ModelProto) -> dict[str, np.ndarray]:
+    """What a graph in evaluation mode gives for the example batch, from the initial state."""
+    state = initial_state(problem, problem.axes.example, np.random.default_rng(0))
+    batch = {f"batch.{name}": tensor.numpy() for name, tensor in problem.batch.items()}
+    return _run(open_session(graph, threads=1), {**state, **batch})

@@ -126,8 +126,8 @@ RULES = (
     _server("store", "evaluation methods"),
     _server("task", "evaluation methods store tables"),
     _server("keys", "home refusals store"),
-    _server("rounds", "evaluation keys methods shared store task"),
-    _server("publish", "shared store"),
+    _server("rounds", "evaluation keys methods refusals shared store task"),
+    _server("publish", "shared store task"),
     Rule(
         "aggregator/models",
         frozenset(
@@ -140,7 +140,7 @@ RULES = (
     Rule(
         "export",
         frozenset(
-            {"export", "device_sdk.artifact"}
+            {"export", "device_sdk.artifact", "device_sdk.evaluation"}
             | {"device_sdk.system.command_line", "device_sdk.system.printable"}
             | {"numpy", "onnx", "onnxruntime", "sympy", "tabulate", "torch"}
         ),

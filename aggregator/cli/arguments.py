@@ -11,6 +11,8 @@ from aggregator.home import AggregatorHome
 from aggregator.keys.folder import USUAL_LIVES, Lives
 from aggregator.store import Store
 from aggregator.store.devices import DeviceRow
+from aggregator.store.tasks import FIRST, TaskRow
+from aggregator.task.file import Task, read_task
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _DURATION = re.compile(r"([0-9]{1,6})([smhd])")
@@ -33,18 +35,30 @@ def home_of(arguments: argparse.Namespace) -> AggregatorHome:
 
 def add_task(parser: argparse.ArgumentParser) -> None:
     """The option ``--task``."""
-    parser.add_argument("--task", metavar="NAME", help="default: the one that the home serves")
+    parser.add_argument("--task", metavar="NAME", help="where the home has several")
 
 
-def task_of(store: Store, arguments: argparse.Namespace) -> str:
-    """The task that was named. Raises AggregatorError where the home serves no such."""
-    served = (store.facts.task or "").partition(" ")[0]
-    if not served:
+def task_of(store: Store, arguments: argparse.Namespace) -> TaskRow:
+    """The task that was named, or the only one. Raises AggregatorError, naming those that the home
+    has served."""
+    rows = {row.name: row for row in store.tasks.all() if row.name is not None}
+    if not rows:
         raise AggregatorError("no task has been served yet: its first version is made by serve")
     named: str | None = arguments.task
-    if named not in (None, served):
-        raise AggregatorError(f"this home has no task {named!r}; it has {served!r}")
-    return served
+    if named is None and len(rows) == 1:
+        return next(iter(rows.values()))
+    if named not in rows:
+        known = ", ".join(rows)
+        if named is None:
+            raise AggregatorError(f"say which task with --task; this home has {known}")
+        raise AggregatorError(f"this home has no task {named!r}; it has {known}")
+    return rows[named]
+
+
+def task_file_of(home: AggregatorHome, row: TaskRow) -> Task:
+    """What a task's file says. Raises AggregatorError."""
+    fleet = None if row.number == FIRST else read_task(home.task_file).fleet
+    return read_task(home.folder / row.file, fleet)
 
 
 def duration_seconds(text: str) -> int:

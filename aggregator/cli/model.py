@@ -6,10 +6,10 @@ import argparse
 from pathlib import Path
 from typing import get_args
 
-from aggregator.cli.arguments import add_home, add_task, home_of, task_of
+from aggregator.cli.arguments import add_home, add_task, home_of, task_file_of, task_of
 from aggregator.errors import AggregatorError
 from aggregator.models.files import Format, model_files
-from aggregator.task.file import read_task, stored_catalogue
+from aggregator.task.file import stored_catalogue
 from device_sdk.system.command_line import add_out
 from device_sdk.system.files import write_atomically
 
@@ -48,11 +48,11 @@ def run(arguments: argparse.Namespace) -> int:
     home = home_of(arguments)
     store = home.open_store()
     try:
-        name = task_of(store, arguments)
-        task = read_task(home.task_file)
+        named = task_of(store, arguments)
+        task, name = task_file_of(home, named), named.name or ""
         row = store.versions.named(name, arguments.version, task.ranking)
         model = store.versions.model(name, row.version)
-        catalogue = stored_catalogue(store)
+        catalogue = stored_catalogue(store.task(named.number))
     finally:
         store.database.close()
     # A catalogue only ever grows at its end.

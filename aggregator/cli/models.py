@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the command."""
     store = home_of(arguments).open_store()
     try:
-        task = task_of(store, arguments)
+        task = task_of(store, arguments).name or ""
         if arguments.pin is not None or arguments.unpin is not None:
             _pin(store, task, arguments)
             return 0

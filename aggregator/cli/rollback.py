@@ -30,7 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the command."""
     store = home_of(arguments).open_store()
     try:
-        task = task_of(store, arguments)
+        task = task_of(store, arguments).name or ""
         if arguments.cancel:
             awaited = store.versions.awaited(task)
             if awaited is None:

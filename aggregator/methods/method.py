@@ -133,6 +133,10 @@ class Method(ABC):
         self.begin_with(model)
         self._version += 1
 
+    def begin_at(self, version: int) -> None:
+        """Number the model, before the first round: a task that is replaced counts on."""
+        self._version = version
+
     def forget(self, sender: str) -> None:  # noqa: B027
         """Drop what is kept of a device, where it is known: it was revoked. Between rounds.
 

@@ -12,7 +12,7 @@ from aggregator.errors import AggregatorError
 from aggregator.methods.method import Binding, Method, RoundSummary
 from aggregator.methods.model import ModelMismatch
 from aggregator.rounds.version_keeper import VersionKeeper
-from aggregator.store import Store
+from aggregator.store import TaskStore
 from aggregator.store.checkpoints import MethodCheckpoint
 from aggregator.store.rounds import RoundRow
 from aggregator.store.update_log import LoggedUpdate
@@ -35,7 +35,7 @@ class Aggregation:
     def __init__(
         self,
         binding: Binding[Any],
-        store: Store,
+        store: TaskStore,
         items: int,
         checkpoint_updates: int,
         require_publishable: Callable[[Broadcast], None],
@@ -62,7 +62,7 @@ class Aggregation:
         """Of that round, until the machine opens it."""
 
     def _new_method(self, items: int) -> Method:
-        rng = np.random.default_rng([self._store.facts.seed, 0])
+        rng = np.random.default_rng([self._store.fleet.facts.seed, 0])
         try:
             return self._binding.build(items, rng, self._artifacts)
         except ValueError as error:
@@ -165,7 +165,7 @@ class Aggregation:
         """Append new items, between rounds and with an empty log; inside a transaction."""
         if self._opened is not None:
             self._restore(None)  # to before the next round's opening
-        rng = np.random.default_rng([self._store.facts.seed, self.items])
+        rng = np.random.default_rng([self._store.fleet.facts.seed, self.items])
         self._binding.grow(self._method, items, rng)
         self.items = items
         self.version += 1
@@ -248,7 +248,7 @@ class Aggregation:
         except RestoreError as error:
             raise AggregatorError(
                 f"the stored state does not fit the task file's settings: {error}. Change them "
-                "back, or begin anew with another --home"
+                "back, or have it begin anew with tessera-aggregator task replace"
             ) from None
 
     def _absorb_log(self, row: RoundRow) -> bool:

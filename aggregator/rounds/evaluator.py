@@ -11,7 +11,7 @@ from aggregator.errors import AggregatorError
 from aggregator.evaluation.figures import FLEET, DeviceReport, Figure, summarise
 from aggregator.evaluation.stopping import Evaluated, stalled_since
 from aggregator.keys.registry import Registry
-from aggregator.store import Store
+from aggregator.store import TaskStore
 from aggregator.store.evaluations import DeviceEvaluation
 from aggregator.store.rounds import RoundRow
 from aggregator.task.evaluation import EvaluationSettings, figure_name, named
@@ -33,7 +33,7 @@ class Evaluator:
     the task asks for no evaluation.
     """
 
-    store: Store
+    store: TaskStore
     registry: Registry
     task: str
     settings: EvaluationSettings | None

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from aggregator.methods.method import Method
-from aggregator.store import Store
+from aggregator.store import TaskStore
 from aggregator.store.versions import Ranking, VersionRow
 from aggregator.task.file import ModelsSettings, stored_catalogue
 from aggregator.task.warm_start import WarmStart
@@ -24,7 +24,7 @@ class VersionKeeper:
     Unix seconds.
     """
 
-    store: Store
+    store: TaskStore
     task: str
     settings: ModelsSettings
     ranking: Ranking | None

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from aggregator.errors import AggregatorError
 from aggregator.rounds.aggregation import Aggregation
-from aggregator.shared import Shared
+from aggregator.shared import Shared, TaskShared
 from aggregator.task.file import read_continued_catalogue, stored_catalogue
 from device_sdk.wire.publish.chunks import Reassembler
 from device_sdk.wire.seal.session_table import SessionTable
@@ -18,59 +19,19 @@ _FORGET_SECONDS = 60.0
 _DAY_SECONDS = 86_400.0
 
 
-class Housekeeping:
-    """Sweeps memory, saves counters, forgets and erases, takes in new items and older versions.
+class Upkeep:
+    """A task's: takes in new items and older versions, and forgets verdicts."""
 
-    Verdicts age by the monotonic clock alone, over all the time that ``serve``
-    has run: a calendar that jumps a month ahead for a moment would delete what must be kept.
-    """
-
-    def __init__(
-        self,
-        shared: Shared,
-        aggregation: Aggregation,
-        table: SessionTable,
-        reassembler: Reassembler,
-    ) -> None:
-        self._store, self._refusals, self._clock = shared.store, shared.refusals, shared.clock
+    def __init__(self, shared: TaskShared, aggregation: Aggregation) -> None:
+        self._store = shared.store
         self._catalogue = shared.task.catalogue
         self._verdict_seconds = shared.task.store.verdict_days * _DAY_SECONDS
         self._aggregation = aggregation
-        self._table = table
-        self._reassembler = reassembler
-        self._next_sweep_seconds = self._clock() + _SWEEP_SECONDS
-        self._next_forget_seconds = self._counted_seconds = self._clock()
         self._catalogue_stamp: tuple[int, int] | None = None  # of no file that was looked at
-        self._erase_due = True  # what a process before this one deleted and did not erase
-        self._next_erase_seconds = self._clock()
 
-    def turn(self) -> None:
-        """To be called often; does something every ten seconds, or every minute."""
-        now = self._clock()
-        if now >= self._next_sweep_seconds:
-            self._next_sweep_seconds = now + _SWEEP_SECONDS
-            self._table.sweep()
-            self._reassembler.expire()
-            with self._store.database.transaction():
-                self._refusals.save(self._store.refusals)
-        if self._erase_due and now >= self._next_erase_seconds:
-            self._erase_due = not self._store.database.erase_deleted()
-            if self._erase_due:
-                self._next_erase_seconds = now + _SWEEP_SECONDS
-        if now >= self._next_forget_seconds:
-            self._next_forget_seconds = now + _FORGET_SECONDS
-            self._forget(now)
-
-    def something_was_deleted(self) -> None:
-        """Updates, a key, a publication: erased from the disk in the next turn, or soon."""
-        self._erase_due = True
-
-    def _forget(self, now: float) -> None:
-        served = self._store.facts.served_seconds + (now - self._counted_seconds)
-        with self._store.database.transaction():
-            self._store.facts.served_seconds = served
-            self._store.rounds.forget_verdicts(served, self._verdict_seconds)
-        self._counted_seconds = now
+    def forget(self, served_seconds: float) -> None:
+        """Delete what is old enough, inside a transaction."""
+        self._store.rounds.forget_verdicts(served_seconds, self._verdict_seconds)
 
     def begin(self, *, in_a_round: bool) -> None:
         """What the operator asked for while nobody served, an older version or a catalogue with new
@@ -109,7 +70,7 @@ class Housekeeping:
         self._go_back()
         if self._catalogue is None or self._aggregation.participants:
             return
-        if _stamp(self._catalogue) == self._catalogue_stamp:
+        if file_stamp(self._catalogue) == self._catalogue_stamp:
             return
         try:
             self._take_in(self._catalogue)
@@ -120,11 +81,10 @@ class Housekeeping:
         if self._aggregation.goes_back and not self._aggregation.participants:
             latest = self._store.rounds.latest()
             self._aggregation.go_back(latest[0].round if latest else 0)
-            self._erase_due = True  # models that are kept no longer
 
     def _take_in(self, path: Path) -> None:
         """Make the file's catalogue the current one, and lengthen the model if it has new items."""
-        self._catalogue_stamp = _stamp(path)
+        self._catalogue_stamp = file_stamp(path)
         catalogue = read_continued_catalogue(path, self._store)
         if stored_catalogue(self._store) == catalogue:
             return
@@ -136,7 +96,61 @@ class Housekeeping:
                 _LOG.info("the catalogue has %d items now", len(catalogue))
 
 
-def _stamp(path: Path) -> tuple[int, int]:
+class Housekeeping:
+    """Sweeps memory, saves counters, and erases; ``tasks`` gives each task's upkeep.
+
+    Verdicts age by the monotonic clock alone, over all the time that ``serve`` has run: a calendar
+    that jumps a month ahead for a moment would delete what must be kept.
+    """
+
+    def __init__(
+        self,
+        shared: Shared,
+        tasks: Callable[[], Iterable[Upkeep]],
+        table: SessionTable,
+        reassembler: Reassembler,
+    ) -> None:
+        self._store, self._refusals, self._clock = shared.store, shared.refusals, shared.clock
+        self._tasks = tasks
+        self._table = table
+        self._reassembler = reassembler
+        self._next_sweep_seconds = self._clock() + _SWEEP_SECONDS
+        self._next_forget_seconds = self._counted_seconds = self._clock()
+        self._erase_due = True  # what a process before this one deleted and did not erase
+        self._next_erase_seconds = self._clock()
+
+    def turn(self) -> None:
+        """To be called often; does something every ten seconds, or every minute."""
+        now = self._clock()
+        if now >= self._next_sweep_seconds:
+            self._next_sweep_seconds = now + _SWEEP_SECONDS
+            self._table.sweep()
+            self._reassembler.expire()
+            with self._store.database.transaction():
+                self._refusals.save(self._store.refusals)
+        if self._erase_due and now >= self._next_erase_seconds:
+            self._erase_due = not self._store.database.erase_deleted()
+            if self._erase_due:
+                self._next_erase_seconds = now + _SWEEP_SECONDS
+        if now >= self._next_forget_seconds:
+            self._next_forget_seconds = now + _FORGET_SECONDS
+            self._forget(now)
+
+    def something_was_deleted(self) -> None:
+        """Updates, a key, a publication: erased from the disk in the next turn, or soon."""
+        self._erase_due = True
+
+    def _forget(self, now: float) -> None:
+        served = self._store.facts.served_seconds + (now - self._counted_seconds)
+        with self._store.database.transaction():
+            self._store.facts.served_seconds = served
+            for upkeep in self._tasks():
+                upkeep.forget(served)
+        self._counted_seconds = now
+
+
+def file_stamp(path: Path) -> tuple[int, int]:
+    """Another one where the file was written since; zeros where there is none."""
     try:
         status = path.stat()
     except OSError:

@@ -54,6 +54,7 @@ _EXAMPLES: dict[str, object] = {
     "task.warm_start": "model.safetensors",
     "evaluation.metrics": ["hr10", "ndcg10"],
     "evaluation.best_by": "hr10",
+    "task.folder": ".",
     "broker.user": "tessera-aggregator",
     "broker.password_file": "broker-password",
     "broker.ca_file": "ca.pem",
@@ -62,6 +63,8 @@ _EXAMPLES: dict[str, object] = {
 }
 _BELOW = {
     "task.catalogue": """\
+# For the devices with some labels alone: only={site="north"}, or with a list of which any will do,
+# only={site=["north", "east"]}
 # Methods on the devices' own arrays (fedavg, teacher_logits, mutual, attention) have no catalogue;
 # 'artifacts' lists their models' folders, smallest first. Their settings: docs/aggregator.md.
 """,

@@ -12,7 +12,7 @@ import numpy as np
 from aggregator.errors import AggregatorError
 from aggregator.methods.method import Method
 from aggregator.methods.model import Arrays, ModelMismatch
-from aggregator.store import Store
+from aggregator.store import TaskStore
 from aggregator.store.versions import Ranking
 from device_sdk.artifact import ArtifactError, safetensors
 
@@ -44,7 +44,7 @@ class WarmStart:
         return cls(said, None, match["task"], match["version"])
 
     def begin(
-        self, method: Method, store: Store, ranking: Ranking | None, item_ids: tuple[str, ...]
+        self, method: Method, store: TaskStore, ranking: Ranking | None, item_ids: tuple[str, ...]
     ) -> None:
         """Let a method at version 0 begin with it. ``item_ids``: of the task's own rows.
 

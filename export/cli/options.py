@@ -34,6 +34,7 @@ def write(
             **settings,
             seed=arguments.seed,
             optimizer=chosen_optimizer(arguments),
+            with_metrics=arguments.metrics,
             verify=not arguments.no_verify,
         )
     except ValueError as error:
@@ -48,7 +49,12 @@ _RATES = {"adam": 1e-3, "sgd": 0.05, "segmented": 5e-3}
 
 
 def add_training(parser: argparse.ArgumentParser) -> None:
-    """Add both options, and ``--seed``."""
+    """Add both options, ``--seed`` and ``--metrics``."""
+    parser.add_argument(
+        "--metrics",
+        action="store_true",
+        help="declare what devices may be asked to evaluate (devices older than that refuse it)",
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the initial weights (default: 0)")
     defaults = ", ".join(f"{name} {rate:g}" for name, rate in _RATES.items())
     parser.add_argument(

@@ -322,7 +322,7 @@ class ScriptedDevice:
 
     def _take_manifest(self) -> None:
         message = self._retained.get(self.topics.write(ManifestTopic(self._task, "all")))
-        if message is None or self._opening is not None or self.sessions.needs_session():
+        if not message or self._opening is not None or self.sessions.needs_session():
             return
         label = read_manifest_label(message)
         try:

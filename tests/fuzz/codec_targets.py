@@ -29,7 +29,20 @@ from device_sdk.wire.publish.catalogue import Catalogue, read_catalogue
 from device_sdk.wire.publish.chunks import PART_BYTES, Reassembler, ReassemblyLimits
 from device_sdk.wire.publish.content import read_content_head
 from device_sdk.wire.publish.manifest import RoundManifest, read_manifest, write_manifest
-from device_sdk.wire.publish.receipts import read_receipt, read_update, write_receipt
+from device_sdk.wire.publish.receipts import (
+    read_contribution,
+    read_receipt,
+    read_update,
+    with_report,
+    write_receipt,
+    write_update,
+)
+from device_sdk.wire.publish.report import (
+    MOST_OUTCOME_BYTES,
+    read_report,
+    write_outcome,
+    write_report,
+)
 from device_sdk.wire.publish.task_messages import (
     OfferedArtifact,
     OfferedAttachment,
@@ -110,6 +123,18 @@ def _receipt(data: bytes) -> None:
 def _update(data: bytes) -> None:
     update = read_update(data, bytes(16))
     assert data.endswith(update.body)
+
+
+def _contribution(data: bytes) -> None:
+    found = read_contribution(data, bytes(16))
+    assert found.report is not None
+    assert write_update(found.identity, with_report(found.report, found.body)) == data
+
+
+def _report(data: bytes) -> None:
+    report = read_report(data)
+    assert write_report(report) == data, "accepted bytes that are not the canonical ones"
+    assert len(write_outcome(report)) <= MOST_OUTCOME_BYTES
 
 
 @lru_cache
@@ -240,6 +265,11 @@ def _bodies() -> Sequence[bytes]:
     return [encode_update(update, codec, rng) for codec in Codec]
 
 
+def _contributions() -> Sequence[bytes]:
+    found = vectors("codecs")["contributions"]
+    return _hex(found["trained"]["payload"], found["failed"]["payload"])
+
+
 _WIRE = (WireError,)
 CODEC_TARGETS = (
     Target(
@@ -278,6 +308,8 @@ CODEC_TARGETS = (
         _WIRE,
     ),
     Target("update", _update, lambda: _hex(vectors("codecs")["update"]["payload"]), _WIRE),
+    Target("contribution", _contribution, _contributions, _WIRE),
+    Target("report", _report, lambda: _hex(*vectors("codecs")["reports"].values()), _WIRE),
     Target("broadcast", _broadcast, _broadcasts, _WIRE),
     Target("body", _body, _bodies, _WIRE),
     Target(

@@ -29,10 +29,13 @@ from device_sdk.wire.publish.receipts import (
     RecordType,
     UpdateIdentity,
     Verdict,
+    leave_digest,
     update_digest,
+    with_report,
     write_receipt,
     write_update,
 )
+from device_sdk.wire.publish.report import Details, Outcome, Reason, Report, write_report
 from device_sdk.wire.publish.topics import (
     ChunkTopic,
     DescriptorTopic,
@@ -89,6 +92,18 @@ MANIFEST = RoundManifest(
 )
 
 
+REPORTS = {
+    "trained": Report(
+        Outcome.TRAINED,
+        "",
+        Details("0.1.0", "1.22.0", "linux-aarch64", "k=8", 1.5, 40_960, {"site": "north"}),
+        b"\xa0",
+    ),
+    "failed": Report(Outcome.FAILED, Reason.NOT_FINITE.value, Details("0.1.0", "", "linux-x86_64")),
+    "declined": Report(Outcome.DECLINED, Reason.NO_DATA.value),
+}
+
+
 def build() -> Section:
     """All vectors; bytes in hexadecimal."""
     rng = np.random.default_rng(0)
@@ -98,6 +113,7 @@ def build() -> Section:
     long_message = bytes(2 * PART_BYTES + 1)
     topics = Topics("site-1/tessera")
     handle, content = bytes(range(16)), bytes(range(32))
+    sent_with = {"trained": body, "failed": b""}
     return {
         "ids": [
             {"ids": ids, "encoding": encode_ids(np.array(ids, dtype=np.int64)).hex()}
@@ -137,6 +153,16 @@ def build() -> Section:
             "body": body.hex(),
             "payload": write_update(IDENTITY, body).hex(),
             "digest": digest.hex(),
+        },
+        "reports": {name: write_report(each).hex() for name, each in REPORTS.items()},
+        "contributions": {
+            "type": int(RecordType.CONTRIBUTION),
+            **{name: _contribution(REPORTS[name], sent) for name, sent in sent_with.items()},
+        },
+        "leave": {
+            "type": int(RecordType.LEAVE),
+            "payload": "",
+            "digest": leave_digest(IDENTITY.device_id).hex(),
         },
         "receipts": {
             "type": int(RecordType.RECEIPT),
@@ -180,6 +206,15 @@ def build() -> Section:
                 EnrolAnswerTopic(handle),
             )
         },
+    }
+
+
+def _contribution(report: Report, body: bytes) -> Section:
+    content = with_report(write_report(report), body)
+    return {
+        "body": body.hex(),
+        "payload": write_update(IDENTITY, content).hex(),
+        "digest": update_digest(IDENTITY, hashlib.sha256(content).digest()).hex(),
     }
 
 

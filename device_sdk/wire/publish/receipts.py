@@ -1,4 +1,4 @@
-"""What travels inside a session: updates up, receipts down."""
+"""What travels inside a session: updates, contributions and farewells up, receipts down."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ _MOST_DEVICE_ID_BYTES = 32
 _MOST_REASON_BYTES = 64
 _MOST_RECEIPT_BYTES = 256
 _LABEL = b"tessera/1 update\x00"
+_LEAVE_LABEL = b"tessera/1 leave\x00"
 _HEAD = struct.Struct("<QQB")
+_LENGTH = struct.Struct("<H")
 _LIMIT = 2**63 - 1
 
 
@@ -27,6 +29,10 @@ class RecordType(IntEnum):
 
     UPDATE = 16
     RECEIPT = 17
+    CONTRIBUTION = 18
+    """An update with a report, or a report alone."""
+    STANDING = 19
+    LEAVE = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +59,16 @@ class UpdateIdentity:
 
 
 class UpdateMessage(NamedTuple):
-    """An update as it arrived: who and when, and the body that a method's codec reads."""
+    """An update as it arrived: who and when, and the body that a method's codec reads.
+
+    ``report``: of a contribution, as it came; its ``body`` is empty where the round ended without
+    an update, and ``body_sha256`` is of all that follows the head. None for a plain update.
+    """
 
     identity: UpdateIdentity
     body: bytes
     body_sha256: bytes
+    report: bytes | None = None
 
 
 def write_update(identity: UpdateIdentity, body: bytes) -> bytes:
@@ -84,6 +95,28 @@ def read_update(payload: bytes, device_id: bytes) -> UpdateMessage:
     return UpdateMessage(identity, body, hashlib.sha256(body).digest())
 
 
+def with_report(report: bytes, body: bytes) -> bytes:
+    """What follows the head of a contribution: ``report length 2 | report | body``.
+
+    One thing with one digest, as an update's body is: :func:`write_update` puts the head in front.
+    """
+    return _LENGTH.pack(len(report)) + report + body
+
+
+def read_contribution(payload: bytes, device_id: bytes) -> UpdateMessage:
+    """Parse a contribution from the session of ``device_id``; its report is not looked into.
+
+    Raises ``WireError`` as :func:`read_update` does.
+    """
+    update = read_update(payload, device_id)
+    if len(update.body) < _LENGTH.size:
+        raise WireError("truncated", "the contribution ends before its report")
+    end = _LENGTH.size + _LENGTH.unpack_from(update.body)[0]
+    if len(update.body) < end:
+        raise WireError("truncated", "the contribution ends within its report")
+    return update._replace(body=update.body[end:], report=update.body[_LENGTH.size : end])
+
+
 # All updates of a round begin with the same bytes.
 @lru_cache(maxsize=64)
 def _read_head(head: bytes) -> tuple[str, int, int]:
@@ -107,10 +140,17 @@ def update_digest(identity: UpdateIdentity, body_sha256: bytes) -> bytes:
     return hashlib.sha256(_LABEL + device + write_update(identity, body_sha256)).digest()
 
 
+def leave_digest(device_id: bytes) -> bytes:
+    """32 bytes that name a device's farewell in its receipt: a record without content."""
+    return hashlib.sha256(_LEAVE_LABEL + device_id).digest()
+
+
 class Verdict(Enum):
     """What became of an update."""
 
     COUNTED = "counted"
+    NOTED = "noted"
+    """A contribution without an update, or a farewell: there was nothing to count."""
     LATE = "late"
     REFUSED = "refused"
     FORGOTTEN = "forgotten"

@@ -21,7 +21,7 @@ from aggregator.methods.model import ModelMismatch
 from aggregator.methods.scatter import ScatterMethod
 from aggregator.rounds.aggregation import Aggregation
 from aggregator.rounds.version_keeper import VersionKeeper
-from aggregator.store import Store
+from aggregator.store import TaskStore
 from aggregator.store.versions import VersionRow
 from aggregator.tables import TomlTable
 from aggregator.task.file import ModelsSettings
@@ -42,10 +42,10 @@ def artifact(tmp_path: Path) -> Artifact:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
+def store(tmp_path: Path) -> TaskStore:
     home = AggregatorHome(tmp_path / "home")
     initialise(home, int(time.time()), os.urandom)
-    return home.open_store()
+    return home.open_store().first
 
 
 def publishable(broadcast: Broadcast) -> None:
@@ -53,7 +53,7 @@ def publishable(broadcast: Broadcast) -> None:
 
 
 def aggregation(
-    store: Store,
+    store: TaskStore,
     binding: Binding[Any],
     artifact: Artifact | None,
     warm: str | None = None,
@@ -61,7 +61,7 @@ def aggregation(
 ) -> Aggregation:
     parts = () if artifact is None else (artifact,)
     start = None if warm is None else WarmStart.read(warm, Path("/"))
-    keeper = VersionKeeper(store, "clicks", ModelsSettings(), start, parts, lambda: NOW)
+    keeper = VersionKeeper(store, "clicks", ModelsSettings(), None, start, parts, lambda: NOW)
     made = Aggregation(binding, store, items, 100, publishable, parts, keeper)
     made.resume(None)
     return made
@@ -83,7 +83,7 @@ def file_of(tmp_path: Path, arrays: Mapping[str, np.ndarray], **notes: str) -> s
 
 
 def test_the_first_version_is_kept_and_a_home_of_before_is_taken_over(
-    store: Store, artifact: Artifact
+    store: TaskStore, artifact: Artifact
 ) -> None:
     aggregation(store, fedavg(), artifact)
     (row,) = store.versions.all("clicks")
@@ -99,7 +99,7 @@ def test_the_first_version_is_kept_and_a_home_of_before_is_taken_over(
 
 
 def test_a_task_begins_with_a_file_or_another_tasks_version(
-    store: Store, artifact: Artifact, tmp_path: Path
+    store: TaskStore, artifact: Artifact, tmp_path: Path
 ) -> None:
     arrays = {n: np.ones_like(a) for n, a in artifact.initial.items()}
     other = VersionRow("air", 7, 7, 0.0, 3, "", "", 0, {}, False, True)
@@ -126,14 +126,16 @@ def test_a_task_begins_with_a_file_or_another_tasks_version(
     ],
 )
 def test_what_is_not_there_is_said(
-    store: Store, artifact: Artifact, warm: str, message: str
+    store: TaskStore, artifact: Artifact, warm: str, message: str
 ) -> None:
     with pytest.raises(AggregatorError, match=message):
         aggregation(store, fedavg(), artifact, warm)
     assert store.checkpoints.get("version") is None and store.versions.all("clicks") == []
 
 
-def test_all_that_does_not_fit_is_listed(store: Store, artifact: Artifact, tmp_path: Path) -> None:
+def test_all_that_does_not_fit_is_listed(
+    store: TaskStore, artifact: Artifact, tmp_path: Path
+) -> None:
     wrong = {
         "linear.weight": np.zeros((2, 2), np.float32),
         "bias.old": np.zeros(3, np.float32),
@@ -159,7 +161,7 @@ def test_a_bad_source_is_refused_by_the_task_file() -> None:
     assert WarmStart.read("a.safetensors", Path("/home")).file == Path("/home/a.safetensors")
 
 
-def test_item_vectors_go_to_their_ids(store: Store, tmp_path: Path) -> None:
+def test_item_vectors_go_to_their_ids(store: TaskStore, tmp_path: Path) -> None:
     catalogue = Catalogue(("a", "b", "c", "d"), ("", "", "", ""))
     with store.database.transaction():
         store.facts.catalogue = catalogue.to_bytes()

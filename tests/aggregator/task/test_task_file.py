@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import tomllib
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -13,11 +13,13 @@ import pytest
 from aggregator.errors import TaskError
 from aggregator.methods.fedavg import FedAvgBinding, FedAvgSettings
 from aggregator.methods.scatter import ScatterTable
+from aggregator.task.evaluation import EvaluationSettings
 from aggregator.task.file import (
     AdmissionSettings,
     BrokerTable,
     KeySettings,
     MetricsSettings,
+    ModelsSettings,
     RoundSettings,
     StoreSettings,
     TaskTable,
@@ -41,14 +43,15 @@ def write(folder: Path, text: str) -> Path:
 def test_the_template_is_valid_and_states_the_defaults(tmp_path: Path) -> None:
     as_written = read_task(write(tmp_path, TASK_TEMPLATE))
     assert [path.name for path in as_written.artifacts] == ["mf"]
-    spelt_out = re.sub(r"(?m)^# (?=\w+ = )", "", TASK_TEMPLATE)
-    assert read_task(write(tmp_path, spelt_out)) == as_written
+    spelt_out = read_task(write(tmp_path, re.sub(r"(?m)^# (?=\w+ = |\[)", "", TASK_TEMPLATE)))
+    usual = EvaluationSettings(("hr10", "ndcg10"), best_by="hr10")
+    assert spelt_out == replace(as_written, evaluation=usual)  # a table that is there by itself
     least = '[task]\nartifact = "shipped:mf"\ncatalogue = "items.tsv"\n'
     assert read_task(write(tmp_path, least)) == as_written
 
 
 def test_the_template_names_every_key_with_its_meaning(tmp_path: Path) -> None:
-    every = re.sub(r"(?m)^# (?:e\.g\. )?(?=\w+ = )", "", TASK_TEMPLATE)
+    every = re.sub(r"(?m)^# (?:e\.g\. )?(?=\w+ = |\[)", "", TASK_TEMPLATE)
     tables = tomllib.loads(every)
     assert set(tables["task"]) == {field.name for field in fields(TaskTable)} - {
         "artifacts",
@@ -58,6 +61,8 @@ def test_the_template_names_every_key_with_its_meaning(tmp_path: Path) -> None:
         "broker": BrokerTable,
         "round": RoundSettings,
         "scatter": ScatterTable,
+        "evaluation": EvaluationSettings,
+        "models": ModelsSettings,
         "store": StoreSettings,
         "keys": KeySettings,
         "admission": AdmissionSettings,
@@ -70,7 +75,10 @@ def test_the_template_names_every_key_with_its_meaning(tmp_path: Path) -> None:
     for file in ("broker-password", "ca.pem", "client.pem", "client.key"):
         (tmp_path / file).write_text("x")
     task = read_task(write(tmp_path, every.replace("mqtt://", "mqtts://")))
-    assert (task.broker.url.user, task.broker.url.password) == ("tessera-aggregator", "x")
+    assert (task.fleet.broker.url.user, task.fleet.broker.url.password) == (
+        "tessera-aggregator",
+        "x",
+    )
 
 
 def test_meanings_are_read_from_docstrings_of_any_python(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,7 +106,7 @@ def test_a_task_on_arrays_has_no_catalogue_and_its_methods_own_settings(tmp_path
 def test_user_and_password_come_from_files(tmp_path: Path) -> None:
     text = GOOD + '[broker]\nurl = "mqtt://h"\nuser = "u"\npassword_file = "pw"\n'
     task = read_task(write(tmp_path, text))
-    assert (task.broker.url.user, task.broker.url.password) == ("u", "secret")
+    assert (task.fleet.broker.url.user, task.fleet.broker.url.password) == ("u", "secret")
     assert "secret" not in repr(task)
 
 

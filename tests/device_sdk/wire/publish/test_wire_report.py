@@ -1,0 +1,170 @@
+"""Reports and contributions: what is written is read, and nothing else is."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from device_sdk.wire.codec import cbor
+from device_sdk.wire.codec.errors import WireError
+from device_sdk.wire.publish.receipts import (
+    UpdateIdentity,
+    leave_digest,
+    read_contribution,
+    with_report,
+    write_update,
+)
+from device_sdk.wire.publish.report import (
+    MOST_EVALUATION_BYTES,
+    MOST_LABELS_BYTES,
+    MOST_OUTCOME_BYTES,
+    Details,
+    Outcome,
+    Reason,
+    Report,
+    read_report,
+    require_own_labels,
+    write_outcome,
+    write_report,
+)
+from tests.vectors import generate_codecs as vectors
+
+IDENTITY = UpdateIdentity(b"device", "films", 1_700_000_000, 7)
+SLUGS = st.from_regex(r"[a-z0-9]([a-z0-9._-]{0,22}[a-z0-9])?", fullmatch=True)
+LABELS = st.dictionaries(SLUGS, st.text(min_size=1, max_size=12), max_size=2).filter(
+    lambda labels: len(cbor.encode(dict(labels))) <= MOST_LABELS_BYTES
+)
+
+
+def texts(most: int) -> st.SearchStrategy[str]:
+    return st.text(max_size=most).filter(lambda text: len(text.encode()) <= most)
+
+
+DETAILS = st.builds(
+    Details,
+    texts(16),
+    texts(16),
+    texts(18),
+    texts(16),
+    st.none() | st.floats(0, 1e9, width=32),
+    st.integers(0, 2**32 - 1),
+    LABELS,
+)
+EVALUATIONS = st.binary(max_size=40) | st.just(bytes(MOST_EVALUATION_BYTES))
+REPORTS = st.one_of(
+    st.builds(Report, st.just(Outcome.TRAINED), st.just(""), st.none() | DETAILS, EVALUATIONS),
+    st.builds(
+        Report,
+        st.sampled_from([Outcome.DECLINED, Outcome.FAILED]),
+        SLUGS | st.sampled_from([each.value for each in Reason]),
+        st.none() | DETAILS,
+        EVALUATIONS,
+    ),
+)
+
+
+@given(REPORTS)
+def test_every_report_is_read_as_it_was_written_and_its_outcome_fits(report: Report) -> None:
+    data = write_report(report)
+    assert read_report(data) == report
+    assert len(write_outcome(report)) <= MOST_OUTCOME_BYTES
+    assert read_report(write_outcome(report)) == replace(report, evaluation=b"")
+
+
+def test_the_longest_of_everything_fits() -> None:
+    seconds = 1234.567
+    labels = {"site": "n" * (MOST_LABELS_BYTES - 1 - 5 - 2)}
+    longest = Details("s" * 16, "r" * 16, "p" * 18, "o" * 16, seconds, 2**32 - 1, labels)
+    report = Report(Outcome.DECLINED, "r" * 24, longest, bytes(MOST_EVALUATION_BYTES))
+    assert len(write_outcome(report)) == MOST_OUTCOME_BYTES
+    assert read_report(write_report(report)) == report
+    with pytest.raises(ValueError, match="57 bytes, a report has room for 56"):
+        require_own_labels({"site": labels["site"] + "n"})
+
+
+@given(st.data())
+def test_mutated_reports_are_refused_or_canonical(data: st.DataObject) -> None:
+    sent = bytearray(write_report(vectors.REPORTS["trained"]))
+    sent[data.draw(st.integers(0, len(sent) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        report = read_report(bytes(sent))
+    except WireError:
+        return
+    assert write_report(report) == bytes(sent)
+
+
+FULL = ["1", "", "linux", "", None, 0, {}]
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ([], "wrong-fields"),
+        ({"outcome": "trained"}, "wrong-fields"),
+        ({"outcome": "trained", "reason": "", "more": 1}, "wrong-fields"),
+        ({"outcome": "trained", "reason": "no-data"}, "bad-field"),
+        ({"outcome": "failed", "reason": ""}, "bad-field"),
+        ({"outcome": "failed", "reason": "My data is bad!"}, "bad-field"),
+        ({"outcome": "failed", "reason": "a" * 25}, "bad-field"),
+        ({"outcome": "slept", "reason": "late"}, "bad-field"),
+        ({"outcome": "trained", "reason": "", "evaluation": b""}, "bad-field"),
+        ({"outcome": "trained", "reason": "", "evaluation": "text"}, "bad-field"),
+        ({"outcome": "trained", "reason": "", "evaluation": bytes(4097)}, "bad-field"),
+        ({"outcome": "trained", "reason": "", "evaluation": bytes(5000)}, "too-large"),
+        *(
+            ({"outcome": "trained", "reason": "", "details": details}, "bad-field")
+            for details in (
+                {},
+                FULL[:6],
+                [*FULL, 1],
+                ["s" * 17, *FULL[1:]],
+                [*FULL[:4], -0.5, 0, {}],
+                [*FULL[:4], 1, 0, {}],
+                [*FULL[:5], -1, {}],
+                [*FULL[:5], True, {}],
+                [*FULL[:5], 2**32, {}],
+                [*FULL[:6], []],
+                [*FULL[:6], {"site": 1}],
+                [*FULL[:6], {"A site": "x"}],
+                [*FULL[:6], {"site": "n" * 60}],
+            )
+        ),
+    ],
+)
+def test_what_no_device_writes_is_refused(value: cbor.CborValue, reason: str) -> None:
+    with pytest.raises(WireError) as caught:
+        read_report(cbor.encode(value))
+    assert caught.value.reason == reason
+
+
+@given(st.binary(max_size=300), st.binary(max_size=60))
+def test_a_contribution_is_read_as_it_was_written(report: bytes, body: bytes) -> None:
+    content = with_report(report, body)
+    found = read_contribution(write_update(IDENTITY, content), b"device")
+    assert (found.identity, found.report, found.body) == (IDENTITY, report, body)
+    assert found.body_sha256 == hashlib.sha256(content).digest()
+
+
+@given(st.binary(max_size=80))
+def test_any_bytes_are_a_contribution_or_refused(payload: bytes) -> None:
+    try:
+        found = read_contribution(payload, b"device")
+    except WireError:
+        return
+    assert found.report is not None
+    assert write_update(found.identity, with_report(found.report, found.body)) == payload
+
+
+@pytest.mark.parametrize("content", [b"", b"\x01", b"\x02\x00a"])
+def test_a_contribution_that_ends_early_is_refused(content: bytes) -> None:
+    with pytest.raises(WireError) as caught:
+        read_contribution(write_update(IDENTITY, content), b"device")
+    assert caught.value.reason == "truncated"
+
+
+def test_a_farewell_is_named_by_its_device() -> None:
+    assert len({leave_digest(b"a"), leave_digest(b"b")}) == 2

@@ -249,6 +249,7 @@ class TaskBoard:
             self._store.tasks.erase(row.number)
             store.facts.clear()
             store.facts.own_generation = generation
+            self._store.tasks.set_served(row.number, None)
             self._store.tasks.set_state(row.number, "retired")
         self._serve()
         _LOG.info("task %s is retired", row.name)

@@ -97,7 +97,7 @@ class Tasks(Table):
     def set_file(self, number: int, file: str) -> None:
         self._set(number, "file", file)
 
-    def set_served(self, number: int, text: str) -> None:
+    def set_served(self, number: int, text: str | None) -> None:
         self._set(number, "served", text)
 
     def set_unwritten(self, number: int, text: str | None) -> None:

@@ -43,6 +43,7 @@ from device_sdk.wire.publish.report import (
     write_outcome,
     write_report,
 )
+from device_sdk.wire.publish.standing import read_standing, write_standing
 from device_sdk.wire.publish.task_messages import (
     OfferedArtifact,
     OfferedAttachment,
@@ -118,6 +119,10 @@ def _manifest(data: bytes) -> None:
 
 def _receipt(data: bytes) -> None:
     assert write_receipt(read_receipt(data)) == data
+
+
+def _standing(data: bytes) -> None:
+    assert write_standing(read_standing(data)) == data
 
 
 def _update(data: bytes) -> None:
@@ -307,6 +312,7 @@ CODEC_TARGETS = (
         lambda: _hex(*vectors("codecs")["receipts"]["payloads"].values()),
         _WIRE,
     ),
+    Target("standing", _standing, lambda: _hex(vectors("codecs")["standing"]["payload"]), _WIRE),
     Target("update", _update, lambda: _hex(vectors("codecs")["update"]["payload"]), _WIRE),
     Target("contribution", _contribution, _contributions, _WIRE),
     Target("report", _report, lambda: _hex(*vectors("codecs")["reports"].values()), _WIRE),

@@ -65,7 +65,7 @@ def test_a_round_goes_on_without_its_catalogues_file(
     assert parts.first.rounds.current is not None and parts.first.aggregation.items == ITEMS
     # Between two rounds a start has nothing to go on with, and says so as it ends.
     with parts.store.database.transaction():
-        parts.first.store.rounds.give_up(1, time.time())
+        parts.store.first.rounds.give_up(1, time.time())
     parts.store.database.close()
     with pytest.raises(AggregatorError, match=r"the catalogue .*(cannot be read|does not begin)"):
         started(home)

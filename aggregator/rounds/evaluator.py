@@ -7,7 +7,6 @@ import re
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from aggregator.errors import AggregatorError
 from aggregator.evaluation.figures import FLEET, DeviceReport, Figure, summarise
 from aggregator.evaluation.stopping import Evaluated, stalled_since
 from aggregator.keys.registry import Registry
@@ -20,7 +19,13 @@ from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.publish.manifest import evaluates_in
 
 _LOG = logging.getLogger(__name__)
+_OPTION_BYTES = 16
 _WIDTH = re.compile(r"k=[1-9][0-9]{0,5}")
+
+
+def option_name(artifact: str) -> str:
+    """What a device's report calls an artifact: the first 16 bytes of its name."""
+    return artifact.encode()[:_OPTION_BYTES].decode(errors="ignore")
 
 
 @dataclass
@@ -108,16 +113,17 @@ class Evaluator:
             return
         if facts.stopped_at == stall.version or self.settings is None:
             return
-        wanted = None
-        try:
-            best = self.store.versions.named(self.task, "best", self.settings.ranking)
-            wanted = best.version
-        except AggregatorError as error:
-            _LOG.warning("the newest version stays: %s", error)
+        versions = self.store.versions
+        kept = [
+            each
+            for each in versions.all(self.task)
+            if each.kept and each.version >= facts.judged_from
+        ]
+        best = self.settings.ranking.best(kept)
         with self.store.database.transaction():
             facts.stopped_at = stall.version
-            if wanted is not None:
-                self.store.versions.ask_for(self.task, wanted)
+            if best:
+                versions.ask_for(self.task, best[0].version)
         _LOG.info(
             "no round opens: %s of version %d, %.4g, was not improved for %d rounds "
             "(evaluation.early_stopping)%s",
@@ -125,7 +131,7 @@ class Evaluator:
             stall.version,
             stall.value,
             self.settings.early_stopping,
-            "" if wanted is None else f"; devices get version {wanted}'s model",
+            f"; devices get version {best[0].version}'s model" if best else "",
         )
 
     def _stall(self, version: int) -> Evaluated | None:
@@ -138,7 +144,7 @@ class Evaluator:
                 for each in self.store.evaluations.history(
                     self.task, *named(settings.ranking.metric)
                 )
-                if each.version < version
+                if self.store.facts.judged_from <= each.version < version
             ]
             self._stopped = (
                 version,

@@ -94,6 +94,8 @@ class TaskFacts(Named):
     stopped_at = Fact[int | None](int, None)
     """The version that early stopping ended with, once the best one was asked for; None while
     rounds go on."""
+    judged_from = Fact[int](int, 0)
+    """The first version of the present model: those of before a replacement are no measure."""
     key_epoch = Fact[int](int, 0)
     """The epoch of the group key that it is published under; 0 before the first publication."""
     own_generation = Fact[int](int, 0, "generation")

@@ -9,6 +9,7 @@ import time
 from tabulate import tabulate
 
 from aggregator.cli.arguments import add_home, home_of
+from aggregator.evaluation.words import as_json, in_a_line
 from aggregator.store import Store
 from aggregator.store.rounds import RoundRow
 from aggregator.store.tasks import TaskRow
@@ -54,6 +55,7 @@ class _Seen:
         active = (each for each in fleet.devices.all() if each.revoked_unix_seconds is None)
         self.eligible = sum(1 for each in active if selector.admits(each.labels))
         self.only = str(selector)
+        self.evaluated = fleet.evaluations.latest(row.name or "")
 
 
 def _print(store: Store, tasks: list[_Seen], now: float) -> None:
@@ -80,6 +82,14 @@ def _print(store: Store, tasks: list[_Seen], now: float) -> None:
             print(f"problem      {printable(task.row.problem)}")
         if task.row.request is not None:
             print("waiting      it is replaced when serve runs and its open round has ended")
+        if task.evaluated:
+            found = task.evaluated[0]
+            print(f"evaluation   version {found.version}: {in_a_line(found.figures)}")
+        if task.store.facts.stopped_at is not None:
+            print(
+                f"stopped      nothing has improved version {task.store.facts.stopped_at} for "
+                "evaluation.early_stopping rounds: no round opens"
+            )
         _print_rounds(task, now)
     refusals = store.refusals.all()
     if refusals:
@@ -154,6 +164,18 @@ def _as_json(store: Store, tasks: list[_Seen], now: float) -> dict[str, object]:
     }
 
 
+def _evaluation_as_json(seen: _Seen) -> dict[str, object] | None:
+    if not seen.evaluated:
+        return None
+    found = seen.evaluated[0]
+    return {
+        "version": found.version,
+        "round": found.round,
+        "figures": [as_json(each) for each in found.figures],
+        "stopped_at_version": seen.store.facts.stopped_at,
+    }
+
+
 def _task_as_json(seen: _Seen) -> dict[str, object]:
     return {
         "name": seen.row.name,
@@ -164,6 +186,7 @@ def _task_as_json(seen: _Seen) -> dict[str, object]:
         "only": seen.only or None,
         "eligible_devices": seen.eligible,
         "problem": seen.row.problem,
+        "evaluation": _evaluation_as_json(seen),
         "unpublished": seen.store.facts.unpublished,
         "rounds": [
             {

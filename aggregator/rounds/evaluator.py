@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 
 from aggregator.evaluation.figures import FLEET, DeviceReport, Figure, summarise
 from aggregator.evaluation.stopping import Evaluated, stalled_since
+from aggregator.evaluation.words import figure_name, in_a_line
 from aggregator.keys.registry import Registry
 from aggregator.store import TaskStore
 from aggregator.store.evaluations import DeviceEvaluation
 from aggregator.store.rounds import RoundRow
-from aggregator.task.evaluation import EvaluationSettings, figure_name, named
+from aggregator.task.evaluation import EvaluationSettings, named
 from device_sdk.evaluation.report import read_evaluations
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.publish.manifest import evaluates_in
@@ -74,6 +75,7 @@ class Evaluator:
         if self.settings is not None and (figures := self._figures(row.version)):
             self.store.evaluations.put(self.task, row.version, row.round, figures)
             self.store.versions.note_metrics(self.task, row.version, _metrics(figures))
+            _LOG.info("version %d: %s", row.version, in_a_line(figures))
         self.store.evaluations.forget(self.task, row.version + int(made))
 
     def _figures(self, version: int) -> list[Figure]:

@@ -200,6 +200,11 @@ class RoundMachine:
         return self._close(row, now) if everyone_came or over else None
 
     @property
+    def stopped(self) -> bool:
+        """Whether early stopping has ended the rounds."""
+        return self._evaluator.stopped(self._aggregation.version)
+
+    @property
     def rests(self) -> bool:
         """Whether nobody takes part in the current round, which lasts until rounds may go on."""
         return self.current is not None and _rests(self.current)
@@ -314,9 +319,7 @@ class RoundMachine:
 
     def _may_go_on(self, number: int) -> bool:
         most = self._settings.most_rounds
-        return (not most or number <= most) and not self._evaluator.stopped(
-            self._aggregation.version
-        )
+        return (not most or number <= most) and not self.stopped
 
     def _open(self, now: float) -> RoundOpened | RoundHeld:
         number = self.next_number()

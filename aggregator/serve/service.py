@@ -364,4 +364,6 @@ def _seen(task: TaskParts) -> TaskSnapshot:
         widths=dict(task.ingest.widths),
         unpublished=rounds.unpublished,
         finished=tuple(row for row in latest if row.closed_unix_seconds is not None),
+        evaluated=next(iter(task.store.evaluations.latest(task.task.name)), None),
+        stopped=rounds.stopped,
     )

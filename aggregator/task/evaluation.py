@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 from aggregator.evaluation.figures import Rules
+from aggregator.evaluation.words import figure_name
 from aggregator.store.versions import Ranking
 from aggregator.tables import TomlTable
 from device_sdk.artifact import ArtifactError, read_manifest
@@ -70,13 +71,8 @@ class EvaluationSettings:
         return Ranking(name, METRICS[named(name)[1]].higher_is_better)
 
 
-def figure_name(stage: Stage, metric: str) -> str:
-    """What a figure is called: the metric's name, behind its stage unless that is ``global``."""
-    return metric if stage == STAGES[0] else f"{stage}.{metric}"
-
-
 def named(name: str) -> tuple[Stage, str]:
-    """The inverse of :func:`figure_name`. Raises ValueError for no figure's name."""
+    """The stage and metric of a figure's name. Raises ValueError for no figure's name."""
     for stage in STAGES:
         for metric in METRICS:
             if name in (figure_name(stage, metric), f"{stage}.{metric}"):

@@ -29,6 +29,7 @@ from device_sdk.rounds.actions import Publish, Subscribe, Unsubscribe
 from device_sdk.rounds.participant import Participant
 from device_sdk.status import DeviceStatus, read_status
 from device_sdk.train.job import RoundTrainer, TrainingJob, load_trainer
+from device_sdk.train.reasons import reason_of
 from device_sdk.world import DeviceWorld
 
 _log = logging.getLogger("tessera.device")
@@ -41,15 +42,19 @@ class Agent:
 
     The process may end at any moment, by SIGKILL too: what matters is committed before it is sent.
     An agent runs once; make a new one to start again. ``trainer``: the task's method's, if None.
+    ``leaves``: it only tells the aggregator that this device leaves, and then sets ``left``.
     """
 
-    def __init__(self, world: DeviceWorld, trainer: RoundTrainer | None = None) -> None:
+    def __init__(
+        self, world: DeviceWorld, trainer: RoundTrainer | None = None, *, leaves: bool = False
+    ) -> None:
         training_rng, jitter, link_rng = world.rng.spawn(3)
         training_world = replace(world, rng=training_rng)
         self._trainer = trainer
         self._trainer_of = cache(partial(load_trainer, training_world))
         self._clock = world.clock
-        self.participant = Participant(replace(world, rng=jitter))
+        self.participant = Participant(replace(world, rng=jitter), leaves=leaves)
+        self.left = threading.Event()
         membership = world.membership
         self._link = Link(
             membership.url,
@@ -140,6 +145,8 @@ class Agent:
         match event:
             case Message(topic, payload, retained):
                 self.participant.message(topic, payload, retained=retained)
+                if self.participant.farewell is not None and self.participant.farewell.done:
+                    self.left.set()
             case Connected():
                 self.problem = ""
                 self.participant.connected(True)
@@ -175,17 +182,18 @@ class Agent:
                 round_.read(job, trainer.adopt(job))
                 return
             result = trainer.train(job)
-        except Declined as reason:
-            outcome, detail = RoundOutcome.DECLINED, str(reason)
+        except Declined as declined:
+            outcome, detail, reason = RoundOutcome.DECLINED, str(declined), declined.reason
         except Exception as error:
             outcome, detail = RoundOutcome.FAILED, f"{type(error).__name__}: {error}"
+            reason = reason_of(error)
             _log.warning("round %d ended without an update: %s", job.manifest.round, error)
             self.problem = f"round {job.manifest.round}: {detail}"
         else:
             round_.trained(job, result)
             self.problem = ""  # network, disk and training all did their part
             return
-        round_.ended(job, outcome, detail)
+        round_.ended(job, outcome, detail, reason)
 
 
 # Learning in the background: an agent is made at each start, for an agent runs once.
@@ -213,6 +221,24 @@ class Background:
             if self._agent is None:
                 return True
             return self._agent.stop(timeout_seconds)
+
+    @property
+    def running(self) -> bool:
+        """Whether a thread takes part in rounds."""
+        return self._agent is not None and self._agent.running
+
+    def leave(self, timeout_seconds: float) -> str:
+        """Tell the aggregator that this device leaves, in the place of taking part; why it has not
+        answered in time, or nothing where it has."""
+        with self._lock:
+            agent = Agent(self._world, leaves=True)
+            agent.start()
+            try:
+                if agent.left.wait(timeout_seconds):
+                    return ""
+                return agent.problem or agent.participant.problem or "the aggregator is silent"
+            finally:
+                agent.stop(_FIRST_PAUSE_SECONDS)
 
     def status(self) -> DeviceStatus:
         """What the home folder holds, and what the thread knows where one runs."""

@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 
 from device_sdk.agent import Background
 from device_sdk.enrol import FleetAddress, enrol
-from device_sdk.errors import HomeError, NotEnrolled
+from device_sdk.errors import HomeError, LeaveUnanswered, NotEnrolled
 from device_sdk.factorisation import packaged_artifact
 from device_sdk.forecaster import Forecaster
+from device_sdk.home.forget import forget
 from device_sdk.home.home import Home
 from device_sdk.link.broker_url import TlsFiles
 from device_sdk.link.settings import LinkSettings
@@ -28,6 +29,7 @@ from device_sdk.system.clock import Clock, awake_clock
 from device_sdk.world import DeviceWorld, Pace, TrainingOptions, installed_artifacts
 
 Folder = str | os.PathLike[str]
+_FORGET_SECONDS = 30.0
 
 
 class Device:
@@ -189,8 +191,15 @@ class Device:
         self._source = data if callable(data) else lambda: data
 
     def start(self) -> None:
-        """Take part in rounds from now on, in a background thread. Does nothing if it runs."""
+        """Take part in rounds from now on, in a background thread. Does nothing if it runs.
+
+        Raises :class:`NotEnrolled` for a device that has left its fleet.
+        """
         self._require_open(writing=True)
+        if self._has_left():
+            raise NotEnrolled(
+                "this device left its fleet: to join again, enrol with a new code and a new home"
+            )
         self._background.start()
 
     def stop(self, timeout_seconds: float = 10.0) -> bool:
@@ -200,6 +209,59 @@ class Device:
         :meth:`start`, in this process or another.
         """
         return self._background.stop(timeout_seconds)
+
+    def leave(self, timeout_seconds: float = 30.0) -> None:
+        """Leave the fleet for good: the aggregator forgets this device as if it had been revoked.
+
+        It takes part in nothing from then on, and what waits in the outbox is not sent. What other
+        devices or the aggregator would be told of it is dropped, at the end of the open round at
+        the latest; what was counted stays in the sums. What was learnt stays here, and
+        :meth:`recommend` and :meth:`predict` go on. To join again takes a new code and a new home.
+
+        Waits for the aggregator's answer. Raises :class:`LeaveUnanswered` where none comes in time
+        (the call may be made again, or the operator revokes the device) and :class:`HomeError`
+        where a training in progress does not end.
+        """
+        self._require_open(writing=True)
+        if self._has_left():
+            return
+        was_running = self._background.running
+        if not self.stop(timeout_seconds):
+            raise HomeError("the device is still training; call leave() again later")
+        problem = self._background.leave(timeout_seconds)
+        if problem:
+            if was_running:
+                self.start()
+            raise LeaveUnanswered(
+                f"the aggregator did not confirm within {timeout_seconds:g} s ({problem}): call "
+                "leave() again, or ask its operator to revoke this device"
+            )
+
+    def forget(self, user: str | None = None, item: str | None = None) -> int:
+        """Remove interactions from this device's home; how many.
+
+        Args:
+            user: all of this local user's, with the user's name and vector; with ``item``, that
+                one alone.
+            item: of every local user. Vectors stay, and are trained without it from the next round.
+
+        What the home's file held of them is overwritten. What was shared before, in updates that
+        were counted or wait in the outbox, cannot be taken back by this. A training in progress is
+        waited for. Raises :class:`UnknownUser`, ValueError where neither is given, and
+        :class:`HomeError` where a training does not end within 30 seconds.
+        """
+        self._require_open(writing=True)
+        if user is None and item is None:
+            raise ValueError("forget() takes a user, an item, or both")
+        was_running = self._background.running
+        if not self.stop(_FORGET_SECONDS):
+            raise HomeError("the device is still training; call forget() again later")
+        try:
+            return forget(self._home, user, item)
+        finally:
+            self._recommender.reload()
+            if was_running:
+                self.start()
 
     def recommend(self, count: int = 10, user: str = "default") -> list[tuple[str, float]]:
         """The ``count`` best items that the user has not touched, as (item, score), best first.
@@ -273,6 +335,10 @@ class Device:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _has_left(self) -> bool:
+        membership = self._home.membership.load()
+        return membership is not None and membership.has_left
 
     def _require_open(self, *, writing: bool) -> None:
         if self._closed:

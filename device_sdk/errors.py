@@ -91,6 +91,10 @@ class EnrolmentFailed(HomeError, RuntimeError):
     """No answer came in time. The code is not lost: the same home and code may try again."""
 
 
+class LeaveUnanswered(HomeError, RuntimeError):
+    """The aggregator did not answer in time that it heard this device leave; call again."""
+
+
 class NothingLearnt(HomeError):
     """There is nothing to recommend from yet: no round has ended here, or none with this user."""
 

@@ -36,6 +36,11 @@ class Recommender:
         with self._lock:
             return self._ranked(count, user)
 
+    def reload(self) -> None:
+        """The home's vectors are others now, in the same round."""
+        with self._lock:
+            self._mark = None
+
     def title(self, item: str) -> str:
         """The catalogue's title of an item; empty where there is none. After a ``recommend``."""
         catalogue = self._catalogue

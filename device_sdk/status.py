@@ -42,6 +42,7 @@ class DeviceStatus:
         slowdown: above 1 the device pretends to be so many times slower.
         sent_bytes: of updates since the start, sealed.
         refused: bad messages since the start, by reason.
+        left: whether this device has left its fleet.
         problem: the last thing that went wrong and has not come right since.
     """
 
@@ -78,6 +79,7 @@ class DeviceStatus:
     sent_bytes: int
     refused: Mapping[str, int]
     problem: str
+    left: bool = False
 
 
 def read_status(world: DeviceWorld) -> DeviceStatus:
@@ -90,6 +92,8 @@ def read_status(world: DeviceWorld) -> DeviceStatus:
     evaluated = rounds.evaluation(membership.task)
     users, interactions = home.interactions.counts()
     outbox, outbox_bytes = rounds.outbox_size()
+    now = home.membership.load()
+    left = now is not None and now.has_left
     verdict = receipted.verdict if receipted is not None else None
     return DeviceStatus(
         device_id=membership.grant.device_id.hex(),
@@ -125,6 +129,7 @@ def read_status(world: DeviceWorld) -> DeviceStatus:
         sent_bytes=0,
         refused={},
         problem="",
+        left=left,
     )
 
 

@@ -20,6 +20,7 @@ from device_sdk.link.settings import LinkSettings
 from device_sdk.local_data import DataSource
 from device_sdk.methods.scatter.triples import PoolSettings
 from device_sdk.system.clock import Clock, MonotonicClock, awake_clock
+from device_sdk.wire.publish.report import require_own_labels
 from device_sdk.wire.publish.topics import Topics, UpTopic
 
 
@@ -45,6 +46,12 @@ class TrainingOptions:
         pool: pseudo-items that are mixed in for privacy.
         most_outbox_updates, most_outbox_bytes: with so much waiting for receipts no further round
             is trained until some have come.
+        report: what the aggregator's operator is told of each round that this device was selected
+            for. ``full``: how it ended, versions, platform, what was trained, seconds, bytes,
+            labels, and sums over held-out data where the task asks for them. ``outcome``: how it
+            ended and, as one of a few words, why, and nothing else.
+        labels: what this device calls itself in reports, such as ``{"site": "north"}``: names of a
+            to z, 0 to 9, ``. _ -``, and 56 bytes of all. The operator's own win.
 
     Raises ValueError, naming the option.
     """
@@ -60,6 +67,8 @@ class TrainingOptions:
     most_attachment_bytes: int = 64 << 20
     most_outbox_updates: int = 8
     most_outbox_bytes: int = 64 << 20
+    report: Literal["full", "outcome"] = "full"
+    labels: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.k is not None and (isinstance(self.k, bool) or self.k < 1):
@@ -83,6 +92,12 @@ class TrainingOptions:
             raise ValueError(
                 f'placement is {self.placement!r}; expected "auto", "device" or "aggregator"'
             )
+        if self.report not in ("full", "outcome"):
+            raise ValueError(f'report is {self.report!r}; expected "full" or "outcome"')
+        try:
+            require_own_labels(self.labels)
+        except ValueError as error:
+            raise ValueError(f"labels: {error}") from None
         if self.when_none_fits not in ("one", "decline"):
             raise ValueError(
                 f'when_none_fits is {self.when_none_fits!r}; expected "one" or "decline"'

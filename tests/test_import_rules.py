@@ -113,7 +113,7 @@ RULES = (
     ),
     _device(
         "rounds",
-        "errors home link methods.learner system train wire world",
+        "errors evaluation home link methods.learner system train wire world",
         libraries="numpy cryptography",
     ),
     Rule(

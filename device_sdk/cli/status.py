@@ -45,7 +45,7 @@ def _rows(status: DeviceStatus) -> list[tuple[str, str]]:
     rows = [
         ("device", status.device_id),
         ("broker", status.broker),
-        ("task", status.task),
+        ("task", status.task + (" (this device has left)" if status.left else "")),
         ("local data", f"{status.users} users, {status.interactions} interactions"),
         ("newest round", _round(status)),
         ("last trained", _trained(status)),

@@ -49,7 +49,8 @@ CREATE TABLE membership (
     ca_file TEXT, certificate_file TEXT, key_file TEXT,
     root_fingerprint BLOB NOT NULL, device_id BLOB NOT NULL, handle BLOB NOT NULL,
     admission_key BLOB NOT NULL, shard INTEGER NOT NULL,
-    least_serial INTEGER NOT NULL DEFAULT 0);
+    least_serial INTEGER NOT NULL DEFAULT 0,
+    has_left INTEGER NOT NULL DEFAULT 0);
 CREATE TABLE descriptor (
     one INTEGER PRIMARY KEY CHECK (one = 1), message BLOB NOT NULL);
 CREATE TABLE clock (
@@ -73,7 +74,7 @@ CREATE TABLE participation (
     UNIQUE (task, generation, round));
 CREATE TABLE outbox (
     digest BLOB PRIMARY KEY, task TEXT NOT NULL, generation INTEGER NOT NULL,
-    round INTEGER NOT NULL, body BLOB NOT NULL,
+    round INTEGER NOT NULL, body BLOB NOT NULL, report BLOB,
     UNIQUE (task, generation, round)) WITHOUT ROWID;
 CREATE TABLE learner (
     task TEXT PRIMARY KEY, state BLOB NOT NULL, artifact BLOB) WITHOUT ROWID;
@@ -111,6 +112,8 @@ UPDATE model SET arrays = from_wire_form(arrays, artifact);
     # The order of interactions was not kept.
     4: f"""
 ALTER TABLE interaction ADD COLUMN number INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE outbox ADD COLUMN report BLOB;
+ALTER TABLE membership ADD COLUMN has_left INTEGER NOT NULL DEFAULT 0;
 {_EVALUATION}""",
 }
 
@@ -273,6 +276,11 @@ class HomeDatabase:
         with self._lock:
             found: tuple[Any, ...] | None = self._connection.execute(query, values).fetchone()
             return found
+
+    def erase_deleted(self) -> None:
+        """Leave nothing of what was deleted in the file's journal; nobody else may be reading."""
+        with self._lock:
+            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def close(self) -> None:
         """Close the file. May be called twice."""

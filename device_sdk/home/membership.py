@@ -60,6 +60,8 @@ class Membership:
     grant: Grant
     least_serial: int = 0
     """Of descriptors under this root, where the device has accepted none yet."""
+    has_left: bool = False
+    """Whether it told the aggregator that it leaves, and was heard."""
 
 
 class MembershipStore(HomeStore):
@@ -69,7 +71,7 @@ class MembershipStore(HomeStore):
         """The membership; None before enrolment."""
         row = self._database.row(
             "SELECT url, prefix, task, cohort, ca_file, certificate_file, key_file, "
-            "root_fingerprint, device_id, handle, admission_key, shard, least_serial "
+            "root_fingerprint, device_id, handle, admission_key, shard, least_serial, has_left "
             "FROM membership"
         )
         if row is None:
@@ -77,10 +79,17 @@ class MembershipStore(HomeStore):
         files = [None if name is None else Path(name) for name in row[4:7]]
         tls = TlsFiles(*files) if any(files) else None
         url, prefix, task, cohort = row[:4]
-        root_fingerprint, device_id, handle, admission_key, shard, least_serial = row[7:]
-        grant = Grant(device_id, handle, admission_key, shard)
+        root_fingerprint, device_id, handle, admission_key, shard, least_serial, has_left = row[7:]
         return Membership(
-            url, prefix, task, cohort, tls, root_fingerprint, grant, least_serial=least_serial
+            url,
+            prefix,
+            task,
+            cohort,
+            tls,
+            root_fingerprint,
+            Grant(device_id, handle, admission_key, shard),
+            least_serial=least_serial,
+            has_left=bool(has_left),
         )
 
     def save(self, membership: Membership, descriptor: Descriptor, unix_seconds: int) -> None:
@@ -93,7 +102,7 @@ class MembershipStore(HomeStore):
         grant = membership.grant
         with self._database.transaction() as sql:
             sql.execute(
-                "INSERT INTO membership VALUES (1, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                "INSERT INTO membership VALUES (1, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0)",
                 (
                     membership.url,
                     membership.prefix,
@@ -110,6 +119,12 @@ class MembershipStore(HomeStore):
             )
             self.save_descriptor(descriptor)
             self.raise_time(unix_seconds)
+
+    def leave(self) -> None:
+        """The aggregator knows that this device has left: there is nothing to be sent any more."""
+        with self._database.transaction() as sql:
+            sql.execute("UPDATE membership SET has_left = 1")
+            sql.execute("DELETE FROM outbox")
 
     def descriptor(self, root_fingerprint: bytes) -> Descriptor | None:
         """The newest descriptor accepted, verified again. Raises ``WireError`` if damaged."""

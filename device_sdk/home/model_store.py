@@ -168,6 +168,10 @@ class ModelStore(HomeStore):
         row = self._database.row("SELECT state FROM learner WHERE task = ?", task)
         return None if row is None else unpack_arrays(row[0])
 
+    def learner_tasks(self) -> list[str]:
+        """Tasks whose learners have a private state."""
+        return [task for (task,) in self._database.rows("SELECT task FROM learner")]
+
     def save_catalogue(self, content: bytes) -> None:
         """Keep a catalogue under its id, which is the SHA-256 of its bytes."""
         with self._database.transaction() as sql:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -11,9 +12,16 @@ from device_sdk.evaluation.report import EvaluationReport, read_evaluations, wri
 from device_sdk.home.database import HomeStore
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.publish.manifest import Mark, RoundManifest
-from device_sdk.wire.publish.receipts import Receipt, Verdict
+from device_sdk.wire.publish.receipts import (
+    Receipt,
+    UpdateIdentity,
+    Verdict,
+    update_digest,
+    with_report,
+)
 
 _KEPT_ROUNDS = 1000
+_OUTBOX = "digest, task, generation, round, body, report"
 
 
 class RoundOutcome(Enum):
@@ -55,13 +63,22 @@ class Participation:
 
 @dataclass(frozen=True, slots=True)
 class OutboxRow:
-    """An update without a receipt."""
+    """An update without a receipt. With a ``report`` it is a contribution, whose ``body`` may be
+    empty."""
 
     digest: bytes
     task: str
     generation: int
     round: int
     body: bytes
+    report: bytes | None = None
+
+    @classmethod
+    def of(cls, identity: UpdateIdentity, body: bytes, report: bytes | None) -> OutboxRow:
+        """The row of what is sent for a round."""
+        content = body if report is None else with_report(report, body)
+        digest = update_digest(identity, hashlib.sha256(content).digest())
+        return cls(digest, identity.task, identity.generation, identity.round, body, report)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -190,18 +207,23 @@ class RoundStore(HomeStore):
             raise HomeBroken(f"a stored evaluation is damaged: {error}") from None
 
     def post(self, row: OutboxRow) -> None:
-        """Put an update into the outbox, once per round."""
+        """Put what is to be sent for a round into the outbox, once per round."""
         with self._database.transaction() as sql:
             sql.execute(
-                "INSERT INTO outbox VALUES (?, ?, ?, ?, ?)",
-                (row.digest, row.task, row.generation, row.round, row.body),
+                "INSERT INTO outbox VALUES (?, ?, ?, ?, ?, ?)",
+                (row.digest, row.task, row.generation, row.round, row.body, row.report),
             )
+
+    def repost(self, row: OutboxRow, instead: OutboxRow | None) -> None:
+        """Put another row in the place of one that was never taken, or none."""
+        with self._database.transaction() as sql:
+            sql.execute("DELETE FROM outbox WHERE digest = ?", (row.digest,))
+            if instead is not None:
+                self.post(instead)
 
     def outbox(self) -> list[OutboxRow]:
         """Updates without a receipt, oldest first."""
-        rows = self._database.rows(
-            "SELECT digest, task, generation, round, body FROM outbox ORDER BY generation, round"
-        )
+        rows = self._database.rows(f"SELECT {_OUTBOX} FROM outbox ORDER BY generation, round")
         return [OutboxRow(*row) for row in rows]
 
     def outbox_size(self) -> tuple[int, int]:
@@ -213,13 +235,15 @@ class RoundStore(HomeStore):
         """Take an update out, for its receipt came; None for a receipt of nothing waiting here."""
         with self._database.transaction() as sql:
             row: tuple[Any, ...] | None = sql.execute(
-                "SELECT digest, task, generation, round, body FROM outbox WHERE digest = ?",
+                f"SELECT {_OUTBOX} FROM outbox WHERE digest = ?",
                 (receipt.digest,),
             ).fetchone()
             if row is None:
                 return None
             found = OutboxRow(*row)
             sql.execute("DELETE FROM outbox WHERE digest = ?", (receipt.digest,))
+            if not found.body:
+                return found  # of a report alone: there was no update to have a verdict
             sql.execute(
                 "UPDATE participation SET verdict = ?, reason = ? "
                 "WHERE task = ? AND generation = ? AND round = ?",

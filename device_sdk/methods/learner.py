@@ -11,6 +11,7 @@ import numpy as np
 
 from device_sdk.methods.state import State as State
 from device_sdk.wire.arrays.exchange import Broadcast, Update
+from device_sdk.wire.publish.report import Reason
 
 if TYPE_CHECKING:
     # It loads onnxruntime, which an app that only records and recommends never needs.
@@ -23,12 +24,22 @@ Where = Literal["device", "aggregator"]
 class LearnerError(ValueError):
     """A broadcast, a state or local data does not fit the learner; the message says how.
 
-    The learner is as it was before the call. The device skips the round and reports the message.
+    The learner is as it was before the call. The device skips the round: its owner is told the
+    message, the aggregator's operator ``reason`` alone.
     """
+
+    def __init__(self, message: str, reason: Reason = Reason.DOES_NOT_FIT) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class Declined(Exception):
-    """The device takes no part in this round; the message says why."""
+    """The device takes no part in this round; the message says why, to its owner, and ``reason`` to
+    the aggregator's operator."""
+
+    def __init__(self, message: str, reason: Reason = Reason.NOT_NOW) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 @dataclass(frozen=True, slots=True)

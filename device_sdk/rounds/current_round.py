@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import math
 import sqlite3
@@ -23,12 +22,14 @@ from device_sdk.home.round_store import (
 from device_sdk.methods.learner import Declined
 from device_sdk.rounds.actions import Actions
 from device_sdk.rounds.open_round import OpenRound, Retry
+from device_sdk.rounds.reports import Reports
 from device_sdk.rounds.sender import Sender
 from device_sdk.rounds.session import SessionKeeper
 from device_sdk.train.job import TrainedRound, TrainingJob, needs_receipts
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.publish.manifest import Order, RoundManifest, order, read_manifest, selected
-from device_sdk.wire.publish.receipts import UpdateIdentity, update_digest
+from device_sdk.wire.publish.receipts import UpdateIdentity
+from device_sdk.wire.publish.report import Outcome, Reason
 from device_sdk.wire.seal.broadcast import (
     derive_broadcast_keys,
     find_group_key,
@@ -44,15 +45,15 @@ def commit_round(
     job: TrainingJob,
     result: TrainedRound,
     largest_unix_seconds: int,
+    report: bytes | None = None,
 ) -> OutboxRow:
-    """Commit users' vectors, model, k, the part in the round and the update; returns the update.
+    """Commit users' vectors, model, k, the part in the round and the update, with its report if
+    there is one; returns what is to be sent.
 
     Raises ``sqlite3.Error``, and then nothing has changed.
     """
     manifest = job.manifest
-    identity = UpdateIdentity(device_id, manifest.task, manifest.generation, manifest.round)
-    digest = update_digest(identity, hashlib.sha256(result.body).digest())
-    row = OutboxRow(digest, manifest.task, manifest.generation, manifest.round, result.body)
+    row = OutboxRow.of(_identity(device_id, manifest), result.body, report)
     with home.database.transaction():
         artifact_id = None if result.artifact is None else result.artifact.artifact_id
         home.models.save_learner(manifest.task, result.learner_state, artifact_id)
@@ -85,6 +86,10 @@ def commit_round(
         home.rounds.post(row)
         home.membership.raise_time(largest_unix_seconds)
     return row
+
+
+def _identity(device_id: bytes, manifest: RoundManifest) -> UpdateIdentity:
+    return UpdateIdentity(device_id, manifest.task, manifest.generation, manifest.round)
 
 
 def save_model(home: Home, job: TrainingJob, result: TrainedRound | None = None) -> None:
@@ -211,14 +216,12 @@ class ManifestIntake:
             self._store.save_mark(manifest, mark)
         if self._store.participation(manifest.task, manifest.generation, manifest.round):
             return None
-        chosen = selected(
-            manifest.sampling_seed,
-            manifest.threshold,
-            manifest.task,
-            manifest.round,
-            membership.grant.device_id,
-        )
-        return Accepted(manifest, chosen)
+        return Accepted(manifest, _selects(manifest, membership.grant.device_id))
+
+
+def _selects(manifest: RoundManifest, device_id: bytes) -> bool:
+    seed, threshold = manifest.sampling_seed, manifest.threshold
+    return selected(seed, threshold, manifest.task, manifest.round, device_id)
 
 
 class CurrentRound:
@@ -234,6 +237,7 @@ class CurrentRound:
         self._sessions = sessions
         self._sender = sender
         self._actions = actions
+        self._reports = Reports(world, sessions)
         self._intake = ManifestIntake(world, sessions)
         self._connected = False
         self._held_back = False
@@ -282,13 +286,15 @@ class CurrentRound:
         if self._round is not None:
             if self._round.manifest == manifest:
                 return  # shown again, as after a reconnection
-            self._conclude(self._round.manifest, RoundOutcome.TOO_LATE, "the next round opened")
+            late = "the next round opened"
+            self._conclude(self._round.manifest, RoundOutcome.TOO_LATE, late, Reason.TOO_LATE)
         # Only for news: a broker that repeats a manifest must not shorten the waits.
         self._sessions.went_well()
         if not accepted.selected and not self._is_wanted_to_read(manifest):
             self._conclude(manifest, RoundOutcome.NOT_SELECTED)
         elif self._is_past(manifest.deadline_unix_seconds):
-            self._conclude(manifest, RoundOutcome.TOO_LATE, "the deadline was over on arrival")
+            late = "the deadline was over on arrival"
+            self._conclude(manifest, RoundOutcome.TOO_LATE, late, Reason.TOO_LATE)
         elif accepted.selected and self._sender.obstacle:
             self._hold_back(manifest, self._sender.obstacle)
         else:
@@ -297,7 +303,7 @@ class CurrentRound:
                 self._round = OpenRound(manifest, self._world, self._sessions, self._actions)
             except WireError as error:
                 if error.reason == "truncated":
-                    self._conclude(manifest, RoundOutcome.FAILED, str(error))
+                    self._conclude(manifest, RoundOutcome.FAILED, str(error), Reason.BAD_CONTENT)
                 raise
 
     def chunk(self, content_id: bytes, index: int, payload: bytes) -> None:
@@ -307,14 +313,16 @@ class CurrentRound:
             return  # on its way while we unsubscribed
         try:
             round_.add(content_id, index, payload)
-        except Declined as reason:
-            self._conclude(round_.manifest, RoundOutcome.DECLINED, str(reason))
+        except Declined as declined:
+            why = str(declined)
+            self._conclude(round_.manifest, RoundOutcome.DECLINED, why, declined.reason)
             return
         except WireError as error:
             if error.reason == "unknown-epoch":
                 self._sessions.reopen()
             if round_.broken is not None:
-                self._conclude(round_.manifest, RoundOutcome.FAILED, str(error))
+                why = str(error)
+                self._conclude(round_.manifest, RoundOutcome.FAILED, why, Reason.BAD_CONTENT)
             raise
         self._advance(round_)
 
@@ -331,7 +339,7 @@ class CurrentRound:
             if self._is_past(round_.manifest.deadline_unix_seconds):
                 what = "chunks" if round_.fetches else "receipts"
                 detail = f"not all {what} came in time"
-                self._conclude(round_.manifest, RoundOutcome.TOO_LATE, detail)
+                self._conclude(round_.manifest, RoundOutcome.TOO_LATE, detail, Reason.TOO_LATE)
             elif self._connected and round_.fetches and round_.retry.due():
                 round_.ask_again()
         if self._intake.due():
@@ -363,14 +371,17 @@ class CurrentRound:
         if self._is_past(manifest.deadline_unix_seconds):
             if result.capability is not None:
                 self._home.models.save_capability(result.capability)
-            self.ended(job, RoundOutcome.TOO_LATE, f"training took {result.seconds:.1f} s")
+            why = f"training took {result.seconds:.1f} s"
+            self.ended(job, RoundOutcome.TOO_LATE, why, Reason.TOO_SLOW)
             return
+        received_bytes = 0 if self._round is None else self._round.received_bytes
         row = commit_round(
             self._home,
             self._world.membership.grant.device_id,
             job,
             result,
             self._sessions.time.largest_unix_seconds,
+            self._reports.of(Outcome.TRAINED, None, received_bytes, result),
         )
         self._close()
         self._sender.add(row)
@@ -381,9 +392,16 @@ class CurrentRound:
             read_model(self._home, job, adopted)
             self._conclude(job.manifest, RoundOutcome.READ)
 
-    def ended(self, job: TrainingJob, outcome: RoundOutcome, detail: str) -> None:
-        """The round ends here without an update; ``detail`` says why."""
-        self._conclude(job.manifest, outcome, detail)
+    def ended(
+        self,
+        job: TrainingJob,
+        outcome: RoundOutcome,
+        detail: str,
+        reason: Reason = Reason.ERROR,
+    ) -> None:
+        """The round ends here without an update; ``detail`` says why to this device's owner,
+        ``reason`` to the aggregator's operator."""
+        self._conclude(job.manifest, outcome, detail, reason)
 
     def _hold_back(self, manifest: RoundManifest, obstacle: str) -> None:
         if not self._held_back:
@@ -404,12 +422,13 @@ class CurrentRound:
             job = round_.job()
         except WireError as error:
             # Signed by the aggregator and unusable all the same: asking again would not help.
-            self._conclude(round_.manifest, RoundOutcome.FAILED, str(error))
+            why = str(error)
+            self._conclude(round_.manifest, RoundOutcome.FAILED, why, Reason.BAD_CONTENT)
             raise
         rests = job.manifest.threshold == 0
         if rests and not self._has_own_model(job):
             self.read(job)
-        elif not rests and self._sender.waiting and needs_receipts(job.terms.method):
+        elif not rests and self._sender.waits_for_updates and needs_receipts(job.terms.method):
             return  # the learner has to know what of its own counted: until :meth:`receipted`
         elif round_.asks:
             self.question = job
@@ -419,12 +438,41 @@ class CurrentRound:
     def _has_own_model(self, job: TrainingJob) -> bool:
         return self._home.models.learner_artifact(job.manifest.task) is not None
 
-    def _conclude(self, manifest: RoundManifest, outcome: RoundOutcome, detail: str = "") -> None:
+    def _conclude(
+        self,
+        manifest: RoundManifest,
+        outcome: RoundOutcome,
+        detail: str = "",
+        reason: Reason | None = None,
+    ) -> None:
+        """The round ended without an update: with a ``reason``, the aggregator is told."""
+        row = None if reason is None else self._note(manifest, outcome, reason)
         self._close()
         task, generation = manifest.task, manifest.generation
-        self._home.rounds.conclude(
-            Participation(task, generation, manifest.round, manifest.version, outcome, detail)
+        with self._home.database.transaction():
+            self._home.rounds.conclude(
+                Participation(task, generation, manifest.round, manifest.version, outcome, detail)
+            )
+            if row is not None:
+                self._home.rounds.post(row)
+        if row is not None:
+            self._sender.add(row)
+
+    def _note(
+        self, manifest: RoundManifest, outcome: RoundOutcome, reason: Reason
+    ) -> OutboxRow | None:
+        """The report alone; None for a round that did not ask for this device, and for nobody who
+        would read it, or has read what came before."""
+        device_id = self._world.membership.grant.device_id
+        if not _selects(manifest, device_id) or self._sender.obstacle:
+            return None
+        declined = outcome is RoundOutcome.DECLINED
+        report = self._reports.of(
+            Outcome.DECLINED if declined else Outcome.FAILED,
+            reason,
+            0 if self._round is None else self._round.received_bytes,
         )
+        return None if report is None else OutboxRow.of(_identity(device_id, manifest), b"", report)
 
     def _close(self) -> None:
         if self._round is not None:

@@ -17,6 +17,7 @@ from device_sdk.wire.publish.artifact_bundle import unpack_artifact
 from device_sdk.wire.publish.catalogue import NO_CATALOGUE, Catalogue, read_catalogue
 from device_sdk.wire.publish.content import HEAD_INDEX, ContentKind, read_content_head
 from device_sdk.wire.publish.manifest import ChunkSet, RoundManifest
+from device_sdk.wire.publish.report import Reason
 from device_sdk.wire.publish.task_messages import (
     OfferedArtifact,
     OfferedAttachment,
@@ -194,7 +195,8 @@ def pick_artifacts(
         if len(found) != 1:
             names = ", ".join(each.name for each in offered)
             raise Declined(
-                f"the task offers {len(found)} artifacts named {name!r}; it offers {names}"
+                f"the task offers {len(found)} artifacts named {name!r}; it offers {names}",
+                Reason.NO_ARTIFACT_FITS,
             )
         return found
     taken: list[OfferedArtifact] = []
@@ -207,7 +209,8 @@ def pick_artifacts(
     if not taken:
         raise Declined(
             f"the task's smallest artifact has {offered[0].total_size} bytes, this device "
-            f"takes {most_bytes} (TrainingOptions.most_artifact_bytes)"
+            f"takes {most_bytes} (TrainingOptions.most_artifact_bytes)",
+            Reason.NO_ARTIFACT_FITS,
         )
     return tuple(taken)
 
@@ -244,6 +247,8 @@ class OpenRound:
         self._offer = Offer({}, {})
         self._wanted: tuple[str, ...] = ()
         self._artifacts: tuple[LocalArtifact, ...] = ()
+        self.received_bytes = 0
+        """Of the messages that came for it."""
         self.asks = False
         """Whether the learner has yet to say which attachments it wants."""
         self.fetches: dict[bytes, Fetch] = {}
@@ -258,6 +263,7 @@ class OpenRound:
         fetch = self.fetches.get(content_id)
         if fetch is None:
             return
+        self.received_bytes += len(message)
         complete = fetch.add(index, message)
         self.retry.progressed()
         if not complete or fetch.chunks is None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter
 from collections.abc import Mapping
 
 from device_sdk.rounds.actions import Actions, Subscribe
 from device_sdk.rounds.current_round import CurrentRound
+from device_sdk.rounds.farewell import Farewell
 from device_sdk.rounds.sender import Sender
 from device_sdk.rounds.session import SessionKeeper
 from device_sdk.wire.codec.errors import WireError
@@ -68,7 +70,8 @@ class Participant:
     Nothing here raises for bad input; it is counted in ``refusals``.
     """
 
-    def __init__(self, world: DeviceWorld) -> None:
+    def __init__(self, world: DeviceWorld, *, leaves: bool = False) -> None:
+        """``leaves``: takes part in nothing, and only says that this device leaves its fleet."""
         self._world = world
         self._topics = world.topics
         self.actions = Actions()
@@ -77,6 +80,7 @@ class Participant:
         self.sender = Sender(world, self.sessions, self.actions)
         self.round = CurrentRound(world, self.sessions, self.sender, self.actions)
         """The one in hand, and what is to be done for it."""
+        self.farewell = Farewell(world, self.sessions, self.actions) if leaves else None
         self._early: dict[str, bytes] = {}  # what no descriptor in hand vouches for
         self._unserved = ""
         self._save_time_seconds = world.clock() + _TIME_SAVED_EVERY_SECONDS
@@ -89,12 +93,13 @@ class Participant:
     def start(self) -> None:
         """Subscribe to what every device listens to."""
         membership = self._world.membership
-        topics: tuple[Topic, ...] = (
+        topics: list[Topic] = [
             DescriptorTopic(),
             DownTopic(membership.grant.handle),
             PresenceTopic(),
-            ManifestTopic(membership.task, membership.cohort),
-        )
+        ]
+        if self.farewell is None:
+            topics.append(ManifestTopic(membership.task, membership.cohort))
         # First, so that it has come when the session that it is judged by is open.
         self.actions.append(Subscribe(self._topics.write(TasksTopic()), optional=True))
         self.actions.extend(Subscribe(self._topics.write(topic)) for topic in topics)
@@ -102,7 +107,7 @@ class Participant:
     def connected(self, value: bool) -> None:
         """The broker's connection came or went."""
         self.sessions.connected(value)
-        self.sender.connected(value)
+        self.sender.connected(value and self.farewell is None)
         self.round.connected(value)
 
     def message(self, topic_text: str, payload: bytes, *, retained: bool) -> None:
@@ -132,6 +137,7 @@ class Participant:
                     self.sessions.on_tasks(payload)
                     del self._early[topic_text]
                     self._tell_unserved()
+                    self.sender.hurry()  # contributions wait for it
                 case _:
                     raise WireError("bad-topic", "a topic that no device listens to")
         except WireError as error:
@@ -141,6 +147,8 @@ class Participant:
         """Do what is due."""
         self.sessions.tick()
         self.sender.tick()
+        if self.farewell is not None:
+            self.farewell.tick()
         now = self._world.clock()
         if now >= self._save_time_seconds:
             self._save_time_seconds = now + _TIME_SAVED_EVERY_SECONDS
@@ -157,6 +165,7 @@ class Participant:
             self.round.next_seconds(),
             self.sessions.next_seconds(),
             self.sender.next_seconds(),
+            math.inf if self.farewell is None else self.farewell.next_seconds(),
             self._save_time_seconds,
         )
 
@@ -164,6 +173,8 @@ class Participant:
         if len(payload) > 1 and payload[1] == MessageType.SESSION_REPLY:
             self.sessions.on_reply(payload)
             self.sender.session_opened()
+            if self.farewell is not None:
+                self.farewell.session_opened()
             self._retry_refused()
             return
         if len(payload) > 1 and payload[1] < FIRST_ENVELOPE_TYPE:
@@ -174,6 +185,8 @@ class Participant:
         receipt = read_receipt(received.payload)
         self.sessions.went_well()
         self.sender.on_receipt(receipt)
+        if self.farewell is not None:
+            self.farewell.on_receipt(receipt)
         self.round.receipted()
 
     def _retry_refused(self) -> None:

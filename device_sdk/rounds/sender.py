@@ -12,7 +12,13 @@ from device_sdk.rounds.session import SessionKeeper
 from device_sdk.system.clock import Backoff
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.publish.chunks import PART_BYTES, split
-from device_sdk.wire.publish.receipts import Receipt, RecordType, UpdateIdentity, write_update
+from device_sdk.wire.publish.receipts import (
+    Receipt,
+    RecordType,
+    UpdateIdentity,
+    with_report,
+    write_update,
+)
 from device_sdk.world import DeviceWorld
 
 
@@ -24,10 +30,16 @@ class _Waiting:
     unanswered: int = 0
     repeated: bool = False
     """Whether the early repetition was made: one for each update and connection."""
+    withheld_seconds: float = math.inf
+    """Since when a contribution waits for an aggregator that reads it."""
 
 
 class Sender:
     """Seals each update afresh for every send; the plaintext's bytes are always the stored ones.
+
+    A contribution waits until the aggregator has said that it reads such. Where that does not come
+    for ``most_seconds`` (it was put back to an older version), what was to be sent goes as a plain
+    update, or, where there is none, not at all.
 
     An update without a receipt may have been counted or not, so none is ever thrown away: with
     ``most_outbox_updates`` or ``most_outbox_bytes`` (of bodies; the last one may go beyond it) in
@@ -78,7 +90,12 @@ class Sender:
             for waiting in self.waiting.values():
                 waiting.backoff.reset()
                 waiting.repeated = False
-            self._hurry()
+            self.hurry()
+
+    @property
+    def waits_for_updates(self) -> bool:
+        """Whether an update is without its receipt."""
+        return any(each.row.body for each in self.waiting.values())
 
     def session_opened(self) -> None:
         """There is a new session: what was not answered under the old one is sent under it.
@@ -87,7 +104,7 @@ class Sender:
         """
         for waiting in self.waiting.values():
             waiting.unanswered = 0
-        self._hurry()
+        self.hurry()
 
     def on_receipt(self, receipt: Receipt) -> OutboxRow | None:
         """A receipt came: the update's row is settled and gone. None when nothing waited for it."""
@@ -101,8 +118,8 @@ class Sender:
         now = self._clock()
         if now < self.next_seconds():
             return
-        for waiting in self.waiting.values():
-            if now < waiting.next_seconds:
+        for waiting in list(self.waiting.values()):
+            if now < waiting.next_seconds or self._is_withheld(waiting, now):
                 continue
             if waiting.unanswered >= self._pace.unanswered_sends:
                 # The aggregator may have forgotten the session: the next send is under a new one.
@@ -127,22 +144,43 @@ class Sender:
         # Never sooner than a receipt can be expected; longer waits have full jitter.
         return max(self._pace.answer_seconds, waiting.backoff.next_seconds())
 
-    def _hurry(self) -> None:
+    def _is_withheld(self, waiting: _Waiting, now: float) -> bool:
+        if waiting.row.report is None or self._sessions.reads_reports:
+            waiting.withheld_seconds = math.inf
+            return False
+        waiting.withheld_seconds = min(waiting.withheld_seconds, now)
+        waiting.next_seconds = now + self._pace.answer_seconds
+        if now - waiting.withheld_seconds >= self._pace.most_seconds:
+            del self.waiting[waiting.row.digest]
+            plain = OutboxRow.of(self._identity(waiting.row), waiting.row.body, None)
+            instead = plain if plain.body else None
+            self._store.repost(waiting.row, instead)
+            if instead is not None:
+                self.add(instead)
+        return True
+
+    def hurry(self) -> None:
+        """Something may be sent sooner than it was to be."""
         for waiting in self.waiting.values():
             # One that waits for a session keeps waiting for it.
             if waiting.unanswered < self._pace.unanswered_sends:
                 waiting.next_seconds = self._clock()
 
+    def _identity(self, row: OutboxRow) -> UpdateIdentity:
+        return UpdateIdentity(self._device_id, row.task, row.generation, row.round)
+
     def _send(self, row: OutboxRow) -> bool:
         """Whether it goes in parts."""
-        identity = UpdateIdentity(self._device_id, row.task, row.generation, row.round)
-        payload = write_update(identity, row.body)
+        content, kind = row.body, RecordType.UPDATE
+        if row.report is not None:
+            content, kind = with_report(row.report, row.body), RecordType.CONTRIBUTION
+        payload = write_update(self._identity(row), content)
         try:
             if len(payload) <= PART_BYTES:
-                envelopes = [self._sessions.seal(RecordType.UPDATE, payload)]
+                envelopes = [self._sessions.seal(kind, payload)]
             else:
                 envelopes = [
-                    self._sessions.seal(RecordType.UPDATE, part, fragment)
+                    self._sessions.seal(kind, part, fragment)
                     for fragment, part in split(payload, os.urandom(8))
                 ]
         except WireError:

@@ -130,6 +130,14 @@ class SessionKeeper:
         return ""
 
     @property
+    def reads_reports(self) -> bool:
+        """Whether the aggregator of the session in use reads contributions.
+
+        One that says which tasks it serves does; those of before said nothing.
+        """
+        return self._tasks.of(self._watch.session, self.descriptor) is not None
+
+    @property
     def unserved(self) -> str:
         """That the aggregator of the last session serves others than this device's task; or empty.
 

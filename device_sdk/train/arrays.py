@@ -29,6 +29,7 @@ from device_sdk.train.job import LocalArtifact, RoundTrainer, TrainedRound, Trai
 from device_sdk.trainer import Trainer
 from device_sdk.wire.arrays.exchange import Broadcast, encode_update
 from device_sdk.wire.publish.receipts import Verdict
+from device_sdk.wire.publish.report import Reason
 from device_sdk.wire.publish.task_messages import BROADCAST_CODECS
 from device_sdk.world import DeviceWorld
 
@@ -218,7 +219,8 @@ class ArrayTrainer(RoundTrainer):
         source = self._source()
         if source is None:
             raise Declined(
-                "the app has given no data to train on: Device.open(data=...) or device.provide"
+                "the app has given no data to train on: Device.open(data=...) or device.provide",
+                Reason.NO_DATA,
             )
         return source()
 
@@ -334,7 +336,7 @@ class ArrayTrainer(RoundTrainer):
         else:
             return None
         if choice.place is None and chooses and declines:
-            raise Declined(choice.reason)
+            raise Declined(choice.reason, Reason.NO_ARTIFACT_FITS)
         return CapabilityRow(
             task=job.manifest.task,
             conditions=self._conditions(job),

@@ -22,6 +22,7 @@ from device_sdk.train.evaluate import RoundEvaluation
 from device_sdk.wire.arrays.exchange import Broadcast
 from device_sdk.wire.publish.catalogue import Catalogue
 from device_sdk.wire.publish.manifest import RoundManifest, evaluates
+from device_sdk.wire.publish.report import Reason
 from device_sdk.wire.publish.task_messages import TaskTerms
 from device_sdk.world import DeviceWorld
 
@@ -132,7 +133,8 @@ def learner_class(method: str) -> type[Learner] | type[RoundTrainer]:
     except MethodError as error:
         if isinstance(error.__cause__, RuntimeMissing):
             raise error.__cause__ from error
-        raise Declined(f"this device has no learner for the method {method!r}: {error}") from error
+        why = f"this device has no learner for the method {method!r}: {error}"
+        raise Declined(why, Reason.NO_METHOD) from error
     return found
 
 

@@ -20,6 +20,7 @@ from device_sdk.system.clock import slowed
 from device_sdk.train.evaluate import HeldOutItem, RankEvaluation
 from device_sdk.train.job import RoundTrainer, TrainedRound, TrainingJob
 from device_sdk.wire.arrays.exchange import Broadcast
+from device_sdk.wire.publish.report import Reason
 from device_sdk.world import DeviceWorld
 
 Rows = NDArray[np.int64]
@@ -175,7 +176,7 @@ class ScatterTrainer(RoundTrainer):
             clock=self._clock,
         )
         if choice.k is None:
-            raise Declined(choice.reason)
+            raise Declined(choice.reason, Reason.TOO_SLOW)
         return CapabilityRow(
             task=task, conditions=conditions, option=str(choice.k), size=triples,
             placement=None, placed_size=None, misses=0, reason=choice.reason,

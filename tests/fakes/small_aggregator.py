@@ -28,10 +28,13 @@ from device_sdk.wire.publish.receipts import (
     RecordType,
     UpdateIdentity,
     Verdict,
+    leave_digest,
+    read_contribution,
     read_update,
     update_digest,
     write_receipt,
 )
+from device_sdk.wire.publish.report import Report, read_report
 from device_sdk.wire.publish.task_messages import (
     OfferedAttachment,
     TaskTerms,
@@ -84,6 +87,8 @@ class Seen:
     """What came, in order."""
 
     bodies: list[tuple[UpdateIdentity, bytes]] = field(default_factory=list)
+    reports: list[tuple[UpdateIdentity, Report]] = field(default_factory=list)
+    farewells: int = 0
     opens: int = 0
     refused: list[str] = field(default_factory=list)
 
@@ -370,15 +375,32 @@ class SmallAggregator:
                 self.down(topic.handle, reply)
             return
         received = self._sessions.receive(event.payload, device_id)
-        assert received.message_type == RecordType.UPDATE
-        update = read_update(received.payload, device_id)
-        self.seen.bodies.append((update.identity, update.body))
+        if received.message_type == RecordType.LEAVE:
+            self.seen.farewells += 1
+            if self.knobs.receipts:
+                self._receipt(topic.handle, Receipt(leave_digest(device_id), Verdict.NOTED))
+            return
+        if received.message_type == RecordType.CONTRIBUTION:
+            update = read_contribution(received.payload, device_id)
+            assert update.report is not None
+            self.seen.reports.append((update.identity, read_report(update.report)))
+        else:
+            assert received.message_type == RecordType.UPDATE
+            update = read_update(received.payload, device_id)
+        if update.body:
+            self.seen.bodies.append((update.identity, update.body))
         if not self.knobs.receipts:
             return
         digest = update_digest(update.identity, update.body_sha256)
-        receipt = Receipt(digest, self._verdict(digest, update.identity, update.body))
+        verdict = Verdict.NOTED
+        if update.body:
+            verdict = self._verdict(digest, update.identity, update.body)
+        self._receipt(topic.handle, Receipt(digest, verdict))
+
+    def _receipt(self, handle: bytes, receipt: Receipt) -> None:
+        device_id = self._handles[handle][1]
         sealed = self._sessions.seal(device_id, RecordType.RECEIPT, write_receipt(receipt))
-        self.down(topic.handle, sealed)
+        self.down(handle, sealed)
 
     def _verdict(self, digest: bytes, identity: UpdateIdentity, body: bytes) -> Verdict:
         if digest in self._verdicts:

@@ -39,6 +39,7 @@ from device_sdk.methods.local_steps import restore_trainer, trainer_state, uncha
 from device_sdk.methods.state import Entry, part, prefixed, unpack
 from device_sdk.trainer import Trainer
 from device_sdk.wire.arrays.exchange import Broadcast, Update
+from device_sdk.wire.publish.report import Reason
 
 Floats = NDArray[np.float32]
 
@@ -71,7 +72,10 @@ class AttentionLearner(Learner):
         if placement == "auto":
             placement = "aggregator" if parts.companion is None else "device"
         if placement == "device" and parts.companion is None:
-            raise Declined("the task offers no meta-network for this artifact; see placement")
+            raise Declined(
+                "the task offers no meta-network for this artifact; see placement",
+                Reason.DOES_NOT_FIT,
+            )
         return cls(parts.data, parts.trainer, parts.companion, parts.sender, parts.rng, placement)
 
     def __init__(

@@ -26,6 +26,7 @@ from device_sdk.methods.local_steps import (
 )
 from device_sdk.trainer import Trainer
 from device_sdk.wire.arrays.exchange import Broadcast, Scalar, Update
+from device_sdk.wire.publish.report import Reason
 
 
 class FedAvgLearner(Learner):
@@ -66,7 +67,7 @@ class FedAvgLearner(Learner):
         training = FedAvgTraining.from_scalars(broadcast.settings, LearnerError)
         data = self._data()
         if data.samples == 0:
-            raise LearnerError("there are no local samples to train on")
+            raise LearnerError("there are no local samples to train on", Reason.NO_DATA)
         layout = self._layout(training)
         with unchanged_on_error(self._trainer):
             self._take(broadcast, layout)

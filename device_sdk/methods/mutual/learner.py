@@ -43,6 +43,7 @@ from device_sdk.methods.mutual.teachers import (
 )
 from device_sdk.trainer import Trainer
 from device_sdk.wire.arrays.exchange import Broadcast, Scalar, Update
+from device_sdk.wire.publish.report import Reason
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -150,13 +151,14 @@ class MutualLearner(Learner):
     def _own(self, data: LocalData, training: MutualTraining) -> dict[str, PublicSet]:
         """This device's public samples as the others see them; empty where it shares none."""
         if data.samples == 0:
-            raise LearnerError("there are no local samples to train on")
+            raise LearnerError("there are no local samples to train on", Reason.NO_DATA)
         odd = sorted(set(data.train) ^ set(self._entries))
         if odd or training.target not in self._entries:
             name = odd[0] if odd else training.target
             raise LearnerError(
                 f"{name!r} is not in both, the local samples ({', '.join(data.train)}) and the "
-                f"artifact's ({', '.join(self._entries)})"
+                f"artifact's ({', '.join(self._entries)})",
+                Reason.BAD_DATA,
             )
         if data.public_samples == 0:
             return {}

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from device_sdk.errors import DeviceError, RuntimeMissing
 from device_sdk.methods.learner import LearnerError
+from device_sdk.wire.publish.report import Reason
 
 if TYPE_CHECKING:
     from device_sdk.trainer import Trainer
@@ -136,7 +137,8 @@ class NumpyStep:
             and np.isfinite(found.items).all()
         ):
             raise LearnerError(
-                "the train step failed: its loss or a gradient is not finite; lower the rates"
+                "the train step failed: its loss or a gradient is not finite; lower the rates",
+                Reason.NOT_FINITE,
             )
         return found
 

@@ -21,6 +21,7 @@ from device_sdk.methods.scatter.triples import LocalTriples, PoolSettings, Tripl
 from device_sdk.methods.state import Entry, unpack
 from device_sdk.recommend import top_items
 from device_sdk.wire.arrays.exchange import Broadcast, Update
+from device_sdk.wire.publish.report import Reason
 
 # Which columns of the factor matrices a device trains this round.
 
@@ -261,7 +262,10 @@ class ScatterLearner(Learner):
         rates = (training.user_learning_rate / np.sqrt(np.maximum(sizes, 1))).astype(np.float32)
         users[:, columns] -= rates[:, None] * gradients.users
         if not np.isfinite(users).all():
-            raise LearnerError("training diverged: a user's vector is not finite; lower the rates")
+            raise LearnerError(
+                "training diverged: a user's vector is not finite; lower the rates",
+                Reason.NOT_FINITE,
+            )
         return gradients.items
 
 

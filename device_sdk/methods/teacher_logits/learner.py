@@ -39,6 +39,7 @@ from device_sdk.methods.teacher_logits.knowledge import (
 )
 from device_sdk.trainer import Trainer
 from device_sdk.wire.arrays.exchange import Broadcast, Update
+from device_sdk.wire.publish.report import Reason
 
 _LABEL = "label"
 
@@ -207,9 +208,12 @@ def _check_labels(samples: Mapping[str, NDArray[Any]], classes: int) -> None:
     label = samples.get(_LABEL)
     if label is None or label.dtype != np.int64 or label.ndim != 1:
         found = "missing" if label is None else f"{label.dtype} {label.shape}"
-        raise LearnerError(f"the local {_LABEL!r} is {found}; expected int64 [samples]")
+        raise LearnerError(
+            f"the local {_LABEL!r} is {found}; expected int64 [samples]", Reason.BAD_DATA
+        )
     if len(label) and not 0 <= int(label.min()) <= int(label.max()) < classes:
         raise LearnerError(
             f"local labels reach from {label.min()} to {label.max()}, not below "
-            f"the task's {classes} classes"
+            f"the task's {classes} classes",
+            Reason.BAD_DATA,
         )

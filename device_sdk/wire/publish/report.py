@@ -23,7 +23,7 @@ MOST_REPORT_BYTES = MOST_OUTCOME_BYTES + MOST_EVALUATION_BYTES + 14
 MOST_LABELS_BYTES = 56
 """Of a device's own labels as CBOR: what 200 bytes leave beside all the rest at its longest."""
 _MOST_REASON = 24
-_MOST_TEXT = {"sdk": 16, "runtime": 16, "platform": 18, "option": 16}
+MOST_TEXT_BYTES = {"sdk": 16, "runtime": 16, "platform": 18, "option": 16}
 _MOST_COUNT = 2**32 - 1
 _FIELDS = ("outcome", "reason")
 
@@ -89,7 +89,7 @@ class Details:
     labels: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name, most in _MOST_TEXT.items():
+        for name, most in MOST_TEXT_BYTES.items():
             if len(getattr(self, name).encode()) > most:
                 raise ValueError(f"{name} has more than {most} bytes")
         if self.seconds is not None and not (math.isfinite(self.seconds) and self.seconds >= 0):

@@ -264,6 +264,8 @@ def test_a_home_of_the_first_format_is_brought_up_to_date(tmp_path: Path) -> Non
             ", artifact BLOB",
             ",\n    artifact BLOB",
             ",\n    least_serial INTEGER NOT NULL DEFAULT 0",
+            ",\n    has_left INTEGER NOT NULL DEFAULT 0",
+            " report BLOB,",
             "\n    number INTEGER NOT NULL DEFAULT 0,",
         ):
             statement = statement.replace(gone, "")

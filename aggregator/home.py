@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -60,6 +61,9 @@ class AggregatorHome:
         return Store(Database(self.database))
 
 
+_LOCK = "serve.lock"
+_TRIES, _TRY_SECONDS = 5, 0.02
+
 # One server a home: two would both absorb, and each would undo the other's rounds.
 #
 # What replaces the open round from outside (``restored``) holds the home in the same way.
@@ -75,10 +79,25 @@ def serve_lock(home: AggregatorHome) -> Iterator[None]:
         raise AggregatorError(
             f"{home.folder} does not exist; run tessera-aggregator init --home {home.folder} first"
         )
-    lock = FileLock(home.folder / "serve.lock")
+    lock = FileLock(home.folder / _LOCK)
     try:
-        if not lock.try_acquire():
+        for _ in range(_TRIES):
+            if lock.try_acquire():
+                break
+            time.sleep(_TRY_SECONDS)  # is_served may have looked just now
+        else:
             raise AggregatorError(f"a serve is running on {home.folder}: stop it first")
         yield
+    finally:
+        lock.close()
+
+
+def is_served(home: AggregatorHome) -> bool:
+    """Whether another process holds the home at this moment."""
+    if not (home.folder / _LOCK).exists():
+        return False
+    lock = FileLock(home.folder / _LOCK)
+    try:
+        return not lock.try_acquire()
     finally:
         lock.close()

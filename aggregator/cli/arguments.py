@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 from aggregator.errors import AggregatorError
 from aggregator.home import AggregatorHome
 from aggregator.keys.folder import USUAL_LIVES, Lives
 from aggregator.store import Store
-from aggregator.store.devices import DeviceRow
+from aggregator.store.devices import DeviceRow, Labels
 from aggregator.store.tasks import FIRST, TaskRow
 from aggregator.task.file import Task, read_task
+from device_sdk.wire.publish.standing import require_labels
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _DURATION = re.compile(r"([0-9]{1,6})([smhd])")
@@ -70,15 +72,68 @@ def duration_seconds(text: str) -> int:
 
 
 def device_of(store: Store, text: str) -> DeviceRow:
-    """The device whose id begins with ``text``. Raises AggregatorError unless it is just one."""
-    wanted = text.strip().lower()
-    found = [row for row in store.devices.all() if row.device_id.hex().startswith(wanted)]
+    """The device of this name, or whose id begins with ``text``.
+
+    Raises AggregatorError unless it is just one.
+    """
+    wanted = text.strip()
+    rows = list(store.devices.all())
+    found = [row for row in rows if row.name == wanted]
+    found = found or [row for row in rows if row.device_id.hex().startswith(wanted.lower())]
     if len(found) != 1 or not wanted:
         what = "no device" if not found else f"{len(found)} devices"
         raise AggregatorError(
-            f"{what} with an id that begins with {text!r}; see tessera-aggregator devices"
+            f"{what} named {text!r}, or with an id that begins so; see tessera-aggregator devices"
         )
     return found[0]
+
+
+# Names and labels of devices.
+
+_MOST_NAME_BYTES = 64
+
+
+def device_name(text: str) -> str:
+    """A device's name: any printable text of 1 to 64 bytes."""
+    if not 1 <= len(text.encode()) <= _MOST_NAME_BYTES or not text.isprintable():
+        raise argparse.ArgumentTypeError(
+            f"{text[:70]!r} is no name: expected 1 to {_MOST_NAME_BYTES} bytes of printable text"
+        )
+    return text
+
+
+def label(text: str) -> tuple[str, str]:
+    """Name and value of "site=north". The value may be empty: no such label."""
+    name, equals, value = text.partition("=")
+    try:
+        if not equals:
+            raise ValueError(f"{text[:70]!r} is no label such as site=north")
+        require_labels({name: value or "none"})
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return name, value
+
+
+def add_labels(parser: argparse.ArgumentParser, what: str) -> None:
+    """The option ``--label``, which may be given several times."""
+    parser.add_argument(
+        "--label",
+        type=label,
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help=f"a label {what}, such as site=north; may be repeated",
+    )
+
+
+def labels_of(pairs: Iterable[tuple[str, str]], before: Labels) -> dict[str, str]:
+    """The labels of before with these changes. Raises AggregatorError for too many."""
+    found = {**before, **dict(pairs)}
+    try:
+        require_labels(found := {name: value for name, value in found.items() if value})
+    except ValueError as error:
+        raise AggregatorError(str(error)) from None
+    return found
 
 
 # How long descriptors and delegations hold.

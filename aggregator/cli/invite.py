@@ -7,7 +7,15 @@ import os
 import time
 from pathlib import Path
 
-from aggregator.cli.arguments import add_home, device_of, duration_seconds, home_of
+from aggregator.cli.arguments import (
+    add_home,
+    add_labels,
+    device_name,
+    device_of,
+    duration_seconds,
+    home_of,
+    labels_of,
+)
 from aggregator.errors import AggregatorError
 from aggregator.keys.enrolment import make_codes
 from aggregator.keys.registry import revoke
@@ -27,6 +35,8 @@ EXAMPLES = """\
 examples:
   tessera-aggregator invite --home fleet --count 3 --expires 24h
   tessera-aggregator invite --home fleet --count 100 --out codes.txt
+  tessera-aggregator invite --home fleet --name hall-3 --label site=north --label line=b
+                                             named and labelled in devices and status
   tessera-aggregator invite --home fleet --replaces 3f2a
                                              for the device whose id begins with 3f2a
 
@@ -48,11 +58,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_out(parser, metavar="FILE", help="a new file, mode 0600, for them")
     parser.add_argument("--replaces", metavar="ID", help="revoke this device in exchange")
+    parser.add_argument("--name", type=device_name, help="what to call the device that joins")
+    add_labels(parser, "of the device that joins")
 
 
 def run(arguments: argparse.Namespace) -> int:
     if arguments.replaces is not None and arguments.count != 1:
         raise AggregatorError("--replaces goes with one code: leave out --count")
+    if arguments.name is not None and arguments.count != 1:
+        raise AggregatorError("--name goes with one code: leave out --count, or use --label")
+    labels = labels_of(arguments.label, {})
     store = home_of(arguments).open_store()
     now = int(time.time())
     replaced = None
@@ -69,7 +84,8 @@ def run(arguments: argparse.Namespace) -> int:
             if replaced is not None:
                 revoke(store, replaced, now)
             for code in codes:
-                store.tokens.add(code, now, now + arguments.expires, replaced)
+                until = now + arguments.expires
+                store.tokens.add(code, now, until, replaced, arguments.name, labels)
     except BaseException:
         if out is not None:
             out.unlink()

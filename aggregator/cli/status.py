@@ -5,21 +5,29 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections import Counter
 
 from tabulate import tabulate
 
 from aggregator.cli.arguments import add_home, home_of
 from aggregator.evaluation.words import as_json, in_a_line
+from aggregator.home import is_served
+from aggregator.keys.registry import Registry
 from aggregator.store import Store
+from aggregator.store.devices import DeviceRow
+from aggregator.store.reports import KEPT_ROUNDS
 from aggregator.store.rounds import RoundRow
 from aggregator.store.tasks import TaskRow
-from aggregator.task.selector import served_selector
+from aggregator.task.selector import Selector, served_selector
 from device_sdk.system.command_line import positive_int
 from device_sdk.system.printable import ago, printable, span
 
+_SHOWN_NAMES, _SHOWN_DIGITS = 8, 12
+
 DESCRIPTION = """\
-Shows the model's version, the last rounds, what was refused and why, and anything that waits for
-the operator. Reads the database; works whether serve runs or not."""
+Shows the model's version, the last rounds, how they ended on the devices and why, whom the open one
+waits for, what was refused and why, and anything that waits for the operator. Reads the database;
+works whether serve runs or not."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,13 +39,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    store = home_of(arguments).open_store()
-    now = time.time()
+    home = home_of(arguments)
+    store = home.open_store()
+    now, serves = time.time(), is_served(home)
     tasks = [_Seen(store, row, arguments.rounds) for row in store.tasks.all()]
     if arguments.json:
-        print(json.dumps(_as_json(store, tasks, now), indent=2))
+        print(json.dumps(_as_json(store, tasks, now, serves), indent=2))
     else:
-        _print(store, tasks, now)
+        _print(store, tasks, now, serves)
     store.database.close()
     return 0
 
@@ -56,14 +65,37 @@ class _Seen:
         self.eligible = sum(1 for each in active if selector.admits(each.labels))
         self.only = str(selector)
         self.evaluated = fleet.evaluations.latest(row.name or "")
+        self.outcomes = self.store.reports.outcomes()
+        self.awaited = self._awaited(fleet, selector)
+
+    def _awaited(self, fleet: Store, selector: Selector) -> list[DeviceRow]:
+        """Whom the open round waits for."""
+        row = self.rounds[0] if self.rounds else None
+        if row is None or row.closed_unix_seconds is not None or row.threshold == 0:
+            return []
+        registry = Registry(fleet.devices)
+        judged = set(self.store.log.judged(row.generation, row.round))
+        name = self.row.name or ""
+        missing = set(registry.selected(name, row, selector.admits)) - judged
+        return [each for each in registry.devices() if each.device_id in missing]
+
+    def reasons(self, rounds: int) -> dict[str, int]:
+        """Devices by how the last rounds ended on them, as they told, the most frequent first."""
+        newest = sorted({each.round for each in self.outcomes}, reverse=True)[:rounds]
+        counts: Counter[str] = Counter()
+        for each in self.outcomes:
+            if each.round in newest:
+                counts[": ".join(filter(None, (each.outcome, each.reason)))] += each.devices
+        return dict(counts.most_common())
 
 
-def _print(store: Store, tasks: list[_Seen], now: float) -> None:
+def _print(store: Store, tasks: list[_Seen], now: float, serves: bool) -> None:
     devices = list(store.devices.all())
     revoked = sum(1 for row in devices if row.revoked_unix_seconds is not None)
     several = len(tasks) > 1
     if not several:
         _print_head(tasks[0])
+    print(f"serve        {'runs' if serves else 'does not run: no round opens or closes'}")
     print(f"devices      {len(devices) - revoked} active, {revoked} revoked")
     print(f"codes        {store.tokens.unused(int(now))} unused")
     for task in tasks:
@@ -112,6 +144,24 @@ def _print_rounds(task: _Seen, now: float) -> None:
     if task.rounds:
         print()
         print(tabulate([_line(row, now) for row in task.rounds], headers="keys", tablefmt="plain"))
+    if task.outcomes:
+        newest = task.outcomes[0].round
+        print(f"\ntold         round {newest}: {_counted(task.reasons(1))}")
+        print(f"             last {KEPT_ROUNDS} rounds: {_counted(task.reasons(KEPT_ROUNDS))}")
+    if task.awaited:
+        left = task.rounds[0].deadline_unix_seconds - now
+        names = ", ".join(_name(each) for each in task.awaited[:_SHOWN_NAMES])
+        more = len(task.awaited) - _SHOWN_NAMES
+        names += f" and {more} more" if more > 0 else ""
+        print(f"waits        {span(max(0.0, left))} at most, for {names}")
+
+
+def _counted(counts: dict[str, int]) -> str:
+    return ", ".join(f"{printable(what)} {count}" for what, count in counts.items())
+
+
+def _name(row: DeviceRow) -> str:
+    return printable(row.name) if row.name else row.device_id.hex()[:_SHOWN_DIGITS]
 
 
 def _print_waiting(task: _Seen) -> None:
@@ -149,7 +199,7 @@ def _line(row: RoundRow, now: float) -> dict[str, str]:
     }
 
 
-def _as_json(store: Store, tasks: list[_Seen], now: float) -> dict[str, object]:
+def _as_json(store: Store, tasks: list[_Seen], now: float, serves: bool) -> dict[str, object]:
     first = _task_as_json(tasks[0])
     return {
         "task": first["task"],
@@ -159,6 +209,7 @@ def _as_json(store: Store, tasks: list[_Seen], now: float) -> dict[str, object]:
         "unused_codes": store.tokens.unused(int(now)),
         "refusals": store.refusals.all(),
         "unpublished": first["unpublished"],
+        "serves": serves,
         "rounds": first["rounds"],
         "tasks": [_task_as_json(task) for task in tasks],
     }
@@ -188,6 +239,10 @@ def _task_as_json(seen: _Seen) -> dict[str, object]:
         "problem": seen.row.problem,
         "evaluation": _evaluation_as_json(seen),
         "unpublished": seen.store.facts.unpublished,
+        "outcomes": [each._asdict() for each in seen.outcomes],
+        "awaited": [
+            {"device_id": each.device_id.hex(), "name": each.name} for each in seen.awaited
+        ],
         "rounds": [
             {
                 "round": row.round,

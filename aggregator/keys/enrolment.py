@@ -96,6 +96,8 @@ class Enrolment:
             token_id=token.token_id,
             enrolled_unix_seconds=now_unix_seconds,
             first_round=self._first_round(),
+            labels=token.labels,
+            name=token.name,
         )
         with self._store.database.transaction():
             self._store.devices.add(device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
@@ -9,17 +10,27 @@ from aggregator.refusals import Refusals
 from aggregator.rounds.aggregation import Aggregation
 from aggregator.rounds.machine import RoundMachine
 from aggregator.shared import TaskShared
+from aggregator.store.reports import KEPT_ROUNDS, StoredReport
 from aggregator.store.rounds import RoundRow
-from aggregator.store.update_log import LoggedUpdate, StoredVerdict
+from aggregator.store.update_log import NOTED, LoggedUpdate, StoredVerdict
 from device_sdk.wire.arrays import exchange
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.publish.receipts import (
     Receipt,
+    RecordType,
     UpdateIdentity,
     UpdateMessage,
     Verdict,
+    read_contribution,
     read_update,
     update_digest,
+)
+from device_sdk.wire.publish.report import (
+    Outcome,
+    Report,
+    known_reason,
+    read_report,
+    write_outcome,
 )
 from device_sdk.wire.seal.admission import TokenBuckets
 
@@ -55,6 +66,7 @@ class Repeats:
         return self.exhausted(device_id)
 
 
+_UPDATE = int(RecordType.UPDATE)
 _COUNTED = Verdict.COUNTED  # named for every update: an enum looks its members up each time
 
 
@@ -70,6 +82,7 @@ class _Staged(NamedTuple):
     verdict: StoredVerdict
     logged: LoggedUpdate | None
     update: exchange.Update | None
+    report: Report | None = None
 
 
 class Ingest:
@@ -90,7 +103,11 @@ class Ingest:
         """Updates counted since the start."""
         self.widths: dict[int, int] = {}
         """Updates of the current round by the width that the device trained."""
+        self.outcomes: Counter[tuple[str, str]] = Counter()
+        """Of the reports since the start, by outcome and reason."""
         self._seen: list[tuple[int, int | None, bytes]] = []
+        self._told: list[tuple[int, bytes, bytes]] = []
+        self._late: list[StoredReport] = []
 
     def __len__(self) -> int:
         return len(self._staged)
@@ -107,6 +124,9 @@ class Ingest:
         """Make what is staged durable, absorb it, and settle it; in the order it came."""
         row = self._rounds.current
         if not self._staged or row is None:
+            if self._late:
+                with self._store.database.transaction():
+                    self.save_seen()
             return []
         staged = list(self._staged.values())
         self._staged.clear()
@@ -118,6 +138,9 @@ class Ingest:
         ]
         with self._store.database.transaction():
             self._store.log.append([logged for logged, _ in group], [s.verdict for s in staged])
+            reports = [_stored(each.identity, each.report) for each in staged if each.report]
+            if reports:
+                self._store.reports.add(reports)
             self.save_seen()
         failed = self._aggregation.absorb(row, group)
         if failed:
@@ -126,13 +149,21 @@ class Ingest:
         return [self._settle(each, failed, now_unix_seconds) for each in staged]
 
     def save_seen(self) -> None:
-        """Write down which devices were counted before this group; inside a transaction."""
+        """Write down which devices were counted, or told of a round, before this group; inside a
+        transaction."""
         self._store.fleet.devices.note_counted(self._seen)
         self._seen.clear()
+        if self._told:
+            self._store.fleet.devices.note_reported(self._told)
+            self._told.clear()
+        if self._late:
+            self._store.reports.add(self._late)
+            self._late.clear()
 
     def follow(self, other: Ingest) -> None:
         """Go on with the counts of the same task's ingest before this one."""
         self.counted, self._seen = other.counted, other._seen
+        self.outcomes, self._told, self._late = other.outcomes, other._told, other._late
 
     def round_opened(self) -> None:
         """Begin the counts of a round."""
@@ -152,13 +183,19 @@ class Ingest:
                 return refused
         reason = None
         decoded = None
+        report = None
         try:
-            decoded = self._aggregation.decode(update.body, identity.round, identity.device_id)
-            self._aggregation.check(decoded)
+            if update.report is not None:
+                report = read_told(update)
+            if update.body or report is None:
+                decoded = self._aggregation.decode(update.body, identity.round, identity.device_id)
+                self._aggregation.check(decoded)
+            else:
+                reason = NOTED
         except WireError as error:
             reason = error.reason
             self._refusals.note(error, identity.device_id)
-        self._stage(update, row, decoded if reason is None else None, reason)
+        self._stage(update, row, decoded if reason is None else None, reason, report)
         return None
 
     def _judge_unexpected(self, update: UpdateMessage, row: RoundRow) -> Settled | None:
@@ -180,6 +217,7 @@ class Ingest:
         row: RoundRow,
         decoded: exchange.Update | None,
         reason: str | None,
+        report: Report | None,
     ) -> None:
         identity = update.identity
         logged = None
@@ -196,7 +234,7 @@ class Ingest:
             identity.generation, identity.round, identity.device_id, update.body_sha256, reason
         )
         self._staged[(identity.device_id, identity.round)] = _Staged(
-            identity, verdict, logged, decoded
+            identity, verdict, logged, decoded, report
         )
 
     def _offer_for_closed(self, update: UpdateMessage) -> Settled:
@@ -213,9 +251,38 @@ class Ingest:
         if row is None or row.generation != identity.generation or row.forgotten:
             # By the mark that was set when the verdicts were deleted, and by no clock.
             return _settled(update, Verdict.FORGOTTEN)
+        self._note_late(update, row)
+        if update.report is not None and not update.body:
+            return _settled(update, Verdict.NOTED)  # nobody waited for it
         self._rounds.came_late(row, identity.device_id)
         self._refusals.note_reason("late", identity.device_id)
         return _settled(update, Verdict.LATE)
+
+    def _note_late(self, update: UpdateMessage, row: RoundRow) -> None:
+        """Why a device was too late for a round is worth as much as why it failed in one.
+
+        Written with the next group. A device is heard once on a round that had selected it, while
+        the round's reports are kept.
+        """
+        identity = update.identity
+        kept = row.round > self._rounds.next_number() - 1 - KEPT_ROUNDS
+        if update.report is None or not kept or not self._rounds.selects(row, identity.device_id):
+            return
+        if self._store.reports.has(identity.generation, identity.round, identity.device_id):
+            return
+        try:
+            report = read_told(update)
+        except WireError as error:
+            self._refusals.note(error, identity.device_id)
+            return
+        stored = _stored(identity, report)
+        if not any(each[:3] == stored[:3] for each in self._late):
+            self._late.append(stored)
+            self._tell(identity.device_id, report, int(self._unix_clock()))
+
+    def _tell(self, device_id: bytes, report: Report, now_unix_seconds: int) -> None:
+        self.outcomes[(report.outcome.value, known_reason(report.reason))] += 1
+        self._told.append((now_unix_seconds, write_outcome(report), device_id))
 
     def _repeat(self, update: UpdateMessage, known: StoredVerdict) -> Settled:
         """The stored verdict, for the same body again."""
@@ -223,6 +290,8 @@ class Ingest:
             return self._conflict(update)
         if known.reason is None:
             return _settled(update, Verdict.COUNTED)
+        if known.reason == NOTED:
+            return _settled(update, Verdict.NOTED)
         return _settled(update, Verdict.REFUSED, known.reason)
 
     def _conflict(self, update: UpdateMessage) -> Settled:
@@ -237,6 +306,11 @@ class Ingest:
         device_id = staged.identity.device_id
         digest = update_digest(staged.identity, staged.verdict.body_sha256)
         reason = staged.verdict.reason
+        if staged.report is not None:
+            self._tell(device_id, staged.report, now_unix_seconds)
+            if reason == NOTED:
+                self._rounds.heard_of(device_id)
+                return Settled(device_id, Receipt(digest, Verdict.NOTED))
         if staged.logged is not None and staged.logged.seq in failed:
             reason = "quarantined"
             self._refusals.note_reason(reason, device_id)
@@ -250,6 +324,19 @@ class Ingest:
         self.counted += 1
         self._seen.append((now_unix_seconds, width or None, device_id))
         return Settled(device_id, Receipt(digest, _COUNTED))
+
+
+def read_told(update: UpdateMessage) -> Report:
+    """A contribution's report. Raises ``WireError``, also for one that trained and sends nothing,
+    or sends something and did not train."""
+    report = read_report(update.report or b"")
+    if (report.outcome is Outcome.TRAINED) is not bool(update.body):
+        raise WireError("bad-field", "an update goes with what was trained, and with nothing else")
+    return report
+
+
+def _stored(identity: UpdateIdentity, report: Report) -> StoredReport:
+    return StoredReport.of(identity.generation, identity.round, identity.device_id, report)
 
 
 def _settled(update: UpdateMessage, verdict: Verdict, reason: str = "") -> Settled:
@@ -274,13 +361,17 @@ class Inbox:
         """Take updates for these tasks from now on."""
         self._ingests, self._absent = ingests, frozenset(absent)
 
-    def offer(self, device_id: bytes, payload: bytes) -> Settled | None:
-        """Judge an update: a verdict, or None where it is staged, or not to be answered.
+    def offer(
+        self, device_id: bytes, payload: bytes, record: int = RecordType.UPDATE
+    ) -> Settled | None:
+        """Judge an update or, by its ``record``, a contribution: a verdict, or None where it is
+        staged, or not to be answered.
 
         Raises ``WireError`` for bytes that are no update: nothing can be said about those.
         """
         try:
-            settled = self._judge(read_update(payload, device_id))
+            read = read_update if record == _UPDATE else read_contribution
+            settled = self._judge(read(payload, device_id))
         except WireError:
             self._charge(device_id)
             raise

@@ -221,10 +221,11 @@ class RoundMachine:
 
     def is_selected(self, device_id: bytes) -> bool:
         """Whether a device of the registry was selected for the current round."""
-        row = self.current
-        return row is not None and self._registry.is_selected(
-            device_id, self._task, row, self._selector.admits
-        )
+        return self.current is not None and self.selects(self.current, device_id)
+
+    def selects(self, row: RoundRow, device_id: bytes) -> bool:
+        """Whether a round, of now or before, selects a device of the registry."""
+        return self._registry.is_selected(device_id, self._task, row, self._selector.admits)
 
     def heard_of(self, device_id: bytes, counted_seconds: float | None = None) -> None:
         """A device had its verdict; ``counted_seconds`` after the opening if it was counted."""
@@ -238,7 +239,7 @@ class RoundMachine:
 
         If the round had selected the device: others do not wait to be waited for.
         """
-        if self._registry.is_selected(device_id, self._task, row, self._selector.admits):
+        if self.selects(row, device_id):
             seconds = max(0.0, self._unix_clock() - row.opened_unix_seconds)
             self._late.note(row.round, device_id, seconds)
 
@@ -267,7 +268,8 @@ class RoundMachine:
 
     def _all_were_revoked(self, row: RoundRow) -> bool:
         # Where nobody is missing any more, it was heard or revoked. A round that selected nobody
-        # keeps its time, and one whose devices were all refused: the next would be no different.
+        # keeps its time, and one whose devices were all refused, or could not train: the next
+        # would be no different.
         return row.expected > 0 and not self._any_heard
 
     def reload_hold(self) -> None:
@@ -386,6 +388,7 @@ class RoundMachine:
         with self._store.database.transaction():
             self._store.rounds.close(row.round, now, made, participants, summary.metrics, times)
             self._evaluator.round_closes(row, made=made not in (None, row.version))
+            self._store.reports.keep_last(row.round)
             if made is None:
                 self._store.checkpoints.drop_partial()
             else:

@@ -33,6 +33,8 @@ class TaskSnapshot:
     """Devices that it is for."""
     paused: bool = False
     widths: Mapping[int, int] = field(default_factory=dict)
+    outcomes: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """What devices told, by outcome and reason."""
     unpublished: str | None = None
     """Why the next round could not be published, and is held."""
     finished: tuple[RoundRow, ...] = ()
@@ -127,6 +129,15 @@ def format_metrics(seen: Snapshot) -> str:
             _labels(seen, task, **_of_figure(figure)): figure.devices
             for task in seen.tasks
             for figure in _figures(task)
+        },
+    )
+    put(
+        "device_outcomes_total",
+        "How rounds ended on the devices, as these told",
+        {
+            _labels(seen, task, outcome=outcome, reason=reason): count
+            for task in seen.tasks
+            for (outcome, reason), count in sorted(task.outcomes.items())
         },
     )
     put(

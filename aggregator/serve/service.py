@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from aggregator.errors import AggregatorError
 from aggregator.keys.fence import Fence
 from aggregator.keys.fleet import FleetKeys
+from aggregator.keys.registry import revoke
 from aggregator.publish.standing import Announcements
 from aggregator.rounds.ingest import Inbox, Settled
 from aggregator.rounds.machine import RoundClosed, RoundEvent, RoundOpened
@@ -19,7 +20,7 @@ from aggregator.serve.metrics import Snapshot, TaskSnapshot
 from aggregator.serve.outgoing import Outgoing
 from aggregator.serve.standings import Standings
 from aggregator.serve.tasks import TaskBoard, TaskParts
-from aggregator.serve.uplink import Answer, Arrived, Refusal, Uplink
+from aggregator.serve.uplink import Answer, Arrived, Left, Refusal, Uplink
 from aggregator.shared import Shared
 from device_sdk.link.events import (
     Connected,
@@ -264,13 +265,26 @@ class Service:
                 parts.refusals.note(result.error, result.device_id)
                 if result.error.reason == "old-incarnation":
                     self._show_presence_again()
+            case Left():
+                self._dismiss(result.device_id)
             case Arrived():
                 try:
-                    settled = parts.inbox.offer(result.device_id, result.payload)
+                    settled = parts.inbox.offer(result.device_id, result.payload, result.record)
                 except WireError as error:
                     parts.refusals.note(error, result.device_id)
                 else:
                     self._settle([] if settled is None else [settled])
+
+    def _dismiss(self, device_id: bytes) -> None:
+        """A device leaves: it is revoked, as by the operator, and told so by a last receipt."""
+        parts = self._parts
+        answer = parts.uplink.farewell(device_id)
+        with parts.store.database.transaction():
+            revoke(parts.store, device_id, int(parts.unix_clock()))
+        _LOG.info("%s has left", device_id.hex())
+        self._look_again()
+        if answer is not None:
+            parts.outgoing.send(answer.topic, answer.payload)
 
     def _send_all(self, messages: Iterable[tuple[str, bytes]]) -> None:
         for topic, payload in messages:
@@ -362,6 +376,7 @@ def _seen(task: TaskParts) -> TaskSnapshot:
         quorum=task.task.round.quorum,
         counted=task.ingest.counted,
         widths=dict(task.ingest.widths),
+        outcomes=dict(task.ingest.outcomes),
         unpublished=rounds.unpublished,
         finished=tuple(row for row in latest if row.closed_unix_seconds is not None),
         evaluated=next(iter(task.store.evaluations.latest(task.task.name)), None),

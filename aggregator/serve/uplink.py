@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -15,7 +16,13 @@ from device_sdk.link.events import Message
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.codec.message import MessageType
 from device_sdk.wire.publish.chunks import Reassembler
-from device_sdk.wire.publish.receipts import Receipt, RecordType, write_receipt
+from device_sdk.wire.publish.receipts import (
+    Receipt,
+    RecordType,
+    Verdict,
+    leave_digest,
+    write_receipt,
+)
 from device_sdk.wire.publish.topics import (
     DownTopic,
     EnrolAnswerTopic,
@@ -28,6 +35,8 @@ from device_sdk.wire.seal.session_table import SessionTable
 _MOST_TOPICS = 8192
 # Compared with every message: an enum's member is looked up anew each time it is named.
 _SESSION_OPEN, _UPDATE = bytes((MessageType.SESSION_OPEN,)), int(RecordType.UPDATE)
+_CONTRIBUTION, _LEAVE = int(RecordType.CONTRIBUTION), int(RecordType.LEAVE)
+_MOST_FAREWELLS = 1024
 
 
 class Answer(NamedTuple):
@@ -38,10 +47,17 @@ class Answer(NamedTuple):
 
 
 class Arrived(NamedTuple):
-    """The plaintext of an update, and whose session it came in."""
+    """The plaintext of an update or a contribution, and whose session it came in."""
 
     device_id: bytes
     payload: bytes
+    record: int = _UPDATE
+
+
+class Left(NamedTuple):
+    """A device says that it leaves."""
+
+    device_id: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +88,9 @@ class Uplink:
         self._enrolment = enrolment
         self._repeats = repeats
         self._group_keys = group_keys
+        self._farewells: OrderedDict[bytes, Answer] = OrderedDict()
 
-    def receive(self, message: Message) -> Answer | Arrived | Refusal | None:
+    def receive(self, message: Message) -> Answer | Arrived | Left | Refusal | None:
         """Handle one message; None when there is nothing to do yet (a part of an update)."""
         device_id = b""
         try:
@@ -84,6 +101,9 @@ class Uplink:
                 return self._enrol(message.payload)
             if not isinstance(topic, UpTopic):
                 raise WireError("wrong-topic", "a message on a topic that is ours to write to")
+            gone = self._farewells.get(topic.handle) if self._farewells else None
+            if gone is not None:
+                return gone
             device = self._registry.by_handle(topic.handle)
             if topic.shard != device.shard:
                 raise WireError("wrong-topic", "the device belongs to another shard")
@@ -96,14 +116,17 @@ class Uplink:
                 raise WireError("too-many-repeats", "the device asks for old verdicts too often")
             received = self._table.receive(message.payload, device.device_id)
             device_id = device.device_id  # proven by the envelope's tag
-            if received.message_type != _UPDATE:
-                raise WireError("bad-type", "devices send updates, nothing else")
+            record = received.message_type
+            if record != _UPDATE and record != _CONTRIBUTION:
+                if record == _LEAVE and received.fragment is None and not received.payload:
+                    return Left(device_id)
+                raise WireError("bad-type", "devices send updates and contributions, or leave")
             payload: bytes | None = received.payload
             if received.fragment is not None:
                 payload = self._reassembler.add(
-                    device_id, received.message_type, received.fragment, received.payload
+                    device_id, record, received.fragment, received.payload
                 )
-            return None if payload is None else Arrived(device_id, payload)
+            return None if payload is None else Arrived(device_id, payload, record)
         except WireError as error:
             return Refusal(error, device_id)
 
@@ -117,6 +140,22 @@ class Uplink:
         except WireError:
             return None
         return Answer(self._topics.write(DownTopic(device.handle)), sealed)
+
+    def farewell(self, device_id: bytes) -> Answer | None:
+        """The last receipt of a device that leaves, made while it still has a session.
+
+        Kept, within bounds, and sent again whenever something comes on the topic: the device asks
+        until it has it, and no session will tell it from then on.
+        """
+        device = self._registry.by_id(device_id)
+        if device is None:
+            return None
+        answer = self.receipt(device_id, Receipt(leave_digest(device_id), Verdict.NOTED))
+        if answer is not None:
+            self._farewells[device.handle] = answer
+            if len(self._farewells) > _MOST_FAREWELLS:
+                self._farewells.popitem(last=False)
+        return answer
 
     def _enrol(self, payload: bytes) -> Answer:
         answer = self._enrolment.answer(payload)

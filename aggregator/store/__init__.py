@@ -10,6 +10,7 @@ from aggregator.store.devices import Devices, Secrets, Tokens
 from aggregator.store.evaluations import Evaluations
 from aggregator.store.facts import Facts, RefusalCounts, TaskFacts
 from aggregator.store.publications import AttachmentBooks, Publications, Retained
+from aggregator.store.reports import Reports
 from aggregator.store.rounds import Rounds
 from aggregator.store.tasks import FIRST, Tasks
 from aggregator.store.update_log import UpdateLog
@@ -54,6 +55,7 @@ class TaskStore:
         self.facts = TaskFacts(database, number, fleet.facts)
         self.rounds = Rounds(database, number)
         self.log = UpdateLog(database, number)
+        self.reports = Reports(database, number)
         self.checkpoints = Checkpoints(database, number)
         self.versions, self.evaluations = fleet.versions, fleet.evaluations
         self.publications = Publications(database, number)

@@ -81,7 +81,9 @@ CREATE TABLE tokens (
     replaces BLOB,
     device_id BLOB,                      -- who used it
     strangers INTEGER NOT NULL DEFAULT 0,
-    last_stranger BLOB                   -- the key of the latest stranger who tried to
+    last_stranger BLOB,                  -- the key of the latest stranger who tried to
+    name TEXT,                           -- of the device that will use it
+    labels TEXT NOT NULL DEFAULT '{}'    -- JSON: likewise
 ) STRICT;
 CREATE TABLE devices (
     device_id BLOB PRIMARY KEY,
@@ -95,7 +97,10 @@ CREATE TABLE devices (
     revoked_unix INTEGER,
     last_counted_unix INTEGER,
     last_width INTEGER,
-    labels TEXT NOT NULL DEFAULT '{}'    -- JSON: what tasks choose their devices by
+    labels TEXT NOT NULL DEFAULT '{}',   -- JSON: what tasks choose their devices by
+    name TEXT,                           -- the operator's
+    last_report_unix INTEGER,
+    last_report BLOB                     -- the newest outcome, as it came, without evaluation
 ) STRICT;
 CREATE TABLE tasks (
     task INTEGER PRIMARY KEY,            -- 1: the first, whose file has the fleet's tables
@@ -152,7 +157,23 @@ CREATE TABLE verdicts (
     round INTEGER NOT NULL,
     device_id BLOB NOT NULL,
     body_sha256 BLOB NOT NULL,
-    reason TEXT,                         -- NULL: counted; else refused
+    reason TEXT,                         -- NULL: counted; 'noted': a report alone; else refused
+    PRIMARY KEY (task, generation, round, device_id)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE reports (                   -- of the last rounds, see Reports
+    task INTEGER NOT NULL,
+    generation INTEGER NOT NULL,
+    round INTEGER NOT NULL,
+    device_id BLOB NOT NULL,
+    outcome TEXT NOT NULL,
+    reason TEXT NOT NULL,                -- empty where it trained
+    sdk TEXT,                            -- NULL, like what follows, where the app keeps it
+    runtime TEXT,
+    platform TEXT,
+    option TEXT,                         -- columns or artifact that was trained
+    seconds REAL,
+    received_bytes INTEGER,
+    evaluation BLOB,                     -- NULL: none
     PRIMARY KEY (task, generation, round, device_id)
 ) STRICT, WITHOUT ROWID;
 CREATE TABLE checkpoints (
@@ -217,7 +238,7 @@ def _one_task_becomes_the_first() -> str:
             "INSERT OR REPLACE INTO facts SELECT 'openings', coalesce(max(round), 0) "
             "FROM rounds;\n",
             *(_renamed(name) for name in _TASK_TABLES),
-            *(_table_of(name) for name in (*_TASK_TABLES, "tasks", "task_facts")),
+            *(_table_of(name) for name in (*_TASK_TABLES, "tasks", "task_facts", "reports")),
             _copied("rounds", f"task, {rounds}, opening", f"1, {rounds}, round"),
             _copied("updates", f"task, {updates}", f"1, {updates}"),
             _copied("verdicts", f"task, {verdicts}", f"1, {verdicts}"),
@@ -232,6 +253,11 @@ def _one_task_becomes_the_first() -> str:
             "UPDATE tasks SET name = (SELECT substr(value, 1, instr(value, ' ') - 1) "
             "FROM task_facts WHERE name = 'task');\n",
             "ALTER TABLE devices ADD COLUMN labels TEXT NOT NULL DEFAULT '{}';\n",
+            "ALTER TABLE devices ADD COLUMN name TEXT;\n",
+            "ALTER TABLE devices ADD COLUMN last_report_unix INTEGER;\n",
+            "ALTER TABLE devices ADD COLUMN last_report BLOB;\n",
+            "ALTER TABLE tokens ADD COLUMN name TEXT;\n",
+            "ALTER TABLE tokens ADD COLUMN labels TEXT NOT NULL DEFAULT '{}';\n",
         )
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
+from types import MappingProxyType
 from typing import Any
 
 from aggregator.store.database import Table
@@ -20,7 +21,7 @@ Labels = Mapping[str, str]
 class DeviceRow:
     """One identity, its fields the table's columns. ``first_round``: it takes part in the rounds
     that opened as the ``first_round``-th or later, counted over all tasks. ``labels``: what tasks
-    choose by."""
+    choose by; ``last_report``: of its newest round, without evaluation."""
 
     device_id: bytes
     identity: bytes
@@ -34,6 +35,9 @@ class DeviceRow:
     last_counted_unix_seconds: int | None = None
     last_width: int | None = None
     labels: Labels = field(default_factory=dict)
+    name: str | None = None
+    last_report_unix_seconds: int | None = None
+    last_report: bytes | None = None
 
     def __repr__(self) -> str:
         return f"DeviceRow(device_id={self.device_id.hex()}, ...)"
@@ -55,18 +59,33 @@ class Devices(Table):
         return None if row is None else _device(row)
 
     def revoke(self, device_id: bytes, now_unix_seconds: int) -> bool:
-        """Revoke, and delete its admission key; whether it was not revoked before."""
+        """Revoke, and delete its admission key and what it reported; whether it was not revoked
+        before."""
         changed = self._database.execute(
-            "UPDATE devices SET revoked_unix = ?, admission_key = zeroblob(32) "
-            "WHERE device_id = ? AND revoked_unix IS NULL",
+            "UPDATE devices SET revoked_unix = ?, admission_key = zeroblob(32), "
+            "last_report = NULL WHERE device_id = ? AND revoked_unix IS NULL",
             (now_unix_seconds, device_id),
         )
+        if changed:
+            self._database.execute("DELETE FROM reports WHERE device_id = ?", (device_id,))
         return changed > 0
 
     def set_labels(self, device_id: bytes, labels: Labels) -> None:
         """Replace a device's labels."""
         self._database.execute(
             "UPDATE devices SET labels = ? WHERE device_id = ?", (_packed(labels), device_id)
+        )
+
+    def set_name(self, device_id: bytes, name: str | None) -> None:
+        """Name a device, or no longer (None)."""
+        self._database.execute("UPDATE devices SET name = ? WHERE device_id = ?", (name, device_id))
+
+    def note_reported(self, told: Iterable[tuple[int, bytes, bytes]]) -> None:
+        """(Unix seconds, outcome, device id) of devices that told how a round ended."""
+        self._database.execute_many(
+            "UPDATE devices SET last_report_unix = ?, last_report = ? "
+            "WHERE device_id = ? AND revoked_unix IS NULL",
+            told,
         )
 
     def note_counted(self, seen: Iterable[tuple[int, int | None, bytes]]) -> None:
@@ -81,8 +100,17 @@ def _packed(labels: Labels) -> str:
 
 
 def _device(row: tuple[Any, ...]) -> DeviceRow:
-    *values, labels = row
-    return DeviceRow(*(*values, {} if labels == "{}" else json.loads(labels)))
+    values = list(row)
+    values[_LABELS] = _unpacked(values[_LABELS])
+    return DeviceRow(*values)
+
+
+def _unpacked(labels: str) -> Labels:
+    found: Labels = {} if labels == "{}" else json.loads(labels)
+    return found
+
+
+_LABELS = [each.name for each in fields(DeviceRow)].index("labels")
 
 
 # Enrolment codes.
@@ -99,28 +127,47 @@ class TokenRow:
     device_id: bytes | None
     strangers: int
     last_stranger: bytes | None
+    name: str | None = None
+    labels: Labels = field(default_factory=dict)
 
     def __repr__(self) -> str:
         return f"TokenRow(token_id={self.token_id.hex()}, ...)"
 
 
-_COLUMNS = "token_id, secret, expires_unix, replaces, device_id, strangers, last_stranger"
+_COLUMNS = (
+    "token_id, secret, expires_unix, replaces, device_id, strangers, last_stranger, name, labels"
+)
 
 
 class Tokens(Table):
     def add(
-        self, code: EnrolmentCode, created_unix: int, expires_unix: int, replaces: bytes | None
+        self,
+        code: EnrolmentCode,
+        created_unix: int,
+        expires_unix: int,
+        replaces: bytes | None,
+        name: str | None = None,
+        labels: Labels = MappingProxyType({}),
     ) -> None:
+        """A code; whoever uses it is called ``name``, and has these labels."""
         self._database.execute(
-            "INSERT INTO tokens (token_id, secret, created_unix, expires_unix, replaces) "
-            "VALUES (?, ?, ?, ?, ?)",
-            (code.token_id, code.secret, created_unix, expires_unix, replaces),
+            "INSERT INTO tokens (token_id, secret, created_unix, expires_unix, replaces, name, "
+            "labels) VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (
+                code.token_id,
+                code.secret,
+                created_unix,
+                expires_unix,
+                replaces,
+                name,
+                _packed(labels),
+            ),
         )
 
     def find(self, token_id: bytes) -> TokenRow | None:
         query = f"SELECT {_COLUMNS} FROM tokens WHERE token_id = ?"
         row = self._database.row(query, (token_id,))
-        return None if row is None else TokenRow(*row)
+        return None if row is None else _token(row)
 
     def bind(self, token_id: bytes, device_id: bytes) -> None:
         self._database.execute(
@@ -137,7 +184,7 @@ class Tokens(Table):
     def tried_by_strangers(self) -> list[TokenRow]:
         """Codes that somebody else tried to use too: leaked, or handed out twice."""
         query = f"SELECT {_COLUMNS} FROM tokens WHERE strangers > 0"
-        return [TokenRow(*row) for row in self._database.rows(query)]
+        return [_token(row) for row in self._database.rows(query)]
 
     def unused(self, now_unix_seconds: int) -> int:
         """How many codes can still be used."""
@@ -146,6 +193,11 @@ class Tokens(Table):
             (now_unix_seconds,),
         )
         return 0 if row is None else int(row[0])
+
+
+def _token(row: tuple[Any, ...]) -> TokenRow:
+    values = [*row[:-1], _unpacked(row[-1])]
+    return TokenRow(*values)
 
 
 # Descriptors that were issued, and group keys by epoch.

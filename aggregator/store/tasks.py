@@ -12,7 +12,7 @@ FIRST = 1
 """The number of the task whose file has the fleet's tables."""
 
 _COLUMNS = "task, name, state, file, served, unwritten, request, problem"
-TASK_TABLES = ("rounds", "updates", "verdicts", "checkpoints")
+TASK_TABLES = ("rounds", "updates", "verdicts", "reports", "checkpoints")
 """What is deleted of a task that is retired; its publications are cleared from the broker first."""
 NAMED_TABLES = ("versions", "device_evaluations", "figures")
 """Likewise, of those that know a task by its name."""

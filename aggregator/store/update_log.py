@@ -21,8 +21,12 @@ class LoggedUpdate(NamedTuple):
     body: bytes
 
 
+NOTED = "noted"
+"""In the place of a reason: a contribution without an update, whose report was taken."""
+
+
 class StoredVerdict(NamedTuple):
-    """What was decided on a body: counted (``reason`` None), or refused."""
+    """What was decided on a body: counted (``reason`` None), ``NOTED``, or refused."""
 
     generation: int
     round: int

@@ -66,6 +66,14 @@ class Reason(Enum):
     ERROR = "error"
 
 
+_KNOWN = frozenset(reason.value for reason in Reason)
+
+
+def known_reason(reason: str) -> str:
+    """The reason, or ``other`` for one that this version does not know: a device may send any."""
+    return reason if reason in _KNOWN or not reason else "other"
+
+
 @dataclass(frozen=True, slots=True)
 class Details:
     """What an app can switch off. Texts are cut to fit by whoever makes a report.

@@ -100,7 +100,9 @@ class Fleet:
                 self.parts.first.upkeep.between_rounds()
         return events
 
-    def send(self, device: bytes, said: EvaluationReport | bytes | None, trained: bool = True) -> Any:
+    def send(
+        self, device: bytes, said: EvaluationReport | bytes | None, trained: bool = True
+    ) -> Any:
         """A contribution to the open round: its update, if the device trained, and what it found
         out."""
         row = self.parts.first.rounds.current

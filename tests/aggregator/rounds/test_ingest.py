@@ -79,7 +79,7 @@ class Desk:
     ``now_seconds``: of both its clocks, the calendar's and the other.
     """
 
-    def __init__(self, home: AggregatorHome) -> None:
+    def __init__(self, home: AggregatorHome, *, opens: bool = True) -> None:
         store = home.open_store()
         self.now_seconds = float(store.facts.generation)
         world = World(self.now, self.now, np.random.default_rng(1))
@@ -89,7 +89,8 @@ class Desk:
         )
         self.parts = assemble(home, store, task, world)
         self.ingest = self.parts.first.ingest
-        self.open()
+        if opens:
+            self.open()
 
     def now(self) -> float:
         return self.now_seconds

@@ -27,7 +27,10 @@ DROP INDEX remembered;
 DROP TABLE rounds; DROP TABLE updates; DROP TABLE verdicts; DROP TABLE checkpoints;
 DROP TABLE publications; DROP TABLE tasks; DROP TABLE task_facts;
 DROP TABLE versions; DROP TABLE device_evaluations; DROP TABLE figures;
-ALTER TABLE devices DROP COLUMN labels;
+DROP TABLE reports;
+ALTER TABLE devices DROP COLUMN labels; ALTER TABLE devices DROP COLUMN name;
+ALTER TABLE devices DROP COLUMN last_report_unix; ALTER TABLE devices DROP COLUMN last_report;
+ALTER TABLE tokens DROP COLUMN name; ALTER TABLE tokens DROP COLUMN labels;
 CREATE TABLE rounds (
     round INTEGER PRIMARY KEY, generation INTEGER NOT NULL, version INTEGER NOT NULL,
     opened_unix REAL NOT NULL, deadline_unix REAL NOT NULL, seed BLOB NOT NULL,

@@ -82,7 +82,7 @@ def test_every_row_of_a_home_with_one_task_is_the_first_task_s(home: AggregatorH
     columns = "generation, round, device_id, body_sha256, reason"
     assert _hex(read(f"SELECT {columns} FROM verdicts ORDER BY 1, 2, 3")) == tables["verdicts"]
     assert _hex(read("SELECT * FROM group_keys ORDER BY 1, 2")) == tables["group_keys"]
-    devices = [[*row, "{}"] for row in tables["devices"]]
+    devices = [[*row, "{}", None, None, None] for row in tables["devices"]]
     assert _hex(read("SELECT * FROM devices ORDER BY 1, 2")) == devices
     published = [
         [*row[:3], None if row[3] is None else hashlib.sha256(row[3]).hexdigest()]

@@ -1,0 +1,90 @@
+"""What devices told of the last rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from aggregator.store.database import TaskTable
+from device_sdk.wire.publish.report import Report
+
+KEPT_ROUNDS = 10
+"""Of each task; the newest outcome of each device stays with the device."""
+
+
+class StoredReport(NamedTuple):
+    """A tuple, as SQLite takes it. Details are None where the app keeps them to itself."""
+
+    generation: int
+    round: int
+    device_id: bytes
+    outcome: str
+    reason: str
+    sdk: str | None
+    runtime: str | None
+    platform: str | None
+    option: str | None
+    seconds: float | None
+    received_bytes: int | None
+    evaluation: bytes | None
+
+    @classmethod
+    def of(cls, generation: int, number: int, device_id: bytes, report: Report) -> StoredReport:
+        """What a device told of one round."""
+        told = report.details
+        details: tuple[Any, ...] = (None,) * 6
+        if told is not None:
+            details = (told.sdk, told.runtime, told.platform, told.option, told.seconds)
+            details += (told.received_bytes,)
+        head = (generation, number, device_id, report.outcome.value, report.reason)
+        return cls._make((*head, *details, report.evaluation or None))
+
+
+class OutcomeCount(NamedTuple):
+    """How many devices told this of a round."""
+
+    round: int
+    outcome: str
+    reason: str
+    devices: int
+
+
+class Reports(TaskTable):
+    """A task's rows of the table ``reports``, of its last ``KEPT_ROUNDS`` rounds."""
+
+    def add(self, reports: Sequence[StoredReport]) -> None:
+        """Reports of a group; of two by one device on one round the first stays."""
+        places = ", ".join("?" * len(StoredReport._fields))
+        self._database.execute_many(
+            f"INSERT OR IGNORE INTO reports VALUES ({self._task}, {places})", reports
+        )
+
+    def has(self, generation: int, number: int, device_id: bytes) -> bool:
+        query = (
+            "SELECT 1 FROM reports "
+            "WHERE task = ? AND generation = ? AND round = ? AND device_id = ?"
+        )
+        values = (self._task, generation, number, device_id)
+        return self._database.row(query, values) is not None
+
+    def outcomes(self) -> list[OutcomeCount]:
+        """Of all rounds kept, the newest first."""
+        query = (
+            "SELECT round, outcome, reason, count(*) FROM reports WHERE task = ? "
+            "GROUP BY generation, round, outcome, reason "
+            "ORDER BY round DESC, count(*) DESC, outcome, reason"
+        )
+        return [OutcomeCount(*row) for row in self._database.rows(query, (self._task,))]
+
+    def of_round(self, generation: int, number: int) -> Iterator[StoredReport]:
+        """What was told of one round, in the order of the devices' ids."""
+        columns = ", ".join(StoredReport._fields)
+        query = f"SELECT {columns} FROM reports WHERE task = ? AND generation = ? AND round = ?"
+        for row in self._database.rows(query, (self._task, generation, number)):
+            yield StoredReport(*row)
+
+    def keep_last(self, newest: int) -> None:
+        """Forget all but the last rounds, of which ``newest`` is the newest."""
+        self._database.execute(
+            "DELETE FROM reports WHERE task = ? AND round <= ?", (self._task, newest - KEPT_ROUNDS)
+        )

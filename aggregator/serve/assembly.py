@@ -174,7 +174,7 @@ def make_task(shared: TaskShared, keys: FleetKeys, rng: np.random.Generator) -> 
     rounds = RoundMachine(shared, aggregation, publisher.seal_round, evaluator)
     upkeep = Upkeep(shared, aggregation, evaluator)
     upkeep.begin(in_a_round=rounds.current is not None)
-    ingest = Ingest(shared, rounds, aggregation)
+    ingest = Ingest(shared, rounds, aggregation, evaluator)
     return TaskParts(task, store, aggregation, rounds, ingest, publisher, upkeep)
 
 

@@ -1,4 +1,4 @@
-"""A fleet's rounds with evaluations: figures as of one place, once each, through crashes, to an end.
+"""A fleet's rounds with evaluations: figures as of one place, once each, through crashes.
 
 Twenty devices in memory, on a home on disk.
 """
@@ -6,6 +6,7 @@ Twenty devices in memory, on a home on disk.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -69,7 +70,7 @@ class Fleet:
         with self.store() as store, store.database.transaction():
             for name in DEVICES:
                 store.devices.add(DeviceRow(name, name * 2, name, name * 2, 0, name[:8], 0, 1))
-        self.now = 2e9
+        self.now = float(int(time.time()) + 10)
         self.parts: Parts
         self.start()
 
@@ -101,7 +102,11 @@ class Fleet:
         return events
 
     def send(
-        self, device: bytes, said: EvaluationReport | bytes | None, trained: bool = True
+        self,
+        device: bytes,
+        said: EvaluationReport | bytes | None,
+        trained: bool = True,
+        rounds_ago: int = 0,
     ) -> Any:
         """A contribution to the open round: its update, if the device trained, and what it found
         out."""
@@ -110,7 +115,7 @@ class Fleet:
         evaluation = write_evaluations(said) if isinstance(said, EvaluationReport) else said or b""
         outcome = (Outcome.TRAINED, "") if trained else (Outcome.DECLINED, "not-now")
         report = Report(*outcome, Details("1", "1", "linux", "k=8"), evaluation)
-        identity = UpdateIdentity(device, "default", row.generation, row.round)
+        identity = UpdateIdentity(device, "default", row.generation, row.round - rounds_ago)
         content = with_report(write_report(report), BODY if trained else b"")
         return self.parts.inbox.offer(
             device, write_update(identity, content), RecordType.CONTRIBUTION
@@ -252,10 +257,25 @@ def test_what_was_decided_is_not_said_again(tmp_path: Path) -> None:
     assert other.receipt.verdict.value == "conflict"
     fleet.now += 101
     fleet.tick()
-    late = fleet.send(DEVICES[2], ranked(np.zeros(500, np.int64)))
-    assert late is None or late.receipt.verdict.value != "late"
+    for device in DEVICES:  # whatever comes for a round that is over
+        again = fleet.send(device, ranked(np.zeros(500, np.int64)), rounds_ago=1)
+        assert again.receipt.verdict.value == "conflict"
+    assert fleet.said() == 0
     (found,) = [each for each in fleet.evaluated if each.version == 0]
     assert found.figures[0].value == pytest.approx(central("hr10", drawn(0)), abs=1e-12)
+
+
+def test_what_comes_late_changes_no_figure(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path, "")
+    ranks = drawn(0, DEVICES[:10])
+    fleet.play(ranks)
+    late = fleet.send(DEVICES[15], ranked(np.zeros(500, np.int64)), rounds_ago=1)
+    assert late.receipt.verdict.value == "late"
+    fleet.commit()
+    assert fleet.said() == 0
+    fleet.play(drawn(1))
+    before = next(each for each in fleet.evaluated if each.version == 0)
+    assert before.figures[0].value == pytest.approx(central("hr10", ranks), abs=1e-12)
 
 
 def test_a_device_that_cannot_train_may_still_have_evaluated(tmp_path: Path) -> None:

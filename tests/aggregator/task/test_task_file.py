@@ -26,6 +26,7 @@ from aggregator.task.file import (
     read_task,
 )
 from aggregator.task.template import TASK_TEMPLATE, meanings
+from tests.fakes.handmade import linear_artifact
 
 GOOD = '[task]\ncatalogue = "items.tsv"\n'
 FEDAVG = '[task]\nmethod = "fedavg"\nartifacts = ["shipped:mf"]\n'
@@ -167,6 +168,23 @@ def test_user_and_password_come_from_files(tmp_path: Path) -> None:
         (GOOD + "[scatter]\nclip_norm = 1e13\n", "scatter.clip_norm is 1.*at most 1e.12"),
         (GOOD + f"[scatter]\nclip_norm = {10**400}\n", "scatter.clip_norm is 1000"),
         (GOOD + f"[scatter.training]\nmost_triples = {2**63}\n", "most_triples is .* of 64 bits"),
+        (
+            GOOD + '[evaluation]\nmetrics = ["hr@10"]\n',
+            "evaluation.metrics names 'hr@10', which is no metric; there are loss, .*hr10",
+        ),
+        (
+            GOOD + '[evaluation]\nmetrics = ["accuracy"]\n',
+            "evaluation.metrics names 'accuracy'; a method that ranks items has hr10, ndcg10",
+        ),
+        (
+            GOOD + '[evaluation]\nmetrics = ["hr10", "hr10"]\n',
+            "evaluation.metrics is not usable: metrics names one of them twice",
+        ),
+        (GOOD + '[evaluation]\nbest_by = "x"\n', "best_by is not usable: no metric is called 'x'"),
+        (GOOD + '[evaluation]\nbest_by = "hr10_all"\n', "best_by is 'hr10_all'; .* has hr10, ndcg"),
+        (GOOD + "[evaluation]\nsample_cap = 0.5\n", "evaluation.sample_cap is 0.5; expected 0 or"),
+        (GOOD + "[evaluation]\nmetric = 1\n", "evaluation.metric is unknown here; known are"),
+        (FEDAVG + "[evaluation]\n", "evaluation asks for .* names no metric: export it again"),
         (GOOD + "[metrics]\nport = 70000\n", "metrics.port is 70000"),
         (GOOD + "[keys]\ndescriptor_days = 0\n", "keys.descriptor_days is 0"),
         (GOOD + "[keys]\ndays = 3\n", "keys.days"),
@@ -185,3 +203,23 @@ def test_a_slip_names_its_key(tmp_path: Path, text: str, message: str) -> None:
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(TaskError, match="cannot be read"):
         read_task(tmp_path / "nowhere.toml")
+
+
+def test_an_evaluation_goes_by_what_every_artifact_names(tmp_path: Path) -> None:
+    linear_artifact(tmp_path / "small", "mae", "rmse")
+    linear_artifact(tmp_path / "large", "rmse")
+    two = '[task]\nmethod = "mutual"\nartifacts = ["small", "large"]\n'
+    two += "[mutual.training]\nclasses = 3\n"
+    found = read_task(write(tmp_path, two + "[evaluation]\n")).evaluation
+    assert found is not None and (found.metrics, found.best_by) == (("rmse",), "rmse")
+    assert not found.ranking.higher_is_better
+    text = two + '[evaluation]\nbest_by = "personal.rmse"\nevery_rounds = 5\nshare = 0.2\n'
+    asked = read_task(write(tmp_path, text))
+    assert asked.evaluation is not None and asked.ranking == asked.evaluation.ranking
+    assert asked.evaluation.ranking.metric == "personal.rmse"
+    assert (asked.evaluation.terms.every_rounds, asked.evaluation.terms.share) == (5, 0.2)
+    spelt = read_task(write(tmp_path, text.replace("personal.rmse", "global.rmse"))).evaluation
+    assert spelt is not None and spelt.best_by == "rmse"
+    with pytest.raises(TaskError, match=r"metrics names 'mae'; the artifacts name rmse"):
+        read_task(write(tmp_path, two + '[evaluation]\nmetrics = ["mae"]\n'))
+    assert read_task(write(tmp_path, two)).evaluation is None

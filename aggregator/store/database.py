@@ -173,7 +173,6 @@ CREATE TABLE reports (                   -- of the last rounds, see Reports
     option TEXT,                         -- columns or artifact that was trained
     seconds REAL,
     received_bytes INTEGER,
-    evaluation BLOB,                     -- NULL: none
     PRIMARY KEY (task, generation, round, device_id)
 ) STRICT, WITHOUT ROWID;
 CREATE TABLE checkpoints (

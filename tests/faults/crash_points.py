@@ -86,13 +86,10 @@ TASK_POINTS: dict[str, _Point] = {
     "after a retirement": (TaskBoard, "_retire", "after", _always),
 }
 EVALUATION_POINTS: dict[str, _Point] = {
-    "before what was said is noted": (Evaluations, "note", "before", _something),
     "in the transaction of what was said": (Evaluations, "note", "after", _something),
     "after what was said was settled": (Ingest, "commit", "after", _always),
     "before a round's figures": (Evaluator, "round_closes", "before", _always),
-    "between figures and metrics": (Versions, "note_metrics", "before", _always),
     "before what was said is forgotten": (Evaluations, "forget", "before", _always),
-    "after a round's figures": (Evaluator, "round_closes", "after", _always),
     "after an evaluated round's close": (RoundMachine, "_close", "after", _always),
 }
 ROLLBACK_POINTS: dict[str, _Point] = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from types import MappingProxyType
 from typing import Any
 
@@ -33,12 +33,12 @@ class LocalData:
     train: Mapping[str, NDArray[Any]]
     public: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     test: Mapping[str, NDArray[Any]] = field(default_factory=dict)
-    holdout: float = 0.0
+    holdout: InitVar[float] = 0.0
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.holdout <= 0.5:
-            raise ValueError(f"holdout is {self.holdout}; expected a share from 0 to 0.5")
-        if self.holdout and self.test:
+    def __post_init__(self, holdout: float) -> None:
+        if not 0 <= holdout <= 0.5:
+            raise ValueError(f"holdout is {holdout}; expected a share from 0 to 0.5")
+        if holdout and self.test:
             raise ValueError("test and holdout are given; expected one of them")
         for what in ("train", "public", "test"):
             object.__setattr__(self, what, _aligned(what, getattr(self, what)))
@@ -50,8 +50,8 @@ class LocalData:
             for name, array in arrays.items():
                 if array.dtype != self.train[name].dtype:
                     raise ValueError(f"{what} {name!r} is {array.dtype}, train {name!r} is not")
-        if self.holdout:
-            out = held_out(self.samples, self.holdout)
+        if holdout:
+            out = held_out(self.samples, holdout)
             for what, rows in (("test", out), ("train", ~out)):
                 part = {name: array[rows] for name, array in self.train.items()}
                 object.__setattr__(self, what, _aligned(what, part))

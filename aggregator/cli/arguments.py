@@ -37,30 +37,28 @@ def home_of(arguments: argparse.Namespace) -> AggregatorHome:
 
 def add_task(parser: argparse.ArgumentParser) -> None:
     """The option ``--task``."""
-    parser.add_argument("--task", metavar="NAME", help="where the home has several")
+    parser.add_argument("--task", metavar="NAME", help="default: the home's only one")
 
 
 def task_of(store: Store, arguments: argparse.Namespace) -> TaskRow:
-    """The task that was named, or the only one. Raises AggregatorError, naming those that the home
-    has served."""
+    """The task that was named, which is served or was. Raises AggregatorError where there is no
+    such, or where none was named and there are several."""
     rows = {row.name: row for row in store.tasks.all() if row.name is not None}
     if not rows:
         raise AggregatorError("no task has been served yet: its first version is made by serve")
-    named: str | None = arguments.task
-    if named is None and len(rows) == 1:
-        return next(iter(rows.values()))
+    names = ", ".join(rows)
+    if arguments.task is None and len(rows) > 1:
+        raise AggregatorError(f"this home has several tasks: name one by --task, of {names}")
+    named = next(iter(rows)) if arguments.task is None else arguments.task
     if named not in rows:
-        known = ", ".join(rows)
-        if named is None:
-            raise AggregatorError(f"say which task with --task; this home has {known}")
-        raise AggregatorError(f"this home has no task {named!r}; it has {known}")
+        raise AggregatorError(f"this home has no task {named!r}; it has {names}")
     return rows[named]
 
 
-def task_file_of(home: AggregatorHome, row: TaskRow) -> Task:
-    """What a task's file says. Raises AggregatorError."""
-    fleet = None if row.number == FIRST else read_task(home.task_file).fleet
-    return read_task(home.folder / row.file, fleet)
+def task_file_of(home: AggregatorHome, store: Store, row: TaskRow) -> Task:
+    """A task's file, read. Raises TaskError."""
+    first = read_task(home.folder / store.tasks.find(FIRST).file)
+    return first if row.number == FIRST else read_task(home.folder / row.file, first.fleet)
 
 
 def duration_seconds(text: str) -> int:

@@ -44,16 +44,14 @@ def run(arguments: argparse.Namespace) -> int:
     store = home.open_store()
     try:
         row = task_of(store, arguments)
-        name = row.name or ""
-        found = store.evaluations.latest(name, arguments.versions)
-        kept = [each for each in store.versions.all(name) if each.kept]
-    finally:
-        store.database.close()
-    try:
-        task = task_file_of(home, row)
+        name, own = row.name or "", store.task(row.number)
+        found, kept = own.evaluations.latest(arguments.versions), own.versions.kept()
+        task = task_file_of(home, store, row)
         ranking, asked = task.ranking, task.evaluation is not None
     except TaskError:
         ranking, asked = None, True  # what was found out is shown whatever the file says now
+    finally:
+        store.database.close()
     best = ranking.best(kept)[0].version if ranking is not None and ranking.best(kept) else None
     if arguments.json:
         listed = [_as_json(each) for each in found]

@@ -48,11 +48,11 @@ def run(arguments: argparse.Namespace) -> int:
     home = home_of(arguments)
     store = home.open_store()
     try:
-        named = task_of(store, arguments)
-        task, name = task_file_of(home, named), named.name or ""
-        row = store.versions.named(name, arguments.version, task.ranking)
-        model = store.versions.model(name, row.version)
-        catalogue = stored_catalogue(store.task(named.number))
+        of = task_of(store, arguments)
+        task, own = task_file_of(home, store, of), store.task(of.number)
+        row = own.versions.named(arguments.version, task.ranking)
+        model = own.versions.model(row.version)
+        catalogue = stored_catalogue(own)
     finally:
         store.database.close()
     # A catalogue only ever grows at its end.
@@ -65,5 +65,5 @@ def run(arguments: argparse.Namespace) -> int:
             write_atomically(path, data)
         except OSError as error:
             raise AggregatorError(f"{path} cannot be written: {error.strerror}") from None
-        print(f"{path}: version {row.version} of task {name}, {len(data):,} bytes")
+        print(f"{path}: version {row.version} of task {task.name}, {len(data):,} bytes")
     return 0

@@ -10,8 +10,7 @@ from tabulate import tabulate
 
 from aggregator.cli.arguments import add_home, add_task, home_of, task_of
 from aggregator.errors import AggregatorError
-from aggregator.store import Store
-from aggregator.store.versions import VersionRow
+from aggregator.store.versions import VersionRow, Versions
 from device_sdk.system.command_line import natural
 from device_sdk.system.printable import ago, printable
 
@@ -43,33 +42,37 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the command."""
     store = home_of(arguments).open_store()
     try:
-        task = task_of(store, arguments).name or ""
+        task = task_of(store, arguments)
+        versions = store.task(task.number).versions
         if arguments.pin is not None or arguments.unpin is not None:
-            _pin(store, task, arguments)
+            _pin(versions, arguments)
             return 0
-        rows = [row for row in store.versions.all(task) if row.kept or arguments.all]
+        rows = versions.all() if arguments.all else versions.kept()
+        awaited = versions.awaited()
     finally:
         store.database.close()
     if arguments.json:
-        print(json.dumps([_as_json(row) for row in rows], indent=2))
+        print(json.dumps([_as_json(row, awaited) for row in rows], indent=2))
     elif rows:
         now = time.time()
         print(tabulate([_as_line(row, now) for row in rows], headers="keys", tablefmt="plain"))
     else:
-        print(f"task {task} has no version whose model is kept")
+        print(f"task {task.name} has no version whose model is kept")
+    if awaited is not None and not arguments.json:
+        print(f"version {awaited}'s model becomes the next version between two rounds")
     return 0
 
 
-def _pin(store: Store, task: str, arguments: argparse.Namespace) -> None:
+def _pin(versions: Versions, arguments: argparse.Namespace) -> None:
     if arguments.pin is not None:
-        row = store.versions.named(task, str(arguments.pin), None)
-        store.versions.pin(task, row.version, pinned=True)
+        row = versions.named(str(arguments.pin), None)
+        versions.pin(row.version, pinned=True)
         print(f"version {row.version} is kept for good")
         return
-    found = store.versions.find(task, arguments.unpin)
+    found = versions.find(arguments.unpin)
     if found is None or not found.pinned:
         raise AggregatorError(f"version {arguments.unpin} is not pinned")
-    store.versions.pin(task, found.version, pinned=False)
+    versions.pin(found.version, pinned=False)
     print(f"version {found.version} goes with the others, when the next one is made")
 
 
@@ -90,9 +93,8 @@ def _as_line(row: VersionRow, now: float) -> dict[str, str]:
     }
 
 
-def _as_json(row: VersionRow) -> dict[str, object]:
+def _as_json(row: VersionRow, awaited: int | None) -> dict[str, object]:
     return {
-        "task": row.task,
         "version": row.version,
         "round": row.round,
         "closed_unix_seconds": row.closed_unix_seconds,
@@ -102,5 +104,6 @@ def _as_json(row: VersionRow) -> dict[str, object]:
         "bytes": row.bytes,
         "metrics": dict(row.metrics),
         "pinned": row.pinned,
+        "awaited": row.version == awaited,
         "kept": row.kept,
     }

@@ -30,21 +30,22 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the command."""
     store = home_of(arguments).open_store()
     try:
-        task = task_of(store, arguments).name or ""
+        task = task_of(store, arguments)
+        versions = store.task(task.number).versions
         if arguments.cancel:
-            awaited = store.versions.awaited(task)
+            awaited = versions.awaited()
             if awaited is None:
                 raise AggregatorError("no rollback waits for its turn")
-            store.versions.ask_for(task, None)
-            print(f"task {task} does not go back to version {awaited}")
+            versions.ask_for(None)
+            print(f"task {task.name} does not go back to version {awaited}")
             return 0
-        row = store.versions.named(task, str(arguments.to), None)
+        row = versions.named(str(arguments.to), None)
         with store.database.transaction():
-            store.versions.ask_for(task, row.version)
+            versions.ask_for(row.version)
     finally:
         store.database.close()
     print(
-        f"version {row.version}'s model becomes the next version of task {task} when serve is "
+        f"version {row.version}'s model becomes the next version of task {task.name} when serve is "
         "between two rounds"
     )
     return 0

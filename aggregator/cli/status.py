@@ -64,7 +64,7 @@ class _Seen:
         active = (each for each in fleet.devices.all() if each.revoked_unix_seconds is None)
         self.eligible = sum(1 for each in active if selector.admits(each.labels))
         self.only = str(selector)
-        self.evaluated = fleet.evaluations.latest(row.name or "")
+        self.evaluated = self.store.evaluations.latest()
         self.outcomes = self.store.reports.outcomes()
         self.awaited = self._awaited(fleet, selector)
 

@@ -261,7 +261,7 @@ class AttentionMethod(Stateful, Method):
         return dict(zip(self._models.senders, self._clusters.tolist(), strict=True))
 
     @property
-    def model(self) -> dict[str, Floats]:
+    def model_arrays(self) -> dict[str, Floats]:
         """The global model's parameters by torch's names, of the widest layout.
 
         What devices made of it for themselves is theirs, and no part of a version.

@@ -176,6 +176,11 @@ class FedAvgMethod(Stateful, Method):
             for one, part in zip(self._layout, self._parts(), strict=True)
         }
 
+    @property
+    def model_arrays(self) -> dict[str, Floats]:
+        """As :attr:`model`: what devices share, without their personal layers."""
+        return self.model
+
     def begin_with(self, model: Arrays) -> None:
         """Takes the shared tensors; those that devices keep to themselves may be there."""
         found = fitted({one.name: one.shape for one in self._layout}, model, self._unshared)

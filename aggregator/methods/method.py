@@ -113,7 +113,7 @@ class Method(ABC):
         """
 
     @property
-    def model(self) -> Arrays | None:
+    def model_arrays(self) -> Arrays | None:
         """The version's model as named arrays: copies. Here: None, for the devices keep theirs.
 
         What is kept of each version, and what :meth:`begin_with` and :meth:`adopt` take back.

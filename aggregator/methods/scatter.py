@@ -209,7 +209,7 @@ class ScatterMethod(Stateful, Method):
         return self._items.copy()
 
     @property
-    def model(self) -> dict[str, Floats]:
+    def model_arrays(self) -> dict[str, Floats]:
         """``items`` alone: V, float32 [items, K]."""
         return {"items": self.items}
 

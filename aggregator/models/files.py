@@ -37,7 +37,7 @@ def model_files(
     ``item_ids``: of the rows of ``items``. An ONNX file was run, and says what a device says.
     Raises AggregatorError where it does not, or cannot be made.
     """
-    notes = _metadata(row, item_ids)
+    notes = _metadata(task.name, row, item_ids)
     if form == "safetensors":
         return {"": safetensors.encode(model, notes)}
     try:
@@ -53,9 +53,9 @@ def model_files(
         raise AggregatorError(f"version {row.version} as ONNX: {error}") from None
 
 
-def _metadata(row: VersionRow, item_ids: tuple[str, ...]) -> dict[str, str]:
+def _metadata(task: str, row: VersionRow, item_ids: tuple[str, ...]) -> dict[str, str]:
     known = {
-        "task": row.task,
+        "task": task,
         "version": str(row.version),
         "round": str(row.round),
         "artifact": row.artifact,

@@ -155,7 +155,8 @@ class Aggregation:
         self._store.checkpoints.put(
             MethodCheckpoint("version", summary.round_id, 0, summary.version, made)
         )
-        self._note(summary.version, summary.round_id, summary.participants)
+        if summary.version != self.version:
+            self._note(summary.version, summary.round_id, summary.participants)
         self._made = None
         self._store.log.clear()
         self.version = summary.version
@@ -188,14 +189,14 @@ class Aggregation:
         wanted = self._awaited()
         if wanted is None or self._keeper is None:
             return
-        versions, task = self._store.versions, self._keeper.task
+        versions = self._store.versions
         if self._opened is not None:
             self._restore(None)  # to before the next round's opening
         try:
-            self._method.adopt(versions.model(task, wanted))
+            self._method.adopt(versions.model(wanted))
         except (ModelMismatch, AggregatorError) as error:
             _LOG.error("version %d cannot be made the next one: %s", wanted, error)
-            versions.ask_for(task, None)
+            versions.ask_for(None)
             return
         version = self.version + 1
         with self._store.database.transaction():
@@ -203,13 +204,12 @@ class Aggregation:
                 MethodCheckpoint("version", last_round, 0, version, self._method.state())
             )
             self._note(version, last_round, 0, f"version {wanted}")
-            versions.ask_for(task, None)
+            versions.ask_for(None)
         self.version = version
         _LOG.info("version %d is version %d's model again", version, wanted)
 
     def _awaited(self) -> int | None:
-        keeper = self._keeper
-        return None if keeper is None else self._store.versions.awaited(keeper.task)
+        return None if self._keeper is None else self._store.versions.awaited()
 
     def _note(self, version: int, round_number: int, devices: int, origin: str = "") -> None:
         if self._keeper is not None:

@@ -63,7 +63,7 @@ class Evaluator:
 
     def note(self, row: RoundRow, said: Iterable[DeviceEvaluation]) -> None:
         """Write down what was read; inside the transaction that settles it."""
-        self.store.evaluations.note(self.task, row.version, said)
+        self.store.evaluations.note(row.version, said)
 
     def round_closes(self, row: RoundRow, *, made: bool) -> None:
         """Sum up what was said of the round's version; inside the transaction that closes it.
@@ -73,15 +73,15 @@ class Evaluator:
         """
         self._stopped = None
         if self.settings is not None and (figures := self._figures(row.version)):
-            self.store.evaluations.put(self.task, row.version, row.round, figures)
-            self.store.versions.note_metrics(self.task, row.version, _metrics(figures))
+            self.store.evaluations.put(row.version, row.round, figures)
+            self.store.versions.note_metrics(row.version, _metrics(figures))
             _LOG.info("version %d: %s", row.version, in_a_line(figures))
-        self.store.evaluations.forget(self.task, row.version + int(made))
+        self.store.evaluations.forget(row.version + int(made))
 
     def _figures(self, version: int) -> list[Figure]:
         assert self.settings is not None
         revoked = set(self.registry.revoked_ids())
-        said = self.store.evaluations.said(self.task, version)
+        said = self.store.evaluations.said(version)
         reports = self._reports(each for each in said if each.device_id not in revoked)
         return summarise(reports, self.settings.rules)
 
@@ -116,16 +116,12 @@ class Evaluator:
         if facts.stopped_at == stall.version or self.settings is None:
             return
         versions = self.store.versions
-        kept = [
-            each
-            for each in versions.all(self.task)
-            if each.kept and each.version >= facts.judged_from
-        ]
+        kept = [each for each in versions.kept() if each.version >= facts.judged_from]
         best = self.settings.ranking.best(kept)
         with self.store.database.transaction():
             facts.stopped_at = stall.version
             if best:
-                versions.ask_for(self.task, best[0].version)
+                versions.ask_for(best[0].version)
         _LOG.info(
             "no round opens: %s of version %d, %.4g, was not improved for %d rounds "
             "(evaluation.early_stopping)%s",
@@ -143,9 +139,7 @@ class Evaluator:
         if self._stopped is None or self._stopped[0] != version:
             history = [
                 each
-                for each in self.store.evaluations.history(
-                    self.task, *named(settings.ranking.metric)
-                )
+                for each in self.store.evaluations.history(*named(settings.ranking.metric))
                 if self.store.facts.judged_from <= each.version < version
             ]
             self._stopped = (

@@ -80,9 +80,10 @@ def commit(store: TaskStore, replacement: Replacement, now_unix_seconds: int) ->
         facts.catalogue = replacement.catalogue
         facts.unpublished = None
         facts.judged_from, facts.stopped_at = replacement.method.version, None
-        store.evaluations.forget(task.name, replacement.method.version)
+        store.evaluations.forget(replacement.method.version)
         tasks = store.fleet.tasks
         tasks.set_unwritten(store.number, task.text)
+        tasks.set_served(store.number, task.text)
         tasks.set_request(store.number, None)
         tasks.set_problem(store.number, None)
     return dropped
@@ -176,7 +177,7 @@ def _model_of(store: TaskStore, task: Task) -> Arrays:
             f"the model before cannot be read with what its task file names ({error}): put its "
             "artifact back beside the new one, or leave --warm-start out"
         ) from None
-    model = method.model
+    model = method.model_arrays
     if not model:
         raise AggregatorError(
             f"{task.binding.method_name} keeps no model at the aggregator that another could begin "
@@ -186,7 +187,7 @@ def _model_of(store: TaskStore, task: Task) -> Arrays:
 
 
 def _give(method: Method, before: Arrays) -> tuple[str, ...]:
-    wanted: dict[str, Any] = dict(method.model or {})
+    wanted: dict[str, Any] = dict(method.model_arrays or {})
     fits = {
         name: array
         for name, array in before.items()

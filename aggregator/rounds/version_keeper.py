@@ -25,7 +25,6 @@ class VersionKeeper:
     """
 
     store: TaskStore
-    task: str
     settings: ModelsSettings
     ranking: Ranking | None
     warm_start: WarmStart | None
@@ -45,15 +44,14 @@ class VersionKeeper:
 
     def knows(self, version: int) -> bool:
         """Whether a version was noted."""
-        return self.store.versions.find(self.task, version) is not None
+        return self.store.versions.find(version) is not None
 
     def note(
         self, method: Method, version: int, round_number: int, devices: int, origin: str = ""
     ) -> None:
         """A version that is committed; inside its transaction."""
-        model = method.model
+        model = method.model_arrays
         row = VersionRow(
-            task=self.task,
             version=version,
             round=round_number,
             closed_unix_seconds=self.unix_clock(),
@@ -67,4 +65,4 @@ class VersionKeeper:
         )
         versions, settings = self.store.versions, self.settings
         versions.add(row, model)
-        versions.prune(self.task, settings.keep_last, settings.keep_best, self.ranking)
+        versions.prune(settings.keep_last, settings.keep_best, self.ranking)

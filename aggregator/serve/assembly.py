@@ -160,13 +160,7 @@ def make_task(shared: TaskShared, keys: FleetKeys, rng: np.random.Generator) -> 
         publisher.require_publishable,
         parameters,
         VersionKeeper(
-            store,
-            task.name,
-            task.models,
-            task.ranking,
-            task.warm_start,
-            parameters,
-            shared.unix_clock,
+            store, task.models, task.ranking, task.warm_start, parameters, shared.unix_clock
         ),
     )
     parts = {option_name(each.manifest.name) for each in parameters}

@@ -337,8 +337,7 @@ class Service:
             self._announce(parts.announcements.standing(), [])
 
     def _look_again(self) -> None:
-        """The operator changed something: revoked, rotated, released, asked for a version or a
-        task."""
+        """The operator changed something: revoked, rotated, asked for a task or version."""
         parts = self._parts
         for device_id in parts.registry.reload():
             parts.table.end(device_id)
@@ -348,8 +347,6 @@ class Service:
         parts.tasks.look_again()
         for task in parts.tasks.served:
             task.rounds.labels_changed()
-            if task.rounds.current is None:
-                task.upkeep.between_rounds()
         parts.housekeeping.something_was_deleted()
         if parts.keys.refresh():
             self._announce(parts.announcements.standing(), [])
@@ -379,6 +376,6 @@ def _seen(task: TaskParts) -> TaskSnapshot:
         outcomes=dict(task.ingest.outcomes),
         unpublished=rounds.unpublished,
         finished=tuple(row for row in latest if row.closed_unix_seconds is not None),
-        evaluated=next(iter(task.store.evaluations.latest(task.task.name)), None),
+        evaluated=next(iter(task.store.evaluations.latest()), None),
         stopped=rounds.stopped,
     )

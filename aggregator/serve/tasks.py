@@ -137,6 +137,8 @@ class TaskBoard:
                 continue
             parts.rounds.paused = row.state == "paused"
             parts.rounds.reload_hold()
+            if parts.rounds.current is None:
+                parts.upkeep.between_rounds()
             if row.request is not None:
                 deleted |= self._replace(row)
         return deleted

@@ -29,8 +29,6 @@ class Store:
         self.secrets = Secrets(database)
         self.tokens = Tokens(database)
         self.devices = Devices(database)
-        self.versions = Versions(database)
-        self.evaluations = Evaluations(database)
         self.refusals = RefusalCounts(database)
         self.retained = Retained(database)
         self.tasks = Tasks(database)
@@ -57,6 +55,7 @@ class TaskStore:
         self.log = UpdateLog(database, number)
         self.reports = Reports(database, number)
         self.checkpoints = Checkpoints(database, number)
-        self.versions, self.evaluations = fleet.versions, fleet.evaluations
+        self.versions = Versions(database, number)
+        self.evaluations = Evaluations(database, number)
         self.publications = Publications(database, number)
         self.attachments = AttachmentBooks(self.facts)

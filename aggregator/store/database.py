@@ -19,53 +19,7 @@ from device_sdk.system.lock import FileLock
 
 SCHEMA_VERSION = 4
 
-_VERSIONS = """
-CREATE TABLE versions (
-    task TEXT NOT NULL,
-    version INTEGER NOT NULL,
-    round INTEGER NOT NULL,              -- that made it; 0: the first one
-    closed_unix REAL NOT NULL,
-    devices INTEGER NOT NULL,
-    artifact TEXT NOT NULL,              -- of its parameters, hexadecimal; empty: none
-    origin TEXT NOT NULL,                -- of one that no round made
-    bytes INTEGER NOT NULL,              -- of the model; 0: the method keeps none
-    metrics TEXT NOT NULL,               -- JSON
-    pinned INTEGER NOT NULL DEFAULT 0,
-    awaited INTEGER NOT NULL DEFAULT 0,  -- to become the next version
-    model BLOB,                          -- safetensors; NULL: dropped
-    PRIMARY KEY (task, version)
-) STRICT;
-CREATE INDEX awaited_versions ON versions (task) WHERE awaited = 1;
-"""
-_EVALUATIONS = """
-CREATE TABLE device_evaluations (        -- until their version is followed by another
-    task TEXT NOT NULL,
-    version INTEGER NOT NULL,
-    device_id BLOB NOT NULL,
-    part TEXT NOT NULL,                  -- its capacity class; empty: none named
-    report BLOB NOT NULL,
-    PRIMARY KEY (task, version, device_id)
-) STRICT, WITHOUT ROWID;
-CREATE TABLE figures (
-    task TEXT NOT NULL,
-    version INTEGER NOT NULL,
-    stage TEXT NOT NULL,
-    metric TEXT NOT NULL,
-    part TEXT NOT NULL,                  -- empty: the fleet
-    round INTEGER NOT NULL,              -- the last one that evaluated the version
-    devices INTEGER NOT NULL,
-    samples REAL NOT NULL,
-    capped INTEGER NOT NULL,
-    value REAL,                          -- NULL: the statistics do not define it, here and below
-    error_bound REAL,
-    median REAL,
-    deciles TEXT NOT NULL,               -- JSON
-    PRIMARY KEY (task, version, stage, metric, part)
-) STRICT, WITHOUT ROWID;
-"""
-
-SCHEMA = (
-    """
+SCHEMA = """
 CREATE TABLE facts (name TEXT PRIMARY KEY, value ANY NOT NULL) STRICT;
 CREATE TABLE descriptors (
     serial INTEGER PRIMARY KEY,
@@ -191,11 +145,48 @@ CREATE TABLE publications (
     place INTEGER NOT NULL,              -- the order of sending
     message BLOB                         -- NULL: to be cleared from the broker
 ) STRICT;
+CREATE TABLE versions (
+    task INTEGER NOT NULL,
+    version INTEGER NOT NULL,
+    round INTEGER NOT NULL,              -- that made it; 0: the first one
+    closed_unix REAL NOT NULL,
+    devices INTEGER NOT NULL,
+    artifact TEXT NOT NULL,              -- of its parameters, hexadecimal; empty: none
+    origin TEXT NOT NULL,                -- of one that no round made
+    bytes INTEGER NOT NULL,              -- of the model; 0: the method keeps none
+    metrics TEXT NOT NULL,               -- JSON
+    pinned INTEGER NOT NULL DEFAULT 0,
+    awaited INTEGER NOT NULL DEFAULT 0,  -- to become the next version
+    model BLOB,                          -- safetensors; NULL: dropped
+    PRIMARY KEY (task, version)
+) STRICT;
+CREATE INDEX awaited_versions ON versions (task) WHERE awaited = 1;
+CREATE TABLE device_evaluations (        -- until their version is followed by another
+    task INTEGER NOT NULL,
+    version INTEGER NOT NULL,
+    device_id BLOB NOT NULL,
+    part TEXT NOT NULL,                  -- its capacity class; empty: none named
+    report BLOB NOT NULL,
+    PRIMARY KEY (task, version, device_id)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE figures (
+    task INTEGER NOT NULL,
+    version INTEGER NOT NULL,
+    stage TEXT NOT NULL,
+    metric TEXT NOT NULL,
+    part TEXT NOT NULL,                  -- empty: the fleet
+    round INTEGER NOT NULL,              -- the last one that evaluated the version
+    devices INTEGER NOT NULL,
+    samples REAL NOT NULL,
+    capped INTEGER NOT NULL,
+    value REAL,                          -- NULL: the statistics do not define it, here and below
+    error_bound REAL,
+    median REAL,
+    deciles TEXT NOT NULL,               -- JSON
+    PRIMARY KEY (task, version, stage, metric, part)
+) STRICT, WITHOUT ROWID;
 CREATE TABLE refusals (reason TEXT PRIMARY KEY, count INTEGER NOT NULL) STRICT;
 """
-    + _VERSIONS.lstrip()
-    + _EVALUATIONS.lstrip()
-)
 FIRST_TASK = """
 INSERT INTO tasks (task, state, file) VALUES (1, 'active', 'task.toml')
 """
@@ -237,7 +228,18 @@ def _one_task_becomes_the_first() -> str:
             "INSERT OR REPLACE INTO facts SELECT 'openings', coalesce(max(round), 0) "
             "FROM rounds;\n",
             *(_renamed(name) for name in _TASK_TABLES),
-            *(_table_of(name) for name in (*_TASK_TABLES, "tasks", "task_facts", "reports")),
+            *(
+                _table_of(name)
+                for name in (
+                    *_TASK_TABLES,
+                    "tasks",
+                    "task_facts",
+                    "versions",
+                    "reports",
+                    "device_evaluations",
+                    "figures",
+                )
+            ),
             _copied("rounds", f"task, {rounds}, opening", f"1, {rounds}, round"),
             _copied("updates", f"task, {updates}", f"1, {updates}"),
             _copied("verdicts", f"task, {verdicts}", f"1, {verdicts}"),
@@ -269,7 +271,7 @@ UPDATE devices SET admission_key = zeroblob(32) WHERE revoked_unix IS NOT NULL;
 """,
     # Checkpoints of before are read as they are; those from now on are safetensors.
     2: "",
-    3: _one_task_becomes_the_first() + _VERSIONS.lstrip() + _EVALUATIONS.lstrip(),
+    3: _one_task_becomes_the_first(),
 }
 """By the version that a file has, what makes it one of the next version."""
 

@@ -10,7 +10,7 @@ from typing import NamedTuple, cast
 
 from aggregator.evaluation.figures import Figure
 from aggregator.evaluation.stopping import Evaluated
-from aggregator.store.database import Table
+from aggregator.store.database import TaskTable
 from device_sdk.evaluation.report import STAGES, Stage
 
 _FIGURE = "stage, metric, part, devices, samples, capped, value, error_bound, median, deciles"
@@ -34,43 +34,44 @@ class EvaluatedVersion:
     figures: tuple[Figure, ...]
 
 
-class Evaluations(Table):
-    """Tables ``device_evaluations`` and ``figures``."""
+class Evaluations(TaskTable):
+    """A task's rows of the tables ``device_evaluations`` and ``figures``."""
 
-    def note(self, task: str, version: int, said: Iterable[DeviceEvaluation]) -> None:
+    def note(self, version: int, said: Iterable[DeviceEvaluation]) -> None:
         """Inside the transaction that settles the rounds of these devices. What a device says of a
         version again, in a later round, takes the place of what it said before."""
         self._database.execute_many(
             "INSERT OR REPLACE INTO device_evaluations VALUES (?, ?, ?, ?, ?)",
-            ((task, version, *each) for each in said),
+            ((self._task, version, *each) for each in said),
         )
 
-    def said(self, task: str, version: int) -> Iterator[DeviceEvaluation]:
+    def said(self, version: int) -> Iterator[DeviceEvaluation]:
         """One at a time, by device."""
         query = (
             "SELECT device_id, part, report FROM device_evaluations "
             "WHERE task = ? AND version = ? ORDER BY device_id"
         )
-        for row in self._database.rows(query, (task, version)):
+        for row in self._database.rows(query, (self._task, version)):
             yield DeviceEvaluation(*row)
 
-    def forget(self, task: str, before_version: int) -> int:
+    def forget(self, before_version: int) -> int:
         """Delete what devices said of versions before this one; how many."""
         return self._database.execute(
-            "DELETE FROM device_evaluations WHERE task = ? AND version < ?", (task, before_version)
+            "DELETE FROM device_evaluations WHERE task = ? AND version < ?",
+            (self._task, before_version),
         )
 
-    def put(self, task: str, version: int, round_number: int, figures: Sequence[Figure]) -> None:
+    def put(self, version: int, round_number: int, figures: Sequence[Figure]) -> None:
         """A version's figures, in the place of those that it had; inside a transaction."""
         self._database.execute(
-            "DELETE FROM figures WHERE task = ? AND version = ?", (task, version)
+            "DELETE FROM figures WHERE task = ? AND version = ?", (self._task, version)
         )
         self._database.execute_many(
             f"INSERT INTO figures (task, version, round, {_FIGURE}) "
             "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 (
-                    task,
+                    self._task,
                     version,
                     round_number,
                     each.stage,
@@ -86,26 +87,26 @@ class Evaluations(Table):
             ),
         )
 
-    def latest(self, task: str, most: int = 1) -> list[EvaluatedVersion]:
+    def latest(self, most: int = 1) -> list[EvaluatedVersion]:
         """The newest versions that have figures, the newest first."""
         query = "SELECT DISTINCT version FROM figures WHERE task = ? ORDER BY version DESC LIMIT ?"
-        versions = [row[0] for row in self._database.rows(query, (task, most))]
-        return [self._of(task, version) for version in versions]
+        versions = [row[0] for row in self._database.rows(query, (self._task, most))]
+        return [self._of(version) for version in versions]
 
-    def history(self, task: str, stage: Stage, metric: str) -> list[Evaluated]:
+    def history(self, stage: Stage, metric: str) -> list[Evaluated]:
         """The fleet's figures of one metric, the oldest first."""
         query = (
             "SELECT version, round, value FROM figures WHERE task = ? AND stage = ? "
             "AND metric = ? AND part = '' AND value NOT NULL ORDER BY version"
         )
-        return [Evaluated(*row) for row in self._database.rows(query, (task, stage, metric))]
+        return [Evaluated(*row) for row in self._database.rows(query, (self._task, stage, metric))]
 
-    def _of(self, task: str, version: int) -> EvaluatedVersion:
+    def _of(self, version: int) -> EvaluatedVersion:
         query = (
             f"SELECT round, {_FIGURE} FROM figures WHERE task = ? AND version = ? "
             "ORDER BY metric, part"
         )
-        rows = list(self._database.rows(query, (task, version)))
+        rows = list(self._database.rows(query, (self._task, version)))
         figures = [_figure(values) for _, *values in rows]
         figures.sort(key=lambda each: STAGES.index(each.stage))
         return EvaluatedVersion(version, rows[0][0], tuple(figures))

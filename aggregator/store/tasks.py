@@ -12,10 +12,17 @@ FIRST = 1
 """The number of the task whose file has the fleet's tables."""
 
 _COLUMNS = "task, name, state, file, served, unwritten, request, problem"
-TASK_TABLES = ("rounds", "updates", "verdicts", "reports", "checkpoints")
+TASK_TABLES = (
+    "rounds",
+    "updates",
+    "verdicts",
+    "reports",
+    "checkpoints",
+    "versions",
+    "device_evaluations",
+    "figures",
+)
 """What is deleted of a task that is retired; its publications are cleared from the broker first."""
-NAMED_TABLES = ("versions", "device_evaluations", "figures")
-"""Likewise, of those that know a task by its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +120,6 @@ class Tasks(Table):
         """Delete what was learnt, in a transaction; only the name and generation stay."""
         for table in TASK_TABLES:
             self._database.execute(f"DELETE FROM {table} WHERE task = ?", (number,))
-        name = self.find(number).name
-        for table in NAMED_TABLES:
-            self._database.execute(f"DELETE FROM {table} WHERE task = ?", (name,))
 
     def _set(self, number: int, column: str, value: str | None) -> None:
         self._database.execute(f"UPDATE tasks SET {column} = ? WHERE task = ?", (value, number))

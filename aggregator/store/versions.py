@@ -11,17 +11,17 @@ from numpy.typing import NDArray
 
 from aggregator.errors import AggregatorError
 from aggregator.store.checkpoints import pack_state, unpack_state
-from aggregator.store.database import Table
+from aggregator.store.database import Database, Table
 
 _COLUMNS = (
-    "task, version, round, closed_unix, devices, artifact, origin, bytes, metrics, pinned, "
+    "version, round, closed_unix, devices, artifact, origin, bytes, metrics, pinned, "
     "model IS NOT NULL"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class VersionRow:
-    """One version of a task's model.
+    """One version of the task's model.
 
     Attributes:
         round: the round that made it; 0: what the task began with.
@@ -34,7 +34,6 @@ class VersionRow:
         kept: whether the model is there, and not only what is known of it.
     """
 
-    task: str
     version: int
     round: int
     closed_unix_seconds: float
@@ -62,7 +61,11 @@ class Ranking:
 
 
 class Versions(Table):
-    """Table ``versions``. A row stays when its model is dropped."""
+    """A task's. A row stays when its model is dropped."""
+
+    def __init__(self, database: Database, task: int) -> None:
+        super().__init__(database)
+        self._task = task
 
     def add(self, row: VersionRow, model: Mapping[str, NDArray[Any]] | None) -> None:
         """A version that was made; inside the transaction that makes it. ``bytes`` is set here."""
@@ -70,7 +73,7 @@ class Versions(Table):
         # A home that was set back to a backup makes numbers again.
         self._database.insert(
             "versions",
-            row.task,
+            self._task,
             row.version,
             row.round,
             row.closed_unix_seconds,
@@ -85,41 +88,49 @@ class Versions(Table):
             replace=True,
         )
 
-    def find(self, task: str, version: int) -> VersionRow | None:
+    def find(self, version: int) -> VersionRow | None:
         """What is known of a version."""
         row = self._database.row(
-            f"SELECT {_COLUMNS} FROM versions WHERE task = ? AND version = ?", (task, version)
+            f"SELECT {_COLUMNS} FROM versions WHERE task = ? AND version = ?", (self._task, version)
         )
         return None if row is None else _read(row)
 
-    def all(self, task: str) -> list[VersionRow]:
-        """All that is known of a task's versions, the newest first."""
+    def all(self) -> list[VersionRow]:
+        """All that is known of the versions, the newest first."""
         rows = self._database.rows(
-            f"SELECT {_COLUMNS} FROM versions WHERE task = ? ORDER BY version DESC", (task,)
+            f"SELECT {_COLUMNS} FROM versions WHERE task = ? ORDER BY version DESC", (self._task,)
         )
         return [_read(row) for row in rows]
 
-    def model(self, task: str, version: int) -> dict[str, NDArray[Any]]:
+    def kept(self) -> list[VersionRow]:
+        """Those whose models are kept, the newest first."""
+        rows = self._database.rows(
+            f"SELECT {_COLUMNS} FROM versions WHERE task = ? AND model IS NOT NULL "
+            "ORDER BY version DESC",
+            (self._task,),
+        )
+        return [_read(row) for row in rows]
+
+    def model(self, version: int) -> dict[str, NDArray[Any]]:
         """The model of a version that is kept. Raises AggregatorError where it is gone."""
         row = self._database.row(
             "SELECT model FROM versions WHERE task = ? AND version = ? AND model IS NOT NULL",
-            (task, version),
+            (self._task, version),
         )
         if row is None:
-            raise self._gone(task, str(version))
+            raise self._gone(str(version))
         return unpack_state(row[0])
 
-    def named(self, task: str, name: str, ranking: Ranking | None) -> VersionRow:
+    def named(self, name: str, ranking: Ranking | None) -> VersionRow:
         """The kept version that a person named: ``latest``, ``best`` or its number.
 
         Raises AggregatorError, which names those that are kept.
         """
-        rows = self.all(task)
-        kept = [row for row in rows if row.kept]
-        if rows and not any(row.bytes for row in rows):
+        kept = self.kept()
+        if not kept and self.all():
             raise AggregatorError(
-                f"the method of task {task!r} keeps no model at the aggregator: each device has "
-                "its own, which its app can take out with Device.model()"
+                "the task's method keeps no model at the aggregator: each device has its own, "
+                "which its app can take out with Device.model()"
             )
         if name == "best":
             if ranking is None:
@@ -134,72 +145,73 @@ class Versions(Table):
             )
         found = kept if name == "latest" else [row for row in kept if str(row.version) == name]
         if not found:
-            raise self._gone(task, name)
+            raise self._gone(name)
         return found[0]
 
-    def note_metrics(self, task: str, version: int, metrics: Mapping[str, float]) -> None:
+    def note_metrics(self, version: int, metrics: Mapping[str, float]) -> None:
         """Add figures to a version's, or replace those of the same names. Nothing where the version
         is unknown."""
-        row = self.find(task, version)
+        row = self.find(version)
         if row is not None:
             self._database.execute(
                 "UPDATE versions SET metrics = ? WHERE task = ? AND version = ?",
-                (json.dumps({**row.metrics, **metrics}), task, version),
+                (json.dumps({**row.metrics, **metrics}), self._task, version),
             )
 
-    def pin(self, task: str, version: int, *, pinned: bool) -> None:
+    def pin(self, version: int, *, pinned: bool) -> None:
         """Keep a version's model whatever else is dropped, or no longer."""
         self._database.execute(
             "UPDATE versions SET pinned = ? WHERE task = ? AND version = ?",
-            (int(pinned), task, version),
+            (int(pinned), self._task, version),
         )
 
-    def prune(self, task: str, last: int, best: int, ranking: Ranking | None) -> int:
+    def prune(self, last: int, best: int, ranking: Ranking | None) -> int:
         """Drop all models but the ``last`` newest, the ``best`` ones, the pinned and the awaited;
         how many."""
-        rows = [row for row in self.all(task) if row.kept]
+        rows = self.kept()
         stay = {row.version for row in rows[: max(1, last)]}
         stay |= {row.version for row in rows if row.pinned}
         if ranking is not None:
             stay |= {row.version for row in ranking.best(rows)[:best]}
-        awaited = self.awaited(task)
+        awaited = self.awaited()
         gone = [row for row in rows if row.version not in stay and row.version != awaited]
         self._database.execute_many(
             "UPDATE versions SET model = NULL WHERE task = ? AND version = ?",
-            [(task, row.version) for row in gone],
+            [(self._task, row.version) for row in gone],
         )
         return len(gone)
 
     # -- going back --------------------------------------------------------------------------------
 
-    def ask_for(self, task: str, version: int | None) -> None:
+    def ask_for(self, version: int | None) -> None:
         """Ask that a version's model becomes the next one; None: no longer."""
-        self._database.execute("UPDATE versions SET awaited = 0 WHERE task = ?", (task,))
+        self._database.execute("UPDATE versions SET awaited = 0 WHERE task = ?", (self._task,))
         if version is not None:
             self._database.execute(
-                "UPDATE versions SET awaited = 1 WHERE task = ? AND version = ?", (task, version)
+                "UPDATE versions SET awaited = 1 WHERE task = ? AND version = ?",
+                (self._task, version),
             )
 
-    def awaited(self, task: str) -> int | None:
+    def awaited(self) -> int | None:
         """The version whose model is to become the next one."""
         row = self._database.row(
-            "SELECT version FROM versions WHERE task = ? AND awaited = 1", (task,)
+            "SELECT version FROM versions WHERE task = ? AND awaited = 1", (self._task,)
         )
         return None if row is None else int(row[0])
 
-    def _gone(self, task: str, name: str) -> AggregatorError:
-        kept = [f"{row.version}" for row in reversed(self.all(task)) if row.kept]
+    def _gone(self, name: str) -> AggregatorError:
+        kept = [f"{row.version}" for row in reversed(self.kept())]
         if not kept:
-            return AggregatorError(f"task {task!r} has no version yet: it is made by serve")
+            return AggregatorError("the task has no version yet: it is made by serve")
         return AggregatorError(
-            f"there is no version {name!r} of task {task!r}, or its model was dropped; kept are "
-            f"{', '.join(kept)} (see tessera-aggregator models)"
+            f"there is no version {name!r}, or its model was dropped; kept are {', '.join(kept)} "
+            "(see tessera-aggregator models)"
         )
 
 
 def _read(row: Sequence[Any]) -> VersionRow:
-    task, version, number, closed, devices, artifact, origin, size, metrics, pinned, kept = row
+    version, number, closed, devices, artifact, origin, size, metrics, pinned, kept = row
     return VersionRow(
-        task, version, number, closed, devices, artifact, origin, size,
+        version, number, closed, devices, artifact, origin, size,
         json.loads(metrics), bool(pinned), bool(kept),
     )  # fmt: skip

@@ -18,6 +18,7 @@ from device_sdk.artifact import MANIFEST_FILE
 NEXT_ROUND = "takes effect between two rounds, by itself"
 RESTART = "takes effect when serve is restarted"
 REPLACE = "needs tessera-aggregator task replace"
+FIRST_VERSION = "is read when the task's first version is made, and not again"
 OTHER_TASK = "is what devices know the task by: leave it, or add a task"
 _REPLACED = frozenset(("task.method", "task.artifact", "task.artifacts", "task.companions"))
 _KNOWN_BY = frozenset(("task.name", "task.cohort"))
@@ -43,6 +44,8 @@ def _takes(key: str, method: str, fits: Callable[[], bool]) -> str:
     table = key.partition(".")[0]
     if key in _KNOWN_BY:
         return OTHER_TASK
+    if key == "task.warm_start":
+        return FIRST_VERSION
     if key in _REPLACED:
         return REPLACE
     if table in FLEET_TABLES:

@@ -12,9 +12,10 @@ import numpy as np
 from aggregator.errors import AggregatorError
 from aggregator.methods.method import Method
 from aggregator.methods.model import Arrays, ModelMismatch
-from aggregator.store import TaskStore
+from aggregator.store import Store, TaskStore
 from aggregator.store.versions import Ranking
 from device_sdk.artifact import ArtifactError, safetensors
+from device_sdk.wire.publish.catalogue import read_catalogue
 
 ITEM_IDS = "items"
 """Metadata of a model's file: a JSON list of the items' ids, one for each row of ``items``."""
@@ -54,16 +55,32 @@ class WarmStart:
         if self.file is not None:
             model, ids = _read_file(self.file)
         else:
-            row = store.versions.named(self.task, self.version, ranking)
-            model, ids = store.versions.model(row.task, row.version), ()
+            model, ids = self._version_of(store.fleet, ranking)
         try:
             if ids and item_ids:
-                model = _by_id(model, ids, method.model or {}, item_ids)
+                model = _by_id(model, ids, method.model_arrays or {}, item_ids)
             method.begin_with(model)
         except ModelMismatch as error:
             raise AggregatorError(
                 f"task.warm_start: {self.said!r} does not fit this task's model: {error}"
             ) from None
+
+    def _version_of(self, fleet: Store, ranking: Ranking | None) -> tuple[Arrays, tuple[str, ...]]:
+        row = fleet.tasks.named(self.task)
+        if row is None or row.state == "retired":
+            known = ", ".join(each.name for each in fleet.tasks.all() if each.name is not None)
+            raise AggregatorError(
+                f"task.warm_start: this home has no task {self.task!r}; it has {known}"
+            )
+        source = fleet.task(row.number)
+        try:
+            model = source.versions.model(source.versions.named(self.version, ranking).version)
+        except AggregatorError as error:
+            raise AggregatorError(f"task.warm_start: task {self.task}: {error}") from None
+        content = source.facts.catalogue
+        ids = () if content is None else read_catalogue(content).items
+        # A catalogue only ever grows at its end.
+        return model, ids[: len(model[_ROWS])] if _ROWS in model else ()
 
 
 def _read_file(path: Path) -> tuple[Arrays, tuple[str, ...]]:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from device_sdk.errors import HomeBroken
 from device_sdk.evaluation.report import EvaluationReport, read_evaluations, write_evaluations
 from device_sdk.home.database import HomeStore
 from device_sdk.wire.codec.errors import WireError
@@ -191,7 +190,7 @@ class RoundStore(HomeStore):
             )
 
     def evaluation(self, task: str) -> StoredEvaluation | None:
-        """What was found out last; None for nothing yet. Raises :class:`HomeBroken`."""
+        """What was found out last; None for nothing yet, and for what this version cannot read."""
         row: tuple[Any, ...] | None = self._database.row(
             "SELECT task, generation, round, version, report, detail FROM evaluation "
             "WHERE task = ?",
@@ -203,8 +202,8 @@ class RoundStore(HomeStore):
             return StoredEvaluation(
                 row[0], row[1], row[2], row[3], read_evaluations(row[4]), row[5]
             )
-        except WireError as error:
-            raise HomeBroken(f"a stored evaluation is damaged: {error}") from None
+        except WireError:
+            return None  # to be shown, and for nothing else: no reason to refuse the home
 
     def post(self, row: OutboxRow) -> None:
         """Put what is to be sent for a round into the outbox, once per round."""

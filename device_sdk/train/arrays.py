@@ -195,15 +195,16 @@ class ArrayTrainer(RoundTrainer):
         """Evaluates the model received; what comes back evaluates the one trained."""
         learner, trainer = self.learner(job, artifact, LocalData({}))
         evaluation = ModelEvaluation(found, trainer.artifact, data.test)
-        if not learner.personalises(job.broadcast):
-            found.stages = 1
+        own, shared = learner.personalises(job.broadcast), False
         try:
-            shares = learner.receive(job.broadcast)
+            shared = learner.receive(job.broadcast)
         except LearnerError as error:
             found.miss(Unmeasured("failed", f"global: {error}"))
-        else:
-            if shares:
-                evaluation.stage("global", trainer)
+        found.stages = 2 if own and shared else 1
+        if shared:
+            evaluation.stage("global", trainer)
+        elif not own:
+            found.miss(Unmeasured("no-model", "the method has no model that it could be asked of"))
         return evaluation
 
     def adopt(self, job: TrainingJob) -> Mapping[str, NDArray[Any]] | None:
@@ -242,14 +243,20 @@ class ArrayTrainer(RoundTrainer):
             companion = self._trainer(artifact.companion)
             companion.reset()
         placement = self._options.placement if where is None else where
-        learner = self._kind.make(
-            LearnerParts(lambda: data, trainer, companion, self._sender, self._rng, placement)
-        )
-        manifest = job.manifest
-        if self._home.models.learner_artifact(manifest.task) == artifact.artifact_id:
-            state = self._home.models.learner(manifest.task)
-            if state is not None:
-                learner.restore(state)
+        parts = LearnerParts(lambda: data, trainer, companion, self._sender, self._rng, placement)
+        learner = self._kind.make(parts)
+        manifest, models = job.manifest, self._home.models
+        if models.learner_artifact(manifest.task) == artifact.artifact_id:
+            state, mark = models.learner(manifest.task), models.model_mark(manifest.task)
+            try:
+                if state is not None:
+                    learner.restore(state)
+            except LearnerError:
+                if mark is None or mark[0] == manifest.generation:
+                    raise
+                # The task was replaced: what was learnt is another method's, with this artifact.
+                trainer.reset()
+                learner = self._kind.make(parts)
         if learner.needs_receipts:
             rounds = self._home.rounds.receipted(manifest.task, manifest.generation, _RECEIPTS)
             for part in reversed(rounds):

@@ -77,14 +77,14 @@ class RoundEvaluation:
     @property
     def report(self) -> EvaluationReport:
         """What was found; of results that do not fit into a report the first ones."""
-        results = list(self._results)
+        results, reason = list(self._results), self._reason
         while True:
-            found = EvaluationReport(tuple(results), self._reason)
+            found = EvaluationReport(tuple(results), reason)
             try:
                 write_evaluations(found)
-            except ValueError as error:
+            except ValueError:
                 results.pop()
-                self.miss(Unmeasured("too-large", str(error)))
+                reason = reason or "too-large"
             else:
                 return found
 

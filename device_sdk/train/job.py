@@ -89,16 +89,16 @@ class RoundTrainer(ABC):
         self._clock, self._rng = world.work_clock, world.rng
         self._device_id = world.membership.grant.device_id
 
-    def evaluation(self, job: TrainingJob, stages: int = 2) -> RoundEvaluation | None:
-        """To be filled with what is found out in so many stages; None where this device does not
-        evaluate in this round."""
+    def evaluation(self, job: TrainingJob) -> RoundEvaluation | None:
+        """To be filled with what is found out; None where this device does not evaluate in this
+        round."""
         terms = job.terms.evaluation
         if terms is None or not evaluates(job.manifest, terms, self._device_id):
             return None
         seconds = terms.time_share * job.terms.train_seconds
-        return RoundEvaluation(
-            terms, seconds, stages, self._clock, self._rng, self._options.slowdown
-        )
+        # A generator of its own: the training draws what it would draw without an evaluation.
+        (rng,) = self._rng.spawn(1)
+        return RoundEvaluation(terms, seconds, 2, self._clock, rng, self._options.slowdown)
 
     @abstractmethod
     def train(self, job: TrainingJob) -> TrainedRound:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -34,6 +36,8 @@ def test_held_out_rows_are_trained_on_by_nobody_and_stay_the_same_as_data_grow()
     assert data.samples + data.test_samples == 5000
     assert 0.08 < data.test_samples / 5000 < 0.12
     assert data.train["x"].tolist() == data.train["y"].tolist()
+    again = replace(data, public={"x": data.train["x"][:2], "y": data.train["y"][:2]})
+    assert again.test["y"].tolist() == data.test["y"].tolist(), "nothing is split twice"
     grown = LocalData({"y": np.arange(6000)}, holdout=0.1)
     assert {row for row in grown.test["y"].tolist() if row < 5000} == held
     assert LocalData({"y": rows}, holdout=0.0).test_samples == 0

@@ -39,7 +39,7 @@ def _always(*values: Any, **named: Any) -> bool:
     return True
 
 
-def _something(table: object, task: str, version: int, said: Collection[object]) -> bool:
+def _something(table: object, version: int, said: Collection[object]) -> bool:
     return bool(said)
 
 

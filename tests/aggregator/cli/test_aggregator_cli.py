@@ -17,7 +17,8 @@ from device_sdk.wire.seal.enrolment_code import parse_code
 from tests.fakes.homes import command, make_home, open_store
 
 COMMANDS = (
-    "init", "invite", "serve", "status", "devices", "revoke", "rotate", "release", "restored"
+    "init", "invite", "serve", "status", "devices", "models", "model", "rollback", "revoke",
+    "rotate", "release", "restored",
 )  # fmt: skip
 
 

@@ -159,9 +159,11 @@ def test_settings_of_a_file_that_is_edited_are_taken_up_between_rounds(
         changed = text.replace("columns = 8", "columns = 9").replace(
             "[round]", "[metrics]\nport = 9\n[round]"
         )
+        changed = changed.replace("[task]", '[task]\nwarm_start = "a.safetensors"')
         home.task_file.write_text(changed)
         assert command(home, "task", "check") == 0
         said = capsys.readouterr().out
+        assert "task.warm_start  is read when the task's first version is made" in said
         assert "scatter.columns  needs tessera-aggregator task replace" in said
         assert "metrics.port  takes effect when serve is restarted" in said
         assert anna.take_part(2).verdict is Verdict.COUNTED

@@ -32,7 +32,7 @@ def task(folder: Path, method: str, more: str = "") -> Task:
 
 
 def row(artifact: str = "", version: int = 4) -> VersionRow:
-    return VersionRow("clicks", version, 9, 0.0, 3, artifact, "", 100, {}, False, True)
+    return VersionRow(version, 9, 0.0, 3, artifact, "", 100, {}, False, True)
 
 
 def test_a_global_model_of_attention_becomes_a_graph(tmp_path: Path) -> None:
@@ -54,13 +54,13 @@ def test_personal_layers_have_no_file_here_but_what_is_shared_has(tmp_path: Path
     made = task(tmp_path, "fedavg", '[fedavg.training]\npersonal = "linear.bias"')
     artifact = load_artifact(tmp_path / "linear")
     method = made.binding.build(0, np.random.default_rng(0), (artifact,))
-    assert method.model is not None and "linear.bias" not in method.model
+    assert method.model_arrays is not None and "linear.bias" not in method.model_arrays
     of = row(artifact.manifest.id)
     with pytest.raises(AggregatorError, match=r"linear.bias stay on the devices.*Device.model\(\)"):
-        model_files("onnx", made, of, method.model, ())
-    (data,) = model_files("safetensors", made, of, method.model, ()).values()
+        model_files("onnx", made, of, method.model_arrays, ())
+    (data,) = model_files("safetensors", made, of, method.model_arrays, ()).values()
     found = safetensors.decode(data)
-    assert found.tensors.keys() == method.model.keys()
+    assert found.tensors.keys() == method.model_arrays.keys()
     assert found.metadata["artifact"] == artifact.manifest.id
 
 

@@ -137,7 +137,7 @@ class Fleet:
 
     @property
     def evaluated(self) -> list[EvaluatedVersion]:
-        return self.parts.store.evaluations.latest("default", 100)
+        return self.parts.first.store.evaluations.latest(100)
 
     def said(self) -> int:
         row = self.parts.store.database.row("SELECT count(*) FROM device_evaluations")
@@ -205,7 +205,7 @@ def test_twenty_devices_make_the_figure_of_all_their_data_and_what_each_said_is_
         assert figure.median == pytest.approx(np.median(own))
         assert figure.worst_tenth == pytest.approx(np.percentile(own, 10))
     assert fleet.said() == 0
-    (row,) = [row for row in fleet.parts.store.versions.all("default") if row.version == 0]
+    (row,) = [row for row in fleet.parts.first.store.versions.all() if row.version == 0]
     assert row.metrics == {each.metric: each.value for each in found.figures}
     capsys.readouterr()
     assert command(fleet.home, "evaluations", "--json") == 0
@@ -390,12 +390,10 @@ def test_rounds_end_where_nothing_improves_and_devices_get_the_best_version(
         fleet.play(hits(share))
     row = fleet.parts.first.rounds.current
     assert row is not None and fleet.parts.first.rounds.rests
-    versions = fleet.parts.store.versions
+    versions = fleet.parts.first.store.versions
     # Version 4 came out of the last round, and nobody knows how good it is; 5 is 1 once more.
     assert row.version == 5
-    np.testing.assert_array_equal(
-        versions.model("default", 5)["items"], versions.model("default", 1)["items"]
-    )
+    np.testing.assert_array_equal(versions.model(5)["items"], versions.model(1)["items"])
     assert command(fleet.home, "status") == 0
     assert "stopped      nothing has improved version 1" in capsys.readouterr().out
     fleet.restart()
@@ -433,8 +431,6 @@ def test_a_crash_while_it_comes_to_a_stop_leaves_the_best_version(
         fleet.restart()
         fleet.tick()
     assert fleet.parts.first.rounds.rests
-    versions = fleet.parts.store.versions
+    versions = fleet.parts.first.store.versions
     assert fleet.parts.first.aggregation.version == 3
-    np.testing.assert_array_equal(
-        versions.model("default", 3)["items"], versions.model("default", 0)["items"]
-    )
+    np.testing.assert_array_equal(versions.model(3)["items"], versions.model(0)["items"])

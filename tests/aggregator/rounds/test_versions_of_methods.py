@@ -61,7 +61,7 @@ def aggregation(
 ) -> Aggregation:
     parts = () if artifact is None else (artifact,)
     start = None if warm is None else WarmStart.read(warm, Path("/"))
-    keeper = VersionKeeper(store, "clicks", ModelsSettings(), None, start, parts, lambda: NOW)
+    keeper = VersionKeeper(store, ModelsSettings(), None, start, parts, lambda: NOW)
     made = Aggregation(binding, store, items, 100, publishable, parts, keeper)
     made.resume(None)
     return made
@@ -86,32 +86,47 @@ def test_the_first_version_is_kept_and_a_home_of_before_is_taken_over(
     store: TaskStore, artifact: Artifact
 ) -> None:
     aggregation(store, fedavg(), artifact)
-    (row,) = store.versions.all("clicks")
+    (row,) = store.versions.all()
     assert (row.version, row.round, row.closed_unix_seconds, row.kept) == (0, 0, NOW, True)
     assert row.artifact == artifact.manifest.id
-    found = store.versions.model("clicks", 0)
+    found = store.versions.model(0)
     assert set(found) == {"linear.weight", "linear.bias", "mean"}
     for name, array in found.items():
         np.testing.assert_array_equal(array, artifact.initial[name])
     store.database.execute("DELETE FROM versions")
     aggregation(store, fedavg(), artifact)
-    assert [row.version for row in store.versions.all("clicks")] == [0]
+    assert [row.version for row in store.versions.all()] == [0]
+
+
+def test_a_round_that_changes_nothing_leaves_the_version_as_it_is_known(
+    store: TaskStore, artifact: Artifact
+) -> None:
+    made = aggregation(store, fedavg(), artifact)
+    store.versions.pin(0, pinned=True)
+    store.versions.note_metrics(0, {"loss": 0.5})
+    made.open_round(1)
+    summary = made.close_round()
+    with store.database.transaction():
+        made.commit_version(summary)
+    (row,) = store.versions.all()
+    assert row.pinned and row.metrics == {"loss": 0.5} and row.devices == 0
 
 
 def test_a_task_begins_with_a_file_or_another_tasks_version(
     store: TaskStore, artifact: Artifact, tmp_path: Path
 ) -> None:
     arrays = {n: np.ones_like(a) for n, a in artifact.initial.items()}
-    other = VersionRow("air", 7, 7, 0.0, 3, "", "", 0, {}, False, True)
-    store.versions.add(other, {name: array + 1 for name, array in arrays.items()})
+    air = store.fleet.task(store.fleet.tasks.add("air", "air.toml", ""))
+    other = VersionRow(7, 7, 0.0, 3, "", "", 0, {}, False, True)
+    air.versions.add(other, {name: array + 1 for name, array in arrays.items()})
     for warm, added in ((file_of(tmp_path, arrays), 1.0), ("task:air@7", 2.0)):
-        for table in ("checkpoints", "versions WHERE task = 'clicks'"):
+        for table in ("checkpoints", "versions WHERE task = 1"):
             store.database.execute(f"DELETE FROM {table}")
         made = aggregation(store, fedavg(), artifact, warm)
         assert made.version == 0
-        (row,) = store.versions.all("clicks")
+        (row,) = store.versions.all()
         assert row.origin == warm
-        for array in store.versions.model("clicks", 0).values():
+        for array in store.versions.model(0).values():
             np.testing.assert_array_equal(array, np.full_like(array, added))
     # Only the first version: the file may be gone afterwards.
     again = aggregation(store, fedavg(), artifact, "/gone.safetensors")
@@ -122,15 +137,17 @@ def test_a_task_begins_with_a_file_or_another_tasks_version(
     ("warm", "message"),
     [
         ("/gone.safetensors", "cannot be read: No such file"),
-        ("task:air@latest", "task 'air' has no version yet"),
+        ("task:air@latest", "has no task 'air'"),
+        ("task:here@latest", "task here: the task has no version yet"),
     ],
 )
 def test_what_is_not_there_is_said(
     store: TaskStore, artifact: Artifact, warm: str, message: str
 ) -> None:
+    store.fleet.tasks.set_name(store.number, "here")
     with pytest.raises(AggregatorError, match=message):
         aggregation(store, fedavg(), artifact, warm)
-    assert store.checkpoints.get("version") is None and store.versions.all("clicks") == []
+    assert store.checkpoints.get("version") is None and store.versions.all() == []
 
 
 def test_all_that_does_not_fit_is_listed(
@@ -244,7 +261,7 @@ def test_an_older_matrix_leaves_the_items_that_came_since_as_they_are() -> None:
 def test_a_method_whose_devices_keep_their_models_says_so(artifact: Artifact) -> None:
     table = TomlTable({"training": {"classes": 3}}, "teacher_logits")
     method = read_binding("teacher_logits", table).build(0, np.random.default_rng(0), ())
-    assert method.model is None
+    assert method.model_arrays is None
     with pytest.raises(ModelMismatch, match="each device has its own"):
         method.adopt({})
 
@@ -252,12 +269,12 @@ def test_a_method_whose_devices_keep_their_models_says_so(artifact: Artifact) ->
 def test_attentions_model_is_the_global_one_by_name(artifact: Artifact) -> None:
     binding = read_binding("attention", TomlTable({}, "attention"))
     method = binding.build(0, np.random.default_rng(0), (artifact,))
-    model = method.model
+    model = method.model_arrays
     assert model is not None and set(model) == {"linear.weight", "linear.bias"}
     for name, array in model.items():
         np.testing.assert_array_equal(array, artifact.initial[name])
     method.adopt({name: array + 1 for name, array in model.items()})
     assert method.version == 1
     np.testing.assert_array_equal(
-        (method.model or {})["linear.bias"], artifact.initial["linear.bias"] + 1
+        (method.model_arrays or {})["linear.bias"], artifact.initial["linear.bias"] + 1
     )

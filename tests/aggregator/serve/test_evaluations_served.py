@@ -55,13 +55,13 @@ def test_twenty_devices_over_mosquitto_find_what_one_place_finds(tmp_path: Path)
     members = [Member(f"device-{place}", held_out_data(place)) for place in range(TWENTY)]
     with local_fleet(task, members, tmp_path / "fleet") as fleet:
         assert len(list(fleet.rounds())) == 3
-        store = fleet.aggregator.store
-        found = store.evaluations.latest("default", 10)
+        store = fleet.aggregator.store.first
+        found = store.evaluations.latest(10)
         assert [each.version for each in found] == [2, 1, 0]
         tests = [member.data.test for member in members if isinstance(member.data, LocalData)]
         x, y = (np.concatenate([each[name] for each in tests]) for name in ("x", "y"))
         for each in found:
-            model = store.versions.model("default", each.version)
+            model = store.versions.model(each.version)
             errors = x @ model["linear.weight"] + model["linear.bias"] - y
             central = {
                 "mae": np.abs(errors).mean(),

@@ -23,16 +23,18 @@ from tests.fakes.array_device import local_data
 from tests.fakes.client import ScriptedDevice
 from tests.fakes.handmade import FEATURES, linear_artifact
 from tests.fakes.homes import ITEMS, WIDTH, ServeProcess, command, invite, make_home, serving
+from tests.fakes.tasks import task_text
 from tests.faults.crash_points import ROLLBACK_POINTS
 
 ALONE = "quorum = 1\ndeadline_seconds = 60.0"
+BRIEF = "quorum = 1\ndeadline_seconds = 1.0"
 KEEPING = "[models]\nkeep_last = 2\n"
 
 
 def items_of(home: AggregatorHome, version: int) -> np.ndarray:
     store = home.open_store()
     try:
-        return store.versions.model("default", version)["items"]
+        return store.first.versions.model(version)["items"]
     finally:
         store.database.close()
 
@@ -97,6 +99,52 @@ def test_versions_are_listed_pinned_taken_out_and_gone_back_to(
     assert "version 1" in table and table.count("no model kept") == 6
 
 
+def test_each_task_has_versions_of_its_own_and_may_begin_with_anothers(
+    mosquitto: Mosquitto, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = make_home(tmp_path, mosquitto.url, ALONE)
+    (home.folder / "air.tsv").write_text("item-5\nnew\nitem-0\n")
+    file, strange, wider = (tmp_path / f"{name}.toml" for name in ("air", "strange", "wider"))
+    text = task_text(home, "other", BRIEF, 'warm_start = "task:default@1"')
+    file.write_text(text.replace("other.tsv", "air.tsv"))
+    strange.write_text(text)
+    wider.write_text(text.replace("other.tsv", "air.tsv").replace("columns = 8", "columns = 9"))
+    with serving(home), ScriptedDevice(mosquitto.url, invite(home)[0]) as anna:
+        anna.enrol().join()
+        assert anna.take_part(1).verdict is Verdict.COUNTED
+        anna.await_round(2)
+        one = items_of(home, 1)
+        assert command(home, "task", "add", "air", "--from", str(file)) == 0
+        out = tmp_path / "air.safetensors"
+        assert command(home, "model", "--task", "air", "--out", str(out)) == 0
+        found = safetensors.decode(out.read_bytes())
+        assert (found.metadata["task"], found.metadata["version"]) == ("air", "0")
+        assert json.loads(found.metadata["items"]) == ["item-5", "new", "item-0"]
+        np.testing.assert_array_equal(found.tensors["items"][[0, 2]], one[[5, 0]])
+        assert found.tensors["items"][1].all()  # of an item that is new: as it was drawn
+        capsys.readouterr()
+        assert command(home, "models") == 1
+        assert "name one by --task, of default, air" in capsys.readouterr().err
+        # What does not fit is said, and the task is served once its file is mended.
+        assert command(home, "task", "add", "strange", "--from", str(strange)) == 1
+        assert "none of its items is in the task's catalogue" in capsys.readouterr().err
+        # A version of before a replacement that does not fit what came is refused by serve.
+        assert command(home, "task", "replace", "air", "--from", str(wider), "--now") == 0
+        capsys.readouterr()
+        assert command(home, "models", "--task", "air", "--json") == 0
+        rows = json.loads(capsys.readouterr().out)
+        assert [row["version"] for row in rows] == [1, 0]
+        assert command(home, "rollback", "--task", "air", "--to", "0") == 0
+        store = home.open_store()
+        versions = store.task(2).versions
+        wait_until(lambda: versions.awaited() is None)
+        assert [row.version for row in versions.all()] == [1, 0]
+        # A task that is retired takes its versions with it.
+        assert command(home, "task", "retire", "air") == 0
+        assert versions.all() == [] and len(store.first.versions.all()) == 2
+        store.database.close()
+
+
 def test_kill_nine_around_a_rollback_leaves_the_version_before_or_after(
     mosquitto: Mosquitto, tmp_path: Path
 ) -> None:
@@ -121,10 +169,10 @@ def test_kill_nine_around_a_rollback_leaves_the_version_before_or_after(
                 done = point == "after a rollback"
                 store = home.open_store()
                 checkpoint = store.first.checkpoints.get("version")
-                newest = store.versions.all("default")[0]
+                newest = store.first.versions.all()[0]
                 assert checkpoint is not None
                 assert checkpoint.version == newest.version == version + done
-                assert store.versions.awaited("default") == (None if done else target)
+                assert store.first.versions.awaited() == (None if done else target)
                 store.database.close()
                 process.start()
                 connections += 1
@@ -139,7 +187,7 @@ def test_kill_nine_around_a_rollback_leaves_the_version_before_or_after(
 def _await_version(home: AggregatorHome, version: int) -> None:
     store = home.open_store()
     try:
-        wait_until(lambda: store.versions.all("default")[0].version == version)
+        wait_until(lambda: store.first.versions.all()[0].version == version)
     finally:
         store.database.close()
 
@@ -222,7 +270,7 @@ def test_the_best_version_runs_alone_and_says_what_a_device_says(tmp_path: Path)
             file.write("\n[evaluation]\n")
         store = home.open_store()
         for version, loss in ((1, 0.5), (2, 0.7), (3, 0.1)):
-            store.versions.note_metrics("default", version, {"rmse": loss})
+            store.first.versions.note_metrics(version, {"rmse": loss})
         store.database.close()
         out = tmp_path / "best.onnx"
         assert command(home, "model", "--version", "best", "--out", str(out)) == 0
@@ -262,7 +310,7 @@ def test_personal_layers_are_in_a_devices_own_model_and_nowhere_else(tmp_path: P
         _await_read(devices)
         models = [device.model().arrays for device in devices]
     store = AggregatorHome(tmp_path / "fleet" / "aggregator").open_store()
-    kept = store.versions.model("default", 1)
+    kept = store.first.versions.model(1)
     store.database.close()
     assert "linear.bias" not in kept
     assert not np.array_equal(models[0]["linear.bias"], models[1]["linear.bias"])

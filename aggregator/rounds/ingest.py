@@ -85,6 +85,8 @@ class _Staged(NamedTuple):
     logged: LoggedUpdate | None
     update: exchange.Update | None
     report: Report | None = None
+    outcome: bytes = b""
+    """The report's bytes without its evaluation."""
     said: DeviceEvaluation | None = None
 
 
@@ -256,7 +258,7 @@ class Ingest:
             identity.generation, identity.round, identity.device_id, update.body_sha256, reason
         )
         self._staged[(identity.device_id, identity.round)] = _Staged(
-            identity, verdict, logged, decoded, report, said
+            identity, verdict, logged, decoded, report, _outcome(update, report), said
         )
 
     def _offer_for_closed(self, update: UpdateMessage) -> Settled:
@@ -300,11 +302,14 @@ class Ingest:
         stored = _stored(identity, report)
         if not any(each[:3] == stored[:3] for each in self._late):
             self._late.append(stored)
-            self._tell(identity.device_id, report, int(self._unix_clock()))
+            now_unix_seconds = int(self._unix_clock())
+            self._tell(identity.device_id, report, _outcome(update, report), now_unix_seconds)
 
-    def _tell(self, device_id: bytes, report: Report, now_unix_seconds: int) -> None:
+    def _tell(
+        self, device_id: bytes, report: Report, outcome: bytes, now_unix_seconds: int
+    ) -> None:
         self.outcomes[(report.outcome.value, known_reason(report.reason))] += 1
-        self._told.append((now_unix_seconds, write_outcome(report), device_id))
+        self._told.append((now_unix_seconds, outcome, device_id))
 
     def _repeat(self, update: UpdateMessage, known: StoredVerdict) -> Settled:
         """The stored verdict, for the same body again."""
@@ -329,7 +334,7 @@ class Ingest:
         digest = update_digest(staged.identity, staged.verdict.body_sha256)
         reason = staged.verdict.reason
         if staged.report is not None:
-            self._tell(device_id, staged.report, now_unix_seconds)
+            self._tell(device_id, staged.report, staged.outcome, now_unix_seconds)
             if reason == NOTED:
                 self._rounds.heard_of(device_id)
                 return Settled(device_id, Receipt(digest, Verdict.NOTED))
@@ -355,6 +360,12 @@ def read_told(update: UpdateMessage) -> Report:
     if (report.outcome is Outcome.TRAINED) is not bool(update.body):
         raise WireError("bad-field", "an update goes with what was trained, and with nothing else")
     return report
+
+
+def _outcome(update: UpdateMessage, report: Report | None) -> bytes:
+    if report is None or update.report is None:
+        return b""
+    return write_outcome(report) if report.evaluation else update.report
 
 
 def _stored(identity: UpdateIdentity, report: Report) -> StoredReport:

@@ -28,7 +28,14 @@ from benchmarks.aggregator.fleet import (
 )
 from device_sdk.link.events import Message
 from device_sdk.wire.arrays.tensors import Codec, encode_tensors
-from device_sdk.wire.publish.receipts import RecordType, UpdateIdentity, Verdict, write_update
+from device_sdk.wire.publish.receipts import (
+    RecordType,
+    UpdateIdentity,
+    Verdict,
+    with_report,
+    write_update,
+)
+from device_sdk.wire.publish.report import Details, Outcome, Report, write_report
 from device_sdk.wire.publish.topics import Topics, UpTopic
 from device_sdk.wire.seal.device_session import SessionOpening
 from device_sdk.wire.seal.freshness import Freshness
@@ -47,8 +54,10 @@ class IngestFigures:
     resident_mb_late: float
 
 
-def measure_ingest(updates: int, folder: Path) -> IngestFigures:
+def measure_ingest(updates: int, folder: Path, *, reports: bool = False) -> IngestFigures:
     """Ingest ``updates`` of 100 rows x 16, each from a device of its own for its round.
+
+    ``reports``: each is a contribution with a usual report.
 
     Sessions belong to 500 devices; a device sends one update a round, so rounds follow each other.
     """
@@ -67,7 +76,7 @@ def measure_ingest(updates: int, folder: Path) -> IngestFigures:
     done = 0
     for start in range(0, updates, _SESSIONS):
         batch = devices[start : start + _SESSIONS]
-        messages = list(_messages(parts, batch, bodies))
+        messages = list(_messages(parts, batch, bodies, reports))
         began = time.perf_counter()
         done += _ingest(parts, messages)
         busy_seconds += time.perf_counter() - began
@@ -87,12 +96,15 @@ def _ingest(parts: Parts, messages: list[Message]) -> int:
         for message in messages[start : start + _GROUP]:
             arrived = parts.uplink.receive(message)
             assert isinstance(arrived, Arrived)
-            assert parts.inbox.offer(arrived.device_id, arrived.payload) is None
+            settled = parts.inbox.offer(arrived.device_id, arrived.payload, arrived.record)
+            assert settled is None
         counted += sum(s.receipt.verdict is Verdict.COUNTED for s in parts.first.ingest.commit())
     return counted
 
 
-def _messages(parts: Parts, batch: list[BenchDevice], bodies: list[bytes]) -> Iterator[Message]:
+def _messages(
+    parts: Parts, batch: list[BenchDevice], bodies: list[bytes], reports: bool
+) -> Iterator[Message]:
     row = parts.first.rounds.current
     assert row is not None
     topics, descriptor = Topics(), parts.keys.current().descriptor
@@ -103,9 +115,15 @@ def _messages(parts: Parts, batch: list[BenchDevice], bodies: list[bytes]) -> It
         reply = parts.table.accept_open(known, opening.message, parts.keys.group_keys())
         session = opening.accept(reply, 0).session
         identity = UpdateIdentity(device.credential.device_id, "default", row.generation, row.round)
-        payload = write_update(identity, bodies[index % len(bodies)])
+        body, record = bodies[index % len(bodies)], RecordType.UPDATE
+        if reports:
+            # Seconds and bytes differ from device to device, as they do.
+            details = Details("0.1.0", "1.22.0", "linux-aarch64", "k=16", index / 64, 9000 + index)
+            told = write_report(Report(Outcome.TRAINED, "", details))
+            body, record = with_report(told, body), RecordType.CONTRIBUTION
+        payload = write_update(identity, body)
         topic = topics.write(UpTopic(0, device.handle))
-        yield Message(topic, session.seal(RecordType.UPDATE, payload), False)
+        yield Message(topic, session.seal(record, payload), False)
 
 
 def _resident_mb() -> float:

@@ -18,7 +18,12 @@ from aggregator.rounds.machine import RoundOpened
 from aggregator.store import Database
 from device_sdk.artifact import Artifact
 from device_sdk.wire.arrays.exchange import Update
-from device_sdk.wire.publish.receipts import RecordType, UpdateIdentity, write_update
+from device_sdk.wire.publish.receipts import (
+    RecordType,
+    UpdateIdentity,
+    with_report,
+    write_update,
+)
 from device_sdk.wire.publish.topics import DownTopic, PresenceTopic
 from device_sdk.world import Pace
 from tests.attacks.conftest import MakeStage
@@ -62,14 +67,14 @@ def test_a_broker_that_drops_only_receipts(make_stage: MakeStage) -> None:
     stage = make_stage(pace=_BRISK)
     stage.drop = lambda parcel: "/down/" in parcel.topic and parcel.payload[1] == RecordType.RECEIPT
     stage.run_until(lambda: stage.parts.first.aggregation.version == 8)
-    sent = [len(stage.sent_up(place, RecordType.UPDATE)) for place in range(3)]
+    sent = [len(stage.sent_up(place, RecordType.CONTRIBUTION)) for place in range(3)]
     stage.run(2000.0)
     # Rounds go on without quorum, and no device adds to eight updates without a receipt.
     assert _next_round(stage) > 20 and stage.parts.first.aggregation.version == 8
     assert [device.home.rounds.outbox_size()[0] for device in stage.devices] == [8, 8, 8]
     assert all("wait for receipts" in device.participant.problem for device in stage.devices)
     # It may make devices try again, not make them hammer: the mean wait is half of the longest.
-    more = [len(stage.sent_up(place, RecordType.UPDATE)) - sent[place] for place in range(3)]
+    more = [len(stage.sent_up(place, RecordType.CONTRIBUTION)) - sent[place] for place in range(3)]
     assert max(more) < 1.2 * 8 * (10 + 2000.0 / (_BRISK.most_seconds / 2))
     stage.drop = lambda parcel: False
     stage.run_until(lambda: all(d.home.rounds.outbox_size()[0] <= 1 for d in stage.devices))
@@ -96,16 +101,19 @@ def test_two_bodies_for_one_round_are_a_conflict(stage: Stage) -> None:
 def test_two_bodies_that_come_together_are_a_conflict(stage: Stage) -> None:
     device = stage.devices[0]
     stage.drop = lambda parcel: (
-        parcel.topic == stage.up_topic(0) and parcel.payload[1] == RecordType.UPDATE
+        parcel.topic == stage.up_topic(0) and parcel.payload[1] == RecordType.CONTRIBUTION
     )
-    sent = len(stage.sent_up(0, RecordType.UPDATE))
-    stage.run_until(lambda: len(stage.sent_up(0, RecordType.UPDATE)) > sent)
+    sent = len(stage.sent_up(0, RecordType.CONTRIBUTION))
+    stage.run_until(lambda: len(stage.sent_up(0, RecordType.CONTRIBUTION)) > sent)
     stage.drop = lambda parcel: False
     row, counted = stage.parts.store.first.rounds.latest()[0], stage.parts.first.ingest.counted
     identity = UpdateIdentity(device.grant.device_id, "default", row.generation, row.round)
     for body in (known_body, _other_body):  # one group, which is committed at once
-        payload = write_update(identity, body(0, row.generation, row.round))
-        sealed = device.participant.sessions.seal(RecordType.UPDATE, payload)
+        (waiting,) = device.home.rounds.outbox()
+        assert waiting.report is not None
+        content = with_report(waiting.report, body(0, row.generation, row.round))
+        payload = write_update(identity, content)
+        sealed = device.participant.sessions.seal(RecordType.CONTRIBUTION, payload)
         stage.broker.publish(stage.up_topic(0), sealed)
     stage.settle()
     assert (stage.refusals("conflict"), stage.parts.first.ingest.counted) == (1, counted + 1)
@@ -120,7 +128,9 @@ def test_an_unselected_device_is_refused(make_stage: MakeStage) -> None:
     # What the other devices send is lost: a round that one of them is selected for lasts until its
     # deadline.
     others = {stage.up_topic(place) for place in (1, 2)}
-    stage.drop = lambda parcel: parcel.topic in others and parcel.payload[1] == RecordType.UPDATE
+    stage.drop = lambda parcel: (
+        parcel.topic in others and parcel.payload[1] == RecordType.CONTRIBUTION
+    )
 
     def only_others_are_selected() -> bool:
         first, *rest = (
@@ -192,7 +202,7 @@ def test_a_restored_device_home_counts_nothing_twice(make_stage: MakeStage) -> N
     shutil.copytree(device.folder, backup)
     device.start()
     stage.drop = lambda parcel: (
-        parcel.topic == stage.up_topic(1) and parcel.payload[1] == RecordType.UPDATE
+        parcel.topic == stage.up_topic(1) and parcel.payload[1] == RecordType.CONTRIBUTION
     )
     stage.run_until(lambda: stage.verdict(0, 2) == "counted")
     device.kill()
@@ -451,7 +461,7 @@ def test_the_aggregator_s_clock_jumping_across_a_deadline(
 ) -> None:
     stage = make_stage(pace=_BRISK)
     stage.drop = lambda parcel: (
-        parcel.topic == stage.up_topic(2) and parcel.payload[1] == RecordType.UPDATE
+        parcel.topic == stage.up_topic(2) and parcel.payload[1] == RecordType.CONTRIBUTION
     )
     number = 1
     stage.run_until(lambda: stage.verdict(0, number) == "counted")

@@ -26,7 +26,7 @@ from tests.attacks.simulated_broker import Parcel
 from tests.attacks.stage import Stage
 from tests.fakes.parties import CountingHpke
 
-UPDATE, OPEN = RecordType.UPDATE, MessageType.SESSION_OPEN
+UPDATE, OPEN = RecordType.CONTRIBUTION, MessageType.SESSION_OPEN
 
 
 def test_every_uplink_message_replayed_within_its_session(stage: Stage) -> None:

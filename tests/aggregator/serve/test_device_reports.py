@@ -1,0 +1,143 @@
+"""What an operator sees of the devices, by the commands, over a real broker."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from aggregator.cli import main as aggregator
+from device_sdk.cli import main as device_command
+from device_sdk.device import Device
+from device_sdk.errors import LeaveUnanswered, NotEnrolled
+from device_sdk.local_data import LocalData
+from device_sdk.world import TrainingOptions
+from tests.brokers.links import QUICK
+from tests.brokers.mosquitto import Mosquitto
+from tests.fakes.array_device import local_data
+from tests.fakes.brisk import BRISK
+from tests.fakes.handmade import linear_artifact
+from tests.fakes.homes import ServeProcess
+from tests.fakes.killed_rounds import make_home
+
+PORT = 19464
+_MORE = {"epochs": 1, "batch_size": 0, "learning_rate": 0.1}
+
+
+def await_(true: Callable[[], bool], seconds: float = 20.0) -> None:
+    until = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def bad_data() -> LocalData:
+    """Samples of which one is NaN."""
+    good = dict(local_data(1).train)
+    good["y"] = good["y"].copy()
+    good["y"][3, 0] = np.nan
+    return LocalData(good)
+
+
+def test_a_device_with_nan_data_is_shown_by_reason_and_another_leaves(
+    mosquitto: Mosquitto, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    linear_artifact(tmp_path / "linear")
+    home = make_home(tmp_path, mosquitto.url, method="fedavg", settings=_MORE)
+    text = home.task_file.read_text()
+    text = re.sub(r"deadline_seconds = [\d.]+", "deadline_seconds = 15.0", text)
+    text = re.sub(r"most_rounds = \d+", "most_rounds = 0", text)
+    text = re.sub(r"quorum = \d+", "quorum = 1", text)
+    home.task_file.write_text(f"{text}\n[metrics]\nport = {PORT}\n")
+
+    def said(*arguments: str) -> str:
+        capsys.readouterr()
+        assert aggregator([arguments[0], "--home", str(home.folder), *arguments[1:]]) == 0
+        return capsys.readouterr().out
+
+    def listed(*arguments: str) -> list[dict[str, object]]:
+        found: list[dict[str, object]] = json.loads(said("devices", "--json", *arguments))
+        return found
+
+    codes = [
+        said("invite", "--name", "hall-1", "--label", "site=north").strip(),
+        said("invite", "--name", "hall-2", "--label", "site=south").strip(),
+        *said("invite", "--count", "1").split(),
+    ]
+    assert "does not run" in said("status")
+    serve = ServeProcess(home)
+    serve.start()
+    devices: list[Device] = []
+    try:
+        for place, (code, data) in enumerate(
+            zip(codes, (local_data(0), bad_data(), local_data(2)), strict=True)
+        ):
+            own = TrainingOptions(labels={"site": "own", "line": f"l{place}"})
+            device = Device.enrol(
+                mosquitto.url, code, tmp_path / f"device-{place}", data=data, options=own,
+                pace=BRISK, link_settings=QUICK, timeout_seconds=15,
+            )  # fmt: skip
+            devices.append(device)
+            device.start()
+        await_(lambda: len([each for each in listed() if each["last_outcome"]]) == 3)
+        shown = {str(each["name"]): each for each in listed()}
+        assert (shown["hall-2"]["last_outcome"], shown["hall-2"]["last_reason"]) == (
+            "failed",
+            "not-finite",
+        )
+        # The operator's labels win over the device's own.
+        assert shown["hall-1"]["labels"] == {"site": "north", "line": "l0"}
+        assert (shown["hall-1"]["last_outcome"], shown["hall-1"]["option"]) == ("trained", "linear")
+        assert str(shown["hall-1"]["platform"]).startswith("linux-") and shown["hall-1"]["sdk"]
+        assert [each["name"] for each in listed("--label", "site=south")] == ["hall-2"]
+        table = said("devices")
+        assert "hall-2" in table and "failed: not-finite" in table
+        status = said("status")
+        assert "serve        runs" in status and "failed: not-finite" in status
+        # Rounds end when everybody was heard, although one of them trains in none.
+        before = json.loads(said("status", "--json"))["rounds"][0]["round"]
+        await_(lambda: json.loads(said("status", "--json"))["rounds"][0]["round"] >= before + 2, 12)
+        address = f"http://127.0.0.1:{PORT}/metrics"
+        with urllib.request.urlopen(address, timeout=5) as answer:
+            metrics = answer.read().decode()
+        found = re.search(
+            r'device_outcomes_total\{outcome="failed",reason="not-finite"} (\d+)', metrics
+        )
+        assert found is not None and int(found[1]) >= 1
+
+        said("devices", "label", "hall-2", "site=west", "line=", "--name", "hall-two")
+        (renamed,) = listed("--label", "site=west")
+        assert renamed["name"] == "hall-two"
+        assert aggregator(["devices", "--home", str(home.folder), "label", "hall-9", "a=b"]) == 1
+
+        third = devices[2]
+        third.leave(timeout_seconds=15)
+        third.leave(timeout_seconds=15)  # it has left
+        assert third.status().left and third.status().outbox == 0
+        with pytest.raises(NotEnrolled, match="left its fleet"):
+            third.start()
+        (gone,) = [each for each in listed() if each["device_id"] == third.device_id]
+        assert gone["revoked_unix_seconds"] is not None and gone["last_outcome"] is None
+        assert third.predict({"x": local_data(2).train["x"]})["prediction"].shape[1] > 0
+
+        serve.stop()
+        second = devices[1]
+        with pytest.raises(LeaveUnanswered, match="call leave"):
+            second.leave(timeout_seconds=1)
+        serve.start()
+        second.close()
+        folder = str(tmp_path / "device-1")
+        assert device_command(["leave", "--home", folder, "--timeout", "20"]) == 0
+        assert "has left" in capsys.readouterr().out
+        assert device_command(["status", "--home", folder]) == 0
+        assert "this device has left" in capsys.readouterr().out
+    finally:
+        for device in devices:
+            device.close()
+        serve.stop()

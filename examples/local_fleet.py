@@ -53,6 +53,7 @@ class FleetTask:
             None.
         quorum: updates that make a version; all devices if None.
         pause_seconds: between rounds, for whoever evaluates there.
+        evaluation: the task file's table of that name, empty for its defaults; None for none.
     """
 
     method: str
@@ -66,6 +67,7 @@ class FleetTask:
     pause_seconds: float = 0.0
     broadcast_codec: str = "float16"
     update_codec: str = "float16"
+    evaluation: Settings | None = None
 
     def to_toml(self, broker_url: str, devices: int) -> str:
         """The task file for a fleet of so many devices."""
@@ -87,7 +89,8 @@ class FleetTask:
             "update_codec": self.update_codec,
         }
         tables = {"task": task, "broker": {"url": broker_url}, "round": round_table}
-        return "\n".join(_tables({**tables, self.method: self.settings}))
+        asked = {} if self.evaluation is None else {"evaluation": self.evaluation}
+        return "\n".join(_tables({**tables, self.method: self.settings, **asked}))
 
 
 @dataclass(frozen=True)

@@ -122,10 +122,11 @@ RULES = (
         frozenset({"onnxruntime"}),
     ),
     _server("methods", "tables", banned=_OUTSIDE_A_METHOD),
-    _server("store", "methods"),
-    _server("task", "methods store tables"),
+    Rule("aggregator/evaluation", frozenset({"aggregator.evaluation", "numpy"} | _CONTRACT)),
+    _server("store", "evaluation methods"),
+    _server("task", "evaluation methods store tables"),
     _server("keys", "home refusals store"),
-    _server("rounds", "keys methods refusals shared store task"),
+    _server("rounds", "evaluation keys methods refusals shared store task"),
     _server("publish", "shared store task"),
     Rule(
         "aggregator/models",
@@ -135,7 +136,7 @@ RULES = (
         | _CONTRACT
         | {"numpy", _CHECK},
     ),
-    _server("serve", "home keys publish refusals rounds shared store task"),
+    _server("serve", "evaluation home keys publish refusals rounds shared store task"),
     Rule(
         "export",
         frozenset(

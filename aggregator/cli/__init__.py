@@ -31,6 +31,7 @@ examples: a fleet in five steps
         "serve": "run rounds, until told to stop",
         "status": "show rounds, version and refusals",
         "devices": "list the devices, and label them",
+        "evaluations": "show how good each version is, as devices found out",
         "models": "list the versions of the model, keep one for good",
         "model": "write a version's model as safetensors or ONNX",
         "rollback": "make an older version's model the next version",

@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         of = task_of(store, arguments)
         task, own = task_file_of(home, store, of), store.task(of.number)
-        row = own.versions.named(arguments.version, task.models.ranking)
+        row = own.versions.named(arguments.version, task.ranking)
         model = own.versions.model(row.version)
         catalogue = stored_catalogue(own)
     finally:

@@ -15,9 +15,9 @@ from device_sdk.system.command_line import natural
 from device_sdk.system.printable import ago, printable
 
 DESCRIPTION = """\
-Lists the versions whose models are kept: the newest, the best by models.best_by, and those that are
-pinned (models.keep_last and models.keep_best of the task file say how many). model takes one out as
-a file, rollback makes one the next version."""
+Lists the versions whose models are kept: the newest, the best by evaluation.best_by, and those that
+are pinned (models.keep_last and models.keep_best of the task file say how many). model takes one
+out as a file, rollback makes one the next version. evaluations shows the figures in full."""
 EXAMPLES = """\
 examples:
   tessera-aggregator models --home fleet               what there is

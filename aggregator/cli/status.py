@@ -10,6 +10,7 @@ from collections import Counter
 from tabulate import tabulate
 
 from aggregator.cli.arguments import add_home, home_of
+from aggregator.evaluation.words import as_json, in_a_line
 from aggregator.home import is_served
 from aggregator.keys.registry import Registry
 from aggregator.store import Store
@@ -63,6 +64,7 @@ class _Seen:
         active = (each for each in fleet.devices.all() if each.revoked_unix_seconds is None)
         self.eligible = sum(1 for each in active if selector.admits(each.labels))
         self.only = str(selector)
+        self.evaluated = self.store.evaluations.latest()
         self.outcomes = self.store.reports.outcomes()
         self.awaited = self._awaited(fleet, selector)
 
@@ -112,6 +114,14 @@ def _print(store: Store, tasks: list[_Seen], now: float, serves: bool) -> None:
             print(f"problem      {printable(task.row.problem)}")
         if task.row.request is not None:
             print("waiting      it is replaced when serve runs and its open round has ended")
+        if task.evaluated:
+            found = task.evaluated[0]
+            print(f"evaluation   version {found.version}: {in_a_line(found.figures)}")
+        if task.store.facts.stopped_at is not None:
+            print(
+                f"stopped      nothing has improved version {task.store.facts.stopped_at} for "
+                "evaluation.early_stopping rounds: no round opens"
+            )
         _print_rounds(task, now)
     refusals = store.refusals.all()
     if refusals:
@@ -205,6 +215,18 @@ def _as_json(store: Store, tasks: list[_Seen], now: float, serves: bool) -> dict
     }
 
 
+def _evaluation_as_json(seen: _Seen) -> dict[str, object] | None:
+    if not seen.evaluated:
+        return None
+    found = seen.evaluated[0]
+    return {
+        "version": found.version,
+        "round": found.round,
+        "figures": [as_json(each) for each in found.figures],
+        "stopped_at_version": seen.store.facts.stopped_at,
+    }
+
+
 def _task_as_json(seen: _Seen) -> dict[str, object]:
     return {
         "name": seen.row.name,
@@ -215,6 +237,7 @@ def _task_as_json(seen: _Seen) -> dict[str, object]:
         "only": seen.only or None,
         "eligible_devices": seen.eligible,
         "problem": seen.row.problem,
+        "evaluation": _evaluation_as_json(seen),
         "unpublished": seen.store.facts.unpublished,
         "outcomes": [each._asdict() for each in seen.outcomes],
         "awaited": [

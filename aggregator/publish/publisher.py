@@ -234,6 +234,7 @@ class Publisher:
             task.update_codec,
             task.round.train_seconds,
             tuple(each.offer() for each in artifacts),
+            evaluation=None if task.evaluation is None else task.evaluation.terms,
         )
         self._attachments = Attachments(
             task.name,

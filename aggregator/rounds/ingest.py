@@ -8,8 +8,10 @@ from typing import NamedTuple
 
 from aggregator.refusals import Refusals
 from aggregator.rounds.aggregation import Aggregation
+from aggregator.rounds.evaluator import Evaluator
 from aggregator.rounds.machine import RoundMachine
 from aggregator.shared import TaskShared
+from aggregator.store.evaluations import DeviceEvaluation
 from aggregator.store.reports import KEPT_ROUNDS, StoredReport
 from aggregator.store.rounds import RoundRow
 from aggregator.store.update_log import NOTED, LoggedUpdate, StoredVerdict
@@ -85,6 +87,7 @@ class _Staged(NamedTuple):
     report: Report | None = None
     outcome: bytes = b""
     """The report's bytes without its evaluation."""
+    said: DeviceEvaluation | None = None
 
 
 class Ingest:
@@ -94,11 +97,18 @@ class Ingest:
     was absorbed.
     """
 
-    def __init__(self, shared: TaskShared, rounds: RoundMachine, aggregation: Aggregation) -> None:
+    def __init__(
+        self,
+        shared: TaskShared,
+        rounds: RoundMachine,
+        aggregation: Aggregation,
+        evaluator: Evaluator,
+    ) -> None:
         self._task, self._store, self._registry = shared.task, shared.store, shared.registry
         self._refusals, self._unix_clock = shared.refusals, shared.unix_clock
         self._rounds = rounds
         self._aggregation = aggregation
+        self._evaluator = evaluator
         self._staged: dict[tuple[bytes, int], _Staged] = {}
         self._accepted = 0  # of those staged
         self.counted = 0
@@ -143,6 +153,7 @@ class Ingest:
             reports = [_stored(each.identity, each.report) for each in staged if each.report]
             if reports:
                 self._store.reports.add(reports)
+            self._evaluator.note(row, [each.said for each in staged if each.said is not None])
             self.save_seen()
         failed = self._aggregation.absorb(row, group)
         if failed:
@@ -185,7 +196,7 @@ class Ingest:
                 return refused
         reason = None
         decoded = None
-        report = None
+        report = said = None
         try:
             if update.report is not None:
                 report = read_told(update)
@@ -194,11 +205,21 @@ class Ingest:
                 self._aggregation.check(decoded)
             else:
                 reason = NOTED
+            if report is not None and report.evaluation:
+                part = self._part(report, decoded)
+                said = self._evaluator.read(row, identity.device_id, part, report.evaluation)
         except WireError as error:
             reason = error.reason
             self._refusals.note(error, identity.device_id)
-        self._stage(update, row, decoded if reason is None else None, reason, report)
+        self._stage(update, row, decoded if reason is None else None, reason, report, said)
         return None
+
+    def _part(self, report: Report, update: exchange.Update | None) -> str:
+        """The capacity class of a device: the width that it trained, else the option it named."""
+        width = 0 if update is None else self._task.binding.width_of(update)
+        if width:
+            return f"k={width}"
+        return "" if report.details is None else report.details.option
 
     def _judge_unexpected(self, update: UpdateMessage, row: RoundRow) -> Settled | None:
         identity = update.identity
@@ -220,6 +241,7 @@ class Ingest:
         decoded: exchange.Update | None,
         reason: str | None,
         report: Report | None,
+        said: DeviceEvaluation | None,
     ) -> None:
         identity = update.identity
         logged = None
@@ -236,7 +258,7 @@ class Ingest:
             identity.generation, identity.round, identity.device_id, update.body_sha256, reason
         )
         self._staged[(identity.device_id, identity.round)] = _Staged(
-            identity, verdict, logged, decoded, report, _outcome(update, report)
+            identity, verdict, logged, decoded, report, _outcome(update, report), said
         )
 
     def _offer_for_closed(self, update: UpdateMessage) -> Settled:

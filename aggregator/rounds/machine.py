@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from aggregator.methods.method import RoundSummary
 from aggregator.rounds.aggregation import Aggregation
+from aggregator.rounds.evaluator import Evaluator
 from aggregator.shared import TaskShared
 from aggregator.store import STORE_FAILURES
 from aggregator.store.rounds import RoundRow
@@ -128,13 +129,20 @@ class SealRound(Protocol):
 class RoundMachine:
     """One round after another. ``tick`` is to be called often; it never waits."""
 
-    def __init__(self, shared: TaskShared, aggregation: Aggregation, seal_round: SealRound) -> None:
+    def __init__(
+        self,
+        shared: TaskShared,
+        aggregation: Aggregation,
+        seal_round: SealRound,
+        evaluator: Evaluator,
+    ) -> None:
         self._task, self._settings = shared.task.name, shared.task.round
         self._selector = shared.task.selector
         self._store, self._registry = shared.store, shared.registry
         self._unix_clock, self._random_bytes = shared.unix_clock, shared.random_bytes
         self._aggregation = aggregation
         self._seal_round = seal_round
+        self._evaluator = evaluator
         self._missing: set[bytes] = set()
         self._any_heard = False
         self._arrivals = array("f")
@@ -190,6 +198,16 @@ class RoundMachine:
             self._earliest_close_unix, now, self._settings.resume_grace_seconds
         )
         return self._close(row, now) if everyone_came or over else None
+
+    @property
+    def stopped(self) -> bool:
+        """Whether early stopping has ended the rounds."""
+        return self._evaluator.stopped(self._aggregation.version)
+
+    @property
+    def rests(self) -> bool:
+        """Whether nobody takes part in the current round, which lasts until rounds may go on."""
+        return self.current is not None and _rests(self.current)
 
     def seconds_left(self) -> float | None:
         """Until the deadline of the current round; None without one."""
@@ -302,7 +320,8 @@ class RoundMachine:
         return enrolled >= wanted
 
     def _may_go_on(self, number: int) -> bool:
-        return not self._settings.most_rounds or number <= self._settings.most_rounds
+        most = self._settings.most_rounds
+        return (not most or number <= most) and not self.stopped
 
     def _open(self, now: float) -> RoundOpened | RoundHeld:
         number = self.next_number()
@@ -368,6 +387,7 @@ class RoundMachine:
         times = np.asarray(self._arrivals, dtype=np.float32)
         with self._store.database.transaction():
             self._store.rounds.close(row.round, now, made, participants, summary.metrics, times)
+            self._evaluator.round_closes(row, made=made not in (None, row.version))
             self._store.reports.keep_last(row.round)
             if made is None:
                 self._store.checkpoints.drop_partial()

@@ -79,6 +79,8 @@ def commit(store: TaskStore, replacement: Replacement, now_unix_seconds: int) ->
         facts.label = task.label
         facts.catalogue = replacement.catalogue
         facts.unpublished = None
+        facts.judged_from, facts.stopped_at = replacement.method.version, None
+        store.evaluations.forget(replacement.method.version)
         tasks = store.fleet.tasks
         tasks.set_unwritten(store.number, task.text)
         tasks.set_served(store.number, task.text)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from aggregator.methods.method import Method
 from aggregator.store import TaskStore
-from aggregator.store.versions import VersionRow
+from aggregator.store.versions import Ranking, VersionRow
 from aggregator.task.file import ModelsSettings, stored_catalogue
 from aggregator.task.warm_start import WarmStart
 from device_sdk.artifact import Artifact
@@ -26,6 +26,7 @@ class VersionKeeper:
 
     store: TaskStore
     settings: ModelsSettings
+    ranking: Ranking | None
     warm_start: WarmStart | None
     artifacts: Sequence[Artifact]
     unix_clock: Callable[[], float]
@@ -37,7 +38,7 @@ class VersionKeeper:
             return ""
         catalogue = stored_catalogue(self.store)
         ids = () if catalogue is None else catalogue.items
-        self.warm_start.begin(method, self.store, self.settings.ranking, ids)
+        self.warm_start.begin(method, self.store, self.ranking, ids)
         _LOG.info("the first version is %s", self.warm_start.said)
         return self.warm_start.said
 
@@ -64,4 +65,4 @@ class VersionKeeper:
         )
         versions, settings = self.store.versions, self.settings
         versions.add(row, model)
-        versions.prune(settings.keep_last, settings.keep_best, settings.ranking)
+        versions.prune(settings.keep_last, settings.keep_best, self.ranking)

@@ -18,6 +18,7 @@ from aggregator.publish.publisher import Publisher, read_artifacts
 from aggregator.publish.standing import Announcements
 from aggregator.refusals import Refusals
 from aggregator.rounds.aggregation import Aggregation
+from aggregator.rounds.evaluator import Evaluator, option_name
 from aggregator.rounds.ingest import Inbox, Ingest, Repeats
 from aggregator.rounds.machine import RoundMachine
 from aggregator.rounds.version_keeper import VersionKeeper
@@ -158,12 +159,16 @@ def make_task(shared: TaskShared, keys: FleetKeys, rng: np.random.Generator) -> 
         task.store.checkpoint_updates,
         publisher.require_publishable,
         parameters,
-        VersionKeeper(store, task.models, task.warm_start, parameters, shared.unix_clock),
+        VersionKeeper(
+            store, task.models, task.ranking, task.warm_start, parameters, shared.unix_clock
+        ),
     )
-    rounds = RoundMachine(shared, aggregation, publisher.seal_round)
-    upkeep = Upkeep(shared, aggregation)
+    parts = {option_name(each.manifest.name) for each in parameters}
+    evaluator = Evaluator(store, shared.registry, task.name, task.evaluation, parts)
+    rounds = RoundMachine(shared, aggregation, publisher.seal_round, evaluator)
+    upkeep = Upkeep(shared, aggregation, evaluator)
     upkeep.begin(in_a_round=rounds.current is not None)
-    ingest = Ingest(shared, rounds, aggregation)
+    ingest = Ingest(shared, rounds, aggregation, evaluator)
     return TaskParts(task, store, aggregation, rounds, ingest, publisher, upkeep)
 
 

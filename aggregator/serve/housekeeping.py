@@ -8,6 +8,7 @@ from pathlib import Path
 
 from aggregator.errors import AggregatorError
 from aggregator.rounds.aggregation import Aggregation
+from aggregator.rounds.evaluator import Evaluator
 from aggregator.shared import Shared, TaskShared
 from aggregator.task.file import read_continued_catalogue, stored_catalogue
 from device_sdk.wire.publish.chunks import Reassembler
@@ -22,8 +23,9 @@ _DAY_SECONDS = 86_400.0
 class Upkeep:
     """A task's: takes in new items and older versions, and forgets verdicts."""
 
-    def __init__(self, shared: TaskShared, aggregation: Aggregation) -> None:
+    def __init__(self, shared: TaskShared, aggregation: Aggregation, evaluator: Evaluator) -> None:
         self._store = shared.store
+        self._evaluator = evaluator
         self._catalogue = shared.task.catalogue
         self._verdict_seconds = shared.task.store.verdict_days * _DAY_SECONDS
         self._aggregation = aggregation
@@ -78,6 +80,7 @@ class Upkeep:
             _LOG.error("the catalogue stays as it was: %s", error)
 
     def _go_back(self) -> None:
+        self._evaluator.stop(self._aggregation.version)
         if self._aggregation.goes_back and not self._aggregation.participants:
             latest = self._store.rounds.latest()
             self._aggregation.go_back(latest[0].round if latest else 0)

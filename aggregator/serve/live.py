@@ -16,6 +16,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from aggregator.evaluation.words import in_a_line
 from aggregator.rounds.machine import RoundClosed, RoundEvent, RoundHeld, RoundOpened
 from aggregator.serve.metrics import Snapshot, TaskSnapshot
 from aggregator.serve.service import Service
@@ -147,6 +148,9 @@ def render(seen: Snapshot) -> Panel:
             text = f"{printable(task.name)}, version {task.version}, for {task.eligible} devices"
             parts.append(Text(f"\n{text}{', paused' if task.paused else ''}", style="bold"))
         parts.append(_round(task))
+        if task.evaluated is not None:
+            found = in_a_line(task.evaluated.figures)
+            parts.append(Text(f"version {task.evaluated.version}: {found}", style="cyan"))
         if task.finished:
             most = len(task.finished) if len(seen.tasks) == 1 else _ROUNDS_OF_EACH
             parts.append(_rounds(task.finished[:most]))
@@ -191,6 +195,8 @@ def _round(seen: TaskSnapshot) -> Group | Text:
         return Text(f"the next round is held: {printable(seen.unpublished)}", style="bold red")
     if row is None:
         return Text("paused" if seen.paused else "no round is open: waiting for devices")
+    if row.threshold == 0 and seen.stopped:
+        return Text("early stopping: no version was better for long, the best one is published")
     if row.threshold == 0:
         return Text("all rounds are done: the last version stays published")
     if row.held is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -9,6 +10,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from aggregator.errors import AggregatorError
+from aggregator.evaluation.figures import Figure
+from aggregator.store.evaluations import EvaluatedVersion
 from aggregator.store.rounds import RoundRow
 
 # What there is to see of a running aggregator, for the live view, the log and the metrics.
@@ -36,6 +39,10 @@ class TaskSnapshot:
     """Why the next round could not be published, and is held."""
     finished: tuple[RoundRow, ...] = ()
     """The last closed rounds, newest first."""
+    evaluated: EvaluatedVersion | None = None
+    """The newest version that has figures."""
+    stopped: bool = False
+    """Whether early stopping has ended its rounds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +107,31 @@ def format_metrics(seen: Snapshot) -> str:
         },
     )
     put(
+        "evaluation",
+        "What devices found out about the model: the fleet's figure, the median device's own, the "
+        "worst tenth's",
+        {
+            _labels(seen, task, **_of_figure(figure), statistic=name): value
+            for task in seen.tasks
+            for figure in _figures(task)
+            for name, value in (
+                ("value", figure.value),
+                ("median", figure.median),
+                ("worst_tenth", figure.worst_tenth),
+            )
+            if value is not None and not math.isnan(value)
+        },
+    )
+    put(
+        "evaluation_devices",
+        "Devices that a figure is of",
+        {
+            _labels(seen, task, **_of_figure(figure)): figure.devices
+            for task in seen.tasks
+            for figure in _figures(task)
+        },
+    )
+    put(
         "device_outcomes_total",
         "How rounds ended on the devices, as these told",
         {
@@ -134,8 +166,21 @@ _OF_EACH: dict[str, tuple[str, Callable[[TaskSnapshot], float]]] = {
     "round_seconds_left": ("Until the deadline", lambda task: task.seconds_left or 0.0),
     "updates_counted_total": ("Updates counted", lambda task: task.counted),
     "task_devices": ("Devices that the task is for", lambda task: task.eligible),
+    "evaluated_version": (
+        "The version that the figures are of, 0 for none",
+        lambda task: 0 if task.evaluated is None else task.evaluated.version,
+    ),
+    "early_stopped": ("Whether no round opens, since none improved", lambda task: task.stopped),
     "task_paused": ("Whether the operator paused it", lambda task: task.paused),
 }
+
+
+def _figures(task: TaskSnapshot) -> tuple[Figure, ...]:
+    return () if task.evaluated is None else task.evaluated.figures
+
+
+def _of_figure(figure: Figure) -> dict[str, str]:
+    return {"stage": figure.stage, "metric": figure.metric, "part": figure.part or "fleet"}
 
 
 def _labels(seen: Snapshot, task: TaskSnapshot, **labels: object) -> str:

@@ -376,4 +376,6 @@ def _seen(task: TaskParts) -> TaskSnapshot:
         outcomes=dict(task.ingest.outcomes),
         unpublished=rounds.unpublished,
         finished=tuple(row for row in latest if row.closed_unix_seconds is not None),
+        evaluated=next(iter(task.store.evaluations.latest()), None),
+        stopped=rounds.stopped,
     )

@@ -151,10 +151,10 @@ class TaskBoard:
         return self._reload(parts)
 
     def look_at_files(self) -> bool:
-        """Take up task files that changed, of tasks that have no round open."""
+        """Take up task files that changed, of tasks that have no round open, or one that rests."""
         changed = False
         for parts in self.served:
-            if parts.rounds.current is None:
+            if parts.rounds.current is None or parts.rounds.rests:
                 changed |= self._reload(parts)
         for row in self._store.tasks.all():
             if row.number in self._absent:

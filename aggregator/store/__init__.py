@@ -7,6 +7,7 @@ from functools import cached_property
 from aggregator.store.checkpoints import Checkpoints
 from aggregator.store.database import STORE_FAILURES, Database
 from aggregator.store.devices import Devices, Secrets, Tokens
+from aggregator.store.evaluations import Evaluations
 from aggregator.store.facts import Facts, RefusalCounts, TaskFacts
 from aggregator.store.publications import AttachmentBooks, Publications, Retained
 from aggregator.store.reports import Reports
@@ -55,5 +56,6 @@ class TaskStore:
         self.reports = Reports(database, number)
         self.checkpoints = Checkpoints(database, number)
         self.versions = Versions(database, number)
+        self.evaluations = Evaluations(database, number)
         self.publications = Publications(database, number)
         self.attachments = AttachmentBooks(self.facts)

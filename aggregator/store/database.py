@@ -127,7 +127,6 @@ CREATE TABLE reports (                   -- of the last rounds, see Reports
     option TEXT,                         -- columns or artifact that was trained
     seconds REAL,
     received_bytes INTEGER,
-    evaluation BLOB,                     -- NULL: none
     PRIMARY KEY (task, generation, round, device_id)
 ) STRICT, WITHOUT ROWID;
 CREATE TABLE checkpoints (
@@ -162,6 +161,30 @@ CREATE TABLE versions (
     PRIMARY KEY (task, version)
 ) STRICT;
 CREATE INDEX awaited_versions ON versions (task) WHERE awaited = 1;
+CREATE TABLE device_evaluations (        -- until their version is followed by another
+    task INTEGER NOT NULL,
+    version INTEGER NOT NULL,
+    device_id BLOB NOT NULL,
+    part TEXT NOT NULL,                  -- its capacity class; empty: none named
+    report BLOB NOT NULL,
+    PRIMARY KEY (task, version, device_id)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE figures (
+    task INTEGER NOT NULL,
+    version INTEGER NOT NULL,
+    stage TEXT NOT NULL,
+    metric TEXT NOT NULL,
+    part TEXT NOT NULL,                  -- empty: the fleet
+    round INTEGER NOT NULL,              -- the last one that evaluated the version
+    devices INTEGER NOT NULL,
+    samples REAL NOT NULL,
+    capped INTEGER NOT NULL,
+    value REAL,                          -- NULL: the statistics do not define it, here and below
+    error_bound REAL,
+    median REAL,
+    deciles TEXT NOT NULL,               -- JSON
+    PRIMARY KEY (task, version, stage, metric, part)
+) STRICT, WITHOUT ROWID;
 CREATE TABLE refusals (reason TEXT PRIMARY KEY, count INTEGER NOT NULL) STRICT;
 """
 FIRST_TASK = """
@@ -207,7 +230,15 @@ def _one_task_becomes_the_first() -> str:
             *(_renamed(name) for name in _TASK_TABLES),
             *(
                 _table_of(name)
-                for name in (*_TASK_TABLES, "tasks", "task_facts", "versions", "reports")
+                for name in (
+                    *_TASK_TABLES,
+                    "tasks",
+                    "task_facts",
+                    "versions",
+                    "reports",
+                    "device_evaluations",
+                    "figures",
+                )
             ),
             _copied("rounds", f"task, {rounds}, opening", f"1, {rounds}, round"),
             _copied("updates", f"task, {updates}", f"1, {updates}"),

@@ -91,6 +91,11 @@ class TaskFacts(Named):
     unpublished = Fact[str | None](str, None)
     """Why the next round could not be published, so that none opens before the operator looked;
     None: nothing stands in its way."""
+    stopped_at = Fact[int | None](int, None)
+    """The version that early stopping ended with, once the best one was asked for; None while
+    rounds go on."""
+    judged_from = Fact[int](int, 0)
+    """The first version of the present model: those of before a replacement are no measure."""
     key_epoch = Fact[int](int, 0)
     """The epoch of the group key that it is published under; 0 before the first publication."""
     own_generation = Fact[int](int, 0, "generation")

@@ -13,7 +13,9 @@ KEPT_ROUNDS = 10
 
 
 class StoredReport(NamedTuple):
-    """A tuple, as SQLite takes it. Details are None where the app keeps them to itself."""
+    """A tuple, as SQLite takes it. Details are None where the app keeps them to itself. What the
+    device found out about the model is not among it: that is kept for less long, in
+    ``evaluations.py``."""
 
     generation: int
     round: int
@@ -26,7 +28,6 @@ class StoredReport(NamedTuple):
     option: str | None
     seconds: float | None
     received_bytes: int | None
-    evaluation: bytes | None
 
     @classmethod
     def of(cls, generation: int, number: int, device_id: bytes, report: Report) -> StoredReport:
@@ -37,7 +38,7 @@ class StoredReport(NamedTuple):
             details = (told.sdk, told.runtime, told.platform, told.option, told.seconds)
             details += (told.received_bytes,)
         head = (generation, number, device_id, report.outcome.value, report.reason)
-        return cls._make((*head, *details, report.evaluation or None))
+        return cls._make((*head, *details))
 
 
 class OutcomeCount(NamedTuple):

@@ -12,7 +12,16 @@ FIRST = 1
 """The number of the task whose file has the fleet's tables."""
 
 _COLUMNS = "task, name, state, file, served, unwritten, request, problem"
-TASK_TABLES = ("rounds", "updates", "verdicts", "reports", "checkpoints", "versions")
+TASK_TABLES = (
+    "rounds",
+    "updates",
+    "verdicts",
+    "reports",
+    "checkpoints",
+    "versions",
+    "device_evaluations",
+    "figures",
+)
 """What is deleted of a task that is retired; its publications are cleared from the broker first."""
 
 

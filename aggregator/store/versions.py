@@ -135,8 +135,8 @@ class Versions(Table):
         if name == "best":
             if ranking is None:
                 raise AggregatorError(
-                    "no metric says which version is best: name one as models.best_by in the task "
-                    "file, or take latest or a number"
+                    "no metric says which version is best: evaluate it, with [evaluation] in the "
+                    "task file, or take latest or a number"
                 )
             if best := ranking.best(kept):
                 return best[0]

@@ -13,9 +13,9 @@ from aggregator.methods.method import Binding, read_binding
 from aggregator.store import TaskStore
 from aggregator.store.versions import Ranking
 from aggregator.tables import TomlTable
+from aggregator.task.evaluation import EvaluationSettings, read_evaluation
 from aggregator.task.selector import Selector, read_selector
 from aggregator.task.warm_start import WarmStart
-from device_sdk.evaluation.metrics import METRICS
 from device_sdk.fields import OneOf, Within, hints_of
 from device_sdk.link.broker_url import BrokerUrl, TlsFiles, parse_broker_url
 from device_sdk.link.proxy import proxy_for
@@ -187,20 +187,11 @@ class ModelsSettings:
 
     Attributes:
         keep_last: so many of the newest.
-        keep_best: so many of the best, by the fleet's evaluation.
-        best_by: the metric that says which version is best.
+        keep_best: so many of the best, by evaluation.best_by.
     """
 
     keep_last: Annotated[int, Within(1, 10_000)] = 5
     keep_best: Annotated[int, Within(0, 10_000)] = 3
-    best_by: str | None = None
-
-    @property
-    def ranking(self) -> Ranking | None:
-        """By what versions are compared; None where nothing says so."""
-        if self.best_by is None:
-            return None
-        return Ranking(self.best_by, METRICS[self.best_by].higher_is_better)
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,6 +251,8 @@ class Task:
     round: RoundSettings
     store: StoreSettings
     models: ModelsSettings
+    evaluation: EvaluationSettings | None
+    """None: devices evaluate nothing."""
     warm_start: WarmStart | None
     binding: Binding[Any]
     path: Path = field(compare=False)
@@ -270,6 +263,11 @@ class Task:
     def label(self) -> str:
         """What its stored state is of."""
         return f"{self.name} {self.binding.method_name}"
+
+    @property
+    def ranking(self) -> Ranking | None:
+        """By what versions are compared; None where nothing says so."""
+        return None if self.evaluation is None else self.evaluation.ranking
 
 
 def read_task(path: Path, fleet: SharedSettings | None = None) -> Task:
@@ -343,7 +341,8 @@ def _task(root: TomlTable, path: Path, text: str, fleet: SharedSettings | None) 
         update_codec=named.update_codec,
         round=RoundSettings.read(root.table("round")),
         store=root.table("store").read(StoreSettings),
-        models=_models(root.table("models")),
+        models=root.table("models").read(ModelsSettings),
+        evaluation=_evaluation(root, binding, artifacts),
         warm_start=_warm_start(table, named.warm_start, folder),
         binding=binding,
         path=path,
@@ -353,11 +352,13 @@ def _task(root: TomlTable, path: Path, text: str, fleet: SharedSettings | None) 
     return task
 
 
-def _models(table: TomlTable) -> ModelsSettings:
-    found = table.read(ModelsSettings)
-    if found.best_by is not None and found.best_by not in METRICS:
-        raise table.error("best_by", f"is {found.best_by!r}; expected one of {', '.join(METRICS)}")
-    return found
+def _evaluation(
+    root: TomlTable, binding: Binding[Any], artifacts: tuple[Path, ...]
+) -> EvaluationSettings | None:
+    if root.take("evaluation", None) is None:
+        return None
+    table = root.table("evaluation")
+    return read_evaluation(table, artifacts, ranks=binding.needs_catalogue)
 
 
 def _warm_start(table: TomlTable, said: str | None, folder: Path) -> WarmStart | None:

@@ -11,6 +11,7 @@ from dataclasses import MISSING, fields
 from typing import Any
 
 from aggregator.methods.scatter import ScatterTable
+from aggregator.task.evaluation import EvaluationSettings
 from aggregator.task.file import (
     AdmissionSettings,
     BrokerTable,
@@ -33,12 +34,17 @@ _TABLES = {
     "broker": BrokerTable,
     "round": RoundSettings,
     "scatter": ScatterTable,
+    "evaluation": EvaluationSettings,
     "models": ModelsSettings,
     "store": StoreSettings,
     "keys": KeySettings,
     "admission": AdmissionSettings,
     "metrics": MetricsSettings,
 }
+_BY_PRESENCE = {
+    "evaluation": "without this # devices evaluate the model; those too old for it take no part"
+}
+"""Tables that do something by standing there."""
 _LIVE = {
     "task.artifact": "shipped:mf",
     "task.catalogue": "items.tsv",
@@ -46,9 +52,10 @@ _LIVE = {
 }
 _EXAMPLES: dict[str, object] = {
     "broker.proxy": "http://proxy.example:3128",
-    "task.folder": ".",
     "task.warm_start": "model.safetensors",
-    "models.best_by": "loss",
+    "evaluation.metrics": ["hr10", "ndcg10"],
+    "evaluation.best_by": "hr10",
+    "task.folder": ".",
     "broker.user": "tessera-aggregator",
     "broker.password_file": "broker-password",
     "broker.ca_file": "ca.pem",
@@ -82,7 +89,8 @@ def meanings(kind: type[Any]) -> dict[str, str]:
 
 
 def _lines(path: str, kind: type[Any]) -> Iterator[str]:
-    yield f"\n[{path}]\n"
+    note = _BY_PRESENCE.get(path)
+    yield f"\n[{path}]\n" if note is None else "\n" + _commented(f"# [{path}]", note)
     hints, said = hints_of(kind), meanings(kind)
     # What a class adds comes before what it inherits.
     own = sorted(fields(kind), key=lambda field: field.name not in kind.__annotations__)

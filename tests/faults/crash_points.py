@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from aggregator.publish.publisher import Publisher
 from aggregator.rounds import replacement
 from aggregator.rounds.aggregation import Aggregation
+from aggregator.rounds.evaluator import Evaluator
 from aggregator.rounds.ingest import Ingest
 from aggregator.rounds.machine import RoundMachine
 from aggregator.serve.outgoing import Outgoing
 from aggregator.serve.tasks import TaskBoard
 from aggregator.serve.uplink import Uplink
 from aggregator.store.checkpoints import Checkpoints
+from aggregator.store.evaluations import Evaluations
 from aggregator.store.publications import Retained
 from aggregator.store.tasks import Tasks
 from aggregator.store.update_log import UpdateLog
@@ -35,6 +37,10 @@ _Point = tuple[Any, str, str, Callable[..., bool]]
 
 def _always(*values: Any, **named: Any) -> bool:
     return True
+
+
+def _something(table: object, version: int, said: Collection[object]) -> bool:
+    return bool(said)
 
 
 def _retained(*values: Any, **named: Any) -> bool:
@@ -79,6 +85,13 @@ TASK_POINTS: dict[str, _Point] = {
     "before a retirement": (TaskBoard, "_retire", "before", _always),
     "after a retirement": (TaskBoard, "_retire", "after", _always),
 }
+EVALUATION_POINTS: dict[str, _Point] = {
+    "in the transaction of what was said": (Evaluations, "note", "after", _something),
+    "after what was said was settled": (Ingest, "commit", "after", _always),
+    "before a round's figures": (Evaluator, "round_closes", "before", _always),
+    "before what was said is forgotten": (Evaluations, "forget", "before", _always),
+    "after an evaluated round's close": (RoundMachine, "_close", "after", _always),
+}
 ROLLBACK_POINTS: dict[str, _Point] = {
     "before a rollback": (Aggregation, "go_back", "before", _always),
     "in a rollback's transaction": (Versions, "ask_for", "before", _always),
@@ -100,8 +113,9 @@ DEVICE_POINTS: dict[str, _Point] = {
 
 def arm(point: str, calls: int) -> None:
     """Make this process kill itself, by SIGKILL, at the ``calls``-th passage of a point."""
-    points = AGGREGATOR_POINTS | TASK_POINTS | ROLLBACK_POINTS | DEVICE_POINTS
-    owner, name, when, counts = points[point]
+    serving = AGGREGATOR_POINTS | EVALUATION_POINTS | ROLLBACK_POINTS | TASK_POINTS
+    everywhere = serving | DEVICE_POINTS
+    owner, name, when, counts = everywhere[point]
     left = calls
 
     def act(*values: Any, **named: Any) -> None:

@@ -138,18 +138,20 @@ def selected(
 
 
 def evaluates(manifest: RoundManifest, terms: EvaluationTerms, device_id: bytes) -> bool:
-    """Whether a device that takes part in a round also evaluates in it.
+    """Whether a device that takes part in a round also evaluates in it."""
+    return evaluates_in(terms, manifest.sampling_seed, manifest.task, manifest.round, device_id)
+
+
+def evaluates_in(
+    terms: EvaluationTerms, sampling_seed: bytes, task: str, round_number: int, device_id: bytes
+) -> bool:
+    """:func:`evaluates`, by what it goes by.
 
     Its draw is as in :func:`selected`, under the label "tessera/1 evaluate" and with the terms'
     threshold.
     """
-    return manifest.round % terms.every_rounds == 0 and _drawn(
-        _EVALUATE_LABEL,
-        manifest.sampling_seed,
-        terms.threshold,
-        manifest.task,
-        manifest.round,
-        device_id,
+    return round_number % terms.every_rounds == 0 and _drawn(
+        _EVALUATE_LABEL, sampling_seed, terms.threshold, task, round_number, device_id
     )
 
 

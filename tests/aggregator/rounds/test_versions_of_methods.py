@@ -61,7 +61,7 @@ def aggregation(
 ) -> Aggregation:
     parts = () if artifact is None else (artifact,)
     start = None if warm is None else WarmStart.read(warm, Path("/"))
-    keeper = VersionKeeper(store, ModelsSettings(), start, parts, lambda: NOW)
+    keeper = VersionKeeper(store, ModelsSettings(), None, start, parts, lambda: NOW)
     made = Aggregation(binding, store, items, 100, publishable, parts, keeper)
     made.resume(None)
     return made

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import time
 import urllib.error
 import urllib.request
@@ -13,10 +14,12 @@ import pytest
 from rich.console import Console
 
 from aggregator.errors import AggregatorError
+from aggregator.evaluation.figures import Figure
 from aggregator.methods.method import RoundSummary
 from aggregator.rounds.machine import RoundClosed, RoundHeld, RoundOpened
 from aggregator.serve.live import describe, render
 from aggregator.serve.metrics import Snapshot, TaskSnapshot, format_metrics, serve_metrics
+from aggregator.store.evaluations import EvaluatedVersion
 from aggregator.store.rounds import RoundRow
 
 NOW = time.time()
@@ -119,3 +122,22 @@ def test_metrics_are_served_on_the_loopback_interface() -> None:
     assert "tessera_broker_losses_total 0" in lines
     assert 'tessera_round_updates_by_k{k="64"} 8' in lines
     assert all(line.startswith(("#", "tessera_")) for line in lines)
+
+
+def test_figures_of_the_newest_evaluated_version() -> None:
+    own = (0.1, 0.2, 0.2, 0.3, 0.3, 0.3, 0.4, 0.5, 0.6)
+    fleet = Figure("global", "hr10", "", 40, 900.0, 1, 0.25, 0.0, 0.3, own)
+    personal = Figure("personal", "hr10", "k=8", 4, 80.0, 0, math.nan, 0.0, math.nan)
+    seen = only(evaluated=EvaluatedVersion(4, 7, (fleet, personal)))
+    assert "version 4: hr10 0.25 (median 0.3, worst tenth 0.1, 40 devices)" in shown(seen)
+    lines = format_metrics(seen).splitlines()
+    for name, value in (("value", "0.25"), ("median", "0.3"), ("worst_tenth", "0.1")):
+        labels = f'stage="global",metric="hr10",part="fleet",statistic="{name}"'
+        assert f"tessera_evaluation{{{labels}}} {value}" in lines
+    # What is not defined is no sample.
+    assert not [line for line in lines if "nan" in line]
+    assert 'tessera_evaluation_devices{stage="personal",metric="hr10",part="k=8"} 4' in lines
+    assert "tessera_evaluated_version 4" in lines
+    rests = replace(OPEN, threshold=0)
+    assert "early stopping" in shown(only(current=rests, stopped=True))
+    assert "early stopping" not in shown(only(current=rests))

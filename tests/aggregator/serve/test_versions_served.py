@@ -254,7 +254,7 @@ def alone(
 
 
 def test_the_best_version_runs_alone_and_says_what_a_device_says(tmp_path: Path) -> None:
-    linear_artifact(tmp_path / "linear")
+    linear_artifact(tmp_path / "linear", "rmse")
     task = FleetTask(
         "fedavg",
         [tmp_path / "linear"],
@@ -269,10 +269,10 @@ def test_the_best_version_runs_alone_and_says_what_a_device_says(tmp_path: Path)
         assert len(rows) == 3
         home = AggregatorHome(tmp_path / "fleet" / "aggregator")
         with home.task_file.open("a") as file:
-            file.write('\n[models]\nbest_by = "loss"\n')
+            file.write("\n[evaluation]\n")
         store = home.open_store()
         for version, loss in ((1, 0.5), (2, 0.7), (3, 0.1)):
-            store.first.versions.note_metrics(version, {"loss": loss})
+            store.first.versions.note_metrics(version, {"rmse": loss})
         store.database.close()
         out = tmp_path / "best.onnx"
         assert command(home, "model", "--version", "best", "--out", str(out)) == 0

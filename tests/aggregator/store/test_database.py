@@ -26,7 +26,8 @@ _UNDO = {
 DROP INDEX remembered;
 DROP TABLE rounds; DROP TABLE updates; DROP TABLE verdicts; DROP TABLE checkpoints;
 DROP TABLE publications; DROP TABLE tasks; DROP TABLE task_facts;
-DROP TABLE reports; DROP TABLE versions;
+DROP TABLE versions; DROP TABLE device_evaluations; DROP TABLE figures;
+DROP TABLE reports;
 ALTER TABLE devices DROP COLUMN labels; ALTER TABLE devices DROP COLUMN name;
 ALTER TABLE devices DROP COLUMN last_report_unix; ALTER TABLE devices DROP COLUMN last_report;
 ALTER TABLE tokens DROP COLUMN name; ALTER TABLE tokens DROP COLUMN labels;

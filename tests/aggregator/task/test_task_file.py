@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import tomllib
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -13,17 +13,20 @@ import pytest
 from aggregator.errors import TaskError
 from aggregator.methods.fedavg import FedAvgBinding, FedAvgSettings
 from aggregator.methods.scatter import ScatterTable
+from aggregator.task.evaluation import EvaluationSettings
 from aggregator.task.file import (
     AdmissionSettings,
     BrokerTable,
     KeySettings,
     MetricsSettings,
+    ModelsSettings,
     RoundSettings,
     StoreSettings,
     TaskTable,
     read_task,
 )
 from aggregator.task.template import TASK_TEMPLATE, meanings
+from tests.fakes.handmade import linear_artifact
 
 GOOD = '[task]\ncatalogue = "items.tsv"\n'
 FEDAVG = '[task]\nmethod = "fedavg"\nartifacts = ["shipped:mf"]\n'
@@ -41,14 +44,15 @@ def write(folder: Path, text: str) -> Path:
 def test_the_template_is_valid_and_states_the_defaults(tmp_path: Path) -> None:
     as_written = read_task(write(tmp_path, TASK_TEMPLATE))
     assert [path.name for path in as_written.artifacts] == ["mf"]
-    spelt_out = re.sub(r"(?m)^# (?=\w+ = )", "", TASK_TEMPLATE)
-    assert read_task(write(tmp_path, spelt_out)) == as_written
+    spelt_out = read_task(write(tmp_path, re.sub(r"(?m)^# (?=\w+ = |\[)", "", TASK_TEMPLATE)))
+    usual = EvaluationSettings(("hr10", "ndcg10"), best_by="hr10")
+    assert spelt_out == replace(as_written, evaluation=usual)  # a table that is there by itself
     least = '[task]\nartifact = "shipped:mf"\ncatalogue = "items.tsv"\n'
     assert read_task(write(tmp_path, least)) == as_written
 
 
 def test_the_template_names_every_key_with_its_meaning(tmp_path: Path) -> None:
-    every = re.sub(r"(?m)^# (?:e\.g\. )?(?=\w+ = )", "", TASK_TEMPLATE)
+    every = re.sub(r"(?m)^# (?:e\.g\. )?(?=\w+ = |\[)", "", TASK_TEMPLATE)
     tables = tomllib.loads(every)
     assert set(tables["task"]) == {field.name for field in fields(TaskTable)} - {
         "artifacts",
@@ -58,6 +62,8 @@ def test_the_template_names_every_key_with_its_meaning(tmp_path: Path) -> None:
         "broker": BrokerTable,
         "round": RoundSettings,
         "scatter": ScatterTable,
+        "evaluation": EvaluationSettings,
+        "models": ModelsSettings,
         "store": StoreSettings,
         "keys": KeySettings,
         "admission": AdmissionSettings,
@@ -168,6 +174,23 @@ def test_user_and_password_come_from_files(tmp_path: Path) -> None:
         (GOOD + "[scatter]\nclip_norm = 1e13\n", "scatter.clip_norm is 1.*at most 1e.12"),
         (GOOD + f"[scatter]\nclip_norm = {10**400}\n", "scatter.clip_norm is 1000"),
         (GOOD + f"[scatter.training]\nmost_triples = {2**63}\n", "most_triples is .* of 64 bits"),
+        (
+            GOOD + '[evaluation]\nmetrics = ["hr@10"]\n',
+            "evaluation.metrics names 'hr@10', which is no metric; there are loss, .*hr10",
+        ),
+        (
+            GOOD + '[evaluation]\nmetrics = ["accuracy"]\n',
+            "evaluation.metrics names 'accuracy'; a method that ranks items has hr10, ndcg10",
+        ),
+        (
+            GOOD + '[evaluation]\nmetrics = ["hr10", "hr10"]\n',
+            "evaluation.metrics is not usable: metrics names one of them twice",
+        ),
+        (GOOD + '[evaluation]\nbest_by = "x"\n', "best_by is not usable: no metric is called 'x'"),
+        (GOOD + '[evaluation]\nbest_by = "hr10_all"\n', "best_by is 'hr10_all'; .* has hr10, ndcg"),
+        (GOOD + "[evaluation]\nsample_cap = 0.5\n", "evaluation.sample_cap is 0.5; expected 0 or"),
+        (GOOD + "[evaluation]\nmetric = 1\n", "evaluation.metric is unknown here; known are"),
+        (FEDAVG + "[evaluation]\n", "evaluation asks for .* names no metric: export it again"),
         (GOOD + "[metrics]\nport = 70000\n", "metrics.port is 70000"),
         (GOOD + "[keys]\ndescriptor_days = 0\n", "keys.descriptor_days is 0"),
         (GOOD + "[keys]\ndays = 3\n", "keys.days"),
@@ -186,3 +209,23 @@ def test_a_slip_names_its_key(tmp_path: Path, text: str, message: str) -> None:
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(TaskError, match="cannot be read"):
         read_task(tmp_path / "nowhere.toml")
+
+
+def test_an_evaluation_goes_by_what_every_artifact_names(tmp_path: Path) -> None:
+    linear_artifact(tmp_path / "small", "mae", "rmse")
+    linear_artifact(tmp_path / "large", "rmse")
+    two = '[task]\nmethod = "mutual"\nartifacts = ["small", "large"]\n'
+    two += "[mutual.training]\nclasses = 3\n"
+    found = read_task(write(tmp_path, two + "[evaluation]\n")).evaluation
+    assert found is not None and (found.metrics, found.best_by) == (("rmse",), "rmse")
+    assert not found.ranking.higher_is_better
+    text = two + '[evaluation]\nbest_by = "personal.rmse"\nevery_rounds = 5\nshare = 0.2\n'
+    asked = read_task(write(tmp_path, text))
+    assert asked.evaluation is not None and asked.ranking == asked.evaluation.ranking
+    assert asked.evaluation.ranking.metric == "personal.rmse"
+    assert (asked.evaluation.terms.every_rounds, asked.evaluation.terms.share) == (5, 0.2)
+    spelt = read_task(write(tmp_path, text.replace("personal.rmse", "global.rmse"))).evaluation
+    assert spelt is not None and spelt.best_by == "rmse"
+    with pytest.raises(TaskError, match=r"metrics names 'mae'; the artifacts name rmse"):
+        read_task(write(tmp_path, two + '[evaluation]\nmetrics = ["mae"]\n'))
+    assert read_task(write(tmp_path, two)).evaluation is None

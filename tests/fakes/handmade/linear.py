@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from device_sdk.artifact import (
     GraphFile,
     Manifest,
     Member,
+    MetricSource,
     OptimizerSpec,
     Port,
     StateTensor,
@@ -156,6 +158,8 @@ def linear_parts() -> tuple[Manifest, dict[str, bytes]]:
     return manifest, files
 
 
-def linear_artifact(folder: Path) -> Manifest:
-    """Write the linear artifact."""
-    return write_artifact(folder, *linear_parts())
+def linear_artifact(folder: Path, *metrics: str) -> Manifest:
+    """Write the linear artifact; it names these metrics, of the prediction and y."""
+    manifest, files = linear_parts()
+    source = MetricSource("prediction", "y")
+    return write_artifact(folder, replace(manifest, metrics=dict.fromkeys(metrics, source)), files)

@@ -1,0 +1,1 @@
+"""What a fleet's devices found out about a model, added up."""

@@ -1,0 +1,190 @@
+"""Figures of a version out of its devices' reports: of the fleet, its parts, and how they spread.
+
+A *figure* is a metric's value of the statistics that devices sent, added up: the same as if one
+place had held their data. Beside it stand the devices' own values, each device counting once.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device_sdk.evaluation.metrics import METRICS, Metric, Statistics
+from device_sdk.evaluation.report import STAGES, Evaluation, EvaluationReport, Stage
+
+FLEET = ""
+"""The part that is all of them."""
+DECILES = tuple(range(10, 100, 10))
+SPREAD_DEVICES = 10
+"""Deciles are of at least so many devices: a tenth of fewer is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceReport:
+    """What one device said of a version. ``part``: its capacity class, such as ``k=8`` or an
+    artifact's name; empty where it named none."""
+
+    part: str
+    report: EvaluationReport
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What becomes a figure.
+
+    Attributes:
+        metrics: those that were asked for.
+        least_devices: a figure of fewer is none.
+        least_samples: a device's evaluation of fewer counts as none.
+        sample_cap: a device's samples count for no more than so many times the median device's;
+            0 for no limit.
+    """
+
+    metrics: tuple[str, ...]
+    least_devices: int
+    least_samples: int = 1
+    sample_cap: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One metric of one stage, of the fleet or a part of it.
+
+    Attributes:
+        devices: that it is of.
+        samples: that they evaluated on, as they count: see ``Rules.sample_cap``.
+        capped: devices whose samples count for less than they said.
+        value: the metric of all statistics; NaN where they do not define it.
+        error_bound: how far ``value`` may lie from the data's own figure.
+        median: of the devices' own values; NaN where none has one.
+        deciles: likewise the 10th to the 90th percentile, rising; empty where fewer than
+            ``SPREAD_DEVICES`` have a value.
+    """
+
+    stage: Stage
+    metric: str
+    part: str
+    devices: int
+    samples: float
+    capped: int
+    value: float
+    error_bound: float
+    median: float
+    deciles: tuple[float, ...] = ()
+
+    @property
+    def worst_tenth(self) -> float | None:
+        """What nine devices in ten do better than, or as well as; None without deciles."""
+        if not self.deciles:
+            return None
+        return self.deciles[0 if METRICS[self.metric].higher_is_better else -1]
+
+
+def summarise(reports: Iterable[DeviceReport], rules: Rules) -> list[Figure]:
+    """All figures that enough devices stand behind, by stage, metric and part, the fleet first.
+
+    The same reports in the same order give the same bits. They are taken one by one. No part is
+    left so that those of fewer than ``least_devices`` follow from the others by subtraction.
+    """
+    heard = {
+        (stage, name): _Heard(stage, METRICS[name]) for stage in STAGES for name in rules.metrics
+    }
+    for each in reports:
+        for evaluation in each.report.results:
+            column = heard.get((evaluation.stage, evaluation.metric))
+            if column is not None and evaluation.samples >= rules.least_samples:
+                column.add(each.part, evaluation)
+    return [figure for column in heard.values() for figure in column.figures(rules)]
+
+
+class _Heard:
+    """What devices said of one metric of one stage."""
+
+    def __init__(self, stage: Stage, metric: Metric) -> None:
+        self._stage, self._metric = stage, metric
+        self._parts: list[str] = []
+        self._samples = array("d")
+        self._values = array("d")
+        # Of a histogram's hundreds of bins a device fills few.
+        self._cells: list[tuple[NDArray[np.uint16], Statistics]] = []
+
+    def add(self, part: str, evaluation: Evaluation) -> None:
+        places = np.flatnonzero(evaluation.statistics)
+        self._parts.append(part)
+        self._samples.append(evaluation.samples)
+        self._values.append(evaluation.value)
+        self._cells.append((places.astype(np.uint16), evaluation.statistics[places]))
+
+    def figures(self, rules: Rules) -> list[Figure]:
+        """Of the fleet and its parts; none where too few devices were heard."""
+        least = rules.least_devices
+        if len(self._parts) < least:
+            return []
+        samples, values = np.asarray(self._samples), np.asarray(self._values)
+        most = rules.sample_cap * float(np.median(samples)) if rules.sample_cap else math.inf
+        shares = np.minimum(1.0, most / samples)
+        totals = {part: np.zeros(self._metric.size) for part in _shown_parts(self._parts, least)}
+        whole = np.zeros(self._metric.size)
+        for part, share, (places, cells) in zip(self._parts, shares, self._cells, strict=True):
+            whole[places] += share * cells
+            if part in totals:
+                totals[part][places] += share * cells
+        figures = [self._figure(FLEET, whole, samples > most, values, least)]
+        for part, total in totals.items():
+            own = np.array([each == part for each in self._parts])
+            figures.append(self._figure(part, total, samples[own] > most, values[own], least))
+        return figures
+
+    def _figure(
+        self,
+        part: str,
+        total: Statistics,
+        too_many: NDArray[np.bool_],
+        values: NDArray[np.float64],
+        least_devices: int,
+    ) -> Figure:
+        metric = self._metric
+        median, deciles = _spread(values, least_devices)
+        return Figure(
+            self._stage,
+            metric.name,
+            part,
+            devices=len(values),
+            samples=metric.weight(total),
+            capped=int(np.count_nonzero(too_many)),
+            value=metric.value(total),
+            error_bound=metric.error_bound(total),
+            median=median,
+            deciles=deciles,
+        )
+
+
+def _shown_parts(parts: Sequence[str], least_devices: int) -> list[str]:
+    """Parts of enough devices, such that the rest of the fleet is of enough as well, or nobody.
+
+    None where all devices are of one part: it is the fleet.
+    """
+    sizes = Counter(part for part in parts if part != FLEET)
+    shown = sorted(
+        (size, part) for part, size in sizes.items() if least_devices <= size < len(parts)
+    )
+    while shown and 0 < len(parts) - sum(size for size, _ in shown) < least_devices:
+        del shown[0]
+    return sorted(part for _, part in shown)
+
+
+def _spread(values: NDArray[np.float64], least_devices: int) -> tuple[float, tuple[float, ...]]:
+    """Median and deciles of those that are defined."""
+    defined = values[~np.isnan(values)]
+    if len(defined) < least_devices:
+        return math.nan, ()
+    median = float(np.median(defined))
+    if len(defined) < max(least_devices, SPREAD_DEVICES):
+        return median, ()
+    return median, tuple(np.percentile(defined, DECILES).tolist())

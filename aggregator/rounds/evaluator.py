@@ -1,0 +1,163 @@
+"""A task's evaluation: what devices say in a round becomes the figures of the round's version."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from aggregator.evaluation.figures import FLEET, DeviceReport, Figure, summarise
+from aggregator.evaluation.stopping import Evaluated, stalled_since
+from aggregator.evaluation.words import figure_name, in_a_line
+from aggregator.keys.registry import Registry
+from aggregator.store import TaskStore
+from aggregator.store.evaluations import DeviceEvaluation
+from aggregator.store.rounds import RoundRow
+from aggregator.task.evaluation import EvaluationSettings, named
+from device_sdk.evaluation.report import read_evaluations
+from device_sdk.wire.codec.errors import WireError
+from device_sdk.wire.publish.manifest import evaluates_in
+
+_LOG = logging.getLogger(__name__)
+_OPTION_BYTES = 16
+_WIDTH = re.compile(r"k=[1-9][0-9]{0,5}")
+
+
+def option_name(artifact: str) -> str:
+    """What a device's report calls an artifact: the first 16 bytes of its name."""
+    return artifact.encode()[:_OPTION_BYTES].decode(errors="ignore")
+
+
+@dataclass
+class Evaluator:
+    """Notes what devices say, sums it up when their round ends, and tells when to stop.
+
+    What single devices said lies in the store until another version follows: a round without quorum
+    leaves its version to the next one, in which a device that evaluates it again counts once all
+    the same. ``parts``: capacity classes that devices may name, beside ``k=N``. ``settings`` None:
+    the task asks for no evaluation.
+    """
+
+    store: TaskStore
+    registry: Registry
+    task: str
+    settings: EvaluationSettings | None
+    parts: Collection[str] = ()
+    _stopped: tuple[int, Evaluated | None] | None = field(default=None, init=False)
+
+    def read(
+        self, row: RoundRow, device_id: bytes, part: str, data: bytes
+    ) -> DeviceEvaluation | None:
+        """What a device says in a round, to be noted; None where nobody asked it.
+
+        Raises ``WireError`` for what no device writes, and for statistics that no data has.
+        """
+        read_evaluations(data)
+        if self.settings is None or not data:
+            return None
+        if not evaluates_in(self.settings.terms, row.seed, self.task, row.round, device_id):
+            return None
+        known = part in self.parts or _WIDTH.fullmatch(part)
+        return DeviceEvaluation(device_id, part if known else FLEET, data)
+
+    def note(self, row: RoundRow, said: Iterable[DeviceEvaluation]) -> None:
+        """Write down what was read; inside the transaction that settles it."""
+        self.store.evaluations.note(row.version, said)
+
+    def round_closes(self, row: RoundRow, *, made: bool) -> None:
+        """Sum up what was said of the round's version; inside the transaction that closes it.
+
+        ``made``: another version follows, and what devices said is deleted. To be called before
+        that one is committed, since it is then that older models are dropped.
+        """
+        self._stopped = None
+        if self.settings is not None and (figures := self._figures(row.version)):
+            self.store.evaluations.put(row.version, row.round, figures)
+            self.store.versions.note_metrics(row.version, _metrics(figures))
+            _LOG.info("version %d: %s", row.version, in_a_line(figures))
+        self.store.evaluations.forget(row.version + int(made))
+
+    def _figures(self, version: int) -> list[Figure]:
+        assert self.settings is not None
+        revoked = set(self.registry.revoked_ids())
+        said = self.store.evaluations.said(version)
+        reports = self._reports(each for each in said if each.device_id not in revoked)
+        return summarise(reports, self.settings.rules)
+
+    def _reports(self, said: Iterable[DeviceEvaluation]) -> Iterator[DeviceReport]:
+        for each in said:
+            try:
+                yield DeviceReport(each.part, read_evaluations(each.report))
+            except WireError as error:
+                # A later version of this program knew a metric, and this one does not.
+                _LOG.warning("an evaluation is left out: %s", error)
+
+    # -- early stopping ----------------------------------------------------------------------------
+
+    def stopped(self, version: int) -> bool:
+        """Whether no further round is to open, ``version`` being the newest.
+
+        It follows from the stored figures of the versions before: nothing else is kept of it, and
+        other settings are another answer.
+        """
+        return self._stall(version) is not None
+
+    def stop(self, version: int) -> None:
+        """Ask, once, for the best version to become the newest, where rounds have come to a stop.
+
+        To be called between rounds, ``version`` being the newest.
+        """
+        facts, stall = self.store.facts, self._stall(version)
+        if stall is None:
+            if facts.stopped_at is not None:
+                facts.stopped_at = None
+            return
+        if facts.stopped_at == stall.version or self.settings is None:
+            return
+        versions = self.store.versions
+        kept = [each for each in versions.kept() if each.version >= facts.judged_from]
+        best = self.settings.ranking.best(kept)
+        with self.store.database.transaction():
+            facts.stopped_at = stall.version
+            if best:
+                versions.ask_for(best[0].version)
+        _LOG.info(
+            "no round opens: %s of version %d, %.4g, was not improved for %d rounds "
+            "(evaluation.early_stopping)%s",
+            self.settings.ranking.metric,
+            stall.version,
+            stall.value,
+            self.settings.early_stopping,
+            f"; devices get version {best[0].version}'s model" if best else "",
+        )
+
+    def _stall(self, version: int) -> Evaluated | None:
+        settings = self.settings
+        if settings is None or not settings.early_stopping:
+            return None
+        if self._stopped is None or self._stopped[0] != version:
+            history = [
+                each
+                for each in self.store.evaluations.history(*named(settings.ranking.metric))
+                if self.store.facts.judged_from <= each.version < version
+            ]
+            self._stopped = (
+                version,
+                stalled_since(
+                    history,
+                    higher_is_better=settings.ranking.higher_is_better,
+                    most_rounds=settings.early_stopping,
+                    least_improvement=settings.least_improvement,
+                ),
+            )
+        return self._stopped[1]
+
+
+def _metrics(figures: Iterable[Figure]) -> dict[str, float]:
+    """The fleet's, by name."""
+    return {
+        figure_name(each.stage, each.metric): each.value
+        for each in figures
+        if each.part == FLEET and each.value == each.value
+    }

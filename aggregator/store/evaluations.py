@@ -1,0 +1,136 @@
+"""What devices found out about versions: what each said, while it is needed, and the figures."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, cast
+
+from aggregator.evaluation.figures import Figure
+from aggregator.evaluation.stopping import Evaluated
+from aggregator.store.database import TaskTable
+from device_sdk.evaluation.report import STAGES, Stage
+
+_FIGURE = "stage, metric, part, devices, samples, capped, value, error_bound, median, deciles"
+
+
+class DeviceEvaluation(NamedTuple):
+    """What one device said of a version. ``report``: as ``device_sdk.evaluation.report`` writes."""
+
+    device_id: bytes
+    part: str
+    report: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluatedVersion:
+    """All figures of one version, the fleet's before those of its parts. ``round``: the last one
+    that evaluated it."""
+
+    version: int
+    round: int
+    figures: tuple[Figure, ...]
+
+
+class Evaluations(TaskTable):
+    """A task's rows of the tables ``device_evaluations`` and ``figures``."""
+
+    def note(self, version: int, said: Iterable[DeviceEvaluation]) -> None:
+        """Inside the transaction that settles the rounds of these devices. What a device says of a
+        version again, in a later round, takes the place of what it said before."""
+        self._database.execute_many(
+            "INSERT OR REPLACE INTO device_evaluations VALUES (?, ?, ?, ?, ?)",
+            ((self._task, version, *each) for each in said),
+        )
+
+    def said(self, version: int) -> Iterator[DeviceEvaluation]:
+        """One at a time, by device."""
+        query = (
+            "SELECT device_id, part, report FROM device_evaluations "
+            "WHERE task = ? AND version = ? ORDER BY device_id"
+        )
+        for row in self._database.rows(query, (self._task, version)):
+            yield DeviceEvaluation(*row)
+
+    def forget(self, before_version: int) -> int:
+        """Delete what devices said of versions before this one; how many."""
+        return self._database.execute(
+            "DELETE FROM device_evaluations WHERE task = ? AND version < ?",
+            (self._task, before_version),
+        )
+
+    def put(self, version: int, round_number: int, figures: Sequence[Figure]) -> None:
+        """A version's figures, in the place of those that it had; inside a transaction."""
+        self._database.execute(
+            "DELETE FROM figures WHERE task = ? AND version = ?", (self._task, version)
+        )
+        self._database.execute_many(
+            f"INSERT INTO figures (task, version, round, {_FIGURE}) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                (
+                    self._task,
+                    version,
+                    round_number,
+                    each.stage,
+                    each.metric,
+                    each.part,
+                    each.devices,
+                    each.samples,
+                    each.capped,
+                    *map(_or_null, (each.value, each.error_bound, each.median)),
+                    json.dumps(each.deciles),
+                )
+                for each in figures
+            ),
+        )
+
+    def latest(self, most: int = 1) -> list[EvaluatedVersion]:
+        """The newest versions that have figures, the newest first."""
+        query = "SELECT DISTINCT version FROM figures WHERE task = ? ORDER BY version DESC LIMIT ?"
+        versions = [row[0] for row in self._database.rows(query, (self._task, most))]
+        return [self._of(version) for version in versions]
+
+    def history(self, stage: Stage, metric: str) -> list[Evaluated]:
+        """The fleet's figures of one metric, the oldest first."""
+        query = (
+            "SELECT version, round, value FROM figures WHERE task = ? AND stage = ? "
+            "AND metric = ? AND part = '' AND value NOT NULL ORDER BY version"
+        )
+        return [Evaluated(*row) for row in self._database.rows(query, (self._task, stage, metric))]
+
+    def _of(self, version: int) -> EvaluatedVersion:
+        query = (
+            f"SELECT round, {_FIGURE} FROM figures WHERE task = ? AND version = ? "
+            "ORDER BY metric, part"
+        )
+        rows = list(self._database.rows(query, (self._task, version)))
+        figures = [_figure(values) for _, *values in rows]
+        figures.sort(key=lambda each: STAGES.index(each.stage))
+        return EvaluatedVersion(version, rows[0][0], tuple(figures))
+
+
+def _figure(values: Sequence[object]) -> Figure:
+    stage, metric, part, devices, samples, capped, value, bound, median, deciles = values
+    return Figure(
+        cast("Stage", stage),
+        cast("str", metric),
+        cast("str", part),
+        cast("int", devices),
+        cast("float", samples),
+        cast("int", capped),
+        _number(value),
+        _number(bound),
+        _number(median),
+        tuple(json.loads(cast("str", deciles))),
+    )
+
+
+def _or_null(value: float) -> float | None:
+    return None if math.isnan(value) else value
+
+
+def _number(value: object) -> float:
+    return math.nan if value is None else cast("float", value)

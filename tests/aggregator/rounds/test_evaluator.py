@@ -1,0 +1,436 @@
+"""A fleet's rounds with evaluations: figures as of one place, once each, through crashes.
+
+Twenty devices in memory, on a home on disk.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aggregator.rounds.machine import RoundClosed, RoundEvent
+from aggregator.serve.assembly import World, assemble
+from aggregator.serve.service import Parts
+from aggregator.store import Database, Store
+from aggregator.store.devices import DeviceRow
+from aggregator.store.evaluations import EvaluatedVersion
+from aggregator.task.file import read_task
+from device_sdk.evaluation.metrics import METRICS, RankMetric
+from device_sdk.evaluation.report import Evaluation, EvaluationReport, write_evaluations
+from device_sdk.methods.scatter.contract import encode_scatter_update
+from device_sdk.wire.arrays.exchange import Update
+from device_sdk.wire.publish.receipts import (
+    RecordType,
+    UpdateIdentity,
+    with_report,
+    write_update,
+)
+from device_sdk.wire.publish.report import Details, Outcome, Report, write_report
+from tests.fakes.homes import ITEMS, WIDTH, command, make_home
+
+DEVICES = [bytes([index]) * 16 for index in range(20)]
+ROUND = "quorum = 3\ndeadline_seconds = 100.0\nresume_grace_seconds = 0.0"
+Ranks = Mapping[bytes, np.ndarray]
+
+
+class Crash(BaseException):
+    """The process ended here."""
+
+
+class CrashingDatabase(Database):
+    """Ends the process at the ``left``-th commit, just before or just after it."""
+
+    left = 0
+    when = ""
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        with super().transaction():
+            yield
+            self.left -= 1
+            if self.left == 0 and self.when == "before":
+                raise Crash
+        if self.left == 0 and self.when == "after":
+            raise Crash
+
+
+class Fleet:
+    """A serving home, its devices, and the clock of both."""
+
+    def __init__(self, folder: Path, evaluation: str, round_lines: str = ROUND) -> None:
+        more = f"[evaluation]\n{evaluation}\n"
+        self.home = make_home(folder, "mqtt://127.0.0.1:1", round_lines, more)
+        with self.store() as store, store.database.transaction():
+            for name in DEVICES:
+                store.devices.add(DeviceRow(name, name * 2, name, name * 2, 0, name[:8], 0, 1))
+        self.now = float(int(time.time()) + 10)
+        self.parts: Parts
+        self.start()
+
+    @contextmanager
+    def store(self) -> Iterator[Store]:
+        store = self.home.open_store()
+        try:
+            yield store
+        finally:
+            store.database.close()
+
+    def start(self) -> None:
+        self.database = CrashingDatabase(self.home.database)
+        self.database.left = 0
+        world = World(lambda: self.now, lambda: self.now, np.random.default_rng(1))
+        task = read_task(self.home.task_file)
+        self.parts = assemble(self.home, Store(self.database), task, world)
+
+    def restart(self) -> None:
+        self.parts.store.database.close()
+        self.start()
+
+    def tick(self) -> list[RoundEvent]:
+        events = []
+        while (event := self.parts.first.rounds.tick()) is not None:
+            events.append(event)
+            if isinstance(event, RoundClosed):
+                self.parts.first.upkeep.between_rounds()
+        return events
+
+    def send(
+        self,
+        device: bytes,
+        said: EvaluationReport | bytes | None,
+        trained: bool = True,
+        rounds_ago: int = 0,
+    ) -> Any:
+        """A contribution to the open round: its update, if the device trained, and what it found
+        out."""
+        row = self.parts.first.rounds.current
+        assert row is not None
+        evaluation = write_evaluations(said) if isinstance(said, EvaluationReport) else said or b""
+        outcome = (Outcome.TRAINED, "") if trained else (Outcome.DECLINED, "not-now")
+        report = Report(*outcome, Details("1", "1", "linux", "k=8"), evaluation)
+        identity = UpdateIdentity(device, "default", row.generation, row.round - rounds_ago)
+        content = with_report(write_report(report), BODY if trained else b"")
+        return self.parts.inbox.offer(
+            device, write_update(identity, content), RecordType.CONTRIBUTION
+        )
+
+    def commit(self) -> None:
+        self.parts.first.ingest.commit()
+
+    def play(self, ranks: Ranks, others: tuple[bytes, ...] = ()) -> None:
+        """A whole round: these devices train and evaluate, those train."""
+        self.tick()
+        for device, found in ranks.items():
+            assert self.send(device, ranked(found)) is None
+        for device in others:
+            assert self.send(device, None) is None
+        self.commit()
+        self.now += 101
+        self.tick()
+
+    @property
+    def evaluated(self) -> list[EvaluatedVersion]:
+        return self.parts.first.store.evaluations.latest(100)
+
+    def said(self) -> int:
+        row = self.parts.store.database.row("SELECT count(*) FROM device_evaluations")
+        assert row is not None
+        return int(row[0])
+
+    def set(self, before: str, after: str) -> None:
+        text = self.home.task_file.read_text()
+        assert before in text
+        self.home.task_file.write_text(text.replace(before, after))
+
+
+def _body() -> bytes:
+    rng = np.random.default_rng(0)
+    tensors = {
+        "columns": np.arange(WIDTH),
+        "rows": np.sort(rng.choice(ITEMS, 4, replace=False)).astype(np.int64),
+        "values": rng.standard_normal((4, WIDTH), dtype=np.float32),
+    }
+    return encode_scatter_update(Update(1, tensors), WIDTH, "float32")
+
+
+BODY = _body()
+
+
+def ranked(ranks: np.ndarray, stages: tuple[Any, ...] = ("global",)) -> EvaluationReport:
+    found = []
+    for stage in stages:
+        for name in ("hr10", "ndcg10"):
+            metric = METRICS[name]
+            assert isinstance(metric, RankMetric)
+            found.append(Evaluation(stage, name, metric.measure(ranks)))
+    return EvaluationReport(tuple(found))
+
+
+def central(metric_name: str, ranks: Ranks) -> float:
+    """The figure of all users of all devices in one place."""
+    metric = METRICS[metric_name]
+    assert isinstance(metric, RankMetric)
+    return metric.value(metric.measure(np.concatenate(list(ranks.values()))))
+
+
+def drawn(seed: int, devices: list[bytes] = DEVICES) -> dict[bytes, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return {name: rng.integers(0, 40, rng.integers(3, 9)) for name in devices}
+
+
+def hits(share: float) -> dict[bytes, np.ndarray]:
+    """Of each device's ten users, so many find their item first."""
+    return {name: np.where(np.arange(10) < round(10 * share), 0, 50) for name in DEVICES}
+
+
+def test_twenty_devices_make_the_figure_of_all_their_data_and_what_each_said_is_gone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fleet = Fleet(tmp_path, "")
+    ranks = drawn(0)
+    fleet.play(ranks)
+    (found,) = fleet.evaluated
+    assert (found.version, found.round) == (0, 1)
+    for figure in found.figures:
+        assert figure.value == pytest.approx(central(figure.metric, ranks), abs=1e-12)
+        assert (figure.devices, figure.capped) == (20, 0)
+        own = [central(figure.metric, {name: each}) for name, each in ranks.items()]
+        assert figure.median == pytest.approx(np.median(own))
+        assert figure.worst_tenth == pytest.approx(np.percentile(own, 10))
+    assert fleet.said() == 0
+    (row,) = [row for row in fleet.parts.first.store.versions.all() if row.version == 0]
+    assert row.metrics == {each.metric: each.value for each in found.figures}
+    capsys.readouterr()
+    assert command(fleet.home, "evaluations", "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["best"], told["best_by"]) == (0, "hr10")
+    assert told["versions"][0]["figures"][0]["value"] == found.figures[0].value
+    assert len(told["versions"][0]["figures"][0]["deciles"]) == 9
+    assert command(fleet.home, "status") == 0
+    assert "evaluation   version 0: hr10 " in capsys.readouterr().out
+    assert command(fleet.home, "evaluations") == 0
+    assert "0 (best)" in capsys.readouterr().out
+
+
+def test_a_figure_of_fewer_devices_than_asked_for_is_not_stored(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fleet = Fleet(tmp_path, "least_devices = 5")
+    fleet.play(drawn(0, DEVICES[:4]), tuple(DEVICES[4:]))
+    assert fleet.evaluated == [] and fleet.said() == 0
+    assert command(fleet.home, "evaluations") == 0
+    assert "no version has a figure yet" in capsys.readouterr().out
+
+
+def test_a_version_of_two_rounds_counts_each_device_once(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path, "", ROUND.replace("quorum = 3", "quorum = 15"))
+    first, second = drawn(0, DEVICES[:8]), drawn(1, DEVICES[4:14])
+    fleet.play(first)  # eight updates: no quorum, and version 0 goes into the next round
+    assert fleet.evaluated[0].figures[0].devices == 8
+    assert fleet.said() == 8
+    fleet.restart()
+    fleet.play(second)
+    (found,) = fleet.evaluated
+    assert (found.version, found.round) == (0, 2)
+    ranks = {**first, **second}
+    assert found.figures[0].devices == len(ranks) == 14
+    assert found.figures[0].value == pytest.approx(central("hr10", ranks), abs=1e-12)
+    assert fleet.said() == 0  # version 1 was made
+
+
+def test_what_was_decided_is_not_said_again(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path, "")
+    fleet.tick()
+    for device, ranks in drawn(0).items():
+        assert fleet.send(device, ranked(ranks)) is None
+    fleet.commit()
+    same = fleet.send(DEVICES[0], ranked(drawn(0)[DEVICES[0]]))
+    assert same.receipt.verdict.value == "counted"
+    other = fleet.send(DEVICES[1], ranked(np.zeros(500, np.int64)))
+    assert other.receipt.verdict.value == "conflict"
+    fleet.now += 101
+    fleet.tick()
+    for device in DEVICES:  # whatever comes for a round that is over
+        again = fleet.send(device, ranked(np.zeros(500, np.int64)), rounds_ago=1)
+        assert again.receipt.verdict.value == "conflict"
+    assert fleet.said() == 0
+    (found,) = [each for each in fleet.evaluated if each.version == 0]
+    assert found.figures[0].value == pytest.approx(central("hr10", drawn(0)), abs=1e-12)
+
+
+def test_what_comes_late_changes_no_figure(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path, "")
+    ranks = drawn(0, DEVICES[:10])
+    fleet.play(ranks)
+    late = fleet.send(DEVICES[15], ranked(np.zeros(500, np.int64)), rounds_ago=1)
+    assert late.receipt.verdict.value == "late"
+    fleet.commit()
+    assert fleet.said() == 0
+    fleet.play(drawn(1))
+    before = next(each for each in fleet.evaluated if each.version == 0)
+    assert before.figures[0].value == pytest.approx(central("hr10", ranks), abs=1e-12)
+
+
+def test_a_device_that_cannot_train_may_still_have_evaluated(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path, "")
+    fleet.tick()
+    ranks = drawn(0)
+    for place, (device, found) in enumerate(ranks.items()):
+        assert fleet.send(device, ranked(found), trained=place > 4) is None
+    fleet.commit()
+    fleet.now += 101
+    fleet.tick()
+    assert fleet.evaluated[0].figures[0].devices == 20
+
+
+def test_impossible_counts_are_refused_with_their_update(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path, "")
+    fleet.tick()
+    honest = drawn(0)
+    for device in DEVICES[1:]:
+        assert fleet.send(device, ranked(honest[device])) is None
+    said = bytearray(write_evaluations(ranked(np.zeros(5, np.int64))))
+    at = bytes(said).index(b"\x02\x00\x05\x00\x05")  # hr10: two cells, 5 users and 5 hits
+    said[at + 4] = 9
+    assert fleet.send(DEVICES[0], bytes(said)) is None
+    (refused,) = [
+        each
+        for each in fleet.parts.first.ingest.commit()
+        if each.receipt.verdict.value == "refused"
+    ]
+    assert (refused.device_id, refused.receipt.reason) == (DEVICES[0], "bad-statistics")
+    fleet.now += 101
+    fleet.tick()
+    assert fleet.evaluated[0].figures[0].devices == 19
+
+
+def test_one_liar_of_twenty_weighs_no_more_than_its_cap(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path, "sample_cap = 2.0")
+    fleet.tick()
+    for device, ranks in hits(0.3).items():
+        most = Evaluation("global", "hr10", np.array([2.0**31 - 1] * 2))
+        lie = EvaluationReport((most,))
+        assert fleet.send(device, lie if device == DEVICES[7] else ranked(ranks)) is None
+    fleet.commit()
+    fleet.now += 101
+    fleet.tick()
+    figure = next(each for each in fleet.evaluated[0].figures if each.metric == "hr10")
+    assert (figure.capped, figure.median) == (1, 0.3)
+    assert figure.value == pytest.approx((19 * 3 + 20) / (190 + 20))
+
+
+def test_whom_nobody_asked_is_not_heard(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path, "share = 0.5\nevery_rounds = 2")
+    fleet.play(drawn(0))
+    assert fleet.evaluated == []
+    fleet.play(drawn(1))
+    (found,) = fleet.evaluated
+    assert found.round == 2
+    assert 3 <= found.figures[0].devices <= 17
+
+
+def test_a_device_that_was_sent_away_counts_no_more(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path, "")
+    fleet.tick()
+    ranks = drawn(0)
+    for device, found in ranks.items():
+        assert fleet.send(device, ranked(found)) is None
+    fleet.commit()
+    assert command(fleet.home, "revoke", DEVICES[3].hex()) == 0
+    fleet.restart()
+    fleet.now += 101
+    fleet.tick()
+    del ranks[DEVICES[3]]
+    assert fleet.evaluated[0].figures[0].value == pytest.approx(central("hr10", ranks), abs=1e-12)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("at", range(1, 6))
+def test_a_crash_at_any_commit_changes_no_figure(tmp_path: Path, when: str, at: int) -> None:
+    fleet = Fleet(tmp_path, "")
+    fleet.tick()
+    fleet.database.left, fleet.database.when = at, when
+
+    def through(step: Callable[[], object]) -> None:
+        try:
+            step()
+        except Crash:
+            fleet.restart()
+
+    for place in range(0, 20, 10):
+
+        def group(place: int = place) -> None:
+            for device in DEVICES[place : place + 10]:
+                fleet.send(device, ranked(drawn(0)[device]))
+            fleet.commit()
+
+        through(group)
+        group()  # what has no receipt is sent again
+    fleet.now += 101
+    through(fleet.tick)
+    fleet.tick()
+    (found,) = [each for each in fleet.evaluated if each.version == 0]
+    assert [each.devices for each in found.figures] == [20, 20]
+    assert found.figures[0].value == pytest.approx(central("hr10", drawn(0)), abs=1e-12)
+    assert fleet.said() == 0
+
+
+def test_rounds_end_where_nothing_improves_and_devices_get_the_best_version(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fleet = Fleet(tmp_path, "early_stopping = 2\nleast_improvement = 0.05")
+    for share in (0.2, 0.5, 0.5, 0.4):  # of versions 0 to 3
+        fleet.play(hits(share))
+    row = fleet.parts.first.rounds.current
+    assert row is not None and fleet.parts.first.rounds.rests
+    versions = fleet.parts.first.store.versions
+    # Version 4 came out of the last round, and nobody knows how good it is; 5 is 1 once more.
+    assert row.version == 5
+    np.testing.assert_array_equal(versions.model(5)["items"], versions.model(1)["items"])
+    assert command(fleet.home, "status") == 0
+    assert "stopped      nothing has improved version 1" in capsys.readouterr().out
+    fleet.restart()
+    assert fleet.tick() == []
+    assert fleet.parts.first.aggregation.version == 5
+    # Who wants more of it says so.
+    fleet.set("early_stopping = 2", "early_stopping = 0")
+    fleet.restart()
+    events = fleet.tick()
+    assert isinstance(events[0], RoundClosed)
+    assert not fleet.parts.first.rounds.rests
+    fleet.play(hits(0.9))
+    assert fleet.evaluated[0].version == 5 and fleet.evaluated[0].figures[0].value == 0.9
+    # It is in force again, and has seen an improvement.
+    fleet.set("early_stopping = 0", "early_stopping = 2")
+    fleet.restart()
+    assert not fleet.parts.first.rounds.stopped
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("at", range(1, 5))
+def test_a_crash_while_it_comes_to_a_stop_leaves_the_best_version(
+    tmp_path: Path, when: str, at: int
+) -> None:
+    fleet = Fleet(tmp_path, "early_stopping = 1")
+    fleet.play(hits(0.5))
+    for device, ranks in hits(0.4).items():
+        assert fleet.send(device, ranked(ranks)) is None
+    fleet.commit()
+    fleet.now += 101
+    fleet.database.left, fleet.database.when = at, when
+    try:
+        fleet.tick()
+    except Crash:
+        fleet.restart()
+        fleet.tick()
+    assert fleet.parts.first.rounds.rests
+    versions = fleet.parts.first.store.versions
+    assert fleet.parts.first.aggregation.version == 3
+    np.testing.assert_array_equal(versions.model(3)["items"], versions.model(0)["items"])

@@ -1,0 +1,149 @@
+"""A fleet over Mosquitto evaluates: the same figures as in one place, whatever dies meanwhile."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from aggregator.home import AggregatorHome
+from device_sdk.evaluation.metrics import METRICS, RankMetric
+from device_sdk.evaluation.report import Evaluation, EvaluationReport, write_evaluations
+from device_sdk.local_data import LocalData
+from device_sdk.wire.publish.receipts import (
+    Receipt,
+    RecordType,
+    Verdict,
+    update_digest,
+    with_report,
+    write_update,
+)
+from device_sdk.wire.publish.report import Details, Outcome, Report, write_report
+from examples.local_fleet import FleetTask, Member, local_fleet
+from tests.brokers.mosquitto import Mosquitto
+from tests.fakes.client import ScriptedDevice
+from tests.fakes.handmade import FEATURES, TARGETS, linear_artifact
+from tests.fakes.homes import ServeProcess, command, invite, make_home
+from tests.faults.crash_points import EVALUATION_POINTS
+
+TWENTY = 20
+
+
+def held_out_data(place: int) -> LocalData:
+    """Samples of device ``place``, some of them held back."""
+    rng = np.random.default_rng(place)
+    x = rng.standard_normal((30 + place, FEATURES), dtype=np.float32)
+    true = np.random.default_rng(99).standard_normal((FEATURES, TARGETS), dtype=np.float32)
+    return LocalData({"x": x, "y": x @ true + np.float32(0.1 * place)}, holdout=0.3)
+
+
+def test_twenty_devices_over_mosquitto_find_what_one_place_finds(tmp_path: Path) -> None:
+    linear_artifact(tmp_path / "linear", "mae", "rmse")
+    task = FleetTask(
+        "fedavg",
+        [tmp_path / "linear"],
+        rounds=3,
+        settings={"training": {"learning_rate": 0.05}},
+        broadcast_codec="float32",
+        evaluation={},
+    )
+    members = [Member(f"device-{place}", held_out_data(place)) for place in range(TWENTY)]
+    with local_fleet(task, members, tmp_path / "fleet") as fleet:
+        assert len(list(fleet.rounds())) == 3
+        store = fleet.aggregator.store.first
+        found = store.evaluations.latest(10)
+        assert [each.version for each in found] == [2, 1, 0]
+        tests = [member.data.test for member in members if isinstance(member.data, LocalData)]
+        x, y = (np.concatenate([each[name] for each in tests]) for name in ("x", "y"))
+        for each in found:
+            model = store.versions.model(each.version)
+            errors = x @ model["linear.weight"] + model["linear.bias"] - y
+            central = {
+                "mae": np.abs(errors).mean(),
+                "rmse": np.sqrt(np.square(errors, dtype=np.float64).mean()),
+            }
+            for figure in each.figures:
+                assert figure.stage == "global" and figure.devices == TWENTY
+                assert figure.samples == len(x)
+                assert figure.value == pytest.approx(central[figure.metric], rel=1e-5)
+        assert found[0].figures[0].value < found[-1].figures[0].value  # it learns
+
+
+def test_kill_nine_between_any_two_steps_changes_no_figure(
+    mosquitto: Mosquitto, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    most = len(EVALUATION_POINTS)
+    rounds = f"quorum = 3\nwait_for_devices = 3\ndeadline_seconds = 60.0\nmost_rounds = {most}"
+    home = make_home(tmp_path, mosquitto.url, rounds, "[evaluation]\n")
+    process = ServeProcess(home)
+    devices = [ScriptedDevice(mosquitto.url, code, n) for n, code in enumerate(invite(home, 3))]
+    ranks = [np.array([0, 50, 3]), np.array([0, 0]), np.array([50, 50, 50, 12])]
+    metric = METRICS["ndcg10"]
+    assert isinstance(metric, RankMetric)
+    try:
+        process.start()
+        process.await_connections(1)
+        for device in devices:
+            device.enrol().join()
+        with ThreadPoolExecutor(3) as pool:
+            for number, point in enumerate(EVALUATION_POINTS, start=1):
+                list(pool.map(lambda device, n=number: device.await_round(n), devices))
+                process.kill()
+                process.start(point, 1)
+                told = pool.map(insist, devices, ranks)
+                assert process.wait() == -9, point
+                process.start()
+                assert [each.verdict for each in told] == [Verdict.COUNTED] * 3
+        devices[0].await_round(most + 1)
+    finally:
+        process.kill()
+        for device in devices:
+            device.disconnect()
+    told = evaluations(home, capsys)
+    assert [each["version"] for each in told["versions"]] == list(range(most))[::-1]
+    for each in told["versions"]:
+        (figure,) = [one for one in each["figures"] if one["metric"] == "ndcg10"]
+        assert (figure["devices"], figure["samples"]) == (3, 9)
+        assert figure["value"] == pytest.approx(metric.value(metric.measure(np.concatenate(ranks))))
+
+
+def insist(device: ScriptedDevice, ranks: np.ndarray) -> Receipt:
+    """Send until there is a receipt, as devices do."""
+    digest, payload = contribution(device, ranks)
+    until = time.monotonic() + 40
+    while digest not in device.receipts:
+        assert time.monotonic() < until, "no receipt"
+        device.publish_up(device.sessions.seal(RecordType.CONTRIBUTION, payload))
+        again = time.monotonic() + 0.5
+        while time.monotonic() < again and digest not in device.receipts:
+            device.pump(0.05)
+    return device.receipts.pop(digest)
+
+
+def contribution(device: ScriptedDevice, ranks: np.ndarray) -> tuple[bytes, bytes]:
+    """An update with what the device found out: its receipt's digest, and the payload."""
+    found = []
+    for name in ("hr10", "ndcg10"):
+        metric = METRICS[name]
+        assert isinstance(metric, RankMetric)
+        found.append(Evaluation("global", name, metric.measure(ranks)))
+    details = Details("1", "1", "linux", "k=8")
+    said = write_evaluations(EvaluationReport(tuple(found)))
+    report = write_report(Report(Outcome.TRAINED, "", details, said))
+    assert device.manifest is not None
+    identity = device.identity_for(device.manifest)
+    content = with_report(report, device.body())
+    digest = update_digest(identity, hashlib.sha256(content).digest())
+    return digest, write_update(identity, content)
+
+
+def evaluations(home: AggregatorHome, capsys: pytest.CaptureFixture[str]) -> dict[str, list[dict]]:
+    capsys.readouterr()
+    assert command(home, "evaluations", "--json", "--versions", "50") == 0
+    found: dict[str, list[dict]] = json.loads(capsys.readouterr().out)
+    return found

@@ -131,8 +131,8 @@ class Agent:
                         self._link.publish(topic, payload)
                     except LinkError as error:
                         self.problem = str(error)  # sent again like anything without an answer
-                case Subscribe(topic_filter):
-                    self._link.subscribe(topic_filter)
+                case Subscribe(topic_filter, optional):
+                    self._link.subscribe(topic_filter, optional=optional)
                 case Unsubscribe(topic_filter):
                     self._link.unsubscribe(topic_filter)
 

@@ -32,8 +32,8 @@ from device_sdk.wire.publish.topics import (
     DescriptorTopic,
     EnrolAnswerTopic,
     EnrolRequestTopic,
-    ManifestTopic,
     PresenceTopic,
+    TasksTopic,
     Topics,
 )
 from device_sdk.wire.seal.descriptor import Descriptor, read_descriptor
@@ -43,6 +43,7 @@ from device_sdk.wire.seal.enrolment_message import MAILBOX_BYTES
 from device_sdk.wire.seal.freshness import Freshness
 from device_sdk.wire.seal.keys import draw
 from device_sdk.wire.seal.presence import PresenceWatch, read_presence
+from device_sdk.wire.seal.tasks import TasksWatch
 
 # Trusting another root key, on the operator's word: for a device that cannot follow by itself.
 #
@@ -99,8 +100,8 @@ _MOST_ANSWER_SECONDS = 30.0
 _MOST_ATTEMPTS = 8
 # Without a word from the network, whoever waits is told so after this long.
 _SILENT_SECONDS = 1.5
-_MOST_NAMES = 8
-_MOST_SERVED = 1000
+# The list of tasks is published before the presence, but not every broker keeps the order.
+_LIST_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,12 +187,10 @@ class _Conversation:
         self._presence_topic = topics.write(PresenceTopic())
         self._request_topic = topics.write(EnrolRequestTopic())
         self._answer_topic = topics.write(EnrolAnswerTopic(mailbox))
-        self._manifest_filter = topics.manifest_filter()
-        self._is_hung_up_on = False  # where a connection ends before the filter was answered
-        self._served: set[tuple[str, str]] = set()
+        self._tasks_topic = topics.write(TasksTopic())
         self._descriptor: Descriptor | None = None
-        self._presence = b""
-        self._watch = PresenceWatch()
+        self._presence = self._tasks = b""
+        self._watch, self._served = PresenceWatch(), TasksWatch()
         self._waits = Backoff(rng, first_seconds=_ANSWER_SECONDS, most_seconds=_MOST_ANSWER_SECONDS)
         # A slow answer may be to an earlier one.
         self._attempts: deque[EnrolmentAttempt] = deque(maxlen=_MOST_ATTEMPTS)
@@ -204,7 +203,7 @@ class _Conversation:
 
     def hold(self, until_seconds: float) -> Membership:
         # First, so that the names that exist have come before anything is sent.
-        self._link.subscribe(self._manifest_filter)
+        self._link.subscribe(self._tasks_topic, optional=True)
         self._until_seconds = until_seconds
         silent_seconds = self._clock() + _SILENT_SECONDS
         self._link.subscribe(self._descriptor_topic)
@@ -238,13 +237,9 @@ class _Conversation:
         match event:
             case Connected():
                 self._trouble = self._told = ""
-                self._is_hung_up_on = True
-            case Subscribed(topic) | SubscribeRefused(topic) if topic == self._manifest_filter:
-                self._is_hung_up_on = False
-            case Disconnected(reason) if self._is_hung_up_on and reason in ("closed", "server"):
-                # There are brokers that end a connection for a filter that they do not grant.
-                self._can_hear = self._is_hung_up_on = False
-                self._link.unsubscribe(self._manifest_filter)
+            case Message(topic, payload) if topic == self._tasks_topic:
+                self._tasks = payload
+                self._on_tasks()
             case Message(topic, payload) if topic == self._descriptor_topic:
                 self._on_descriptor(payload)
             case Message(topic, payload) if topic == self._presence_topic:
@@ -252,8 +247,6 @@ class _Conversation:
                 self._on_presence()
             case Message(topic, payload, False) if topic == self._answer_topic:
                 return self._on_answer(payload)
-            case Message(topic, payload) if topic != self._answer_topic:
-                self._on_manifest(topic, payload)
             case Subscribed(topic_filter) if topic_filter == self._answer_topic:
                 self._can_hear = True
             case ConnectRefused(code, detail):
@@ -285,34 +278,35 @@ class _Conversation:
             left = max(0.0, self._until_seconds - self._clock())
             _log.warning("%s; trying for %.0f s more", trouble, left)
 
-    def _on_manifest(self, topic: str, payload: bytes) -> None:
+    def _on_tasks(self) -> None:
+        """Judge the list of tasks shown last, which may have come before its descriptor."""
+        if self._descriptor is None or not self._tasks:
+            return
         try:
-            found = self._topics.parse(topic)
+            self._served.take(self._tasks, self._descriptor)
         except WireError:
-            return
-        if isinstance(found, ManifestTopic) and payload and len(self._served) < _MOST_SERVED:
-            self._served.add((found.task, found.cohort))
+            return  # of a fleet that was here before, perhaps: nobody has to have one
+        life = self._watch.incarnation(self._sent)
+        if not self._sent and self._served.of(life, self._descriptor) is not None:
+            self._send_at_seconds = min(self._send_at_seconds, self._clock())
 
-    def _require_served(self) -> None:
-        """Refuse names that no manifest is of, where there are others.
+    def _require_served(self, descriptor: Descriptor, life: bytes) -> None:
+        """Refuse names that this life of the aggregator does not serve, where it says what it does.
 
-        The names alone are looked at: what a manifest holds is for members to read. A fleet has
-        none before its first round, and not every broker shows them to who enrols; then all names
-        will do.
+        Aggregators of before say nothing, and not every broker's rules let it through: then all
+        names will do.
         """
-        fleet = self._fleet
-        if not self._served or (fleet.task, fleet.cohort) in self._served:
+        fleet, served = self._fleet, self._served.of(life, descriptor)
+        if served is None or served.serves(fleet.task, fleet.cohort):
             return
-        known = sorted(self._served)
         wrong = f"task {fleet.task!r}"
-        if any(task == fleet.task for task, _ in known):
+        if any(task == fleet.task for task, _ in served.names):
             wrong = f"cohort {fleet.cohort!r} of the task {fleet.task!r}"
-        names = [f"task {task!r} with cohort {cohort!r}" for task, cohort in known[:_MOST_NAMES]]
         raise EnrolmentRefused(
             "not-served",
             f"no {wrong} is served at this broker under the topic prefix {fleet.prefix!r}; there "
-            f"is {', '.join(names)}. The code is not used up: give task and cohort as the operator "
-            "named them",
+            f"is {served}. The code is not used up: give task and cohort as the operator named "
+            "them",
         )
 
     def _on_descriptor(self, message: bytes) -> None:
@@ -330,6 +324,7 @@ class _Conversation:
         self._descriptor = descriptor
         self._attempts.clear()
         self._send_at_seconds = self._clock()
+        self._on_tasks()
         self._on_presence()
 
     def _on_presence(self) -> None:
@@ -342,10 +337,12 @@ class _Conversation:
             self._trouble = f"the presence at this broker is not usable: {error}"
             return
         if self._watch.should_reopen(presence):
-            self._send_at_seconds = self._clock()
+            self._send_at_seconds = now = self._clock()
+            if self._served.of(presence.incarnation, self._descriptor) is None:
+                self._send_at_seconds += min(_LIST_SECONDS, (self._until_seconds - now) / 2)
 
     def _send(self, descriptor: Descriptor, life: bytes) -> None:
-        self._require_served()
+        self._require_served(descriptor, life)
         # Each time another request, since none is answered twice.
         attempt = EnrolmentAttempt(
             self._code,

@@ -36,12 +36,14 @@ from device_sdk.wire.publish.topics import (
     DescriptorTopic,
     ManifestTopic,
     PresenceTopic,
+    TasksTopic,
     Topics,
 )
 from device_sdk.wire.seal.broadcast import GroupKey, Publication, new_group_key, wrap_cohort_key
 from device_sdk.wire.seal.keyring import ServingKeys
 from device_sdk.wire.seal.keys import RandomBytes, draw
 from device_sdk.wire.seal.presence import Presence, sign_presence
+from device_sdk.wire.seal.tasks import ServedTasks, sign_tasks
 
 # Attachments of a round's broadcast, sealed as contents of their own, once for as long as they
 # stay the same.
@@ -224,6 +226,7 @@ class Publisher:
         shared: Shared,
         artifacts: tuple[ArtifactContent, ...],
         presence: Presence,
+        served: ServedTasks,
         keys: Callable[[], ServingKeys],
         rng: np.random.Generator,
     ) -> None:
@@ -232,6 +235,7 @@ class Publisher:
         self._random_bytes = shared.random_bytes
         self._artifacts = artifacts
         self._presence = presence
+        self._served = served
         self._keys = keys
         self._rng = rng
         self._terms = TaskTerms(
@@ -253,7 +257,13 @@ class Publisher:
 
     def standing(self) -> list[tuple[str, bytes]]:
         descriptor = self._keys().descriptor.message
-        return [(self._topics.write(DescriptorTopic()), descriptor), self.presence()]
+        return [(self._topics.write(DescriptorTopic()), descriptor), self.tasks(), self.presence()]
+
+    def tasks(self) -> tuple[str, bytes]:
+        """Topic and message of the tasks served: sent before the presence, on which devices act."""
+        keys = self._keys()
+        message = sign_tasks(self._served, keys.descriptor, keys.signing)
+        return self._topics.write(TasksTopic()), message
 
     def presence(self) -> tuple[str, bytes]:
         keys = self._keys()

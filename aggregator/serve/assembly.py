@@ -36,6 +36,7 @@ from device_sdk.wire.seal.enrolment import EnrolmentDesk
 from device_sdk.wire.seal.keys import RandomBytes
 from device_sdk.wire.seal.presence import Presence, new_presence
 from device_sdk.wire.seal.session_table import SessionTable
+from device_sdk.wire.seal.tasks import ServedTasks
 
 SHARD = 0
 _BURST = 20.0
@@ -103,7 +104,8 @@ def assemble(
 
     # What is published, and what comes back.
     artifacts = read_artifacts(task.artifacts, task.companions)
-    publisher = Publisher(shared, artifacts, presence, keys.current, sealing_rng)
+    served = ServedTasks(presence.incarnation, 0, ((task.name, task.cohort),))
+    publisher = Publisher(shared, artifacts, presence, served, keys.current, sealing_rng)
     catalogue = stored_catalogue(store)
     aggregation = Aggregation(
         task.binding,

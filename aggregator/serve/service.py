@@ -262,7 +262,8 @@ class Service:
         now = self._parts.clock()
         if now >= self._next_showing_seconds:
             self._next_showing_seconds = now + _SHOW_AGAIN_SECONDS
-            self._announce([self._parts.publisher.presence()], [])
+            publisher = self._parts.publisher
+            self._announce([publisher.tasks(), publisher.presence()], [])
 
     def _announce(self, standing: Iterable[tuple[str, bytes]], topics: Iterable[str]) -> None:
         """Before the fence is passed nothing: all of it is announced then."""

@@ -115,14 +115,16 @@ class Link:
         self._loop.waker.wake()
         return delivery
 
-    def subscribe(self, topic_filter: str, *, qos: int = 1) -> None:
+    def subscribe(self, topic_filter: str, *, qos: int = 1, optional: bool = False) -> None:
         """Subscribe now and at each later connection; ``Subscribed`` or a refusal reports it.
 
-        What the broker refuses is asked for again, with growing waits, until it grants it.
+        What the broker refuses is asked for again, with growing waits, until it grants it. An
+        ``optional`` one is a wish: where it is refused, or the broker hangs up on it, nothing is
+        said of it, and the others go on without it.
         """
         if qos not in (0, 1) or not topic_filter:
             raise ValueError("a subscription needs a topic filter and a QoS of 0 or 1")
-        self._loop.subscriptions.add(topic_filter, qos)
+        self._loop.subscriptions.add(topic_filter, qos, optional=optional)
         self._loop.waker.wake()
 
     def unsubscribe(self, topic_filter: str) -> None:

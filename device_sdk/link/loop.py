@@ -93,6 +93,8 @@ class WakeUp:
 _Open: TypeAlias = dict[int, tuple[Delivery, float]]
 """By packet id: what was handed over, and when."""
 _FAILURE = 128
+# There are brokers that end a connection for a filter that they do not grant.
+_HUNG_UP = ("closed", "server")
 _VERSION_FAILURES = ("no-connack", "version", "timeout", "protocol")
 
 
@@ -186,7 +188,8 @@ class LinkLoop:
             self.events.put(Subscribed(topic_filter, code))
         else:
             retry_seconds = self.subscriptions.refused(topic_filter, self._clock())
-            self.events.put(SubscribeRefused(topic_filter, code, detail, retry_seconds))
+            if retry_seconds is not None:
+                self.events.put(SubscribeRefused(topic_filter, code, detail, retry_seconds))
 
     # The thread.
 
@@ -219,7 +222,9 @@ class LinkLoop:
             connection.close(ConnectionEnd("protocol", f"{type(error).__name__}: {error}"))
         finally:
             self.limits = None
-            self.subscriptions.disconnected()
+            hung_up = connection.end is not None and connection.end.reason in _HUNG_UP
+            asked = [topic_filter for topic_filter, _ in self._asked.values()]
+            self.subscriptions.disconnected(asked if hung_up else ())
             lost = [delivery for each in self._in_flight for delivery, _ in each.values()]
             for each in self._in_flight:
                 each.clear()

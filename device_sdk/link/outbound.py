@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from device_sdk.link.events import Delivery, ServerLimits
 from device_sdk.system.clock import Backoff
@@ -91,21 +91,28 @@ class Subscriptions:
     there is one. What the broker refused is told again after a while, with waits that grow until
     it is granted. ``backoff`` makes the waits of one filter; it is called, and what it makes is
     used, only where :meth:`refused` is.
+
+    An *optional* filter must not stand in the way of the others. Refused, it waits for the next
+    connection; where a broker ended the connection in place of an answer, for the one after it.
     """
 
     def __init__(self, backoff: Callable[[], Backoff]) -> None:
         self._make_backoff = backoff
         self._lock = threading.Lock()
         self._filters: dict[str, int] = {}
+        self._optional: set[str] = set()
+        self._left_out: set[str] = set()
         self._changes: list[tuple[str, int | None]] = []
         self._backoffs: dict[str, Backoff] = {}
         self._due_seconds: dict[str, float] = {}
         self._connected = False
 
-    def add(self, topic_filter: str, qos: int) -> None:
+    def add(self, topic_filter: str, qos: int, *, optional: bool = False) -> None:
         """Subscribe, or change the QoS."""
         with self._lock:
             self._filters[topic_filter] = qos
+            if optional:
+                self._optional.add(topic_filter)
             self._due_seconds.pop(topic_filter, None)
             if self._connected:
                 self._changes.append((topic_filter, qos))
@@ -116,6 +123,7 @@ class Subscriptions:
             if self._filters.pop(topic_filter, None) is None:
                 return False
             self._backoffs.pop(topic_filter, None)
+            self._optional.discard(topic_filter)
             if self._connected:
                 self._changes.append((topic_filter, None))
             return True
@@ -125,11 +133,13 @@ class Subscriptions:
         with self._lock:
             self._changes.clear()
             self._connected = True
-            return list(self._filters.items())
+            left_out, self._left_out = self._left_out, set()
+            return [each for each in self._filters.items() if each[0] not in left_out]
 
-    def disconnected(self) -> None:
-        """The connection ended."""
+    def disconnected(self, hung_up_on: Collection[str] = ()) -> None:
+        """The connection ended; ``hung_up_on``: filters for which the broker may have ended it."""
         with self._lock:
+            self._left_out |= self._optional.intersection(hung_up_on)
             self._connected = False
             self._due_seconds.clear()
 
@@ -138,9 +148,11 @@ class Subscriptions:
         with self._lock:
             self._backoffs.pop(topic_filter, None)
 
-    def refused(self, topic_filter: str, now: float) -> float:
-        """The broker refused it; in how many seconds it will be asked for again."""
+    def refused(self, topic_filter: str, now: float) -> float | None:
+        """The broker refused it; in how many seconds it will be asked for again, if at all."""
         with self._lock:
+            if topic_filter in self._optional:
+                return None
             backoff = self._backoffs.setdefault(topic_filter, self._make_backoff())
             wait_seconds = backoff.next_seconds()
             self._due_seconds[topic_filter] = now + wait_seconds

@@ -16,9 +16,13 @@ class Publish:
 
 @dataclass(frozen=True, slots=True)
 class Subscribe:
-    """Subscribe (again), so that the broker sends what it retains."""
+    """Subscribe (again), so that the broker sends what it retains.
+
+    ``optional``: brokers' rules need not allow it.
+    """
 
     topic_filter: str
+    optional: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from device_sdk.wire.publish.topics import (
     DownTopic,
     ManifestTopic,
     PresenceTopic,
+    TasksTopic,
     Topic,
 )
 from device_sdk.world import DeviceWorld
@@ -26,6 +27,13 @@ from device_sdk.world import DeviceWorld
 # Bad input, counted by reason and logged once per reason.
 
 _log = logging.getLogger("tessera.device")
+
+
+# Refused, and yet nothing is wrong: what it means to whoever reads the log.
+_IN_WORDS = {
+    "expired-manifest": "the round at the broker is over: this device waits for the next one",
+    "unknown-epoch": "the fleet's key was replaced: this device asks for the new one",
+}
 
 
 class RefusedMessages:
@@ -38,7 +46,10 @@ class RefusedMessages:
         """Count a refused message; ``what`` says which kind it was."""
         if self._counts[error.reason] == 0:
             # Once per reason: whoever can publish could otherwise fill the disk.
-            _log.warning("refused a %s: %s (further ones are only counted)", what, error)
+            if error.reason in _IN_WORDS:
+                _log.warning("%s (%s; said once)", _IN_WORDS[error.reason], error.reason)
+            else:
+                _log.warning("refused a %s: %s (further ones are only counted)", what, error)
         self._counts[error.reason] += 1
 
     def counts(self) -> Mapping[str, int]:
@@ -66,13 +77,14 @@ class Participant:
         self.sender = Sender(world, self.sessions, self.actions)
         self.round = CurrentRound(world, self.sessions, self.sender, self.actions)
         """The one in hand, and what is to be done for it."""
-        self._presence: bytes | None = None
+        self._early: dict[str, bytes] = {}  # what no descriptor in hand vouches for
+        self._unserved = ""
         self._save_time_seconds = world.clock() + _TIME_SAVED_EVERY_SECONDS
 
     @property
     def problem(self) -> str:
         """What keeps this device from taking part, for people; empty for nothing."""
-        return self.sessions.problem or self.sender.obstacle
+        return self.sessions.problem or self.sessions.unserved or self.sender.obstacle
 
     def start(self) -> None:
         """Subscribe to what every device listens to."""
@@ -83,6 +95,8 @@ class Participant:
             PresenceTopic(),
             ManifestTopic(membership.task, membership.cohort),
         )
+        # First, so that it has come when the session that it is judged by is open.
+        self.actions.append(Subscribe(self._topics.write(TasksTopic()), optional=True))
         self.actions.extend(Subscribe(self._topics.write(topic)) for topic in topics)
 
     def connected(self, value: bool) -> None:
@@ -110,8 +124,14 @@ class Participant:
                     self.sessions.on_descriptor(payload)
                     self._retry_refused()
                 case PresenceTopic():
-                    self._presence = payload
+                    self._early[topic_text] = payload
                     self.sessions.on_presence(payload, retained=retained)
+                    del self._early[topic_text]
+                case TasksTopic():
+                    self._early[topic_text] = payload
+                    self.sessions.on_tasks(payload)
+                    del self._early[topic_text]
+                    self._tell_unserved()
                 case _:
                     raise WireError("bad-topic", "a topic that no device listens to")
         except WireError as error:
@@ -157,7 +177,14 @@ class Participant:
         self.round.receipted()
 
     def _retry_refused(self) -> None:
-        presence, self._presence = self._presence, None
-        if presence is not None:
-            self.message(self._topics.write(PresenceTopic()), presence, retained=True)
+        early, self._early = self._early, {}
+        for topic_text, payload in early.items():
+            self.message(topic_text, payload, retained=True)
+        self._tell_unserved()
         self.round.take_manifest()
+
+    def _tell_unserved(self) -> None:
+        """For whoever reads the log only, once each time that it comes true."""
+        before, self._unserved = self._unserved, self.sessions.unserved
+        if self._unserved and self._unserved != before:
+            _log.warning("%s", self._unserved)

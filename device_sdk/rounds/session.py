@@ -18,6 +18,7 @@ from device_sdk.wire.seal.device_session import DeviceCredential, SessionOpening
 from device_sdk.wire.seal.freshness import Freshness
 from device_sdk.wire.seal.presence import PresenceWatch, read_presence
 from device_sdk.wire.seal.session import DeviceSessions
+from device_sdk.wire.seal.tasks import TasksWatch
 from device_sdk.world import DeviceWorld
 
 # The aggregator's time, carried on by the monotonic clock between sessions' replies.
@@ -89,6 +90,8 @@ class SessionKeeper:
         self.group_keys: tuple[GroupKey, ...] = ()
         """What the last reply brought."""
         self._watch = PresenceWatch()
+        self._tasks = TasksWatch()
+        self._task, self._cohort = membership.task, membership.cohort
         self._opening: SessionOpening | None = None
         self._sends = 0
         self._connected = False
@@ -125,6 +128,20 @@ class SessionKeeper:
                 "(then it has to enrol anew, in another home)"
             )
         return ""
+
+    @property
+    def unserved(self) -> str:
+        """That the aggregator of the last session serves others than this device's task; or empty.
+
+        Such a device has a session, and waits in vain for a round.
+        """
+        served = self._tasks.of(self._watch.session, self.descriptor)
+        if served is None or served.serves(self._task, self._cohort):
+            return ""
+        return (
+            f"the aggregator serves no task {self._task!r} with cohort {self._cohort!r}; there is "
+            f"{served}"
+        )
 
     def signing(self) -> Ed25519PublicKey:
         """The aggregator's signing key.
@@ -178,6 +195,12 @@ class SessionKeeper:
             now = self._clock()
             soon = now + self._reopens.next_seconds()
             self._next_seconds = min(soon, self._next_seconds) if self._next_seconds > now else soon
+
+    def on_tasks(self, message: bytes) -> None:
+        """A list of the tasks served came. Raises ``WireError``."""
+        if self.descriptor is None:
+            raise WireError("no-descriptor", "a list of tasks before any descriptor")
+        self._tasks.take(message, self.descriptor)
 
     def on_reply(self, message: bytes) -> None:
         """A session's reply came. Raises ``WireError``; the right one may still come.

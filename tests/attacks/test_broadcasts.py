@@ -19,14 +19,22 @@ from device_sdk.wire.publish.manifest import (
     seal_chunks,
     write_manifest,
 )
-from device_sdk.wire.publish.topics import ChunkTopic, DescriptorTopic, ManifestTopic, PresenceTopic
+from device_sdk.wire.publish.topics import (
+    ChunkTopic,
+    DescriptorTopic,
+    ManifestTopic,
+    PresenceTopic,
+    TasksTopic,
+)
 from device_sdk.wire.seal.broadcast import (
     GroupKey,
     Publication,
     derive_broadcast_keys,
     open_manifest,
 )
+from device_sdk.wire.seal.presence import read_presence
 from device_sdk.wire.seal.signature import public_key
+from device_sdk.wire.seal.tasks import ServedTasks, read_tasks, sign_tasks
 from tests.attacks.conftest import MakeStage
 from tests.attacks.simulated_broker import Parcel
 from tests.attacks.stage import Stage
@@ -153,6 +161,55 @@ def test_an_old_presence_shown_again_causes_no_loop_of_opens(stage: Stage) -> No
         stage.broker.publish(topic, old, retain=True)
         stage.run(5.0)
     assert [device.participant.sessions.opened for device in stage.devices] == opened
+
+
+def test_the_tasks_are_told_before_each_presence_under_its_keys_and_of_its_life(
+    stage: Stage,
+) -> None:
+    """At the start, after a restart of the broker, when shown again, and with new keys."""
+    tasks, presence = stage.topics.write(TasksTopic()), stage.topics.write(PresenceTopic())
+    _next_version(stage)
+    stage.link.disconnect()
+    stage.link.connect()
+    _next_version(stage)
+    stage.now_seconds += 70.0
+    stage.service._show_presence_again()
+    assert stage.command("rotate", "keys") == 0
+    _next_version(stage)
+    stage.kill_aggregator()
+    stage.start_aggregator()
+    _next_version(stage)
+    standing = [each for each in stage.broker.seen if each[0] in (tasks, presence)]
+    assert [topic for topic, _ in standing] == [tasks, presence] * (len(standing) // 2)
+    assert len(standing) >= 10
+    descriptor = stage.parts.keys.current().descriptor
+    served = read_tasks(standing[-2][1], descriptor)
+    assert served.names == (("default", "all"),)
+    assert served.incarnation == read_presence(standing[-1][1], descriptor).incarnation
+    assert {_refused(stage, place).get("bad-signature", 0) for place in range(3)} == {0}
+
+
+def test_a_forged_or_an_old_list_of_tasks_alarms_nobody(stage: Stage) -> None:
+    topic = stage.topics.write(TasksTopic())
+    of_an_earlier_life = stage.broker.retained[topic]
+    stage.kill_aggregator()
+    stage.now_seconds += 10.0
+    stage.start_aggregator()
+    _next_version(stage)
+    keys, life = stage.parts.keys.current(), stage.incarnation()
+    served = ServedTasks(life, 9, (("films", "all"),))
+    forged = sign_tasks(served, keys.descriptor, Ed25519PrivateKey.generate())
+    for message in (forged, of_an_earlier_life, b""):
+        stage.broker.publish(topic, message, retain=True)
+        stage.settle()
+        assert [each.participant.problem for each in stage.devices] == [""] * len(stage.devices)
+    assert _refused(stage)["bad-signature"] == 1 and _refused(stage)["truncated"] == 1
+    # What the aggregator itself signed would be believed: the test can tell.
+    true = sign_tasks(served, keys.descriptor, keys.signing)
+    stage.broker.publish(topic, true, retain=True)
+    stage.settle()
+    assert all("serves no task" in each.participant.problem for each in stage.devices)
+    _next_version(stage)
 
 
 def _forge(

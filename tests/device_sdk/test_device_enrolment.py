@@ -9,10 +9,12 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from device_sdk.device import Device
 from device_sdk.errors import (
@@ -25,16 +27,23 @@ from device_sdk.errors import (
 )
 from device_sdk.link.broker_url import TlsFiles
 from device_sdk.link.link import Link
-from device_sdk.wire.publish.topics import EnrolRequestTopic, PresenceTopic
+from device_sdk.wire.publish.topics import (
+    EnrolRequestTopic,
+    ManifestTopic,
+    PresenceTopic,
+    TasksTopic,
+)
 from device_sdk.wire.seal.enrolment_code import new_code
 from device_sdk.wire.seal.presence import sign_presence
+from device_sdk.wire.seal.tasks import ServedTasks, sign_tasks
 from tests.brokers.authority import Authority
 from tests.brokers.fixtures import MakeMosquitto
-from tests.brokers.links import QUICK
+from tests.brokers.links import QUICK, MakeLink
 from tests.brokers.mosquitto import Mosquitto, free_port, password_file
 from tests.brokers.scripted import ScriptedBroker
 from tests.brokers.subscription_rules import SubscriptionRules
 from tests.device_sdk.conftest import MakeDevice
+from tests.fakes.homes import invite, make_home, serving
 from tests.fakes.small_aggregator import SmallAggregator
 
 
@@ -107,38 +116,113 @@ def test_a_code_may_be_tried_again_when_nobody_answered(
 
 
 @pytest.mark.parametrize("names", [{"task": "films"}, {"cohort": "phones"}])
-def test_a_name_that_nobody_serves_is_refused_with_those_that_are(
-    aggregator: SmallAggregator, mosquitto: Mosquitto, tmp_path: Path, names: dict[str, str]
+def test_a_name_that_nobody_serves_is_refused_before_the_first_round(
+    mosquitto: Mosquitto, tmp_path: Path, names: dict[str, str]
 ) -> None:
-    aggregator.open_round()
-    code = aggregator.code()
+    home = make_home(tmp_path, mosquitto.url, "quorum = 1\nwait_for_devices = 5")
+    (code,) = invite(home)
     expected = f"no {next(iter(names))} .*is served .*task 'default' with cohort 'all'"
-    with pytest.raises(EnrolmentRefused, match=expected) as refused:
-        join(mosquitto.url, code, tmp_path / "a", **names)
-    assert refused.value.reason == "not-served"
-    with pytest.raises(NotEnrolled):
-        Device.open(tmp_path / "a")
-    # Nothing was sent: another device can use the code.
-    join(mosquitto.url, code, tmp_path / "b").close()
+    with serving(home):
+        with pytest.raises(EnrolmentRefused, match=expected) as refused:
+            join(mosquitto.url, code, tmp_path / "a", **names)
+        assert refused.value.reason == "not-served"
+        with pytest.raises(NotEnrolled):
+            Device.open(tmp_path / "a")
+        # Nothing was sent: this device can use the code, or another.
+        join(mosquitto.url, code, tmp_path / "b").close()
 
 
-def test_before_the_first_round_and_without_sight_of_others_any_name_will_do(
-    make_mosquitto: MakeMosquitto, tmp_path: Path
+def test_the_same_home_and_code_join_with_the_right_name(
+    aggregator: SmallAggregator, mosquitto: Mosquitto, tmp_path: Path
 ) -> None:
-    rules = SubscriptionRules(tmp_path, "tessera/all/manifest/+/+")
-    broker = make_mosquitto(*rules.lines)
+    code = aggregator.code()
+    for _ in range(2):
+        with pytest.raises(EnrolmentRefused, match="there is task 'default' with cohort 'all'"):
+            join(mosquitto.url, code, tmp_path, task="films")
+    join(mosquitto.url, code, tmp_path).close()
+
+
+def test_a_stale_manifest_of_a_fleet_that_is_gone_refuses_nobody(
+    aggregator: SmallAggregator, mosquitto: Mosquitto, make_link: MakeLink, tmp_path: Path
+) -> None:
+    link = make_link(mosquitto.url)
+    gone = ManifestTopic("films", "phones")
+    assert link.publish(aggregator.topics.write(gone), b"\x01\x07 gone", retain=True).wait(5)
+    join(mosquitto.url, aggregator.code(), tmp_path / "a").close()
+    aggregator.served = None  # as one of an older version: there is nothing to hold names against
+    aggregator._link.publish(aggregator.topics.write(TasksTopic()), b"", retain=True)
+    join(mosquitto.url, aggregator.code(), tmp_path / "b").close()
+    join(mosquitto.url, aggregator.code(), tmp_path / "c", task="any").close()
+
+
+@pytest.mark.parametrize(
+    "rule", ["topic deny tessera/all/tasks", "topic read tessera/all/presence"], ids=["no", "few"]
+)
+def test_rules_that_do_not_let_the_list_through_keep_nobody_from_joining(
+    make_mosquitto: MakeMosquitto, tmp_path: Path, rule: str
+) -> None:
+    """Mosquitto grants the subscription all the same, and then keeps the messages."""
+    lines = [rule, "topic write tessera/#", "topic read tessera/all/descriptor"]
+    lines += ["topic read tessera/all/presence", "topic read tessera/up/#"]
+    lines += ["topic read tessera/down/#", "topic read tessera/enrol/#"]
+    acl = tmp_path / "acl"
+    acl.write_text("\n".join(lines) + "\n")
+    broker = make_mosquitto("allow_anonymous true", f"acl_file {acl}")
     with SmallAggregator(broker.url) as aggregator:
         join(broker.url, aggregator.code(), tmp_path / "a", task="films").close()
-        aggregator.open_round()
-        join(broker.url, aggregator.code(), tmp_path / "b").close()
-        join(broker.url, aggregator.code(), tmp_path / "c", task="films").close()
 
 
-def test_a_broker_that_hangs_up_on_the_look_around_is_not_asked_again(tmp_path: Path) -> None:
-    with ScriptedBroker(hangs_up_on="tessera/all/manifest/+/+") as broker:
+def test_a_list_that_the_broker_refuses_to_show_keeps_no_device_from_joining_and_running(
+    make_mosquitto: MakeMosquitto, tmp_path: Path
+) -> None:
+    rules = SubscriptionRules(tmp_path, "tessera/all/tasks")
+    broker = make_mosquitto(*rules.lines)
+    with SmallAggregator(broker.url) as aggregator:
+        began = time.monotonic()
+        with join(broker.url, aggregator.code(), tmp_path / "a") as device:
+            assert time.monotonic() - began < 4.0
+            device.start()
+            aggregator.await_(lambda: device.status().session)
+            assert device.status().problem == ""
+
+
+def test_a_broker_that_hangs_up_on_the_list_is_asked_for_the_rest_without_it(
+    tmp_path: Path,
+) -> None:
+    with ScriptedBroker(hangs_up_on="tessera/all/tasks") as broker:
         code = new_code(bytes(16), 1, 0).to_text()
         with pytest.raises(EnrolmentFailed, match="no aggregator is known"):
             join(broker.url, code, tmp_path, seconds=2.0)
+        rest = [name for name in broker.asked if name != "tessera/all/tasks"]
+        assert rest[:2] == ["tessera/all/descriptor", "tessera/all/presence"]
+        assert rest[2].startswith("tessera/enrol/answer/") and len(broker.asked) == 4
+
+
+def test_a_list_that_comes_after_the_presence_is_waited_for(
+    aggregator: SmallAggregator, mosquitto: Mosquitto, make_link: MakeLink, tmp_path: Path
+) -> None:
+    aggregator.served = None
+    topic = aggregator.topics.write(TasksTopic())
+    aggregator._link.publish(topic, b"", retain=True)
+    aggregator.served = (("default", "all"),)
+    timer = threading.Timer(0.5, aggregator.publish_standing)
+    timer.start()
+    with pytest.raises(EnrolmentRefused, match="there is task 'default'"):
+        join(mosquitto.url, aggregator.code(), tmp_path, task="films")
+    timer.join()
+
+
+def test_a_list_that_nobody_signed_or_of_another_life_refuses_nobody(
+    aggregator: SmallAggregator, mosquitto: Mosquitto, tmp_path: Path
+) -> None:
+    topic, signing = aggregator.topics.write(TasksTopic()), Ed25519PrivateKey.generate()
+    served = ServedTasks(aggregator.presence.incarnation, 9, (("films", "all"),))
+    forged = sign_tasks(served, aggregator.descriptor, signing)
+    earlier = replace(served, incarnation=bytes(16))
+    old = sign_tasks(earlier, aggregator.descriptor, aggregator._signing)
+    for number, message in enumerate((forged, old, b"", b"\x01\x09")):
+        aggregator._link.publish(topic, message, retain=True)
+        join(mosquitto.url, aggregator.code(), tmp_path / str(number)).close()
 
 
 def test_a_request_lost_on_the_way_is_sent_again(

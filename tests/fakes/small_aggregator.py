@@ -46,6 +46,7 @@ from device_sdk.wire.publish.topics import (
     EnrolRequestTopic,
     ManifestTopic,
     PresenceTopic,
+    TasksTopic,
     Topic,
     Topics,
     UpTopic,
@@ -61,6 +62,7 @@ from device_sdk.wire.seal.enrolment_message import read_request_head
 from device_sdk.wire.seal.keyring import Keyring, serving_keys
 from device_sdk.wire.seal.presence import new_presence, sign_presence
 from device_sdk.wire.seal.session_table import RegisteredDevice, SessionTable
+from device_sdk.wire.seal.tasks import ServedTasks, sign_tasks
 from tests.brokers.links import QUICK
 
 ITEMS, WIDTH = 40, 8
@@ -108,6 +110,9 @@ class SmallAggregator:
             1000,
             int(clock()) + 10 * 365 * 86_400,
         )
+        self.served: tuple[tuple[str, str], ...] | None = (("default", "all"),)
+        """None: it says nothing of it, like aggregators of before."""
+        self.revision = 0
         self.generation = int(clock())
         self.round = 0
         self.offset_seconds = 0
@@ -198,6 +203,9 @@ class SmallAggregator:
 
     def publish_standing(self) -> None:
         self._retain(DescriptorTopic(), self.descriptor.message)
+        if self.served is not None:
+            tasks = ServedTasks(self.presence.incarnation, self.revision, self.served)
+            self._retain(TasksTopic(), sign_tasks(tasks, self.descriptor, self._signing))
         self._retain(PresenceTopic(), sign_presence(self.presence, self.descriptor, self._signing))
 
     def rotate_group_key(self) -> None:

@@ -58,6 +58,7 @@ from device_sdk.wire.seal.keys import fingerprint
 from device_sdk.wire.seal.presence import read_presence
 from device_sdk.wire.seal.session import Direction, DirectionKeys, EnvelopeCipher, read_header
 from device_sdk.wire.seal.signature import Purpose
+from device_sdk.wire.seal.tasks import read_tasks, sign_tasks
 from tests.fakes.parties import (
     EXPIRES,
     INCARNATION,
@@ -146,6 +147,13 @@ def _headed_descriptor(data: bytes) -> None:
 def _presence(data: bytes) -> None:
     signed = signature.sign(_SERVING.signing, Purpose.PRESENCE, _DESCRIPTOR.digest + data)
     read_presence(prefix(MessageType.PRESENCE) + signed + data, _DESCRIPTOR)
+
+
+def _tasks(data: bytes) -> None:
+    """What whoever holds the signing key could say; what is taken is said again in no other way."""
+    signed = signature.sign(_SERVING.signing, Purpose.TASKS, _DESCRIPTOR.digest + data)
+    message = prefix(MessageType.TASKS) + signed + data
+    assert sign_tasks(read_tasks(message, _DESCRIPTOR), _DESCRIPTOR, _SERVING.signing) == message
 
 
 def _open(data: bytes) -> None:
@@ -265,6 +273,12 @@ SEALED_TARGETS = (
         "presence",
         _presence,
         lambda: _body_of(_messages("presence", "message")[0], 66),
+        _WIRE,
+    ),
+    Target(
+        "tasks",
+        _tasks,
+        lambda: _body_of(_messages("tasks", "message")[0], 66),
         _WIRE,
     ),
     Target("open", _open, lambda: [_open_message()], _WIRE),

@@ -48,6 +48,7 @@ from device_sdk.wire.seal.keys import KeyKind, generate, signing_key
 from device_sdk.wire.seal.presence import new_presence, sign_presence
 from device_sdk.wire.seal.session import Fragment, derive_session_keys
 from device_sdk.wire.seal.session_table import RegisteredDevice, SessionTable
+from device_sdk.wire.seal.tasks import ServedTasks, sign_tasks
 
 PATH = Path(__file__).with_name("sealing.json")
 NOW = 1_800_000_000
@@ -123,6 +124,7 @@ def build(recorded: dict[str, str]) -> Section:
     )
     keyring = Keyring([serving_keys(descriptor, signing, hpke_seed)])
     presence = new_presence(NOW - 60, Stream("incarnation"))
+    served = ServedTasks(presence.incarnation, 1, (("films", "all"), ("movies", "all")))
     group_keys = (new_group_key(1, Stream("group 1")), new_group_key(2, Stream("group 2")))
     sealed: dict[str, str] = {}
     enrolment, credential = _enrolment(
@@ -160,6 +162,11 @@ def build(recorded: dict[str, str]) -> Section:
             "incarnation": presence.incarnation.hex(),
             "started_unix_seconds": presence.started_unix_seconds,
             "message": sign_presence(presence, descriptor, signing).hex(),
+        },
+        "tasks": {
+            "revision": served.revision,
+            "tasks": [list(name) for name in served.names],
+            "message": sign_tasks(served, descriptor, signing).hex(),
         },
         "enrolment": enrolment,
         "session": session,

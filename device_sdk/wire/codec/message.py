@@ -31,6 +31,7 @@ class MessageType(IntEnum):
     SESSION_REPLY = 6
     MANIFEST = 7
     CHUNK = 8
+    TASKS = 9
 
 
 FIRST_ENVELOPE_TYPE = 16

@@ -43,6 +43,11 @@ class PresenceTopic:
 
 
 @dataclass(frozen=True, slots=True)
+class TasksTopic:
+    """The retained list of the tasks that are served."""
+
+
+@dataclass(frozen=True, slots=True)
 class ProbeTopic:
     """From the aggregator to itself, to see whether the broker delivers."""
 
@@ -80,6 +85,7 @@ Topic = (
     | DownTopic
     | DescriptorTopic
     | PresenceTopic
+    | TasksTopic
     | ProbeTopic
     | ManifestTopic
     | ChunkTopic
@@ -118,10 +124,6 @@ class Topics:
         """Subscribes a device to all chunks of a content."""
         return f"{self.prefix}/all/chunk/{_hex('content id', content_id, 32)}/+"
 
-    def manifest_filter(self) -> str:
-        """Subscribes to the manifests of all tasks and cohorts."""
-        return f"{self.prefix}/all/manifest/+/+"
-
     def parse(self, text: str) -> Topic:
         """What ``text`` is. Raises ``WireError("bad-topic")``: each topic has one spelling."""
         # What devices send comes first: an aggregator parses one for each message.
@@ -139,6 +141,8 @@ class Topics:
                     return DescriptorTopic()
                 case ["all", "presence"]:
                     return PresenceTopic()
+                case ["all", "tasks"]:
+                    return TasksTopic()
                 case ["all", "probe"]:
                     return ProbeTopic()
                 case ["all", "manifest", task, cohort] if is_name(task) and is_name(cohort):
@@ -164,6 +168,8 @@ def _tail(topic: Topic) -> str:
             return "all/descriptor"
         case PresenceTopic():
             return "all/presence"
+        case TasksTopic():
+            return "all/tasks"
         case ProbeTopic():
             return "all/probe"
         case ManifestTopic(task, cohort):

@@ -77,14 +77,15 @@ class PresenceWatch:
     _MOST_ASKED = 64
 
     def __init__(self) -> None:
-        self._session: bytes | None = None
+        self.session: bytes | None = None
+        """The life that answered last: no broker can show another in its place."""
         self._newest: Presence | None = None
         self._shown: Presence | None = None
         self._asked: set[bytes] = set()
 
     def session_opened(self, incarnation: bytes) -> None:
         """Note the incarnation that a session's reply gave."""
-        self._session = incarnation
+        self.session = incarnation
 
     def incarnation(self, unanswered: int) -> bytes | None:
         """The life to ask, after so many attempts in a row without an answer; None for none known.
@@ -105,7 +106,7 @@ class PresenceWatch:
         if newest is None or presence.started_unix_seconds > newest.started_unix_seconds:
             self._asked.clear()
         self._newest = presence
-        if presence.incarnation == self._session or presence.incarnation in self._asked:
+        if presence.incarnation == self.session or presence.incarnation in self._asked:
             return False
         if len(self._asked) >= self._MOST_ASKED:
             return False

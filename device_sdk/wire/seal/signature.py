@@ -29,6 +29,7 @@ class Purpose(Enum):
     DELEGATION = b"tessera/1 delegation"
     SUCCESSION = b"tessera/1 succession"
     PRESENCE = b"tessera/1 presence"
+    TASKS = b"tessera/1 tasks"
     ENROL_REQUEST = b"tessera/1 enrol request"
     ENROL_ANSWER = b"tessera/1 enrol answer"
     SESSION_OPEN = b"tessera/1 session open"

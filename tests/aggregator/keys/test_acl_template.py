@@ -8,12 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from device_sdk.device import Device
+from device_sdk.errors import EnrolmentRefused
 from device_sdk.link.events import Message, Outcome, Subscribed
 from device_sdk.link.link import Link
 from device_sdk.wire.publish.receipts import Verdict
 from device_sdk.wire.publish.topics import DownTopic, ManifestTopic, UpTopic
 from tests.brokers.fixtures import MakeMosquitto
-from tests.brokers.links import MakeLink, await_event
+from tests.brokers.links import QUICK, MakeLink, await_event
 from tests.brokers.mosquitto import RECOMMENDED, password_file
 from tests.fakes.client import ScriptedDevice
 from tests.fakes.homes import invite, make_home, serving
@@ -53,6 +55,25 @@ def test_devices_reach_their_own_topics_only(
             assert seen < 400
             # The receipt went to bert alone, although somebody else subscribed to it too.
             assert not [e for e in stranger.events(timeout_seconds=0.3) if isinstance(e, Message)]
+
+
+@pytest.mark.parametrize("login", ["fleet:devices@", ""], ids=["user", "without"])
+def test_who_enrols_is_told_the_names_that_exist(
+    make_mosquitto: MakeMosquitto, tmp_path: Path, login: str
+) -> None:
+    users = {"tessera-aggregator": "server", "fleet": "devices"}
+    passwords = password_file(tmp_path / "passwords", users)
+    broker = make_mosquitto(
+        "allow_anonymous true", f"password_file {passwords}", f"acl_file {TEMPLATE}", *RECOMMENDED
+    )
+    address = broker.url.removeprefix("mqtt://")
+    home = make_home(tmp_path, f"mqtt://tessera-aggregator:server@{address}")
+    (code,) = invite(home, 1)
+    with serving(home):
+        url, folder = f"mqtt://{login}{address}", tmp_path / "device"
+        with pytest.raises(EnrolmentRefused, match="there is task 'default' with cohort 'all'"):
+            Device.enrol(url, code, folder, task="films", link_settings=QUICK)
+        Device.enrol(url, code, folder, link_settings=QUICK).close()
 
 
 def test_whoever_comes_without_a_user_may_enrol_and_no_more(

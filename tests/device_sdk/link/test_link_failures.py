@@ -56,6 +56,35 @@ def test_refused_subscription_is_reported_and_asked_for_again(make_link: MakeLin
         assert broker.asked == ["secret", "open", "secret", "secret"]
 
 
+def test_a_refused_wish_is_not_reported_and_not_asked_for_again(make_link: MakeLink) -> None:
+    with ScriptedBroker(grants={"wish": [0x87]}) as broker:
+        link = make_link(broker.url)
+        link.subscribe("wish", optional=True)
+        link.subscribe("open")
+        assert await_event(link, Subscribed).topic_filter == "open"
+        time.sleep(3 * QUICK.backoff_most_seconds)
+        assert link.events(timeout_seconds=0.0) == [] and broker.asked == ["wish", "open"]
+        broker.grant("wish")
+        broker.cut()
+        assert await_event(link, Subscribed).topic_filter == "wish"
+
+
+def test_a_broker_that_hangs_up_on_a_wish_grants_the_rest_at_once_after(
+    make_link: MakeLink,
+) -> None:
+    with ScriptedBroker(hangs_up_on="wish") as broker:
+        link = make_link(broker.url)
+        link.subscribe("wish", optional=True)
+        link.subscribe("open")
+        for _ in range(2):
+            assert await_event(link, Disconnected).reason == "closed"
+            assert await_event(link, Subscribed).topic_filter == "open"
+            assert link.connected
+            broker.cut()
+            assert await_event(link, Disconnected).reason == "closed"
+        assert broker.asked[:4] == ["wish", "open", "wish", "open"]
+
+
 def test_broker_killed_and_restarted(mosquitto: Mosquitto, make_link: MakeLink) -> None:
     link = make_link(mosquitto.url, subscriptions=("a",))
     await_event(link, Subscribed)

@@ -235,6 +235,26 @@ def test_a_refused_subscription_that_nobody_wants_any_more_is_not_asked_for() ->
     assert subscriptions.take_changes(9.0) == []
 
 
+def test_an_optional_subscription_stands_in_nobody_s_way() -> None:
+    subscriptions = some_subscriptions()
+    subscriptions.add("wish", 1, optional=True)
+    subscriptions.add("a", 1)
+    assert subscriptions.connected() == [("wish", 1), ("a", 1)]
+    assert subscriptions.refused("wish", 0.0) is None and subscriptions.refused("a", 0.0)
+    assert subscriptions.take_changes(99.0) == [("a", 1)]
+    # Refused, it is asked for at the next connection; hung up on, at the one after it.
+    subscriptions.disconnected()
+    assert len(subscriptions.connected()) == 2
+    subscriptions.disconnected(["wish", "a"])
+    assert subscriptions.connected() == [("a", 1)]
+    subscriptions.disconnected()
+    assert subscriptions.connected() == [("wish", 1), ("a", 1)]
+    # What is withdrawn and asked for anew without that word is like any other.
+    subscriptions.remove("wish")
+    subscriptions.add("wish", 1)
+    assert subscriptions.refused("wish", 0.0) is not None
+
+
 def test_one_byte_wakes_until_the_thread_looks_anew() -> None:
     waker = WakeUp()
     for _ in range(3):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from device_sdk.cli.run import status_line
 from device_sdk.device import Device
 from device_sdk.link.link import Link
 from device_sdk.wire.publish.catalogue import Catalogue
@@ -199,6 +200,19 @@ def test_every_verdict_empties_the_outbox(
     aggregator.open_round()
     await_receipt(aggregator, device, 1)
     assert device.status().verdict == verdict.value and device.status().outbox == 0
+
+
+def test_a_device_that_waits_in_vain_shows_it(
+    make_device: MakeDevice, aggregator: SmallAggregator
+) -> None:
+    device = started(make_device, aggregator)
+    aggregator.revision, aggregator.served = 1, (("films", "all"),)
+    aggregator.publish_standing()
+    aggregator.await_(lambda: "serves no task 'default'" in device.status().problem)
+    assert status_line(device.status()).endswith("; there is task 'films' with cohort 'all'")
+    aggregator.revision, aggregator.served = 2, (("default", "all"), ("films", "all"))
+    aggregator.publish_standing()
+    aggregator.await_(lambda: device.status().problem == "")
 
 
 def test_who_is_not_selected_fetches_nothing(

@@ -21,6 +21,7 @@ from device_sdk.wire.publish.topics import (
     DownTopic,
     ManifestTopic,
     PresenceTopic,
+    TasksTopic,
 )
 from device_sdk.wire.seal.broadcast import Publication, new_group_key
 from device_sdk.world import TrainingOptions
@@ -263,6 +264,91 @@ def test_a_session_whose_time_could_not_be_written_is_opened_again(bench: Bench)
     assert bench.home.rounds.outbox() == [] and len(bench.sent(OPEN)) == 3
 
 
+def test_a_device_whose_task_is_not_served_says_so_until_it_is(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.run(1)
+    assert bench.participant.problem == ""
+    for revision, served, is_ours in (
+        (1, (("films", "all"), ("music", "phones")), False),
+        (2, (("default", "phones"),), False),
+        (3, (("default", "all"), ("films", "all")), True),
+        (4, (), False),
+        (3, (("default", "all"), ("films", "all")), False),  # an old one, shown again
+        (5, (("default", "all"),), True),
+    ):
+        bench.aggregator.revision, bench.aggregator.served = revision, served
+        bench.aggregator.publish_standing()
+        bench.run(1)
+        expected = "" if is_ours else "the aggregator serves no task 'default' with cohort 'all'; "
+        assert bench.participant.problem.startswith(expected)
+        assert bool(bench.participant.problem) is not is_ours
+    assert bench.participant.refusals.counts() == {}
+    told = [record.getMessage() for record in caplog.records]
+    assert told[0].endswith(
+        "there is task 'films' with cohort 'all', task 'music' with cohort 'phones'"
+    )
+    assert len(told) == 3 and told[2].endswith("; there is none")
+    bench.aggregator.open_round()
+    bench.run(1)
+    assert len(bench.sent(UPDATE)) == 1
+
+
+def test_what_happens_in_good_order_is_told_in_words(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.aggregator.open_round(deadline_seconds=-5)
+    bench.run(1)
+    bench.aggregator.rotate_group_key()
+    bench.aggregator.open_round()
+    bench.run(60)
+    assert bench.participant.refusals.counts() == {"expired-manifest": 1, "unknown-epoch": 1}
+    assert [record.getMessage() for record in caplog.records] == [
+        "the round at the broker is over: this device waits for the next one "
+        "(expired-manifest; said once)",
+        "the fleet's key was replaced: this device asks for the new one (unknown-epoch; said once)",
+    ]
+    assert len(bench.sent(UPDATE)) == 1
+
+
+def test_lists_of_other_lives_and_of_aggregators_that_say_nothing_are_no_problem(
+    bench: Bench,
+) -> None:
+    bench.run(1)
+    topic = bench.aggregator.topics.write(TasksTopic())
+    bench.aggregator.served = (("films", "all"),)
+    bench.aggregator.publish_standing()
+    bench.run(1)
+    assert "serves no task" in bench.participant.problem
+    of_another_life = bench.broker.retained[topic]
+    # The next life is one of an older version: what the last one said holds no longer.
+    bench.aggregator.served = None
+    bench.aggregator.forget_sessions()
+    bench.aggregator.publish_standing()
+    bench.run(60)
+    assert bench.participant.problem == ""
+    bench.restart()
+    bench.run(60)
+    assert bench.participant.sessions.is_open and bench.participant.problem == ""
+    assert bench.broker.retained[topic] == of_another_life
+
+
+def test_a_list_that_comes_before_its_descriptor_is_judged_again(bench: Bench) -> None:
+    bench.run(1)
+    bench.aggregator.served = (("films", "all"),)
+    bench.aggregator.rotate_descriptor()
+    bench.restart()
+    topics, retained = bench.aggregator.topics, bench.broker.retained
+    for topic in (TasksTopic(), DescriptorTopic()):
+        text = topics.write(topic)
+        bench.participant.message(text, retained[text], retained=True)
+        bench.participant.message(text, retained[text], retained=True)
+    assert bench.participant.refusals.counts() == {"bad-signature": 2}
+    bench.run(60)
+    assert "serves no task" in bench.participant.problem
+    assert bench.participant.refusals.counts() == {"bad-signature": 2}
+
+
 def test_a_presence_that_comes_before_its_descriptor_is_judged_again(bench: Bench) -> None:
     bench.run(1)
     bench.aggregator.rotate_descriptor()
@@ -361,7 +447,7 @@ def test_the_next_round_replaces_one_that_is_still_fetched(bench: Bench) -> None
     bench.aggregator.open_round()
     bench.run(5)
     assert [identity.round for identity, _ in bench.aggregator.seen.bodies] == [2]
-    assert len(bench.broker.filters) == 4  # nothing of the fetches is left
+    assert len(bench.broker.filters) == 5  # nothing of the fetches is left
 
 
 def test_a_failed_training_ends_its_round_only(bench: Bench) -> None:
@@ -431,6 +517,7 @@ def test_any_bytes_on_any_topic_are_counted_and_change_nothing(
             [
                 topics.write(DescriptorTopic()),
                 topics.write(PresenceTopic()),
+                topics.write(TasksTopic()),
                 topics.write(ManifestTopic("default", "all")),
                 topics.write(DownTopic(handle)),
                 topics.write(ChunkTopic(bytes(32), 0)),
@@ -438,7 +525,7 @@ def test_any_bytes_on_any_topic_are_counted_and_change_nothing(
             ]
         )
     )
-    kind = data.draw(st.sampled_from([0, 1, 2, 6, 7, 8, 16, 17, 200]))
+    kind = data.draw(st.sampled_from([0, 1, 2, 6, 7, 8, 9, 16, 17, 200]))
     payload = data.draw(st.one_of(st.binary(max_size=300), st.binary(min_size=20, max_size=300)))
     if data.draw(st.booleans()):
         payload = bytes((1, kind)) + payload

@@ -64,7 +64,7 @@ def test_the_script_gives_the_recorded_file() -> None:
 def test_a_lost_recording_is_replaced_by_one_that_says_the_same() -> None:
     fresh: Any = generate_sealing.build({})
     assert fresh["hpke_sealed"]["session_open"] != VECTORS["hpke_sealed"]["session_open"]
-    for section in ("cbor", "keys", "descriptor", "presence", "broadcast", "cohort"):
+    for section in ("cbor", "keys", "descriptor", "presence", "tasks", "broadcast", "cohort"):
         assert fresh[section] == VECTORS[section]
 
 
@@ -73,7 +73,7 @@ def test_cbor(vector: dict[str, str]) -> None:
     assert repr(cbor2.loads(bytes.fromhex(vector["encoding"]))) == vector["value"]
 
 
-def test_descriptor_and_presence() -> None:
+def test_descriptor_presence_and_tasks() -> None:
     message = raw("descriptor", "message")
     assert message[:3] == b"\x01\x01\x02"
     successions, delegation = [message[3:131], message[131:259]], message[259:411]
@@ -97,6 +97,15 @@ def test_descriptor_and_presence() -> None:
     assert message[:2] == b"\x01\x02"
     verify(fields["signing"], "tessera/1 presence", message[2:66], digest + message[66:])
     assert cbor2.loads(message[66:])["incarnation"] == raw("presence", "incarnation")
+
+    message = raw("tasks", "message")
+    assert message[:2] == b"\x01\x09"
+    verify(fields["signing"], "tessera/1 tasks", message[2:66], digest + message[66:])
+    assert cbor2.loads(message[66:]) == {
+        "incarnation": raw("presence", "incarnation"),
+        "revision": 1,
+        "tasks": [{"task": "films", "cohort": "all"}, {"task": "movies", "cohort": "all"}],
+    }
 
 
 def test_code() -> None:

@@ -26,9 +26,10 @@ from device_sdk.link.link import Link
 from device_sdk.link.outbound import LinkError
 from device_sdk.methods.learner import Declined
 from device_sdk.rounds.actions import Publish, Subscribe, Unsubscribe
+from device_sdk.rounds.current_round import CurrentRound
 from device_sdk.rounds.participant import Participant
 from device_sdk.status import DeviceStatus, read_status
-from device_sdk.train.job import RoundTrainer, TrainingJob, load_trainer
+from device_sdk.train.job import RoundTrainer, load_trainer
 from device_sdk.world import DeviceWorld
 
 _log = logging.getLogger("tessera.device")
@@ -47,7 +48,9 @@ class Agent:
         training_rng, jitter, link_rng = world.rng.spawn(3)
         training_world = replace(world, rng=training_rng)
         self._trainer = trainer
-        self._trainer_of = cache(partial(load_trainer, training_world))
+        self._trainer_of = cache(
+            lambda task, cohort, method: load_trainer(training_world.of_task(task, cohort), method)
+        )
         self._clock = world.clock
         self.participant = Participant(replace(world, rng=jitter))
         membership = world.membership
@@ -111,9 +114,9 @@ class Agent:
 
     def _turn(self) -> None:
         self._act()
-        job = self.participant.round.question or self.participant.round.job
-        if job is not None:
-            self._work(job)
+        round_ = self.participant.turn()
+        if round_ is not None:
+            self._work(round_)
         else:
             wait_seconds = self.participant.next_seconds() - self._clock()
             timeout_seconds = None if wait_seconds == math.inf else max(0.0, wait_seconds)
@@ -127,6 +130,7 @@ class Agent:
         while actions:
             match actions.popleft():
                 case Publish(topic, payload):
+                    self.participant.budget.count(len(payload))
                     try:
                         self._link.publish(topic, payload)
                     except LinkError as error:
@@ -160,14 +164,17 @@ class Agent:
             case Stopped():
                 self._stopping.set()
 
-    def _work(self, job: TrainingJob) -> None:
-        """What the round in hand asks for; where it fails, the round ends without an update."""
-        round_ = self.participant.round
+    def _work(self, round_: CurrentRound) -> None:
+        """What a round asks for; where it fails, the round ends without an update."""
+        job = round_.question or round_.job
+        assert job is not None
         asks, rests = round_.question is not None, job.manifest.threshold == 0
         if not asks and not rests:
             self._waiting.append(self.participant.tick)
         try:
-            trainer = self._trainer or self._trainer_of(job.terms.method)
+            trainer = self._trainer or self._trainer_of(
+                round_.task, round_.cohort, job.terms.method
+            )
             if asks:
                 round_.wanted(trainer.wants(job))
                 return
@@ -214,15 +221,18 @@ class Background:
                 return True
             return self._agent.stop(timeout_seconds)
 
-    def status(self) -> DeviceStatus:
-        """What the home folder holds, and what the thread knows where one runs."""
+    def status(self, world: DeviceWorld) -> DeviceStatus:
+        """What the home folder holds of ``world``'s task, and what the thread knows where one
+        runs."""
         agent = self._agent
         if agent is None or not agent.running:
-            return read_status(self._world)
+            return read_status(world)
         participant = agent.participant
-        manifest, seen = participant.round.manifest, participant.sessions.time.largest_unix_seconds
+        round_ = participant.rounds.get(world.membership.task)
+        manifest = None if round_ is None else round_.manifest
+        seen = participant.sessions.time.largest_unix_seconds
         # In this order: a round that ends meanwhile is in hand, or concluded in the home.
-        status = read_status(self._world)
+        status = read_status(world)
         return replace(
             status,
             running=True,

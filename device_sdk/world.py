@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
-from functools import cached_property
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Literal
 
@@ -45,6 +45,9 @@ class TrainingOptions:
         pool: pseudo-items that are mixed in for privacy.
         most_outbox_updates, most_outbox_bytes: with so much waiting for receipts no further round
             is trained until some have come.
+        seconds_a_day, bytes_a_day: the most that taking part may take on one day (UTC), over all
+            tasks: seconds of training, bytes sent and received. A round that would take more than
+            is left is not taken. None: no bound.
 
     Raises ValueError, naming the option.
     """
@@ -60,6 +63,8 @@ class TrainingOptions:
     most_attachment_bytes: int = 64 << 20
     most_outbox_updates: int = 8
     most_outbox_bytes: int = 64 << 20
+    seconds_a_day: float | None = None
+    bytes_a_day: int | None = None
 
     def __post_init__(self) -> None:
         if self.k is not None and (isinstance(self.k, bool) or self.k < 1):
@@ -79,6 +84,10 @@ class TrainingOptions:
             most = getattr(self, name)
             if isinstance(most, bool) or most < 1:
                 raise ValueError(f"{name} is {most!r}; expected 1 or more")
+        for name in ("seconds_a_day", "bytes_a_day"):
+            most = getattr(self, name)
+            if most is not None and (isinstance(most, bool) or not 0 < most < math.inf):
+                raise ValueError(f"{name} is {most!r}; expected above 0, or None for no bound")
         if self.placement not in ("auto", "device", "aggregator"):
             raise ValueError(
                 f'placement is {self.placement!r}; expected "auto", "device" or "aggregator"'
@@ -137,6 +146,9 @@ class DeviceWorld:
         rng: source of every draw. Each start of the device spawns generators of its own from it.
         installed: folders of artifacts that came with the installation, by their id.
         source: gives the app's data source, for methods that train on arrays; None for none.
+        data: gives the app's data sources by the names of tasks, "" for the one without a name;
+            :meth:`of_task` picks the task's ``source`` from them.
+        tasks: those to take part in, as the app chose; empty: it did not choose.
     """
 
     home: Home
@@ -149,6 +161,8 @@ class DeviceWorld:
     rng: np.random.Generator = field(default_factory=np.random.default_rng)
     installed: Mapping[bytes, Path] = field(default_factory=dict)
     source: Callable[[], DataSource | None] = lambda: None
+    data: Callable[[], Mapping[str, DataSource]] | None = None
+    tasks: tuple[str, ...] = ()
 
     @cached_property
     def topics(self) -> Topics:
@@ -160,6 +174,55 @@ class DeviceWorld:
         """Where all that this device sends goes."""
         grant = self.membership.grant
         return self.topics.write(UpTopic(grant.shard, grant.handle))
+
+    def of_task(self, task: str, cohort: str) -> DeviceWorld:
+        """As the parts see it that know one task: the membership's names are the task's."""
+        own = replace(self.membership, task=task, cohort=cohort)
+        if self.data is None:
+            return replace(self, membership=own)
+        return replace(self, membership=own, source=partial(self.source_of, task))
+
+    def source_of(self, task: str) -> DataSource | None:
+        """The app's data for a task; what it gave without a name is :meth:`unnamed_task`'s."""
+        if self.data is None:
+            return self.source()
+        given = self.data()
+        if task not in given and task == self.unnamed_task(given):
+            return given.get("")
+        return given.get(task)
+
+    def unnamed_task(self, given: Collection[str]) -> str | None:
+        """The task of data without a name: the home's own, or the only one that could use it."""
+        rows = [row for row in self.home.tasks.all() if row.served and row.name not in given]
+        names = [row.name for row in rows if row.takes != "records"]
+        if self.membership.task in names or not names:
+            return self.membership.task
+        return names[0] if len(names) == 1 else None
+
+    def wishes(self) -> Collection[str] | None:
+        """The tasks to take part in, where they are served; None for all that are."""
+        if self.tasks:
+            return self.tasks
+        if not self.membership.is_wish:
+            return None
+        named = {} if self.data is None else self.data()
+        return {self.membership.task, *named} - {""}
+
+    def lacks(self, task: str, generation: int | None = None) -> str:
+        """Why there is nothing to train a task on, as far as that is known; empty where there is.
+
+        ``generation``: a round's; what is known of another one's method does not count.
+        """
+        row = self.home.tasks.find(task)
+        if row is None or (generation is not None and row.generation != generation):
+            return ""
+        if row.takes == "arrays" and self.source_of(task) is None:
+            return "the app has given no data to train on: Device.open(data=...) or device.provide"
+        if row.takes == "records":
+            names = self.home.record_names(task)
+            if "" not in names and not self.home.interactions.tasks() & set(names):
+                return f"the app has recorded nothing for it: device.record(item, task={task!r})"
+        return ""
 
     def artifact_folder(self, artifact_id: bytes) -> Path:
         """Where an artifact lies, or would."""

@@ -60,6 +60,8 @@ class Membership:
     grant: Grant
     least_serial: int = 0
     """Of descriptors under this root, where the device has accepted none yet."""
+    is_wish: bool = True
+    """Whether task and cohort were named when it enrolled: it takes part in no other then."""
 
 
 class MembershipStore(HomeStore):
@@ -69,7 +71,7 @@ class MembershipStore(HomeStore):
         """The membership; None before enrolment."""
         row = self._database.row(
             "SELECT url, prefix, task, cohort, ca_file, certificate_file, key_file, "
-            "root_fingerprint, device_id, handle, admission_key, shard, least_serial "
+            "root_fingerprint, device_id, handle, admission_key, shard, least_serial, is_wish "
             "FROM membership"
         )
         if row is None:
@@ -77,10 +79,10 @@ class MembershipStore(HomeStore):
         files = [None if name is None else Path(name) for name in row[4:7]]
         tls = TlsFiles(*files) if any(files) else None
         url, prefix, task, cohort = row[:4]
-        root_fingerprint, device_id, handle, admission_key, shard, least_serial = row[7:]
+        root_fingerprint, device_id, handle, admission_key, shard, least_serial, wish = row[7:]
         grant = Grant(device_id, handle, admission_key, shard)
         return Membership(
-            url, prefix, task, cohort, tls, root_fingerprint, grant, least_serial=least_serial
+            url, prefix, task, cohort, tls, root_fingerprint, grant, least_serial, bool(wish)
         )
 
     def save(self, membership: Membership, descriptor: Descriptor, unix_seconds: int) -> None:
@@ -93,7 +95,7 @@ class MembershipStore(HomeStore):
         grant = membership.grant
         with self._database.transaction() as sql:
             sql.execute(
-                "INSERT INTO membership VALUES (1, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                "INSERT INTO membership VALUES (1, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (
                     membership.url,
                     membership.prefix,
@@ -106,6 +108,7 @@ class MembershipStore(HomeStore):
                     grant.admission_key,
                     grant.shard,
                     membership.least_serial,
+                    membership.is_wish,
                 ),
             )
             self.save_descriptor(descriptor)

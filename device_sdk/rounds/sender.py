@@ -62,6 +62,10 @@ class Sender:
             "further round is trained until one does"
         )
 
+    def waits_for(self, task: str) -> bool:
+        """Whether an update of the task is without a receipt."""
+        return any(each.row.task == task for each in self.waiting.values())
+
     def add(self, row: OutboxRow) -> None:
         """Send an update that lies in the outbox from now on."""
         backoff = Backoff(

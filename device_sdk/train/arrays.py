@@ -214,7 +214,7 @@ class ArrayTrainer(RoundTrainer):
         )
         manifest = job.manifest
         if self._home.models.learner_artifact(manifest.task) == artifact.artifact_id:
-            state = self._home.models.learner(manifest.task)
+            state = self._home.models.learner(manifest.task, job.terms.method)
             if state is not None:
                 learner.restore(state)
         if learner.needs_receipts:

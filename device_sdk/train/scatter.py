@@ -78,8 +78,9 @@ class ScatterTrainer(RoundTrainer):
         # Without a catalogue an item's outside id is its row.
         rows = {str(row): row for row in range(len(items))} if catalogue is None else catalogue.rows
         learner = self._load(job.artifacts[0].folder)
-        self._local.rows = self._home.interactions.positives(rows)
-        state = self._state(job.manifest.task, len(items))
+        task = job.manifest.task
+        self._local.rows = self._home.interactions.positives(rows, self._home.record_names(task))
+        state = self._state(job, len(items))
         learner.restore(state)
 
         options = self._options
@@ -102,10 +103,10 @@ class ScatterTrainer(RoundTrainer):
             self._loaded = artifact
         return self._learner
 
-    def _state(self, task: str, items: int) -> State:
-        state = self._home.models.learner(task)
-        if state is None:
-            return _NEW
+    def _state(self, job: TrainingJob, items: int) -> State:
+        state = self._home.models.learner(job.manifest.task, job.terms.method)
+        if state is None or job.fresh or not _NEW.keys() <= state.keys():
+            return _NEW  # a new one, or the task had another method when it was stored
         # After an aggregator's restore from a backup the catalogue may have lost its newest rows.
         pool = state["pool"]
         return {**state, "pool": pool[pool < items]}

@@ -27,6 +27,7 @@ class RecordType(IntEnum):
 
     UPDATE = 16
     RECEIPT = 17
+    STANDING = 19
 
 
 @dataclass(frozen=True, slots=True)

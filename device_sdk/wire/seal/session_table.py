@@ -189,6 +189,14 @@ class SessionTable:
             raise WireError("no-session", "the device has no live session")
         return seat.live.seal(message_type, payload, fragment)
 
+    def seal_newest(self, device_id: bytes, message_type: int, payload: bytes) -> bytes:
+        """As :meth:`seal`, under the session granted last, whether it was used or not: for what
+        follows the reply."""
+        seat = self._seats.get(device_id)
+        if seat is None or not seat.pending:
+            return self.seal(device_id, message_type, payload)
+        return seat.pending[-1].session.seal(message_type, payload)
+
     def has_session(self, device_id: bytes) -> bool:
         """Whether the device has a live session that can still be sent under."""
         seat = self._seats.get(device_id)

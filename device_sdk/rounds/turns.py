@@ -73,13 +73,11 @@ class Turns:
                 self.lose(each.task)
                 return Turn(each.task, "too late for it when another task's training had ended")
         fitting = [each for each in ready if each.fits(now)] or ready
-        owed = [each for each in fitting if self._lost.get(each.task)]
-        if owed:
-            first = min(owed, key=lambda each: (-self._lost[each.task], each.deadline_seconds))
-            return Turn(first.task)
-        awaited = self._awaited({each.task for each in ready}, taking_part)
+        most = max(self._lost.get(each.task, 0) for each in fitting)
+        owed = [each for each in fitting if self._lost.get(each.task, 0) == most]
+        awaited = self._awaited({each.task for each in ready}, taking_part, most)
         if not awaited:
-            return Turn(min(fitting, key=lambda each: (each.deadline_seconds, each.task)).task)
+            return Turn(min(owed, key=lambda each: (each.deadline_seconds, each.task)).task)
         first = min(fitting, key=lambda each: each.latest_seconds)
         if now < first.latest_seconds:
             return Turn(at_seconds=first.latest_seconds)
@@ -122,11 +120,11 @@ class Turns:
         other, _, ended = self._last
         return other not in ("", round_.task) and ended > round_.since_seconds
 
-    def _awaited(self, ready: Collection[str], taking_part: Collection[str]) -> str:
-        """The task that the others wait for; empty for none."""
+    def _awaited(self, ready: Collection[str], taking_part: Collection[str], lost: int) -> str:
+        """The task that lost more than ``lost`` and that the others wait for; empty for none."""
         found = [
             name
             for name, left in self._patience.items()
-            if left > 0 and name not in ready and name in taking_part
+            if left > 0 and self._lost[name] > lost and name not in ready and name in taking_part
         ]
         return max(found, key=lambda name: self._lost[name], default="")

@@ -40,6 +40,8 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $@
 
 .PHONY: test
+# The tests start hundreds of processes: each would compile our modules again.
+test: export PYTHONDONTWRITEBYTECODE :=
 test: lint types ## linters, type checker and every test
 	$(RUN) -m pytest -n auto --dist worksteal --hypothesis-profile=ci --durations=15 $(ARGS)
 

@@ -25,6 +25,11 @@ class AggregatorHome:
         self.database = folder / "aggregator.sqlite"
         self.task_file = folder / "task.toml"
 
+    @property
+    def task_files(self) -> Path:
+        """Folder of the further tasks' files, ``NAME.toml`` each."""
+        return self.folder / "tasks"
+
     def delegate_key(self, first_serial: int) -> Path:
         """The key that signs the descriptors of a delegation, named by its first serial."""
         return self.keys / f"delegate-{first_serial}.key"

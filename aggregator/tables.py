@@ -48,6 +48,9 @@ class TomlTable(Fields):
             raise self.error(key, "must be a table")
         return TomlTable(value, self.name(key))
 
+    def __contains__(self, key: str) -> bool:
+        return key in self.names()
+
     def read(self, kind: type[Kind], defaults: Kind | None = None) -> Kind:
         """A ``kind`` (a frozen dataclass of scalars and such classes) with the table's values.
 

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     )
     from device_sdk.link.broker_url import TlsFiles
     from device_sdk.local_data import LocalData
+    from device_sdk.local_model import LocalModel
     from device_sdk.status import DeviceStatus
     from device_sdk.system.printable import PrintableFormatter
     from device_sdk.system.version import __version__
@@ -55,6 +56,7 @@ __all__ = [
     "HomeError",
     "HomeLocked",
     "LocalData",
+    "LocalModel",
     "NonFiniteStep",
     "NotEnrolled",
     "NothingLearnt",
@@ -76,6 +78,7 @@ _HOMES = {
     "Device": "device_sdk.device",
     "DeviceStatus": "device_sdk.status",
     "LocalData": "device_sdk.local_data",
+    "LocalModel": "device_sdk.local_model",
     "PrintableFormatter": "device_sdk.system.printable",
     "TlsFiles": "device_sdk.link.broker_url",
     "Trainer": "device_sdk.trainer",

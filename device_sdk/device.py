@@ -22,6 +22,7 @@ from device_sdk.home.home import Home
 from device_sdk.link.broker_url import TlsFiles
 from device_sdk.link.settings import LinkSettings
 from device_sdk.local_data import DataSource, LocalData
+from device_sdk.local_model import LocalModel, local_model
 from device_sdk.recommender import Recommender
 from device_sdk.status import DeviceStatus, TaskStatus, read_tasks
 from device_sdk.system.clock import Clock, awake_clock
@@ -261,6 +262,20 @@ class Device:
             and (self._world.source_of(row.name) or home.models.model_mark(row.name))
         ]
         return self._forecaster_of(self._one_of(names, task)).predict(batch)
+
+    def model(self, *, task: str | None = None) -> LocalModel:
+        """The model as this device last received or trained it: named arrays, copies.
+
+        What ``predict`` or ``recommend`` uses. Personal layers are this device's own, which no
+        message carries; users' vectors are no part of the model. Works offline and without
+        onnxruntime. ``task``: needed where there are models of several. Raises
+        :class:`NothingLearnt` before the first round, ValueError for a task that is not known, or
+        not named among several.
+        """
+        self._require_open(writing=False)
+        models = self._home.models
+        names = [row.name for row in self._home.tasks.all() if models.model_mark(row.name)]
+        return local_model(self._world.of_task(self._one_of(names, task), ""))
 
     def learner_state(self, *, task: str | None = None) -> dict[str, NDArray[Any]]:
         """What the task's learner keeps from round to round, by its own names; copies.

@@ -22,8 +22,8 @@ class NonFiniteStep(DeviceError, ArithmeticError):
         super().__init__(
             f"the step's loss is {loss} and the sum of its new state is {guard}: one of them is "
             "not finite, so the step was dropped and the parameters are as before. Look for NaN "
-            "and for labels that are no class (0 to classes - 1) in the batch, or lower the "
-            "learning rate"
+            "and for labels that are no class (0 to classes - 1) and indices below 0 in the batch, "
+            "or lower the learning rate"
         )
         self.loss = loss
         self.guard = guard

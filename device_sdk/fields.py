@@ -109,6 +109,10 @@ class Fields:
         """The refusal of a value."""
         return self.error(key, f"is {value!r:.80}; expected {expected}")
 
+    def names(self) -> tuple[str, ...]:
+        """The keys that there are: for a map whose keys are names of the sender's own."""
+        return tuple(self._values)
+
     def take(self, key: str, default: Any = MISSING) -> Any:
         """A value, whatever it is. Without a default it must be there."""
         self._known.add(key)

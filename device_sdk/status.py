@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from device_sdk.evaluation.metrics import METRICS
+from device_sdk.evaluation.report import EvaluationReport
 from device_sdk.home.task_store import TaskRow
 from device_sdk.link.broker_url import parse_broker_url
 from device_sdk.world import DeviceWorld
@@ -28,6 +31,11 @@ class DeviceStatus:
         k_reason: how k, or the model, was chosen; empty where it was given.
         step_p90_seconds: a round's training as measured then, 90th percentile.
         receipted_round, verdict, reason: of the newest round whose update has its receipt.
+        evaluated_round, evaluated_version: of the newest evaluation on data held back here.
+        evaluation: its figures, by stage (``global``: the model received; ``personal``: this
+            device's own), then by metric; ``samples`` or ``users`` says of how many. None for a
+            figure that the data do not define.
+        evaluation_detail: why something of it is missing.
         outbox, outbox_bytes: updates without a receipt.
         working_on: the round being fetched or trained; None for none.
         users, interactions: local data.
@@ -57,6 +65,10 @@ class DeviceStatus:
     receipted_round: int | None
     verdict: str
     reason: str
+    evaluated_round: int | None
+    evaluated_version: int | None
+    evaluation: Mapping[str, Mapping[str, float | None]]
+    evaluation_detail: str
     outbox: int
     outbox_bytes: int
     working_on: int | None
@@ -137,6 +149,7 @@ def read_status(world: DeviceWorld) -> DeviceStatus:
     receipted = rounds.last_receipted(task)
     model = home.models.model_mark(membership.task)
     capability = home.models.capability(membership.task)
+    evaluated = rounds.evaluation(membership.task)
     users, interactions = home.interactions.counts()
     outbox, outbox_bytes = rounds.outbox_size()
     verdict = receipted.verdict if receipted is not None else None
@@ -160,6 +173,10 @@ def read_status(world: DeviceWorld) -> DeviceStatus:
         receipted_round=None if receipted is None else receipted.round,
         verdict="" if verdict is None else verdict.value,
         reason="" if receipted is None else receipted.reason,
+        evaluated_round=None if evaluated is None else evaluated.round,
+        evaluated_version=None if evaluated is None else evaluated.version,
+        evaluation={} if evaluated is None else _figures(evaluated.report),
+        evaluation_detail="" if evaluated is None else evaluated.detail,
         outbox=outbox,
         outbox_bytes=outbox_bytes,
         working_on=None,
@@ -171,3 +188,12 @@ def read_status(world: DeviceWorld) -> DeviceStatus:
         refused={},
         problem="",
     )
+
+
+def _figures(report: EvaluationReport) -> dict[str, dict[str, float | None]]:
+    found: dict[str, dict[str, float | None]] = {}
+    for each in report.results:
+        stage = found.setdefault(each.stage, {})
+        stage[each.metric] = None if math.isnan(each.value) else each.value
+        stage[METRICS[each.metric].weighs] = each.samples
+    return found

@@ -13,6 +13,7 @@ import numpy as np
 from device_sdk.artifact.errors import ArtifactError
 from device_sdk.artifact.load import CheckedGraph, load_artifact
 from device_sdk.artifact.manifest import Manifest
+from device_sdk.artifact.parts import Port
 from device_sdk.artifact.safetensors import Array
 from device_sdk.artifact.shapes import DTYPES, axes_of, resolve
 from device_sdk.errors import CheckpointError, NonFiniteStep, StateError
@@ -68,13 +69,15 @@ class Trainer:
         self._session, self._settings = open_session(
             artifact.graphs["train"], self._train.file, providers, threads
         )
-        self._infer: CheckedGraph | None = artifact.graphs.get("infer")
-        self._predictor: Predictor | None = None
+        # Of graphs in evaluation mode: their bytes until the first use, then their sessions.
+        self._graphs: Final[dict[str, CheckedGraph]] = dict(artifact.graphs)
+        del self._graphs["train"]
+        self._predictors: Final[dict[str, Predictor]] = {}
         self._members: Final = Members(manifest)
-        infer = manifest.graphs.get("infer")
+        others = [graph for name, graph in manifest.graphs.items() if name != "train"]
         self._checker: Final = BatchChecker(
             self._train.select("batch"),
-            ignored=[] if infer is None else [port.of for port in infer.select("batch")],
+            ignored=[port.of for graph in others for port in graph.select("batch")],
         )
         self._scalars: Final = StepScalars(self._train)
         self._last: Mapping[str, Array] = {}
@@ -132,14 +135,36 @@ class Trainer:
         The batch may hold entries that only training needs. Raises BatchError for a wrong batch,
         GraphRunError where onnxruntime fails, ArtifactError where the artifact cannot predict.
         """
-        if self._predictor is None:
-            if self._infer is None:
+        return {port.of: array for port, array in self._in_evaluation_mode("infer", batch)}
+
+    def evaluate(self, batch: Mapping[str, Array]) -> tuple[float | None, dict[str, Array]]:
+        """The loss in evaluation mode, and the outputs that the artifact's metrics are about.
+
+        The loss is None where no metric of the artifact is about it. The batch may hold entries
+        that only training needs. Raises as :meth:`predict` does.
+        """
+        name = "evaluate" if "evaluate" in self._manifest.graphs else "infer"
+        loss: float | None = None
+        outputs: dict[str, Array] = {}
+        for port, array in self._in_evaluation_mode(name, batch):
+            if port.role == "loss":
+                loss = float(array)
+            else:
+                outputs[port.of] = array
+        return loss, outputs
+
+    def _in_evaluation_mode(
+        self, name: str, batch: Mapping[str, Array]
+    ) -> list[tuple[Port, Array]]:
+        if name not in self._predictors:
+            if name not in self._graphs:
                 raise ArtifactError(
                     f"{self._manifest.name} has no inference graph: export it with predict="
                 )
-            self._predictor = Predictor(self._manifest, self._infer, self._settings)
-            self._infer = None
-        return self._predictor.predict(batch, self._banks, self._axes)
+            graph = self._graphs[name]
+            self._predictors[name] = Predictor(self._manifest, name, graph, self._settings)
+            del self._graphs[name]
+        return self._predictors[name].predict(batch, self._banks, self._axes)
 
     # -- state -------------------------------------------------------------------------------------
 

@@ -143,7 +143,7 @@ class LocalFleet:
 
     def state(self) -> Mapping[str, np.ndarray[Any, Any]]:
         """The method's state at the newest version, as its ``state()`` names it."""
-        checkpoint = self.aggregator.store.checkpoints.get("version")
+        checkpoint = self.aggregator.store.first.checkpoints.get("version")
         if checkpoint is None:
             raise FleetError("the aggregator has no version yet")
         return checkpoint.state

@@ -17,19 +17,21 @@ from export.convert import to_onnx
 from export.errors import ExportError
 from export.gradient_rules import GradientRule
 from export.layout import lay_out
+from export.metrics import MetricSpecs, read_metrics, require_ports, try_metrics
 from export.optimizers import Adam, Optimizer, Sgd
-from export.rewrites.patch import one_at_a_time, recordable
+from export.rewrites.patch import one_at_a_time, recordable, trainable
 from export.step import (
     LossesFunction,
     LossFunction,
     PredictFunction,
     Problem,
-    optimizer_slots,
+    evaluate,
+    optimizer_tensors,
     predict,
     train_step,
 )
 from export.trace import Spec, record
-from export.verify import Report, open_session, verify_artifact
+from export.verify import Report, open_session, run_on_example, verify_artifact
 from export.write import write_artifact
 
 BATCH_DTYPES = (torch.float32, torch.int64, torch.int32, torch.uint8, torch.bool)
@@ -56,6 +58,13 @@ class Graphs:
     train: onnx.ModelProto
     infer: onnx.ModelProto
     gradients: onnx.ModelProto
+    evaluate: onnx.ModelProto | None = None
+
+    @property
+    def in_evaluation_mode(self) -> dict[str, onnx.ModelProto]:
+        """Those of the graphs that compute in evaluation mode, by name."""
+        found = {"infer": self.infer, "evaluate": self.evaluate}
+        return {name: graph for name, graph in found.items() if graph is not None}
 
 
 def export_train_step(
@@ -68,6 +77,7 @@ def export_train_step(
     directory: str | Path,
     predict: PredictFunction | None = None,
     gradient: GradientRule | None = None,
+    metrics: MetricSpecs | None = None,
     verify: bool = True,
     name: str | None = None,
 ) -> Exported:
@@ -83,6 +93,9 @@ def export_train_step(
         by default the outputs that ``loss`` returns, else the loss itself.
     gradient: makes the step's gradient out of those of several losses, which ``loss`` then returns
         as a dict of scalars: ``export.ConflictProjection()``, or any ``export.GradientRule``.
+    metrics: what devices may be asked to evaluate, and which output and which batch entry that is
+        about: ``{"loss": "loss", "accuracy": ("logits", "label"), "auc": ("clicked", "click",
+        "probabilities")}``. Outputs are those of ``Trainer.predict``.
     verify: train a few steps beside torch (two batch sizes, one and two threads), compare each
         gradient, update and output with float64 torch, and refuse where they differ.
 
@@ -90,18 +103,27 @@ def export_train_step(
     tensor and its error where verification fails; nothing is written then.
     """
     problem = _problem(
-        model, loss, example_batch, optimizer, dynamic, predict, gradient, directory, name
-    )
+        model, loss, example_batch, optimizer, dynamic, predict, gradient, directory, name,
+        metrics or {},
+    )  # fmt: skip
     with one_at_a_time(), torch.inference_mode(False):
         graphs = lower(problem)
+        if metrics:
+            got = run_on_example(problem, graphs.evaluate or graphs.infer)
+            batch = {f"batch.{key}": each.numpy() for key, each in problem.batch.items()}
+            try_metrics(metrics, problem.metrics, got, batch)
         report = None
         if verify:
             with _left_as_it_was(model):
-                report = verify_artifact(problem, graphs.train, graphs.infer, graphs.gradients)
+                report = verify_artifact(
+                    problem, graphs.train, graphs.in_evaluation_mode, graphs.gradients
+                )
         else:
-            for graph in (graphs.train, graphs.infer):
+            for graph in (graphs.train, *graphs.in_evaluation_mode.values()):
                 open_session(graph, threads=1)
-        manifest = write_artifact(problem, graphs.train, graphs.infer, Path(directory))
+        manifest = write_artifact(
+            problem, {"train": graphs.train, **graphs.in_evaluation_mode}, Path(directory)
+        )
     return Exported(Path(directory), manifest, report)
 
 
@@ -145,6 +167,7 @@ def _problem(
     gradient: GradientRule | None,
     directory: str | Path,
     name: str | None,
+    metrics: MetricSpecs,
 ) -> Problem:
     if not batch:
         raise ExportError("the example batch is empty", instead="a dict of named tensors")
@@ -164,6 +187,7 @@ def _problem(
         raise ExportError("the model has no trainable parameter")
     buffers = {**dict(model.named_buffers()), **kept}
     axes = parse_axes(dynamic, dict(batch), {**trained, **buffers})
+    sources, evaluated_loss = read_metrics(metrics, batch)
     return Problem(
         name=name or Path(directory).resolve().name,
         model=model,
@@ -174,6 +198,8 @@ def _problem(
         slots=lay_out(trained, buffers, axes),
         batch=dict(batch),
         gradient=gradient,
+        metrics=sources,
+        evaluated_loss=evaluated_loss,
     )
 
 
@@ -225,16 +251,17 @@ def lower(problem: Problem) -> Graphs:
     specs = input_specs(problem)
     with _left_as_it_was(problem.model):
         step = record(
-            lambda inputs: train_step(problem, inputs, recordable),
+            lambda inputs: train_step(problem, inputs, trainable),
             specs,
             problem.axes,
             problem.model,
         )
+    given = {k: v for k, v in specs.items() if k.split(".")[0] in ("state", "batch")}
     try:
         with _left_as_it_was(problem.model):
             guess = record(
                 lambda inputs: predict(problem, inputs, recordable),
-                {k: v for k, v in specs.items() if k.split(".")[0] in ("state", "batch")},
+                given,
                 problem.axes,
                 problem.model,
             )
@@ -245,14 +272,29 @@ def lower(problem: Problem) -> Graphs:
             module=error.module,
             instead=error.instead or "predict=lambda model, batch: {'name': model(batch['x'])}",
         ) from error
+    judged = None
+    if problem.evaluated_loss is not None:
+        with _left_as_it_was(problem.model):
+            judged = record(
+                lambda inputs: evaluate(problem, inputs, trainable),
+                given,
+                problem.axes,
+                problem.model,
+            )
     kept = [name for name in step.outputs if not name.startswith("gradient.")]
     gradients = [name for name in step.outputs if name.startswith("gradient.")]
     graphs = Graphs(
         train=to_onnx(step, kept, name=problem.name),
         infer=to_onnx(guess, guess.outputs, name=problem.name),
         gradients=to_onnx(step, gradients, name=problem.name),
+        evaluate=None if judged is None else to_onnx(judged, judged.outputs, name=problem.name),
     )
-    for model in (graphs.train, graphs.infer):
+    require_ports(
+        problem.metrics,
+        [name.partition(".")[2] for name in guess.outputs],
+        [name.partition(".")[2] for name in _inputs(graphs.train) if name.startswith("batch.")],
+    )
+    for model in (graphs.train, *graphs.in_evaluation_mode.values()):
         try:
             onnx.checker.check_model(model, full_check=True)
         except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
@@ -263,15 +305,15 @@ def lower(problem: Problem) -> Graphs:
     return graphs
 
 
+def _inputs(model: onnx.ModelProto) -> list[str]:
+    return [port.name for port in model.graph.input]
+
+
 def input_specs(problem: Problem) -> dict[str, Spec]:
     """Name, dtype and named shape of everything that a train step takes."""
-    shapes = {slot.name: slot.shape for slot in problem.parameter_slots}
     specs = {f"state.{slot.name}": Spec(slot.dtype, slot.shape) for slot in problem.slots}
-    names = optimizer_slots(problem)
-    for state in problem.optimizer.state():
-        for held, slot_name in zip(names[state.name], shapes, strict=False):
-            behind = shapes[slot_name] if state.per_parameter else ()
-            specs[f"state.{held}"] = Spec(state.dtype, (*state.lead, *behind))
+    for held in optimizer_tensors(problem):
+        specs[f"state.{held.name}"] = Spec(held.dtype, held.shape)
     specs["state.step"] = Spec(torch.int64, ())
     for name, tensor in problem.batch.items():
         specs[f"batch.{name}"] = Spec(tensor.dtype, problem.axes.shape(name, tensor.shape))

@@ -15,7 +15,7 @@ from torch import fx
 import export.lowering  # noqa: F401  (fills the registry)
 from export.errors import ExportError
 from export.lowering import registry
-from export.lowering.graph import NUMPY_DTYPE, ONNX_DTYPE, Graph, Value
+from export.lowering.graph import NUMPY_DTYPE, ONNX_DTYPE, Graph, Value, used_names
 from export.mutation import live_nodes
 from export.trace import Trace
 
@@ -87,7 +87,11 @@ def to_onnx(trace: Trace, outputs: Sequence[str], *, name: str) -> onnx.ModelPro
     results = _Lowering(trace, graph).run(set(outputs))
     trace.check_axes()
     ends = [_output(output, results[output], trace.symbols) for output in outputs]
-    graph.rename_outputs({output: results[output].name for output in outputs})
+    values = {output: results[output].name for output in outputs}
+    refuses = next((name for name in ("guard", "loss") if name in values), None)
+    if refuses is not None:
+        values[refuses] = graph.refusing(values[refuses])
+    graph.rename_outputs(values)
     candidates = {
         input_name: helper.make_tensor_value_info(
             input_name, ONNX_DTYPE[spec.dtype], list(spec.shape)
@@ -95,19 +99,9 @@ def to_onnx(trace: Trace, outputs: Sequence[str], *, name: str) -> onnx.ModelPro
         for input_name, spec in trace.inputs.items()
     }
     model = graph.model(name, [], ends, metadata={})
-    used = {n for node in model.graph.node for n in _names(node)}
+    used = used_names(model.graph.node)
     model.graph.input.extend(info for key, info in candidates.items() if key in used)
     return model
-
-
-def _names(node: onnx.NodeProto) -> set[str]:
-    names = set(node.input)
-    for attribute in node.attribute:
-        if attribute.type == onnx.AttributeProto.GRAPH:
-            for inner in attribute.g.node:
-                names |= _names(inner)
-            names |= {output.name for output in attribute.g.output}
-    return names
 
 
 def _output(name: str, value: Value, symbols: Mapping[sympy.Symbol, str]) -> onnx.ValueInfoProto:
@@ -194,12 +188,7 @@ class _Lowering:
         except ExportError as error:
             if error.module:
                 raise
-            raise ExportError(
-                error.what,
-                operator=error.operator or str(target),
-                module=self._path(node),
-                instead=error.instead,
-            ) from error
+            raise error.at(self._path(node), operator=str(target)) from error
         except (TypeError, KeyError, ValueError, OverflowError, IndexError) as error:
             raise ExportError(
                 f"this use of the operator is not supported ({error})",

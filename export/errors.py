@@ -25,3 +25,8 @@ class ExportError(Exception):
         if instead:
             parts.append(f"instead: {instead}")
         super().__init__("; ".join(parts))
+
+    def at(self, module: str, *, operator: str = "") -> ExportError:
+        """The same, said of a module, and of an operator where none was named."""
+        operator = self.operator or operator
+        return ExportError(self.what, operator=operator, module=module, instead=self.instead)

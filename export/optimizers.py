@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 
@@ -79,8 +79,25 @@ def require(condition: bool, message: str) -> None:
         raise ValueError(message)
 
 
+class _Described:
+    """Names itself, and its fields: the run-time ``inputs``, and the settings, all others."""
+
+    inputs: ClassVar[tuple[str, ...]] = ("lr",)
+
+    @property
+    def name(self) -> str:
+        return type(self).__name__.lower()
+
+    def settings(self) -> dict[str, object]:
+        values = {key: value for key, value in vars(self).items() if key not in self.inputs}
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}
+
+    def hyper(self) -> dict[str, float]:
+        return {key: vars(self)[key] for key in self.inputs}
+
+
 @dataclass(frozen=True)
-class Adam:
+class Adam(_Described):
     """Adam (Kingma and Ba 2015, algorithm 1) with decoupled weight decay (AdamW).
 
     Equal to ``torch.optim.AdamW``, and to ``torch.optim.Adam`` where ``weight_decay`` is 0. The
@@ -100,16 +117,6 @@ class Adam:
         )
         require(self.eps > 0, f"eps is {self.eps}; it must be above 0")
         require(self.weight_decay >= 0, f"weight_decay is {self.weight_decay}; at least 0")
-
-    @property
-    def name(self) -> str:
-        return "adam"
-
-    def settings(self) -> dict[str, object]:
-        return {"betas": list(self.betas), "eps": self.eps, "weight_decay": self.weight_decay}
-
-    def hyper(self) -> dict[str, float]:
-        return {"lr": self.lr}
 
     def state(self) -> tuple[StateSpec, ...]:
         return (StateSpec("m", guarded=False), StateSpec("v"))
@@ -145,7 +152,7 @@ class Adam:
 
 
 @dataclass(frozen=True)
-class Sgd:
+class Sgd(_Described):
     """w <- w - lr * (m + weight_decay * w), m <- momentum * m + g (m = g without momentum).
 
     With ``momentum`` = 0 or ``weight_decay`` = 0 this is ``torch.optim.SGD``. With both, torch adds
@@ -161,16 +168,6 @@ class Sgd:
         require(self.lr >= 0, f"lr is {self.lr}; it must be at least 0")
         require(0 <= self.momentum < 1, f"momentum is {self.momentum}; expected 0 <= momentum < 1")
         require(self.weight_decay >= 0, f"weight_decay is {self.weight_decay}; at least 0")
-
-    @property
-    def name(self) -> str:
-        return "sgd"
-
-    def settings(self) -> dict[str, object]:
-        return {"momentum": self.momentum, "weight_decay": self.weight_decay}
-
-    def hyper(self) -> dict[str, float]:
-        return {"lr": self.lr}
 
     def state(self) -> tuple[StateSpec, ...]:
         return (StateSpec("momentum", guarded=False),) if self.momentum else ()
@@ -204,7 +201,7 @@ SGD_SHARE = 0.5
 
 
 @dataclass(frozen=True)
-class Segmented:
+class Segmented(_Described):
     """The optimizer of AFD (papers/afd), equations 10 to 19.
 
     At step z, counted from 1, with gradient R_z and a window of the last q + 1 gradients (fewer at
@@ -235,6 +232,8 @@ class Segmented:
     default ``lr`` is higher. The paper gives no q; more than 1 learned no faster in our trials.
     """
 
+    inputs = ("lr", "xi")
+
     lr: float = 5e-3
     window: int = 1
     mu1: float = 0.99
@@ -252,16 +251,6 @@ class Segmented:
         require(0 <= self.sigma < 1, f"sigma is {self.sigma}; expected 0 <= sigma < 1")
         require(self.xi >= 0, f"xi is {self.xi}; it must be at least 0")
         require(self.eps > 0, f"eps is {self.eps}; it must be above 0")
-
-    @property
-    def name(self) -> str:
-        return "segmented"
-
-    def settings(self) -> dict[str, object]:
-        return {"window": self.window, "mu1": self.mu1, "sigma": self.sigma, "eps": self.eps}
-
-    def hyper(self) -> dict[str, float]:
-        return {"lr": self.lr, "xi": self.xi}
 
     def state(self) -> tuple[StateSpec, ...]:
         """sum_j and max_j are of the last j gradients, v_j is V of j steps ago / (1 - mu1).

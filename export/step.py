@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
-from export.axes import Axes
+from device_sdk.artifact import MetricSource
+from export.axes import Axes, Shape
 from export.errors import ExportError
 from export.gradient_rules import GradientRule, StepDirection
 from export.layout import LayoutSlot
@@ -42,6 +43,9 @@ class Problem:
     slots: tuple[LayoutSlot, ...]
     batch: Mapping[str, Tensor]
     gradient: GradientRule | None = None
+    metrics: Mapping[str, MetricSource] = field(default_factory=dict)
+    evaluated_loss: str | None = None
+    """Name of the loss that is a metric; None where none is."""
 
     @property
     def parameter_slots(self) -> list[LayoutSlot]:
@@ -114,6 +118,29 @@ def optimizer_slots(problem: Problem) -> dict[str, list[str]]:
         )
         for spec in problem.optimizer.state()
     }
+
+
+@dataclass(frozen=True)
+class OptimizerTensor:
+    """A state tensor of the optimizer: ``like`` names the parameter slot that it belongs to."""
+
+    name: str
+    dtype: torch.dtype
+    shape: Shape
+    like: str | None
+
+
+def optimizer_tensors(problem: Problem) -> list[OptimizerTensor]:
+    """The optimizer's state tensors, kind after kind, in the order of the parameter slots."""
+    names = optimizer_slots(problem)
+    found = []
+    for spec in problem.optimizer.state():
+        slots = problem.parameter_slots if spec.per_parameter else [None]
+        for name, slot in zip(names[spec.name], slots, strict=True):
+            shape = (*spec.lead, *(slot.shape if slot else ()))
+            like = slot.name if slot else None
+            found.append(OptimizerTensor(name, spec.dtype, shape, like))
+    return found
 
 
 def train_step(
@@ -257,22 +284,50 @@ def predict(
     problem: Problem, inputs: Mapping[str, Tensor], rewrites: Rewrites
 ) -> dict[str, Tensor]:
     """The prediction in evaluation mode: ``predict``, else the loss's outputs, else the loss."""
+    outputs, _ = _in_evaluation_mode(problem, inputs, rewrites, with_losses=False)
+    return {f"output.{name}": value for name, value in outputs.items()}
+
+
+def evaluate(
+    problem: Problem, inputs: Mapping[str, Tensor], rewrites: Rewrites
+) -> dict[str, Tensor]:
+    """The loss in evaluation mode, and those outputs of the prediction that metrics are about."""
+    outputs, losses = _in_evaluation_mode(problem, inputs, rewrites, with_losses=True)
+    loss = losses.get(problem.evaluated_loss or "")
+    if loss is None:
+        raise ExportError(
+            f"metric 'loss' is about {problem.evaluated_loss!r}, which is no loss",
+            instead=f"one of {', '.join(losses)}",
+        )
+    named = {source.output for source in problem.metrics.values()}
+    return {
+        "loss": loss.to(problem.slots[0].dtype),
+        **{f"output.{name}": value for name, value in outputs.items() if name in named},
+    }
+
+
+def _in_evaluation_mode(
+    problem: Problem, inputs: Mapping[str, Tensor], rewrites: Rewrites, *, with_losses: bool
+) -> tuple[Outputs, Losses]:
     tensors: dict[str, Tensor] = {}
     for slot in problem.slots:
         tensors.update(slot.unpack(inputs[f"state.{slot.name}"]))
     problem.model.eval()
     zero = torch.zeros((), dtype=torch.int64)
     batch = _batch(problem, inputs)
+    outputs: Outputs = {}
+    losses: Losses = {}
     try:
         with rewrites(Randomness(zero, zero)), torch.no_grad():
-            if problem.predict is not None:
-                outputs, _ = _call(problem, problem.predict, tensors, batch)
-                if not isinstance(outputs, dict):
-                    raise ExportError("predict returned no dict of tensors")
-            else:
+            if problem.predict is None or with_losses:
                 result, _ = _call(problem, problem.loss, tensors, batch)
                 losses, outputs = _split_loss(problem, result)
                 outputs = outputs or losses
+            if problem.predict is not None:
+                predicted, _ = _call(problem, problem.predict, tensors, batch)
+                if not isinstance(predicted, dict):
+                    raise ExportError("predict returned no dict of tensors")
+                outputs = predicted
     finally:
         problem.model.train()
-    return {f"output.{name}": value for name, value in outputs.items()}
+    return outputs, losses

@@ -146,9 +146,7 @@ def record(
             graph, paths = _without_shared_writes(graph, paths, fakes)
     except ExportError as error:
         if paths.current and not error.module:
-            raise ExportError(
-                error.what, operator=error.operator, module=paths.current, instead=error.instead
-            ) from error
+            raise error.at(paths.current) from error
         raise
     except Exception as error:
         raise _explained(error, paths, symbols) from error

@@ -24,8 +24,9 @@ from torch.utils._pytree import tree_map
 
 from export.errors import ExportError
 from export.layout import LayoutSlot
+from export.lowering.graph import NUMPY_DTYPE
 from export.rewrites.patch import seeded
-from export.step import Problem, apply_optimizer, optimizer_slots, predict, train_step
+from export.step import Problem, apply_optimizer, evaluate, optimizer_tensors, predict, train_step
 from export.write import adds_by_scatter
 
 TOLERANCE = 1e-5
@@ -183,13 +184,9 @@ def initial_state(
             for m in slot.members
         }
         state[f"state.{slot.name}"] = np.array(slot.pack(values).numpy())
-    shapes = {slot.name: slot.shape for slot in problem.parameter_slots}
-    names = optimizer_slots(problem)
-    for spec in problem.optimizer.state():
-        for held, slot_name in zip(names[spec.name], shapes, strict=False):
-            behind = shapes[slot_name] if spec.per_parameter else ()
-            shape = problem.axes.concrete((*spec.lead, *behind), sizes)
-            state[f"state.{held}"] = np.zeros(shape, dtype=str(spec.dtype).removeprefix("torch."))
+    for held in optimizer_tensors(problem):
+        shape = problem.axes.concrete(held.shape, sizes)
+        state[f"state.{held.name}"] = np.zeros(shape, dtype=NUMPY_DTYPE[held.dtype])
     state["state.step"] = np.zeros((), dtype=np.int64)
     return state
 
@@ -243,7 +240,7 @@ ROUNDING_DRAWS = 8
 def verify_artifact(
     problem: Problem,
     train: onnx.ModelProto,
-    infer: onnx.ModelProto,
+    evaluating: Mapping[str, onnx.ModelProto],
     gradients: onnx.ModelProto,
     *,
     seed: int = 0,
@@ -251,13 +248,18 @@ def verify_artifact(
 ) -> Report:
     """Compare the graphs with torch on random batches; raise ExportError where they differ.
 
+    ``evaluating``: the graphs in evaluation mode: "infer", and "evaluate" if there is one.
     Batches are rows of the example batch drawn anew, at two sizes of each named axis.
     """
     rng = np.random.default_rng(seed)
     double = _in_double(problem)
     threads = (1,) if adds_by_scatter(train) else (1, 2)
     sessions = {
-        t: (open_session(train, t), open_session(gradients, t), open_session(infer, t))
+        t: (
+            open_session(train, t),
+            open_session(gradients, t),
+            {name: open_session(model, t) for name, model in evaluating.items()},
+        )
         for t in threads
     }
     found: list[Comparison] = []
@@ -281,8 +283,10 @@ def verify_artifact(
                     these = _allowing_for_rounding(these, problem, double, inputs, exact, rng)
                 found += these
             state = {name: first["new." + name.removeprefix("state.")] for name in state}
-        for count, (_, _, guesser) in sessions.items():
-            found += _compare_prediction(problem, double, inputs, guesser, (steps, count, sizes))
+        for count, (_, _, others) in sessions.items():
+            for name, session in others.items():
+                where = (steps, count, sizes)
+                found += _compare_evaluating(problem, double, inputs, name, session, where)
     members = (member.name for slot in problem.parameter_slots for member in slot.members)
     report = Report(tuple(found), tuple(name for name in members if name not in moved))
     worst = report.worst
@@ -395,8 +399,7 @@ def _compare(
     update32 = _update(problem, inputs, given)
     update64 = _update(double, inputs, given)
     slots = {slot.name: slot for slot in problem.slots}
-    held = optimizer_slots(problem)
-    shared = {n for s in problem.optimizer.state() if not s.per_parameter for n in held[s.name]}
+    shared = {held.name for held in optimizer_tensors(problem) if held.like is None}
     for name, expected in update64.items():
         before = inputs[f"state.{name}"]
         moved = got[f"new.{name}"] - before
@@ -485,18 +488,30 @@ def _update(
     return {name: value.numpy() for name, value in new.items()}
 
 
-def _compare_prediction(
+_EVALUATING = {"infer": ("prediction", predict), "evaluate": ("evaluation", evaluate)}
+
+
+def _compare_evaluating(
     problem: Problem,
     double: Problem,
     inputs: Mapping[str, np.ndarray],
+    name: str,
     session: ort.InferenceSession,
     where: Where,
 ) -> list[Comparison]:
+    what, function = _EVALUATING[name]
     got = _run(session, inputs)
-    single = predict(problem, _tensors(problem, inputs), seeded)
+    single = function(problem, _tensors(problem, inputs), seeded)
     with _arithmetic(double):
-        exact = predict(double, _tensors(double, inputs), seeded)
+        exact = function(double, _tensors(double, inputs), seeded)
     return [
-        compare(f"prediction {key}", got[key], single[key].numpy(), exact[key].numpy(), where)
+        compare(f"{what} {key}", got[key], single[key].numpy(), exact[key].numpy(), where)
         for key in got
     ]
+
+
+def run_on_example(problem: Problem, graph: onnx.ModelProto) -> dict[str, np.ndarray]:
+    """What a graph in evaluation mode gives for the example batch, from the initial state."""
+    state = initial_state(problem, problem.axes.example, np.random.default_rng(0))
+    batch = {f"batch.{name}": tensor.numpy() for name, tensor in problem.batch.items()}
+    return _run(open_session(graph, threads=1), {**state, **batch})

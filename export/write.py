@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import onnx
@@ -28,16 +29,20 @@ from device_sdk.artifact import (
 from export.errors import ExportError
 from export.layout import LayoutSlot
 from export.lowering.graph import OPSET
-from export.step import Problem, optimizer_slots
+from export.step import Problem, optimizer_tensors
 
 _ROLES = {"state": "state", "new": "state", "batch": "batch", "hyper": "hyper", "output": "output"}
 
 
+GRAPHS = ("train", "infer", "evaluate")
+
+
 def write_artifact(
-    problem: Problem, train: onnx.ModelProto, infer: onnx.ModelProto, directory: Path
+    problem: Problem, graphs: Mapping[str, onnx.ModelProto], directory: Path
 ) -> Manifest:
     """Write the folder whole or not at all, and load it once as a device would.
 
+    ``graphs``: some of ``GRAPHS``, "train" among them.
     An artifact that is already there is replaced; a folder with other files is refused.
     """
     initial = {
@@ -49,8 +54,7 @@ def write_artifact(
         if any(member.name == name for slot in problem.slots for member in slot.members)
     }
     files = {
-        "train.onnx": train.SerializeToString(deterministic=True),
-        "infer.onnx": infer.SerializeToString(deterministic=True),
+        **{f"{n}.onnx": graph.SerializeToString(deterministic=True) for n, graph in graphs.items()},
         INITIAL_FILE: safetensors.encode(initial),
     }
     manifest = Manifest(
@@ -59,13 +63,11 @@ def write_artifact(
         axes={name: Axis(size) for name, size in problem.axes.example.items()},
         state=_state(problem),
         optimizer=OptimizerSpec(problem.optimizer.name, problem.optimizer.settings()),
-        graphs={
-            "train": _graph(problem, "train.onnx", train),
-            "infer": _graph(problem, "infer.onnx", infer),
-        },
+        graphs={name: _graph(problem, f"{name}.onnx", graph) for name, graph in graphs.items()},
         files={name: FileEntry.of(data) for name, data in files.items()},
         producer={"torch": torch.__version__.split("+")[0], "onnx": onnx.__version__},
-        sequential=adds_by_scatter(train),
+        sequential=any(map(adds_by_scatter, graphs.values())),
+        metrics=problem.metrics,
     )
     _place({**files, MANIFEST_FILE: manifest.to_json()}, directory)
     return manifest
@@ -82,7 +84,8 @@ def adds_by_scatter(model: onnx.ModelProto) -> bool:
 
 def _place(files: dict[str, bytes], directory: Path) -> None:
     if directory.exists():
-        strange = sorted(p.name for p in directory.iterdir() if p.name not in files)
+        ours = {*files, *(f"{name}.onnx" for name in GRAPHS)}
+        strange = sorted(p.name for p in directory.iterdir() if p.name not in ours)
         if strange or not directory.is_dir():
             raise ExportError(
                 f"{directory} holds other files ({', '.join(strange[:3])})",
@@ -112,16 +115,14 @@ def _dtype(dtype: torch.dtype) -> str:
 
 
 def _state(problem: Problem) -> tuple[StateTensor, ...]:
-    tensors = [_slot(slot) for slot in problem.slots]
-    names = optimizer_slots(problem)
-    for spec in problem.optimizer.state():
-        slots = problem.parameter_slots if spec.per_parameter else [None]
-        for name, slot in zip(names[spec.name], slots, strict=True):
-            shape = (*spec.lead, *(slot.shape if slot else ()))
-            like = slot.name if slot else None
-            tensors.append(StateTensor(name, "optimizer", _dtype(spec.dtype), shape, like=like))
-    tensors.append(StateTensor("step", "counter", "int64", ()))
-    return tuple(tensors)
+    return (
+        *(_slot(slot) for slot in problem.slots),
+        *(
+            StateTensor(held.name, "optimizer", _dtype(held.dtype), held.shape, like=held.like)
+            for held in optimizer_tensors(problem)
+        ),
+        StateTensor("step", "counter", "int64", ()),
+    )
 
 
 def _slot(slot: LayoutSlot) -> StateTensor:

@@ -1,11 +1,14 @@
-"""What every test shares: onnxruntime's telemetry off, and hypothesis' settings."""
+"""What every test shares: no telemetry, one thread for arrays, settings of hypothesis and gc."""
 
 from __future__ import annotations
 
+import gc
 import os
 
-# Before any test module can import onnxruntime.
+# Before any test module can import onnxruntime, torch or numpy. `make test` has a worker for each
+# core, and with arrays as small as these torch's further threads spend their time spinning.
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from hypothesis import HealthCheck, settings
 
@@ -21,3 +24,9 @@ settings.register_profile(
 # `make test` draws the same examples each time: a red run means that the code changed.
 settings.register_profile("ci", parent=settings.get_profile("dev"), derandomize=True, database=None)
 settings.load_profile("dev")
+
+
+def pytest_collection_finish() -> None:
+    """What the modules made stays to the end: no collection need walk over it again."""
+    gc.collect()
+    gc.freeze()

@@ -56,10 +56,13 @@ _OUTSIDE_A_METHOD = frozenset(
 METHODS = sorted(path.parent.name for path in ROOT.glob("device_sdk/methods/*/learner.py"))
 # What both ends agree on: the aggregator may import no more of the device than this.
 _CONTRACT = frozenset(
-    {f"device_sdk.{name}" for name in ("artifact", "fields", "link", "system", "wire")}
+    {f"device_sdk.{name}" for name in ("artifact", "evaluation", "fields", "link", "system")}
+    | {"device_sdk.wire"}
     | {f"device_sdk.methods.{name}" for name in ("registry", "state")}
     | {f"device_sdk.methods.{name}.contract" for name in METHODS}
 )
+# Loads onnxruntime, to run an ONNX file before it is written; imported by the function that does.
+_CHECK = "device_sdk.standalone_check"
 _SERVER = frozenset(
     {"numpy", "cryptography", "paho.mqtt", "rich", "tabulate", "scipy", "sklearn", "threadpoolctl"}
 )
@@ -86,9 +89,12 @@ RULES = (
     _device("link", "system", libraries="numpy paho.mqtt"),
     _device("wire/codec", "fields"),
     _device("wire/arrays", "fields wire.codec"),
+    _device("evaluation", "fields wire.codec wire.arrays"),
     _device("wire/seal", "wire.codec system", libraries="cryptography"),
     _device(
-        "wire/publish", "wire.codec wire.arrays wire.seal artifact", libraries="cryptography numpy"
+        "wire/publish",
+        "wire.codec wire.arrays wire.seal artifact evaluation",
+        libraries="cryptography numpy",
     ),
     _device("runtime", "artifact errors system", libraries="numpy onnxruntime"),
     _device("capability", "artifact errors factorisation runtime system trainer"),
@@ -99,29 +105,41 @@ RULES = (
         )
         for name in METHODS
     ),
-    _device("home", "artifact errors link system wire", libraries="numpy cryptography"),
+    _device("home", "artifact errors evaluation link system wire", libraries="numpy cryptography"),
     _device(
         "train",
-        "artifact capability errors factorisation home local_data system trainer wire world "
-        "methods.learner methods.registry methods.scatter",
+        "artifact capability errors evaluation factorisation home local_data system trainer wire "
+        "world methods.learner methods.registry methods.scatter",
     ),
     _device(
         "rounds",
         "errors home link methods.learner system train wire world",
         libraries="numpy cryptography",
     ),
-    Rule("aggregator", frozenset({"aggregator"} | _CONTRACT | _SERVER), frozenset({"onnxruntime"})),
+    Rule(
+        "aggregator",
+        frozenset({"aggregator", _CHECK} | _CONTRACT | _SERVER),
+        frozenset({"onnxruntime"}),
+    ),
     _server("methods", "tables", banned=_OUTSIDE_A_METHOD),
     _server("store", "methods"),
     _server("task", "methods store tables"),
     _server("keys", "home refusals store"),
-    _server("rounds", "keys methods shared store task"),
-    _server("publish", "shared store"),
+    _server("rounds", "keys methods refusals shared store task"),
+    _server("publish", "shared store task"),
+    Rule(
+        "aggregator/models",
+        frozenset(
+            {f"aggregator.{name}" for name in ("errors", "methods", "models", "store", "task")}
+        )
+        | _CONTRACT
+        | {"numpy", _CHECK},
+    ),
     _server("serve", "home keys publish refusals rounds shared store task"),
     Rule(
         "export",
         frozenset(
-            {"export", "device_sdk.artifact"}
+            {"export", "device_sdk.artifact", "device_sdk.evaluation"}
             | {"device_sdk.system.command_line", "device_sdk.system.printable"}
             | {"numpy", "onnx", "onnxruntime", "sympy", "tabulate", "torch"}
         ),

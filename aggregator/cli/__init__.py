@@ -31,9 +31,13 @@ examples: a fleet in five steps
         "serve": "run rounds, until told to stop",
         "status": "show rounds, version and refusals",
         "devices": "list the devices",
+        "models": "list the versions of the model, keep one for good",
+        "model": "write a version's model as safetensors or ONNX",
+        "rollback": "make an older version's model the next version",
         "revoke": "send a device away for good",
         "rotate": "replace the serving keys, the root key or the group key",
         "release": "let a round go on that is held",
+        "task": "add, replace, pause or retire a task, check a task file",
         "restored": "begin a new generation, after the home came back from a backup",
     },
     errors={

@@ -11,6 +11,8 @@ from aggregator.home import AggregatorHome
 from aggregator.keys.folder import USUAL_LIVES, Lives
 from aggregator.store import Store
 from aggregator.store.devices import DeviceRow
+from aggregator.store.tasks import FIRST, TaskRow
+from aggregator.task.file import Task, read_task
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _DURATION = re.compile(r"([0-9]{1,6})([smhd])")
@@ -29,6 +31,32 @@ def add_home(parser: argparse.ArgumentParser) -> None:
 
 def home_of(arguments: argparse.Namespace) -> AggregatorHome:
     return AggregatorHome(arguments.home)
+
+
+def add_task(parser: argparse.ArgumentParser) -> None:
+    """The option ``--task``."""
+    parser.add_argument("--task", metavar="NAME", help="default: the home's only one")
+
+
+def task_of(store: Store, arguments: argparse.Namespace) -> TaskRow:
+    """The task that was named, which is served or was. Raises AggregatorError where there is no
+    such, or where none was named and there are several."""
+    rows = {row.name: row for row in store.tasks.all() if row.name is not None}
+    if not rows:
+        raise AggregatorError("no task has been served yet: its first version is made by serve")
+    names = ", ".join(rows)
+    if arguments.task is None and len(rows) > 1:
+        raise AggregatorError(f"this home has several tasks: name one by --task, of {names}")
+    named = next(iter(rows)) if arguments.task is None else arguments.task
+    if named not in rows:
+        raise AggregatorError(f"this home has no task {named!r}; it has {names}")
+    return rows[named]
+
+
+def task_file_of(home: AggregatorHome, store: Store, row: TaskRow) -> Task:
+    """A task's file, read. Raises TaskError."""
+    first = read_task(home.folder / store.tasks.find(FIRST).file)
+    return first if row.number == FIRST else read_task(home.folder / row.file, first.fleet)
 
 
 def duration_seconds(text: str) -> int:

@@ -6,6 +6,7 @@ import argparse
 
 from aggregator.cli.arguments import add_home, home_of
 from aggregator.errors import AggregatorError
+from aggregator.store import TaskStore
 
 DESCRIPTION = """\
 A round is held when an update that passed its check could not be absorbed (it is then in
@@ -17,23 +18,37 @@ failed, change the task file and restart serve first."""
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_home(parser)
+    parser.add_argument("--task", metavar="NAME", help="of this task only (default: of all)")
 
 
 def run(arguments: argparse.Namespace) -> int:
     store = home_of(arguments).open_store()
+    rows = store.tasks.all()
+    chosen = [row for row in rows if arguments.task in (None, row.name)]
+    if not chosen:
+        raise AggregatorError(f"there is no task {arguments.task!r}")
+    said = {row.name or "": _release(store.task(row.number)) for row in chosen}
+    store.database.close()
+    if not any(said.values()):
+        raise AggregatorError("no round is held")
+    for name, line in said.items():
+        if line is not None:
+            print(f"{name}: {line}" if len(rows) > 1 else line)
+    return 0
+
+
+def _release(store: TaskStore) -> str | None:
+    """What became of a task's held round; None where none is held."""
     latest = store.rounds.latest()
     number = latest[0].round if latest else 0
     unpublished = store.facts.unpublished is not None
     if not unpublished and (not latest or latest[0].held is None):
-        raise AggregatorError("no round is held")
+        return None
     with store.database.transaction():
         dropped = store.log.drop_quarantined()
         store.facts.unpublished = None
         if latest:
             store.rounds.hold(number, None)
-    store.database.close()
     if unpublished:
-        print(f"round {number + 1} is published once more")
-    else:
-        print(f"round {number} goes on; {dropped} updates in quarantine were dropped")
-    return 0
+        return f"round {number + 1} is published once more"
+    return f"round {number} goes on; {dropped} updates in quarantine were dropped"

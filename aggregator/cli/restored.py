@@ -44,13 +44,15 @@ def run(arguments: argparse.Namespace) -> int:
 def _begin_generation(home: AggregatorHome, after: int) -> None:
     store = home.open_store()
     now = int(time.time())
-    if max(now, after) < store.facts.generation:
+    tasks = [store.task(each.number) for each in store.tasks.all()]
+    newest = max(task.facts.generation for task in tasks)
+    if max(now, after) < newest:
         raise AggregatorError(
-            f"this machine's clock is behind the backup's generation, {store.facts.generation}: "
+            f"this machine's clock is behind the backup's generation, {newest}: "
             "set it first or, if it is right and the other was not, give that number as --after"
         )
     # A fleet that is less than a second old has this second's number already.
-    generation = max(now, after + 1, store.facts.generation + 1)
+    generation = max(now, after + 1, newest + 1)
     with store.database.transaction():
         store.facts.generation = generation
         # Lives of the home that this one replaces began before: see aggregator/keys/fence.py.
@@ -58,10 +60,11 @@ def _begin_generation(home: AggregatorHome, after: int) -> None:
         # Another epoch than any that was used after the backup was made.
         store.secrets.add_group_key(new_group_key(generation, os.urandom))
         store.facts.rotation_due = True
-        for row in store.rounds.latest():
-            if row.closed_unix_seconds is None:
-                store.rounds.give_up(row.round, now)
-        store.checkpoints.drop_partial()
+        for task in tasks:
+            for row in task.rounds.latest():
+                if row.closed_unix_seconds is None:
+                    task.rounds.give_up(row.round, now)
+            task.checkpoints.drop_partial()
     print(
         f"generation {generation} begins; if keys were rotated since the backup was made, run "
         "tessera-aggregator rotate keys now"

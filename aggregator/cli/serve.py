@@ -72,8 +72,8 @@ def run(arguments: argparse.Namespace) -> int:
         parts = assemble(home, home.open_store(), task, world)
         service = Service(parts, view.round_event)
         ease_collector()
-        if task.metrics_port:
-            stack.enter_context(serve_metrics(task.metrics_port, service.last_snapshot))
+        if task.fleet.metrics_port:
+            stack.enter_context(serve_metrics(task.fleet.metrics_port, service.last_snapshot))
         parts.link.start()
         try:
             service.run(stopping.is_set, lambda: view.show(service))

@@ -11,6 +11,8 @@ from tabulate import tabulate
 from aggregator.cli.arguments import add_home, home_of
 from aggregator.store import Store
 from aggregator.store.rounds import RoundRow
+from aggregator.store.tasks import TaskRow
+from aggregator.task.selector import served_selector
 from device_sdk.system.command_line import positive_int
 from device_sdk.system.printable import ago, printable, span
 
@@ -30,25 +32,55 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     store = home_of(arguments).open_store()
     now = time.time()
-    rounds = store.rounds.latest(arguments.rounds)
+    tasks = [_Seen(store, row, arguments.rounds) for row in store.tasks.all()]
     if arguments.json:
-        print(json.dumps(_as_json(store, rounds, now), indent=2))
+        print(json.dumps(_as_json(store, tasks, now), indent=2))
     else:
-        _print(store, rounds, now)
+        _print(store, tasks, now)
     store.database.close()
     return 0
 
 
-def _print(store: Store, rounds: list[RoundRow], now: float) -> None:
+class _Seen:
+    """One task, as the database has it."""
+
+    def __init__(self, fleet: Store, row: TaskRow, most_rounds: int) -> None:
+        self.row = row
+        self.store = fleet.task(row.number)
+        self.rounds = self.store.rounds.latest(most_rounds)
+        checkpoint = self.store.checkpoints.get("version")
+        self.version = 0 if checkpoint is None else checkpoint.version
+        selector = served_selector(row.served)
+        active = (each for each in fleet.devices.all() if each.revoked_unix_seconds is None)
+        self.eligible = sum(1 for each in active if selector.admits(each.labels))
+        self.only = str(selector)
+
+
+def _print(store: Store, tasks: list[_Seen], now: float) -> None:
     devices = list(store.devices.all())
     revoked = sum(1 for row in devices if row.revoked_unix_seconds is not None)
-    print(f"task         {printable(store.facts.task or 'not served yet')}")
-    print(f"version      {_version(store)}")
+    several = len(tasks) > 1
+    if not several:
+        _print_head(tasks[0])
     print(f"devices      {len(devices) - revoked} active, {revoked} revoked")
     print(f"codes        {store.tokens.unused(int(now))} unused")
-    if rounds:
-        print()
-        print(tabulate([_line(row, now) for row in rounds], headers="keys", tablefmt="plain"))
+    for task in tasks:
+        if several:
+            print()
+            _print_head(task)
+            print(f"state        {task.row.state}")
+        if task.only or several:
+            print(f"for          {task.eligible} devices{task.only and f', only {task.only}'}")
+        if task.only and not task.eligible:
+            print(
+                f"problem      no device has the labels {task.only}: no round opens. See "
+                "[task] only in its file, and the labels in tessera-aggregator devices"
+            )
+        if task.row.problem is not None:
+            print(f"problem      {printable(task.row.problem)}")
+        if task.row.request is not None:
+            print("waiting      it is replaced when serve runs and its open round has ended")
+        _print_rounds(task, now)
     refusals = store.refusals.all()
     if refusals:
         print()
@@ -56,22 +88,35 @@ def _print(store: Store, rounds: list[RoundRow], now: float) -> None:
             "refused      "
             + ", ".join(f"{printable(why)} {count}" for why, count in refusals.items())
         )
-    for row in rounds:
+    for task in tasks:
+        _print_waiting(task)
+
+
+def _print_head(task: _Seen) -> None:
+    label = task.store.facts.label or f"{task.row.name or ''} not served yet".strip()
+    print(f"task         {printable(label)}")
+    print(f"version      {task.version}")
+
+
+def _print_rounds(task: _Seen, now: float) -> None:
+    if task.rounds:
+        print()
+        print(tabulate([_line(row, now) for row in task.rounds], headers="keys", tablefmt="plain"))
+
+
+def _print_waiting(task: _Seen) -> None:
+    for row in task.rounds:
         if row.held is not None:
             _print_held(row.round, row.held)
-    if store.facts.unpublished is not None:
-        _print_held(rounds[0].round + 1 if rounds else 1, store.facts.unpublished)
-    for number, device_id, why in store.log.quarantined():
+    if task.store.facts.unpublished is not None:
+        number = task.rounds[0].round + 1 if task.rounds else 1
+        _print_held(number, task.store.facts.unpublished)
+    for number, device_id, why in task.store.log.quarantined():
         print(f"quarantine   an update of {device_id.hex()} for round {number}: {printable(why)}")
 
 
 def _print_held(number: int, why: str) -> None:
     print(f"\nround {number} is held: {printable(why)}\n  see tessera-aggregator release")
-
-
-def _version(store: Store) -> int:
-    checkpoint = store.checkpoints.get("version")
-    return 0 if checkpoint is None else checkpoint.version
 
 
 def _line(row: RoundRow, now: float) -> dict[str, str]:
@@ -94,15 +139,32 @@ def _line(row: RoundRow, now: float) -> dict[str, str]:
     }
 
 
-def _as_json(store: Store, rounds: list[RoundRow], now: float) -> dict[str, object]:
+def _as_json(store: Store, tasks: list[_Seen], now: float) -> dict[str, object]:
+    first = _task_as_json(tasks[0])
     return {
-        "task": store.facts.task,
-        "generation": store.facts.generation,
-        "version": _version(store),
+        "task": first["task"],
+        "generation": first["generation"],
+        "version": first["version"],
         "devices": sum(1 for row in store.devices.all() if row.revoked_unix_seconds is None),
         "unused_codes": store.tokens.unused(int(now)),
         "refusals": store.refusals.all(),
-        "unpublished": store.facts.unpublished,
+        "unpublished": first["unpublished"],
+        "rounds": first["rounds"],
+        "tasks": [_task_as_json(task) for task in tasks],
+    }
+
+
+def _task_as_json(seen: _Seen) -> dict[str, object]:
+    return {
+        "name": seen.row.name,
+        "task": seen.store.facts.label,
+        "state": seen.row.state,
+        "generation": seen.store.facts.generation,
+        "version": seen.version,
+        "only": seen.only or None,
+        "eligible_devices": seen.eligible,
+        "problem": seen.row.problem,
+        "unpublished": seen.store.facts.unpublished,
         "rounds": [
             {
                 "round": row.round,
@@ -116,6 +178,6 @@ def _as_json(store: Store, rounds: list[RoundRow], now: float) -> dict[str, obje
                 "metrics": row.metrics,
                 "held": row.held,
             }
-            for row in rounds
+            for row in seen.rounds
         ],
     }

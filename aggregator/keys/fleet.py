@@ -10,7 +10,7 @@ from aggregator.errors import AggregatorError
 from aggregator.home import AggregatorHome
 from aggregator.keys.folder import read_serving_keys, renew_descriptor, tidy_keys
 from aggregator.store import Store
-from device_sdk.wire.seal.broadcast import GroupKey
+from device_sdk.wire.seal.broadcast import MOST_KEYS, GroupKey
 from device_sdk.wire.seal.descriptor import Descriptor
 from device_sdk.wire.seal.keyring import Keyring, ServingKeys
 from device_sdk.wire.seal.keys import RandomBytes
@@ -68,7 +68,7 @@ class FleetKeys:
 
     def group_keys(self) -> tuple[GroupKey, ...]:
         """What a session's reply tells."""
-        return self._group_keys
+        return self._group_keys[-MOST_KEYS:]
 
     def watch(self, replace_keyring: Callable[[Keyring], None]) -> None:
         self._watchers.append(replace_keyring)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeAlias
 
 from aggregator.store import Store
-from aggregator.store.devices import DeviceRow, Devices
+from aggregator.store.devices import DeviceRow, Devices, Labels
+from aggregator.store.rounds import RoundRow
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.publish.manifest import selected
 from device_sdk.wire.seal.session_table import RegisteredDevice
@@ -24,6 +26,10 @@ def revoke(store: Store, device_id: bytes, now_unix_seconds: int) -> bool:
     return True
 
 
+Admits: TypeAlias = Callable[[Labels], bool]
+"""Whether a task takes devices with these labels."""
+
+
 class Registry:
     """The table of devices, in memory."""
 
@@ -32,6 +38,10 @@ class Registry:
         self._by_handle: dict[bytes, DeviceRow] = {}
         self._by_id: dict[bytes, DeviceRow] = {}
         self._revoked: dict[bytes, bytes] = {}  # handle to device id
+        self.revision = 0
+        """Rises with every change."""
+        self.labels_revision = 0
+        """Rises when labels may have changed: a device that joins has those of its code."""
         self.reload()
 
     def __len__(self) -> int:
@@ -44,6 +54,8 @@ class Registry:
         """Read the table again; the ids of devices that were revoked since."""
         rows = list(self._devices.all())
         active = [row for row in rows if row.revoked_unix_seconds is None]
+        self.revision += 1
+        self.labels_revision += 1
         gone = self._by_id.keys() - {row.device_id for row in active}
         self._by_handle = {row.handle: row for row in active}
         self._by_id = {row.device_id: row for row in active}
@@ -54,6 +66,7 @@ class Registry:
 
     def add(self, row: DeviceRow) -> None:
         """A device enrolled; its row is in the table."""
+        self.revision += 1
         self._by_handle[row.handle] = row
         self._by_id[row.device_id] = row
 
@@ -80,20 +93,27 @@ class Registry:
         row = self._by_id.get(bytes.fromhex(sender))
         return None if row is None else row.admission_key
 
-    def is_selected(
-        self, device_id: bytes, seed: bytes, threshold: int, task: str, number: int
-    ) -> bool:
-        """Whether a round selects a device that is not revoked; one that came later never is."""
-        row = self._by_id.get(device_id)
-        if row is None or row.first_round > number:
+    def is_selected(self, device_id: bytes, task: str, row: RoundRow, admits: Admits) -> bool:
+        """Whether a task's round selects a device that is not revoked; one that came later, or
+        whose labels the task does not admit, never is."""
+        device = self._by_id.get(device_id)
+        if device is None or device.first_round > row.opening or not admits(device.labels):
             return False
-        return selected(seed, threshold, task, number, device_id)
+        return selected(row.seed, row.threshold, task, row.round, device_id)
 
-    def selected(self, seed: bytes, threshold: int, task: str, number: int) -> Iterator[bytes]:
+    def selected(self, task: str, row: RoundRow, admits: Admits) -> Iterator[bytes]:
         """Ids of all devices that a round selects."""
         for device_id in self._by_id:
-            if self.is_selected(device_id, seed, threshold, task, number):
+            if self.is_selected(device_id, task, row, admits):
                 yield device_id
+
+    def eligible(self, admits: Admits) -> int:
+        """How many devices a task admits."""
+        return sum(1 for device in self._by_id.values() if admits(device.labels))
+
+    def devices(self) -> Iterable[DeviceRow]:
+        """Those that are not revoked."""
+        return self._by_id.values()
 
 
 def credential(row: DeviceRow) -> RegisteredDevice:

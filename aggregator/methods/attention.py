@@ -25,6 +25,7 @@ from aggregator.methods.method import (
     rate_at,
 )
 from aggregator.methods.mixtures import AggregatorMixer, DeviceModels, HeardModel, MixtureSettings
+from aggregator.methods.model import Arrays, fitted
 from device_sdk.artifact import Artifact
 from device_sdk.artifact.flat_layout import FlatLayout, layout_of
 from device_sdk.fields import Within, require_declared
@@ -258,6 +259,20 @@ class AttentionMethod(Stateful, Method):
     def clusters(self) -> dict[str, int]:
         """Each known device's cluster."""
         return dict(zip(self._models.senders, self._clusters.tolist(), strict=True))
+
+    @property
+    def model_arrays(self) -> dict[str, Floats]:
+        """The global model's parameters by torch's names, of the widest layout.
+
+        What devices made of it for themselves is theirs, and no part of a version.
+        """
+        return self._widest.unflatten(self._global)
+
+    def begin_with(self, model: Arrays) -> None:
+        """Takes the global model. The devices' own models, as they were last heard of, stay."""
+        shapes = {entry.name: entry.shape for entry in self._widest.entries}
+        self._global = self._widest.flatten(fitted(shapes, model))
+        self._clear()
 
     def open_round(self, round_id: int) -> Broadcast:
         """The broadcast holds ``global`` [p], and for the n known devices ``senders`` uint8

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from aggregator.methods.limits import Measured, UpdateLimits, clip_factor, euclidean_norm, measured
 from aggregator.methods.method import LOSSES, Binding, Method, Refused, RoundSummary, Said
+from aggregator.methods.model import Arrays, fitted
 from aggregator.methods.robust import (
     MOST_HELD_BYTES,
     HeldVectors,
@@ -144,6 +145,8 @@ class FedAvgMethod(Stateful, Method):
         self._settings = settings if settings is not None else FedAvgSettings()
         kept = self._settings.training.personal_names
         self._layout = shared_tensors(parameters, buffers or {}, kept)
+        # Personal layers and counts of batches: of the model, and the devices' own.
+        self._unshared = {*parameters, *(buffers or {})} - {one.name for one in self._layout}
         first = {**(buffers or {}), **parameters}
         self._model = _flat(self._layout, {one.wire_name: first[one.name] for one in self._layout})
         if not np.isfinite(self._model).all():
@@ -172,6 +175,18 @@ class FedAvgMethod(Stateful, Method):
             one.name: part.reshape(one.shape).copy()
             for one, part in zip(self._layout, self._parts(), strict=True)
         }
+
+    @property
+    def model_arrays(self) -> dict[str, Floats]:
+        """As :attr:`model`: what devices share, without their personal layers."""
+        return self.model
+
+    def begin_with(self, model: Arrays) -> None:
+        """Takes the shared tensors; those that devices keep to themselves may be there."""
+        found = fitted({one.name: one.shape for one in self._layout}, model, self._unshared)
+        self._model = np.concatenate([array.reshape(-1) for array in found.values()])
+        self._optimizer = ServerOptimizer(self._settings.optimizer, (1, self._trained))
+        self._clear()
 
     def open_round(self, round_id: int) -> Broadcast:
         """The broadcast holds the model and the devices' training settings.

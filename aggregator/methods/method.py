@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar
 
 import numpy as np
 
+from aggregator.methods.model import Arrays, ModelMismatch
 from aggregator.tables import TomlTable
 from device_sdk.artifact import Artifact
 from device_sdk.fields import Fields, Within, is_settings
@@ -110,6 +111,31 @@ class Method(ABC):
         """Continue, bit for bit, where ``state()`` was taken. Raises
         :class:`~device_sdk.methods.state.RestoreError`, and changes nothing, where it does not fit.
         """
+
+    @property
+    def model_arrays(self) -> Arrays | None:
+        """The version's model as named arrays: copies. Here: None, for the devices keep theirs.
+
+        What is kept of each version, and what :meth:`begin_with` and :meth:`adopt` take back.
+        """
+        return None
+
+    def begin_with(self, model: Arrays) -> None:
+        """Begin with another model than the own one: its version is 0 still.
+
+        What was learnt about the model's steps (momenta, a rate that decays) begins anew. Between
+        rounds. Raises ModelMismatch, and changes nothing, where it does not fit.
+        """
+        raise ModelMismatch("the method keeps no model at the aggregator: each device has its own")
+
+    def adopt(self, model: Arrays) -> None:
+        """Make ``model`` the next version; as :meth:`begin_with` does otherwise."""
+        self.begin_with(model)
+        self._version += 1
+
+    def begin_at(self, version: int) -> None:
+        """Number the model, before the first round: a task that is replaced counts on."""
+        self._version = version
 
     def forget(self, sender: str) -> None:  # noqa: B027
         """Drop what is kept of a device, where it is known: it was revoked. Between rounds.

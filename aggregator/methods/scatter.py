@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from aggregator.methods.limits import Measured, UpdateLimits, bounded_rows, euclidean_norm, measured
 from aggregator.methods.method import Binding, Method, Refused, RoundSummary
+from aggregator.methods.model import Arrays, ModelMismatch, fitted
 from aggregator.methods.robust import (
     MOST_HELD_BYTES,
     HeldRows,
@@ -206,6 +207,24 @@ class ScatterMethod(Stateful, Method):
     def items(self) -> Floats:
         """V, float32 [items, K]: a copy."""
         return self._items.copy()
+
+    @property
+    def model_arrays(self) -> dict[str, Floats]:
+        """``items`` alone: V, float32 [items, K]."""
+        return {"items": self.items}
+
+    def begin_with(self, model: Arrays) -> None:
+        """Takes ``items``. Of a shorter catalogue: those behind its end stay as they are."""
+        given = model.get("items")
+        rows = len(given) if given is not None and given.ndim == 2 else len(self._items)
+        if rows > len(self._items):
+            raise ModelMismatch(
+                f"'items' holds {rows} vectors, the catalogue has {len(self._items)} items"
+            )
+        found = fitted({"items": (rows, self._shape[1])}, model)["items"]
+        self._items = np.concatenate([found, self._items[rows:]])
+        self._optimizer = ServerOptimizer(self._settings.optimizer, self._shape)
+        self._clear()
 
     def open_round(self, round_id: int) -> Broadcast:
         """The broadcast holds ``items`` and the devices' training settings."""

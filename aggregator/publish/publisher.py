@@ -1,4 +1,4 @@
-"""What the aggregator tells everybody: descriptor, presence, contents, and each round."""
+"""What the aggregator tells the devices of a task: contents, and each round."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from aggregator.errors import AggregatorError
-from aggregator.shared import Shared
-from aggregator.store import Store
+from aggregator.shared import TaskShared
+from aggregator.store import TaskStore
 from aggregator.store.publications import AttachmentBook, CohortKey, SealedContent
 from aggregator.store.rounds import RoundRow
+from aggregator.task.file import shipped_folder
 from device_sdk.artifact import MANIFEST_FILE, Artifact, ArtifactError, load_artifact
 from device_sdk.wire.arrays.exchange import Attachment, Broadcast
 from device_sdk.wire.arrays.tensors import Codec, encode_tensors, require_encodable
@@ -31,19 +32,10 @@ from device_sdk.wire.publish.task_messages import (
     write_attachment,
     write_broadcast,
 )
-from device_sdk.wire.publish.topics import (
-    ChunkTopic,
-    DescriptorTopic,
-    ManifestTopic,
-    PresenceTopic,
-    TasksTopic,
-    Topics,
-)
+from device_sdk.wire.publish.topics import ChunkTopic, ManifestTopic, Topics
 from device_sdk.wire.seal.broadcast import GroupKey, Publication, new_group_key, wrap_cohort_key
 from device_sdk.wire.seal.keyring import ServingKeys
 from device_sdk.wire.seal.keys import RandomBytes, draw
-from device_sdk.wire.seal.presence import Presence, sign_presence
-from device_sdk.wire.seal.tasks import ServedTasks, sign_tasks
 
 # Attachments of a round's broadcast, sealed as contents of their own, once for as long as they
 # stay the same.
@@ -74,7 +66,7 @@ class Attachments:
     cohort: str
     codec: str
     topics: Topics
-    store: Store
+    store: TaskStore
     admission_key: Callable[[str], bytes | None]
     random_bytes: RandomBytes
     rng: np.random.Generator
@@ -223,10 +215,8 @@ class Publisher:
 
     def __init__(
         self,
-        shared: Shared,
+        shared: TaskShared,
         artifacts: tuple[ArtifactContent, ...],
-        presence: Presence,
-        served: ServedTasks,
         keys: Callable[[], ServingKeys],
         rng: np.random.Generator,
     ) -> None:
@@ -234,8 +224,9 @@ class Publisher:
         self._task, self._store, self._topics = task, store, topics
         self._random_bytes = shared.random_bytes
         self._artifacts = artifacts
-        self._presence = presence
-        self._served = served
+        folders = zip(artifacts, task.artifacts, strict=True)
+        shipped = shipped_folder()
+        self._shipped = {each.artifact_id for each, path in folders if path.parent == shipped}
         self._keys = keys
         self._rng = rng
         self._terms = TaskTerms(
@@ -255,20 +246,11 @@ class Publisher:
             rng,
         )
 
-    def standing(self) -> list[tuple[str, bytes]]:
-        descriptor = self._keys().descriptor.message
-        return [(self._topics.write(DescriptorTopic()), descriptor), self.tasks(), self.presence()]
-
-    def tasks(self) -> tuple[str, bytes]:
-        """Topic and message of the tasks served: sent before the presence, on which devices act."""
-        keys = self._keys()
-        message = sign_tasks(self._served, keys.descriptor, keys.signing)
-        return self._topics.write(TasksTopic()), message
-
-    def presence(self) -> tuple[str, bytes]:
-        keys = self._keys()
-        message = sign_presence(self._presence, keys.descriptor, keys.signing)
-        return self._topics.write(PresenceTopic()), message
+    @property
+    def artifact_ids(self) -> tuple[bytes, ...]:
+        """Of all artifacts and companions that the task offers."""
+        pairs = ((each, each.companion) for each in self._artifacts)
+        return tuple(one.artifact_id for pair in pairs for one in pair if one is not None)
 
     def require_publishable(self, broadcast: Broadcast) -> None:
         """Raises AggregatorError where the task's codec cannot carry the broadcast's values."""
@@ -331,26 +313,23 @@ class Publisher:
         self._store.publications.replace("round", [*messages, (self._topics.write(topic), sealed)])
 
     def _current_key(self) -> GroupKey:
-        key = self._store.secrets.group_keys()[-1]
-        if self._store.facts.rotation_due:
+        fleet = self._store.fleet
+        keys = fleet.secrets.group_keys()
+        key = keys[-1]
+        if fleet.facts.rotation_due:
             key = new_group_key(key.epoch + 1, self._random_bytes)
-            self._store.secrets.add_group_key(key)
-            self._store.secrets.drop_group_keys_below(key.epoch)
-            self._store.facts.rotation_due = False
+            fleet.secrets.add_group_key(key)
+            fleet.facts.rotation_due = False
+        self._store.facts.key_epoch = key.epoch
+        # What other tasks published stays readable until they publish anew.
+        needed = {key.epoch, *fleet.tasks.key_epochs()}
+        fleet.secrets.drop_group_keys(each.epoch for each in keys if each.epoch not in needed)
         return key
 
     def _seal_contents(
         self, key: GroupKey, signing: Ed25519PrivateKey, catalogue: bytes | None
     ) -> None:
-        contents = []
-        if catalogue is not None:
-            contents.append((ContentKind.CATALOGUE, catalogue_id(catalogue), catalogue))
-        for artifact in self._artifacts:
-            for each in (artifact, artifact.companion):
-                if each is not None:
-                    contents.append((ContentKind.ARTIFACT, each.artifact_id, each.content))
-        # One meta-network may go with several artifacts.
-        contents = list({each[1]: each for each in contents}.values())
+        contents = self._contents(catalogue)
         # Heads are signed: by another key after a rotation.
         signer = signing.public_key().public_bytes_raw().hex()
         ids = ",".join(content_id.hex() for _, content_id, _ in contents)
@@ -366,6 +345,46 @@ class Publisher:
             ]
         self._store.publications.replace("contents", messages)
         self._store.facts.sealed_contents = label
+
+    def _contents(self, catalogue: bytes | None) -> list[tuple[ContentKind, bytes, bytes]]:
+        """Kind, id and bytes of what this task publishes, each once.
+
+        Raises AggregatorError where another task publishes the same: a content has one topic, and
+        is sealed for the devices of one task.
+        """
+        found = {}
+        if catalogue is not None:
+            content_id = catalogue_id(catalogue)
+            self._require_free(content_id, "catalogue", "change a title in one of the two")
+            found[content_id] = (ContentKind.CATALOGUE, content_id, catalogue)
+        for artifact in self._artifacts:
+            for each in (artifact, artifact.companion):
+                # One meta-network may go with several artifacts.
+                if each is None or each.artifact_id in found:
+                    continue
+                shipped = each.artifact_id in self._shipped
+                if shipped and self._owner(each.artifact_id) is not None:
+                    continue
+                self._require_free(
+                    each.artifact_id,
+                    f"artifact {each.artifact.manifest.name!r}",
+                    "export it once more under another name",
+                )
+                found[each.artifact_id] = (ContentKind.ARTIFACT, each.artifact_id, each.content)
+        return list(found.values())
+
+    def _owner(self, content_id: bytes) -> str | None:
+        topic = self._topics.write(ChunkTopic(content_id, 0))
+        number = self._store.publications.other_owner(topic)
+        return None if number is None else self._store.fleet.tasks.find(number).name
+
+    def _require_free(self, content_id: bytes, what: str, remedy: str) -> None:
+        owner = self._owner(content_id)
+        if owner is not None:
+            raise AggregatorError(
+                f"the {what} of task {self._task.name!r} is published for task {owner!r} already, "
+                f"and one content is sealed for the devices of one task: {remedy}"
+            )
 
     def _publication(self, key: GroupKey) -> Publication:
         return Publication(key, self._task.name, self._task.cohort, self._random_bytes)

@@ -10,7 +10,9 @@ import numpy as np
 
 from aggregator.errors import AggregatorError
 from aggregator.methods.method import Binding, Method, RoundSummary
-from aggregator.store import Store
+from aggregator.methods.model import ModelMismatch
+from aggregator.rounds.version_keeper import VersionKeeper
+from aggregator.store import TaskStore
 from aggregator.store.checkpoints import MethodCheckpoint
 from aggregator.store.rounds import RoundRow
 from aggregator.store.update_log import LoggedUpdate
@@ -33,15 +35,17 @@ class Aggregation:
     def __init__(
         self,
         binding: Binding[Any],
-        store: Store,
+        store: TaskStore,
         items: int,
         checkpoint_updates: int,
         require_publishable: Callable[[Broadcast], None],
         artifacts: Sequence[Artifact] = (),
+        keeper: VersionKeeper | None = None,
     ) -> None:
         self._binding = binding
         self._store = store
         self._artifacts = tuple(artifacts)
+        self._keeper = keeper
         self._checkpoint_updates = checkpoint_updates
         self._require_publishable = require_publishable
         self._method = self._new_method(items)
@@ -58,7 +62,7 @@ class Aggregation:
         """Of that round, until the machine opens it."""
 
     def _new_method(self, items: int) -> Method:
-        rng = np.random.default_rng([self._store.facts.seed, 0])
+        rng = np.random.default_rng([self._store.fleet.facts.seed, 0])
         try:
             return self._binding.build(items, rng, self._artifacts)
         except ValueError as error:
@@ -151,6 +155,8 @@ class Aggregation:
         self._store.checkpoints.put(
             MethodCheckpoint("version", summary.round_id, 0, summary.version, made)
         )
+        if summary.version != self.version:
+            self._note(summary.version, summary.round_id, summary.participants)
         self._made = None
         self._store.log.clear()
         self.version = summary.version
@@ -160,28 +166,75 @@ class Aggregation:
         """Append new items, between rounds and with an empty log; inside a transaction."""
         if self._opened is not None:
             self._restore(None)  # to before the next round's opening
-        rng = np.random.default_rng([self._store.facts.seed, self.items])
+        rng = np.random.default_rng([self._store.fleet.facts.seed, self.items])
         self._binding.grow(self._method, items, rng)
         self.items = items
         self.version += 1
         self._store.checkpoints.put(
             MethodCheckpoint("version", last_round, 0, self.version, self._method.state())
         )
+        self._note(self.version, last_round, 0, "new items")
+
+    @property
+    def goes_back(self) -> bool:
+        """Whether the operator asked for an older version's model, and it waits for its turn."""
+        return self._awaited() is not None
+
+    def go_back(self, last_round: int) -> None:
+        """Make the model that was asked for the next version; between rounds, with an empty log.
+
+        In one transaction. A version that does not fit the task any more is said so, and the
+        request is dropped.
+        """
+        wanted = self._awaited()
+        if wanted is None or self._keeper is None:
+            return
+        versions = self._store.versions
+        if self._opened is not None:
+            self._restore(None)  # to before the next round's opening
+        try:
+            self._method.adopt(versions.model(wanted))
+        except (ModelMismatch, AggregatorError) as error:
+            _LOG.error("version %d cannot be made the next one: %s", wanted, error)
+            versions.ask_for(None)
+            return
+        version = self.version + 1
+        with self._store.database.transaction():
+            self._store.checkpoints.put(
+                MethodCheckpoint("version", last_round, 0, version, self._method.state())
+            )
+            self._note(version, last_round, 0, f"version {wanted}")
+            versions.ask_for(None)
+        self.version = version
+        _LOG.info("version %d is version %d's model again", version, wanted)
+
+    def _awaited(self) -> int | None:
+        return None if self._keeper is None else self._store.versions.awaited()
+
+    def _note(self, version: int, round_number: int, devices: int, origin: str = "") -> None:
+        if self._keeper is not None:
+            self._keeper.note(self._method, version, round_number, devices, origin)
 
     def _restore(self, open_round: RoundRow | None) -> None:
         self._made = self._opened = None
         version = self._store.checkpoints.get("version")
         if version is None:
             self._method = self._new_method(self.items)
+            origin = "" if self._keeper is None else self._keeper.begin(self._method)
             version = MethodCheckpoint("version", 0, 0, 0, self._method.state())
             with self._store.database.transaction():
                 self._store.checkpoints.put(version)
+                self._note(0, 0, 0, origin)
         self.version = version.version
         partial = self._store.checkpoints.get("partial")
         self._last_seq, self.participants, self._since_checkpoint = 0, 0, 0
         try:
             self._method.restore(version.state)
             self.items = self._binding.items_of(self._method)
+            if self._keeper is not None and not self._keeper.knows(version.version):
+                # Made before versions were kept.
+                with self._store.database.transaction():
+                    self._note(version.version, version.round, 0)
             if open_round is None:
                 return
             if partial is not None and partial.round == open_round.round:
@@ -195,7 +248,7 @@ class Aggregation:
         except RestoreError as error:
             raise AggregatorError(
                 f"the stored state does not fit the task file's settings: {error}. Change them "
-                "back, or begin anew with another --home"
+                "back, or have it begin anew with tessera-aggregator task replace"
             ) from None
 
     def _absorb_log(self, row: RoundRow) -> bool:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
+from aggregator.refusals import Refusals
 from aggregator.rounds.aggregation import Aggregation
 from aggregator.rounds.machine import RoundMachine
-from aggregator.shared import Shared
+from aggregator.shared import TaskShared
 from aggregator.store.rounds import RoundRow
 from aggregator.store.update_log import LoggedUpdate, StoredVerdict
 from device_sdk.wire.arrays import exchange
@@ -72,20 +73,17 @@ class _Staged(NamedTuple):
 
 
 class Ingest:
-    """Stages updates by :meth:`offer`, decides them by :meth:`commit`.
+    """Stages a task's updates by :meth:`judge`, decides them by :meth:`commit`.
 
     No receipt leaves before what it says is on disk, and none says ``counted`` before the update
     was absorbed.
     """
 
-    def __init__(
-        self, shared: Shared, rounds: RoundMachine, aggregation: Aggregation, repeats: Repeats
-    ) -> None:
+    def __init__(self, shared: TaskShared, rounds: RoundMachine, aggregation: Aggregation) -> None:
         self._task, self._store, self._registry = shared.task, shared.store, shared.registry
         self._refusals, self._unix_clock = shared.refusals, shared.unix_clock
         self._rounds = rounds
         self._aggregation = aggregation
-        self._repeats = repeats
         self._staged: dict[tuple[bytes, int], _Staged] = {}
         self._accepted = 0  # of those staged
         self.counted = 0
@@ -97,28 +95,9 @@ class Ingest:
     def __len__(self) -> int:
         return len(self._staged)
 
-    def offer(self, device_id: bytes, payload: bytes) -> Settled | None:
-        """Judge an update. What is known already is settled at once, the rest is staged.
-
-        Raises ``WireError`` for bytes that are no update: nothing can be said about those.
-        """
-        try:
-            settled = self._judge(read_update(payload, device_id))
-        except WireError:
-            self._charge(device_id)
-            raise
-        if settled is not None:
-            self._charge(device_id)
-        return settled
-
-    def _charge(self, device_id: bytes) -> None:
-        if self._repeats.answered(device_id):
-            self._refusals.note_reason("too-many-repeats", device_id)
-
-    def _judge(self, update: UpdateMessage) -> Settled | None:
+    def judge(self, update: UpdateMessage) -> Settled | None:
+        """Judge an update. What is known already is settled at once, the rest is staged."""
         identity = update.identity
-        if identity.task != self._task.name:
-            return self._refuse(update, "wrong-task")
         row = self._rounds.current
         if row is None or (identity.generation, identity.round) != (row.generation, row.round):
             return self._offer_for_closed(update)
@@ -148,8 +127,12 @@ class Ingest:
 
     def save_seen(self) -> None:
         """Write down which devices were counted before this group; inside a transaction."""
-        self._store.devices.note_counted(self._seen)
+        self._store.fleet.devices.note_counted(self._seen)
         self._seen.clear()
+
+    def follow(self, other: Ingest) -> None:
+        """Go on with the counts of the same task's ingest before this one."""
+        self.counted, self._seen = other.counted, other._seen
 
     def round_opened(self) -> None:
         """Begin the counts of a round."""
@@ -186,7 +169,9 @@ class Ingest:
         if self._rounds.is_selected(identity.device_id):
             return None
         device = self._registry.by_id(identity.device_id)
-        joined_later = device is not None and device.first_round > row.round
+        if device is not None and not self._task.selector.admits(device.labels):
+            return self._refuse(update, "not-eligible")
+        joined_later = device is not None and device.first_round > row.opening
         return self._refuse(update, "joined-later" if joined_later else "not-selected")
 
     def _stage(
@@ -227,30 +212,26 @@ class Ingest:
             return self._refuse(update, "unknown-round")
         if row is None or row.generation != identity.generation or row.forgotten:
             # By the mark that was set when the verdicts were deleted, and by no clock.
-            return self._settled(update, Verdict.FORGOTTEN)
+            return _settled(update, Verdict.FORGOTTEN)
         self._rounds.came_late(row, identity.device_id)
         self._refusals.note_reason("late", identity.device_id)
-        return self._settled(update, Verdict.LATE)
+        return _settled(update, Verdict.LATE)
 
     def _repeat(self, update: UpdateMessage, known: StoredVerdict) -> Settled:
         """The stored verdict, for the same body again."""
         if known.body_sha256 != update.body_sha256:
             return self._conflict(update)
         if known.reason is None:
-            return self._settled(update, Verdict.COUNTED)
-        return self._settled(update, Verdict.REFUSED, known.reason)
+            return _settled(update, Verdict.COUNTED)
+        return _settled(update, Verdict.REFUSED, known.reason)
 
     def _conflict(self, update: UpdateMessage) -> Settled:
         self._refusals.note_reason("conflict", update.identity.device_id)
-        return self._settled(update, Verdict.CONFLICT)
+        return _settled(update, Verdict.CONFLICT)
 
     def _refuse(self, update: UpdateMessage, reason: str) -> Settled:
         self._refusals.note_reason(reason, update.identity.device_id)
-        return self._settled(update, Verdict.REFUSED, reason)
-
-    def _settled(self, update: UpdateMessage, verdict: Verdict, reason: str = "") -> Settled:
-        digest = update_digest(update.identity, update.body_sha256)
-        return Settled(update.identity.device_id, Receipt(digest, verdict, reason))
+        return _settled(update, Verdict.REFUSED, reason)
 
     def _settle(self, staged: _Staged, failed: dict[int, str], now_unix_seconds: int) -> Settled:
         device_id = staged.identity.device_id
@@ -269,3 +250,54 @@ class Ingest:
         self.counted += 1
         self._seen.append((now_unix_seconds, width or None, device_id))
         return Settled(device_id, Receipt(digest, _COUNTED))
+
+
+def _settled(update: UpdateMessage, verdict: Verdict, reason: str = "") -> Settled:
+    digest = update_digest(update.identity, update.body_sha256)
+    return Settled(update.identity.device_id, Receipt(digest, verdict, reason))
+
+
+class Inbox:
+    """Hands each update to its task.
+
+    ``absent``: tasks that are not served at present and will be: their devices get no answer, and
+    send again.
+    """
+
+    def __init__(self, refusals: Refusals, repeats: Repeats) -> None:
+        self._refusals = refusals
+        self._repeats = repeats
+        self._ingests: Mapping[str, Ingest] = {}
+        self._absent: frozenset[str] = frozenset()
+
+    def serve(self, ingests: Mapping[str, Ingest], absent: Iterable[str] = ()) -> None:
+        """Take updates for these tasks from now on."""
+        self._ingests, self._absent = ingests, frozenset(absent)
+
+    def offer(self, device_id: bytes, payload: bytes) -> Settled | None:
+        """Judge an update: a verdict, or None where it is staged, or not to be answered.
+
+        Raises ``WireError`` for bytes that are no update: nothing can be said about those.
+        """
+        try:
+            settled = self._judge(read_update(payload, device_id))
+        except WireError:
+            self._charge(device_id)
+            raise
+        if settled is not None:
+            self._charge(device_id)
+        return settled
+
+    def _judge(self, update: UpdateMessage) -> Settled | None:
+        task = update.identity.task
+        ingest = self._ingests.get(task)
+        if ingest is not None:
+            return ingest.judge(update)
+        if task in self._absent:
+            raise WireError("not-served", "an update for a task that is not served at present")
+        self._refusals.note_reason("wrong-task", update.identity.device_id)
+        return _settled(update, Verdict.REFUSED, "wrong-task")
+
+    def _charge(self, device_id: bytes) -> None:
+        if self._repeats.answered(device_id):
+            self._refusals.note_reason("too-many-repeats", device_id)

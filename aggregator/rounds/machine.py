@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from aggregator.methods.method import RoundSummary
 from aggregator.rounds.aggregation import Aggregation
-from aggregator.shared import Shared
+from aggregator.shared import TaskShared
 from aggregator.store import STORE_FAILURES
 from aggregator.store.rounds import RoundRow
 from aggregator.task.file import RoundSettings
@@ -93,6 +93,8 @@ class RoundOpened:
     row: RoundRow
     carried: int
     """Updates of rounds without quorum that it begins with."""
+    task: str = ""
+    """Its name, where there are several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,7 @@ class RoundClosed:
     row: RoundRow
     summary: RoundSummary
     next_version: int | None
+    task: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +113,7 @@ class RoundHeld:
 
     row: RoundRow
     why: str
+    task: str = ""
 
 
 RoundEvent = RoundOpened | RoundClosed | RoundHeld
@@ -124,8 +128,9 @@ class SealRound(Protocol):
 class RoundMachine:
     """One round after another. ``tick`` is to be called often; it never waits."""
 
-    def __init__(self, shared: Shared, aggregation: Aggregation, seal_round: SealRound) -> None:
+    def __init__(self, shared: TaskShared, aggregation: Aggregation, seal_round: SealRound) -> None:
         self._task, self._settings = shared.task.name, shared.task.round
+        self._selector = shared.task.selector
         self._store, self._registry = shared.store, shared.registry
         self._unix_clock, self._random_bytes = shared.unix_clock, shared.random_bytes
         self._aggregation = aggregation
@@ -138,6 +143,10 @@ class RoundMachine:
         self._earliest_close_unix = 0.0
         self._earliest_open_unix = 0.0
         self._told_waiting = -1
+        self._counted_at = -1
+        self._eligible = 0
+        self.paused = False
+        """Whether no other round opens."""
         self.unpublished: str | None = None
         """Why the next round could not be published; none opens before it is released."""
         self.current: RoundRow | None = None
@@ -171,8 +180,9 @@ class RoundMachine:
         if row.held is not None:
             return None
         if _rests(row):
-            # Nobody takes part in it; it ends when rounds may go on.
-            return self._close(row, now) if self._may_go_on(row.round) else None
+            # Nobody takes part in it; it ends when rounds may go on, or for another version.
+            ends = self._may_go_on(row.round) or self._aggregation.goes_back
+            return self._close(row, now) if ends else None
         # A clock that was set back gives the round its length once more, and no year on top.
         self._began_unix = min(self._began_unix, now)
         everyone_came = not self._missing and (self.arrived > 0 or self._all_were_revoked(row))
@@ -195,7 +205,7 @@ class RoundMachine:
         """Whether a device of the registry was selected for the current round."""
         row = self.current
         return row is not None and self._registry.is_selected(
-            device_id, row.seed, row.threshold, self._task, row.round
+            device_id, self._task, row, self._selector.admits
         )
 
     def heard_of(self, device_id: bytes, counted_seconds: float | None = None) -> None:
@@ -210,13 +220,32 @@ class RoundMachine:
 
         If the round had selected the device: others do not wait to be waited for.
         """
-        if self._registry.is_selected(device_id, row.seed, row.threshold, self._task, row.round):
+        if self._registry.is_selected(device_id, self._task, row, self._selector.admits):
             seconds = max(0.0, self._unix_clock() - row.opened_unix_seconds)
             self._late.note(row.round, device_id, seconds)
 
     def revoked(self, device_id: bytes) -> None:
         """A device that will not be heard of."""
         self._missing.discard(device_id)
+
+    def labels_changed(self) -> None:
+        """Devices that the task does not admit any more are not waited for."""
+        if self._selector and self.current is not None:
+            self._missing &= self._selected(self.current)
+
+    @property
+    def eligible(self) -> int:
+        """Devices that the task is for."""
+        if not self._selector:
+            return len(self._registry)
+        if self._counted_at != self._registry.revision:
+            self._counted_at = self._registry.revision
+            self._eligible = self._registry.eligible(self._selector.admits)
+        return self._eligible
+
+    def follow(self, other: RoundMachine) -> None:
+        """Take over what the same task's machine before this one had in memory only."""
+        self._late, self._earliest_open_unix = other._late, other._earliest_open_unix
 
     def _all_were_revoked(self, row: RoundRow) -> bool:
         # Where nobody is missing any more, it was heard or revoked. A round that selected nobody
@@ -253,17 +282,18 @@ class RoundMachine:
             _LOG.info("round %d goes on with %d updates", row.round, self._aggregation.participants)
 
     def _may_open(self, now: float) -> bool:
-        if self.unpublished is not None:
+        if self.unpublished is not None or self.paused:
             return False
         if _is_within(self._earliest_open_unix, now, self._settings.pause_seconds):
             return False
-        enrolled, wanted = len(self._registry), self._settings.wait_for_devices
+        enrolled, wanted = self.eligible, self._settings.wait_for_devices
         if enrolled < wanted and enrolled != self._told_waiting:
             # Else a fleet that shrank below it would stand still without a word.
             _LOG.info(
-                "no round opens before %d devices are enrolled (round.wait_for_devices); "
+                "no round opens before %d devices are enrolled (round.wait_for_devices)%s; "
                 "there are %d",
                 wanted,
+                f" with {self._selector}" if self._selector else "",
                 enrolled,
             )
         self._told_waiting = enrolled
@@ -291,6 +321,7 @@ class RoundMachine:
             threshold=threshold,
             expected=0,
             items=self._aggregation.items,
+            opening=self._store.fleet.facts.openings + 1,
         )
         missing = self._selected(row)
         row = replace(row, expected=len(missing))
@@ -298,6 +329,7 @@ class RoundMachine:
             broadcast = self._aggregation.open_round(number)
             with self._store.database.transaction():
                 self._store.rounds.add(row)
+                self._store.fleet.facts.openings = row.opening
                 self._seal_round(row, broadcast)
         except STORE_FAILURES:
             raise
@@ -343,7 +375,7 @@ class RoundMachine:
         return RoundClosed(row, summary, made)
 
     def _selected(self, row: RoundRow) -> set[bytes]:
-        return set(self._registry.selected(row.seed, row.threshold, self._task, row.round))
+        return set(self._registry.selected(self._task, row, self._selector.admits))
 
     def _times(self) -> list[NDArray[np.float32]]:
         stored = self._store.rounds.arrivals(LAST_ROUNDS)

@@ -9,25 +9,28 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from aggregator.errors import AggregatorError
 from aggregator.home import AggregatorHome
 from aggregator.keys.enrolment import Enrolment
 from aggregator.keys.fence import Fence
 from aggregator.keys.fleet import FleetKeys
 from aggregator.keys.registry import Registry
 from aggregator.publish.publisher import Publisher, read_artifacts
+from aggregator.publish.standing import Announcements
 from aggregator.refusals import Refusals
 from aggregator.rounds.aggregation import Aggregation
-from aggregator.rounds.ingest import Ingest, Repeats
+from aggregator.rounds.ingest import Inbox, Ingest, Repeats
 from aggregator.rounds.machine import RoundMachine
+from aggregator.rounds.version_keeper import VersionKeeper
 from aggregator.serve.broker_links import BrokerLinks
-from aggregator.serve.housekeeping import Housekeeping
+from aggregator.serve.housekeeping import Housekeeping, Upkeep
 from aggregator.serve.outgoing import Outgoing
 from aggregator.serve.service import Parts
+from aggregator.serve.standings import Standings
+from aggregator.serve.tasks import TaskBoard, TaskParts, claim
 from aggregator.serve.uplink import Uplink
-from aggregator.shared import Shared
-from aggregator.store import Store
-from aggregator.task.file import Task, read_continued_catalogue, stored_catalogue
+from aggregator.shared import Shared, TaskShared
+from aggregator.store import Store, TaskStore
+from aggregator.task.file import Task, stored_catalogue
 from device_sdk.link.settings import LinkSettings
 from device_sdk.wire.publish.chunks import Reassembler
 from device_sdk.wire.publish.topics import Topics
@@ -36,7 +39,6 @@ from device_sdk.wire.seal.enrolment import EnrolmentDesk
 from device_sdk.wire.seal.keys import RandomBytes
 from device_sdk.wire.seal.presence import Presence, new_presence
 from device_sdk.wire.seal.session_table import SessionTable
-from device_sdk.wire.seal.tasks import ServedTasks
 
 SHARD = 0
 _BURST = 20.0
@@ -70,74 +72,99 @@ def assemble(
     world: World,
     link_settings: LinkSettings = LINK_SETTINGS,
 ) -> Parts:
-    """All parts, resumed from the store; the link is not started. Raises AggregatorError."""
-    _claim(store, task)
+    """All parts, resumed from the store; the link is not started. Raises AggregatorError.
+
+    ``task``: the first one; the others are in the home.
+    """
+    claim(store.first, task)
+    settings = task.fleet
     clock, unix_clock, random_bytes = world.clock, world.unix_clock, world.random_bytes
     # One each: links draw on threads of their own.
     link_rngs = world.rng.spawn(4)
     sealing_rng = link_rngs.pop(1)
 
     # Who may speak.
-    keys = FleetKeys(home, store, unix_clock, random_bytes, task.descriptor_seconds)
+    keys = FleetKeys(home, store, unix_clock, random_bytes, settings.descriptor_seconds)
     last_life = store.facts.started_unix_seconds
     presence = _begin_life(store, int(unix_clock()), random_bytes)
     shared = Shared(
-        task,
-        store,
         Registry(store.devices),
         Refusals(),
-        Topics(task.broker.prefix),
+        Topics(settings.broker.prefix),
         clock,
         unix_clock,
         random_bytes,
+        settings,
+        store,
     )
 
     def bounds(share: float) -> tuple[TokenBuckets, WorkBudget]:
         return TokenBuckets(_BURST, _REFILL_PER_SECOND, clock), WorkBudget(share, clock)
 
-    life = keys.keyring, presence.incarnation
-    opens, enrolments = map(bounds, (task.admission.opens_share, task.admission.enrolments_share))
+    life, admission = (keys.keyring, presence.incarnation), settings.admission
+    opens, enrolments = map(bounds, (admission.opens_share, admission.enrolments_share))
     table = SessionTable(*life, *opens, clock, unix_clock, random_bytes=random_bytes)
     desk = EnrolmentDesk(*life, *enrolments, unix_clock, random_bytes=random_bytes)
     keys.watch(table.replace_keyring)
     keys.watch(desk.replace_keyring)
 
-    # What is published, and what comes back.
-    artifacts = read_artifacts(task.artifacts, task.companions)
-    served = ServedTasks(presence.incarnation, 0, ((task.name, task.cohort),))
-    publisher = Publisher(shared, artifacts, presence, served, keys.current, sealing_rng)
-    catalogue = stored_catalogue(store)
-    aggregation = Aggregation(
-        task.binding,
-        store,
-        0 if catalogue is None else len(catalogue),
-        task.store.checkpoint_updates,
-        publisher.require_publishable,
-        tuple(each.artifact for each in artifacts),
-    )
-    rounds = RoundMachine(shared, aggregation, publisher.seal_round)
+    # What is learnt.
+    def make(store: TaskStore, task: Task) -> TaskParts:
+        return make_task(TaskShared.of(shared, task, store), keys, sealing_rng)
+
     reassembler, repeats = Reassembler(clock), Repeats(clock)
+    inbox = Inbox(shared.refusals, repeats)
+    board = TaskBoard(home, store, make, inbox, unix_clock)
+    board.begin(task)
     enrolment = Enrolment(
-        desk, store, shared.registry, shared.refusals, unix_clock, rounds.next_number
+        desk,
+        store,
+        shared.registry,
+        shared.refusals,
+        unix_clock,
+        lambda: store.facts.openings + 1,
     )
-    housekeeping = Housekeeping(shared, aggregation, table, reassembler)
-    housekeeping.begin(in_a_round=rounds.current is not None)
     link = BrokerLinks(shared, SHARD, link_settings, link_rngs)
     return Parts(
         **vars(shared),
         link=link,
         table=table,
         uplink=Uplink(shared, table, reassembler, enrolment, repeats, keys.group_keys),
-        aggregation=aggregation,
-        rounds=rounds,
-        ingest=Ingest(shared, rounds, aggregation, repeats),
-        publisher=publisher,
-        outgoing=Outgoing(link, store.publications),
+        inbox=inbox,
+        tasks=board,
+        announcements=Announcements(shared.topics, presence, lambda: board.names, keys.current),
+        standings=Standings(shared, board, table.seal_newest),
+        outgoing=Outgoing(link, store.retained),
         keys=keys,
         fence=Fence(presence, last_life, home.folder, keys.descriptors, clock),
-        housekeeping=housekeeping,
+        housekeeping=Housekeeping(
+            shared, lambda: [each.upkeep for each in board.served], table, reassembler
+        ),
         sleep=world.sleep,
     )
+
+
+def make_task(shared: TaskShared, keys: FleetKeys, rng: np.random.Generator) -> TaskParts:
+    """A task's parts, resumed from its store. Raises AggregatorError."""
+    task, store = shared.task, shared.store
+    artifacts = read_artifacts(task.artifacts, task.companions)
+    publisher = Publisher(shared, artifacts, keys.current, rng)
+    catalogue = stored_catalogue(store)
+    parameters = tuple(each.artifact for each in artifacts)
+    aggregation = Aggregation(
+        task.binding,
+        store,
+        0 if catalogue is None else len(catalogue),
+        task.store.checkpoint_updates,
+        publisher.require_publishable,
+        parameters,
+        VersionKeeper(store, task.models, task.warm_start, parameters, shared.unix_clock),
+    )
+    rounds = RoundMachine(shared, aggregation, publisher.seal_round)
+    upkeep = Upkeep(shared, aggregation)
+    upkeep.begin(in_a_round=rounds.current is not None)
+    ingest = Ingest(shared, rounds, aggregation)
+    return TaskParts(task, store, aggregation, rounds, ingest, publisher, upkeep)
 
 
 def _begin_life(store: Store, now_unix_seconds: int, random_bytes: RandomBytes) -> Presence:
@@ -148,21 +175,3 @@ def _begin_life(store: Store, now_unix_seconds: int, random_bytes: RandomBytes) 
     with store.database.transaction():
         store.facts.started_unix_seconds = started  # before anybody hears of it
     return presence
-
-
-def _claim(store: Store, task: Task) -> None:
-    """The first ``serve`` decides which task the stored state belongs to."""
-    label = f"{task.name} {task.binding.method_name}"
-    stored = store.facts.task
-    if stored is not None and stored != label:
-        raise AggregatorError(
-            f"this home holds the state of task and method {stored!r}, the task file names "
-            f"{label!r}: use another --home for another task"
-        )
-    missing = task.catalogue is not None and store.facts.catalogue is None
-    if stored is None or missing:
-        with store.database.transaction():
-            store.facts.task = label
-            if task.catalogue is not None:
-                found = read_continued_catalogue(task.catalogue, store)
-                store.facts.catalogue = found.to_bytes()

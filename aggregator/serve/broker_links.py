@@ -227,7 +227,7 @@ class BrokerLinks:
         settings: LinkSettings,
         rngs: list[np.random.Generator],
     ) -> None:
-        broker, topics, clock = shared.task.broker, shared.topics, shared.clock
+        broker, topics, clock = shared.settings.broker, shared.topics, shared.clock
         self._parse = lru_cache(maxsize=_MOST_TOPICS)(topics.parse)
         self._registry = shared.registry
         self._device_limits = TopicLimits(

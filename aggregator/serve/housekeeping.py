@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from aggregator.errors import AggregatorError
 from aggregator.rounds.aggregation import Aggregation
-from aggregator.shared import Shared
+from aggregator.shared import Shared, TaskShared
 from aggregator.task.file import read_continued_catalogue, stored_catalogue
 from device_sdk.wire.publish.chunks import Reassembler
 from device_sdk.wire.seal.session_table import SessionTable
@@ -18,29 +19,103 @@ _FORGET_SECONDS = 60.0
 _DAY_SECONDS = 86_400.0
 
 
-class Housekeeping:
-    """Sweeps memory, saves counters, forgets and erases, and takes in new items.
+class Upkeep:
+    """A task's: takes in new items and older versions, and forgets verdicts."""
 
-    Verdicts age by the monotonic clock alone, over all the time that ``serve``
-    has run: a calendar that jumps a month ahead for a moment would delete what must be kept.
+    def __init__(self, shared: TaskShared, aggregation: Aggregation) -> None:
+        self._store = shared.store
+        self._catalogue = shared.task.catalogue
+        self._verdict_seconds = shared.task.store.verdict_days * _DAY_SECONDS
+        self._aggregation = aggregation
+        self._catalogue_stamp: tuple[int, int] | None = None  # of no file that was looked at
+
+    def forget(self, served_seconds: float) -> None:
+        """Delete what is old enough, inside a transaction."""
+        self._store.rounds.forget_verdicts(served_seconds, self._verdict_seconds)
+
+    def begin(self, *, in_a_round: bool) -> None:
+        """What the operator asked for while nobody served, an older version or a catalogue with new
+        items: taken in now, or after the round.
+
+        Raises AggregatorError where the catalogue is not usable and no round needs to go on without
+        it.
+        """
+        if not in_a_round:
+            self._go_back()
+        if self._catalogue is None:
+            return
+        if not in_a_round and not self._aggregation.participants:
+            self._take_in(self._catalogue)
+            return
+        try:
+            found = len(read_continued_catalogue(self._catalogue, self._store))
+        except AggregatorError as error:
+            _LOG.error("the catalogue stays as it was: %s", error)
+            return
+        if found > self._aggregation.items:
+            _LOG.info(
+                "the catalogue has %d items, the model %d: the new ones are taken in before the "
+                "first round that begins without waiting updates",
+                found,
+                self._aggregation.items,
+            )
+
+    def between_rounds(self) -> None:
+        """Take in an older version that the operator wants back, and items that he appended to the
+        catalogue.
+
+        Not while updates wait that were made for the present version. A file that is not usable is
+        reported and left alone: a running fleet does not stop for a slip of the pen.
+        """
+        self._go_back()
+        if self._catalogue is None or self._aggregation.participants:
+            return
+        if file_stamp(self._catalogue) == self._catalogue_stamp:
+            return
+        try:
+            self._take_in(self._catalogue)
+        except AggregatorError as error:
+            _LOG.error("the catalogue stays as it was: %s", error)
+
+    def _go_back(self) -> None:
+        if self._aggregation.goes_back and not self._aggregation.participants:
+            latest = self._store.rounds.latest()
+            self._aggregation.go_back(latest[0].round if latest else 0)
+
+    def _take_in(self, path: Path) -> None:
+        """Make the file's catalogue the current one, and lengthen the model if it has new items."""
+        self._catalogue_stamp = file_stamp(path)
+        catalogue = read_continued_catalogue(path, self._store)
+        if stored_catalogue(self._store) == catalogue:
+            return
+        latest = self._store.rounds.latest()
+        with self._store.database.transaction():
+            self._store.facts.catalogue = catalogue.to_bytes()
+            if len(catalogue) > self._aggregation.items:
+                self._aggregation.grow(len(catalogue), latest[0].round if latest else 0)
+                _LOG.info("the catalogue has %d items now", len(catalogue))
+
+
+class Housekeeping:
+    """Sweeps memory, saves counters, and erases; ``tasks`` gives each task's upkeep.
+
+    Verdicts age by the monotonic clock alone, over all the time that ``serve`` has run: a calendar
+    that jumps a month ahead for a moment would delete what must be kept.
     """
 
     def __init__(
         self,
         shared: Shared,
-        aggregation: Aggregation,
+        tasks: Callable[[], Iterable[Upkeep]],
         table: SessionTable,
         reassembler: Reassembler,
     ) -> None:
         self._store, self._refusals, self._clock = shared.store, shared.refusals, shared.clock
-        self._catalogue = shared.task.catalogue
-        self._verdict_seconds = shared.task.store.verdict_days * _DAY_SECONDS
-        self._aggregation = aggregation
+        self._tasks = tasks
         self._table = table
         self._reassembler = reassembler
         self._next_sweep_seconds = self._clock() + _SWEEP_SECONDS
         self._next_forget_seconds = self._counted_seconds = self._clock()
-        self._catalogue_stamp: tuple[int, int] | None = None  # of no file that was looked at
         self._erase_due = True  # what a process before this one deleted and did not erase
         self._next_erase_seconds = self._clock()
 
@@ -69,62 +144,13 @@ class Housekeeping:
         served = self._store.facts.served_seconds + (now - self._counted_seconds)
         with self._store.database.transaction():
             self._store.facts.served_seconds = served
-            self._store.rounds.forget_verdicts(served, self._verdict_seconds)
+            for upkeep in self._tasks():
+                upkeep.forget(served)
         self._counted_seconds = now
 
-    def begin(self, *, in_a_round: bool) -> None:
-        """What was appended to the catalogue while nobody served: taken in now, or after the round.
 
-        Raises AggregatorError where the file is not usable and no round needs to go on without it.
-        """
-        if self._catalogue is None:
-            return
-        if not in_a_round and not self._aggregation.participants:
-            self._take_in(self._catalogue)
-            return
-        try:
-            found = len(read_continued_catalogue(self._catalogue, self._store))
-        except AggregatorError as error:
-            _LOG.error("the catalogue stays as it was: %s", error)
-            return
-        if found > self._aggregation.items:
-            _LOG.info(
-                "the catalogue has %d items, the model %d: the new ones are taken in before the "
-                "first round that begins without waiting updates",
-                found,
-                self._aggregation.items,
-            )
-
-    def between_rounds(self) -> None:
-        """Take in items that the operator appended to the catalogue.
-
-        Not while updates wait that were made for the shorter one. A file that is not usable is
-        reported and left alone: a running fleet does not stop for a slip of the pen.
-        """
-        if self._catalogue is None or self._aggregation.participants:
-            return
-        if _stamp(self._catalogue) == self._catalogue_stamp:
-            return
-        try:
-            self._take_in(self._catalogue)
-        except AggregatorError as error:
-            _LOG.error("the catalogue stays as it was: %s", error)
-
-    def _take_in(self, path: Path) -> None:
-        """Make the file's catalogue the current one, and lengthen the model if it has new items."""
-        self._catalogue_stamp = _stamp(path)
-        catalogue = read_continued_catalogue(path, self._store)
-        if stored_catalogue(self._store) == catalogue:
-            return
-        latest = self._store.rounds.latest()
-        with self._store.database.transaction():
-            self._store.facts.catalogue = catalogue.to_bytes()
-            if len(catalogue) > self._aggregation.items:
-                self._aggregation.grow(len(catalogue), latest[0].round if latest else 0)
-                _LOG.info("the catalogue has %d items now", len(catalogue))
-
-
-def _stamp(path: Path) -> tuple[int, int]:
+def file_stamp(path: Path) -> tuple[int, int]:
+    """Another one where the file was written since; zeros where there is none."""
     try:
         status = path.stat()
     except OSError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Self
 
 from rich.console import Console, Group, RenderableType
@@ -17,13 +17,15 @@ from rich.table import Table
 from rich.text import Text
 
 from aggregator.rounds.machine import RoundClosed, RoundEvent, RoundHeld, RoundOpened
-from aggregator.serve.metrics import Snapshot
+from aggregator.serve.metrics import Snapshot, TaskSnapshot
 from aggregator.serve.service import Service
+from aggregator.store.rounds import RoundRow
 from device_sdk.system.printable import PrintableFormatter, printable, size, span
 
 _LOG = logging.getLogger("aggregator")
 _REFRESH_SECONDS = 0.5
 _PLAIN_SECONDS = 30.0
+_ROUNDS_OF_EACH = 3
 
 
 class View(ABC):
@@ -72,14 +74,16 @@ class PlainView(View):
         super().__init__(handler, line, clock, _PLAIN_SECONDS, clock() + _PLAIN_SECONDS)
 
     def _draw(self, seen: Snapshot) -> None:
-        if seen.current is not None:
-            _LOG.info(
-                "round %d: %d of %d arrived, %s left",
-                seen.current.round,
-                seen.arrived,
-                seen.current.expected,
-                span(seen.seconds_left or 0.0),
-            )
+        for task in seen.tasks:
+            if task.current is not None:
+                _LOG.info(
+                    "%sround %d: %d of %d arrived, %s left",
+                    f"{task.name}: " if len(seen.tasks) > 1 else "",
+                    task.current.round,
+                    task.arrived,
+                    task.current.expected,
+                    span(task.seconds_left or 0.0),
+                )
 
 
 class LiveView(View):
@@ -104,6 +108,11 @@ class LiveView(View):
 
 def describe(event: RoundEvent) -> str:
     """One line about a round."""
+    line = _described(event)
+    return f"{event.task}: {line}" if event.task else line
+
+
+def _described(event: RoundEvent) -> str:
     number = event.row.round
     match event:
         case RoundOpened() if event.row.threshold == 0:
@@ -132,15 +141,25 @@ def describe(event: RoundEvent) -> str:
 
 def render(seen: Snapshot) -> Panel:
     """The picture of one moment."""
-    parts: list[RenderableType] = [_state(seen), _round(seen)]
-    if seen.finished:
-        parts.append(_rounds(seen))
+    parts: list[RenderableType] = [_state(seen)]
+    for task in seen.tasks:
+        if len(seen.tasks) > 1:
+            text = f"{printable(task.name)}, version {task.version}, for {task.eligible} devices"
+            parts.append(Text(f"\n{text}{', paused' if task.paused else ''}", style="bold"))
+        parts.append(_round(task))
+        if task.finished:
+            most = len(task.finished) if len(seen.tasks) == 1 else _ROUNDS_OF_EACH
+            parts.append(_rounds(task.finished[:most]))
     if seen.refusals:
         refused = ", ".join(
             f"{printable(why)} {count}" for why, count in sorted(seen.refusals.items())
         )
         parts.append(Text(f"refused  {refused}", style="yellow"))
-    title = f"tessera-aggregator: {printable(seen.task)}, version {seen.version}"
+    title = f"tessera-aggregator: {len(seen.tasks)} tasks"
+    if len(seen.tasks) == 1:
+        title = (
+            f"tessera-aggregator: {printable(seen.tasks[0].name)}, version {seen.tasks[0].version}"
+        )
     return Panel(Group(*parts), title=Text(title), title_align="left")
 
 
@@ -153,7 +172,7 @@ def _state(seen: Snapshot) -> Text:
     text.append(
         f" to {printable(seen.broker)}   {seen.devices} devices, {seen.sessions} sessions   "
         f"in {size(seen.bytes_received)}, out {size(seen.bytes_sent)}   "
-        f"{seen.counted} updates counted"
+        f"{sum(task.counted for task in seen.tasks)} updates counted"
     )
     for topic_filter in seen.refused_subscriptions:
         text.append(
@@ -166,12 +185,12 @@ def _state(seen: Snapshot) -> Text:
     return text
 
 
-def _round(seen: Snapshot) -> Group | Text:
+def _round(seen: TaskSnapshot) -> Group | Text:
     row = seen.current
     if seen.unpublished is not None:
         return Text(f"the next round is held: {printable(seen.unpublished)}", style="bold red")
     if row is None:
-        return Text("no round is open: waiting for devices")
+        return Text("paused" if seen.paused else "no round is open: waiting for devices")
     if row.threshold == 0:
         return Text("all rounds are done: the last version stays published")
     if row.held is not None:
@@ -193,11 +212,11 @@ def _round(seen: Snapshot) -> Group | Text:
     return Group(bars, Text(f"by k     {widths}")) if widths else Group(bars)
 
 
-def _rounds(seen: Snapshot) -> Table:
+def _rounds(finished: Sequence[RoundRow]) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0))
     for name in ("round", "updates", "took", "result", "metrics"):
         table.add_column(name)
-    for row in seen.finished:
+    for row in finished:
         took = (row.closed_unix_seconds or 0.0) - row.opened_unix_seconds
         result = "no quorum" if row.next_version is None else f"version {row.next_version}"
         metrics = ", ".join(f"{name} {value:.4g}" for name, value in (row.metrics or {}).items())

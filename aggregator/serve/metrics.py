@@ -15,14 +15,10 @@ from aggregator.store.rounds import RoundRow
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
-    """One moment. Counters are since the start of the process."""
+class TaskSnapshot:
+    """One moment of a task. Counters are since the start of the process."""
 
-    task: str
-    connected: bool
-    broker: str
-    devices: int
-    sessions: int
+    name: str
     version: int
     current: RoundRow | None
     seconds_left: float | None
@@ -30,18 +26,32 @@ class Snapshot:
     participants: int
     quorum: int
     counted: int
+    eligible: int = 0
+    """Devices that it is for."""
+    paused: bool = False
+    widths: Mapping[int, int] = field(default_factory=dict)
+    unpublished: str | None = None
+    """Why the next round could not be published, and is held."""
+    finished: tuple[RoundRow, ...] = ()
+    """The last closed rounds, newest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One moment. Counters are since the start of the process."""
+
+    connected: bool
+    broker: str
+    devices: int
+    sessions: int
     bytes_received: int
     bytes_sent: int
-    widths: Mapping[int, int] = field(default_factory=dict)
+    tasks: tuple[TaskSnapshot, ...]
     refusals: Mapping[str, int] = field(default_factory=dict)
     refused_subscriptions: tuple[str, ...] = ()
     """The topic filters that the broker refuses at present; they are asked for again."""
     broker_losses: int = 0
     """Messages of our own to ourselves that the broker acknowledged and did not deliver."""
-    unpublished: str | None = None
-    """Why the next round could not be published, and is held."""
-    finished: tuple[RoundRow, ...] = ()
-    """The last closed rounds, newest first."""
 
 
 _TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -56,7 +66,9 @@ def format_metrics(seen: Snapshot) -> str:
         lines.append(f"# TYPE tessera_{name} {kind}")
         lines.extend(f"tessera_{name}{labels} {value:g}" for labels, value in samples.items())
 
-    row = seen.current
+    def put_each(name: str, about: str, value: Callable[[TaskSnapshot], float]) -> None:
+        put(name, about, {_labels(seen, task): value(task) for task in seen.tasks})
+
     values: dict[str, tuple[str, float]] = {
         "connected": ("Whether there is a connection to the broker", seen.connected),
         "subscriptions_refused": (
@@ -65,16 +77,6 @@ def format_metrics(seen: Snapshot) -> str:
         ),
         "devices": ("Devices that are enrolled and not revoked", seen.devices),
         "sessions": ("Sessions in memory", seen.sessions),
-        "model_version": ("The model's version", seen.version),
-        "round": ("The round that is open, 0 for none", row.round if row else 0),
-        "round_held": (
-            "Whether the round waits for the operator",
-            bool(seen.unpublished or (row and row.held)),
-        ),
-        "round_selected_devices": ("Devices selected", row.expected if row else 0),
-        "round_arrived_updates": ("Updates counted in this round", seen.arrived),
-        "round_seconds_left": ("Until the deadline", seen.seconds_left or 0.0),
-        "updates_counted_total": ("Updates counted", seen.counted),
         "received_bytes_total": ("Bytes of messages received", seen.bytes_received),
         "sent_bytes_total": ("Bytes of messages sent", seen.bytes_sent),
         "broker_losses_total": (
@@ -84,10 +86,16 @@ def format_metrics(seen: Snapshot) -> str:
     }
     for name, (about, value) in values.items():
         put(name, about, {"": value})
+    for name, (about, of_task) in _OF_EACH.items():
+        put_each(name, about, of_task)
     put(
         "round_updates_by_k",
         "Updates of this round by the width that was trained",
-        {f'{{k="{width}"}}': count for width, count in sorted(seen.widths.items())},
+        {
+            _labels(seen, task, k=width): count
+            for task in seen.tasks
+            for width, count in sorted(task.widths.items())
+        },
     )
     put(
         "refused_total",
@@ -95,6 +103,36 @@ def format_metrics(seen: Snapshot) -> str:
         {f'{{reason="{why}"}}': count for why, count in sorted(seen.refusals.items())},
     )
     return "\n".join(lines) + "\n"
+
+
+_OF_EACH: dict[str, tuple[str, Callable[[TaskSnapshot], float]]] = {
+    "model_version": ("The model's version", lambda task: task.version),
+    "round": (
+        "The round that is open, 0 for none",
+        lambda task: 0 if task.current is None else task.current.round,
+    ),
+    "round_held": (
+        "Whether the round waits for the operator",
+        lambda task: bool(task.unpublished or (task.current and task.current.held)),
+    ),
+    "round_selected_devices": (
+        "Devices selected",
+        lambda task: 0 if task.current is None else task.current.expected,
+    ),
+    "round_arrived_updates": ("Updates counted in this round", lambda task: task.arrived),
+    "round_seconds_left": ("Until the deadline", lambda task: task.seconds_left or 0.0),
+    "updates_counted_total": ("Updates counted", lambda task: task.counted),
+    "task_devices": ("Devices that the task is for", lambda task: task.eligible),
+    "task_paused": ("Whether the operator paused it", lambda task: task.paused),
+}
+
+
+def _labels(seen: Snapshot, task: TaskSnapshot, **labels: object) -> str:
+    """A home with one task names none: its series stay what they were."""
+    if len(seen.tasks) > 1:
+        labels = {"task": task.name, **labels}
+    pairs = ",".join(f'{name}="{value}"' for name, value in labels.items())
+    return f"{{{pairs}}}" if pairs else ""
 
 
 @contextmanager

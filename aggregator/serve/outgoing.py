@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from aggregator.serve.broker_links import BrokerLinks
-from aggregator.store.publications import Publications
+from aggregator.store.publications import Retained
 from device_sdk.link.events import Delivery, Outcome
 from device_sdk.link.outbound import LinkError
 
@@ -20,9 +20,9 @@ class Outgoing:
     Retained messages wait as topics; their bytes stay in the store until they are sent.
     """
 
-    def __init__(self, link: BrokerLinks, publications: Publications) -> None:
+    def __init__(self, link: BrokerLinks, retained: Retained) -> None:
         self._link = link
-        self._publications = publications
+        self._retained = retained
         self._standing: deque[tuple[str, bytes]] = deque()
         self._topics: deque[str] = deque()
         self._clearing: dict[str, Delivery] = {}
@@ -54,7 +54,7 @@ class Outgoing:
         while self._standing and self._publish(*self._standing[0], retain=True):
             self._standing.popleft()
         while self._topics and not self._standing:
-            message = self._publications.message(self._topics[0])
+            message = self._retained.message(self._topics[0])
             if message is not None and not self._publish(self._topics[0], message, retain=True):
                 return
             self._topics.popleft()
@@ -70,12 +70,12 @@ class Outgoing:
         """Remove from the broker what is out of date, after its successor was sent."""
         for topic, delivery in list(self._clearing.items()):
             if delivery.outcome is Outcome.ACKNOWLEDGED:
-                self._publications.cleared(topic)
+                self._retained.cleared(topic)
             if delivery.outcome is not None:
                 del self._clearing[topic]
         if self._clearing:
             return
-        for topic in self._publications.superseded():
+        for topic in self._retained.superseded():
             try:
                 self._clearing[topic] = self._link.publish(topic, b"", retain=True)
             except LinkError:

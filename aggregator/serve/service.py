@@ -5,19 +5,20 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from aggregator.errors import AggregatorError
 from aggregator.keys.fence import Fence
 from aggregator.keys.fleet import FleetKeys
-from aggregator.publish.publisher import Publisher
-from aggregator.rounds.aggregation import Aggregation
-from aggregator.rounds.ingest import Ingest, Settled
-from aggregator.rounds.machine import RoundClosed, RoundEvent, RoundMachine, RoundOpened
+from aggregator.publish.standing import Announcements
+from aggregator.rounds.ingest import Inbox, Settled
+from aggregator.rounds.machine import RoundClosed, RoundEvent, RoundOpened
 from aggregator.serve.broker_links import BrokerLinks
 from aggregator.serve.housekeeping import Housekeeping
-from aggregator.serve.metrics import Snapshot
+from aggregator.serve.metrics import Snapshot, TaskSnapshot
 from aggregator.serve.outgoing import Outgoing
+from aggregator.serve.standings import Standings
+from aggregator.serve.tasks import TaskBoard, TaskParts
 from aggregator.serve.uplink import Answer, Arrived, Refusal, Uplink
 from aggregator.shared import Shared
 from device_sdk.link.events import (
@@ -86,6 +87,7 @@ _GATHER_SECONDS = 0.004
 _FLUSH_SECONDS = 2.0
 _SHOWN_ROUNDS = 8
 _SNAPSHOT_SECONDS = 1.0
+_LOOK_SECONDS = 0.25
 _SHOW_AGAIN_SECONDS = 60.0
 _TOO_MANY = "more messages than the limit allows on its topic: they were not looked at"
 
@@ -97,15 +99,20 @@ class Parts(Shared):
     link: BrokerLinks
     table: SessionTable
     uplink: Uplink
-    aggregation: Aggregation
-    rounds: RoundMachine
-    ingest: Ingest
-    publisher: Publisher
+    inbox: Inbox
+    tasks: TaskBoard
+    announcements: Announcements
+    standings: Standings
     outgoing: Outgoing
     keys: FleetKeys
     fence: Fence
     housekeeping: Housekeeping
     sleep: Callable[[float], None]
+
+    @property
+    def first(self) -> TaskParts:
+        """The parts of the first task, the only one for most."""
+        return self.tasks.first
 
 
 class Service:
@@ -123,6 +130,7 @@ class Service:
         self._last: Snapshot | None = None
         self._next_snapshot_seconds = 0.0
         self._next_showing_seconds = parts.clock() + _SHOW_AGAIN_SECONDS
+        self._next_look_seconds = parts.clock() + _LOOK_SECONDS
 
     def run(self, stopping: Callable[[], bool], on_turn: Callable[[], None]) -> None:
         """Work until ``stopping()``; ``on_turn`` is called a few times a second or more."""
@@ -138,16 +146,18 @@ class Service:
         """One turn of the loop: at most a quarter of a second when nothing happens."""
         parts = self._parts
         wait_seconds = _BUSY_SECONDS if parts.outgoing.busy else _IDLE_SECONDS
-        left = parts.rounds.seconds_left()
-        if left is not None:
-            wait_seconds = min(wait_seconds, max(0.0, left))
-        group = parts.task.store.group_updates
+        for task in parts.tasks.served:
+            left = task.rounds.seconds_left()
+            if left is not None:
+                wait_seconds = min(wait_seconds, max(0.0, left))
+        group = parts.first.task.store.group_updates
         events = parts.link.events(most=group, timeout_seconds=wait_seconds)
         if parts.store.database.changed_elsewhere():
             self._look_again()
         for event in events:
             self._handle(event)
-        if 0 < len(parts.ingest) < group:
+        staged = sum(len(task.ingest) for task in parts.tasks.served)
+        if 0 < staged < group:
             # A few more to share the commit: each costs a flush of the disk, however small it is.
             # Asleep, since the link's thread reads faster when nobody takes one by one.
             parts.sleep(_GATHER_SECONDS)
@@ -155,14 +165,29 @@ class Service:
                 self._handle(event)
         for owner, times in parts.link.take_refused().items():
             parts.refusals.note_reason("too-many", owner, _TOO_MANY, times)
-        self._settle(parts.ingest.commit())
-        while (happened := parts.rounds.tick()) is not None:
-            self._tell(happened)
+        for task in parts.tasks.served:
+            self._settle(task.ingest.commit())
+        self._tick()
+        self._look_at_files()
+        self._send_all(parts.standings.changed())
+        if parts.announcements.names_changed():
+            self._announce([parts.announcements.tasks()], [])
         self._tend_keys()
         if parts.fence.may_announce():
-            parts.outgoing.announce(parts.publisher.standing(), parts.store.publications.topics())
+            parts.outgoing.announce(parts.announcements.standing(), parts.store.retained.topics())
         parts.outgoing.pump()
         parts.housekeeping.turn()
+
+    def _tick(self) -> None:
+        """Open and close what is due: each task one step at a time, until none has another."""
+        happened = True
+        while happened:
+            happened = False
+            for task in self._parts.tasks.served:
+                event = task.rounds.tick()
+                if event is not None:
+                    happened = True
+                    self._tell(task, event)
 
     def last_snapshot(self) -> Snapshot | None:
         """A snapshot of the last second, for other threads; None at the very beginning."""
@@ -171,37 +196,28 @@ class Service:
     def stop(self) -> None:
         """Send what is decided, and close."""
         parts = self._parts
-        self._settle(parts.ingest.commit())
+        for task in parts.tasks.served:
+            self._settle(task.ingest.commit())
         parts.link.stop(flush_seconds=_FLUSH_SECONDS)
         with parts.store.database.transaction():
-            parts.ingest.save_seen()
+            for task in parts.tasks.served:
+                task.ingest.save_seen()
             parts.refusals.save(parts.store.refusals)
         parts.store.database.close()
 
     def snapshot(self) -> Snapshot:
         parts = self._parts
-        latest = parts.store.rounds.latest(_SHOWN_ROUNDS + 1)
         return Snapshot(
-            task=parts.task.name,
             connected=parts.link.connected,
-            broker=str(parts.task.broker.url),
+            broker=str(parts.settings.broker.url),
             devices=len(parts.registry),
             sessions=len(parts.table),
-            version=parts.aggregation.version,
-            current=parts.rounds.current,
-            seconds_left=parts.rounds.seconds_left(),
-            arrived=parts.rounds.arrived,
-            participants=parts.aggregation.participants,
-            quorum=parts.task.round.quorum,
-            counted=parts.ingest.counted,
             bytes_received=self.bytes_received,
             bytes_sent=parts.outgoing.bytes_sent,
-            widths=dict(parts.ingest.widths),
             refusals=dict(parts.refusals.counts),
             refused_subscriptions=self._listening.refused,
             broker_losses=parts.link.lost,
-            unpublished=parts.rounds.unpublished,
-            finished=tuple(row for row in latest if row.closed_unix_seconds is not None),
+            tasks=tuple(_seen(task) for task in parts.tasks.served),
         )
 
     def _handle(self, event: Event) -> None:
@@ -210,13 +226,13 @@ class Service:
             case Message():
                 self._receive(event)
             case Connected():
-                _LOG.info("connected to %s", parts.task.broker.url)
+                _LOG.info("connected to %s", parts.settings.broker.url)
                 parts.outgoing.connection_lost()
                 parts.fence.connected()
             case Disconnected() | ConnectRefused():
                 _LOG.warning(
                     "no connection to %s (%s); next try in %.1f s",
-                    parts.task.broker.url,
+                    parts.settings.broker.url,
                     event.detail,
                     event.retry_seconds,
                 )
@@ -242,17 +258,23 @@ class Service:
         match result:
             case Answer():
                 parts.outgoing.send(result.topic, result.payload)
+                if result.opened:
+                    self._send_all(parts.standings.opened(result.opened))
             case Refusal():
                 parts.refusals.note(result.error, result.device_id)
                 if result.error.reason == "old-incarnation":
                     self._show_presence_again()
             case Arrived():
                 try:
-                    settled = parts.ingest.offer(result.device_id, result.payload)
+                    settled = parts.inbox.offer(result.device_id, result.payload)
                 except WireError as error:
                     parts.refusals.note(error, result.device_id)
                 else:
                     self._settle([] if settled is None else [settled])
+
+    def _send_all(self, messages: Iterable[tuple[str, bytes]]) -> None:
+        for topic, payload in messages:
+            self._parts.outgoing.send(topic, payload)
 
     def _show_presence_again(self) -> None:
         """Somebody asks another life: perhaps an old presence was put in the place of ours.
@@ -262,8 +284,8 @@ class Service:
         now = self._parts.clock()
         if now >= self._next_showing_seconds:
             self._next_showing_seconds = now + _SHOW_AGAIN_SECONDS
-            publisher = self._parts.publisher
-            self._announce([publisher.tasks(), publisher.presence()], [])
+            announcements = self._parts.announcements
+            self._announce([announcements.tasks(), announcements.presence()], [])
 
     def _announce(self, standing: Iterable[tuple[str, bytes]], topics: Iterable[str]) -> None:
         """Before the fence is passed nothing: all of it is announced then."""
@@ -276,35 +298,67 @@ class Service:
             if answer is not None:
                 self._parts.outgoing.send_receipt(answer.topic, answer.payload)
 
-    def _tell(self, event: RoundEvent) -> None:
+    def _tell(self, task: TaskParts, event: RoundEvent) -> None:
         parts = self._parts
         if isinstance(event, RoundOpened):
-            parts.ingest.round_opened()
+            task.ingest.round_opened()
             parts.housekeeping.something_was_deleted()  # keys and publications that it replaced
             # The operator may have rotated keys since the loop looked.
-            standing = parts.publisher.standing() if parts.keys.refresh() else []
+            standing = parts.announcements.standing() if parts.keys.refresh() else []
             # Only what is new: artifacts need not be sent again for each round.
-            self._announce(standing, parts.store.publications.take_replaced())
+            self._announce(standing, task.store.publications.take_replaced())
         elif isinstance(event, RoundClosed):
             parts.housekeeping.something_was_deleted()  # the log, or an older checkpoint
-            parts.housekeeping.between_rounds()
+            if not parts.tasks.between_rounds(task):
+                task.upkeep.between_rounds()
             self._tend_keys()
         if self._on_round is not None:
-            self._on_round(event)
+            several = len(parts.tasks.served) > 1
+            self._on_round(replace(event, task=task.task.name) if several else event)
 
     def _tend_keys(self) -> None:
         parts = self._parts
-        if parts.keys.tend(between_rounds=parts.rounds.current is None):
-            self._announce(parts.publisher.standing(), [])
+        between_rounds = all(task.rounds.current is None for task in parts.tasks.served)
+        if parts.keys.tend(between_rounds=between_rounds):
+            self._announce(parts.announcements.standing(), [])
 
     def _look_again(self) -> None:
-        """The operator changed something: revoked, rotated, released."""
+        """The operator changed something: revoked, rotated, asked for a task or version."""
         parts = self._parts
         for device_id in parts.registry.reload():
             parts.table.end(device_id)
-            parts.rounds.revoked(device_id)
+            for task in parts.tasks.served:
+                task.rounds.revoked(device_id)
             _LOG.info("revoked %s: its sessions have ended", device_id.hex())
-        parts.rounds.reload_hold()
+        parts.tasks.look_again()
+        for task in parts.tasks.served:
+            task.rounds.labels_changed()
         parts.housekeeping.something_was_deleted()
         if parts.keys.refresh():
-            self._announce(parts.publisher.standing(), [])
+            self._announce(parts.announcements.standing(), [])
+
+    def _look_at_files(self) -> None:
+        now = self._parts.clock()
+        if now >= self._next_look_seconds:
+            self._next_look_seconds = now + _LOOK_SECONDS
+            self._parts.tasks.look_at_files()
+
+
+def _seen(task: TaskParts) -> TaskSnapshot:
+    latest = task.store.rounds.latest(_SHOWN_ROUNDS + 1)
+    rounds = task.rounds
+    return TaskSnapshot(
+        name=task.task.name,
+        eligible=rounds.eligible,
+        paused=rounds.paused,
+        version=task.aggregation.version,
+        current=rounds.current,
+        seconds_left=rounds.seconds_left(),
+        arrived=rounds.arrived,
+        participants=task.aggregation.participants,
+        quorum=task.task.round.quorum,
+        counted=task.ingest.counted,
+        widths=dict(task.ingest.widths),
+        unpublished=rounds.unpublished,
+        finished=tuple(row for row in latest if row.closed_unix_seconds is not None),
+    )

@@ -33,6 +33,8 @@ _SESSION_OPEN, _UPDATE = bytes((MessageType.SESSION_OPEN,)), int(RecordType.UPDA
 class Answer(NamedTuple):
     topic: str
     payload: bytes
+    opened: bytes = b""
+    """The device whose session it opens, if any."""
 
 
 class Arrived(NamedTuple):
@@ -88,7 +90,8 @@ class Uplink:
             if message.payload[1:2] == _SESSION_OPEN:
                 known, keys = credential(device), self._group_keys()
                 reply = self._table.accept_open(known, message.payload, keys)
-                return Answer(self._topics.write(DownTopic(topic.handle)), reply)
+                down = self._topics.write(DownTopic(topic.handle))
+                return Answer(down, reply, device.device_id)
             if self._repeats.exhausted(device.device_id):
                 raise WireError("too-many-repeats", "the device asks for old verdicts too often")
             received = self._table.receive(message.payload, device.device_id)

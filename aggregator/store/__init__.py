@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 from aggregator.store.checkpoints import Checkpoints
 from aggregator.store.database import STORE_FAILURES, Database
 from aggregator.store.devices import Devices, Secrets, Tokens
-from aggregator.store.facts import Facts, RefusalCounts
-from aggregator.store.publications import AttachmentBooks, Publications
+from aggregator.store.facts import Facts, RefusalCounts, TaskFacts
+from aggregator.store.publications import AttachmentBooks, Publications, Retained
 from aggregator.store.rounds import Rounds
+from aggregator.store.tasks import FIRST, Tasks
 from aggregator.store.update_log import UpdateLog
+from aggregator.store.versions import Versions
 
-__all__ = ["STORE_FAILURES", "Database", "Store"]
+__all__ = ["STORE_FAILURES", "Database", "Store", "TaskStore"]
 
 
 class Store:
-    """The tables, each behind an object of its own; they share the database's transactions."""
+    """What the fleet has once, each table behind an object of its own; they share the database's
+    transactions. :meth:`task` gives what each task has for itself."""
 
     def __init__(self, database: Database) -> None:
         self.database = database
@@ -22,9 +27,31 @@ class Store:
         self.secrets = Secrets(database)
         self.tokens = Tokens(database)
         self.devices = Devices(database)
-        self.rounds = Rounds(database)
-        self.log = UpdateLog(database)
-        self.checkpoints = Checkpoints(database)
-        self.publications = Publications(database)
-        self.attachments = AttachmentBooks(self.facts)
         self.refusals = RefusalCounts(database)
+        self.retained = Retained(database)
+        self.tasks = Tasks(database)
+
+    def task(self, number: int) -> TaskStore:
+        """A task's tables."""
+        return TaskStore(self, number)
+
+    @cached_property
+    def first(self) -> TaskStore:
+        """Those of the first task, the only one for most."""
+        return self.task(FIRST)
+
+
+class TaskStore:
+    """One task's rows of the tables that all tasks share. ``fleet``: what they have in common."""
+
+    def __init__(self, fleet: Store, number: int) -> None:
+        self.number = number
+        self.fleet = fleet
+        self.database = database = fleet.database
+        self.facts = TaskFacts(database, number, fleet.facts)
+        self.rounds = Rounds(database, number)
+        self.log = UpdateLog(database, number)
+        self.checkpoints = Checkpoints(database, number)
+        self.versions = Versions(database, number)
+        self.publications = Publications(database, number)
+        self.attachments = AttachmentBooks(self.facts)

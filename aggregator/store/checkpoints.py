@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.store.database import Table
+from aggregator.store.database import TaskTable
 from device_sdk.artifact import safetensors
 from device_sdk.artifact.errors import ArtifactError
 from device_sdk.methods.state import State
@@ -32,8 +32,8 @@ class MethodCheckpoint:
     state: State
 
 
-class Checkpoints(Table):
-    """Table ``checkpoints``: at most one of each kind."""
+class Checkpoints(TaskTable):
+    """A task's rows of the table ``checkpoints``: at most one of each kind."""
 
     def put(self, checkpoint: MethodCheckpoint) -> None:
         """Replace the checkpoint of this kind; a version makes the partial one void."""
@@ -41,17 +41,21 @@ class Checkpoints(Table):
             self.drop_partial()
         numbers = checkpoint.round, checkpoint.seq, checkpoint.version
         packed = pack_state(checkpoint.state)
-        self._database.insert("checkpoints", checkpoint.kind, *numbers, packed, replace=True)
+        values = self._task, checkpoint.kind, *numbers, packed
+        self._database.insert("checkpoints", *values, replace=True)
 
     def get(self, kind: Kind) -> MethodCheckpoint | None:
-        row = self._database.row("SELECT * FROM checkpoints WHERE kind = ?", (kind,))
+        query = "SELECT round, seq, version, state FROM checkpoints WHERE task = ? AND kind = ?"
+        row = self._database.row(query, (self._task, kind))
         if row is None:
             return None
-        _, round_number, seq, version, packed = row
+        round_number, seq, version, packed = row
         return MethodCheckpoint(kind, round_number, seq, version, unpack_state(packed))
 
     def drop_partial(self) -> None:
-        self._database.execute("DELETE FROM checkpoints WHERE kind = 'partial'")
+        self._database.execute(
+            "DELETE FROM checkpoints WHERE task = ? AND kind = 'partial'", (self._task,)
+        )
 
 
 def pack_state(state: State) -> bytes:

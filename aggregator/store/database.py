@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,7 +17,7 @@ from device_sdk.system.lock import FileLock
 
 # The tables. A change of them is a new version, with a step that brings an older file to it.
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 SCHEMA = """
 CREATE TABLE facts (name TEXT PRIMARY KEY, value ANY NOT NULL) STRICT;
@@ -44,13 +45,31 @@ CREATE TABLE devices (
     shard INTEGER NOT NULL,
     token_id BLOB NOT NULL,
     enrolled_unix INTEGER NOT NULL,
-    first_round INTEGER NOT NULL,        -- takes part from this round on
+    first_round INTEGER NOT NULL,        -- takes part from this opening on, see rounds.opening
     revoked_unix INTEGER,
     last_counted_unix INTEGER,
-    last_width INTEGER
+    last_width INTEGER,
+    labels TEXT NOT NULL DEFAULT '{}'    -- JSON: what tasks choose their devices by
+) STRICT;
+CREATE TABLE tasks (
+    task INTEGER PRIMARY KEY,            -- 1: the first, whose file has the fleet's tables
+    name TEXT UNIQUE,                    -- NULL: the first one, before it was served
+    state TEXT NOT NULL,                 -- 'active', 'paused', 'retiring' or 'retired'
+    file TEXT NOT NULL,                  -- the task file, relative to the home
+    served TEXT,                         -- the file's text that the state belongs to
+    unwritten TEXT,                      -- what the file is to hold, until it does
+    request TEXT,                        -- JSON: what the operator wants it replaced by
+    problem TEXT                         -- why it is not served, or not as the file says
+) STRICT;
+CREATE TABLE task_facts (
+    task INTEGER NOT NULL,
+    name TEXT NOT NULL,
+    value ANY NOT NULL,
+    PRIMARY KEY (task, name)
 ) STRICT;
 CREATE TABLE rounds (
-    round INTEGER PRIMARY KEY,
+    task INTEGER NOT NULL,
+    round INTEGER NOT NULL,
     generation INTEGER NOT NULL,
     version INTEGER NOT NULL,            -- what its broadcast carries
     opened_unix REAL NOT NULL,
@@ -66,40 +85,123 @@ CREATE TABLE rounds (
     arrivals BLOB,                       -- float32, seconds after the round opened
     held TEXT,                           -- why the round may not close
     forgotten INTEGER NOT NULL DEFAULT 0,
-    closed_served_seconds REAL           -- how long serve had run, in all, when it was seen closed
+    closed_served_seconds REAL,          -- how long serve had run, in all, when it was seen closed
+    opening INTEGER NOT NULL,            -- the how-manieth round of any task it was to open
+    PRIMARY KEY (task, round)
 ) STRICT;
-CREATE INDEX remembered ON rounds (round) WHERE forgotten = 0;
+CREATE INDEX remembered ON rounds (task, round) WHERE forgotten = 0;
 CREATE TABLE updates (                   -- the log: what is not part of a version yet
-    seq INTEGER PRIMARY KEY,
+    task INTEGER NOT NULL,
+    seq INTEGER NOT NULL,
     round INTEGER NOT NULL,
     device_id BLOB NOT NULL,
     arrived_seconds REAL NOT NULL,
     quarantined TEXT,                    -- why it could not be absorbed
-    body BLOB NOT NULL
+    body BLOB NOT NULL,
+    PRIMARY KEY (task, seq)
 ) STRICT;
 CREATE TABLE verdicts (
+    task INTEGER NOT NULL,
     generation INTEGER NOT NULL,
     round INTEGER NOT NULL,
     device_id BLOB NOT NULL,
     body_sha256 BLOB NOT NULL,
     reason TEXT,                         -- NULL: counted; else refused
-    PRIMARY KEY (generation, round, device_id)
+    PRIMARY KEY (task, generation, round, device_id)
 ) STRICT, WITHOUT ROWID;
 CREATE TABLE checkpoints (
-    kind TEXT PRIMARY KEY,               -- 'version', or 'partial' within an open round
+    task INTEGER NOT NULL,
+    kind TEXT NOT NULL,                  -- 'version', or 'partial' within an open round
     round INTEGER NOT NULL,
     seq INTEGER NOT NULL,
     version INTEGER NOT NULL,
-    state BLOB NOT NULL
+    state BLOB NOT NULL,
+    PRIMARY KEY (task, kind)
 ) STRICT;
 CREATE TABLE publications (
     topic TEXT PRIMARY KEY,
+    task INTEGER NOT NULL,
     part TEXT NOT NULL,                  -- 'attachment.ID', 'contents' or 'round'
     place INTEGER NOT NULL,              -- the order of sending
     message BLOB                         -- NULL: to be cleared from the broker
 ) STRICT;
+CREATE TABLE versions (
+    task INTEGER NOT NULL,
+    version INTEGER NOT NULL,
+    round INTEGER NOT NULL,              -- that made it; 0: the first one
+    closed_unix REAL NOT NULL,
+    devices INTEGER NOT NULL,
+    artifact TEXT NOT NULL,              -- of its parameters, hexadecimal; empty: none
+    origin TEXT NOT NULL,                -- of one that no round made
+    bytes INTEGER NOT NULL,              -- of the model; 0: the method keeps none
+    metrics TEXT NOT NULL,               -- JSON
+    pinned INTEGER NOT NULL DEFAULT 0,
+    awaited INTEGER NOT NULL DEFAULT 0,  -- to become the next version
+    model BLOB,                          -- safetensors; NULL: dropped
+    PRIMARY KEY (task, version)
+) STRICT;
+CREATE INDEX awaited_versions ON versions (task) WHERE awaited = 1;
 CREATE TABLE refusals (reason TEXT PRIMARY KEY, count INTEGER NOT NULL) STRICT;
 """
+FIRST_TASK = """
+INSERT INTO tasks (task, state, file) VALUES (1, 'active', 'task.toml')
+"""
+
+_TASK_TABLES = ("rounds", "updates", "verdicts", "checkpoints", "publications")
+
+
+def _table_of(name: str) -> str:
+    """The statements that make a table of the present schema, with its indices."""
+    found = [each for each in SCHEMA.split(";\n") if re.search(rf"(TABLE|ON) {name} \(", each)]
+    return "".join(f"{each};\n" for each in found)
+
+
+def _renamed(name: str) -> str:
+    return f"ALTER TABLE {name} RENAME TO old_{name};\n"
+
+
+def _copied(name: str, columns: str, values: str) -> str:
+    return (
+        f"INSERT INTO {name} ({columns}) SELECT {values} FROM old_{name};\nDROP TABLE old_{name};\n"
+    )
+
+
+def _one_task_becomes_the_first() -> str:
+    """What there is belongs to the one task that a home had, task 1 from now on."""
+    rounds = (
+        "round, generation, version, opened_unix, deadline_unix, seed, threshold, expected, "
+        "items, closed_unix, next_version, participants, metrics, arrivals, held, forgotten, "
+        "closed_served_seconds"
+    )
+    updates = "seq, round, device_id, arrived_seconds, quarantined, body"
+    verdicts = "generation, round, device_id, body_sha256, reason"
+    checkpoints = "kind, round, seq, version, state"
+    publications = "topic, part, place, message"
+    moved = "('task', 'catalogue', 'sealed_contents', 'unpublished', 'attachments')"
+    return "".join(
+        (
+            "DROP INDEX remembered;\n",
+            "INSERT OR REPLACE INTO facts SELECT 'openings', coalesce(max(round), 0) "
+            "FROM rounds;\n",
+            *(_renamed(name) for name in _TASK_TABLES),
+            *(_table_of(name) for name in (*_TASK_TABLES, "tasks", "task_facts", "versions")),
+            _copied("rounds", f"task, {rounds}, opening", f"1, {rounds}, round"),
+            _copied("updates", f"task, {updates}", f"1, {updates}"),
+            _copied("verdicts", f"task, {verdicts}", f"1, {verdicts}"),
+            _copied("checkpoints", f"task, {checkpoints}", f"1, {checkpoints}"),
+            _copied("publications", f"task, {publications}", f"1, {publications}"),
+            f"INSERT INTO task_facts SELECT 1, name, value FROM facts WHERE name IN {moved};\n",
+            "INSERT INTO task_facts SELECT 1, 'key_epoch', "
+            "CAST(substr(value, 1, instr(value, ' ') - 1) AS INTEGER) FROM facts "
+            "WHERE name = 'sealed_contents' AND value != '';\n",
+            f"DELETE FROM facts WHERE name IN {moved};\n",
+            FIRST_TASK.strip() + ";\n",
+            "UPDATE tasks SET name = (SELECT substr(value, 1, instr(value, ' ') - 1) "
+            "FROM task_facts WHERE name = 'task');\n",
+            "ALTER TABLE devices ADD COLUMN labels TEXT NOT NULL DEFAULT '{}';\n",
+        )
+    )
+
 
 STEPS = {
     1: """
@@ -109,6 +211,7 @@ UPDATE devices SET admission_key = zeroblob(32) WHERE revoked_unix IS NOT NULL;
 """,
     # Checkpoints of before are read as they are; those from now on are safetensors.
     2: "",
+    3: _one_task_becomes_the_first(),
 }
 """By the version that a file has, what makes it one of the next version."""
 
@@ -183,7 +286,7 @@ class Database:
         run(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
         if create:
             with self.transaction():
-                self._run_script(SCHEMA)
+                self._run_script(SCHEMA + FIRST_TASK)
                 run(f"PRAGMA application_id = {_APPLICATION_ID}")
                 run(f"PRAGMA user_version = {SCHEMA_VERSION}")
         if run("PRAGMA application_id").fetchone()[0] != _APPLICATION_ID:
@@ -316,3 +419,11 @@ class Table:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+
+
+class TaskTable(Table):
+    """One task's rows of such a table."""
+
+    def __init__(self, database: Database, task: int) -> None:
+        super().__init__(database)
+        self._task = task

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 from aggregator.store.database import Table
 from device_sdk.wire.seal.broadcast import GroupKey
@@ -11,11 +13,14 @@ from device_sdk.wire.seal.enrolment_code import EnrolmentCode
 
 # The registry: a device's row is its credential.
 
+Labels = Mapping[str, str]
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceRow:
-    """One identity, its fields the table's columns. ``first_round``: it takes part from this round
-    on."""
+    """One identity, its fields the table's columns. ``first_round``: it takes part in the rounds
+    that opened as the ``first_round``-th or later, counted over all tasks. ``labels``: what tasks
+    choose by."""
 
     device_id: bytes
     identity: bytes
@@ -28,6 +33,7 @@ class DeviceRow:
     revoked_unix_seconds: int | None = None
     last_counted_unix_seconds: int | None = None
     last_width: int | None = None
+    labels: Labels = field(default_factory=dict)
 
     def __repr__(self) -> str:
         return f"DeviceRow(device_id={self.device_id.hex()}, ...)"
@@ -35,16 +41,18 @@ class DeviceRow:
 
 class Devices(Table):
     def add(self, row: DeviceRow) -> None:
-        self._database.insert("devices", *(getattr(row, each.name) for each in fields(row)))
+        values = {each.name: getattr(row, each.name) for each in fields(row)}
+        values["labels"] = _packed(row.labels)
+        self._database.insert("devices", *values.values())
 
     def all(self) -> Iterator[DeviceRow]:
         """Every device, revoked ones too, in the order of enrolment."""
         for row in self._database.rows("SELECT * FROM devices ORDER BY enrolled_unix, device_id"):
-            yield DeviceRow(*row)
+            yield _device(row)
 
     def find(self, device_id: bytes) -> DeviceRow | None:
         row = self._database.row("SELECT * FROM devices WHERE device_id = ?", (device_id,))
-        return None if row is None else DeviceRow(*row)
+        return None if row is None else _device(row)
 
     def revoke(self, device_id: bytes, now_unix_seconds: int) -> bool:
         """Revoke, and delete its admission key; whether it was not revoked before."""
@@ -55,11 +63,26 @@ class Devices(Table):
         )
         return changed > 0
 
+    def set_labels(self, device_id: bytes, labels: Labels) -> None:
+        """Replace a device's labels."""
+        self._database.execute(
+            "UPDATE devices SET labels = ? WHERE device_id = ?", (_packed(labels), device_id)
+        )
+
     def note_counted(self, seen: Iterable[tuple[int, int | None, bytes]]) -> None:
         """(Unix seconds, width, device id) of devices whose updates were counted."""
         self._database.execute_many(
             "UPDATE devices SET last_counted_unix = ?, last_width = ? WHERE device_id = ?", seen
         )
+
+
+def _packed(labels: Labels) -> str:
+    return json.dumps(dict(labels), sort_keys=True)
+
+
+def _device(row: tuple[Any, ...]) -> DeviceRow:
+    *values, labels = row
+    return DeviceRow(*(*values, {} if labels == "{}" else json.loads(labels)))
 
 
 # Enrolment codes.
@@ -166,6 +189,8 @@ class Secrets(Table):
     def add_group_key(self, key: GroupKey) -> None:
         self._database.insert("group_keys", key.epoch, key.key)
 
-    def drop_group_keys_below(self, epoch: int) -> None:
+    def drop_group_keys(self, epochs: Iterable[int]) -> None:
         """Forget keys under which nothing is published any more."""
-        self._database.execute("DELETE FROM group_keys WHERE epoch < ?", (epoch,))
+        self._database.execute_many(
+            "DELETE FROM group_keys WHERE epoch = ?", [(epoch,) for epoch in epochs]
+        )

@@ -1,19 +1,32 @@
-"""Single values that the whole store shares."""
+"""Single values: of the fleet, and of each task."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import MISSING
 from typing import Any, Generic, TypeVar, cast
 
 from aggregator.errors import AggregatorError
-from aggregator.store.database import Table
+from aggregator.store.database import Database, Table
 
 Value = TypeVar("Value")
 
 
+class Named(Table, ABC):
+    """Named values, each an attribute of its own."""
+
+    @abstractmethod
+    def get(self, name: str) -> Any:
+        """What is stored under a name, or None."""
+
+    @abstractmethod
+    def put(self, name: str, value: Any) -> None:
+        """Store it."""
+
+
 class Fact(Generic[Value]):
-    """A named value as an attribute of :class:`Facts`, read and written where it is used.
+    """A named value as an attribute of a :class:`Named`, read and written where it is used.
 
     An empty text is none. Where there is none it is ``default``; without one, reading it raises
     AggregatorError. ``name``: in the database, where it is not the attribute's.
@@ -22,49 +35,88 @@ class Fact(Generic[Value]):
     def __init__(self, kind: type[Any], default: Any = MISSING, name: str = "") -> None:
         self._kind, self._default, self._name = kind, default, name
 
-    def __set_name__(self, owner: type[Facts], name: str) -> None:
+    def __set_name__(self, owner: type[Named], name: str) -> None:
         self._name = self._name or name
 
-    def __get__(self, facts: Facts, owner: type[Facts]) -> Value:
-        row = facts._database.row("SELECT value FROM facts WHERE name = ?", (self._name,))
+    def __get__(self, facts: Named, owner: type[Named]) -> Value:
+        found = facts.get(self._name)
         stored = int if self._kind is bool else self._kind  # SQLite has no truth values
-        if row is not None and isinstance(row[0], stored) and row[0] != "":
-            return cast("Value", self._kind(row[0]))
+        if isinstance(found, stored) and found != "":
+            return cast("Value", self._kind(found))
         if self._default is MISSING:
             raise AggregatorError(f"the database lacks {self._name!r}; run tessera-aggregator init")
         return cast("Value", self._default)
 
-    def __set__(self, facts: Facts, value: Value) -> None:
-        plain = "" if value is None else self._kind(value)
-        facts._database.insert("facts", self._name, plain, replace=True)
+    def __set__(self, facts: Named, value: Value) -> None:
+        facts.put(self._name, "" if value is None else self._kind(value))
 
 
-class Facts(Table):
-    """Named values, each an attribute of its own."""
+class Facts(Named):
+    """What the fleet has once: table ``facts``."""
 
     generation = Fact[int](int)
-    """Unix time of ``init`` or of the last restore from a backup."""
+    """Unix time of ``init`` or of the last restore from a backup; no task's is lower."""
     root_fingerprint = Fact[bytes](bytes)
     """16 bytes that stand for the root key."""
     seed = Fact[int](int)
     """What the first model is drawn from."""
-    task = Fact[str | None](str, None)
-    """The task and method that the stored state belongs to; None before the first ``serve``."""
-    catalogue = Fact[bytes | None](bytes, None)
-    """The catalogue's content as last used."""
     rotation_due = Fact[bool](bool, False)
     """Whether the group key must be another one from the next round on."""
-    sealed_contents = Fact[str](str, "")
-    """Which contents are published, under which epoch; empty before the first publication."""
-    attachments = Fact[str](str, "")
-    """Which attachments are sealed, under which keys; see ``AttachmentBooks``."""
+    openings = Fact[int](int, 0)
+    """How many rounds have opened, of all tasks: what devices and rounds are ordered by."""
     started_unix_seconds = Fact[int | None](int, None, "started")
     """When the last life of this home began, as its presence said; None before the first."""
     served_seconds = Fact[float](float, 0.0)
     """How long ``serve`` has run in this home, in all: a clock that no calendar can turn."""
+
+    def get(self, name: str) -> Any:
+        row = self._database.row("SELECT value FROM facts WHERE name = ?", (name,))
+        return None if row is None else row[0]
+
+    def put(self, name: str, value: Any) -> None:
+        self._database.insert("facts", name, value, replace=True)
+
+
+class TaskFacts(Named):
+    """What each task has for itself: its rows of the table ``task_facts``."""
+
+    label = Fact[str | None](str, None, "task")
+    """The task and method that the stored state belongs to; None before the first ``serve``."""
+    catalogue = Fact[bytes | None](bytes, None)
+    """The catalogue's content as last used."""
+    sealed_contents = Fact[str](str, "")
+    """Which contents are published, under which epoch; empty before the first publication."""
+    attachments = Fact[str](str, "")
+    """Which attachments are sealed, under which keys; see ``AttachmentBooks``."""
     unpublished = Fact[str | None](str, None)
     """Why the next round could not be published, so that none opens before the operator looked;
     None: nothing stands in its way."""
+    key_epoch = Fact[int](int, 0)
+    """The epoch of the group key that it is published under; 0 before the first publication."""
+    own_generation = Fact[int](int, 0, "generation")
+    """When it was made or replaced, in Unix time."""
+
+    def __init__(self, database: Database, task: int, fleet: Facts) -> None:
+        super().__init__(database)
+        self._task = task
+        self._fleet = fleet
+
+    @property
+    def generation(self) -> int:
+        """Unix time of when it was made or replaced, or of the fleet's last restore."""
+        return max(self._fleet.generation, self.own_generation)
+
+    def clear(self) -> None:
+        """Forget all of them."""
+        self._database.execute("DELETE FROM task_facts WHERE task = ?", (self._task,))
+
+    def get(self, name: str) -> Any:
+        query = "SELECT value FROM task_facts WHERE task = ? AND name = ?"
+        row = self._database.row(query, (self._task, name))
+        return None if row is None else row[0]
+
+    def put(self, name: str, value: Any) -> None:
+        self._database.insert("task_facts", self._task, name, value, replace=True)
 
 
 # How often what was refused, since the beginning.

@@ -6,21 +6,21 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from aggregator.store.database import Database, Table
-from aggregator.store.facts import Facts
+from aggregator.store.database import Database, Table, TaskTable
+from aggregator.store.facts import TaskFacts
 
 # What is retained on the broker, as it was sealed, to be sent again byte for byte.
 
 
-class Publications(Table):
-    """Table ``publications``: messages by topic, and topics that must be cleared.
+class Publications(TaskTable):
+    """A task's rows of the table ``publications``, in parts.
 
     A part is ``round``, ``contents`` (artifacts and catalogue) or ``attachment.`` and an id: what
     is replaced together. Parts are sent in the order of their names, the round last.
     """
 
-    def __init__(self, database: Database) -> None:
-        super().__init__(database)
+    def __init__(self, database: Database, task: int) -> None:
+        super().__init__(database, task)
         self._replaced: set[str] = set()
 
     def take_replaced(self) -> list[str]:
@@ -31,17 +31,47 @@ class Publications(Table):
     def replace(self, part: str, messages: Sequence[tuple[str, bytes]]) -> None:
         """The messages of a part, in order of sending; what it had before is to be cleared."""
         self._replaced.add(part)
-        self._database.execute("UPDATE publications SET message = NULL WHERE part = ?", (part,))
+        self._database.execute(
+            "UPDATE publications SET message = NULL WHERE task = ? AND part = ?",
+            (self._task, part),
+        )
         self._database.execute_many(
-            "INSERT OR REPLACE INTO publications VALUES (?, ?, ?, ?)",
-            [(topic, part, place, message) for place, (topic, message) in enumerate(messages)],
+            "INSERT OR REPLACE INTO publications VALUES (?, ?, ?, ?, ?)",
+            [
+                (topic, self._task, part, place, message)
+                for place, (topic, message) in enumerate(messages)
+            ],
         )
 
-    def topics(self, part: str | None = None) -> list[str]:
-        """Topics in order of sending: contents first, since a round's manifest names them."""
-        query = "SELECT topic FROM publications WHERE message NOT NULL AND part = coalesce(?, part)"
-        rows = self._database.rows(f"{query} ORDER BY part, place", (part,))
-        return [row[0] for row in rows]
+    def topics(self, part: str) -> list[str]:
+        """Topics of a part, in order of sending."""
+        query = (
+            "SELECT topic FROM publications WHERE task = ? AND part = ? AND message NOT NULL "
+            "ORDER BY place"
+        )
+        return [row[0] for row in self._database.rows(query, (self._task, part))]
+
+    def withdraw(self) -> None:
+        """All of it is to be cleared."""
+        self._replaced.clear()
+        self._database.execute(
+            "UPDATE publications SET message = NULL WHERE task = ?", (self._task,)
+        )
+
+    def other_owner(self, topic: str) -> int | None:
+        """Another task that has a message on this topic."""
+        query = "SELECT task FROM publications WHERE topic = ? AND task != ? AND message NOT NULL"
+        row = self._database.row(query, (topic, self._task))
+        return None if row is None else int(row[0])
+
+
+class Retained(Table):
+    """Table ``publications``, of all tasks: messages by topic, and topics to be cleared."""
+
+    def topics(self) -> list[str]:
+        """All topics in order of sending: contents first, since a round's manifest names them."""
+        query = "SELECT topic FROM publications WHERE message NOT NULL ORDER BY task, part, place"
+        return [row[0] for row in self._database.rows(query)]
 
     def message(self, topic: str) -> bytes | None:
         """The message of a topic; None when it is to be cleared, or was."""
@@ -93,9 +123,9 @@ class AttachmentBook:
 
 
 class AttachmentBooks:
-    """The one book, as a fact of the store."""
+    """A task's one book, as a fact of the task."""
 
-    def __init__(self, facts: Facts) -> None:
+    def __init__(self, facts: TaskFacts) -> None:
         self._facts = facts
 
     def load(self) -> AttachmentBook | None:

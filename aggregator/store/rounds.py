@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.store.database import Table
+from aggregator.store.database import TaskTable
 
 _COLUMNS = (
     "round, generation, version, opened_unix, deadline_unix, seed, threshold, expected, items, "
-    "closed_unix, next_version, participants, metrics, held, forgotten"
+    "closed_unix, next_version, participants, metrics, held, forgotten, opening"
 )
 
 
@@ -22,7 +22,7 @@ class RoundRow:
     """One round. ``closed_unix_seconds`` None: open. ``next_version`` None: the quorum was missed.
 
     ``held``: why the round may not close before the operator looked. ``forgotten``: its verdicts
-    were deleted.
+    were deleted. ``opening``: the how-manieth round of any task it was to open.
     """
 
     round: int
@@ -40,14 +40,18 @@ class RoundRow:
     metrics: Mapping[str, float] | None = None
     held: str | None = None
     forgotten: bool = False
+    opening: int = 0
 
 
-class Rounds(Table):
+class Rounds(TaskTable):
+    """A task's rows of the table ``rounds``."""
+
     def add(self, row: RoundRow) -> None:
         self._database.execute(
-            "INSERT INTO rounds (round, generation, version, opened_unix, deadline_unix, seed, "
-            "threshold, expected, items) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            "INSERT INTO rounds (task, round, generation, version, opened_unix, deadline_unix, "
+            "seed, threshold, expected, items, opening) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
+                self._task,
                 row.round,
                 row.generation,
                 row.version,
@@ -57,6 +61,7 @@ class Rounds(Table):
                 row.threshold.to_bytes(8, "little"),
                 row.expected,
                 row.items,
+                row.opening,
             ),
         )
 
@@ -72,13 +77,14 @@ class Rounds(Table):
         """The round ended; ``arrivals`` in seconds after it opened."""
         self._database.execute(
             "UPDATE rounds SET closed_unix = ?, next_version = ?, participants = ?, metrics = ?, "
-            "arrivals = ?, held = NULL WHERE round = ?",
+            "arrivals = ?, held = NULL WHERE task = ? AND round = ?",
             (
                 closed_unix_seconds,
                 next_version,
                 participants,
                 json.dumps(dict(metrics), sort_keys=True),
                 arrivals.astype("<f4").tobytes(),
+                self._task,
                 number,
             ),
         )
@@ -87,29 +93,35 @@ class Rounds(Table):
         """Close an open round without a version; its updates stay in the log."""
         self._database.execute(
             "UPDATE rounds SET closed_unix = ?, participants = 0, metrics = '{}', held = NULL "
-            "WHERE round = ?",
-            (closed_unix_seconds, number),
+            "WHERE task = ? AND round = ?",
+            (closed_unix_seconds, self._task, number),
         )
 
     def hold(self, number: int, why: str | None) -> None:
         """Keep a round from closing, or let it go (None)."""
-        self._database.execute("UPDATE rounds SET held = ? WHERE round = ?", (why, number))
+        self._database.execute(
+            "UPDATE rounds SET held = ? WHERE task = ? AND round = ?", (why, self._task, number)
+        )
 
     def find(self, number: int) -> RoundRow | None:
-        return _row(self._database.row(f"SELECT {_COLUMNS} FROM rounds WHERE round = ?", (number,)))
+        query = f"SELECT {_COLUMNS} FROM rounds WHERE task = ? AND round = ?"
+        return _row(self._database.row(query, (self._task, number)))
 
     def latest(self, count: int = 1) -> list[RoundRow]:
         """The newest rounds, newest first."""
-        query = f"SELECT {_COLUMNS} FROM rounds ORDER BY round DESC LIMIT ?"
-        found = (_row(row) for row in self._database.rows(query, (count,)))
+        query = f"SELECT {_COLUMNS} FROM rounds WHERE task = ? ORDER BY round DESC LIMIT ?"
+        found = (_row(row) for row in self._database.rows(query, (self._task, count)))
         return [row for row in found if row is not None]
 
     def arrivals(self, last_rounds: int) -> list[NDArray[np.float32]]:
         """Arrival times of the last closed rounds, newest first."""
-        query = "SELECT arrivals FROM rounds WHERE arrivals IS NOT NULL ORDER BY round DESC LIMIT ?"
+        query = (
+            "SELECT arrivals FROM rounds WHERE task = ? AND arrivals IS NOT NULL "
+            "ORDER BY round DESC LIMIT ?"
+        )
         return [
             np.frombuffer(row[0], dtype="<f4").astype(np.float32)
-            for row in self._database.rows(query, (last_rounds,))
+            for row in self._database.rows(query, (self._task, last_rounds))
         ]
 
     def forget_verdicts(self, served_seconds: float, kept_seconds: float) -> int:
@@ -120,19 +132,19 @@ class Rounds(Table):
         of this method first saw it closed.
         """
         self._database.execute(
-            "UPDATE rounds SET closed_served_seconds = ? WHERE forgotten = 0 "
+            "UPDATE rounds SET closed_served_seconds = ? WHERE task = ? AND forgotten = 0 "
             "AND closed_unix NOT NULL AND closed_served_seconds IS NULL",
-            (served_seconds,),
+            (served_seconds, self._task),
         )
         query = (
-            "SELECT generation, round FROM rounds WHERE forgotten = 0 "
+            "SELECT task, generation, round FROM rounds WHERE task = ? AND forgotten = 0 "
             "AND closed_served_seconds <= ?"
         )
-        old = list(self._database.rows(query, (served_seconds - kept_seconds,)))
-        self._database.execute_many("DELETE FROM verdicts WHERE generation = ? AND round = ?", old)
+        old = list(self._database.rows(query, (self._task, served_seconds - kept_seconds)))
+        where = "WHERE task = ? AND generation = ? AND round = ?"
+        self._database.execute_many(f"DELETE FROM verdicts {where}", old)
         self._database.execute_many(
-            "UPDATE rounds SET forgotten = 1, arrivals = NULL WHERE generation = ? AND round = ?",
-            old,
+            f"UPDATE rounds SET forgotten = 1, arrivals = NULL {where}", old
         )
         return len(old)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from aggregator.store.database import Table
+from aggregator.store.database import TaskTable
 
 
 class LoggedUpdate(NamedTuple):
@@ -31,73 +31,84 @@ class StoredVerdict(NamedTuple):
     reason: str | None
 
 
-class UpdateLog(Table):
-    """Tables ``updates`` and ``verdicts``."""
+class UpdateLog(TaskTable):
+    """A task's rows of the tables ``updates`` and ``verdicts``.
+
+    Their statements name the task's number themselves: rows need not be written out again.
+    """
 
     def append(self, updates: Sequence[LoggedUpdate], verdicts: Sequence[StoredVerdict]) -> None:
         """A group of updates; inside a transaction."""
         self._database.execute_many(
-            "INSERT INTO updates (seq, round, device_id, arrived_seconds, body) "
-            "VALUES (?, ?, ?, ?, ?)",
+            "INSERT INTO updates (task, seq, round, device_id, arrived_seconds, body) "
+            f"VALUES ({self._task}, ?, ?, ?, ?, ?)",
             updates,
         )
         self._database.execute_many(
-            "INSERT INTO verdicts (generation, round, device_id, body_sha256, reason) "
-            "VALUES (?, ?, ?, ?, ?)",
+            "INSERT INTO verdicts (task, generation, round, device_id, body_sha256, reason) "
+            f"VALUES ({self._task}, ?, ?, ?, ?, ?)",
             verdicts,
         )
 
     def verdict(self, generation: int, round_number: int, device_id: bytes) -> StoredVerdict | None:
         row = self._database.row(
-            "SELECT * FROM verdicts WHERE generation = ? AND round = ? AND device_id = ?",
-            (generation, round_number, device_id),
+            "SELECT generation, round, device_id, body_sha256, reason FROM verdicts "
+            "WHERE task = ? AND generation = ? AND round = ? AND device_id = ?",
+            (self._task, generation, round_number, device_id),
         )
         return None if row is None else StoredVerdict(*row)
 
     def judged(self, generation: int, round_number: int) -> Iterator[bytes]:
-        query = "SELECT device_id FROM verdicts WHERE generation = ? AND round = ?"
-        for row in self._database.rows(query, (generation, round_number)):
+        query = "SELECT device_id FROM verdicts WHERE task = ? AND generation = ? AND round = ?"
+        for row in self._database.rows(query, (self._task, generation, round_number)):
             yield row[0]
 
     def after(self, seq: int) -> Iterator[LoggedUpdate]:
         """Updates to absorb, in order of their commits; quarantined ones are left out."""
         query = (
             "SELECT seq, round, device_id, arrived_seconds, body FROM updates "
-            "WHERE seq > ? AND quarantined IS NULL ORDER BY seq"
+            "WHERE task = ? AND seq > ? AND quarantined IS NULL ORDER BY seq"
         )
-        for row in self._database.rows(query, (seq,)):
+        for row in self._database.rows(query, (self._task, seq)):
             yield LoggedUpdate(*row)
 
     def arrivals(self, round_number: int) -> list[float]:
         """Arrival times of a round's updates, seconds after it opened."""
-        query = "SELECT arrived_seconds FROM updates WHERE round = ? ORDER BY seq"
-        return [row[0] for row in self._database.rows(query, (round_number,))]
+        query = "SELECT arrived_seconds FROM updates WHERE task = ? AND round = ? ORDER BY seq"
+        return [row[0] for row in self._database.rows(query, (self._task, round_number))]
 
     def last_seq(self) -> int:
         """The highest number in the log; 0 when it is empty."""
-        row = self._database.row("SELECT coalesce(max(seq), 0) FROM updates")
+        query = "SELECT coalesce(max(seq), 0) FROM updates WHERE task = ?"
+        row = self._database.row(query, (self._task,))
         return 0 if row is None else int(row[0])
 
     def quarantine(self, update: LoggedUpdate, generation: int, why: str) -> None:
         """Leave an update out of every sum, and refuse it for good; its body stays for a look."""
         self._database.execute(
-            "UPDATE updates SET quarantined = ? WHERE seq = ?", (why, update.seq)
+            "UPDATE updates SET quarantined = ? WHERE task = ? AND seq = ?",
+            (why, self._task, update.seq),
         )
         self._database.execute(
             "UPDATE verdicts SET reason = 'quarantined' "
-            "WHERE generation = ? AND round = ? AND device_id = ?",
-            (generation, update.round, update.device_id),
+            "WHERE task = ? AND generation = ? AND round = ? AND device_id = ?",
+            (self._task, generation, update.round, update.device_id),
         )
 
     def quarantined(self) -> list[tuple[int, bytes, str]]:
         """(round, device id, why) of updates in quarantine."""
-        query = "SELECT round, device_id, quarantined FROM updates WHERE quarantined NOT NULL"
-        return [(row[0], row[1], row[2]) for row in self._database.rows(query)]
+        query = (
+            "SELECT round, device_id, quarantined FROM updates "
+            "WHERE task = ? AND quarantined NOT NULL"
+        )
+        return [(row[0], row[1], row[2]) for row in self._database.rows(query, (self._task,))]
 
     def drop_quarantined(self) -> int:
         """Delete the bodies in quarantine; their number."""
-        return self._database.execute("DELETE FROM updates WHERE quarantined NOT NULL")
+        return self._database.execute(
+            "DELETE FROM updates WHERE task = ? AND quarantined NOT NULL", (self._task,)
+        )
 
     def clear(self) -> None:
         """Forget the log: its updates are part of a version."""
-        self._database.execute("DELETE FROM updates")
+        self._database.execute("DELETE FROM updates WHERE task = ?", (self._task,))

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import importlib.util
 import tomllib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 from aggregator.errors import AggregatorError, TaskError
 from aggregator.methods.method import Binding, read_binding
-from aggregator.store import Store
+from aggregator.store import TaskStore
+from aggregator.store.versions import Ranking
 from aggregator.tables import TomlTable
+from aggregator.task.selector import Selector, read_selector
+from aggregator.task.warm_start import WarmStart
 from device_sdk.fields import OneOf, Within, hints_of
 from device_sdk.link.broker_url import BrokerUrl, TlsFiles, parse_broker_url
 from device_sdk.methods.registry import MethodError
@@ -40,8 +43,10 @@ class TaskTable:
         artifacts: several of them, smallest first.
         companions: artifacts that go with them, one for each or none at all (attention's).
         catalogue: one item a line, append only: id, or id<TAB>title.
+        folder: what relative paths are relative to (default: this file's folder).
         broadcast_codec: how the model's numbers travel to devices.
         update_codec: how those of updates travel back.
+        warm_start: what the first version is made of: a safetensors file, or task:NAME@best.
     """
 
     name: str = "default"
@@ -51,8 +56,10 @@ class TaskTable:
     artifacts: tuple[str, ...] = ()
     companions: tuple[str, ...] = ()
     catalogue: str | None = None
+    folder: str | None = None
     broadcast_codec: Annotated[str, OneOf(tuple(sorted(BROADCAST_CODECS)))] = "float16"
     update_codec: Annotated[str, OneOf(tuple(sorted(UPDATE_CODECS)))] = "int8"
+    warm_start: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +177,31 @@ class AdmissionSettings:
     enrolments_share: Annotated[float, _SHARE] = 0.15
 
 
+_LOWER_IS_BETTER = frozenset(("loss", "log_loss", "mae", "rmse", "calibration"))
+
+
+@dataclass(frozen=True, slots=True)
+class ModelsSettings:
+    """The table ``[models]``: which versions' models are kept, beside those that are pinned.
+
+    Attributes:
+        keep_last: so many of the newest.
+        keep_best: so many of the best, by the fleet's evaluation.
+        best_by: the metric that says which version is best.
+    """
+
+    keep_last: Annotated[int, Within(1, 10_000)] = 5
+    keep_best: Annotated[int, Within(0, 10_000)] = 3
+    best_by: str | None = None
+
+    @property
+    def ranking(self) -> Ranking | None:
+        """By what versions are compared; None where nothing says so."""
+        if self.best_by is None:
+            return None
+        return Ranking(self.best_by, self.best_by not in _LOWER_IS_BETTER)
+
+
 @dataclass(frozen=True, slots=True)
 class MetricsSettings:
     """The table ``[metrics]``.
@@ -191,11 +223,29 @@ class BrokerSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedSettings:
+    """What stands once, in the first task's file: the tables of :data:`FLEET_TABLES`."""
+
+    broker: BrokerSettings
+    descriptor_seconds: int
+    """What a renewed descriptor holds for."""
+    admission: AdmissionSettings
+    metrics_port: int
+    """On the loopback interface; 0 for none."""
+
+
+FLEET_TABLES = ("broker", "keys", "admission", "metrics")
+
+
+@dataclass(frozen=True, slots=True)
 class Task:
     """A whole task file."""
 
+    fleet: SharedSettings
     name: str
     cohort: str
+    selector: Selector
+    """Which devices it is for."""
     artifacts: tuple[Path, ...]
     """The artifacts' folders, smallest first; none when devices are told of none."""
     companions: tuple[Path, ...]
@@ -204,38 +254,70 @@ class Task:
     """None for methods on local arrays."""
     broadcast_codec: str
     update_codec: str
-    metrics_port: int
-    """On the loopback interface; 0 for none."""
-    descriptor_seconds: int
-    """What a renewed descriptor holds for."""
-    broker: BrokerSettings
     round: RoundSettings
     store: StoreSettings
-    admission: AdmissionSettings
+    models: ModelsSettings
+    warm_start: WarmStart | None
     binding: Binding[Any]
+    path: Path = field(compare=False)
+    text: str = field(compare=False, repr=False)
+    """What the file holds."""
+
+    @property
+    def label(self) -> str:
+        """What its stored state is of."""
+        return f"{self.name} {self.binding.method_name}"
 
 
-def read_task(path: Path) -> Task:
+def read_task(path: Path, fleet: SharedSettings | None = None) -> Task:
     """Read and check a task file; paths in it are relative to its folder.
 
-    Raises TaskError, which names the file and the key.
+    ``fleet``: for a file beside the first one, which has the fleet's tables. Such a file is named
+    after its task. Raises TaskError, which names the file and the key.
     """
     try:
-        with path.open("rb") as file:
-            values = tomllib.load(file)
+        text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise TaskError(f"{path} cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise TaskError(f"{path} is not TOML: {error}") from None
+    return parse_task(text, path, fleet)
+
+
+def parse_task(text: str, path: Path, fleet: SharedSettings | None = None) -> Task:
+    """What :func:`read_task` makes of a file at ``path`` that holds ``text``."""
+    try:
+        values = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
         raise TaskError(f"{path} is not TOML: {error}") from None
     try:
-        return _task(TomlTable(values), path.parent)
+        return _task(TomlTable(values), path, text, fleet)
     except TaskError as error:
         raise TaskError(f"{path}: {error}") from None
 
 
-def _task(root: TomlTable, folder: Path) -> Task:
+def _fleet(root: TomlTable, folder: Path) -> SharedSettings:
+    return SharedSettings(
+        broker=_broker(root.table("broker"), folder),
+        descriptor_seconds=root.table("keys").read(KeySettings).descriptor_days * _DAY_SECONDS,
+        admission=root.table("admission").read(AdmissionSettings),
+        metrics_port=root.table("metrics").read(MetricsSettings).port,
+    )
+
+
+def _task(root: TomlTable, path: Path, text: str, fleet: SharedSettings | None) -> Task:
     table = root.table("task")
-    named = table.read(TaskTable)
+    selector = read_selector(table.table("only"))
+    usual = TaskTable() if fleet is None else TaskTable(name=path.stem)
+    named = table.read(TaskTable, usual)
+    for each in FLEET_TABLES if fleet is not None else ():
+        if each in root:
+            raise root.error(
+                f"[{each}]", "is for the whole fleet: it stands in the first task's file alone"
+            )
+    if fleet is not None and named.name != path.stem:
+        raise table.error("name", f"is {named.name!r}; the file is of the task {path.stem!r}")
+    folder = path.parent / (named.folder or "")
     for key in ("name", "cohort"):
         try:
             require_name(key, getattr(named, key))
@@ -247,23 +329,32 @@ def _task(root: TomlTable, folder: Path) -> Task:
         raise table.error("method", f"cannot be used: {error}") from None
     artifacts, companions = _artifacts(table, named, binding, folder)
     task = Task(
+        fleet=_fleet(root, path.parent) if fleet is None else fleet,
         name=named.name,
         cohort=named.cohort,
+        selector=selector,
         artifacts=artifacts,
         companions=companions,
         catalogue=_catalogue(table, named, binding, folder),
         broadcast_codec=named.broadcast_codec,
         update_codec=named.update_codec,
-        metrics_port=root.table("metrics").read(MetricsSettings).port,
-        descriptor_seconds=root.table("keys").read(KeySettings).descriptor_days * _DAY_SECONDS,
-        broker=_broker(root.table("broker"), folder),
         round=RoundSettings.read(root.table("round")),
         store=root.table("store").read(StoreSettings),
-        admission=root.table("admission").read(AdmissionSettings),
+        models=root.table("models").read(ModelsSettings),
+        warm_start=_warm_start(table, named.warm_start, folder),
         binding=binding,
+        path=path,
+        text=text,
     )
     root.end()
     return task
+
+
+def _warm_start(table: TomlTable, said: str | None, folder: Path) -> WarmStart | None:
+    try:
+        return None if said is None else WarmStart.read(said, folder)
+    except ValueError as error:
+        raise table.error("warm_start", f"is {said!r}; {error}") from None
 
 
 def _catalogue(
@@ -304,13 +395,18 @@ def _artifacts(
 def _artifact(table: TomlTable, key: str, value: str, folder: Path) -> Path:
     if not value.startswith(SHIPPED_PREFIX):
         return _existing(table, key, value, folder)
+    path = shipped_folder() / value.removeprefix(SHIPPED_PREFIX)
+    if path.is_dir():
+        return path
+    raise table.error(key, f"is {value!r}, which is not shipped; shipped is 'shipped:mf'")
+
+
+def shipped_folder() -> Path:
+    """Where the artifacts lie that come with the SDK."""
     # Found without importing device_sdk, which the server may lack the dependencies for.
     spec = importlib.util.find_spec("device_sdk")
-    for place in (spec.submodule_search_locations or []) if spec is not None else []:
-        path = Path(place) / "artifacts" / value.removeprefix(SHIPPED_PREFIX)
-        if path.is_dir():
-            return path
-    raise table.error(key, f"is {value!r}, which is not shipped; shipped is 'shipped:mf'")
+    places = (spec.submodule_search_locations or []) if spec is not None else []
+    return Path(places[0]) / "artifacts" if places else Path("artifacts")
 
 
 def _existing(table: TomlTable, key: str, value: str, folder: Path) -> Path:
@@ -376,13 +472,13 @@ def read_catalogue_file(path: Path) -> Catalogue:
         ) from None
 
 
-def stored_catalogue(store: Store) -> Catalogue | None:
+def stored_catalogue(store: TaskStore) -> Catalogue | None:
     """The catalogue that the model's rows belong to; None before the first ``serve``."""
     content = store.facts.catalogue
     return None if content is None else read_catalogue(content)
 
 
-def read_continued_catalogue(path: Path, store: Store) -> Catalogue:
+def read_continued_catalogue(path: Path, store: TaskStore) -> Catalogue:
     """The file's catalogue. Raises AggregatorError also when a stored row would change its item.
 
     Items are appended, never moved or removed: devices and the model know them by their rows.

@@ -16,6 +16,7 @@ from aggregator.task.file import (
     BrokerTable,
     KeySettings,
     MetricsSettings,
+    ModelsSettings,
     RoundSettings,
     StoreSettings,
     TaskTable,
@@ -32,6 +33,7 @@ _TABLES = {
     "broker": BrokerTable,
     "round": RoundSettings,
     "scatter": ScatterTable,
+    "models": ModelsSettings,
     "store": StoreSettings,
     "keys": KeySettings,
     "admission": AdmissionSettings,
@@ -43,6 +45,9 @@ _LIVE = {
     "broker.url": BrokerTable().url,
 }
 _EXAMPLES: dict[str, object] = {
+    "task.folder": ".",
+    "task.warm_start": "model.safetensors",
+    "models.best_by": "loss",
     "broker.user": "tessera-aggregator",
     "broker.password_file": "broker-password",
     "broker.ca_file": "ca.pem",
@@ -51,6 +56,8 @@ _EXAMPLES: dict[str, object] = {
 }
 _BELOW = {
     "task.catalogue": """\
+# For the devices with some labels alone: only={site="north"}, or with a list of which any will do,
+# only={site=["north", "east"]}
 # Methods on the devices' own arrays (fedavg, teacher_logits, mutual, attention) have no catalogue;
 # 'artifacts' lists their models' folders, smallest first. Their settings: docs/aggregator.md.
 """,

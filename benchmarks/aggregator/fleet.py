@@ -71,7 +71,7 @@ def enrol_directly(
 
 def shown_incarnation(parts: Parts) -> bytes:
     """What devices open sessions for."""
-    _, message = parts.publisher.presence()
+    _, message = parts.announcements.presence()
     return read_presence(message, parts.keys.current().descriptor).incarnation
 
 

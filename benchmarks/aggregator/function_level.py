@@ -59,7 +59,7 @@ def measure_ingest(updates: int, folder: Path) -> IngestFigures:
     devices = enrol_directly(store, updates, rng)
     world = World(time.monotonic, time.time, rng)
     parts = assemble(home, store, read_task(home.task_file), world)
-    assert parts.rounds.tick() is not None
+    assert parts.first.rounds.tick() is not None
     ease_collector()  # as serve does
     bodies = [scatter_body(rng) for _ in range(64)]
     busy_seconds = 0.0
@@ -75,7 +75,7 @@ def measure_ingest(updates: int, folder: Path) -> IngestFigures:
             parts.table.end(device.credential.device_id)
         if not early_mb and done >= 1000:
             early_mb = _resident_mb()
-    assert done == updates == parts.aggregation.participants
+    assert done == updates == parts.first.aggregation.participants
     late_mb = _resident_mb()
     store.database.close()
     return IngestFigures(updates, busy_seconds, early_mb, late_mb)
@@ -87,13 +87,13 @@ def _ingest(parts: Parts, messages: list[Message]) -> int:
         for message in messages[start : start + _GROUP]:
             arrived = parts.uplink.receive(message)
             assert isinstance(arrived, Arrived)
-            assert parts.ingest.offer(arrived.device_id, arrived.payload) is None
-        counted += sum(s.receipt.verdict is Verdict.COUNTED for s in parts.ingest.commit())
+            assert parts.inbox.offer(arrived.device_id, arrived.payload) is None
+        counted += sum(s.receipt.verdict is Verdict.COUNTED for s in parts.first.ingest.commit())
     return counted
 
 
 def _messages(parts: Parts, batch: list[BenchDevice], bodies: list[bytes]) -> Iterator[Message]:
-    row = parts.rounds.current
+    row = parts.first.rounds.current
     assert row is not None
     topics, descriptor = Topics(), parts.keys.current().descriptor
     freshness = Freshness(shown_incarnation(parts), 1)

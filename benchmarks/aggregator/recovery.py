@@ -59,7 +59,7 @@ def _fill(home_folder: Path, updates: int) -> int:
     devices = enrol_directly(store, updates + 1, rng)
     world = World(time.monotonic, time.time, rng)
     parts = assemble(home, store, read_task(home.task_file), world)
-    opened = parts.rounds.tick()
+    opened = parts.first.rounds.tick()
     if not isinstance(opened, RoundOpened):
         raise RuntimeError("the round did not open")
     row = opened.row
@@ -69,11 +69,11 @@ def _fill(home_folder: Path, updates: int) -> int:
         for index in range(start, min(start + _GROUP, updates)):
             device_id = devices[index].credential.device_id
             identity = UpdateIdentity(device_id, "default", row.generation, row.round)
-            parts.ingest.offer(device_id, write_update(identity, bodies[index % len(bodies)]))
-        counted += sum(s.receipt.verdict is Verdict.COUNTED for s in parts.ingest.commit())
+            parts.inbox.offer(device_id, write_update(identity, bodies[index % len(bodies)]))
+        counted += sum(s.receipt.verdict is Verdict.COUNTED for s in parts.first.ingest.commit())
     if counted != updates:
         raise RuntimeError(f"{counted} of {updates} updates were counted")
-    partial = store.checkpoints.get("partial")
+    partial = store.first.checkpoints.get("partial")
     behind = updates - (0 if partial is None else partial.seq)
     store.database.close()
     return behind

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.recommendation.split import LeaveOneOut
+from device_sdk.evaluation.ranks import CUTOFF, full_rank, gains, sampled_rank
 
 Floats = NDArray[np.float32]
 Rows = NDArray[np.int64]
@@ -23,11 +24,9 @@ class Quality:
     ndcg: float
 
 
-def quality(ranks: Rows, n: int = 10) -> Quality:
+def quality(ranks: Rows, n: int = CUTOFF) -> Quality:
     """Quality of these ranks (int64 [users], 0 is best) at a cut-off of ``n``."""
-    hits = ranks < n
-    gains = np.where(hits, 1 / np.log2(ranks + 2.0), 0.0)
-    return Quality(float(hits.mean()), float(gains.mean()))
+    return Quality(float((ranks < n).mean()), float(gains(ranks, n).mean()))
 
 
 def sampled_ranks(users: Floats, items: Floats, split: LeaveOneOut) -> Rows:
@@ -37,11 +36,11 @@ def sampled_ranks(users: Floats, items: Floats, split: LeaveOneOut) -> Rows:
     for scores that are not finite: NaN would compare as a hit.
     """
     _require_finite(users, items)
-    ranks = np.empty(split.users, dtype=np.int64)
-    for user, (target, others) in enumerate(zip(split.held_out, split.negatives, strict=True)):
-        scores = items[others] @ users[user]
-        ranks[user] = np.count_nonzero(scores >= items[target] @ users[user])
-    return ranks
+    ranks = [
+        sampled_rank(users[user], items, target, others)
+        for user, (target, others) in enumerate(zip(split.held_out, split.negatives, strict=True))
+    ]
+    return np.array(ranks, dtype=np.int64)
 
 
 def full_ranks(users: Floats, items: Floats, split: LeaveOneOut) -> Rows:
@@ -50,14 +49,11 @@ def full_ranks(users: Floats, items: Floats, split: LeaveOneOut) -> Rows:
     Ties and errors as for :func:`sampled_ranks`.
     """
     _require_finite(users, items)
-    ranks = np.empty(split.users, dtype=np.int64)
-    for user, target in enumerate(split.held_out):
-        scores = items @ users[user]
-        wanted = scores[target]
-        scores[split.train[user]] = -np.inf
-        scores[target] = -np.inf
-        ranks[user] = np.count_nonzero(scores >= wanted)
-    return ranks
+    ranks = [
+        full_rank(users[user], items, target, split.train[user])
+        for user, target in enumerate(split.held_out)
+    ]
+    return np.array(ranks, dtype=np.int64)
 
 
 def _require_finite(users: Floats, items: Floats) -> None:

@@ -17,7 +17,7 @@ from device_sdk.artifact.manifest import (
     Manifest,
     OptimizerSpec,
 )
-from device_sdk.artifact.parts import GraphFile, Member, Port, StateTensor
+from device_sdk.artifact.parts import GraphFile, Member, MetricSource, Port, StateTensor
 
 __all__ = [
     "FORMAT_VERSION",
@@ -30,6 +30,7 @@ __all__ = [
     "GraphFile",
     "Manifest",
     "Member",
+    "MetricSource",
     "OptimizerSpec",
     "Port",
     "StateTensor",

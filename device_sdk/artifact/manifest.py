@@ -13,11 +13,12 @@ from typing import Final
 
 from device_sdk.artifact import manifest_json
 from device_sdk.artifact.errors import ArtifactError
-from device_sdk.artifact.parts import GraphFile, Member, Port, StateTensor
+from device_sdk.artifact.parts import GraphFile, Member, MetricSource, Port, StateTensor
 from device_sdk.artifact.shapes import Shape, axes_of, checked_file_name, checked_name
 
 FORMAT: Final = "tessera-artifact"
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
+"""The newest. An artifact without metrics is of version 1, which older devices read."""
 MANIFEST_FILE: Final = "manifest.json"
 INITIAL_FILE: Final = "initial.safetensors"
 MAX_FILE_BYTES: Final = 2**31 - 1
@@ -77,8 +78,9 @@ class OptimizerSpec:
 class Manifest:
     """Everything a runtime must know about an artifact. Construction checks that it is consistent.
 
-    `graphs` holds "train" and, where the artifact can predict, "infer". `files` describes every
-    file of the folder but the manifest itself.
+    `graphs` holds "train", where the artifact can predict "infer", and where one of its `metrics`
+    is the loss "evaluate": loss and outputs in evaluation mode. `metrics` says, by a metric's name,
+    what it is about. `files` describes every file of the folder but the manifest itself.
     """
 
     name: str
@@ -90,6 +92,7 @@ class Manifest:
     files: Mapping[str, FileEntry]
     producer: Mapping[str, str] = field(default_factory=dict)
     sequential: bool = False
+    metrics: Mapping[str, MetricSource] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         checked_name(self.name, "artifact")
@@ -98,7 +101,7 @@ class Manifest:
         if not isinstance(self.sequential, bool):
             raise ArtifactError(f"sequential is true or false, not {self.sequential!r}")
         object.__setattr__(self, "state", tuple(self.state))
-        for side in ("axes", "graphs", "files", "producer"):
+        for side in ("axes", "graphs", "files", "producer", "metrics"):
             object.__setattr__(self, side, MappingProxyType(dict(getattr(self, side))))
         for key, value in self.producer.items():
             checked_name(key, "producer")
@@ -107,6 +110,7 @@ class Manifest:
             checked_name(axis, "axis")
         self._check_state()
         self._check_graphs()
+        self._check_metrics()
         for name in self.files:
             checked_file_name(name)
             if name.lower() == MANIFEST_FILE:
@@ -152,14 +156,15 @@ class Manifest:
                 )
 
     def _check_graphs(self) -> None:
-        if "train" not in self.graphs or not set(self.graphs) <= {"train", "infer"}:
+        if "train" not in self.graphs or not set(self.graphs) <= {"train", "infer", "evaluate"}:
             raise ArtifactError(
-                f"graphs are 'train' and, optionally, 'infer'; found {sorted(self.graphs)}"
+                "graphs are 'train' and, optionally, 'infer' and 'evaluate'; found "
+                f"{sorted(self.graphs)}"
             )
         for graph in self.graphs.values():
             for port in (*graph.inputs, *graph.outputs):
                 self._check_port(graph, port)
-        train, infer = self.graphs["train"], self.graphs.get("infer")
+        train = self.graphs["train"]
         names = {tensor.name for tensor in self.state}
         for side, ports in (("input", train.select("state")), ("output", train.new_state)):
             missing = names - {port.of for port in ports}
@@ -170,20 +175,45 @@ class Manifest:
         for role in ("loss", "guard"):
             if not train.select(role):
                 raise ArtifactError(f"{train.file}: has no {role} output")
-        if infer is None:
-            return
-        odd = [p.name for p in infer.inputs if p.role not in ("state", "batch")]
-        odd += [p.name for p in infer.outputs if p.role != "output"]
-        if odd or not infer.outputs:
-            raise ArtifactError(
-                f"{infer.file}: takes state and batch inputs and gives outputs; found "
-                f"{odd or 'no output'}"
-            )
         batch = {port.of: port for port in train.select("batch")}
-        for port in infer.select("batch"):
-            twin = batch.get(port.of, port)
-            if (twin.dtype, twin.shape) != (port.dtype, port.shape):
-                raise ArtifactError(f"batch entry {port.of!r} differs between the two graphs")
+        for name, graph in self.graphs.items():
+            if name == "train":
+                continue
+            given = ("output",) if name == "infer" else ("output", "loss")
+            odd = [p.name for p in graph.inputs if p.role not in ("state", "batch")]
+            odd += [p.name for p in graph.outputs if p.role not in given]
+            if odd or not graph.outputs:
+                raise ArtifactError(
+                    f"{graph.file}: takes state and batch inputs and gives outputs; found "
+                    f"{odd or 'no output'}"
+                )
+            for port in graph.select("batch"):
+                twin = batch.get(port.of, port)
+                if (twin.dtype, twin.shape) != (port.dtype, port.shape):
+                    raise ArtifactError(f"batch entry {port.of!r} differs between the graphs")
+
+    def _check_metrics(self) -> None:
+        evaluate = self.graphs.get("evaluate")
+        if evaluate is not None and not (self.metrics and evaluate.select("loss")):
+            raise ArtifactError(f"{evaluate.file}: gives no loss, or no metric is about it")
+        graph = self.evaluation_graph
+        entries = {port.of for port in self.graphs["train"].select("batch")}
+        outputs = {port.of for port in graph.select("output")} if graph is not None else set()
+        for name, source in self.metrics.items():
+            checked_name(name, "metric")
+            if source.output is None:
+                if evaluate is None:
+                    raise ArtifactError(f"metric {name!r} is about the loss, which no graph gives")
+            elif source.output not in outputs or source.target not in entries:
+                raise ArtifactError(
+                    f"metric {name!r} is about {source.output!r} and {source.target!r}, which are "
+                    "not an output in evaluation mode and a batch entry"
+                )
+
+    @property
+    def evaluation_graph(self) -> GraphFile | None:
+        """Of which the metrics' outputs are: "evaluate", else "infer"; None for neither."""
+        return self.graphs.get("evaluate", self.graphs.get("infer"))
 
     def _check_port(self, graph: GraphFile, port: Port) -> None:
         self._check_axes(port.shape, f"{graph.file}: {port.name!r}")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from device_sdk.artifact import json_fields
 from device_sdk.artifact.errors import ArtifactError
 from device_sdk.artifact.json_fields import JsonFields
-from device_sdk.artifact.parts import GraphFile, Member, Port, StateTensor
+from device_sdk.artifact.parts import GraphFile, Member, MetricSource, Port, StateTensor
 from device_sdk.artifact.shapes import Shape, checked_name
 
 if TYPE_CHECKING:
@@ -56,12 +56,14 @@ def _frozen(value: object, depth: int) -> Setting:
 
 
 def manifest_to_object(manifest: Manifest) -> dict[str, object]:
-    """The manifest as JSON values."""
-    from device_sdk.artifact.manifest import FORMAT, FORMAT_VERSION
+    """The manifest as JSON values: of version 1 where it says nothing that is new in 2."""
+    from device_sdk.artifact.manifest import FORMAT
 
+    metrics = {name: _source_to_object(source) for name, source in manifest.metrics.items()}
     return {
+        **({"metrics": metrics} if metrics else {}),
         "format": FORMAT,
-        "format_version": FORMAT_VERSION,
+        "format_version": 2 if metrics else 1,
         "name": manifest.name,
         "opset": manifest.opset,
         "producer": dict(manifest.producer),
@@ -85,6 +87,11 @@ def manifest_to_object(manifest: Manifest) -> dict[str, object]:
             for name, entry in manifest.files.items()
         },
     }
+
+
+def _source_to_object(source: MetricSource) -> dict[str, str]:
+    found = {"output": source.output, "target": source.target, "scale": source.scale}
+    return {key: name for key, name in found.items() if name is not None}
 
 
 def _state_to_object(tensor: StateTensor) -> dict[str, object]:
@@ -133,9 +140,9 @@ def manifest_from_object(value: object) -> Manifest:
     if top.take("format") != FORMAT:
         raise ArtifactError(f"manifest: format is not {FORMAT!r}: this is no Tessera artifact")
     version = top.integer("format_version")
-    if version != FORMAT_VERSION:
+    if not 1 <= version <= FORMAT_VERSION:
         raise ArtifactError(
-            f"manifest: format version {version} is unknown to this release, which reads "
+            f"manifest: format version {version} is unknown to this release, which reads 1 to "
             f"{FORMAT_VERSION}: update tessera-edge, or export the artifact again"
         )
     producer = JsonFields(top.take("producer"), "producer")
@@ -144,6 +151,13 @@ def manifest_from_object(value: object) -> Manifest:
     for name, entry in top.mapping("axes").items():
         fields = JsonFields(entry, f"axis {name!r}")
         axes[name] = Axis(fields.integer("example"))
+        fields.end()
+    metrics = {}
+    for name, entry in top.mapping("metrics").items() if version > 1 else ():
+        fields = JsonFields(entry, f"metric {name!r}")
+        metrics[name] = MetricSource(
+            *(_text_or_none(fields, key) for key in ("output", "target", "scale"))
+        )
         fields.end()
     files = {}
     for name, entry in top.mapping("files").items():
@@ -162,10 +176,18 @@ def manifest_from_object(value: object) -> Manifest:
         files=files,
         producer={key: producer.text(key) for key in top.mapping("producer")},
         sequential=top.boolean("sequential"),
+        metrics=metrics,
     )
     optimizer.end()
     top.end()
     return manifest
+
+
+def _text_or_none(fields: JsonFields, key: str) -> str | None:
+    value = fields.optional(key)
+    if value is not None and not isinstance(value, str):
+        raise ArtifactError(f"{fields.where}: {key} is a text")
+    return value
 
 
 def _named(value: object, what: str) -> JsonFields:

@@ -187,3 +187,31 @@ def _refuse_duplicates(names: list[str], where: str) -> None:
     if len(set(names)) != len(names):
         twice = sorted(name for name, count in Counter(names).items() if count > 1)[:5]
         raise ArtifactError(f"{where}: {', '.join(twice)} given more than once")
+
+
+# What of a graph's outputs and batch entries the metrics are about, by which a model is evaluated.
+
+
+@dataclass(frozen=True)
+class MetricSource:
+    """What a metric (``device_sdk/evaluation/metrics.py``) compares.
+
+    Attributes:
+        output: an output in evaluation mode; None for the loss, which is about itself.
+        target: the batch entry that says what is right.
+        scale: of a classifier's output: ``logits`` or ``probabilities``; None of numbers.
+    """
+
+    output: str | None = None
+    target: str | None = None
+    scale: str | None = None
+
+    def __post_init__(self) -> None:
+        for what in ("output", "target", "scale"):
+            name = getattr(self, what)
+            if name is not None:
+                checked_name(name, f"a metric's {what}")
+        if (self.output is None) != (self.target is None) or (self.scale and not self.output):
+            raise ArtifactError("a metric is about an output and a target, or about the loss")
+        if self.scale not in (None, "logits", "probabilities"):
+            raise ArtifactError(f"scale {self.scale!r} is neither logits nor probabilities")

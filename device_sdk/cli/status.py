@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import datetime
 import json
+from collections.abc import Mapping
 
 from device_sdk.cli.arguments import CommandError, add_home
 from device_sdk.device import Device
@@ -71,6 +72,7 @@ def _rows(status: DeviceStatus) -> list[tuple[str, str]]:
         ("newest round", _round(status)),
         ("last trained", _trained(status)),
         ("model here", "none yet" if status.version is None else f"version {status.version}"),
+        *_evaluation(status),
         ("last receipt", _receipt(status)),
         ("outbox", f"{status.outbox} updates, {status.outbox_bytes:,} bytes"),
         ("time last seen", _time(status.time_unix_seconds)),
@@ -92,6 +94,27 @@ def _trained(status: DeviceStatus) -> str:
         return "none yet"
     what = f"model {status.artifact}" if status.artifact else f"k = {status.k}"
     return f"round {status.trained_round}, {what}"
+
+
+def _evaluation(status: DeviceStatus) -> list[tuple[str, str]]:
+    """A row for each stage, and one for what is missing; none for a task that asks for nothing."""
+    rows = [
+        (f"quality, {stage}", f"version {status.evaluated_version}: {_figures(figures)}")
+        for stage, figures in status.evaluation.items()
+    ]
+    if status.evaluation_detail:
+        rows.append(("not evaluated", status.evaluation_detail))
+    return rows
+
+
+def _figures(figures: Mapping[str, float | None]) -> str:
+    shown = [
+        f"{name} {'not defined' if value is None else format(value, '.4g')}"
+        for name, value in figures.items()
+        if name not in ("samples", "users")
+    ]
+    sizes = [f"{figures[name]:.0f} {name}" for name in ("samples", "users") if name in figures]
+    return f"{', '.join(shown)} of {' and '.join(sizes)}"
 
 
 def _receipt(status: DeviceStatus) -> str:

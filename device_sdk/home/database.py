@@ -26,7 +26,7 @@ from device_sdk.wire.arrays.tensors import (
 )
 from device_sdk.wire.codec.errors import WireError
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 # Pages of the file that stay in memory. A device reads little and seldom, and the kernel keeps the
 # file too; SQLite's own 2 MB would fill up over the rounds.
 _CACHE_KIB = 64
@@ -40,6 +40,7 @@ CREATE TABLE capability (
 _INTERACTION = """
 CREATE TABLE interaction (
     task TEXT NOT NULL, user INTEGER NOT NULL REFERENCES user (place), item TEXT NOT NULL,
+    number INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY (task, user, item)) WITHOUT ROWID;
 """
 _ATTACHMENT = """
@@ -53,6 +54,11 @@ CREATE TABLE task (
     generation INTEGER, method TEXT, takes TEXT, artifacts BLOB, owns_unnamed INTEGER
     ) WITHOUT ROWID;
 CREATE TABLE spent (day INTEGER PRIMARY KEY, seconds REAL NOT NULL, bytes INTEGER NOT NULL);
+"""
+_EVALUATION = """
+CREATE TABLE evaluation (
+    task TEXT PRIMARY KEY, generation INTEGER NOT NULL, round INTEGER NOT NULL,
+    version INTEGER NOT NULL, report BLOB NOT NULL, detail TEXT NOT NULL) WITHOUT ROWID;
 """
 _SCHEMA = f"""
 CREATE TABLE membership (
@@ -91,7 +97,7 @@ CREATE TABLE model (
     version INTEGER NOT NULL, catalogue_id BLOB NOT NULL, arrays BLOB NOT NULL,
     artifact BLOB) WITHOUT ROWID;
 CREATE TABLE catalogue (id BLOB PRIMARY KEY, content BLOB NOT NULL);
-{_CAPABILITY}{_INTERACTION}{_ATTACHMENT}{_TASKS}"""
+{_CAPABILITY}{_EVALUATION}{_INTERACTION}{_ATTACHMENT}{_TASKS}"""
 # By the version that a file has, what makes it one of the next version.
 _STEPS = {
     1: """
@@ -116,15 +122,19 @@ DROP TABLE capability;
 UPDATE learner SET state = from_wire_form(state, artifact);
 UPDATE model SET arrays = from_wire_form(arrays, artifact);
 """,
+    # The order of interactions was not kept.
+    4: f"""
+ALTER TABLE interaction ADD COLUMN number INTEGER NOT NULL DEFAULT 0;
+{_EVALUATION}""",
     # A home had one task, known by the names it was enrolled with: all that it holds is that one's.
     # The usual names were nobody's wish.
-    4: f"""
+    5: f"""
 ALTER TABLE membership ADD COLUMN is_wish INTEGER NOT NULL DEFAULT 1;
 UPDATE membership SET is_wish = 0 WHERE task = 'default' AND cohort = 'all';
 ALTER TABLE learner ADD COLUMN method TEXT;
 ALTER TABLE interaction RENAME TO interaction_before;
 {_INTERACTION}
-INSERT INTO interaction SELECT '', user, item FROM interaction_before;
+INSERT INTO interaction SELECT '', user, item, number FROM interaction_before;
 DROP TABLE interaction_before;
 ALTER TABLE attachment RENAME TO attachment_before;
 {_ATTACHMENT}

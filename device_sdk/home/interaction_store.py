@@ -31,15 +31,22 @@ class InteractionStore(HomeStore):
         with self._database.transaction() as sql:
             before = sql.total_changes
             places: dict[str, int] = dict(sql.execute("SELECT name, place FROM user"))
-            for user in dict.fromkeys(user for user, _ in checked):
-                if user not in places:
-                    places[user] = len(places)
-                    sql.execute("INSERT INTO user VALUES (?, ?)", (places[user], user))
+            for name in dict.fromkeys(name for name, _ in checked):
+                if name not in places:
+                    places[name] = len(places)
+                    sql.execute("INSERT INTO user VALUES (?, ?)", (places[name], name))
                     before += 1
-            sql.executemany(
-                "INSERT OR IGNORE INTO interaction VALUES (?, ?, ?)",
-                [(task, places[user], item) for user, item in checked],
-            )
+            newest: dict[int, int] = {}
+            for user in dict.fromkeys(places[user] for user, _ in checked):
+                query = "SELECT coalesce(max(number), 0) FROM interaction WHERE user = ?"
+                (newest[user],) = sql.execute(query, (user,)).fetchone()
+            for name, item in checked:
+                user = places[name]
+                newest[user] += 1
+                sql.execute(
+                    "INSERT OR IGNORE INTO interaction VALUES (?, ?, ?, ?)",
+                    (task, user, item, newest[user]),
+                )
             return sql.total_changes - before
 
     def place(self, user: str) -> int | None:
@@ -85,6 +92,25 @@ class InteractionStore(HomeStore):
             if row is not None:
                 found[user].append(row)
         return tuple(np.array(sorted(each), dtype=np.int64) for each in found)
+
+    def latest(self, rows: Mapping[str, int], names: Collection[str] = ("",)) -> NDArray[np.int64]:
+        """Per user the row of the item recorded last among those that the catalogue knows, out of
+        what was recorded under ``names``, int64 [users]; -1 for none.
+
+        An item that is recorded again stays where it was. Of what formats before 5 held the order
+        is not known: it counts as older than all else, in the order of ids.
+        """
+        users, _ = self.counts()
+        found = np.full(users, -1, dtype=np.int64)
+        query = (
+            f"SELECT user, item FROM interaction WHERE task IN {_marks(names)} "
+            "ORDER BY number, item"
+        )
+        for user, item in self._database.rows(query, *names):
+            row = rows.get(item)
+            if row is not None:
+                found[user] = row
+        return found
 
 
 def _marks(names: Collection[str]) -> str:

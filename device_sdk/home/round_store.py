@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from device_sdk.evaluation.report import EvaluationReport, read_evaluations, write_evaluations
 from device_sdk.home.database import HomeStore
+from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.publish.manifest import Mark, RoundManifest
 from device_sdk.wire.publish.receipts import Receipt, Verdict
 
@@ -61,6 +63,21 @@ class OutboxRow:
     generation: int
     round: int
     body: bytes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredEvaluation:
+    """What was found out in a task's newest round in which this device evaluated.
+
+    ``detail`` says why something of it is missing.
+    """
+
+    task: str
+    generation: int
+    round: int
+    version: int
+    report: EvaluationReport
+    detail: str = ""
 
 
 class RoundStore(HomeStore):
@@ -146,6 +163,37 @@ class RoundStore(HomeStore):
                 "AND (outcome <> 'trained' OR verdict IS NOT NULL)",
                 (part.task, _KEPT_ROUNDS),
             )
+
+    def save_evaluation(self, found: StoredEvaluation) -> None:
+        """Keep what was found out, in the place of what was before."""
+        with self._database.transaction() as sql:
+            sql.execute(
+                "INSERT OR REPLACE INTO evaluation VALUES (?, ?, ?, ?, ?, ?)",
+                (
+                    found.task,
+                    found.generation,
+                    found.round,
+                    found.version,
+                    write_evaluations(found.report),
+                    found.detail[:500],
+                ),
+            )
+
+    def evaluation(self, task: str) -> StoredEvaluation | None:
+        """What was found out last; None for nothing yet, and for what this version cannot read."""
+        row: tuple[Any, ...] | None = self._database.row(
+            "SELECT task, generation, round, version, report, detail FROM evaluation "
+            "WHERE task = ?",
+            task,
+        )
+        if row is None:
+            return None
+        try:
+            return StoredEvaluation(
+                row[0], row[1], row[2], row[3], read_evaluations(row[4]), row[5]
+            )
+        except WireError:
+            return None  # to be shown, and for nothing else: no reason to refuse the home
 
     def post(self, row: OutboxRow) -> None:
         """Put an update into the outbox, once per round."""

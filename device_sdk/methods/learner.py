@@ -135,6 +135,21 @@ class Learner(ABC):
         """
         return False
 
+    def receive(self, broadcast: Broadcast) -> bool:
+        """Make the trainer's model the one that the broadcast shares, to be evaluated before the
+        training; False where the method shares none. Here: as :meth:`adopt`.
+
+        Called on a learner that is then thrown away. Raises LearnerError as ``train`` does.
+        """
+        return self.adopt(broadcast)
+
+    def personalises(self, broadcast: Broadcast) -> bool:
+        """Whether the device's model after its training is one of its own, to be evaluated too.
+
+        Here: no, for the training only contributes to the next model of all.
+        """
+        return False
+
     def movable_work(self, broadcast: Broadcast) -> MovableWork | None:
         """What either end may do in this round or a later one; None where there is none.
 

@@ -14,7 +14,12 @@ from numpy.typing import NDArray
 
 from device_sdk.home.home import Home
 from device_sdk.home.model_store import StoredModel
-from device_sdk.home.round_store import OutboxRow, Participation, RoundOutcome
+from device_sdk.home.round_store import (
+    OutboxRow,
+    Participation,
+    RoundOutcome,
+    StoredEvaluation,
+)
 from device_sdk.methods.learner import Declined
 from device_sdk.rounds.actions import Actions
 from device_sdk.rounds.budget import DayBudget, OverBudget
@@ -68,6 +73,17 @@ def commit_round(
                 artifact="" if result.artifact is None else result.artifact.name,
             )
         )
+        if result.evaluation is not None:
+            home.rounds.save_evaluation(
+                StoredEvaluation(
+                    manifest.task,
+                    manifest.generation,
+                    manifest.round,
+                    manifest.version,
+                    result.evaluation,
+                    result.evaluation_detail,
+                )
+            )
         home.rounds.post(row)
         home.membership.raise_time(largest_unix_seconds)
     return row

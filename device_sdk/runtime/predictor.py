@@ -1,4 +1,4 @@
-"""The inference graph: evaluation-mode outputs from the current state."""
+"""Graphs in evaluation mode: outputs, and the loss, from the current state."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import onnxruntime as ort
 
 from device_sdk.artifact.load import CheckedGraph
 from device_sdk.artifact.manifest import Manifest
+from device_sdk.artifact.parts import Port
 from device_sdk.artifact.safetensors import Array
 from device_sdk.errors import GraphRunError
 from device_sdk.runtime.batch import BatchChecker
@@ -16,10 +17,16 @@ from device_sdk.runtime.state import StateBanks
 
 
 class Predictor:
-    """A session of the artifact's inference graph that reads a trainer's state in place."""
+    """A session of a graph in evaluation mode that reads a trainer's state in place.
 
-    def __init__(self, manifest: Manifest, graph: CheckedGraph, settings: SessionSettings) -> None:
-        self._graph = manifest.graphs["infer"]
+    ``name``: "infer" or "evaluate".
+    """
+
+    def __init__(
+        self, manifest: Manifest, name: str, graph: CheckedGraph, settings: SessionSettings
+    ) -> None:
+        self._graph = manifest.graphs[name]
+        self._name = "inference" if name == "infer" else "evaluation"
         self._session = make_session(graph, self._graph.file, settings)
         self._checker = BatchChecker(
             self._graph.select("batch"),
@@ -28,8 +35,8 @@ class Predictor:
 
     def predict(
         self, batch: Mapping[str, Array], banks: StateBanks, axes: Mapping[str, int]
-    ) -> dict[str, Array]:
-        """Outputs by name, in memory of their own.
+    ) -> list[tuple[Port, Array]]:
+        """What each output of the graph is, in memory of its own.
 
         Raises BatchError for a wrong batch, GraphRunError where onnxruntime fails.
         """
@@ -53,11 +60,11 @@ class Predictor:
             self._session.run_with_iobinding(binding)
         except Exception as error:  # onnxruntime's exceptions share no base class
             raise GraphRunError(
-                f"onnxruntime failed inside the inference graph: {error}"
+                f"onnxruntime failed inside the {self._name} graph: {error}"
             ) from error
         binding.synchronize_outputs()
         found = binding.get_outputs()
-        return {
-            port.of: value.numpy().copy()
+        return [
+            (port, value.numpy().copy())
             for port, value in zip(self._graph.outputs, found, strict=True)
-        }
+        ]

@@ -15,8 +15,16 @@ from numpy.typing import NDArray
 from device_sdk.capability.fit import Fit, Request, WorkDone, choose_among
 from device_sdk.home.model_store import CapabilityRow
 from device_sdk.local_data import LocalData
-from device_sdk.methods.learner import Declined, Learner, LearnerParts, MovableWork, Where
+from device_sdk.methods.learner import (
+    Declined,
+    Learner,
+    LearnerError,
+    LearnerParts,
+    MovableWork,
+    Where,
+)
 from device_sdk.system.clock import Clock, slowed
+from device_sdk.train.evaluate import ModelEvaluation, RoundEvaluation, Unmeasured
 from device_sdk.train.job import LocalArtifact, RoundTrainer, TrainedRound, TrainingJob
 from device_sdk.trainer import Trainer
 from device_sdk.wire.arrays.exchange import Broadcast, encode_update
@@ -156,6 +164,8 @@ class ArrayTrainer(RoundTrainer):
         data = self._data()
         capability = self._capability(job, data)
         artifact = _chosen(job, capability)
+        found = self.evaluation(job)
+        evaluation = None if found is None else self._received(job, artifact, data, found)
         learner, trainer = self.learner(job, artifact, data, _where(capability))
         self._keep_only(artifact)
         start = self._clock.now()
@@ -164,6 +174,8 @@ class ArrayTrainer(RoundTrainer):
         codec = BROADCAST_CODECS[job.terms.update_codec]
         if capability is not None:
             capability = capability.after(late=seconds > job.terms.train_seconds)
+        if evaluation is not None and learner.personalises(job.broadcast):
+            evaluation.stage("personal", trainer)
         return TrainedRound(
             k=self._rank(job, artifact),
             body=encode_update(update, codec, self._rng),
@@ -172,7 +184,27 @@ class ArrayTrainer(RoundTrainer):
             seconds=seconds,
             artifact=artifact,
             model=model_arrays(trainer),
+            evaluation=None if found is None else found.report,
+            evaluation_detail="" if found is None else found.detail,
         )
+
+    def _received(
+        self, job: TrainingJob, artifact: LocalArtifact, data: LocalData, found: RoundEvaluation
+    ) -> ModelEvaluation:
+        """Evaluates the model received; what comes back evaluates the one trained."""
+        learner, trainer = self.learner(job, artifact, LocalData({}))
+        evaluation = ModelEvaluation(found, trainer.artifact, data.test)
+        own, shared = learner.personalises(job.broadcast), False
+        try:
+            shared = learner.receive(job.broadcast)
+        except LearnerError as error:
+            found.miss(Unmeasured("failed", f"global: {error}"))
+        found.stages = 2 if own and shared else 1
+        if shared:
+            evaluation.stage("global", trainer)
+        elif not own:
+            found.miss(Unmeasured("no-model", "the method has no model that it could be asked of"))
+        return evaluation
 
     def adopt(self, job: TrainingJob) -> Mapping[str, NDArray[Any]] | None:
         """The task's last version as this device's model, where the method shares one."""
@@ -209,14 +241,21 @@ class ArrayTrainer(RoundTrainer):
             companion = self._trainer(artifact.companion)
             companion.reset()
         placement = self._options.placement if where is None else where
-        learner = self._kind.make(
-            LearnerParts(lambda: data, trainer, companion, self._sender, self._rng, placement)
-        )
-        manifest = job.manifest
-        if self._home.models.learner_artifact(manifest.task) == artifact.artifact_id:
-            state = self._home.models.learner(manifest.task, job.terms.method)
-            if state is not None:
-                learner.restore(state)
+        parts = LearnerParts(lambda: data, trainer, companion, self._sender, self._rng, placement)
+        learner = self._kind.make(parts)
+        manifest, models = job.manifest, self._home.models
+        if models.learner_artifact(manifest.task) == artifact.artifact_id:
+            mark = models.model_mark(manifest.task)
+            state = models.learner(manifest.task, job.terms.method)
+            try:
+                if state is not None:
+                    learner.restore(state)
+            except LearnerError:
+                if mark is None or mark[0] == manifest.generation:
+                    raise
+                # The task was replaced: what was learnt is another method's, with this artifact.
+                trainer.reset()
+                learner = self._kind.make(parts)
         if learner.needs_receipts:
             rounds = self._home.rounds.receipted(manifest.task, manifest.generation, _RECEIPTS)
             for part in reversed(rounds):

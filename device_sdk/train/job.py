@@ -14,12 +14,14 @@ from typing import Any, ClassVar
 from numpy.typing import NDArray
 
 from device_sdk.errors import RuntimeMissing
+from device_sdk.evaluation.report import EvaluationReport
 from device_sdk.home.model_store import CapabilityRow
 from device_sdk.methods.learner import Declined, Learner
 from device_sdk.methods.registry import LEARNERS, MethodError, load_method
+from device_sdk.train.evaluate import RoundEvaluation
 from device_sdk.wire.arrays.exchange import Broadcast
 from device_sdk.wire.publish.catalogue import Catalogue
-from device_sdk.wire.publish.manifest import RoundManifest
+from device_sdk.wire.publish.manifest import RoundManifest, evaluates
 from device_sdk.wire.publish.task_messages import TaskTerms
 from device_sdk.world import DeviceWorld
 
@@ -62,6 +64,9 @@ class TrainedRound:
         k: the columns trained, or the artifact's place among the task's, 1 for the smallest.
         artifact: what was trained, where the task offers a choice and the state belongs to one.
         model: what to predict with from now on; None: the broadcast's own arrays.
+        evaluation: what was found out about the model; None where this device was not to evaluate
+            in this round.
+        evaluation_detail: why something of it is missing, for this device's owner.
     """
 
     k: int
@@ -71,6 +76,8 @@ class TrainedRound:
     seconds: float
     artifact: LocalArtifact | None = None
     model: Mapping[str, NDArray[Any]] | None = None
+    evaluation: EvaluationReport | None = None
+    evaluation_detail: str = ""
 
 
 class RoundTrainer(ABC):
@@ -82,6 +89,18 @@ class RoundTrainer(ABC):
     def __init__(self, world: DeviceWorld) -> None:
         self._home, self._options = world.home, world.options
         self._clock, self._rng = world.work_clock, world.rng
+        self._device_id = world.membership.grant.device_id
+
+    def evaluation(self, job: TrainingJob) -> RoundEvaluation | None:
+        """To be filled with what is found out; None where this device does not evaluate in this
+        round."""
+        terms = job.terms.evaluation
+        if terms is None or not evaluates(job.manifest, terms, self._device_id):
+            return None
+        seconds = terms.time_share * job.terms.train_seconds
+        # A generator of its own: the training draws what it would draw without an evaluation.
+        (rng,) = self._rng.spawn(1)
+        return RoundEvaluation(terms, seconds, 2, self._clock, rng, self._options.slowdown)
 
     @abstractmethod
     def train(self, job: TrainingJob) -> TrainedRound:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from device_sdk.methods.scatter.contract import ScatterTraining, encode_scatter_
 from device_sdk.methods.scatter.factor_step import FactorStep, StepByUsers, TrainerStep
 from device_sdk.methods.scatter.learner import ScatterLearner, items_of
 from device_sdk.system.clock import slowed
+from device_sdk.train.evaluate import HeldOutItem, RankEvaluation
 from device_sdk.train.job import RoundTrainer, TrainedRound, TrainingJob
 from device_sdk.wire.arrays.exchange import Broadcast
 from device_sdk.world import DeviceWorld
@@ -78,8 +79,7 @@ class ScatterTrainer(RoundTrainer):
         # Without a catalogue an item's outside id is its row.
         rows = {str(row): row for row in range(len(items))} if catalogue is None else catalogue.rows
         learner = self._load(job.artifacts[0].folder)
-        task = job.manifest.task
-        self._local.rows = self._home.interactions.positives(rows, self._home.record_names(task))
+        self._local.rows, held = self._split(job, rows)
         state = self._state(job, len(items))
         learner.restore(state)
 
@@ -88,13 +88,27 @@ class ScatterTrainer(RoundTrainer):
         learner.restore(state)
         wanted = options.k if capability is None else int(capability.option)
         learner.columns = min(wanted or 1, items.shape[1])
+        found = self.evaluation(job)
+        ranks = None if found is None else RankEvaluation(found, held)
+        if ranks is not None:
+            ranks.stage("global", learner.users, items)
         start = self._clock.now()
         update = learner.train(job.broadcast)
         seconds = slowed(self._clock, start, options.slowdown)
         body = encode_scatter_update(update, items.shape[1], job.terms.update_codec, self._rng)
         if capability is not None:
             capability = capability.after(late=seconds > job.terms.train_seconds)
-        return TrainedRound(learner.columns, body, learner.state(), capability, seconds)
+        if ranks is not None:
+            ranks.stage("personal", learner.users, items)
+        return TrainedRound(
+            learner.columns,
+            body,
+            learner.state(),
+            capability,
+            seconds,
+            evaluation=None if found is None else found.report,
+            evaluation_detail="" if found is None else found.detail,
+        )
 
     def _load(self, artifact: Path) -> ScatterLearner:
         if self._learner is None or self._loaded != artifact:
@@ -102,6 +116,29 @@ class ScatterTrainer(RoundTrainer):
             self._learner = ScatterLearner(self._local, step, 1, self._rng, self._options.pool)
             self._loaded = artifact
         return self._learner
+
+    def _split(
+        self, job: TrainingJob, rows: Mapping[str, int]
+    ) -> tuple[tuple[Rows, ...], list[HeldOutItem]]:
+        """What to train on, and what not: each user's latest item, where the task evaluates.
+
+        A user's only item is trained on. It is held out in every round of such a task, whether this
+        device evaluates in it or not. As a negative it is drawn like any item that a user has not
+        touched: were it spared, training would lift it above the others.
+        """
+        names = self._home.record_names(job.manifest.task)
+        positives = self._home.interactions.positives(rows, names)
+        if job.terms.evaluation is None:
+            return positives, []
+        latest = self._home.interactions.latest(rows, names)
+        kept, held = [], []
+        for user, own in enumerate(positives):
+            if len(own) < 2:
+                kept.append(own)
+                continue
+            kept.append(own[own != latest[user]])
+            held.append(HeldOutItem(user, int(latest[user]), kept[-1]))
+        return tuple(kept), held
 
     def _state(self, job: TrainingJob, items: int) -> State:
         state = self._home.models.learner(job.manifest.task, job.terms.method)

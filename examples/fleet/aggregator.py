@@ -46,13 +46,13 @@ class RunningAggregator:
 
     def rounds(self, most: int = 1000) -> list[RoundRow]:
         """The newest rounds, newest first, without the last one that only publishes."""
-        return [row for row in self.store.rounds.latest(most) if row.threshold > 0]
+        return [row for row in self.store.first.rounds.latest(most) if row.threshold > 0]
 
     def arrived(self, row: RoundRow) -> int:
         """Updates committed so far in an open round, counted in a closed one."""
         if row.participants is not None:
             return row.participants
-        return sum(1 for _ in self.store.log.judged(row.generation, row.round))
+        return sum(1 for _ in self.store.first.log.judged(row.generation, row.round))
 
     def refusals(self) -> dict[str, int]:
         """What was refused, by reason; written when the process stops and now and then."""

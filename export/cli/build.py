@@ -94,6 +94,7 @@ def _arguments_of(reference: str) -> dict[str, Any]:
     if wrong or missing:
         raise ExportError(
             f"{reference} returned unknown keys {wrong} and lacks {missing}",
-            instead=f"the keys {', '.join(sorted(needed))} and optionally predict, name",
+            instead=f"the keys {', '.join(sorted(needed))} and optionally predict, gradient, "
+            "metrics, name",
         )
     return dict(given)

@@ -3,17 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 
-from export.cli.options import (
-    add_optimizer,
-    add_output,
-    add_seed,
-    chosen_optimizer,
-    print_written,
-    settings_explained,
-)
+from export.cli.options import add_output, add_training, write
 from export.models.click import CLICK_MODELS, MOVIELENS, export_click
-from export.models.fields import SampleFields
 
 DESCRIPTION = """\
 Export a click model over MovieLens's fields (user, movie, gender, age, occupation, genres, year),
@@ -41,25 +34,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--movies", type=int, default=sizes["movie"], help=f"default: {sizes['movie']}"
     )
     parser.add_argument("--dim", type=int, default=8, help="of the embeddings (default: 8)")
-    add_seed(parser)
-    add_optimizer(parser)
+    add_training(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the command."""
     sizes = {**dict(MOVIELENS.categorical), "user": arguments.users, "movie": arguments.movies}
-    with settings_explained():
-        exported = export_click(
-            arguments.out,
-            arguments.network,
-            fields=SampleFields(
-                tuple(sizes.items()), MOVIELENS.multi_valued, MOVIELENS.numeric, MOVIELENS.history
-            ),
-            dim=arguments.dim,
-            attention=arguments.attention,
-            seed=arguments.seed,
-            optimizer=chosen_optimizer(arguments),
-            verify=not arguments.no_verify,
-        )
-    print_written(exported)
-    return 0
+    return write(
+        arguments,
+        # Made inside: a size that is refused is an error for people, too.
+        lambda *where, **settings: export_click(
+            *where, fields=replace(MOVIELENS, categorical=tuple(sizes.items())), **settings
+        ),
+        dim=arguments.dim,
+        attention=arguments.attention,
+    )

@@ -4,14 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from export.cli.options import (
-    add_optimizer,
-    add_output,
-    add_seed,
-    chosen_optimizer,
-    print_written,
-    settings_explained,
-)
+from export.cli.options import add_output, add_training, write
 from export.models.images import IMAGE_MODELS, export_image
 from export.models.mutual import export_mutual
 
@@ -35,24 +28,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--channels", type=int, default=1, help="1 for grey (default), 3 for RGB")
     parser.add_argument("--size", type=int, default=28, help="pixels a side (default: 28)")
     parser.add_argument("--classes", type=int, default=10, help="default: 10")
-    add_seed(parser)
     parser.add_argument("--mutual", action="store_true", help="the mutual-learning train step")
-    add_optimizer(parser)
+    add_training(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the command."""
-    write = export_mutual if arguments.mutual else export_image
-    with settings_explained():
-        exported = write(
-            arguments.out,
-            arguments.network,
-            channels=arguments.channels,
-            size=arguments.size,
-            classes=arguments.classes,
-            seed=arguments.seed,
-            optimizer=chosen_optimizer(arguments),
-            verify=not arguments.no_verify,
-        )
-    print_written(exported)
-    return 0
+    return write(
+        arguments,
+        export_mutual if arguments.mutual else export_image,
+        channels=arguments.channels,
+        size=arguments.size,
+        classes=arguments.classes,
+    )

@@ -9,7 +9,7 @@ from collections import Counter
 
 from tabulate import tabulate
 
-from device_sdk.artifact import Artifact, Port, load_artifact
+from device_sdk.artifact import Artifact, MetricSource, Port, load_artifact
 from device_sdk.system.printable import printable_lines
 
 DESCRIPTION = """\
@@ -54,6 +54,7 @@ def summary(artifact: Artifact) -> str:
         ("optimizer", f"{manifest.optimizer.name}({settings})"),
         ("free axes", axes or "none"),
         ("threads", "one (the graph adds by ScatterND)" if manifest.sequential else "any"),
+        ("metrics", ", ".join(_metric(n, s) for n, s in manifest.metrics.items()) or "none"),
         ("size", ", ".join(f"{n} {_bytes(f.size)}" for n, f in manifest.files.items())),
     ]
     parts = [tabulate(head, tablefmt="plain")]
@@ -73,6 +74,13 @@ def summary(artifact: Artifact) -> str:
         + tabulate(members, headers=["name", "kind", "shape", "elements", "state tensor"])
     )
     return "\n\n".join(parts)
+
+
+def _metric(name: str, source: MetricSource) -> str:
+    if source.output is None:
+        return name
+    scale = f", {source.scale}" if source.scale else ""
+    return f"{name} ({source.output}, {source.target}{scale})"
 
 
 def _row(port: Port) -> tuple[str, str, str, str, str]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from device_sdk.system.command_line import add_out
 from export.build import Exported
@@ -20,19 +19,28 @@ def add_output(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-verify", action="store_true", help="skip the comparison with torch")
 
 
-def add_seed(parser: argparse.ArgumentParser) -> None:
-    """The option ``--seed``."""
-    parser.add_argument("--seed", type=int, default=0, help="of the initial weights (default: 0)")
+def write(
+    arguments: argparse.Namespace, export: Callable[..., Exported], **settings: object
+) -> int:
+    """Write the network that the command line names by ``export``, with these settings, and print.
 
-
-@contextmanager
-def settings_explained() -> Iterator[None]:
-    """Turns the ValueError of a model or an optimizer that refuses its settings into an
-    ExportError, which a command prints."""
+    The ValueError of a model or an optimizer that refuses its settings becomes an ExportError,
+    which a command prints.
+    """
     try:
-        yield
+        exported = export(
+            arguments.out,
+            arguments.network,
+            **settings,
+            seed=arguments.seed,
+            optimizer=chosen_optimizer(arguments),
+            with_metrics=arguments.metrics,
+            verify=not arguments.no_verify,
+        )
     except ValueError as error:
         raise ExportError(str(error)) from error
+    print_written(exported)
+    return 0
 
 
 # The --optimizer and --lr options of commands that export a training model.
@@ -40,8 +48,14 @@ def settings_explained() -> Iterator[None]:
 _RATES = {"adam": 1e-3, "sgd": 0.05, "segmented": 5e-3}
 
 
-def add_optimizer(parser: argparse.ArgumentParser) -> None:
-    """Add both options."""
+def add_training(parser: argparse.ArgumentParser) -> None:
+    """Add both options, ``--seed`` and ``--metrics``."""
+    parser.add_argument(
+        "--metrics",
+        action="store_true",
+        help="declare what devices may be asked to evaluate (devices older than that refuse it)",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the initial weights (default: 0)")
     defaults = ", ".join(f"{name} {rate:g}" for name, rate in _RATES.items())
     parser.add_argument(
         "--optimizer",

@@ -68,25 +68,12 @@ def arange_between(g: Graph, start: Dim | float, end: Dim | float, step: Any, ou
         else g.scalar(b, torch.int64)
         for b in (start, end, step)
     ]
-    return (
-        g.cast(g.op("Range", *ends), out.dtype)
-        if out.dtype != torch.int64
-        else g.op("Range", *ends)
-    )
+    return g.cast(Value(g.op("Range", *ends), torch.int64, tuple(out.shape)), out.dtype)
 
 
-@lowers(aten.arange.default)
-def arange(g: Graph, out: Any, end: Any, **like: Any) -> str:
-    return arange_between(g, 0, end, 1, out)
-
-
-@lowers(aten.arange.start)
-def arange_start(g: Graph, out: Any, start: Any, end: Any, **like: Any) -> str:
-    return arange_between(g, start, end, 1, out)
-
-
-@lowers(aten.arange.start_step)
-def arange_step(g: Graph, out: Any, start: Any, end: Any, step: Any = 1, **like: Any) -> str:
+@lowers(aten.arange.default, aten.arange.start, aten.arange.start_step)
+def arange(g: Graph, out: Any, *bounds: Any, **like: Any) -> str:
+    start, end, step, *_ = (0, *bounds, 1) if len(bounds) == 1 else (*bounds, 1)
     return arange_between(g, start, end, step, out)
 
 

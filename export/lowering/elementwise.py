@@ -161,44 +161,21 @@ def _unary(op_type: str) -> Any:
     return lower
 
 
-for _name, _onnx_name in {
-    "neg": "Neg",
-    "abs": "Abs",
-    "exp": "Exp",
-    "log": "Log",
-    "sqrt": "Sqrt",
-    "reciprocal": "Reciprocal",
-    "sigmoid": "Sigmoid",
-    "tanh": "Tanh",
-    "erf": "Erf",
-    "sin": "Sin",
-    "cos": "Cos",
-    "tan": "Tan",
-    "atan": "Atan",
-    "asin": "Asin",
-    "acos": "Acos",
-    "sinh": "Sinh",
-    "cosh": "Cosh",
-    "asinh": "Asinh",
-    "acosh": "Acosh",
-    "atanh": "Atanh",
-    "sign": "Sign",
-    "floor": "Floor",
-    "ceil": "Ceil",
-    "round": "Round",
-    "relu": "Relu",
-}.items():
-    lowers(getattr(aten, _name).default)(_unary(_onnx_name))
+# ONNX has these by the same names.
+for _name in (
+    "neg", "abs", "exp", "log", "sqrt", "reciprocal", "sigmoid", "tanh", "erf", "sin", "cos", "tan",
+    "atan", "asin", "acos", "sinh", "cosh", "asinh", "acosh", "atanh", "sign", "floor", "ceil",
+    "round", "relu",
+):  # fmt: skip
+    lowers(getattr(aten, _name).default)(_unary(_name.capitalize()))
 
 
-@lowers(aten.isnan.default)
-def isnan(g: Graph, out: Any, a: Value) -> str:
-    return g.op("IsNaN", a)
+def _test(op_type: str) -> Any:
+    return lambda g, out, a: g.op(op_type, a)
 
 
-@lowers(aten.isinf.default)
-def isinf(g: Graph, out: Any, a: Value) -> str:
-    return g.op("IsInf", a)
+lowers(aten.isnan.default)(_test("IsNaN"))
+lowers(aten.isinf.default)(_test("IsInf"))
 
 
 @lowers(aten.rsqrt.default)

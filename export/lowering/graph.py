@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
@@ -98,6 +100,16 @@ def _is_whole(expr: sympy.Expr) -> bool:
     )
 
 
+def _folded(
+    graph: Graph, expr: sympy.Expr, parts: list[str], kinds: Sequence[tuple[Any, str]]
+) -> str | None:
+    """The parts joined by the expression's operator, where it is one of these kinds."""
+    for kind, op_type in kinds:
+        if isinstance(expr, kind):
+            return reduce(partial(graph.op, op_type), parts)
+    return None
+
+
 def whole(graph: Graph, expr: sympy.Expr) -> str:
     """A size as an int64 tensor of shape [1].
 
@@ -112,17 +124,11 @@ def whole(graph: Graph, expr: sympy.Expr) -> str:
             )
         return graph.op("Shape", where[0], start=where[1], end=where[1] + 1)
     parts = [graph.size(part) for part in expr.args]
-    for kind, op_type in _ARITHMETIC:
-        if isinstance(expr, kind):
-            result = parts[0]
-            for part in parts[1:]:
-                result = graph.op(op_type, result, part)
-            return result
-    if isinstance(expr, sympy.Pow) and expr.exp.is_Integer and int(expr.exp) > 0:
-        result = parts[0]
-        for _ in range(int(expr.exp) - 1):
-            result = graph.op("Mul", result, parts[0])
+    result = _folded(graph, expr, parts, _ARITHMETIC)
+    if result is not None:
         return result
+    if isinstance(expr, sympy.Pow) and expr.exp.is_Integer and int(expr.exp) > 0:
+        return reduce(partial(graph.op, "Mul"), [parts[0]] * int(expr.exp))
     raise ExportError(
         f"a size is computed as {expr}, which has no exact integer form in the graph",
         instead="sizes that are sums, products or whole quotients of the named axes",
@@ -136,12 +142,9 @@ def fraction(graph: Graph, expr: sympy.Expr) -> str:
     if isinstance(expr, sympy.Symbol) or _is_whole(expr):
         return graph.op("Cast", graph.size(expr), to=TensorProto.DOUBLE)
     parts = [fraction(graph, part) for part in expr.args]
-    for kind, op_type in _REAL_ARITHMETIC:
-        if isinstance(expr, kind):
-            result = parts[0]
-            for part in parts[1:]:
-                result = graph.op(op_type, result, part)
-            return result
+    result = _folded(graph, expr, parts, _REAL_ARITHMETIC)
+    if result is not None:
+        return result
     if isinstance(expr, torch_sympy.ToFloat):
         return parts[0]
     if type(expr).__name__ == "OpaqueUnaryFn_sqrt":
@@ -222,6 +225,7 @@ class Graph:
             self._arrays: dict[str, np.ndarray[Any, Any]] = {}
             self._count = 0
             self._symbols: dict[sympy.Symbol, tuple[str, int]] = {}
+            self._from_zero: dict[str, Value] = {}
         self._dims: dict[sympy.Expr, str] = {}
         self._shapes: dict[tuple[sympy.Expr, ...], str] = {}
 
@@ -359,6 +363,41 @@ class Graph:
         if expr not in self._dims:
             self._dims[expr] = whole(self, expr)
         return self._dims[expr]
+
+    # --- indices ----------------------------------------------------------------------------
+
+    def from_zero(self, index: Value) -> None:
+        """Note an index that counts from 0 up: where torch raises for -1, ONNX takes the last.
+
+        One that is beyond either end onnxruntime refuses by itself, as torch does.
+        """
+        self._root._from_zero[index.name] = index
+
+    def refusing(self, guard: str) -> str:
+        """The guard, or NaN where an index from 0 up that depends on the batch is below 0."""
+        least = [
+            self.cast(Value(self.op("ReduceMin", index, keepdims=0), index.dtype, ()), torch.int64)
+            for index in self._from_zero.values()
+            if self._of_batch(index.name)
+        ]
+        if not least:
+            return guard
+        lowest = self.op("Min", *least) if len(least) > 1 else least[0]
+        below = self.op("Less", lowest, self.scalar(0, torch.int64))
+        return self.op("Where", below, self.scalar(math.nan, torch.float32), guard)
+
+    def _of_batch(self, name: str) -> bool:
+        """Whether a value depends on what is in the batch, not only on the batch's sizes."""
+        queue, seen = [name], {name}
+        while queue:
+            name = queue.pop()
+            producer = self.producer.get(name)
+            if producer is None and name.startswith("batch."):
+                return True
+            if producer is not None and producer.op_type != "Shape":
+                queue += used_names([producer]) - seen
+                seen |= used_names([producer])
+        return False
 
     # --- results ----------------------------------------------------------------------------
 

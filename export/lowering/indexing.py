@@ -1,4 +1,8 @@
-"""Lookups by index and their gradients."""
+"""Lookups by index and their gradients.
+
+Operators that take no negative index in torch say so with ``Graph.from_zero``; those of brackets
+(``x[i]``) count from the end, as ONNX's do.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +29,7 @@ def embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> str:
+    g.from_zero(indices)
     return g.op("Gather", weight, indices, axis=0)
 
 
@@ -63,6 +68,7 @@ def scatter_rows(g: Graph, out: Any, rows: str, indices: Value) -> str:
 
 @lowers(aten.index_select.default)
 def index_select(g: Graph, out: Any, a: Value, dim: int, index: Value) -> str:
+    g.from_zero(index)
     return g.op("Gather", a, index, axis=dim)
 
 
@@ -70,11 +76,13 @@ def index_select(g: Graph, out: Any, a: Value, dim: int, index: Value) -> str:
 def gather(
     g: Graph, out: Any, a: Value, dim: int, index: Value, *, sparse_grad: bool = False
 ) -> str:
+    g.from_zero(index)
     return g.op("GatherElements", a, index, axis=dim)
 
 
 @lowers(aten.scatter_add.default)
 def scatter_add(g: Graph, out: Any, a: Value, dim: int, index: Value, source: Value) -> str:
+    g.from_zero(index)
     return g.op("ScatterElements", a, index, source, axis=dim, reduction="add")
 
 
@@ -101,19 +109,21 @@ def scatter_reduce(
 
 @lowers(aten.scatter.src)
 def scatter_src(g: Graph, out: Any, a: Value, dim: int, index: Value, source: Value) -> str:
+    g.from_zero(index)
     return g.op("ScatterElements", a, index, g.cast(source, out.dtype), axis=dim)
 
 
 @lowers(aten.scatter.value)
 def scatter_value(g: Graph, out: Any, a: Value, dim: int, index: Value, value: Any) -> str:
     filled = g.full(index.shape, value, out.dtype)
-    return g.op("ScatterElements", a, index, filled, axis=dim)
+    return scatter_src(g, out, a, dim, index, Value(filled, out.dtype, index.shape))
 
 
 @lowers(aten.index_add.default)
 def index_add(
     g: Graph, out: Any, a: Value, dim: int, index: Value, source: Value, *, alpha: Any = 1
 ) -> str:
+    g.from_zero(index)
     name = source.name if alpha == 1 else g.op("Mul", source, g.scalar(alpha, source.dtype))
     order = [dim, *(i for i in range(a.rank) if i != dim)]
     back = [order.index(i) for i in range(a.rank)]
@@ -144,13 +154,7 @@ def _leading(
         )
     order = [*axes, *(i for i in range(a.rank) if i not in axes)]
     moved = transpose_order(g, a, order)
-    names = []
-    for index, axis in zip(chosen, axes, strict=True):
-        name = g.cast(index, torch.int64)
-        size = a.shape[axis]
-        negative = g.op("Less", name, g.scalar(0, torch.int64))
-        name = g.op("Where", negative, g.op("Add", name, g.dim(size)), name)
-        names.append(name)
+    names = [g.cast(index, torch.int64) for index in chosen]
     if len(names) > 1:
         shape: Any = torch.broadcast_shapes(*[tuple(index.shape) for index in chosen])
         names = [g.op("Expand", name, g.shape(shape)) for name in names]
@@ -209,6 +213,18 @@ def index_put(
     order = [*axes, *(i for i in range(a.rank) if i not in axes)]
     back = [order.index(i) for i in range(a.rank)]
     return result if back == list(range(a.rank)) else g.op("Transpose", result, perm=back)
+
+
+@lowers(aten.index_copy.default)
+def index_copy(g: Graph, out: Any, a: Value, dim: int, index: Value, source: Value) -> str:
+    g.from_zero(index)
+    return index_put(g, out, a, [*[None] * dim, index], source)
+
+
+@lowers(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)
+def index_fill(g: Graph, out: Any, a: Value, dim: int, index: Value, value: Any) -> str:
+    name = g.cast(value, out.dtype) if isinstance(value, Value) else g.scalar(value, out.dtype)
+    return index_put(g, out, a, [*[None] * dim, index], Value(name, out.dtype, ()))
 
 
 def _broadcast(g: Graph, value: Value, shape: Sequence[Dim]) -> str:

@@ -243,15 +243,16 @@ def adaptive_avg_pool2d_backward(g: Graph, out: Any, grad: Value, x: Value) -> s
 # Maximum pooling and its gradient.
 
 
-def _max_pool(
+@lowers(aten.max_pool2d_with_indices.default, aten.max_pool3d_with_indices.default)
+def max_pool_with_indices(
     g: Graph,
     out: Any,
     x: Value,
     kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    ceil_mode: bool,
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0,),
+    dilation: Sequence[int] = (1,),
+    ceil_mode: bool = False,
 ) -> tuple[str, str]:
     rank = x.rank - 1 if x.rank < 4 else x.rank - 2
     rank = len(kernel) if len(kernel) > 1 else rank
@@ -288,20 +289,6 @@ def _max_pool(
     return g.reshape(values, out[0].shape) if x is not batched else values, (
         g.reshape(indices, out[1].shape) if x is not batched else indices
     )
-
-
-@lowers(aten.max_pool2d_with_indices.default, aten.max_pool3d_with_indices.default)
-def max_pool_with_indices(
-    g: Graph,
-    out: Any,
-    x: Value,
-    kernel: Sequence[int],
-    stride: Sequence[int] = (),
-    padding: Sequence[int] = (0,),
-    dilation: Sequence[int] = (1,),
-    ceil_mode: bool = False,
-) -> tuple[str, str]:
-    return _max_pool(g, out, x, kernel, stride, padding, dilation, ceil_mode)
 
 
 def _flat_indices(g: Graph, indices: Value, operator: str) -> str:
@@ -375,7 +362,7 @@ def adaptive_max_pool2d(g: Graph, out: Any, x: Value, sizes: Sequence[int]) -> t
             operator="aten.adaptive_max_pool2d",
             instead="torch.nn.MaxPool2d, or an output size that divides the input's",
         )
-    return _max_pool(g, out, x, window, window, (0, 0), (1, 1), False)
+    return max_pool_with_indices(g, out, x, window, window)
 
 
 @lowers(aten.adaptive_max_pool2d_backward.default)

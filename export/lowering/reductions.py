@@ -69,20 +69,17 @@ def variance(
     return g.op("Div", squares, g.scalar(count - int(correction or 0), out.dtype))
 
 
-def _truth(g: Graph, op_type: str, a: Value, dims: Any, keepdim: bool) -> str:
-    truth = g.cast(g.cast(a, torch.bool), torch.int32)
-    reduced = reduce(g, op_type, Value(truth, torch.int32, a.shape), dims, keepdim, torch.int32)
-    return g.cast(reduced, torch.bool)
+def _truth(op_type: str) -> Any:
+    def lower(g: Graph, out: Any, a: Value, dims: Any = None, keepdim: bool = False) -> str:
+        truth = g.cast(g.cast(a, torch.bool), torch.int32)
+        reduced = reduce(g, op_type, Value(truth, torch.int32, a.shape), dims, keepdim, torch.int32)
+        return g.cast(reduced, torch.bool)
+
+    return lower
 
 
-@lowers(aten.any.default, aten.any.dim, aten.any.dims)
-def any_true(g: Graph, out: Any, a: Value, dims: Any = None, keepdim: bool = False) -> str:
-    return _truth(g, "ReduceMax", a, dims, keepdim)
-
-
-@lowers(aten.all.default, aten.all.dim, aten.all.dims)
-def all_true(g: Graph, out: Any, a: Value, dims: Any = None, keepdim: bool = False) -> str:
-    return _truth(g, "ReduceMin", a, dims, keepdim)
+lowers(aten.any.default, aten.any.dim, aten.any.dims)(_truth("ReduceMax"))
+lowers(aten.all.default, aten.all.dim, aten.all.dims)(_truth("ReduceMin"))
 
 
 def _narrow(value: Value) -> bool:

@@ -109,19 +109,16 @@ def constant_pad_nd(g: Graph, out: Any, a: Value, pad: Sequence[Dim], value: Sca
     return g.op("Pad", a, g.shape([*begins, *ends]), g.scalar(value, a.dtype))
 
 
-@lowers(aten.tril.default)
-def tril(g: Graph, out: Any, a: Value, diagonal: int = 0) -> str:
-    return _triangle(g, a, diagonal, upper=0)
+def _triangle(upper: int) -> Any:
+    def lower(g: Graph, out: Any, a: Value, diagonal: int = 0) -> str:
+        offset = g.scalar(diagonal, torch.int64)
+        if a.dtype == torch.bool:
+            number = g.op("Trilu", g.cast(a, torch.float32), offset, upper=upper)
+            return g.cast(number, torch.bool)
+        return g.op("Trilu", a, offset, upper=upper)
+
+    return lower
 
 
-@lowers(aten.triu.default)
-def triu(g: Graph, out: Any, a: Value, diagonal: int = 0) -> str:
-    return _triangle(g, a, diagonal, upper=1)
-
-
-def _triangle(g: Graph, a: Value, diagonal: int, upper: int) -> str:
-    offset = g.scalar(diagonal, torch.int64)
-    if a.dtype == torch.bool:
-        number = g.op("Trilu", g.cast(a, torch.float32), offset, upper=upper)
-        return g.cast(number, torch.bool)
-    return g.op("Trilu", a, offset, upper=upper)
+lowers(aten.tril.default)(_triangle(upper=0))
+lowers(aten.triu.default)(_triangle(upper=1))

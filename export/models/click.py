@@ -275,6 +275,10 @@ def example_clicks(
     }
 
 
+CLICK_METRICS = dict.fromkeys(("auc", "accuracy", "log_loss", "calibration"), ("logits", "label"))
+"""What a click model may be evaluated by. Its loss takes teachers, which samples do not hold."""
+
+
 def export_click(
     directory: str | Path,
     network: str,
@@ -285,13 +289,15 @@ def export_click(
     seed: int = 0,
     optimizer: Optimizer | None = None,
     with_proximal: bool = False,
+    with_metrics: bool = False,
     verify: bool = True,
 ) -> Exported:
     """Write a click model's artifact with the distillation loss (``export.losses``).
 
     Plain cross-entropy is ``has_teacher`` = 0, ``weight_ce`` = 1, ``l2`` = 0. ``with_proximal``
-    adds anchors and the batch scalar ``mu`` (``export.losses``). Axes: ``batch``, and ``past``
-    for din's history. Adam with 1e-3 by default, as in the paper.
+    adds anchors and the batch scalar ``mu`` (``export.losses``), ``with_metrics`` declares
+    ``CLICK_METRICS``. Axes: ``batch``, and ``past`` for din's history. Adam with 1e-3 by default,
+    as in the paper.
     """
     model: nn.Module = click_model(network, fields=fields, dim=dim, attention=attention, seed=seed)
     batch = example_clicks(network, fields=fields)
@@ -312,6 +318,7 @@ def export_click(
         dynamic=dynamic,
         predict=predicted_clicks,
         gradient=PENALTY,
+        metrics=CLICK_METRICS if with_metrics else None,
         directory=directory,
         verify=verify,
         name=f"{network}_attention" if attention else network,

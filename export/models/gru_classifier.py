@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from export import losses
 from export.build import Exported, export_train_step
+from export.models.images import CLASS_METRICS
 from export.optimizers import Optimizer, Sgd
 
 DYNAMIC = {"x": {0: "batch"}, "y": {0: "batch"}}
@@ -67,9 +68,13 @@ def export_gru_classifier(
     classes: int = 5,
     seed: int = 0,
     optimizer: Optimizer | None = None,
+    with_metrics: bool = False,
     verify: bool = True,
 ) -> Exported:
-    """Write the classifier's artifact: ``Trainer.step({"x": ..., "y": ...})``, any batch size."""
+    """Write the classifier's artifact: ``Trainer.step({"x": ..., "y": ...})``, any batch size.
+
+    ``with_metrics`` declares the loss and ``images.CLASS_METRICS``.
+    """
     return export_train_step(
         GruClassifier(features, hidden, classes, layers=layers, seed=seed),
         classification,
@@ -77,6 +82,7 @@ def export_gru_classifier(
         optimizer=optimizer or Sgd(lr=0.1, momentum=0.9),
         dynamic=DYNAMIC,
         predict=predicted_classes,
+        metrics={"loss": "loss", **CLASS_METRICS} if with_metrics else None,
         directory=directory,
         verify=verify,
         name=f"gru{hidden}",

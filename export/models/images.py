@@ -283,6 +283,10 @@ def predicted_classes(model: nn.Module, batch: dict[str, Tensor]) -> dict[str, T
     return {"logits": logits, "probabilities": torch.softmax(logits, -1)}
 
 
+CLASS_METRICS = dict.fromkeys(("accuracy", "log_loss", "calibration"), ("logits", "y"))
+"""What a classifier of these may be evaluated by, whatever it is trained with."""
+
+
 def export_image(
     directory: str | Path,
     name: str,
@@ -292,9 +296,13 @@ def export_image(
     classes: int = 10,
     seed: int = 0,
     optimizer: Optimizer | None = None,
+    with_metrics: bool = False,
     verify: bool = True,
 ) -> Exported:
-    """Write a classifier's artifact: ``Trainer.step({"x": ..., "y": ...})``, any batch size."""
+    """Write a classifier's artifact: ``Trainer.step({"x": ..., "y": ...})``, any batch size.
+
+    ``with_metrics`` declares the loss and ``CLASS_METRICS``.
+    """
     return export_train_step(
         image_model(name, channels=channels, size=size, classes=classes, seed=seed),
         classification,
@@ -302,6 +310,7 @@ def export_image(
         optimizer=optimizer or Sgd(lr=0.05, momentum=0.9),
         dynamic={"x": {0: "batch"}, "y": {0: "batch"}},
         predict=predicted_classes,
+        metrics={"loss": "loss", **CLASS_METRICS} if with_metrics else None,
         directory=directory,
         verify=verify,
         name=name,

@@ -11,7 +11,7 @@ from export import losses
 from export.build import Exported, export_train_step
 from export.gradient_rules import ConflictProjection
 from export.losses import proximal, with_anchor
-from export.models.images import example_images, image_model, predicted_classes
+from export.models.images import CLASS_METRICS, example_images, image_model, predicted_classes
 from export.optimizers import Adam, Optimizer
 
 DYNAMIC = {
@@ -98,11 +98,13 @@ def export_mutual(
     seed: int = 0,
     optimizer: Optimizer | None = None,
     with_proximal: bool = False,
+    with_metrics: bool = False,
     verify: bool = True,
 ) -> Exported:
     """Write the mutual-learning artifact of one of the image networks (``images.IMAGE_MODELS``).
 
     ``with_proximal`` adds anchors and the batch scalar ``mu`` (FedProx); see ``export.losses``.
+    ``with_metrics`` declares ``images.CLASS_METRICS``; the loss takes what samples do not hold.
     The optimizer is Adam with 1e-3 by default, as in the paper.
     """
     model = image_model(name, channels=channels, size=size, classes=classes, seed=seed)
@@ -118,6 +120,7 @@ def export_mutual(
         dynamic=DYNAMIC,
         predict=predicted_classes,
         gradient=ConflictProjection(),
+        metrics=CLASS_METRICS if with_metrics else None,
         directory=directory,
         verify=verify,
         name=name,

@@ -10,6 +10,16 @@ from torch import Tensor
 
 from export.errors import ExportError
 
+
+def _refuse_deprecated(size_average: bool | None, reduce: bool | None, operator: str) -> None:
+    if size_average is not None or reduce is not None:
+        raise ExportError(
+            "size_average and reduce are deprecated in torch",
+            operator=operator,
+            instead="reduction='mean' or 'sum'",
+        )
+
+
 # Binary cross-entropy from logits by softplus, with its short gradient.
 
 
@@ -38,12 +48,7 @@ def binary_cross_entropy_with_logits(
     pos_weight: Tensor | None = None,
 ) -> Tensor:
     """``torch.nn.functional.binary_cross_entropy_with_logits``."""
-    if size_average is not None or reduce is not None:
-        raise ExportError(
-            "size_average and reduce are deprecated in torch",
-            operator="binary_cross_entropy_with_logits",
-            instead="reduction='mean' or 'sum'",
-        )
+    _refuse_deprecated(size_average, reduce, "binary_cross_entropy_with_logits")
     if target.shape != input.shape:
         raise ValueError(f"target is {list(target.shape)}, but input is {list(input.shape)}")
     target = target.to(input.dtype)
@@ -112,12 +117,7 @@ def nll_loss(
     reduction: str = "mean",
 ) -> Tensor:
     """``torch.nn.functional.nll_loss`` for input [b, c] or [b, c, d...]."""
-    if size_average is not None or reduce is not None:
-        raise ExportError(
-            "size_average and reduce are deprecated in torch",
-            operator="nll_loss",
-            instead="reduction='mean' or 'sum'",
-        )
+    _refuse_deprecated(size_average, reduce, "nll_loss")
     single = input.dim() == 1
     log_probability = input.unsqueeze(0) if single else input
     target = target.unsqueeze(0) if single else target

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as functional
 import torch.utils.checkpoint
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from export.errors import ExportError
 from export.rewrites import dropout, losses, normalisation, recurrent
@@ -110,6 +111,27 @@ def embedding_bag(
     return total / count.clamp(min=1).unsqueeze(-1)
 
 
+# One-hot rows that refuse a class that is none.
+
+
+def one_hot(input: Tensor, num_classes: int = -1) -> Tensor:
+    """``torch.nn.functional.one_hot``, which is recorded as a comparison that is true of no class.
+
+    As a lookup first, it refuses what torch refuses.
+    """
+    classes = torch.arange(num_classes)
+    return (functional.embedding(input, classes.unsqueeze(1)) == classes).to(torch.int64)
+
+
+class _CheckedClasses(TorchFunctionMode):
+    """By a mode, since torch's own is a built-in function that a model may have imported itself."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        return (one_hot if func is functional.one_hot else func)(*args, **(kwargs or {}))
+
+
 _LOCK = threading.RLock()
 
 
@@ -146,6 +168,13 @@ def recordable(randomness: Randomness) -> Iterator[None]:
         (functional, "nll_loss", losses.nll_loss),
     ]
     with _LOCK, _patched(replacements), _plain_attention(), _plain_convolution():
+        yield
+
+
+@contextmanager
+def trainable(randomness: Randomness) -> Iterator[None]:
+    """Inside, all is recordable, and what torch refuses the recorded step will refuse, too."""
+    with recordable(randomness), _CheckedClasses():
         yield
 
 

@@ -44,6 +44,6 @@ def make_stage(memory_path: Path) -> Iterator[MakeStage]:
 def stage(make_stage: MakeStage) -> Stage:
     """Three devices that have taken part in one round."""
     made = make_stage()
-    made.run_until(lambda: made.parts.aggregation.version == 1)
+    made.run_until(lambda: made.parts.first.aggregation.version == 1)
     made.run(1.0)
     return made

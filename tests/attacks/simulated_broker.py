@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter, deque
 from dataclasses import dataclass
+from functools import lru_cache
 
 from paho.mqtt.client import topic_matches_sub
 
@@ -20,6 +21,8 @@ from device_sdk.link.events import (
 )
 
 AGGREGATOR = "aggregator"
+# The same few thousand pairs come again and again.
+_matches = lru_cache(maxsize=1 << 16)(topic_matches_sub)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +55,14 @@ class SimulatedBroker:
         elif retain:
             self.retained.pop(topic, None)
         for client, filters in self._filters.items():
-            if any(topic_matches_sub(each, topic) for each in filters):
+            if any(_matches(each, topic) for each in filters):
                 self.under_way.append(Parcel(client, topic, payload, False))
 
     def subscribe(self, client: str, topic_filter: str) -> None:
         """Subscribe, and send what is retained."""
         self._filters.setdefault(client, set()).add(topic_filter)
         for topic, payload in self.retained.items():
-            if topic_matches_sub(topic_filter, topic):
+            if _matches(topic_filter, topic):
                 self.under_way.append(Parcel(client, topic, payload, True))
 
     def unsubscribe(self, client: str, topic_filter: str) -> None:

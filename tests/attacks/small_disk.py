@@ -164,8 +164,8 @@ def run(folder: Path, disk: Disk, seed: int, trials: int) -> dict[str, Any]:
         stage.devices[place] = _Device(device.folder, place, stage.broker, stage.clock, _PACE)
 
     def next_version() -> None:
-        version = stage.parts.aggregation.version
-        stage.run_until(lambda: stage.parts.aggregation.version > version)
+        version = stage.parts.first.aggregation.version
+        stage.run_until(lambda: stage.parts.first.aggregation.version > version)
 
     for _ in range(trials):
         # A process that ends leaves no journal, so that the next commits need room for theirs.

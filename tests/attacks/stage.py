@@ -104,7 +104,7 @@ class Stage:
             self.topics.write(EnrolRequestTopic()),
         )
         self.link = StandInLink(self.broker, filters)
-        outgoing = Outgoing(self.link, self.store.publications)  # type: ignore[arg-type]
+        outgoing = Outgoing(self.link, self.store.retained)  # type: ignore[arg-type]
         self.parts = replace(parts, link=self.link, outgoing=outgoing)  # type: ignore[arg-type]
         self.service = Service(self.parts)
         self.link.connect()
@@ -150,7 +150,7 @@ class Stage:
             if self.aggregator_alive:
                 if not self.parts.fence.passed:
                     due = min(due, self.now_seconds + 0.1)
-                left = self.parts.rounds.seconds_left()
+                left = self.parts.first.rounds.seconds_left()
                 due = min(
                     due, self.now_seconds + (self.idle_seconds if left is None else max(left, 0.01))
                 )
@@ -166,7 +166,7 @@ class Stage:
 
     def incarnation(self) -> bytes:
         """Of the aggregator's present life."""
-        _, message = self.parts.publisher.presence()
+        _, message = self.parts.announcements.presence()
         return read_presence(message, self.parts.keys.current().descriptor).incarnation
 
     def refusals(self, reason: str) -> int:

@@ -12,8 +12,8 @@ _SLOW = "quorum = 2\nwait_for_devices = 3\ndeadline_seconds = 14400\npause_secon
 
 
 def _next_versions(stage: Stage, count: int, seconds: float = 1200.0) -> None:
-    version = stage.parts.aggregation.version
-    stage.run_until(lambda: stage.parts.aggregation.version >= version + count, seconds)
+    version = stage.parts.first.aggregation.version
+    stage.run_until(lambda: stage.parts.first.aggregation.version >= version + count, seconds)
 
 
 def _broker_away(stage: Stage, seconds: float) -> None:
@@ -30,9 +30,9 @@ def _broker_away(stage: Stage, seconds: float) -> None:
 def test_the_broker_away_for_the_length_of_three_rounds(make_stage: MakeStage) -> None:
     stage = make_stage(round_lines=_ROUND)
     _next_versions(stage, 2)
-    counted = stage.parts.ingest.counted
+    counted = stage.parts.first.ingest.counted
     _broker_away(stage, 3 * ROUND_SECONDS)
-    assert stage.parts.ingest.counted == counted
+    assert stage.parts.first.ingest.counted == counted
     before = stage.now_seconds
     _next_versions(stage, 2)
     assert stage.now_seconds - before < 3 * ROUND_SECONDS
@@ -58,7 +58,7 @@ def test_the_aggregator_away_for_a_day(make_stage: MakeStage) -> None:
     stage.run(_DAY)
     stage.start_aggregator()
     _next_versions(stage, 3)
-    assert [stage.parts.store.rounds.latest()[0].expected] == [3]
+    assert [stage.parts.store.first.rounds.latest()[0].expected] == [3]
 
 
 def test_the_aggregator_asks_little_of_the_network_while_it_is_away(
@@ -83,9 +83,9 @@ def test_a_device_back_after_a_week(make_stage: MakeStage) -> None:
     waiting = device.home.rounds.outbox_size()
     # Others go on: 28 rounds or so.
     stage.run(7 * _DAY)
-    assert stage.parts.aggregation.version >= 10
+    assert stage.parts.first.aggregation.version >= 10
     device.set_connected(True)
-    number = stage.parts.store.rounds.latest()[0].round
+    number = stage.parts.store.first.rounds.latest()[0].round
     stage.run_until(
         lambda: any(stage.verdict(0, n) == "counted" for n in range(number, number + 3)), _DAY
     )
@@ -105,7 +105,7 @@ def test_a_device_switched_off_for_a_week_with_an_update_in_its_outbox(
     stage.devices[0].start()
     stage.run_until(lambda: stage.verdict(0, 1) is not None, _DAY)
     assert stage.verdict(0, 1) == "late"
-    number = stage.parts.store.rounds.latest()[0].round
+    number = stage.parts.store.first.rounds.latest()[0].round
     stage.run_until(
         lambda: any(stage.verdict(0, n) == "counted" for n in range(number, number + 3)), _DAY
     )

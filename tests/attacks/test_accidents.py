@@ -36,12 +36,12 @@ def _is_receipt(stage: Stage, place: int) -> Callable[[Parcel], bool]:
 
 
 def _next_round(stage: Stage) -> int:
-    return stage.parts.store.rounds.latest()[0].round + 1
+    return stage.parts.store.first.rounds.latest()[0].round + 1
 
 
 def _next_version(stage: Stage) -> None:
-    version = stage.parts.aggregation.version
-    stage.run_until(lambda: stage.parts.aggregation.version > version)
+    version = stage.parts.first.aggregation.version
+    stage.run_until(lambda: stage.parts.first.aggregation.version > version)
 
 
 def _other_body(place: int, generation: int, number: int) -> bytes:
@@ -61,11 +61,11 @@ def test_a_receipt_lost_and_the_round_closed_is_still_counted(make_stage: MakeSt
 def test_a_broker_that_drops_only_receipts(make_stage: MakeStage) -> None:
     stage = make_stage(pace=_BRISK)
     stage.drop = lambda parcel: "/down/" in parcel.topic and parcel.payload[1] == RecordType.RECEIPT
-    stage.run_until(lambda: stage.parts.aggregation.version == 8)
+    stage.run_until(lambda: stage.parts.first.aggregation.version == 8)
     sent = [len(stage.sent_up(place, RecordType.UPDATE)) for place in range(3)]
     stage.run(2000.0)
     # Rounds go on without quorum, and no device adds to eight updates without a receipt.
-    assert _next_round(stage) > 20 and stage.parts.aggregation.version == 8
+    assert _next_round(stage) > 20 and stage.parts.first.aggregation.version == 8
     assert [device.home.rounds.outbox_size()[0] for device in stage.devices] == [8, 8, 8]
     assert all("wait for receipts" in device.participant.problem for device in stage.devices)
     # It may make devices try again, not make them hammer: the mean wait is half of the longest.
@@ -81,16 +81,16 @@ def test_a_broker_that_drops_only_receipts(make_stage: MakeStage) -> None:
 
 def test_two_bodies_for_one_round_are_a_conflict(stage: Stage) -> None:
     device = stage.devices[0]
-    row = stage.parts.store.rounds.latest()[0]
+    row = stage.parts.store.first.rounds.latest()[0]
     stage.run_until(lambda: stage.verdict(0, row.round) == "counted")
     identity = UpdateIdentity(device.grant.device_id, "default", row.generation, row.round)
     payload = write_update(identity, _other_body(0, row.generation, row.round))
-    counted = stage.parts.ingest.counted
+    counted = stage.parts.first.ingest.counted
     sealed = device.participant.sessions.seal(RecordType.UPDATE, payload)
     stage.broker.publish(stage.up_topic(0), sealed)
     stage.settle()
     assert stage.refusals("conflict") == 1
-    assert stage.parts.ingest.counted == counted
+    assert stage.parts.first.ingest.counted == counted
 
 
 def test_two_bodies_that_come_together_are_a_conflict(stage: Stage) -> None:
@@ -101,14 +101,14 @@ def test_two_bodies_that_come_together_are_a_conflict(stage: Stage) -> None:
     sent = len(stage.sent_up(0, RecordType.UPDATE))
     stage.run_until(lambda: len(stage.sent_up(0, RecordType.UPDATE)) > sent)
     stage.drop = lambda parcel: False
-    row, counted = stage.parts.store.rounds.latest()[0], stage.parts.ingest.counted
+    row, counted = stage.parts.store.first.rounds.latest()[0], stage.parts.first.ingest.counted
     identity = UpdateIdentity(device.grant.device_id, "default", row.generation, row.round)
     for body in (known_body, _other_body):  # one group, which is committed at once
         payload = write_update(identity, body(0, row.generation, row.round))
         sealed = device.participant.sessions.seal(RecordType.UPDATE, payload)
         stage.broker.publish(stage.up_topic(0), sealed)
     stage.settle()
-    assert (stage.refusals("conflict"), stage.parts.ingest.counted) == (1, counted + 1)
+    assert (stage.refusals("conflict"), stage.parts.first.ingest.counted) == (1, counted + 1)
     assert stage.verdict(0, row.round) == "counted"
 
 
@@ -124,24 +124,24 @@ def test_an_unselected_device_is_refused(make_stage: MakeStage) -> None:
 
     def only_others_are_selected() -> bool:
         first, *rest = (
-            stage.parts.rounds.is_selected(device.grant.device_id) for device in stage.devices
+            stage.parts.first.rounds.is_selected(device.grant.device_id) for device in stage.devices
         )
         return any(rest) and not first
 
     stage.run_until(only_others_are_selected, seconds=7200.0)
-    row, device = stage.parts.rounds.current, stage.devices[0]
+    row, device = stage.parts.first.rounds.current, stage.devices[0]
     assert row is not None
     identity = UpdateIdentity(device.grant.device_id, "default", row.generation, row.round)
     payload = write_update(identity, known_body(0, row.generation, row.round))
-    counted = stage.parts.ingest.counted
+    counted = stage.parts.first.ingest.counted
     device.set_connected(True)
     stage.run_until(lambda: device.participant.sessions.is_open)
-    assert stage.parts.rounds.current == row
+    assert stage.parts.first.rounds.current == row
     sealed = device.participant.sessions.seal(RecordType.UPDATE, payload)
     stage.broker.publish(stage.up_topic(0), sealed)
     stage.settle()
     assert stage.refusals("not-selected") == 1
-    assert stage.parts.ingest.counted == counted
+    assert stage.parts.first.ingest.counted == counted
 
 
 def test_a_cloned_device_home_is_counted_once_a_round(make_stage: MakeStage) -> None:
@@ -161,7 +161,7 @@ def test_a_cloned_device_home_is_counted_once_a_round(make_stage: MakeStage) -> 
     stage.run(120.0)
     # Each of the two trained each round, or came too late, or had no session just then: they take
     # each other's.
-    rounds = range(2, stage.parts.aggregation.version + 1)
+    rounds = range(2, stage.parts.first.aggregation.version + 1)
     told = [(original.part(number), clone.part(number)) for number in rounds]
     assert min(original.participant.sessions.opened, clone.participant.sessions.opened) >= 1
     verdicts = [
@@ -205,9 +205,9 @@ def test_a_restored_device_home_counts_nothing_twice(make_stage: MakeStage) -> N
     stage.drop = lambda parcel: False
     for _ in range(3):
         _next_version(stage)
-    items = stage.parts.aggregation.state()["items"]
+    items = stage.parts.first.aggregation.state()["items"]
     # One of this device for each round, whether or not that had its quorum before it was back.
-    closed = sum(row.closed_unix_seconds is not None for row in stage.store.rounds.latest(50))
+    closed = sum(row.closed_unix_seconds is not None for row in stage.store.first.rounds.latest(50))
     assert items[:, 1].sum() == closed
 
 
@@ -236,7 +236,7 @@ def test_an_aggregator_restored_from_a_backup_begins_a_new_generation(
     assert stage.command("restored") == 0
     _start_as_told(stage)
     assert stage.store.facts.generation > generation
-    assert stage.parts.aggregation.version == 1
+    assert stage.parts.first.aggregation.version == 1
     _next_version(stage)
     _next_version(stage)
     for place in range(3):
@@ -294,7 +294,7 @@ def test_a_failed_quorum_goes_on_with_the_same_version(make_stage: MakeStage) ->
     stage.devices[2].kill()
     stage.run(1.0)
     stage.run_until(lambda: _next_round(stage) >= 4)
-    rows = sorted(stage.parts.store.rounds.latest(10), key=lambda row: row.round)
+    rows = sorted(stage.parts.store.first.rounds.latest(10), key=lambda row: row.round)
     assert [row.version for row in rows[:2]] == [0, 0]
     assert rows[0].next_version is None
     assert stage.verdict(0, 1) == stage.verdict(1, 1) == "counted"
@@ -330,16 +330,16 @@ def test_absorb_failing_after_the_commit_quarantines_and_holds(make_stage: MakeS
     part = stage.devices[1].part(2)
     assert part is not None and (stage.verdict(1, 2), part.reason) == ("refused", "quarantined")
     stage.run(300.0)
-    held = stage.parts.store.rounds.latest()[0]
+    held = stage.parts.store.first.rounds.latest()[0]
     assert held.round == 2 and held.held is not None and "quarantine" in held.held
     # A restart remembers it, and the operator lets it go.
     stage.kill_aggregator()
     stage.start_aggregator()
     stage.run(100.0)
-    assert stage.parts.store.rounds.latest()[0].held is not None
+    assert stage.parts.store.first.rounds.latest()[0].held is not None
     assert stage.command("release") == 0
-    stage.run_until(lambda: stage.parts.aggregation.version == 2)
-    items = stage.parts.aggregation.state()["items"]
+    stage.run_until(lambda: stage.parts.first.aggregation.version == 2)
+    items = stage.parts.first.aggregation.state()["items"]
     assert [items[2, 1 + place] for place in range(3)] == [1, 0, 1]
 
 
@@ -352,7 +352,7 @@ def test_a_quarantined_update_stays_refused_when_it_comes_again(make_stage: Make
     )
     stage.run_until(lambda: stage.verdict(1, 1) == "counted")
     stage.drop = _is_receipt(stage, 1)
-    stage.run_until(lambda: stage.parts.store.rounds.latest()[0].held is not None)
+    stage.run_until(lambda: stage.parts.store.first.rounds.latest()[0].held is not None)
     stage.kill_aggregator()
     stage.start_aggregator()
     stage.run(30.0)
@@ -415,7 +415,7 @@ def test_death_before_and_after_every_commit_of_three_rounds(
     assert deaths >= 10
     _next_version(stage)
     # Whatever was opened was also published: no round went by because nobody had heard of it.
-    closed = stage.parts.store.rounds.latest(50)[1:]
+    closed = stage.parts.store.first.rounds.latest(50)[1:]
     assert len(closed) > 3 and all(row.next_version is not None for row in closed)
 
 

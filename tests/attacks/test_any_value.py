@@ -68,7 +68,7 @@ def _averaging_body(place: int, number: int, value: float | None) -> bytes:
 
 
 def _published(stage: Stage) -> np.ndarray:
-    state = stage.parts.aggregation.state()
+    state = stage.parts.first.aggregation.state()
     found: np.ndarray = state["items"] if "items" in state else state["model"]
     return found
 
@@ -93,10 +93,10 @@ def test_one_device_of_any_value_stops_no_round_under_the_defaults(
         codec="float16",
     )
     before = _published(stage)
-    stage.run_until(lambda: stage.parts.aggregation.version == 3)
+    stage.run_until(lambda: stage.parts.first.aggregation.version == 3)
     stage.kill_aggregator()
     stage.start_aggregator()
-    stage.run_until(lambda: stage.parts.aggregation.version == 8)
+    stage.run_until(lambda: stage.parts.first.aggregation.version == 8)
     stage.run(1.0)
     assert [stage.verdict(place, 7) for place in range(4)] == ["counted"] * 4
     # An honest update of scatter has a norm of about 0.5, of averaging 0.06; eight rounds of one in
@@ -122,13 +122,13 @@ def test_a_version_that_could_not_be_published_is_not_made_and_its_round_is_held
         binding=_scatter(limited=False),
         codec="float16",
     )
-    stage.run_until(lambda: stage.parts.aggregation.version == 1)
+    stage.run_until(lambda: stage.parts.first.aggregation.version == 1)
     stage.run(30.0)
     for _ in range(2):
-        current = stage.parts.rounds.current
+        current = stage.parts.first.rounds.current
         assert current is not None and current.round == 2
         assert current.held is not None and "float16's largest" in current.held
-        assert stage.parts.aggregation.version == 1 and np.abs(_published(stage)).max() < 10
+        assert stage.parts.first.aggregation.version == 1 and np.abs(_published(stage)).max() < 10
         capsys.readouterr()
         assert stage.command("status") == 0
         assert "round 2 is held" in capsys.readouterr().out
@@ -142,7 +142,7 @@ def test_a_version_that_could_not_be_published_is_not_made_and_its_round_is_held
     stage.binding = _scatter()
     stage.start_aggregator()
     assert stage.command("release") == 0
-    stage.run_until(lambda: stage.parts.aggregation.version == 4)
+    stage.run_until(lambda: stage.parts.first.aggregation.version == 4)
     assert np.abs(_published(stage)).max() < 10
     assert [stage.verdict(place, 2) for place in range(4)] == ["counted"] * 4
 
@@ -163,11 +163,11 @@ def test_what_is_committed_and_cannot_be_published_holds_the_next_round(
         patched.setattr(Publisher, "require_publishable", lambda self, broadcast: None)
         stage.kill_aggregator()
         stage.start_aggregator()
-        stage.run_until(lambda: stage.parts.aggregation.version == 2)
+        stage.run_until(lambda: stage.parts.first.aggregation.version == 2)
         stage.run(30.0)
     for _ in range(2):
-        assert stage.parts.rounds.current is None
-        assert "float16's largest" in (stage.service.snapshot().unpublished or "")
+        assert stage.parts.first.rounds.current is None
+        assert "float16's largest" in (stage.service.snapshot().tasks[0].unpublished or "")
         capsys.readouterr()
         assert stage.command("status") == 0
         assert "round 3 is held: it could not be published" in capsys.readouterr().out
@@ -176,12 +176,14 @@ def test_what_is_committed_and_cannot_be_published_holds_the_next_round(
         stage.run(30.0)
     assert stage.command("release") == 0
     stage.run(5.0)
-    assert stage.parts.rounds.unpublished is not None, "released, and held for the same reason"
+    assert stage.parts.first.rounds.unpublished is not None, (
+        "released, and held for the same reason"
+    )
     stage.kill_aggregator()
     stage.codec = "float32"
     stage.start_aggregator()
     assert stage.command("release") == 0
-    stage.run_until(lambda: stage.parts.aggregation.version == 3)
+    stage.run_until(lambda: stage.parts.first.aggregation.version == 3)
     assert stage.command("release") != 0, "nothing is held any more"
 
 
@@ -189,12 +191,12 @@ def test_keys_are_renewed_and_rotated_while_a_round_is_held(
     make_stage: MakeStage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stage = make_stage()
-    stage.run_until(lambda: stage.parts.aggregation.version == 1)
+    stage.run_until(lambda: stage.parts.first.aggregation.version == 1)
     with monkeypatch.context() as patched:
         patched.setattr(Publisher, "seal_round", _cannot)
         stage.kill_aggregator()
         stage.start_aggregator()
-        stage.run_until(lambda: stage.parts.rounds.unpublished is not None)
+        stage.run_until(lambda: stage.parts.first.rounds.unpublished is not None)
     group = stage.store.secrets.group_keys()[-1].epoch
     for what in ("group", "keys", "root"):
         assert stage.command("rotate", what) == 0
@@ -204,10 +206,10 @@ def test_keys_are_renewed_and_rotated_while_a_round_is_held(
     stage.kill_aggregator()
     stage.start_aggregator()
     stage.run(10.0)
-    version = stage.parts.aggregation.version
-    assert stage.parts.rounds.current is None
+    version = stage.parts.first.aggregation.version
+    assert stage.parts.first.rounds.current is None
     assert stage.command("release") == 0
-    stage.run_until(lambda: stage.parts.aggregation.version == version + 2)
+    stage.run_until(lambda: stage.parts.first.aggregation.version == version + 2)
     assert stage.store.secrets.group_keys()[-1].epoch > group
     stage.run(30.0)
 
@@ -220,7 +222,7 @@ def test_whatever_stops_a_publication_holds_its_round(
     make_stage: MakeStage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stage = make_stage(round_lines=_ROUND, devices=4)
-    stage.run_until(lambda: stage.parts.aggregation.version == 1)
+    stage.run_until(lambda: stage.parts.first.aggregation.version == 1)
 
     def refuse(self: Publisher, row: object, broadcast: Broadcast) -> None:
         raise RuntimeError("no seal")
@@ -229,13 +231,13 @@ def test_whatever_stops_a_publication_holds_its_round(
         patched.setattr(Publisher, "seal_round", refuse)
         stage.kill_aggregator()
         stage.start_aggregator()
-        stage.run_until(lambda: stage.parts.rounds.unpublished is not None)
-        version = stage.parts.aggregation.version
+        stage.run_until(lambda: stage.parts.first.rounds.unpublished is not None)
+        version = stage.parts.first.aggregation.version
         stage.run(120.0)
-        assert "no seal" in (stage.parts.store.facts.unpublished or "")
+        assert "no seal" in (stage.parts.store.first.facts.unpublished or "")
     stage.kill_aggregator()
     stage.start_aggregator()
     stage.run(30.0)
-    assert stage.parts.rounds.unpublished is not None
+    assert stage.parts.first.rounds.unpublished is not None
     assert stage.command("release") == 0
-    stage.run_until(lambda: stage.parts.aggregation.version == version + 2)
+    stage.run_until(lambda: stage.parts.first.aggregation.version == version + 2)

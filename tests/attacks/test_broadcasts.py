@@ -60,8 +60,8 @@ def _refused(stage: Stage, place: int = 0) -> dict[str, int]:
 
 
 def _next_version(stage: Stage) -> None:
-    version = stage.parts.aggregation.version
-    stage.run_until(lambda: stage.parts.aggregation.version > version)
+    version = stage.parts.first.aggregation.version
+    stage.run_until(lambda: stage.parts.first.aggregation.version > version)
 
 
 def test_a_rolled_back_manifest_is_refused(stage: Stage) -> None:
@@ -91,7 +91,7 @@ def test_a_withheld_manifest_costs_its_round_and_no_more(stage: Stage) -> None:
     topic = _manifest_topic(stage)
     stage.drop = lambda parcel: parcel.topic == topic and parcel.to == "device-0"
     stage.run(300.0)
-    missed = stage.parts.store.rounds.latest()[0].round
+    missed = stage.parts.store.first.rounds.latest()[0].round
     stage.drop = lambda parcel: False
     stage.run_until(lambda: stage.verdict(0, missed + 1) == "counted")
 
@@ -265,7 +265,7 @@ def test_a_broadcast_forged_by_a_device_with_the_group_key_is_refused(stage: Sta
 def test_a_signed_manifest_that_says_something_else_inside_is_refused(
     stage: Stage, changed: dict[str, object], reason: str
 ) -> None:
-    stage.run_until(lambda: stage.parts.rounds.current is None)
+    stage.run_until(lambda: stage.parts.first.rounds.current is None)
     jobs = stage.devices[0].jobs
     (key,) = stage.parts.keys.group_keys()
     signing = stage.parts.keys.current().signing
@@ -281,14 +281,14 @@ def test_a_signed_manifest_that_says_something_else_inside_is_refused(
 def test_a_round_does_not_wait_for_a_revoked_device(make_stage: MakeStage) -> None:
     stage = make_stage(round_lines="quorum = 2\ndeadline_seconds = 600\npause_seconds = 5")
     _next_version(stage)
-    number = stage.parts.store.rounds.latest()[0].round + 1
+    number = stage.parts.store.first.rounds.latest()[0].round + 1
     stage.drop = lambda parcel: parcel.topic == stage.up_topic(0)
     stage.run_until(lambda: stage.verdict(1, number) == stage.verdict(2, number) == "counted")
     stage.run(30.0)
-    assert stage.parts.rounds.outstanding == 1
+    assert stage.parts.first.rounds.outstanding == 1
     assert stage.command("revoke", stage.devices[0].grant.device_id.hex()) == 0
     stage.settle()
-    assert stage.parts.aggregation.version == number
+    assert stage.parts.first.aggregation.version == number
 
 
 def test_what_a_revoked_device_shared_is_handed_on_no_more(make_stage: MakeStage) -> None:
@@ -372,7 +372,7 @@ def test_revocation_in_the_middle_of_a_round(make_stage: MakeStage) -> None:
     _next_version(stage)
     stage.run(1.0)
     stage.drop = lambda parcel: parcel.topic == stage.up_topic(1)
-    number = stage.parts.store.rounds.latest()[0].round + 1
+    number = stage.parts.store.first.rounds.latest()[0].round + 1
     stage.run_until(lambda: stage.verdict(0, number) == "counted")
     revoked = stage.devices[0].grant.device_id
     assert stage.command("revoke", revoked.hex()) == 0
@@ -389,4 +389,6 @@ def test_revocation_in_the_middle_of_a_round(make_stage: MakeStage) -> None:
     assert stage.parts.keys.group_keys()[-1].epoch == old_epoch + 1
     assert stage.devices[0].jobs == jobs
     assert _refused(stage)["unknown-epoch"] >= 1
-    assert stage.parts.rounds.current is None or stage.parts.rounds.current.expected == 2
+    assert (
+        stage.parts.first.rounds.current is None or stage.parts.first.rounds.current.expected == 2
+    )

@@ -25,7 +25,7 @@ def _first_receipt_lost(make_stage: MakeStage) -> Stage:
     stage.drop = lambda parcel: (
         parcel.to == "device-0" and parcel.payload[1:2] == bytes([RecordType.RECEIPT])
     )
-    stage.run_until(lambda: stage.parts.aggregation.version == 1)
+    stage.run_until(lambda: stage.parts.first.aggregation.version == 1)
     stage.run(1.0)
     assert stage.verdict(0, 1) is None and _stored(stage.store.database, stage)
     stage.devices[0].kill()
@@ -66,12 +66,12 @@ def test_rounds_go_on_after_a_clock_jumped_ahead_and_back_between_them(
     make_stage: MakeStage,
 ) -> None:
     stage = make_stage()
-    stage.run_until(lambda: stage.parts.aggregation.version == 1)  # all have their sessions
+    stage.run_until(lambda: stage.parts.first.aggregation.version == 1)  # all have their sessions
     stage.offset_seconds = 100 * _DAY_SECONDS
-    stage.run_until(lambda: stage.parts.aggregation.version == 2)
-    assert stage.parts.rounds.current is None
+    stage.run_until(lambda: stage.parts.first.aggregation.version == 2)
+    assert stage.parts.first.rounds.current is None
     stage.offset_seconds = 0.0
-    stage.run_until(lambda: stage.parts.aggregation.version == 4, 60.0)
+    stage.run_until(lambda: stage.parts.first.aggregation.version == 4, 60.0)
 
 
 @pytest.mark.parametrize("restarted", [False, True])
@@ -79,17 +79,17 @@ def test_a_round_ends_though_the_clock_was_ahead_when_it_opened(
     make_stage: MakeStage, restarted: bool
 ) -> None:
     stage = make_stage(round_lines="quorum = 2\ndeadline_seconds = 60\npause_seconds = 5")
-    stage.run_until(lambda: stage.parts.aggregation.version == 1)
+    stage.run_until(lambda: stage.parts.first.aggregation.version == 1)
     stage.devices[2].kill()
     stage.offset_seconds = 100 * _DAY_SECONDS
-    stage.run_until(lambda: stage.parts.rounds.arrived == 2)
+    stage.run_until(lambda: stage.parts.first.rounds.arrived == 2)
     stage.offset_seconds = 0.0
     if restarted:
         stage.kill_aggregator()
         stage.start_aggregator()
     stage.run(50.0)
-    assert stage.parts.aggregation.version == 1
-    stage.run_until(lambda: stage.parts.aggregation.version == 2, 60.0)
+    assert stage.parts.first.aggregation.version == 1
+    stage.run_until(lambda: stage.parts.first.aggregation.version == 2, 60.0)
 
 
 def test_devices_that_were_told_a_time_far_ahead_come_back_by_a_code(
@@ -97,10 +97,10 @@ def test_devices_that_were_told_a_time_far_ahead_come_back_by_a_code(
 ) -> None:
     stage = make_stage()
     stage.offset_seconds = 100 * _DAY_SECONDS
-    stage.run_until(lambda: stage.parts.aggregation.version == 1)
+    stage.run_until(lambda: stage.parts.first.aggregation.version == 1)
     stage.offset_seconds = 0.0
     stage.run(100.0)
-    assert stage.parts.aggregation.version == 1
+    assert stage.parts.first.aggregation.version == 1
     assert stage.devices[0].participant.refusals.counts()["expired-manifest"] >= 1
     for device in stage.devices:
         device.kill()
@@ -109,7 +109,7 @@ def test_devices_that_were_told_a_time_far_ahead_come_back_by_a_code(
         trust(home, code.to_text(), set_clock_back=True)
         home.close()
         device.start()
-    stage.run_until(lambda: stage.parts.aggregation.version == 3)
+    stage.run_until(lambda: stage.parts.first.aggregation.version == 3)
 
 
 def test_a_clock_that_stands_in_the_past_keeps_nothing_for_ever(make_stage: MakeStage) -> None:

@@ -29,8 +29,8 @@ class Hammer:
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
-        rounds = stage.parts.rounds
-        stage.run_until(lambda: stage.parts.aggregation.version == 6)
+        rounds = stage.parts.first.rounds
+        stage.run_until(lambda: stage.parts.first.aggregation.version == 6)
         stage.drop = lambda parcel: parcel.topic == stage.up_topic(0)
         stage.run_until(lambda: rounds.current is not None and rounds.outstanding == 1, 300.0)
         assert rounds.current is not None
@@ -46,7 +46,7 @@ class Hammer:
     def envelope(self) -> bytes:
         """The update, sealed anew."""
         device = self.stage.devices[0]
-        generation = self.stage.parts.rounds.generation
+        generation = self.stage.parts.first.rounds.generation
         identity = UpdateIdentity(device.grant.device_id, "default", generation, self.round)
         update = write_update(identity, known_body(0, generation, self.round))
         return device.participant.sessions.seal(RecordType.UPDATE, update)
@@ -68,7 +68,7 @@ class Hammer:
 
     def deadline(self) -> float:
         """What a round that opens now would be given."""
-        rounds = self.stage.parts.rounds
+        rounds = self.stage.parts.first.rounds
         return deadline_seconds(rounds._settings, rounds._times())
 
 
@@ -107,10 +107,12 @@ def test_a_device_that_hammered_is_counted_again(make_stage: MakeStage) -> None:
     stage = make_stage()
     Hammer(stage).send(_COPIES)
     stage.drop = lambda parcel: False
-    counted = stage.parts.ingest.counted
-    stage.run_until(lambda: stage.parts.ingest.counted >= counted + 6)
+    counted = stage.parts.first.ingest.counted
+    stage.run_until(lambda: stage.parts.first.ingest.counted >= counted + 6)
     stage.run(30.0)
-    told = [stage.verdict(0, number) for number in range(1, stage.parts.rounds.next_number() - 1)]
+    told = [
+        stage.verdict(0, number) for number in range(1, stage.parts.first.rounds.next_number() - 1)
+    ]
     assert None not in told and told[-1] == "counted"
 
 

@@ -67,7 +67,7 @@ def test_a_client_id_taken_over_delays_and_reveals_nothing(
             for payload in heard[-5:]:
                 thief.publish(up, payload)  # says again what it heard, under the stolen name
         thief.stop()
-        counted = served.parts.ingest.counted
+        counted = served.parts.first.ingest.counted
         _await_counted(fleet, agent, counted + 2)
         # Opens, replies, updates and receipts, all of them sealed.
         assert {payload[1] for payload in heard} <= {5, 6, 16, 17}

@@ -113,7 +113,7 @@ def test_what_is_said_was_flushed_before(mosquitto: Mosquitto, tmp_path: Path) -
         until = time.monotonic() + 60
         while True:
             store = fleet.aggregator.open_store()
-            latest = store.rounds.latest()
+            latest = store.first.rounds.latest()
             store.database.close()
             if latest and latest[0].threshold == 0 and not outbox_rows(fleet, 0):
                 break

@@ -50,8 +50,10 @@ def test_no_body_is_left_once_its_version_is_made(
     make_stage: MakeStage, body: Callable[[int, int, int], bytes], items: int
 ) -> None:
     stage = _stage(make_stage, body, items)
-    stage.run_until(lambda: stage.parts.ingest.counted == _DEVICES - 1 or _version(stage) == 1)
-    generation = stage.parts.rounds.generation
+    stage.run_until(
+        lambda: stage.parts.first.ingest.counted == _DEVICES - 1 or _version(stage) == 1
+    )
+    generation = stage.parts.first.rounds.generation
     stage.run_until(lambda: _version(stage) == 3)
     held = _bytes(stage)
     for number in (1, 2, 3):
@@ -63,7 +65,7 @@ def test_no_body_is_left_once_its_version_is_made(
 
 
 def _version(stage: Stage) -> int:
-    return stage.parts.aggregation.version
+    return stage.parts.first.aggregation.version
 
 
 def test_a_reader_delays_it_until_it_has_ended(make_stage: MakeStage) -> None:
@@ -71,7 +73,7 @@ def test_a_reader_delays_it_until_it_has_ended(make_stage: MakeStage) -> None:
     reader = sqlite3.connect(stage.fleet.aggregator.database)
     reader.execute("BEGIN")
     reader.execute("SELECT count(*) FROM rounds").fetchone()
-    generation = stage.parts.rounds.generation
+    generation = stage.parts.first.rounds.generation
     stage.run_until(lambda: _version(stage) == 1)
     assert known_body(0, generation, 1) in _bytes(stage)
     reader.close()

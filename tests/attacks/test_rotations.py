@@ -31,8 +31,8 @@ def _descriptor_of(stage: Stage, place: int) -> bytes:
 
 
 def _await_versions(stage: Stage, count: int, seconds: float = 900.0) -> None:
-    wanted = stage.parts.aggregation.version + count
-    stage.run_until(lambda: stage.parts.aggregation.version >= wanted, seconds)
+    wanted = stage.parts.first.aggregation.version + count
+    stage.run_until(lambda: stage.parts.first.aggregation.version >= wanted, seconds)
 
 
 def _code(stage: Stage) -> EnrolmentCode:
@@ -62,7 +62,9 @@ def test_a_descriptor_renews_itself_under_a_running_fleet(make_stage: MakeStage)
         held.require_unexpired(int(stage.unix()) + DAY)
         assert {_descriptor_of(stage, place) for place in range(3)} == {held.message}
     assert len(serials) == 8
-    rounds = [row for row in stage.store.rounds.latest(500) if row.closed_unix_seconds is not None]
+    rounds = [
+        row for row in stage.store.first.rounds.latest(500) if row.closed_unix_seconds is not None
+    ]
     assert len(rounds) > 28 * 24 / 5 - 5
     assert all(row.participants == 3 for row in rounds), "no update was lost, nobody left a round"
     # The keys of before are gone, but for those in their grace.
@@ -96,7 +98,7 @@ def test_devices_that_slept_through_rotations_of_the_root_follow(
     stage.devices[1].kill()
     stage.devices[1].start()
     _await_versions(stage, 1)
-    row = next(r for r in stage.store.rounds.latest(5) if r.closed_unix_seconds is not None)
+    row = next(r for r in stage.store.first.rounds.latest(5) if r.closed_unix_seconds is not None)
     assert row.participants == 3
 
 
@@ -121,14 +123,14 @@ def test_whatever_comes_first_after_a_rotation_of_the_root_nobody_is_left(
 
     stage.drop = hold
     assert stage.command("rotate", "root") == 0
-    began = stage.parts.aggregation.version
-    stage.run_until(lambda: stage.parts.rounds.current is not None)
+    began = stage.parts.first.aggregation.version
+    stage.run_until(lambda: stage.parts.first.rounds.current is not None)
     stage.run(10.0)
     stage.drop = lambda parcel: False
     for parcel in {each.topic: each for each in kept if each.to == "device-0"}.values():
         stage.broker.publish(parcel.topic, stage.broker.retained[parcel.topic], retain=True)
-    stage.run_until(lambda: stage.parts.aggregation.version >= began + 2)
-    row = next(r for r in stage.store.rounds.latest(5) if r.closed_unix_seconds is not None)
+    stage.run_until(lambda: stage.parts.first.aggregation.version >= began + 2)
+    row = next(r for r in stage.store.first.rounds.latest(5) if r.closed_unix_seconds is not None)
     assert row.participants == 3
     now = stage.store.facts.root_fingerprint
     assert all(d.participant.sessions.root_fingerprint == now for d in stage.devices)
@@ -147,15 +149,19 @@ def test_an_update_under_way_through_every_rotation_is_counted(stage: Stage) -> 
 
         stage.drop = hold
         stage.run_until(lambda held=held: len({each.topic for each in held}) == 3)  # type: ignore[misc]
-        version = stage.parts.aggregation.version
+        version = stage.parts.first.aggregation.version
         assert stage.command("rotate", what) == 0
         stage.settle()
         stage.drop = lambda parcel: False
         for parcel in held:
             stage.broker.publish(parcel.topic, parcel.payload)
         stage.settle()
-        stage.run_until(lambda version=version: stage.parts.aggregation.version == version + 1)  # type: ignore[misc]
-        row = next(r for r in stage.store.rounds.latest(3) if r.closed_unix_seconds is not None)
+        stage.run_until(
+            lambda version=version: stage.parts.first.aggregation.version == version + 1
+        )  # type: ignore[misc]
+        row = next(
+            r for r in stage.store.first.rounds.latest(3) if r.closed_unix_seconds is not None
+        )
         assert row.participants == 3
 
 
@@ -186,7 +192,7 @@ def test_manifests_under_an_expired_descriptor_are_refused_until_a_newer_one_com
     held = stage.parts.keys.current().descriptor
     jobs = device.jobs
     device.participant.sessions.time.set(held.expires_unix_seconds)
-    stage.run_until(lambda: stage.parts.aggregation.version == 3)
+    stage.run_until(lambda: stage.parts.first.aggregation.version == 3)
     assert device.jobs == jobs
     assert _refusals(stage, 0)["descriptor-expired"] >= 1
     assert "expired" in device.participant.problem
@@ -248,7 +254,7 @@ def test_a_device_led_astray_comes_back_by_a_code_with_all_that_is_its_own(stage
     assert device.home.identity().private_bytes_raw() == identity
     _await_versions(stage, 2)
     assert _descriptor_of(stage, 1) == stage.broker.retained[TOPIC]
-    row = next(r for r in stage.store.rounds.latest(5) if r.closed_unix_seconds is not None)
+    row = next(r for r in stage.store.first.rounds.latest(5) if r.closed_unix_seconds is not None)
     assert row.participants == 3
 
 
@@ -287,7 +293,7 @@ def _forge(folder: Path, now_unix_seconds: int) -> bytes:
 
 def test_a_rotation_at_the_moment_that_a_round_opens_is_announced(stage: Stage) -> None:
     """The loop had looked for changes just before."""
-    rounds, rotated = stage.parts.rounds, []
+    rounds, rotated = stage.parts.first.rounds, []
     tick = rounds.tick
 
     def then_rotate() -> RoundEvent | None:

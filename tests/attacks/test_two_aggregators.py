@@ -74,7 +74,7 @@ def test_of_two_copies_one_serves(mosquitto: Mosquitto, tmp_path: Path) -> None:
 
 def test_a_home_whose_clock_was_set_back_is_no_copy(make_stage: MakeStage) -> None:
     stage = make_stage()
-    stage.run_until(lambda: stage.parts.aggregation.version == 1)
+    stage.run_until(lambda: stage.parts.first.aggregation.version == 1)
     stage.kill_aggregator()
     stage.offset_seconds = -7 * 86_400.0
     stage.start_aggregator()
@@ -85,7 +85,7 @@ def test_a_home_whose_clock_was_set_back_is_no_copy(make_stage: MakeStage) -> No
 def test_a_forged_or_an_old_presence_or_descriptor_ends_nobody(make_stage: MakeStage) -> None:
     stage = make_stage()
     fence: Fence = stage.parts.fence
-    stage.run_until(lambda: stage.parts.aggregation.version == 1)
+    stage.run_until(lambda: stage.parts.first.aggregation.version == 1)
     keys = stage.parts.keys.current()
     message = sign_presence(Presence(bytes(16), 1), keys.descriptor, keys.signing)
     fence.heard_presence(message)
@@ -130,13 +130,13 @@ def test_a_backup_of_before_the_keys_changed_ends_before_it_is_heard(
     make_stage: MakeStage, tmp_path: Path, what: str
 ) -> None:
     stage = make_stage(judged=False)
-    stage.run_until(lambda: stage.parts.aggregation.version == 1)
+    stage.run_until(lambda: stage.parts.first.aggregation.version == 1)
     stage.kill_aggregator()
     home = stage.fleet.aggregator.folder
     shutil.copytree(home, tmp_path / "backup")
     stage.start_aggregator()
     assert stage.command("rotate", what) == 0
-    stage.run_until(lambda: stage.parts.aggregation.version == 3)
+    stage.run_until(lambda: stage.parts.first.aggregation.version == 3)
     stage.kill_aggregator()
     shutil.rmtree(home)
     shutil.copytree(tmp_path / "backup", home)
@@ -151,7 +151,7 @@ def test_two_copies_that_renewed_their_keys_in_the_same_hour_do_not_both_serve(
     make_stage: MakeStage, tmp_path: Path
 ) -> None:
     stage = make_stage(judged=False)
-    stage.run_until(lambda: stage.parts.aggregation.version == 1)
+    stage.run_until(lambda: stage.parts.first.aggregation.version == 1)
     stage.kill_aggregator()
     home = stage.fleet.aggregator.folder
     shutil.copytree(home, tmp_path / "copy")

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from device_sdk.device import Device
-from device_sdk.errors import EnrolmentRefused
+from device_sdk.errors import EnrolmentRefused, NothingLearnt
 from device_sdk.world import TrainingOptions
 from tests.brokers.links import QUICK
 from tests.brokers.mosquitto import Mosquitto
@@ -112,6 +112,8 @@ def test_two_devices_and_an_aggregator_that_is_killed_finish_their_rounds(
             enrolled(mosquitto.url, code, tmp_path / f"home-{n}", 10 * n)
             for n, code in enumerate(codes)
         ]
+        with pytest.raises(NothingLearnt, match="no model to take out"):
+            devices[0].model()
         for device in devices:
             device.start()
         await_status(devices[0], 1)
@@ -125,6 +127,12 @@ def test_two_devices_and_an_aggregator_that_is_killed_finish_their_rounds(
         assert (status.outbox, status.outcome, status.trained_round) == (0, "read", 6)
         assert status.verdict == "counted", status
         assert len(device.recommend(60, user="anna")) == 52
+        model = device.model()
+        assert (model.task, model.version) == ("default", 6)
+        assert len(model.items) == len(model.arrays["items"]) == 60
+        assert model.items[3] == "film-3" and model.arrays.keys() == {"items"}
+        model.arrays["items"][:] = 0  # a copy
+        assert device.model().arrays["items"].any()
         device.close()
 
 

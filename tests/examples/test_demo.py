@@ -50,6 +50,8 @@ def test_a_small_fleet_learns_and_is_reported(
         raise DatasetError("no network in this test")
 
     monkeypatch.setattr(demo, "download_with_bar", offline)
+    # What multiprocessing keeps for an earlier test of this process is no child of the demo's.
+    before = psutil.Process().children(recursive=True)
     out = tmp_path / "out"
     command = ["--data", str(tmp_path / "none"), "--out", str(out), "--broker", broker]
     assert demo.main([*command, "--devices", "8", "--processes", "2", "--rounds", "4"]) == 0
@@ -76,7 +78,7 @@ def test_a_small_fleet_learns_and_is_reported(
     assert homes == [f"device-{n:02}" for n in range(1, 9)]
     # Held-out items were never recorded: each user has all but the latest.
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
-    assert psutil.Process().children(recursive=True) == []
+    assert set(psutil.Process().children(recursive=True)) <= set(before)
     assert demo.main([*command]) == 1
     assert "holds an earlier run" in " ".join(capfd.readouterr().out.split())
 

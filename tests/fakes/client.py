@@ -26,6 +26,7 @@ from device_sdk.wire.publish.receipts import (
     update_digest,
     write_update,
 )
+from device_sdk.wire.publish.standing import Standing, read_standing
 from device_sdk.wire.publish.task_messages import TaskTerms, read_broadcast
 from device_sdk.wire.publish.topics import (
     ChunkTopic,
@@ -71,6 +72,7 @@ class ScriptedDevice:
         self.group_keys: tuple[GroupKey, ...] = ()
         self.receipts: dict[bytes, Receipt] = {}
         self.manifest: RoundManifest | None = None
+        self.standing: Standing | None = None
         self._url = url
         self._task = task
         self._rng = np.random.default_rng(seed)
@@ -316,13 +318,16 @@ class ScriptedDevice:
             received = self.sessions.receive(payload)
         except WireError:
             return
+        if received.message_type == RecordType.STANDING:
+            self.standing = read_standing(received.payload)
+            return
         assert received.message_type == RecordType.RECEIPT
         receipt = read_receipt(received.payload)
         self.receipts[receipt.digest] = receipt
 
     def _take_manifest(self) -> None:
         message = self._retained.get(self.topics.write(ManifestTopic(self._task, "all")))
-        if message is None or self._opening is not None or self.sessions.needs_session():
+        if not message or self._opening is not None or self.sessions.needs_session():
             return
         label = read_manifest_label(message)
         try:

@@ -9,14 +9,14 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
 from aggregator.cli import main
-from aggregator.home import AggregatorHome
+from aggregator.home import AggregatorHome, serve_lock
 from aggregator.keys.enrolment import make_codes
 from aggregator.keys.folder import USUAL_LIVES, Lives, initialise
 from aggregator.methods.method import Binding
@@ -93,8 +93,11 @@ def serving(
     holder: list[Serving] = []
     errors: list[BaseException] = []
 
+    lock = ExitStack()
+
     def work() -> None:
         try:
+            lock.enter_context(serve_lock(home))
             task = read_task(home.task_file)
             if binding is not None:
                 task = replace(task, binding=binding)
@@ -112,6 +115,8 @@ def serving(
         except BaseException as error:
             errors.append(error)
             ready.set()
+        finally:
+            lock.close()
 
     thread = threading.Thread(target=work)
     thread.start()

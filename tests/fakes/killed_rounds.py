@@ -116,7 +116,7 @@ def enrolled(home: AggregatorHome, url: str, folder: Path) -> Iterator[list[Path
 
 def version_of(home: AggregatorHome) -> int:
     store = home.open_store()
-    checkpoint = store.checkpoints.get("version")
+    checkpoint = store.first.checkpoints.get("version")
     store.database.close()
     return 0 if checkpoint is None else checkpoint.version
 
@@ -207,8 +207,8 @@ def await_receipts(folder: Path, seconds: float = 60.0) -> DeviceStatus:
 def final_state(home: AggregatorHome) -> State:
     """What the aggregator has after all rounds; each must have counted each device once."""
     store = home.open_store()
-    checkpoint = store.checkpoints.get("version")
-    rounds = {row.round: row.participants for row in store.rounds.latest(50) if row.threshold}
+    checkpoint = store.first.checkpoints.get("version")
+    rounds = {row.round: row.participants for row in store.first.rounds.latest(50) if row.threshold}
     store.database.close()
     assert rounds == dict.fromkeys(range(1, ROUNDS + 1), DEVICES)
     assert checkpoint is not None

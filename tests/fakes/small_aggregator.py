@@ -14,6 +14,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from aggregator.methods.scatter import ScatterMethod, initial_items
+from device_sdk.evaluation.terms import EvaluationTerms
 from device_sdk.link.events import Message, Stopped, Subscribed
 from device_sdk.link.link import Link
 from device_sdk.methods.scatter.contract import decode_scatter_update
@@ -230,6 +231,7 @@ class SmallAggregator:
         train_seconds: float = 1.0,
         method: str = "scatter",
         task: str = "default",
+        evaluation: EvaluationTerms | None = None,
     ) -> RoundManifest:
         with self._lock:
             self.rounds[task] = number = self.rounds.get(task, 0) + 1
@@ -261,6 +263,7 @@ class SmallAggregator:
                     )
                     for cohort, keys in self.members.items()
                 },
+                evaluation=evaluation,
             )
             plaintext = write_broadcast(broadcast, terms, "float16")
             messages, digests = seal_chunks(publication, plaintext)

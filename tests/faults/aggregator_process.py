@@ -15,7 +15,7 @@ import numpy as np
 from aggregator.errors import AggregatorError
 from aggregator.home import AggregatorHome, serve_lock
 from aggregator.refusals import Refusals
-from aggregator.rounds.ingest import Ingest
+from aggregator.rounds.ingest import Inbox, Ingest
 from aggregator.serve.assembly import LINK_SETTINGS, World, assemble
 from aggregator.serve.service import Service
 from aggregator.task.file import read_task
@@ -82,6 +82,6 @@ def _count(shared: Counters) -> None:
         if error.reason in ("replayed", "too-old"):
             shared.add("replays")
 
-    before(Ingest, "offer", lambda *values, **named: shared.add("arrivals"))
+    before(Inbox, "offer", lambda *values, **named: shared.add("arrivals"))
     before(Refusals, "note", refused)
     after(Ingest, "_repeat", lambda *values, **named: shared.add("repeats"))

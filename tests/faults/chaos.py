@@ -291,7 +291,7 @@ class _Scene:
 
     def _let_rounds_end(self) -> None:
         store = self.fleet.aggregator.open_store()
-        latest = store.rounds.latest()
+        latest = store.first.rounds.latest()
         store.database.close()
         path = self.fleet.aggregator.task_file
         last = latest[0].round if latest else 1
@@ -300,7 +300,7 @@ class _Scene:
 
     def _is_at_rest(self) -> bool:
         store = self.fleet.aggregator.open_store()
-        latest = store.rounds.latest()
+        latest = store.first.rounds.latest()
         store.database.close()
         return bool(latest) and latest[0].threshold == 0 and not any(self._outboxes())
 

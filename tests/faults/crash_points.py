@@ -8,13 +8,19 @@ from collections.abc import Callable
 from typing import Any
 
 from aggregator.publish.publisher import Publisher
+from aggregator.rounds import replacement
 from aggregator.rounds.aggregation import Aggregation
 from aggregator.rounds.ingest import Ingest
 from aggregator.rounds.machine import RoundMachine
 from aggregator.serve.outgoing import Outgoing
+from aggregator.serve.tasks import TaskBoard
 from aggregator.serve.uplink import Uplink
-from aggregator.store.publications import Publications
+from aggregator.store.checkpoints import Checkpoints
+from aggregator.store.publications import Retained
+from aggregator.store.tasks import Tasks
 from aggregator.store.update_log import UpdateLog
+from aggregator.store.versions import Versions
+from aggregator.task import request
 from device_sdk.home.membership import MembershipStore
 from device_sdk.home.round_store import RoundStore
 from device_sdk.link.link import Link
@@ -23,8 +29,8 @@ from device_sdk.rounds.open_round import OpenRound
 from device_sdk.rounds.sender import Sender
 from tests.faults.hooks import after, before
 
-# owner, method, before or after it, and whether a call with these arguments counts
-_Point = tuple[type, str, str, Callable[..., bool]]
+# owner (or module), method, before or after it, and whether a call with these arguments counts
+_Point = tuple[Any, str, str, Callable[..., bool]]
 
 
 def _always(*values: Any, **named: Any) -> bool:
@@ -55,7 +61,28 @@ AGGREGATOR_POINTS: dict[str, _Point] = {
     "between opening and publication": (RoundMachine, "_open", "after", _always),
     "before a published chunk": (Link, "publish", "before", _retained),
     "after a published chunk": (Link, "publish", "after", _retained),
-    "while clearing old chunks": (Publications, "cleared", "before", _always),
+    "while clearing old chunks": (Retained, "cleared", "before", _always),
+}
+TASK_POINTS: dict[str, _Point] = {
+    "before a task's file is written": (request, "_write", "before", _always),
+    "after a task's file was written": (request, "_write", "after", _always),
+    "in the transaction of a file that was written": (Tasks, "set_unwritten", "after", _always),
+    "in the adding's transaction": (Tasks, "add", "after", _always),
+    "before a task is served": (TaskBoard, "_add", "before", _always),
+    "after a task is served": (TaskBoard, "_add", "after", _always),
+    "in a wish's transaction": (Tasks, "set_request", "after", _always),
+    "before a replacement": (replacement, "commit", "before", _always),
+    "after a replacement": (replacement, "commit", "after", _always),
+    "in the replacement's transaction": (Checkpoints, "put", "after", _always),
+    "in a state's transaction": (Tasks, "set_state", "after", _always),
+    "in the retirement's transaction": (Tasks, "erase", "after", _always),
+    "before a retirement": (TaskBoard, "_retire", "before", _always),
+    "after a retirement": (TaskBoard, "_retire", "after", _always),
+}
+ROLLBACK_POINTS: dict[str, _Point] = {
+    "before a rollback": (Aggregation, "go_back", "before", _always),
+    "in a rollback's transaction": (Versions, "ask_for", "before", _always),
+    "after a rollback": (Aggregation, "go_back", "after", _always),
 }
 DEVICE_POINTS: dict[str, _Point] = {
     "in the device's transaction": (RoundStore, "post", "after", _always),
@@ -73,7 +100,8 @@ DEVICE_POINTS: dict[str, _Point] = {
 
 def arm(point: str, calls: int) -> None:
     """Make this process kill itself, by SIGKILL, at the ``calls``-th passage of a point."""
-    owner, name, when, counts = (AGGREGATOR_POINTS | DEVICE_POINTS)[point]
+    points = AGGREGATOR_POINTS | TASK_POINTS | ROLLBACK_POINTS | DEVICE_POINTS
+    owner, name, when, counts = points[point]
     left = calls
 
     def act(*values: Any, **named: Any) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-def before(owner: type, name: str, act: Callable[..., None]) -> None:
+def before(owner: Any, name: str, act: Callable[..., None]) -> None:
     """Call ``act`` with the arguments before each call of ``owner.name``."""
     original = getattr(owner, name)
 
@@ -19,7 +19,7 @@ def before(owner: type, name: str, act: Callable[..., None]) -> None:
     setattr(owner, name, wrapped)
 
 
-def after(owner: type, name: str, act: Callable[..., None]) -> None:
+def after(owner: Any, name: str, act: Callable[..., None]) -> None:
     """Call ``act`` with the result and the arguments after each call of ``owner.name``."""
     original = getattr(owner, name)
 

@@ -185,11 +185,11 @@ def _aggregate(fleet: FleetHome) -> NDArray[np.float32]:
     store = fleet.aggregator.open_store()
     binding = KnownBinding()
     try:
-        checkpoint = store.checkpoints.get("version")
+        checkpoint = store.first.checkpoints.get("version")
         if checkpoint is None:
             raise Mismatch("there is no version")
         items = checkpoint.state["items"].copy()
-        for logged in store.log.after(0):
+        for logged in store.first.log.after(0):
             update = binding.decode(logged.body, logged.round, fleet.items).tensors
             items[np.ix_(update["rows"], update["columns"][:2])] += update["values"][:, :2]
     finally:
@@ -249,7 +249,7 @@ def _check_bits(fleet: FleetHome, database: sqlite3.Connection, items: NDArray[n
             carried = []
     store = fleet.aggregator.open_store()
     try:
-        checkpoint = store.checkpoints.get("version")
+        checkpoint = store.first.checkpoints.get("version")
     finally:
         store.database.close()
     assert checkpoint is not None

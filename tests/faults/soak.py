@@ -117,7 +117,7 @@ def _run(
         broker.kill()
     store = fleet.aggregator.open_store()
     (counted,) = store.database.row("SELECT count(*) FROM verdicts WHERE reason IS NULL") or (0,)
-    latest = store.rounds.latest()
+    latest = store.first.rounds.latest()
     store.database.close()
     return readings, int(counted), latest[0].round if latest else 0
 

@@ -25,7 +25,7 @@ def fleet() -> Iterator[FleetHome]:
 
 def _played(folder: Path, versions: int = 3) -> FleetHome:
     stage = Stage(folder)
-    stage.run_until(lambda: stage.parts.aggregation.version == versions)
+    stage.run_until(lambda: stage.parts.first.aggregation.version == versions)
     stage.run(1.0)
     stage.close()
     judged = judge(stage.fleet)
@@ -36,12 +36,14 @@ def _played(folder: Path, versions: int = 3) -> FleetHome:
 
 def _change_items(fleet: FleetHome, row: int, column: int, by: float) -> None:
     store = fleet.aggregator.open_store()
-    found = store.checkpoints.get("version")
+    found = store.first.checkpoints.get("version")
     assert found is not None
     state = {name: array.copy() for name, array in found.state.items()}
     state["items"][row, column] += by
     with store.database.transaction():
-        store.checkpoints.put(MethodCheckpoint("version", found.round, 0, found.version, state))
+        store.first.checkpoints.put(
+            MethodCheckpoint("version", found.round, 0, found.version, state)
+        )
     store.database.close()
 
 

@@ -66,9 +66,9 @@ class NetworkMachine(RuleBasedStateMachine):
                 device.start()
             device.set_connected(True)
         # What was lost on the way comes again by itself; no new updates at the very end.
-        counted = stage.parts.ingest.counted
-        stage.run_until(lambda: stage.parts.ingest.counted >= counted + DEVICES, 600.0)
-        stage.run_until(lambda: stage.parts.rounds.current is None, 600.0)
+        counted = stage.parts.first.ingest.counted
+        stage.run_until(lambda: stage.parts.first.ingest.counted >= counted + DEVICES, 600.0)
+        stage.run_until(lambda: stage.parts.first.rounds.current is None, 600.0)
         stage.close()
         judgement = judge(stage.fleet)
         assert judgement.lost == judgement.twice == 0
@@ -172,7 +172,7 @@ class NetworkMachine(RuleBasedStateMachine):
         database.close()
         assert commits == different == len(check_verdicts(fleet))
         if self.stage.aggregator_alive:
-            version = self.stage.parts.aggregation.version
+            version = self.stage.parts.first.aggregation.version
             assert version >= self.version
             self.version = version
 

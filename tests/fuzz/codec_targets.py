@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from device_sdk.evaluation.report import read_evaluations, write_evaluations
+from device_sdk.evaluation.terms import EvaluationTerms
 from device_sdk.link.broker_url import parse_broker_url
 from device_sdk.link.buffered_client import PacketCutter
 from device_sdk.methods.teacher_logits.contract import (
@@ -28,6 +30,7 @@ from device_sdk.wire.publish.chunks import PART_BYTES, Reassembler, ReassemblyLi
 from device_sdk.wire.publish.content import read_content_head
 from device_sdk.wire.publish.manifest import RoundManifest, read_manifest, write_manifest
 from device_sdk.wire.publish.receipts import read_receipt, read_update, write_receipt
+from device_sdk.wire.publish.standing import read_standing, write_standing
 from device_sdk.wire.publish.task_messages import (
     OfferedArtifact,
     OfferedAttachment,
@@ -105,6 +108,10 @@ def _receipt(data: bytes) -> None:
     assert write_receipt(read_receipt(data)) == data
 
 
+def _standing(data: bytes) -> None:
+    assert write_standing(read_standing(data)) == data
+
+
 def _update(data: bytes) -> None:
     update = read_update(data, bytes(16))
     assert data.endswith(update.body)
@@ -141,6 +148,14 @@ def _body(data: bytes) -> None:
     assert not update.sender, "who sent it is the session's to say"
     for array in update.tensors.values():
         assert array.dtype.kind != "f" or np.isfinite(array).all()
+
+
+def _evaluations(data: bytes) -> None:
+    report = read_evaluations(data)
+    assert write_evaluations(report) == data, "accepted bytes that are not the canonical ones"
+    for each in report.results:
+        assert each.samples > 0
+        assert np.isfinite(each.statistics).all()
 
 
 def _chunks(data: bytes) -> None:
@@ -207,8 +222,9 @@ def _broadcasts() -> Sequence[bytes]:
         attachments=(OfferedAttachment("vector.a", b"\3" * 32, 9, "c.0"),),
         cohort_keys={"c.0": (bytes(WRAPPED_BYTES),)},
     )
+    asking = TaskTerms("fedavg", "int8", 2.5, evaluation=EvaluationTerms(("loss", "auc")))
     rng = np.random.default_rng(0)
-    return [write_broadcast(broadcast, terms, "float16", rng) for terms in (plain, rich)]
+    return [write_broadcast(broadcast, terms, "float16", rng) for terms in (plain, rich, asking)]
 
 
 def _soft_outputs() -> Sequence[bytes]:
@@ -266,9 +282,18 @@ CODEC_TARGETS = (
         lambda: _hex(*vectors("codecs")["receipts"]["payloads"].values()),
         _WIRE,
     ),
+    Target("standing", _standing, lambda: _hex(vectors("codecs")["standing"]["payload"]), _WIRE),
     Target("update", _update, lambda: _hex(vectors("codecs")["update"]["payload"]), _WIRE),
     Target("broadcast", _broadcast, _broadcasts, _WIRE),
     Target("body", _body, _bodies, _WIRE),
+    Target(
+        "evaluations",
+        _evaluations,
+        lambda: _hex(
+            vectors("evaluation")["report"]["encoding"], vectors("evaluation")["empty_report"]
+        ),
+        _WIRE,
+    ),
     Target("attachment", _attachment, _tensor_encodings, _WIRE),
     # A method names these refusals: the decoder says what was wrong with a ValueError.
     Target("soft-outputs", _soft, _soft_outputs, (WireError, ValueError)),

@@ -14,17 +14,22 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from aggregator.errors import TaskError
+from aggregator.errors import AggregatorError, TaskError
 from aggregator.methods.attention import AttentionSettings
 from aggregator.methods.fedavg import FedAvgSettings
 from aggregator.methods.mutual import MutualSettings
+from aggregator.methods.scatter import ScatterMethod
 from aggregator.methods.teacher_logits import TeacherLogitsSettings
 from aggregator.task.file import read_task
 from aggregator.task.template import TASK_TEMPLATE
+from aggregator.task.warm_start import WarmStart
+from device_sdk.artifact import Artifact
 from device_sdk.artifact.errors import ArtifactError
-from device_sdk.artifact.manifest import Manifest
+from device_sdk.artifact.load import CheckedGraph, check_agreement, checked_initial
+from device_sdk.artifact.manifest import INITIAL_FILE, Manifest
 from device_sdk.artifact.onnx_reader import read_onnx
-from device_sdk.artifact.safetensors import decode
+from device_sdk.artifact.safetensors import decode, encode
+from device_sdk.artifact.standalone import standalone_onnx
 from device_sdk.errors import CheckpointError
 from device_sdk.factorisation import packaged_artifact
 from device_sdk.methods.mutual.contract import MutualTraining
@@ -32,6 +37,7 @@ from device_sdk.methods.teacher_logits.contract import TeacherLogitsTraining
 from device_sdk.runtime.checkpoint import Checkpoint, decode_checkpoint, encode_checkpoint
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.publish.artifact_bundle import pack_artifact, unpack_artifact
+from tests.fakes.handmade.linear import linear_parts
 from tests.fuzz.target import Target
 
 if TYPE_CHECKING:
@@ -73,6 +79,32 @@ def _task(data: bytes) -> None:
     read_task(path)
 
 
+def _standalone(data: bytes) -> None:
+    """An inference graph that a manifest agrees with, with its parameters put inside."""
+    manifest, files = linear_parts()
+    infer = manifest.graphs["infer"]
+    model = read_onnx(data)
+    check_agreement(manifest, infer, model)
+    initial = checked_initial(manifest, files[INITIAL_FILE])
+    artifact = Artifact(manifest, {"infer": CheckedGraph(data, {}, model)}, initial)
+    read_onnx(standalone_onnx(artifact, initial, producer=("tessera", "1"), metadata={}))
+
+
+def _warm_start(data: bytes) -> None:
+    path = _task_folder() / "model.safetensors"
+    path.write_bytes(data)
+    method = ScatterMethod(np.ones((3, 2), np.float32))
+    # No other version is asked for, so no store.
+    WarmStart.read(path.name, path.parent).begin(method, None, None, ("a", "b", "c"))  # type: ignore[arg-type]
+    assert np.isfinite(method.items).all() and method.version == 0
+
+
+def _model_files() -> Sequence[bytes]:
+    items = np.arange(6, dtype=np.float32).reshape(3, 2)
+    ids = {"items": json.dumps(["c", "a", "x"])}
+    return [encode({"items": items}, ids), encode({"items": items[:2].astype(np.float16)})]
+
+
 def _onnx_seeds() -> Sequence[bytes]:
     return [data for name, data in _files().items() if name.endswith(".onnx")]
 
@@ -86,6 +118,14 @@ FILE_TARGETS = (
     Target("manifest-json", _manifest, lambda: [_files()["manifest.json"]], _REFUSED, 1 << 14),
     Target("onnx", read_onnx, _onnx_seeds, _REFUSED, 1 << 15),
     Target("safetensors", decode, lambda: [_files()["initial.safetensors"]], _REFUSED, 1 << 13),
+    Target(
+        "standalone",
+        _standalone,
+        lambda: [linear_parts()[1]["infer.onnx"]],
+        _REFUSED,
+        1 << 15,
+    ),
+    Target("warm-start", _warm_start, _model_files, (AggregatorError,)),
     Target("bundle", _bundle, lambda: [pack_artifact(_files())], (WireError,), 1 << 16),
     Target("checkpoint", decode_checkpoint, lambda: [_checkpoint()], (CheckpointError,)),
     Target(

@@ -30,7 +30,17 @@ from device_sdk.system.command_line import add_out
         (
             "aggregator.cli",
             "tessera-aggregator",
-            ("init", "invite", "serve", "status", "devices", "revoke", "rotate"),
+            (
+                "init",
+                "invite",
+                "serve",
+                "status",
+                "devices",
+                "models",
+                "model",
+                "rollback",
+                "rotate",
+            ),
         ),
     ],
 )

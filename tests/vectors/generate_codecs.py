@@ -33,6 +33,7 @@ from device_sdk.wire.publish.receipts import (
     write_receipt,
     write_update,
 )
+from device_sdk.wire.publish.standing import Standing, write_standing
 from device_sdk.wire.publish.topics import (
     ChunkTopic,
     DescriptorTopic,
@@ -51,6 +52,7 @@ FILE = Path(__file__).with_name("codecs.json")
 Section: TypeAlias = dict[str, Any]
 
 IDENTITY = UpdateIdentity(bytes(range(16)), "films", 1_700_000_000, 4)
+STANDING = Standing({"room": "é 3", "site": "north"}, (("air", "all"), ("films", "all")))
 SPARSE = SparseRows(
     columns=np.array([0, 3, 9], dtype=np.int64),
     rows=np.array([2, 3, 700], dtype=np.int64),
@@ -146,6 +148,12 @@ def build() -> Section:
                 ).hex()
                 for verdict in Verdict
             },
+        },
+        "standing": {
+            "type": int(RecordType.STANDING),
+            "labels": STANDING.labels,
+            "tasks": [list(each) for each in STANDING.tasks],
+            "payload": write_standing(STANDING).hex(),
         },
         "manifest": {
             "body": write_manifest(MANIFEST).hex(),

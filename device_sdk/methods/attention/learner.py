@@ -208,6 +208,16 @@ class AttentionLearner(Learner):
         )
         self._round_steps(fleet, self._samples(fleet)).alternate(mixer)
 
+    def receive(self, broadcast: Broadcast) -> bool:
+        """Show the global vector, with which a device begins that has none of its own."""
+        shared = read_fleet(broadcast, self._layout).shared
+        self._trainer.set_parameters(self._layout.unflatten(shared))
+        return True
+
+    def personalises(self, broadcast: Broadcast) -> bool:
+        """Always: each device has a model of its own."""
+        return True
+
     def state(self) -> State:
         """``vector`` and ``scores.*`` once there are any, and the meta-trainer's, as ``meta.*``."""
         found: dict[str, NDArray[Any]] = {}

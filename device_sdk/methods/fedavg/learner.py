@@ -100,6 +100,10 @@ class FedAvgLearner(Learner):
             self._take(broadcast, layout)
         return True
 
+    def personalises(self, broadcast: Broadcast) -> bool:
+        """Where some of its layers are personal."""
+        return bool(FedAvgTraining.from_scalars(broadcast.settings, LearnerError).personal_names)
+
     def state(self) -> State:
         """The trainer's state tensors, as ``trainer.*``."""
         return trainer_state(self._trainer)

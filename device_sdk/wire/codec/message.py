@@ -90,7 +90,8 @@ def read_name(what: str, raw: bytes) -> str:
 class Record(Fields):
     """The fields of one control message. Every getter raises ``WireError("bad-field")``.
 
-    A map whose keys are not exactly the expected ones is refused at once (``wrong-fields``). No
+    A map whose keys are not exactly the expected ones is refused at once (``wrong-fields``), but
+    that ``optional`` ones may be left out; ``name in record`` tells. No
     refusal repeats the sender's own names and values: it goes to a log. A number is a float, since
     an integer's encoding is another.
     """
@@ -98,12 +99,18 @@ class Record(Fields):
     __slots__ = ()
     numbers = (float,)
 
-    def __init__(self, value: cbor.CborValue, fields: Collection[str]) -> None:
+    def __init__(
+        self, value: cbor.CborValue, fields: Collection[str], optional: Collection[str] = ()
+    ) -> None:
         if not isinstance(value, dict):
             raise WireError("wrong-fields", "expected a map of fields")
-        if value.keys() != set(fields):
+        if value.keys() - set(optional) != set(fields):
             raise WireError("wrong-fields", f"expected exactly the fields {sorted(fields)}")
         self._values = value
+
+    def __contains__(self, name: str) -> bool:
+        """Whether an optional field is there."""
+        return name in self._values
 
     def take(self, key: str, default: Any = None) -> Any:
         """A field's value, whatever it is: for a nested record."""

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 
+from device_sdk.evaluation.terms import EvaluationTerms
 from device_sdk.wire.codec import cbor
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.codec.message import MOST_NAME_BYTES, Record, read_name, require_name
@@ -23,6 +24,7 @@ EVERYONE = 2**64 - 1
 """The highest threshold. It leaves out one device in 2^64."""
 
 _SELECT_LABEL = b"tessera/1 select\x00"
+_EVALUATE_LABEL = b"tessera/1 evaluate\x00"
 _SIZES = {
     "root_fingerprint": 16,
     "artifact_id": 32,
@@ -132,12 +134,34 @@ def selected(
     which comes last, has no length of its own. Raises ValueError for a seed that is not 32 bytes or
     a threshold above 2^64.
     """
-    if len(sampling_seed) != 32 or not 0 <= threshold <= 2**64:
+    return _drawn(_SELECT_LABEL, sampling_seed, threshold, task, round_number, device_id)
+
+
+def evaluates(manifest: RoundManifest, terms: EvaluationTerms, device_id: bytes) -> bool:
+    """Whether a device that takes part in a round also evaluates in it.
+
+    Its draw is as in :func:`selected`, under the label "tessera/1 evaluate" and with the terms'
+    threshold.
+    """
+    return manifest.round % terms.every_rounds == 0 and _drawn(
+        _EVALUATE_LABEL,
+        manifest.sampling_seed,
+        terms.threshold,
+        manifest.task,
+        manifest.round,
+        device_id,
+    )
+
+
+def _drawn(
+    label: bytes, seed: bytes, threshold: int, task: str, round_number: int, device_id: bytes
+) -> bool:
+    if len(seed) != 32 or not 0 <= threshold <= 2**64:
         raise ValueError("expected a seed of 32 bytes and a threshold from 0 to 2^64")
     name = task.encode()
     digest = hashlib.sha256(
-        _SELECT_LABEL
-        + sampling_seed
+        label
+        + seed
         + struct.pack("<B", len(name))
         + name
         + struct.pack("<Q", round_number)

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from device_sdk.evaluation.terms import EvaluationTerms
 from device_sdk.wire.arrays.exchange import UPDATE_LIMITS, Attachment, Broadcast
 from device_sdk.wire.arrays.sparse import ValueFormat
 from device_sdk.wire.arrays.tensors import Codec, decode_tensors, encode_tensors
@@ -43,6 +44,8 @@ _MOST_BYTES = 2**31 - 1
 _MOST_LABEL_BYTES = 200
 _ATTACHMENT = re.compile(r"[a-z][a-z0-9_]*(\.[a-z0-9_]+)*")
 FIELDS = ("artifacts", "attachments", "cohort_keys", "method", "train_seconds", "update_codec")
+EVALUATION = "evaluation"
+"""A field of terms that ask for an evaluation, and of no others: older devices know none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +105,7 @@ class TaskTerms:
             a task that leaves the artifact to the device.
         attachments: by rising name.
         cohort_keys: by cohort, its key wrapped for each member (``seal/group_key.py``).
+        evaluation: what devices find out about the model; None for nothing.
 
     Raises ValueError, naming the field.
     """
@@ -112,6 +116,7 @@ class TaskTerms:
     artifacts: tuple[OfferedArtifact, ...] = ()
     attachments: tuple[OfferedAttachment, ...] = ()
     cohort_keys: Mapping[str, tuple[bytes, ...]] = field(default_factory=dict)
+    evaluation: EvaluationTerms | None = None
 
     def __post_init__(self) -> None:
         require_name("method", self.method)
@@ -141,7 +146,9 @@ class TaskTerms:
 
     def to_fields(self) -> dict[str, cbor.CborValue]:
         """The terms' part of a broadcast's head, as CBOR values."""
+        asked = {} if self.evaluation is None else {EVALUATION: self.evaluation.to_fields()}
         return {
+            **asked,
             "artifacts": [_artifact_fields(each) for each in self.artifacts],
             "attachments": [
                 {
@@ -171,6 +178,9 @@ class TaskTerms:
                 tuple(_artifact(each) for each in record.array("artifacts", MOST_ARTIFACTS)),
                 tuple(_attachment(each) for each in record.array("attachments", MOST_ATTACHMENTS)),
                 {name: _wrapped(entries) for name, entries in keys.items()},
+                EvaluationTerms.from_value(record.take(EVALUATION))
+                if EVALUATION in record
+                else None,
             )
         except ValueError as error:
             raise WireError("bad-field", f"the terms are not usable: {error}") from error
@@ -270,6 +280,7 @@ def read_broadcast(plaintext: bytes, manifest: RoundManifest) -> tuple[TaskTerms
     record = Record(
         cbor.decode(plaintext[_LENGTH.size : end], limit_bytes=MAX_HEAD_BYTES),
         (*FIELDS, "settings"),
+        optional=(EVALUATION,),
     )
     terms = TaskTerms.from_record(record)
     tensors = decode_tensors(plaintext[end:], limits=UPDATE_LIMITS)

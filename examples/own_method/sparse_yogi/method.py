@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.methods.method import Binding, Method, Refused, RoundSummary
+from aggregator.methods.model import Arrays, fitted
 from device_sdk.artifact import Artifact
-from device_sdk.artifact.flat_layout import layout_of
+from device_sdk.artifact.flat_layout import FlatLayout, layout_of
 from device_sdk.fields import Within, require_declared
 from device_sdk.methods.state import Entry, Schema, Stateful, counters
 from device_sdk.wire.arrays.exchange import Broadcast, Update
@@ -41,15 +42,25 @@ class SparseYogiSettings:
 
 
 class SparseYogiMethod(Stateful, Method):
-    """Keeps one model as a vector, float32 [p]."""
+    """Keeps one model as a vector, float32 [p]; ``layout`` says which parameter lies where."""
 
-    def __init__(self, initial: Floats, settings: SparseYogiSettings) -> None:
-        self._settings = settings
-        self._model = initial.astype(np.float32)
-        self._first_moment = np.zeros_like(self._model)
-        self._second_moment = np.full_like(self._model, settings.tau**2)
-        self._sum = np.zeros(len(initial))
+    def __init__(self, layout: FlatLayout, initial: Arrays, settings: SparseYogiSettings) -> None:
+        self._layout, self._settings = layout, settings
+        self._sum = np.zeros(layout.size)
         self._round_id = self._version = self._participants = 0
+        self.begin_with({entry.name: initial[entry.name] for entry in layout.entries})
+
+    @property
+    def model_arrays(self) -> dict[str, Floats]:
+        """The newest version by torch's names, as operators take it out."""
+        return self._layout.unflatten(self._model)
+
+    def begin_with(self, model: Arrays) -> None:
+        """Take a version back, or another task's; the optimizer begins anew."""
+        shapes = {entry.name: entry.shape for entry in self._layout.entries}
+        self._model = self._layout.flatten(fitted(shapes, model))
+        self._first_moment = np.zeros_like(self._model)
+        self._second_moment = np.full_like(self._model, self._settings.tau**2)
 
     @property
     def model(self) -> Floats:
@@ -125,5 +136,4 @@ class SparseYogiBinding(Binding[SparseYogiSettings]):
     ) -> SparseYogiMethod:
         """Begins with the artifact's own parameters."""
         (artifact,) = artifacts
-        initial = layout_of(artifact.manifest).flatten(artifact.initial)
-        return SparseYogiMethod(initial, self.settings)
+        return SparseYogiMethod(layout_of(artifact.manifest), artifact.initial, self.settings)

@@ -17,7 +17,8 @@ from device_sdk.wire.seal.enrolment_code import parse_code
 from tests.fakes.homes import command, make_home, open_store
 
 COMMANDS = (
-    "init", "invite", "serve", "status", "devices", "revoke", "rotate", "release", "restored"
+    "init", "invite", "serve", "status", "devices", "models", "model", "rollback", "revoke",
+    "rotate", "release", "restored",
 )  # fmt: skip
 
 
@@ -128,8 +129,8 @@ def test_status_and_devices_show_what_matters(
         store.devices.add(device(1))
         store.devices.note_counted([(int(time.time()) - 300, 16, bytes([1]) * 16)])
         row = RoundRow(1, 1, 0, time.time() - 9, time.time() + 60, bytes(32), 2**64 - 1, 1, 20)
-        store.rounds.add(row)
-        store.rounds.hold(1, "update 4 is in quarantine")
+        store.first.rounds.add(row)
+        store.first.rounds.hold(1, "update 4 is in quarantine")
         store.refusals.add({"bad-tag": 2})
     store.database.close()
     assert command(home, "status") == 0

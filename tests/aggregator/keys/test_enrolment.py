@@ -60,7 +60,7 @@ class Office:
     def attempt(self, name: str, code: EnrolmentCode | None = None) -> EnrolmentAttempt:
         self.counter += 1
         descriptor = self.parts.keys.current().descriptor
-        _, message = self.parts.publisher.presence()
+        _, message = self.parts.announcements.presence()
         life = read_presence(message, descriptor).incarnation
         freshness = Freshness(life, self.counter)
         return EnrolmentAttempt(code or self.code, descriptor, key_from(name), freshness)

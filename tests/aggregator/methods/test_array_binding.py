@@ -14,7 +14,7 @@ from aggregator.home import AggregatorHome
 from aggregator.keys.folder import initialise
 from aggregator.methods.method import Binding, read_binding
 from aggregator.rounds.aggregation import Aggregation
-from aggregator.store import Store
+from aggregator.store import TaskStore
 from aggregator.store.rounds import RoundRow
 from aggregator.store.update_log import LoggedUpdate
 from aggregator.tables import TomlTable
@@ -36,10 +36,10 @@ def artifact(tmp_path: Path) -> Artifact:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
+def store(tmp_path: Path) -> TaskStore:
     home = AggregatorHome(tmp_path / "home")
     initialise(home, int(time.time()), os.urandom)
-    return home.open_store()
+    return home.open_store().first
 
 
 def any_is_publishable(broadcast: Broadcast) -> None:
@@ -57,7 +57,7 @@ def body(artifact: Artifact, place: int) -> bytes:
     return encode_update(Update(1, {"vector": vector}, metadata), Codec.FLOAT16)
 
 
-def test_the_log_is_replayed_with_its_senders(store: Store, artifact: Artifact) -> None:
+def test_the_log_is_replayed_with_its_senders(store: TaskStore, artifact: Artifact) -> None:
     aggregation = Aggregation(attention(), store, 0, 2, any_is_publishable, [artifact])
     aggregation.resume(None)
     aggregation.open_round(1)
@@ -93,7 +93,9 @@ def test_a_body_that_is_no_update_is_refused(artifact: Artifact) -> None:
     assert binding.width_of(binding.decode(whole, 4, 0)) == 0
 
 
-def test_artifacts_that_do_not_suit_the_method_are_named(store: Store, artifact: Artifact) -> None:
+def test_artifacts_that_do_not_suit_the_method_are_named(
+    store: TaskStore, artifact: Artifact
+) -> None:
     mutual = read_binding("mutual", TomlTable({"training": {"classes": 3}}, "mutual"))
     with pytest.raises(AggregatorError, match=r"artifacts do not suit mutual: .*public samples"):
         Aggregation(mutual, store, 0, 100, any_is_publishable, [artifact])

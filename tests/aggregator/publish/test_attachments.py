@@ -12,7 +12,7 @@ import pytest
 from aggregator.home import AggregatorHome
 from aggregator.keys.folder import initialise
 from aggregator.publish.publisher import ATTACHMENT_PART, Attachments, SealedOffer
-from aggregator.store import Store
+from aggregator.store import TaskStore
 from device_sdk.wire.arrays.exchange import Attachment, Broadcast
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.publish.content import ContentKind, read_content_head
@@ -40,10 +40,10 @@ VECTOR = {"w": np.arange(6, dtype=np.float32)}
 def attachments(tmp_path: Path) -> Attachments:
     home = AggregatorHome(tmp_path / "home")
     initialise(home, int(time.time()), os.urandom)
-    return attached(home.open_store(), dict(MEMBERS))
+    return attached(home.open_store().first, dict(MEMBERS))
 
 
-def attached(store: Store, members: dict[str, bytes], codec: str = "float32") -> Attachments:
+def attached(store: TaskStore, members: dict[str, bytes], codec: str = "float32") -> Attachments:
     return Attachments(
         "films", "all", codec, Topics(), store, members.get, os.urandom, np.random.default_rng(1)
     )
@@ -66,7 +66,7 @@ def seal(
     return offer, {part for part in before | after if before.get(part) != after.get(part)}
 
 
-def parts(store: Store) -> list[tuple[str, bytes]]:
+def parts(store: TaskStore) -> list[tuple[str, bytes]]:
     rows = store.database.rows(
         "SELECT part, message FROM publications WHERE place = 0 AND message NOT NULL"
     )
@@ -78,7 +78,7 @@ def opened(attachments: Attachments, content_id: bytes, key: GroupKey, cohort: s
     store, topics = attachments.store, attachments.topics
 
     def message(index: int) -> bytes:
-        found = store.publications.message(topics.write(ChunkTopic(content_id, index)))
+        found = store.fleet.retained.message(topics.write(ChunkTopic(content_id, index)))
         assert found is not None
         return found
 
@@ -172,7 +172,7 @@ def test_only_what_changed_is_sealed_again(attachments: Attachments) -> None:
     assert len(new) == 2  # the group key was rotated
     gone, new = seal(attachments, broadcast({}))
     assert (gone.attachments, len(new), parts(attachments.store)) == ((), 2, [])
-    assert len(attachments.store.publications.superseded()) >= 2
+    assert len(attachments.store.fleet.retained.superseded()) >= 2
 
 
 def test_what_is_sealed_is_remembered_by_the_next_process(attachments: Attachments) -> None:

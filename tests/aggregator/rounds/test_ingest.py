@@ -88,7 +88,7 @@ class Desk:
             task, binding=DefectiveBinding("scatter", ScatterTable(columns=WIDTH, spread=0.1))
         )
         self.parts = assemble(home, store, task, world)
-        self.ingest = self.parts.ingest
+        self.ingest = self.parts.first.ingest
         self.open()
 
     def now(self) -> float:
@@ -96,17 +96,17 @@ class Desk:
 
     @property
     def row(self) -> RoundRow:
-        assert self.parts.rounds.current is not None
-        return self.parts.rounds.current
+        assert self.parts.first.rounds.current is not None
+        return self.parts.first.rounds.current
 
     def open(self) -> None:
-        assert isinstance(self.parts.rounds.tick(), RoundOpened)
+        assert isinstance(self.parts.first.rounds.tick(), RoundOpened)
         self.ingest.round_opened()
 
     def next_round(self) -> None:
         """This round's time runs out, and the next one opens."""
         self.now_seconds = self.row.deadline_unix_seconds
-        assert isinstance(self.parts.rounds.tick(), RoundClosed)
+        assert isinstance(self.parts.first.rounds.tick(), RoundClosed)
         self.open()
 
     def identity(
@@ -125,7 +125,7 @@ class Desk:
         )
 
     def offer(self, identity: UpdateIdentity, sent: bytes) -> tuple[str, str] | None:
-        settled = self.ingest.offer(identity.device_id, write_update(identity, sent))
+        settled = self.parts.inbox.offer(identity.device_id, write_update(identity, sent))
         return None if settled is None else told(settled, identity, sent)
 
     def count(self, device: bytes, sent: bytes) -> None:
@@ -181,16 +181,16 @@ def test_what_is_staged_together_is_counted_in_the_order_it_came(desk: Desk) -> 
     for each, (device, content) in zip(settled, sent.items(), strict=True):
         assert told(each, desk.identity(device), content) == ("counted", "")
     assert len(desk.ingest) == 0 and desk.ingest.commit() == []
-    assert desk.ingest.counted == desk.parts.aggregation.participants == 3
+    assert desk.ingest.counted == desk.parts.first.aggregation.participants == 3
     assert desk.ingest.widths == {3: 2, 5: 1}
-    log = list(desk.parts.store.log.after(0))
+    log = list(desk.parts.store.first.log.after(0))
     assert [(each.seq, each.device_id, each.body) for each in log] == [
         (seq, device, content) for seq, (device, content) in enumerate(sent.items(), 1)
     ]
     assert [each.round for each in log] == [1, 1, 1]
     assert [each.arrived_seconds for each in log] == [10.0, 20.0, 30.0]
     # A round ends when everybody came, and each is waited for no longer.
-    assert desk.parts.rounds.outstanding == 0 and desk.parts.rounds.arrived == 3
+    assert desk.parts.first.rounds.outstanding == 0 and desk.parts.first.rounds.arrived == 3
     # Who was counted, when and how wide, is written down with the next group, or at the end.
     ended_at = int(opened + 30.75)
     with desk.parts.store.database.transaction():
@@ -224,14 +224,14 @@ def test_numbers_in_the_log_go_on_after_each_group(desk: Desk) -> None:
     desk.count(BERT, body())
     desk.next_round()
     desk.count(CLEO, body())
-    assert [each.seq for each in desk.parts.store.log.after(0)] == [1]
+    assert [each.seq for each in desk.parts.store.first.log.after(0)] == [1]
     assert desk.ingest.counted == 3 and desk.ingest.widths == {3: 1}
 
 
 def test_a_calendar_that_was_set_back_makes_no_arrival_before_the_opening(desk: Desk) -> None:
     desk.now_seconds -= 5.0
     desk.count(ANNA, body())
-    assert desk.parts.store.log.arrivals(1) == [0.0]
+    assert desk.parts.store.first.log.arrivals(1) == [0.0]
 
 
 def test_the_same_update_again_is_answered_once_before_and_each_time_after(desk: Desk) -> None:
@@ -245,7 +245,7 @@ def test_the_same_update_again_is_answered_once_before_and_each_time_after(desk:
         assert desk.offer(identity, body()) == ("counted", "")
     assert desk.offer(identity, body(2.0)) == ("conflict", "")
     assert desk.refused("conflict") == 2
-    assert desk.ingest.commit() == [] and desk.parts.aggregation.participants == 1
+    assert desk.ingest.commit() == [] and desk.parts.first.aggregation.participants == 1
 
 
 def test_an_update_that_does_not_decode_is_refused_and_stays_refused(desk: Desk) -> None:
@@ -258,10 +258,10 @@ def test_an_update_that_does_not_decode_is_refused_and_stays_refused(desk: Desk)
     assert desk.refused("bad-length") == 1
     assert desk.offer(identity, BAD_BODY) == ("refused", "bad-length")
     assert desk.offer(identity, body()) == ("conflict", "")
-    assert [each.device_id for each in desk.parts.store.log.after(0)] == [BERT]
+    assert [each.device_id for each in desk.parts.store.first.log.after(0)] == [BERT]
     assert desk.ingest.counted == 1 and desk.ingest.widths == {3: 1}
     # It has its verdict: the round waits for CLEO alone, and its time moves no deadline.
-    assert desk.parts.rounds.outstanding == 1 and desk.parts.rounds.arrived == 1
+    assert desk.parts.first.rounds.outstanding == 1 and desk.parts.first.rounds.arrived == 1
 
 
 def test_an_update_that_does_not_pass_the_method_s_check_is_refused(desk: Desk) -> None:
@@ -270,7 +270,7 @@ def test_an_update_that_does_not_pass_the_method_s_check_is_refused(desk: Desk) 
     (settled,) = desk.ingest.commit()
     assert told(settled, desk.identity(ANNA), sent) == ("refused", "too-low")
     assert desk.refused("too-low") == 1
-    assert list(desk.parts.store.log.after(0)) == []
+    assert list(desk.parts.store.first.log.after(0)) == []
 
 
 def test_an_update_that_cannot_be_absorbed_is_refused_alone_and_holds_the_round(
@@ -289,7 +289,7 @@ def test_an_update_that_cannot_be_absorbed_is_refused_alone_and_holds_the_round(
     assert desk.refused("quarantined") == 1
     assert desk.offer(desk.identity(ANNA), large) == ("refused", "quarantined")
     assert desk.row.held is not None
-    assert desk.ingest.counted == desk.parts.aggregation.participants == 2
+    assert desk.ingest.counted == desk.parts.first.aggregation.participants == 2
 
 
 def test_who_was_not_asked_is_refused(desk: Desk) -> None:
@@ -333,14 +333,14 @@ def test_a_late_update_is_noted_with_its_time_for_the_next_deadline(desk: Desk) 
     desk.now_seconds = opened + 130.0
     assert desk.offer(desk.identity(CLEO, 1), body()) == ("late", "")
     assert desk.offer(desk.identity(LATER, 1), body()) == ("late", "")  # who was not waited for
-    assert desk.parts.rounds._late.seconds().tolist() == [130.0]
+    assert desk.parts.first.rounds._late.seconds().tolist() == [130.0]
 
 
 def test_between_rounds_nothing_is_open(desk: Desk) -> None:
     desk.now_seconds = desk.row.deadline_unix_seconds
     identity = desk.identity(ANNA)
     following = replace(identity, round=2)
-    assert isinstance(desk.parts.rounds.tick(), RoundClosed)
+    assert isinstance(desk.parts.first.rounds.tick(), RoundClosed)
     assert desk.offer(identity, body()) == ("late", "")
     assert desk.offer(following, body()) == ("refused", "unknown-round")
     assert desk.ingest.commit() == []
@@ -350,7 +350,7 @@ def test_a_round_whose_verdicts_were_deleted_is_forgotten(desk: Desk) -> None:
     desk.next_round()
     store = desk.parts.store
     with store.database.transaction():
-        store.rounds.forget_verdicts(0.0, 0.0)
+        store.first.rounds.forget_verdicts(0.0, 0.0)
     assert desk.offer(desk.identity(ANNA, 1), body()) == ("forgotten", "")
 
 
@@ -358,15 +358,15 @@ def test_answers_that_change_nothing_are_charged_and_new_updates_are_not(desk: D
     for _ in range(ANSWERS_AT_ONCE):
         assert desk.offer(desk.identity(BERT), body()) is None
     assert desk.refused("too-many-repeats") == 0
-    repeats = desk.ingest._repeats
+    repeats = desk.parts.inbox._repeats
     for device, offers in ((ANNA, b""), (CLEO, write_update(desk.identity(CLEO, 9), body()))):
         for place in range(ANSWERS_AT_ONCE):
             assert not repeats.exhausted(device), place
             if offers:
-                assert desk.ingest.offer(device, offers) is not None
+                assert desk.parts.inbox.offer(device, offers) is not None
             else:
                 with pytest.raises(WireError) as caught:
-                    desk.ingest.offer(device, offers)
+                    desk.parts.inbox.offer(device, offers)
                 assert caught.value.reason == "truncated"
         assert repeats.exhausted(device)
     assert not repeats.exhausted(BERT)
@@ -414,7 +414,7 @@ def test_a_late_device_is_named_in_the_log(desk: Desk, caplog: pytest.LogCapture
 
 
 def test_one_that_is_waited_for_no_longer_is_still_counted_if_it_was_selected(desk: Desk) -> None:
-    desk.parts.rounds.revoked(ANNA)
+    desk.parts.first.rounds.revoked(ANNA)
     desk.count(ANNA, body())
 
 

@@ -32,7 +32,7 @@ def home(tmp_path: Path) -> AggregatorHome:
             store.devices.add(DeviceRow(name, name * 2, name, name * 2, 0, name[:8], 0, 1))
     store.database.close()
     parts = started(made)
-    assert isinstance(parts.rounds.tick(), RoundOpened)
+    assert isinstance(parts.first.rounds.tick(), RoundOpened)
     parts.store.database.close()
     return made
 
@@ -62,10 +62,10 @@ def test_a_round_goes_on_without_its_catalogues_file(
     parts = started(home)
     (told,) = [each for each in caplog.messages if "catalogue" in each]
     assert told.startswith("the catalogue stays as it was: the catalogue ")
-    assert parts.rounds.current is not None and parts.aggregation.items == ITEMS
+    assert parts.first.rounds.current is not None and parts.first.aggregation.items == ITEMS
     # Between two rounds a start has nothing to go on with, and says so as it ends.
     with parts.store.database.transaction():
-        parts.store.rounds.give_up(1, time.time())
+        parts.store.first.rounds.give_up(1, time.time())
     parts.store.database.close()
     with pytest.raises(AggregatorError, match=r"the catalogue .*(cannot be read|does not begin)"):
         started(home)
@@ -74,12 +74,12 @@ def test_a_round_goes_on_without_its_catalogues_file(
 def test_a_start_waits_for_no_device_that_was_revoked_meanwhile(home: AggregatorHome) -> None:
     assert command(home, "revoke", ANNA.hex()) == 0
     parts = started(home)
-    assert parts.rounds.outstanding == 1
-    assert parts.rounds.tick() is None  # bert may still come
+    assert parts.first.rounds.outstanding == 1
+    assert parts.first.rounds.tick() is None  # bert may still come
     parts.store.database.close()
     assert command(home, "revoke", BERT.hex()) == 0
     parts = started(home)
-    closed = parts.rounds.tick()
+    closed = parts.first.rounds.tick()
     assert isinstance(closed, RoundClosed) and closed.next_version is None
     parts.store.database.close()
 
@@ -87,7 +87,7 @@ def test_a_start_waits_for_no_device_that_was_revoked_meanwhile(home: Aggregator
 def test_a_round_that_loses_all_its_devices_while_serving_ends(home: AggregatorHome) -> None:
     parts = started(home)
     for device in (ANNA, BERT):
-        assert parts.rounds.tick() is None
-        parts.rounds.revoked(device)
-    assert isinstance(parts.rounds.tick(), RoundClosed)
+        assert parts.first.rounds.tick() is None
+        parts.first.rounds.revoked(device)
+    assert isinstance(parts.first.rounds.tick(), RoundClosed)
     parts.store.database.close()

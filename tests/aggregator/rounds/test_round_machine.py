@@ -139,7 +139,7 @@ class RoundMachine(RuleBasedStateMachine):
         self.chance = np.random.default_rng(7)
         self.pending: list[tuple[int, bytes, bytes]] = []
         self.start()
-        binding = self.parts.task.binding
+        binding = self.parts.first.task.binding
         seed = self.parts.store.facts.seed
         self.oracle = Oracle(binding, binding.build(ITEMS, np.random.default_rng([seed, 0])))
         self.tick()
@@ -160,7 +160,7 @@ class RoundMachine(RuleBasedStateMachine):
         return self.now + self.offset
 
     def pass_the_deadline(self) -> None:
-        current = self.parts.rounds.current
+        current = self.parts.first.rounds.current
         assert current is not None
         self.now += DEADLINE_SECONDS
         self.offset += max(0.0, current.deadline_unix_seconds - self.unix())
@@ -171,10 +171,14 @@ class RoundMachine(RuleBasedStateMachine):
         self.start()
 
     def open_number(self) -> int | None:
-        return None if self.parts.rounds.current is None else self.parts.rounds.current.round
+        return (
+            None
+            if self.parts.first.rounds.current is None
+            else self.parts.first.rounds.current.round
+        )
 
     def tick(self) -> None:
-        while (event := self.parts.rounds.tick()) is not None:
+        while (event := self.parts.first.rounds.tick()) is not None:
             if isinstance(event, RoundOpened):
                 self.oracle.opened(event.row.round)
             else:
@@ -214,15 +218,15 @@ class RoundMachine(RuleBasedStateMachine):
         behind=st.sampled_from([0, 0, 0, 0, 1, 1, 2, 5, -1]),
     )
     def send(self, device: bytes, body: bytes, behind: int) -> None:
-        current = self.parts.rounds.current
+        current = self.parts.first.rounds.current
         assert current is not None
         number = current.round - behind
         if number < 1:
             return
         identity = UpdateIdentity(device, "default", current.generation, number)
-        selected = self.parts.rounds.is_selected(device)
+        selected = self.parts.first.rounds.is_selected(device)
         earlier = next((b for n, d, b in self.pending if (n, d) == (number, device)), None)
-        settled = self.parts.ingest.offer(device, write_update(identity, body))
+        settled = self.parts.inbox.offer(device, write_update(identity, body))
         known = self.oracle.verdicts.get((number, device))
         if earlier is not None:
             known = (earlier, "pending")
@@ -274,7 +278,7 @@ class RoundMachine(RuleBasedStateMachine):
 
     @rule()
     def commit(self) -> None:
-        settled = self.parts.ingest.commit()
+        settled = self.parts.first.ingest.commit()
         assert len(settled) == len(self.pending)
         for each, (_, device, body) in zip(settled, self.pending, strict=True):
             wanted = Verdict.REFUSED if body == BAD_BODY else Verdict.COUNTED
@@ -300,7 +304,7 @@ class RoundMachine(RuleBasedStateMachine):
     def crash_at_a_commit(self, when: str) -> None:
         self.database.armed = when
         try:
-            self.parts.ingest.commit()
+            self.parts.first.ingest.commit()
             raise AssertionError("the crash did not come")
         except Crash:
             pass
@@ -316,7 +320,7 @@ class RoundMachine(RuleBasedStateMachine):
         number = self.open_number()
         self.database.armed = when
         try:
-            self.parts.rounds.tick()
+            self.parts.first.rounds.tick()
             raise AssertionError("the crash did not come")
         except Crash:
             pass
@@ -331,12 +335,12 @@ class RoundMachine(RuleBasedStateMachine):
     def crash_at_the_opening(self, when: str) -> None:
         self.commit()
         self.pass_the_deadline()
-        event = self.parts.rounds.tick()
+        event = self.parts.first.rounds.tick()
         assert isinstance(event, RoundClosed)
         assert (event.next_version is not None) == self.closed(event.row.round)
         self.database.armed = when
         try:
-            self.parts.rounds.tick()
+            self.parts.first.rounds.tick()
             raise AssertionError("the crash did not come")
         except Crash:
             pass
@@ -350,12 +354,12 @@ class RoundMachine(RuleBasedStateMachine):
     def same_bits(self) -> None:
         if not hasattr(self, "oracle") or self.open_number() is None:
             return
-        ours, theirs = self.parts.aggregation.state(), self.oracle.method.state()
+        ours, theirs = self.parts.first.aggregation.state(), self.oracle.method.state()
         assert ours.keys() == theirs.keys()
         for name, array in theirs.items():
             assert ours[name].tobytes() == array.tobytes(), name
-        assert self.parts.aggregation.version == self.oracle.version
-        assert self.parts.aggregation.participants == len(self.oracle.log)
+        assert self.parts.first.aggregation.version == self.oracle.version
+        assert self.parts.first.aggregation.participants == len(self.oracle.log)
 
 
 def test_rounds_agree_with_the_oracle(tmp_path: Path) -> None:

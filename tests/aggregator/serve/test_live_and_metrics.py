@@ -6,6 +6,8 @@ import io
 import time
 import urllib.error
 import urllib.request
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -14,7 +16,7 @@ from aggregator.errors import AggregatorError
 from aggregator.methods.method import RoundSummary
 from aggregator.rounds.machine import RoundClosed, RoundHeld, RoundOpened
 from aggregator.serve.live import describe, render
-from aggregator.serve.metrics import Snapshot, format_metrics, serve_metrics
+from aggregator.serve.metrics import Snapshot, TaskSnapshot, format_metrics, serve_metrics
 from aggregator.store.rounds import RoundRow
 
 NOW = time.time()
@@ -22,12 +24,8 @@ OPEN = RoundRow(7, 1, 5, NOW - 30, NOW + 30, bytes(32), 2**64 - 1, 48, 20)
 CLOSED = RoundRow(
     6, 1, 4, NOW - 90, NOW, bytes(32), 2**64 - 1, 48, 20, NOW - 30, 5, 47, {"gradient_norm": 2.5}
 )
-SEEN = Snapshot(
-    task="films",
-    connected=True,
-    broker="mqtt://h:1883",
-    devices=48,
-    sessions=47,
+FILMS = TaskSnapshot(
+    name="films",
     version=5,
     current=OPEN,
     seconds_left=30.0,
@@ -35,11 +33,18 @@ SEEN = Snapshot(
     participants=12,
     quorum=40,
     counted=300,
+    widths={8: 4, 64: 8},
+    finished=(CLOSED,),
+)
+SEEN = Snapshot(
+    connected=True,
+    broker="mqtt://h:1883",
+    devices=48,
+    sessions=47,
     bytes_received=1_234_567,
     bytes_sent=99,
-    widths={8: 4, 64: 8},
+    tasks=(FILMS,),
     refusals={"late": 2},
-    finished=(CLOSED,),
 )
 
 
@@ -55,21 +60,37 @@ def test_the_live_view_shows_rounds_devices_and_refusals() -> None:
     text = shown(SEEN)
     for part in ("version 5", "12 of 48", "quorum 12/40", "k=8: 4", "1.2 MB", "late 2", "version"):
         assert part in text
-    assert "no connection" in shown(Snapshot(**{**fields(SEEN), "connected": False}))
-    deaf = Snapshot(**{**fields(SEEN), "refused_subscriptions": ("tessera/up/0/+",)})
+    assert "no connection" in shown(replace(SEEN, connected=False))
+    deaf = replace(SEEN, refused_subscriptions=("tessera/up/0/+",))
     assert "refuses the subscription to tessera/up/0/+" in shown(deaf)
-    lossy = Snapshot(**{**fields(SEEN), "broker_losses": 2})
+    lossy = replace(SEEN, broker_losses=2)
     assert "max_queued_messages" in shown(lossy) and "max_queued_messages" not in shown(SEEN)
     held = RoundRow(7, 1, 5, NOW, NOW, bytes(32), 1, 48, 20, held="quarantine")
-    assert "held: quarantine" in shown(Snapshot(**{**fields(SEEN), "current": held}))
-    unsealed = {**fields(SEEN), "current": None, "unpublished": "too large a value"}
-    assert "held: too large a value" in shown(Snapshot(**unsealed))
-    assert "tessera_round_held 1" in format_metrics(Snapshot(**unsealed))
-    assert "waiting for devices" in shown(Snapshot(**{**fields(SEEN), "current": None}))
+    assert "held: quarantine" in shown(only(current=held))
+    unsealed = only(current=None, unpublished="too large a value")
+    assert "held: too large a value" in shown(unsealed)
+    assert "tessera_round_held 1" in format_metrics(unsealed)
+    assert "waiting for devices" in shown(only(current=None))
 
 
-def fields(seen: Snapshot) -> dict[str, object]:
-    return {name: getattr(seen, name) for name in Snapshot.__dataclass_fields__}
+def only(**changes: Any) -> Snapshot:
+    """With one task, that of ``SEEN`` but for these changes."""
+    return replace(SEEN, tasks=(replace(FILMS, **changes),))
+
+
+def test_each_of_several_tasks_has_a_section_and_series_of_its_own() -> None:
+    air = replace(FILMS, name="air", version=2, current=None, paused=True, widths={}, eligible=3)
+    seen = replace(SEEN, tasks=(FILMS, air))
+    text = shown(seen)
+    for part in ("2 tasks", "films, version 5", "air, version 2, for 3 devices, paused", "600"):
+        assert part in text
+    lines = format_metrics(seen).splitlines()
+    assert 'tessera_model_version{task="films"} 5' in lines
+    assert 'tessera_model_version{task="air"} 2' in lines
+    assert 'tessera_round_updates_by_k{task="films",k="64"} 8' in lines
+    assert "tessera_devices 48" in lines
+    opened = RoundOpened(OPEN, 0, task="air")
+    assert describe(opened) == f"air: {describe(RoundOpened(OPEN, 0))}"
 
 
 def test_events_in_words() -> None:

@@ -142,8 +142,8 @@ def test_an_update_that_cannot_be_absorbed_holds_the_round(
         assert anna.send_and_wait(manifest, body).reason == "quarantined"
         small = next(b for b in (bert.body() for _ in range(500)) if _largest(b) < 2.4)
         assert bert.send_and_wait(manifest, small).verdict is Verdict.COUNTED
-        assert served.parts.rounds.current is not None
-        assert served.parts.rounds.current.held is not None
+        assert served.parts.first.rounds.current is not None
+        assert served.parts.first.rounds.current.held is not None
         capsys.readouterr()
         assert command(home, "status") == 0
         shown = capsys.readouterr().out
@@ -151,9 +151,11 @@ def test_an_update_that_cannot_be_absorbed_holds_the_round(
         assert command(home, "release") == 0
         wait_until(lambda: anna.await_round(2).round == 2)
     store = open_store(home)
-    (closed,) = [r for r in store.rounds.latest(5) if r.closed_unix_seconds is not None]
+    (closed,) = [r for r in store.first.rounds.latest(5) if r.closed_unix_seconds is not None]
     assert (closed.participants, closed.next_version) == (1, None)
-    assert [logged.device_id for logged in store.log.after(0)] == [bert.require_grant().device_id]
+    assert [logged.device_id for logged in store.first.log.after(0)] == [
+        bert.require_grant().device_id
+    ]
     store.database.close()
 
 

@@ -68,7 +68,7 @@ class Stubborn:
 
 def _final_state(home: AggregatorHome) -> State:
     store = home.open_store()
-    checkpoint = store.checkpoints.get("version")
+    checkpoint = store.first.checkpoints.get("version")
     store.database.close()
     assert checkpoint is not None
     return checkpoint.state
@@ -109,7 +109,7 @@ def test_kill_nine_at_random_moments(mosquitto: Mosquitto, tmp_path: Path) -> No
             each.device.disconnect()
     assert all(each.counted == list(range(1, ROUNDS + 1)) for each in stubborn)
     store = home.open_store()
-    rounds = [row for row in store.rounds.latest(50) if row.closed_unix_seconds is not None]
+    rounds = [row for row in store.first.rounds.latest(50) if row.closed_unix_seconds is not None]
     assert sorted((row.round, row.participants, row.next_version) for row in rounds) == [
         (number, DEVICES, number) for number in range(1, ROUNDS + 1)
     ]

@@ -131,14 +131,14 @@ def fleet(tmp_path: Path, make_mosquitto: MakeMosquitto) -> Fleet:
 def rows(fleet: Fleet) -> dict[int, tuple[int, int | None, int | None]]:
     """By round: selected, counted, version made."""
     store = fleet.home.open_store()
-    found = store.rounds.latest(500)
+    found = store.first.rounds.latest(500)
     store.database.close()
     return {row.round: (row.expected, row.participants, row.next_version) for row in found}
 
 
 def logged(fleet: Fleet) -> int:
     store = fleet.home.open_store()
-    found = sum(1 for _ in store.log.after(0))
+    found = sum(1 for _ in store.first.log.after(0))
     store.database.close()
     return found
 

@@ -66,9 +66,9 @@ def body(seed: int) -> bytes:
 
 def settle(parts: Parts, identity: UpdateIdentity, seed: int) -> Receipt:
     """Offer an update and commit; its receipt."""
-    settled = parts.ingest.offer(identity.device_id, write_update(identity, body(seed)))
+    settled = parts.inbox.offer(identity.device_id, write_update(identity, body(seed)))
     if settled is None:
-        (settled,) = parts.ingest.commit()
+        (settled,) = parts.first.ingest.commit()
     return settled.receipt
 
 
@@ -81,12 +81,12 @@ def test_a_closed_rounds_verdicts_are_kept_for_thirty_days(tmp_path: Path) -> No
         clock.now += seconds
         unix_clock.now += seconds
         parts.housekeeping.turn()
-        parts.rounds.tick()
+        parts.first.rounds.tick()
 
     world = World(clock, unix_clock, np.random.default_rng(1))
     parts = assemble(home, home.open_store(), read_task(home.task_file), world)
-    parts.rounds.tick()
-    row = parts.rounds.current
+    parts.first.rounds.tick()
+    row = parts.first.rounds.current
     assert row is not None and row.expected == 2
     annas = UpdateIdentity(anna, "default", row.generation, row.round)
     berts = UpdateIdentity(bert, "default", row.generation, row.round)
@@ -100,7 +100,7 @@ def test_a_closed_rounds_verdicts_are_kept_for_thirty_days(tmp_path: Path) -> No
     step(0.2 * DAY_SECONDS)
     assert settle(parts, annas, 1).verdict is Verdict.FORGOTTEN
     assert settle(parts, berts, 3).verdict is Verdict.FORGOTTEN
-    assert list(parts.store.log.judged(row.generation, row.round)) == []
+    assert list(parts.store.first.log.judged(row.generation, row.round)) == []
     parts.store.database.close()
 
 
@@ -193,7 +193,8 @@ def test_an_adaptive_deadline_follows_a_fleet_through_the_broker(
         took = time.monotonic() - began
     store = open_store(home)
     (first, second) = sorted(
-        (row for row in store.rounds.latest(9) if row.round in (1, 2)), key=lambda row: row.round
+        (row for row in store.first.rounds.latest(9) if row.round in (1, 2)),
+        key=lambda row: row.round,
     )
     store.database.close()
     assert first.deadline_unix_seconds - first.opened_unix_seconds == pytest.approx(60.0)

@@ -52,7 +52,7 @@ def test_verdicts_on_every_kind_of_update(mosquitto: Mosquitto, tmp_path: Path) 
             assert anna.send_and_wait(first, body).verdict is Verdict.COUNTED
             assert anna.send_and_wait(first, body).verdict is Verdict.COUNTED  # stored
             assert anna.send_and_wait(first, anna.body()).verdict is Verdict.CONFLICT
-            assert served.parts.ingest.counted == 1
+            assert served.parts.first.ingest.counted == 1
 
             bad = bert.body()[:-1]
             for _ in range(2):
@@ -101,7 +101,7 @@ def test_replayed_forged_misplaced_and_retained(mosquitto: Mosquitto, tmp_path: 
             payload = write_update(anna.identity_for(manifest), anna.body())
             envelope = anna.sessions.seal(RecordType.UPDATE, payload)
             anna.publish_up(envelope)
-            wait_until(lambda: served.parts.ingest.counted == 1)
+            wait_until(lambda: served.parts.first.ingest.counted == 1)
             anna.publish_up(envelope)
             counted(served, "replayed")
             forged = bytearray(anna.sessions.seal(RecordType.UPDATE, payload))

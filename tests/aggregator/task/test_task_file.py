@@ -70,7 +70,10 @@ def test_the_template_names_every_key_with_its_meaning(tmp_path: Path) -> None:
     for file in ("broker-password", "ca.pem", "client.pem", "client.key"):
         (tmp_path / file).write_text("x")
     task = read_task(write(tmp_path, every.replace("mqtt://", "mqtts://")))
-    assert (task.broker.url.user, task.broker.url.password) == ("tessera-aggregator", "x")
+    assert (task.fleet.broker.url.user, task.fleet.broker.url.password) == (
+        "tessera-aggregator",
+        "x",
+    )
 
 
 def test_meanings_are_read_from_docstrings_of_any_python(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,7 +101,7 @@ def test_a_task_on_arrays_has_no_catalogue_and_its_methods_own_settings(tmp_path
 def test_user_and_password_come_from_files(tmp_path: Path) -> None:
     text = GOOD + '[broker]\nurl = "mqtt://h"\nuser = "u"\npassword_file = "pw"\n'
     task = read_task(write(tmp_path, text))
-    assert (task.broker.url.user, task.broker.url.password) == ("u", "secret")
+    assert (task.fleet.broker.url.user, task.fleet.broker.url.password) == ("u", "secret")
     assert "secret" not in repr(task)
 
 

@@ -22,10 +22,11 @@ from numpy.typing import NDArray
 
 from device_sdk.artifact import safetensors
 from device_sdk.errors import HomeBroken, HomeLocked
+from device_sdk.evaluation.report import Evaluation, EvaluationReport
 from device_sdk.home.database import _SCHEMA, SCHEMA_VERSION, HomeDatabase
 from device_sdk.home.home import Home
 from device_sdk.home.model_store import CapabilityRow, StoredModel
-from device_sdk.home.round_store import OutboxRow, Participation, RoundOutcome
+from device_sdk.home.round_store import OutboxRow, Participation, RoundOutcome, StoredEvaluation
 from device_sdk.rounds.session import TrustedTime
 from device_sdk.wire.arrays.tensors import Codec, encode_tensors
 from device_sdk.wire.publish.receipts import Receipt, Verdict
@@ -267,7 +268,7 @@ def test_a_home_of_the_first_format_is_brought_up_to_date(tmp_path: Path) -> Non
             ", method TEXT",
         ):
             statement = statement.replace(gone, "")
-        came_later = ("attachment", "request_counter", "task", "spent", "interaction")
+        came_later = ("attachment", "request_counter", "task", "spent", "interaction", "evaluation")
         if statement.strip() and not any(f"TABLE {each} " in statement for each in came_later):
             old.execute(statement)
     old.execute(
@@ -376,6 +377,36 @@ def test_the_memory_of_an_open_home_does_not_grow_with_its_rounds(home: Home) ->
     assert take_part(range(100, 600)) - before < 20_000
 
 
+def test_the_item_recorded_last_is_known_for_each_user(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home", create=True)
+    store = home.interactions
+    store.add([("ann", "z"), ("bob", "b"), ("ann", "a"), ("ann", "z")])
+    rows = {"z": 0, "a": 1, "b": 2, "m": 3}
+    assert store.latest(rows).tolist() == [1, 2], "what is touched again stays where it was"
+    store.add([("ann", "unknown"), ("ann", "m")])
+    assert store.latest(rows).tolist() == [3, 2]
+    home.close()
+    home = Home(tmp_path / "home")
+    home.interactions.add([("bob", "z"), ("ann", "m"), ("eve", "unknown")])
+    assert home.interactions.latest(rows).tolist() == [3, 0, -1]
+    home.close()
+
+
+def test_the_last_evaluation_is_kept(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home", create=True)
+    loss = Evaluation("global", "loss", np.array([4.0, 1.0]))
+    for number in (3, 4):
+        report = EvaluationReport((loss,), "out-of-time")
+        home.rounds.save_evaluation(StoredEvaluation("t", 1, number, 2, report, "too slow"))
+    home.close()
+    home = Home(tmp_path / "home", read_only=True)
+    found = home.rounds.evaluation("t")
+    assert found is not None and (found.round, found.version, found.detail) == (4, 2, "too slow")
+    assert found.report.reason == "out-of-time" and found.report.results[0].value == 0.25
+    assert home.rounds.evaluation("other") is None
+    home.close()
+
+
 def _third_format(folder: Path) -> Path:
     """A home as the version before made it, dumped as SQL."""
     folder.mkdir(mode=0o700)
@@ -420,6 +451,9 @@ def test_a_home_of_the_third_format_loses_its_measurement_and_nothing_else(tmp_p
     assert last is not None and (last.k, last.train_seconds) == (2, 0.5)
     assert home.rounds.outbox() == [OutboxRow(b"d" * 32, "t", 1, 2, b"body")]
     assert home.interactions.counts() == (1, 2) and home.attachments.ids("t") == {b"a" * 32}
+    rows = {"one": 4, "two": 5, "new": 6}
+    assert home.interactions.latest(rows).tolist() == [5], "of unknown order, by ids"
+    assert home.rounds.evaluation("t") is None
     assert home.membership.largest_time() == 100 and home.requests.next() == 2**4 + 1
     home.close()
     Home(folder, read_only=True).close()
@@ -477,4 +511,4 @@ def test_a_home_that_is_killed_while_it_is_brought_up_to_date_opens(tmp_path: Pa
         if process.exitcode == 0:
             break
         assert process.exitcode == -signal.SIGKILL
-    assert statements > 12 and seen == {*range(3, SCHEMA_VERSION + 1)}
+    assert statements > 12 and seen == set(range(3, SCHEMA_VERSION + 1))

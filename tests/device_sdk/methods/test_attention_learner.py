@@ -329,6 +329,22 @@ def test_a_device_that_was_never_heard_of_starts_from_the_global_model(artifacts
     assert late.scores is None
 
 
+def test_what_is_evaluated_is_the_global_model_and_then_the_devices_own(artifacts: Path) -> None:
+    learners = [learner(artifacts, index) for index in range(3)]
+    one = method(artifacts)
+    broadcast = after_rounds(one, learners, 3)
+    thrown_away = learner(artifacts, 0)
+    thrown_away.restore(learners[0].state())
+    assert thrown_away.receive(broadcast) and thrown_away.personalises(broadcast)
+    shown = layout(artifacts).flatten(thrown_away._trainer.parameters)
+    np.testing.assert_allclose(shown, one.shared, atol=1e-3)
+    own = learners[0]
+    own.train(broadcast)
+    assert own.vector is not None
+    np.testing.assert_array_equal(layout(artifacts).flatten(own._trainer.parameters), own.vector)
+    assert not np.allclose(own.vector, shown)
+
+
 def test_artifacts_that_do_not_belong_together_are_refused(artifacts: Path) -> None:
     with pytest.raises(ValueError, match="base network of"):
         AttentionLearner(

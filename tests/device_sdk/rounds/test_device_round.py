@@ -10,6 +10,7 @@ import pytest
 from device_sdk.cli import main
 from device_sdk.device import Device
 from device_sdk.errors import NothingLearnt, UnknownUser
+from device_sdk.evaluation.terms import EvaluationTerms
 from tests.device_sdk.conftest import MakeDevice
 from tests.fakes.small_aggregator import ITEMS, WIDTH, SmallAggregator, small_catalogue
 
@@ -113,3 +114,29 @@ def test_the_commands_tell_and_recommend_beside_a_running_device(
     assert "recorded here: anna" in capsys.readouterr().err
     assert main(["run", *home]) == 1
     assert "in use by process" in capsys.readouterr().err
+
+
+def test_an_evaluation_is_shown_to_the_devices_owner(
+    make_device: MakeDevice, aggregator: SmallAggregator, capsys: pytest.CaptureFixture[str]
+) -> None:
+    device = make_device()
+    device.start()
+    asked = EvaluationTerms(("hr10", "ndcg10_all", "accuracy"))
+    for number in (1, 2):
+        aggregator.open_round(evaluation=asked)
+        await_receipt(aggregator, device, number)
+        assert aggregator.close_round() == number
+    status = device.status()
+    assert (status.verdict, status.evaluated_round, status.evaluated_version) == ("counted", 2, 1)
+    for stage in ("global", "personal"):
+        assert set(status.evaluation[stage]) == {"hr10", "ndcg10_all", "users"}
+        assert status.evaluation[stage]["users"] == 1
+    device.close()
+    capsys.readouterr()
+    assert main(["status", "--home", str(device.home)]) == 0
+    shown = capsys.readouterr().out
+    assert "quality, global" in shown and "version 1: hr10" in shown and "of 1 users" in shown
+    assert "not evaluated" in shown and "'accuracy'" in shown
+    assert main(["status", "--home", str(device.home), "--json"]) == 0
+    known = json.loads(capsys.readouterr().out)
+    assert known["evaluation"]["personal"]["users"] == 1

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from device_sdk.artifact import MANIFEST_FILE
+from device_sdk.evaluation.terms import EvaluationTerms
 from device_sdk.methods.scatter.contract import decode_scatter_update, encode_scatter_update
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 from device_sdk.wire.codec import cbor
@@ -30,6 +31,7 @@ from device_sdk.wire.publish.manifest import (
 )
 from device_sdk.wire.publish.task_messages import (
     BROADCAST_CODECS,
+    FIELDS,
     OfferedArtifact,
     OfferedAttachment,
     TaskTerms,
@@ -88,6 +90,19 @@ def test_broadcasts_come_back(codec: str) -> None:
     assert (got.round_id, got.version, dict(got.settings)) == (4, 2, dict(sent.settings))
     step = {"float32": 0.0, "float16": 2e-3, "int8": 0.05, "int4": 0.5}[codec]
     np.testing.assert_allclose(got.tensors["items"], sent.tensors["items"], atol=step)
+
+
+def test_terms_without_an_evaluation_are_the_bytes_that_older_devices_read() -> None:
+    plain = TaskTerms("fedavg", "int8", 2.5)
+    assert set(plain.to_fields()) == set(FIELDS)
+    asking = replace(plain, evaluation=EvaluationTerms(("loss", "auc"), share=0.5))
+    terms, _ = read_broadcast(write_broadcast(broadcast(), asking, "float32"), manifest())
+    assert terms == asking
+    with pytest.raises(WireError) as refused:
+        head = {**plain.to_fields(), "settings": {}, "evaluation": None}
+        encoded = cbor.encode(head)
+        read_broadcast(len(encoded).to_bytes(4, "little") + encoded, manifest())
+    assert refused.value.reason == "wrong-fields"
 
 
 @given(st.data())

@@ -1,0 +1,109 @@
+"""``tessera-aggregator models``: the versions of a task's model."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+
+from tabulate import tabulate
+
+from aggregator.cli.arguments import add_home, add_task, home_of, task_of
+from aggregator.errors import AggregatorError
+from aggregator.store.versions import VersionRow, Versions
+from device_sdk.system.command_line import natural
+from device_sdk.system.printable import ago, printable
+
+DESCRIPTION = """\
+Lists the versions whose models are kept: the newest, the best by models.best_by, and those that are
+pinned (models.keep_last and models.keep_best of the task file say how many). model takes one out as
+a file, rollback makes one the next version."""
+EXAMPLES = """\
+examples:
+  tessera-aggregator models --home fleet               what there is
+  tessera-aggregator models --home fleet --pin 12      keep version 12 for good; --unpin 12
+  tessera-aggregator models --home fleet --all --json  what is known of all, with every figure"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's arguments."""
+    add_home(parser)
+    add_task(parser)
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--pin", type=natural, metavar="N", help="keep version N's model for good")
+    which.add_argument("--unpin", type=natural, metavar="N", help="no longer")
+    parser.add_argument(
+        "--all", action="store_true", help="also versions whose models were dropped"
+    )
+    parser.add_argument("--json", action="store_true", help="for programs")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the command."""
+    store = home_of(arguments).open_store()
+    try:
+        task = task_of(store, arguments)
+        versions = store.task(task.number).versions
+        if arguments.pin is not None or arguments.unpin is not None:
+            _pin(versions, arguments)
+            return 0
+        rows = versions.all() if arguments.all else versions.kept()
+        awaited = versions.awaited()
+    finally:
+        store.database.close()
+    if arguments.json:
+        print(json.dumps([_as_json(row, awaited) for row in rows], indent=2))
+    elif rows:
+        now = time.time()
+        print(tabulate([_as_line(row, now) for row in rows], headers="keys", tablefmt="plain"))
+    else:
+        print(f"task {task.name} has no version whose model is kept")
+    if awaited is not None and not arguments.json:
+        print(f"version {awaited}'s model becomes the next version between two rounds")
+    return 0
+
+
+def _pin(versions: Versions, arguments: argparse.Namespace) -> None:
+    if arguments.pin is not None:
+        row = versions.named(str(arguments.pin), None)
+        versions.pin(row.version, pinned=True)
+        print(f"version {row.version} is kept for good")
+        return
+    found = versions.find(arguments.unpin)
+    if found is None or not found.pinned:
+        raise AggregatorError(f"version {arguments.unpin} is not pinned")
+    versions.pin(found.version, pinned=False)
+    print(f"version {found.version} goes with the others, when the next one is made")
+
+
+def _as_line(row: VersionRow, now: float) -> dict[str, str]:
+    figures = ", ".join(
+        f"{printable(name)} {value:.4g}" for name, value in sorted(row.metrics.items())
+    )
+    notes = [printable(row.origin)] if row.origin else []
+    notes += ["pinned"] if row.pinned else []
+    notes += [] if row.kept else ["no model kept"]
+    return {
+        "version": str(row.version),
+        "round": str(row.round) if row.round else "-",
+        "made": ago(row.closed_unix_seconds, now),
+        "devices": str(row.devices),
+        "metrics": figures or "-",
+        "": ", ".join(notes),
+    }
+
+
+def _as_json(row: VersionRow, awaited: int | None) -> dict[str, object]:
+    return {
+        "version": row.version,
+        "round": row.round,
+        "closed_unix_seconds": row.closed_unix_seconds,
+        "devices": row.devices,
+        "artifact": row.artifact or None,
+        "origin": row.origin or None,
+        "bytes": row.bytes,
+        "metrics": dict(row.metrics),
+        "pinned": row.pinned,
+        "awaited": row.version == awaited,
+        "kept": row.kept,
+    }

@@ -1,0 +1,270 @@
+"""Item factors as plain ONNX graphs: one that scores, one that finds a new user's vector.
+
+A device of a scatter task moves its user's vector u, round by round, along the gradient of
+
+    sum over liked p and a random unliked n of softplus(-u.(p - n)) + user_l2 / 2 |u|^2
+
+(``device_sdk/methods/scatter/factor_step.py``). Where it settles is the minimum of the mean over
+all such pairs, which is strictly convex in u: the graph finds it by Newton's method, with no draw.
+The step is log(1 + r) / r, r the largest change of a pair's score that a whole step would make: it
+descends from anywhere, since the third derivative of softplus is bounded by the second (Bach 2010,
+Self-concordant analysis for logistic regression). Each linear system is solved by Gauss-Jordan
+elimination, which needs no pivots where the matrix is positive definite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device_sdk.artifact import onnx_writer as write
+
+Floats = NDArray[np.float32]
+Doubles = NDArray[np.float64]
+_OPSET, _IR_VERSION = 18, 8
+_MOST_STEPS = 100
+_ENOUGH = 1e-10
+"""Newton's decrement squared, g.H^-1.g, at which the vector is as good as the minimum."""
+LEAST_L2 = 1e-6
+"""Without any, a vector that separates liked from unliked items would grow without end."""
+
+# In NumPy, to hold the graph against.
+
+
+def fold_in(items: Floats, liked: NDArray[np.int64], user_l2: float) -> Doubles:
+    """The vector of a user who likes these rows of ``items`` [N, K]; zeros where there are none."""
+    vectors = items.astype(np.float64)
+    rows = np.unique(liked)
+    l2 = max(user_l2, LEAST_L2)
+    user = np.zeros(vectors.shape[1])
+    others = np.delete(np.arange(len(vectors)), rows)
+    if not len(rows) or not len(others):
+        return user
+    own, rest = vectors[rows], vectors[others]
+    pairs = len(rows) * len(others)
+    for _ in range(_MOST_STEPS):
+        chance = 1 / (1 + np.exp((own @ user)[:, None] - (rest @ user)[None, :])) / pairs
+        gradient = rest.T @ chance.sum(0) - own.T @ chance.sum(1) + l2 * user
+        bend = chance * (1 - chance * pairs)
+        cross = own.T @ bend @ rest
+        curvature = own.T @ (bend.sum(1)[:, None] * own) + rest.T @ (bend.sum(0)[:, None] * rest)
+        curvature += l2 * np.eye(len(user)) - cross - cross.T
+        step = np.linalg.solve(curvature, gradient)
+        mine, theirs = own @ step, vectors @ step
+        reach = max(mine.max() - theirs.min(), theirs.max() - mine.min())
+        user -= (np.log1p(reach) / reach if reach > 1e-9 else 1.0) * step
+        if gradient @ step <= _ENOUGH:
+            break
+    return user
+
+
+# As graphs. ``_Body`` gathers a graph's nodes.
+
+
+class _Body:
+    def __init__(self, prefix: str = "") -> None:
+        self.nodes: list[bytes] = []
+        self.constants: dict[str, bytes] = {}
+        self._prefix = prefix
+        self._count = 0
+
+    def constant(self, name: str, value: object, dtype: str) -> str:
+        """An initializer."""
+        self.constants[name] = write.tensor(name, np.asarray(value, dtype=dtype))
+        return name
+
+    def __call__(self, operator: str, *inputs: str, out: str = "", **how: write.Attribute) -> str:
+        """A node with one output, called ``out`` or by a number."""
+        self._count += 1
+        name = out or f"{self._prefix}{operator.lower()}_{self._count}"
+        self.nodes.append(write.node(operator, inputs, [name], **how))
+        return name
+
+
+def score_graph(items: Floats, metadata: Mapping[str, str], producer: tuple[str, str]) -> bytes:
+    """Scores of all items for users' vectors, and the best ones.
+
+    In: ``user`` float32 [users, K]; ``seen`` int64 [seen, 2], pairs of a row of ``user`` and an
+    item that is not to be among its best, none or many; ``count`` int64 [1]. Out: ``scores``
+    float32 [users, N] of all items, seen ones included; ``best_items`` int64 and ``best_scores``
+    float32 [users, count], the best first, and of equals the lower row; a score of minus infinity
+    where too few are unseen.
+    """
+    count, width = items.shape
+    body = _Body()
+    body.constants["items"] = write.tensor("items", items)
+    scores = body("Gemm", "user", "items", out="scores", transB=1)
+    zero = body.constant("first", [0], "int64")
+    pairs = body("Gather", body("Shape", "seen"), zero)
+    lowest = body("Expand", body.constant("lowest", -np.inf, "float32"), pairs)
+    open_ = body("ScatterND", scores, "seen", lowest)
+    most = body("Min", "count", body.constant("items_count", [count], "int64"))
+    body.nodes.append(write.node("TopK", [open_, most], ["best_scores", "best_items"], axis=1))
+    graph = write.graph(
+        "scores",
+        body.nodes,
+        [
+            write.value_info("user", "float32", ("users", width)),
+            write.value_info("seen", "int64", ("seen", 2)),
+            write.value_info("count", "int64", (1,)),
+        ],
+        [
+            write.value_info("scores", "float32", ("users", count)),
+            write.value_info("best_items", "int64", ("users", None)),
+            write.value_info("best_scores", "float32", ("users", None)),
+        ],
+        body.constants.values(),
+    )
+    return _model(graph, metadata, producer)
+
+
+def fold_in_graph(
+    items: Floats, user_l2: float, metadata: Mapping[str, str], producer: tuple[str, str]
+) -> bytes:
+    """A new user's vector from the items that they like; :func:`fold_in` as a graph.
+
+    In: ``liked`` int64 [liked], rows. Out: ``user`` float32 [1, K], as :func:`score_graph` takes
+    it. Time and memory grow with the number of liked items times that of all items.
+    """
+    count, width = items.shape
+    body = _Body()
+    body.constants["items"] = write.tensor("items", items)
+    for name, value in (("one", 1.0), ("l2", max(user_l2, LEAST_L2)), ("tiny", 1e-9)):
+        body.constant(name, value, "float64")
+    body.constant("enough", _ENOUGH, "float64")
+    body.constant("along_rows", [0], "int64")
+    body.constant("along_columns", [1], "int64")
+    body.constant("column", [width, 1], "int64")
+    body.constant("unit", np.eye(width), "float64")
+    body.constant("most_steps", _MOST_STEPS, "int64")
+    body.constant("width", width, "int64")
+    body.constant("true", True, "bool")
+    body.constant("start", np.zeros((width, 1)), "float64")
+
+    body("Cast", "items", out="all", to=11)
+    body.nodes.append(write.node("Unique", ["liked"], ["rows"], sorted=1))
+    body("Gather", "all", "rows", out="own")
+    body("Transpose", "own", out="own_across")
+    body("Transpose", "all", out="all_across")
+    # The weight of a pair with each item: 0 for liked ones.
+    number = body("Shape", "rows")
+    nothing = body("Expand", body.constant("nothing", 0.0, "float64"), number)
+    ones = body.constant("ones", np.ones(count), "float64")
+    unliked = body("ScatterElements", ones, "rows", nothing, axis=0)
+    pairs = body("Mul", body("ReduceSum", unliked, keepdims=0), body("Cast", number, to=11))
+    body("Div", unliked, body("Max", pairs, "one"), out="weights")
+    newton = write.node(
+        "Loop",
+        ["most_steps", "true", "start"],
+        ["found"],
+        body=_newton_step(width),
+    )
+    body.nodes.append(newton)
+    across = body("Transpose", "found")
+    body("Cast", across, out="user", to=1)
+    graph = write.graph(
+        "fold_in",
+        body.nodes,
+        [write.value_info("liked", "int64", ("liked",))],
+        [write.value_info("user", "float32", (1, width))],
+        body.constants.values(),
+    )
+    return _model(graph, metadata, producer)
+
+
+def _newton_step(width: int) -> write.Graph:
+    """The body of a loop over u, float64 [K, 1]."""
+    body = _Body("newton_")
+    mine, theirs = body("MatMul", "own", "u"), body("MatMul", "all", "u")
+    gaps = body("Sub", mine, body("Transpose", theirs))
+    lost = body("Sigmoid", body("Neg", gaps))
+    slope = body("Mul", lost, "weights")
+    bend = body("Mul", slope, body("Sub", "one", lost))
+
+    def by_own(pairs: str) -> str:
+        return body("ReduceSum", pairs, "along_columns", keepdims=1)
+
+    def by_all(pairs: str) -> str:
+        return body("Transpose", body("ReduceSum", pairs, "along_rows", keepdims=1))
+
+    pull = body("MatMul", "all_across", by_all(slope))
+    pull = body("Sub", pull, body("MatMul", "own_across", by_own(slope)))
+    gradient = body("Add", pull, body("Mul", "l2", "u"))
+
+    curvature = body("MatMul", "own_across", body("Mul", by_own(bend), "own"))
+    rest = body("MatMul", "all_across", body("Mul", by_all(bend), "all"))
+    curvature = body("Add", curvature, rest)
+    cross = body("MatMul", body("MatMul", "own_across", bend), "all")
+    curvature = body("Sub", curvature, body("Add", cross, body("Transpose", cross)))
+    curvature = body("Add", curvature, body("Mul", "l2", "unit"))
+
+    system = body("Concat", curvature, gradient, axis=1)
+    body.nodes.append(
+        write.node("Loop", ["width", "true", system], ["solved"], body=_elimination(width))
+    )
+    last = body("Gather", "solved", "width", axis=1)
+    step = body("Reshape", last, "column")
+
+    mine, theirs = body("MatMul", "own", step), body("MatMul", "all", step)
+    up = body("Sub", _largest(body, mine), _least(body, theirs))
+    down = body("Sub", _largest(body, theirs), _least(body, mine))
+    reach = body("Max", up, down, "tiny")
+    length = body("Div", body("Log", body("Add", "one", reach)), reach)
+    body("Sub", "u", body("Mul", length, step), out="u_next")
+    decrement = body("ReduceSum", body("Mul", gradient, step), keepdims=0)
+    body("Greater", decrement, "enough", out="go_on")
+    return write.graph(
+        "newton_step",
+        body.nodes,
+        [
+            write.value_info("number", "int64", ()),
+            write.value_info("went_on", "bool", ()),
+            write.value_info("u", "float64", (width, 1)),
+        ],
+        [
+            write.value_info("go_on", "bool", ()),
+            write.value_info("u_next", "float64", (width, 1)),
+        ],
+    )
+
+
+def _largest(body: _Body, values: str) -> str:
+    return body("ReduceMax", values, keepdims=0)
+
+
+def _least(body: _Body, values: str) -> str:
+    return body("ReduceMin", values, keepdims=0)
+
+
+def _elimination(width: int) -> write.Graph:
+    """The body of a loop over the columns of [H | g]: it ends as [1 | H^-1 g]."""
+    body = _Body("eliminate_")
+    shape = (width, width + 1)
+    row = body("Gather", "system", "place", axis=0)
+    column = body("Gather", "system", "place", axis=1)
+    row = body("Div", row, body("Gather", row, "place", axis=0))
+    column = body("Sub", column, body("Gather", "unit", "place", axis=0))
+    taken = body("Mul", body("Unsqueeze", column, "along_columns"), row)
+    body("Sub", "system", taken, out="system_next")
+    body("Identity", "goes_on", out="goes_on_next")
+    return write.graph(
+        "elimination",
+        body.nodes,
+        [
+            write.value_info("place", "int64", ()),
+            write.value_info("goes_on", "bool", ()),
+            write.value_info("system", "float64", shape),
+        ],
+        [
+            write.value_info("goes_on_next", "bool", ()),
+            write.value_info("system_next", "float64", shape),
+        ],
+    )
+
+
+def _model(graph: bytes, metadata: Mapping[str, str], producer: tuple[str, str]) -> bytes:
+    return write.model(
+        graph, opset=_OPSET, ir_version=_IR_VERSION, producer=producer, metadata=metadata
+    )

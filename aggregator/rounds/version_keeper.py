@@ -1,0 +1,67 @@
+"""Each version's model, kept when it is made: the newest, the best and the pinned ones."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from aggregator.methods.method import Method
+from aggregator.store import TaskStore
+from aggregator.store.versions import VersionRow
+from aggregator.task.file import ModelsSettings, stored_catalogue
+from aggregator.task.warm_start import WarmStart
+from device_sdk.artifact import Artifact
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class VersionKeeper:
+    """What a task does with its versions; see :class:`~aggregator.store.versions.Versions`.
+
+    ``artifacts``: the task's; a model is of the last one, which is the widest. ``unix_clock`` gives
+    Unix seconds.
+    """
+
+    store: TaskStore
+    settings: ModelsSettings
+    warm_start: WarmStart | None
+    artifacts: Sequence[Artifact]
+    unix_clock: Callable[[], float]
+
+    def begin(self, method: Method) -> str:
+        """Let a new task's method begin with what the task file says; where that is from, for
+        people. Raises AggregatorError."""
+        if self.warm_start is None:
+            return ""
+        catalogue = stored_catalogue(self.store)
+        ids = () if catalogue is None else catalogue.items
+        self.warm_start.begin(method, self.store, self.settings.ranking, ids)
+        _LOG.info("the first version is %s", self.warm_start.said)
+        return self.warm_start.said
+
+    def knows(self, version: int) -> bool:
+        """Whether a version was noted."""
+        return self.store.versions.find(version) is not None
+
+    def note(
+        self, method: Method, version: int, round_number: int, devices: int, origin: str = ""
+    ) -> None:
+        """A version that is committed; inside its transaction."""
+        model = method.model_arrays
+        row = VersionRow(
+            version=version,
+            round=round_number,
+            closed_unix_seconds=self.unix_clock(),
+            devices=devices,
+            artifact=self.artifacts[-1].manifest.id if model and self.artifacts else "",
+            origin=origin,
+            bytes=0,
+            metrics={},
+            pinned=False,
+            kept=model is not None,
+        )
+        versions, settings = self.store.versions, self.settings
+        versions.add(row, model)
+        versions.prune(settings.keep_last, settings.keep_best, settings.ranking)

@@ -1,0 +1,294 @@
+"""The tasks that are served: made from their files, and made anew when these or the operator's
+wishes change."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from aggregator.errors import AggregatorError
+from aggregator.home import AggregatorHome
+from aggregator.publish.publisher import Publisher
+from aggregator.rounds.aggregation import Aggregation
+from aggregator.rounds.ingest import Inbox, Ingest
+from aggregator.rounds.machine import RoundMachine
+from aggregator.rounds.replacement import replace_task
+from aggregator.serve.housekeeping import Upkeep, file_stamp
+from aggregator.store import Store, TaskStore
+from aggregator.store.tasks import FIRST, TaskRow
+from aggregator.task.file import FLEET_TABLES, Task, parse_task, read_continued_catalogue, read_task
+from aggregator.task.request import Request, write_task_files
+
+_LOG = logging.getLogger(__name__)
+_FLEET_TABLES = ", ".join(f"[{each}]" for each in FLEET_TABLES)
+
+
+@dataclass(frozen=True)
+class TaskParts:
+    """What is there once for each task."""
+
+    task: Task
+    store: TaskStore
+    aggregation: Aggregation
+    rounds: RoundMachine
+    ingest: Ingest
+    publisher: Publisher
+    upkeep: Upkeep
+
+
+def claim(store: TaskStore, task: Task) -> None:
+    """The first time that it is served decides what the stored state belongs to.
+
+    Raises AggregatorError for a file of something else.
+    """
+    label = task.label
+    stored = store.facts.label
+    if stored is not None and stored != label:
+        raise AggregatorError(
+            f"this home holds the state of task and method {stored!r}, the task file names "
+            f"{label!r}: tessera-aggregator task replace begins with another method, "
+            "task add with another task"
+        )
+    other = store.fleet.tasks.named(task.name)
+    if other is not None and other.number != store.number:
+        raise AggregatorError(f"the home has another task that is named {task.name!r}")
+    missing = task.catalogue is not None and store.facts.catalogue is None
+    if stored is None or missing:
+        with store.database.transaction():
+            store.fleet.tasks.set_name(store.number, task.name)
+            store.facts.label = label
+            if task.catalogue is not None:
+                found = read_continued_catalogue(task.catalogue, store)
+                store.facts.catalogue = found.to_bytes()
+
+
+def _require_same(before: TaskParts, made: TaskParts) -> None:
+    """Raises AggregatorError for what only a replacement may change."""
+    if before.task.cohort != made.task.cohort:
+        raise AggregatorError("task.cohort is what devices know it by: leave it, or add a task")
+    if before.publisher.artifact_ids != made.publisher.artifact_ids:
+        raise AggregatorError("another artifact is for tessera-aggregator task replace")
+
+
+class TaskBoard:
+    """All tasks of the home, as served at present.
+
+    Whatever changes is taken up in the way of a restart: the task's parts are made anew from its
+    store, between two of its rounds. A file that is not usable leaves the task as it was, and says
+    so in the log and in ``status``.
+    """
+
+    def __init__(
+        self,
+        home: AggregatorHome,
+        store: Store,
+        make: Callable[[TaskStore, Task], TaskParts],
+        inbox: Inbox,
+        unix_clock: Callable[[], float],
+    ) -> None:
+        self._home = home
+        self._store = store
+        self._make = make
+        self._inbox = inbox
+        self._unix_clock = unix_clock
+        self._parts: dict[int, TaskParts] = {}
+        self._absent: dict[int, str] = {}
+        self._stamps: dict[int, tuple[int, int]] = {}
+        self.revision = 0
+        """Rises when the names that are served change, or whom a task is for."""
+
+    @property
+    def served(self) -> list[TaskParts]:
+        """All tasks that are served, the first one first."""
+        return list(self._parts.values())
+
+    @property
+    def names(self) -> list[tuple[str, str]]:
+        """Task and cohort of each."""
+        return [(parts.task.name, parts.task.cohort) for parts in self.served]
+
+    @property
+    def first(self) -> TaskParts:
+        """The one that is always there."""
+        return self._parts[FIRST]
+
+    def begin(self, first: Task) -> None:
+        """Make all of them. Raises AggregatorError where the first one cannot be served."""
+        write_task_files(self._home.folder, self._store)
+        self._put(FIRST, self._make(self._store.first, first))
+        self._note(FIRST, first, None)
+        self.look_again()
+
+    def look_again(self) -> bool:
+        """The operator changed something in the store; whether anything was deleted."""
+        deleted = False
+        rows = self._store.tasks.all()
+        self._write_files()
+        for row in rows:
+            if row.state == "retiring":
+                self._retire(row)
+                deleted = True
+                continue
+            if row.number not in self._parts:
+                self._add(row)
+            parts = self._parts.get(row.number)
+            if parts is None:
+                continue
+            parts.rounds.paused = row.state == "paused"
+            parts.rounds.reload_hold()
+            if parts.rounds.current is None:
+                parts.upkeep.between_rounds()
+            if row.request is not None:
+                deleted |= self._replace(row)
+        return deleted
+
+    def between_rounds(self, parts: TaskParts) -> bool:
+        """A round of a task ended: take up what waited for it; whether the parts are others now."""
+        row = self._store.tasks.find(parts.store.number)
+        if row.request is not None and self._replace(row):
+            return True
+        return self._reload(parts)
+
+    def look_at_files(self) -> bool:
+        """Take up task files that changed, of tasks that have no round open."""
+        changed = False
+        for parts in self.served:
+            if parts.rounds.current is None:
+                changed |= self._reload(parts)
+        for row in self._store.tasks.all():
+            if row.number in self._absent:
+                changed |= self._add(row)
+        return changed
+
+    def _add(self, row: TaskRow) -> bool:
+        path = self._home.folder / row.file
+        stamp = file_stamp(path)
+        if self._stamps.get(row.number) == stamp:
+            return False  # nothing that was wrong has changed
+        self._stamps[row.number] = stamp
+        store = self._store.task(row.number)
+        try:
+            task = read_task(path, self.first.task.fleet)
+            claim(store, task)
+            self._put(row.number, self._make(store, task))
+        except AggregatorError as error:
+            self._absent[row.number] = row.name or ""
+            self._serve()
+            self._say(row.number, f"it is not served: {error}")
+            return False
+        self._note(row.number, task, None)
+        _LOG.info("task %s is served", task.name)
+        return True
+
+    def _reload(self, parts: TaskParts) -> bool:
+        number, path = parts.store.number, parts.task.path
+        stamp = file_stamp(path)
+        if self._stamps.get(number) == stamp:
+            return False
+        self._stamps[number] = stamp
+        try:
+            found = read_task(path, None if number == FIRST else self.first.task.fleet)
+            if found.text == parts.task.text:
+                self._note(number, parts.task, None)
+                return False
+            problem = None
+            if found.fleet != parts.task.fleet:
+                problem = f"changes of {_FLEET_TABLES} take effect when serve is restarted"
+                found = replace(found, fleet=parts.task.fleet)
+            claim(parts.store, found)
+            made = self._make(parts.store, found)
+            _require_same(parts, made)
+        except AggregatorError as error:
+            self._say(number, f"it goes on with the settings it had: {error}")
+            return False
+        made.rounds.follow(parts.rounds)
+        self._follow(parts, made)
+        self._note(number, found, problem)
+        _LOG.info("task %s: the settings of its file are in use", found.name)
+        return True
+
+    def _replace(self, row: TaskRow) -> bool:
+        parts = self._parts[row.number]
+        request = Request.read(row.request or "")
+        if parts.rounds.current is not None and not request.now:
+            return False
+        path = parts.task.path
+        fleet = None if row.number == FIRST else parts.task.fleet
+        try:
+            task = parse_task(request.text, path, fleet)
+            if row.number == FIRST and task.fleet != parts.task.fleet:
+                raise AggregatorError(
+                    f"{_FLEET_TABLES} are the fleet's, and stay as they are in {path}"
+                )
+            replace_task(parts.store, parts.task, task, request, int(self._unix_clock()))
+        except AggregatorError as error:
+            with self._store.database.transaction():
+                self._store.tasks.set_request(row.number, None)
+            self._say(row.number, f"it was not replaced: {error}")
+            return False
+        self._write_files()
+        made = self._make(parts.store, task)
+        self._follow(parts, made)
+        self._note(row.number, task, None)
+        _LOG.info("task %s was replaced: generation %d", task.name, made.rounds.generation)
+        return True
+
+    def _write_files(self) -> None:
+        try:
+            write_task_files(self._home.folder, self._store)
+        except AggregatorError as error:
+            _LOG.error("%s", error)  # done when it can be: the store knows what is due
+
+    def _retire(self, row: TaskRow) -> None:
+        self._parts.pop(row.number, None)
+        self._absent.pop(row.number, None)
+        self._stamps.pop(row.number, None)
+        store = self._store.task(row.number)
+        with self._store.database.transaction():
+            generation = store.facts.generation
+            store.publications.withdraw()
+            self._store.tasks.erase(row.number)
+            store.facts.clear()
+            store.facts.own_generation = generation
+            self._store.tasks.set_served(row.number, None)
+            self._store.tasks.set_state(row.number, "retired")
+        self._serve()
+        _LOG.info("task %s is retired", row.name)
+
+    def _follow(self, parts: TaskParts, made: TaskParts) -> None:
+        made.ingest.follow(parts.ingest)
+        made.rounds.paused = parts.rounds.paused
+        self._put(parts.store.number, made)
+
+    def _put(self, number: int, parts: TaskParts) -> None:
+        self._parts[number] = parts
+        self._parts = dict(sorted(self._parts.items()))
+        self._absent.pop(number, None)
+        self._serve()
+
+    def _serve(self) -> None:
+        self.revision += 1
+        ingests = {each.task.name: each.ingest for each in self._parts.values()}
+        self._inbox.serve(ingests, self._absent.values())
+
+    def _note(self, number: int, task: Task, problem: str | None) -> None:
+        """It is served with these settings."""
+        self._stamps[number] = file_stamp(task.path)
+        row = self._store.tasks.find(number)
+        file = str(task.path)
+        if task.path.is_relative_to(self._home.folder):
+            file = str(task.path.relative_to(self._home.folder))
+        if (row.served, row.problem, row.file) != (task.text, problem, file):
+            with self._store.database.transaction():
+                self._store.tasks.set_served(number, task.text)
+                self._store.tasks.set_problem(number, problem)
+                self._store.tasks.set_file(number, file)
+        if problem is not None:
+            _LOG.warning("task %s: %s", task.name, problem)
+
+    def _say(self, number: int, problem: str) -> None:
+        row = self._store.tasks.find(number)
+        _LOG.error("task %s: %s", row.name, problem)
+        with self._store.database.transaction():
+            self._store.tasks.set_problem(number, problem)

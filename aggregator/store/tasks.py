@@ -1,0 +1,116 @@
+"""Which tasks there are, and what the operator wants of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from aggregator.store.database import Table
+
+TaskState = Literal["active", "paused", "retiring", "retired"]
+FIRST = 1
+"""The number of the task whose file has the fleet's tables."""
+
+_COLUMNS = "task, name, state, file, served, unwritten, request, problem"
+TASK_TABLES = ("rounds", "updates", "verdicts", "checkpoints", "versions")
+"""What is deleted of a task that is retired; its publications are cleared from the broker first."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRow:
+    """One task.
+
+    Attributes:
+        number: what the other tables know it by; 1 for the first.
+        name: None for the first one before it was served.
+        state: ``retiring`` until its parts are gone, then ``retired``: its name may be used again.
+        file: the task file, relative to the home or absolute.
+        served: the text of the file that its state belongs to; None before it was served.
+        unwritten: what the file is to hold. Committed first, so that a crash in between loses
+            neither.
+        request: what the operator wants the task replaced by, as JSON.
+        problem: why it is not served, or not as the file says.
+    """
+
+    number: int
+    name: str | None
+    state: TaskState
+    file: str
+    served: str | None = None
+    unwritten: str | None = None
+    request: str | None = None
+    problem: str | None = None
+
+
+class Tasks(Table):
+    """Which there are."""
+
+    def all(self) -> list[TaskRow]:
+        """Every task that is not retired, the first one first."""
+        query = f"SELECT {_COLUMNS} FROM tasks WHERE state != 'retired' ORDER BY task"
+        return [TaskRow(*row) for row in self._database.rows(query)]
+
+    def named(self, name: str) -> TaskRow | None:
+        """The task of this name, a retired one too."""
+        query = f"SELECT {_COLUMNS} FROM tasks WHERE name = ?"
+        row = self._database.row(query, (name,))
+        return None if row is None else TaskRow(*row)
+
+    def find(self, number: int) -> TaskRow:
+        """The task of this number. Raises LookupError."""
+        row = self._database.row(f"SELECT {_COLUMNS} FROM tasks WHERE task = ?", (number,))
+        if row is None:
+            raise LookupError(f"there is no task number {number}")
+        return TaskRow(*row)
+
+    def key_epochs(self) -> set[int]:
+        """Epochs of the group keys under which something of a task is published."""
+        query = "SELECT DISTINCT value FROM task_facts WHERE name = 'key_epoch'"
+        return {row[0] for row in self._database.rows(query)}
+
+    def add(self, name: str, file: str, text: str) -> int:
+        """A new task, or a retired one that begins anew; its number."""
+        known = self.named(name)
+        if known is None:
+            self._database.execute(
+                "INSERT INTO tasks (name, state, file, unwritten) VALUES (?, 'active', ?, ?)",
+                (name, file, text),
+            )
+            known = self.named(name)
+            assert known is not None
+        else:
+            self._database.execute(
+                "UPDATE tasks SET state = 'active', file = ?, unwritten = ?, served = NULL, "
+                "request = NULL, problem = NULL WHERE task = ?",
+                (file, text, known.number),
+            )
+        return known.number
+
+    def set_state(self, number: int, state: TaskState) -> None:
+        self._set(number, "state", state)
+
+    def set_name(self, number: int, name: str) -> None:
+        self._set(number, "name", name)
+
+    def set_file(self, number: int, file: str) -> None:
+        self._set(number, "file", file)
+
+    def set_served(self, number: int, text: str | None) -> None:
+        self._set(number, "served", text)
+
+    def set_unwritten(self, number: int, text: str | None) -> None:
+        self._set(number, "unwritten", text)
+
+    def set_request(self, number: int, request: str | None) -> None:
+        self._set(number, "request", request)
+
+    def set_problem(self, number: int, problem: str | None) -> None:
+        self._set(number, "problem", problem)
+
+    def erase(self, number: int) -> None:
+        """Delete what was learnt, in a transaction; only the name and generation stay."""
+        for table in TASK_TABLES:
+            self._database.execute(f"DELETE FROM {table} WHERE task = ?", (number,))
+
+    def _set(self, number: int, column: str, value: str | None) -> None:
+        self._database.execute(f"UPDATE tasks SET {column} = ? WHERE task = ?", (value, number))

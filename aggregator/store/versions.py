@@ -1,0 +1,217 @@
+"""The versions that rounds made: what is known of each, and the model of those that are kept."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
+
+from aggregator.errors import AggregatorError
+from aggregator.store.checkpoints import pack_state, unpack_state
+from aggregator.store.database import Database, Table
+
+_COLUMNS = (
+    "version, round, closed_unix, devices, artifact, origin, bytes, metrics, pinned, "
+    "model IS NOT NULL"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class VersionRow:
+    """One version of the task's model.
+
+    Attributes:
+        round: the round that made it; 0: what the task began with.
+        closed_unix_seconds: when that round closed.
+        devices: whose updates made it.
+        artifact: the artifact of its parameters, in hexadecimal; empty without one.
+        origin: for people, where it is from where no round made it; empty where one did.
+        bytes: the model's size; 0 for a method that keeps none.
+        metrics: figures by name, as the fleet evaluated it.
+        kept: whether the model is there, and not only what is known of it.
+    """
+
+    version: int
+    round: int
+    closed_unix_seconds: float
+    devices: int
+    artifact: str
+    origin: str
+    bytes: int
+    metrics: Mapping[str, float]
+    pinned: bool
+    kept: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """By what the best version is named."""
+
+    metric: str
+    higher_is_better: bool
+
+    def best(self, rows: Sequence[VersionRow]) -> list[VersionRow]:
+        """Those that have the figure, the best first; of equals the older."""
+        sign = -1.0 if self.higher_is_better else 1.0
+        known = [row for row in rows if self.metric in row.metrics]
+        return sorted(known, key=lambda row: (sign * row.metrics[self.metric], row.version))
+
+
+class Versions(Table):
+    """A task's. A row stays when its model is dropped."""
+
+    def __init__(self, database: Database, task: int) -> None:
+        super().__init__(database)
+        self._task = task
+
+    def add(self, row: VersionRow, model: Mapping[str, NDArray[Any]] | None) -> None:
+        """A version that was made; inside the transaction that makes it. ``bytes`` is set here."""
+        packed = None if model is None else pack_state(model)
+        # A home that was set back to a backup makes numbers again.
+        self._database.insert(
+            "versions",
+            self._task,
+            row.version,
+            row.round,
+            row.closed_unix_seconds,
+            row.devices,
+            row.artifact,
+            row.origin,
+            0 if packed is None else len(packed),
+            json.dumps(dict(row.metrics)),
+            int(row.pinned),
+            0,  # awaited
+            packed,
+            replace=True,
+        )
+
+    def find(self, version: int) -> VersionRow | None:
+        """What is known of a version."""
+        row = self._database.row(
+            f"SELECT {_COLUMNS} FROM versions WHERE task = ? AND version = ?", (self._task, version)
+        )
+        return None if row is None else _read(row)
+
+    def all(self) -> list[VersionRow]:
+        """All that is known of the versions, the newest first."""
+        rows = self._database.rows(
+            f"SELECT {_COLUMNS} FROM versions WHERE task = ? ORDER BY version DESC", (self._task,)
+        )
+        return [_read(row) for row in rows]
+
+    def kept(self) -> list[VersionRow]:
+        """Those whose models are kept, the newest first."""
+        rows = self._database.rows(
+            f"SELECT {_COLUMNS} FROM versions WHERE task = ? AND model IS NOT NULL "
+            "ORDER BY version DESC",
+            (self._task,),
+        )
+        return [_read(row) for row in rows]
+
+    def model(self, version: int) -> dict[str, NDArray[Any]]:
+        """The model of a version that is kept. Raises AggregatorError where it is gone."""
+        row = self._database.row(
+            "SELECT model FROM versions WHERE task = ? AND version = ? AND model IS NOT NULL",
+            (self._task, version),
+        )
+        if row is None:
+            raise self._gone(str(version))
+        return unpack_state(row[0])
+
+    def named(self, name: str, ranking: Ranking | None) -> VersionRow:
+        """The kept version that a person named: ``latest``, ``best`` or its number.
+
+        Raises AggregatorError, which names those that are kept.
+        """
+        kept = self.kept()
+        if not kept and self.all():
+            raise AggregatorError(
+                "the task's method keeps no model at the aggregator: each device has its own, "
+                "which its app can take out with Device.model()"
+            )
+        if name == "best":
+            if ranking is None:
+                raise AggregatorError(
+                    "no metric says which version is best: name one as models.best_by in the task "
+                    "file, or take latest or a number"
+                )
+            if best := ranking.best(kept):
+                return best[0]
+            raise AggregatorError(
+                f"no kept version has a figure of {ranking.metric!r} yet; take latest or a number"
+            )
+        found = kept if name == "latest" else [row for row in kept if str(row.version) == name]
+        if not found:
+            raise self._gone(name)
+        return found[0]
+
+    def note_metrics(self, version: int, metrics: Mapping[str, float]) -> None:
+        """Add figures to a version's, or replace those of the same names. Nothing where the version
+        is unknown."""
+        row = self.find(version)
+        if row is not None:
+            self._database.execute(
+                "UPDATE versions SET metrics = ? WHERE task = ? AND version = ?",
+                (json.dumps({**row.metrics, **metrics}), self._task, version),
+            )
+
+    def pin(self, version: int, *, pinned: bool) -> None:
+        """Keep a version's model whatever else is dropped, or no longer."""
+        self._database.execute(
+            "UPDATE versions SET pinned = ? WHERE task = ? AND version = ?",
+            (int(pinned), self._task, version),
+        )
+
+    def prune(self, last: int, best: int, ranking: Ranking | None) -> int:
+        """Drop all models but the ``last`` newest, the ``best`` ones, the pinned and the awaited;
+        how many."""
+        rows = self.kept()
+        stay = {row.version for row in rows[: max(1, last)]}
+        stay |= {row.version for row in rows if row.pinned}
+        if ranking is not None:
+            stay |= {row.version for row in ranking.best(rows)[:best]}
+        awaited = self.awaited()
+        gone = [row for row in rows if row.version not in stay and row.version != awaited]
+        self._database.execute_many(
+            "UPDATE versions SET model = NULL WHERE task = ? AND version = ?",
+            [(self._task, row.version) for row in gone],
+        )
+        return len(gone)
+
+    # -- going back --------------------------------------------------------------------------------
+
+    def ask_for(self, version: int | None) -> None:
+        """Ask that a version's model becomes the next one; None: no longer."""
+        self._database.execute("UPDATE versions SET awaited = 0 WHERE task = ?", (self._task,))
+        if version is not None:
+            self._database.execute(
+                "UPDATE versions SET awaited = 1 WHERE task = ? AND version = ?",
+                (self._task, version),
+            )
+
+    def awaited(self) -> int | None:
+        """The version whose model is to become the next one."""
+        row = self._database.row(
+            "SELECT version FROM versions WHERE task = ? AND awaited = 1", (self._task,)
+        )
+        return None if row is None else int(row[0])
+
+    def _gone(self, name: str) -> AggregatorError:
+        kept = [f"{row.version}" for row in reversed(self.kept())]
+        if not kept:
+            return AggregatorError("the task has no version yet: it is made by serve")
+        return AggregatorError(
+            f"there is no version {name!r}, or its model was dropped; kept are {', '.join(kept)} "
+            "(see tessera-aggregator models)"
+        )
+
+
+def _read(row: Sequence[Any]) -> VersionRow:
+    version, number, closed, devices, artifact, origin, size, metrics, pinned, kept = row
+    return VersionRow(
+        version, number, closed, devices, artifact, origin, size,
+        json.loads(metrics), bool(pinned), bool(kept),
+    )  # fmt: skip

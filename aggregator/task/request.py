@@ -1,0 +1,59 @@
+"""What the operator wants of a task: asked for in the store, done by ``serve`` between two rounds.
+
+A task's file and its row change together: the row says what the file is to hold before the file
+does, and :func:`write_task_files` makes it so, after a crash too.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from aggregator.errors import AggregatorError
+from aggregator.store import Store
+from device_sdk.system.files import write_atomically
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A task is to be replaced by what the file ``text`` says.
+
+    ``warm_start``: with the parameters that fit. ``now``: not after the open round has ended.
+    """
+
+    text: str
+    warm_start: bool = False
+    now: bool = False
+
+    def write(self) -> str:
+        """As it is stored."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def read(cls, stored: str) -> Request:
+        """The inverse of :meth:`write`."""
+        return cls(**json.loads(stored))
+
+
+def write_task_files(folder: Path, store: Store) -> None:
+    """Bring the task files below the home's ``folder`` to what the store says that they hold.
+
+    In a transaction, so that of a command and ``serve`` one does it. Raises AggregatorError where
+    one cannot be written.
+    """
+    if all(row.unwritten is None for row in store.tasks.all()):
+        return
+    with store.database.transaction():
+        for row in store.tasks.all():
+            if row.unwritten is not None:
+                _write(folder / row.file, row.unwritten)
+                store.tasks.set_unwritten(row.number, None)
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        write_atomically(path, text.encode())
+    except OSError as error:
+        raise AggregatorError(f"{path} cannot be written: {error}") from None

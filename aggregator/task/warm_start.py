@@ -1,0 +1,123 @@
+"""What a task's first version is made of, where it is not made anew: a file, or another version."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from aggregator.errors import AggregatorError
+from aggregator.methods.method import Method
+from aggregator.methods.model import Arrays, ModelMismatch
+from aggregator.store import Store, TaskStore
+from aggregator.store.versions import Ranking
+from device_sdk.artifact import ArtifactError, safetensors
+from device_sdk.wire.publish.catalogue import read_catalogue
+
+ITEM_IDS = "items"
+"""Metadata of a model's file: a JSON list of the items' ids, one for each row of ``items``."""
+
+_VERSION = re.compile(r"task:(?P<task>[a-z0-9._-]{1,64})@(?P<version>best|latest|[0-9]{1,18})")
+_ROWS = "items"
+
+
+@dataclass(frozen=True, slots=True)
+class WarmStart:
+    """``said``: as the task file has it; a ``file``, or a ``task`` of this home and its
+    ``version``."""
+
+    said: str
+    file: Path | None = None
+    task: str = ""
+    version: str = ""
+
+    @classmethod
+    def read(cls, said: str, folder: Path) -> WarmStart:
+        """``task:NAME@best``, ``task:NAME@12``, or a file's path. Raises ValueError."""
+        if not said.startswith("task:"):
+            return cls(said, folder / said)
+        match = _VERSION.fullmatch(said)
+        if match is None:
+            raise ValueError("expected task:NAME@best, @latest or a version's number")
+        return cls(said, None, match["task"], match["version"])
+
+    def begin(
+        self, method: Method, store: TaskStore, ranking: Ranking | None, item_ids: tuple[str, ...]
+    ) -> None:
+        """Let a method at version 0 begin with it. ``item_ids``: of the task's own rows.
+
+        Where the source's rows have ids, each vector goes to the row of its id, and items that it
+        has none for keep the vector that they were drawn. Raises AggregatorError.
+        """
+        if self.file is not None:
+            model, ids = _read_file(self.file)
+        else:
+            model, ids = self._version_of(store.fleet, ranking)
+        try:
+            if ids and item_ids:
+                model = _by_id(model, ids, method.model_arrays or {}, item_ids)
+            method.begin_with(model)
+        except ModelMismatch as error:
+            raise AggregatorError(
+                f"task.warm_start: {self.said!r} does not fit this task's model: {error}"
+            ) from None
+
+    def _version_of(self, fleet: Store, ranking: Ranking | None) -> tuple[Arrays, tuple[str, ...]]:
+        row = fleet.tasks.named(self.task)
+        if row is None or row.state == "retired":
+            known = ", ".join(each.name for each in fleet.tasks.all() if each.name is not None)
+            raise AggregatorError(
+                f"task.warm_start: this home has no task {self.task!r}; it has {known}"
+            )
+        source = fleet.task(row.number)
+        try:
+            model = source.versions.model(source.versions.named(self.version, ranking).version)
+        except AggregatorError as error:
+            raise AggregatorError(f"task.warm_start: task {self.task}: {error}") from None
+        content = source.facts.catalogue
+        ids = () if content is None else read_catalogue(content).items
+        # A catalogue only ever grows at its end.
+        return model, ids[: len(model[_ROWS])] if _ROWS in model else ()
+
+
+def _read_file(path: Path) -> tuple[Arrays, tuple[str, ...]]:
+    try:
+        found = safetensors.decode(path.read_bytes())
+    except OSError as error:
+        raise AggregatorError(f"task.warm_start: {path} cannot be read: {error.strerror}") from None
+    except ArtifactError as error:
+        raise AggregatorError(
+            f"task.warm_start: {path} is no model that can be read: {error}"
+        ) from None
+    return found.tensors, _item_ids(path, found.metadata.get(ITEM_IDS, "[]"))
+
+
+def _item_ids(path: Path, said: str) -> tuple[str, ...]:
+    try:
+        ids = json.loads(said)
+    except (ValueError, RecursionError):
+        ids = None
+    if not isinstance(ids, list) or not all(isinstance(each, str) for each in ids):
+        raise AggregatorError(
+            f"task.warm_start: the metadata {ITEM_IDS!r} of {path} is no JSON list of items' ids"
+        )
+    return tuple(ids)
+
+
+def _by_id(model: Arrays, ids: tuple[str, ...], own: Arrays, item_ids: tuple[str, ...]) -> Arrays:
+    """The model with its ``items`` in the order of ``item_ids``."""
+    given, drawn = model.get(_ROWS), own.get(_ROWS)
+    if given is None or drawn is None or given.shape[1:] != drawn.shape[1:]:
+        return model  # the method says what is wrong
+    if len(ids) != len(given):
+        raise ModelMismatch(f"{len(ids)} ids are given for {len(given)} vectors")
+    place = {item: row for row, item in enumerate(ids)}
+    known = [row for row, item in enumerate(item_ids) if item in place]
+    if not known:
+        raise ModelMismatch("none of its items is in the task's catalogue")
+    rows = np.array(drawn, dtype=np.float32)
+    rows[known] = given[[place[item_ids[row]] for row in known]]
+    return {**model, _ROWS: rows}

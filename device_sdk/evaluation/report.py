@@ -1,0 +1,218 @@
+"""What one device found out about a model, and its bytes inside a report.
+
+Canonical CBOR, at most 4 KiB: a map of ``global`` and ``personal``, each a map from a metric's name
+to its packed statistics, and ``reason``; each is there only where it is not empty. Statistics are
+packed as ``cells 1+ | (gap 1+, count 1+) a cell | sum 8 each``: of the whole counts only those that
+are not 0, with LEB128 gaps (as row ids in ``wire/arrays/sparse.py``), then all sums as float64,
+little-endian.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from device_sdk.evaluation.metrics import METRICS, Metric, Statistics, metric_of
+from device_sdk.wire.arrays.sparse import LARGEST_ID, decode_number, encode_number
+from device_sdk.wire.codec import cbor
+from device_sdk.wire.codec.errors import WireError
+from device_sdk.wire.codec.message import MOST_NAME_BYTES, Record, read_name, require_name
+
+Stage = Literal["global", "personal"]
+STAGES: tuple[Stage, ...] = ("global", "personal")
+"""The model as it was received, before training; the device's own, after it."""
+
+MOST_REPORT_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Evaluation:
+    """Statistics of one metric over held-out data of one device, or over those of many added up.
+
+    Attributes:
+        stage: which model they are about.
+        metric: its name.
+        statistics: float64, as the metric's class says; kept as a read-only copy.
+
+    Raises ValueError for an unknown metric, and for statistics that no data has.
+    """
+
+    stage: Stage
+    metric: str
+    statistics: Statistics
+
+    def __post_init__(self) -> None:
+        if self.stage not in STAGES:
+            raise ValueError(f"stage is {self.stage!r}; expected one of {', '.join(STAGES)}")
+        metric = metric_of(self.metric)
+        own = np.array(self.statistics)
+        metric.check(own)
+        own.setflags(write=False)
+        object.__setattr__(self, "statistics", own)
+
+    @property
+    def samples(self) -> float:
+        """Its weight: the samples, or users, that it is of."""
+        return METRICS[self.metric].weight(self.statistics)
+
+    @property
+    def value(self) -> float:
+        """The metric's figure; NaN where these statistics do not define it."""
+        return METRICS[self.metric].value(self.statistics)
+
+
+def capped(evaluation: Evaluation, most_samples: float) -> Evaluation:
+    """The evaluation as one of at most ``most_samples`` samples (or users): the same figure.
+
+    One device then weighs no more than that in a sum, whatever it claims. Counts may no longer be
+    whole. Raises ValueError unless ``most_samples`` is above 0.
+    """
+    if not most_samples > 0:
+        raise ValueError(f"most_samples is {most_samples}; expected above 0")
+    share = most_samples / evaluation.samples
+    if share >= 1:
+        return evaluation
+    return replace(evaluation, statistics=evaluation.statistics * share)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EvaluationReport:
+    """All that a device says of one round's evaluation.
+
+    Attributes:
+        results: at most one of each stage and metric, by stage, then name. In a stage all metrics
+            of samples are of the same ones, and so are all metrics of users.
+        reason: why something, or everything, that was asked for is not here; a slug such as
+            ``no-test-data``. Empty where nothing is missing.
+
+    Raises ValueError for anything else.
+    """
+
+    results: tuple[Evaluation, ...] = ()
+    reason: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "results", _in_order(self.results))
+        weights: dict[tuple[Stage, str], float] = {}
+        for each in self.results:
+            kind = (each.stage, METRICS[each.metric].weighs)
+            if weights.setdefault(kind, each.samples) != each.samples:
+                raise ValueError(
+                    f"{each.metric} ({each.stage}) is of {each.samples:g} {kind[1]}, another "
+                    f"metric of {weights[kind]:g}"
+                )
+        if self.reason:
+            require_name("reason", self.reason)
+
+    def of(self, stage: Stage, metric: str) -> Evaluation | None:
+        """One of the results; None where it is not here."""
+        found = (e for e in self.results if (e.stage, e.metric) == (stage, metric))
+        return next(found, None)
+
+
+def _in_order(results: Sequence[Evaluation]) -> tuple[Evaluation, ...]:
+    by_key = {(STAGES.index(each.stage), each.metric): each for each in results}
+    if len(by_key) != len(results):
+        raise ValueError("a metric of a stage is given twice")
+    return tuple(by_key[key] for key in sorted(by_key))
+
+
+def write_evaluations(report: EvaluationReport) -> bytes:
+    """The bytes of ``report``; of an empty one, those of an empty map.
+
+    Raises ValueError for counts that are not whole or reach 2^31, and above 4 KiB.
+    """
+    value: dict[str, cbor.CborValue] = {}
+    for stage in STAGES:
+        packed = {
+            each.metric: pack_statistics(METRICS[each.metric], each.statistics)
+            for each in report.results
+            if each.stage == stage
+        }
+        if packed:
+            value[stage] = packed
+    if report.reason:
+        value["reason"] = report.reason
+    data = cbor.encode(value)
+    if len(data) > MOST_REPORT_BYTES:
+        raise ValueError(f"evaluations take {len(data)} bytes; {MOST_REPORT_BYTES} fit")
+    return data
+
+
+def read_evaluations(data: bytes) -> EvaluationReport:
+    """The inverse, total: raises ``WireError`` for bytes that no device writes, and for statistics
+    that no data has.
+
+    Reasons: ``too-large``, ``bad-cbor``, ``wrong-fields``, ``bad-field``, ``bad-name``,
+    ``bad-rows``, ``truncated``, ``bad-statistics``.
+    """
+    value = cbor.decode(data, limit_bytes=MOST_REPORT_BYTES)
+    record = Record(value, (), optional=(*STAGES, "reason"))
+    results = []
+    for stage in STAGES:
+        if stage not in record:
+            continue
+        packed = record.mapping(stage)
+        if not packed:
+            raise WireError("bad-field", "a stage without metrics is left out")
+        for name, cell in sorted(packed.items()):
+            metric = METRICS.get(name)
+            if metric is None or not isinstance(cell, bytes):
+                raise WireError("bad-field", "an unknown metric, or one that is no byte string")
+            statistics = unpack_statistics(metric, cell)
+            try:
+                results.append(Evaluation(stage, name, statistics))
+            except ValueError as error:
+                raise WireError("bad-statistics", str(error)) from error
+    reason = ""
+    if "reason" in record:
+        reason = read_name("reason", record.text("reason", MOST_NAME_BYTES).encode())
+    try:
+        return EvaluationReport(tuple(results), reason)
+    except ValueError as error:
+        raise WireError("bad-statistics", str(error)) from error
+
+
+def pack_statistics(metric: Metric, statistics: Statistics) -> bytes:
+    """The packed form of statistics [metric.size]; raises ValueError for counts that it has no form
+    for."""
+    counts, sums = statistics[: metric.counts], statistics[metric.counts :]
+    whole = np.rint(counts)
+    if (whole != counts).any() or (whole > LARGEST_ID).any():
+        raise ValueError(f"{metric.name}: counts must be whole numbers below 2^31")
+    places = np.flatnonzero(whole)
+    parts = [encode_number(len(places))]
+    for gap, place in zip((np.diff(places, prepend=-1) - 1).tolist(), places, strict=True):
+        parts += [encode_number(gap), encode_number(int(whole[place]))]
+    # Adding 0.0 makes -0.0 the 0.0 that it equals.
+    return b"".join(parts) + struct.pack(f"<{metric.sums}d", *(sums + 0.0).tolist())
+
+
+def unpack_statistics(metric: Metric, data: bytes) -> Statistics:
+    """The inverse. Raises ``WireError``: ``bad-rows``, ``bad-field``, ``truncated``."""
+    statistics = np.zeros(metric.size)
+    cells, offset = decode_number(data, 0)
+    if cells > metric.counts:
+        raise WireError("bad-rows", f"{cells} cells; {metric.name} has {metric.counts}")
+    place = -1
+    for _ in range(cells):
+        gap, offset = decode_number(data, offset)
+        count, offset = decode_number(data, offset)
+        place += 1 + gap
+        if place >= metric.counts or not 0 < count <= LARGEST_ID:
+            raise WireError("bad-rows", "a cell out of bounds, or a count of 0")
+        statistics[place] = count
+    if len(data) != offset + 8 * metric.sums:
+        raise WireError("truncated", f"{metric.name} has {metric.sums} sums of 8 bytes")
+    sums = np.frombuffer(data, "<f8", metric.sums, offset)
+    if not np.isfinite(sums).all():
+        raise WireError("bad-field", "sums must be finite")
+    # One number has one form.
+    if (np.signbit(sums) & (sums == 0)).any():
+        raise WireError("bad-field", "a sum is -0.0")
+    statistics[metric.counts :] = sums
+    return statistics

@@ -1,0 +1,251 @@
+"""``tessera-aggregator task``, while ``serve`` runs and while it does not."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from aggregator.home import AggregatorHome
+from aggregator.task.check import taken_in
+from device_sdk.wire.publish.receipts import Verdict
+from tests.brokers.mosquitto import Mosquitto
+from tests.fakes.client import ScriptedDevice
+from tests.fakes.homes import Serving, command, invite, make_home, serving
+from tests.fakes.tasks import task_text
+
+NOWHERE = "mqtt://127.0.0.1:1"
+ROUND = "quorum = 1\ndeadline_seconds = 30.0"
+
+
+def listed(home: AggregatorHome, capsys: pytest.CaptureFixture[str]) -> dict[str, dict[str, str]]:
+    capsys.readouterr()
+    assert command(home, "task", "list", "--json") == 0
+    return {each["name"]: each for each in json.loads(capsys.readouterr().out)}
+
+
+def await_(condition: Callable[[], bool]) -> None:
+    until = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < until, "it did not come to pass"
+        time.sleep(0.02)
+
+
+def names(served: Serving) -> list[str]:
+    return [task.task.name for task in served.parts.tasks.served]
+
+
+def test_a_task_comes_and_goes_while_serve_runs(
+    mosquitto: Mosquitto, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = make_home(tmp_path, mosquitto.url, ROUND)
+    file = tmp_path / "air.toml"
+    file.write_text(task_text(home, "air", ROUND))
+    (code,) = invite(home)
+    with serving(home) as served, ScriptedDevice(mosquitto.url, code, task="air") as anna:
+        assert command(home, "task", "add", "air", "--from", str(file)) == 0
+        assert "task air is served" in capsys.readouterr().out
+        anna.enrol().join()
+        assert anna.take_part(1).verdict is Verdict.COUNTED
+        assert (home.folder / "tasks" / "air.toml").is_file()
+        # Paused, the open round ends as usual and no other opens.
+        assert anna.await_round(2).version == 1
+        assert command(home, "task", "pause", "air") == 0
+        assert anna.take_part(2).verdict is Verdict.COUNTED
+        air = served.parts.tasks.served[1]
+        await_(lambda: air.aggregation.version == 2 and air.rounds.current is None)
+        assert listed(home, capsys)["air"]["state"] == "paused"
+        time.sleep(0.5)
+        assert air.rounds.current is None
+        assert command(home, "task", "resume", "air") == 0
+        manifest = anna.await_round(3)
+        assert manifest.version == 2
+        # Retired, it is gone from the broker and the home; its name may be used again.
+        generation = manifest.generation
+        assert command(home, "task", "retire", "air") == 0
+        assert names(served) == ["default"]
+        store = served.parts.store
+        for table in ("rounds", "updates", "verdicts", "checkpoints"):
+            assert store.database.row(f"SELECT count(*) FROM {table} WHERE task != 1") == (0,)
+        await_(lambda: not store.retained.superseded())
+        (count,) = store.database.row("SELECT count(*) FROM publications WHERE task != 1") or ()
+        assert count == 0
+        receipt = anna.send_and_wait(manifest, anna.body())
+        assert (receipt.verdict, receipt.reason) == (Verdict.REFUSED, "wrong-task")
+        assert "air" not in listed(home, capsys)
+        assert command(home, "task", "add", "air") == 0, "from the file that stayed"
+        anna.wait_for(lambda: anna.manifest is not None and anna.manifest.round == 1)
+        assert anna.manifest is not None and anna.manifest.generation > generation
+        assert anna.send_and_wait(anna.manifest, anna.body()).verdict is Verdict.COUNTED
+
+
+def test_a_task_is_replaced_and_its_devices_stay(
+    mosquitto: Mosquitto, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = make_home(tmp_path, mosquitto.url, ROUND)
+    first, wider = tmp_path / "air.toml", tmp_path / "wider.toml"
+    first.write_text(task_text(home, "air", ROUND))
+    wider.write_text(task_text(home, "air", ROUND, width=12))
+    slower = tmp_path / "slower.toml"
+    slower.write_text(task_text(home, "air", ROUND) + '[scatter.optimizer]\nname = "plain"\n')
+    (code,) = invite(home)
+    with serving(home) as served, ScriptedDevice(mosquitto.url, code, task="air") as anna:
+        assert command(home, "task", "add", "air", "--from", str(first)) == 0
+        anna.enrol().join()
+        assert anna.take_part(1).verdict is Verdict.COUNTED
+        generation = anna.await_round(2).generation
+        air = served.parts.tasks.served[1]
+        before = dict(air.aggregation.state())["items"]
+        # Nothing fits: said at once, and nothing has changed.
+        capsys.readouterr()
+        arguments = ("task", "replace", "air", "--from")
+        assert command(home, *arguments, str(wider), "--warm-start") == 1
+        said = capsys.readouterr().err
+        assert "items [20, 8]" in said and "items [20, 12]" in said
+        # Another optimizer of the server, which begins with the model that there is.
+        assert command(home, *arguments, str(slower), "--warm-start") == 0
+        assert "is replaced when round 2 has ended" in capsys.readouterr().out
+        assert listed(home, capsys)["air"]["state"] == "waits to be replaced"
+        assert anna.take_part(2).verdict is Verdict.COUNTED
+        manifest = anna.await_round(3)
+        assert manifest.generation > generation
+        air = served.parts.tasks.served[1]
+        assert manifest.version == air.aggregation.version == 3
+        assert air.task.binding.settings.optimizer.name == "plain"
+        after = dict(air.aggregation.state())["items"]
+        assert not np.array_equal(before, after), "round 2 was part of the version before"
+        _, broadcast = anna.fetch(manifest)
+        np.testing.assert_allclose(broadcast.tensors["items"], after, atol=1e-3)
+        assert anna.send_and_wait(manifest, anna.body()).verdict is Verdict.COUNTED
+        # Another width, at once: the open round is given up.
+        assert anna.await_round(4).version == 4
+        assert command(home, *arguments, str(wider), "--now") == 0
+        assert "task air is replaced" in capsys.readouterr().out
+        manifest = anna.await_round(5)
+        _, broadcast = anna.fetch(manifest)
+        assert broadcast.tensors["items"].shape == (20, 12)
+        receipt = anna.send_and_wait(manifest, anna.body(width=12))
+        assert receipt.verdict is Verdict.COUNTED
+        assert "columns = 12" in (home.folder / "tasks" / "air.toml").read_text()
+    with serving(home) as served:
+        assert served.parts.tasks.served[1].aggregation.version == 6
+
+
+def test_settings_of_a_file_that_is_edited_are_taken_up_between_rounds(
+    mosquitto: Mosquitto, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = make_home(tmp_path, mosquitto.url, ROUND)
+    (code,) = invite(home)
+    text = home.task_file.read_text()
+    with serving(home) as served, ScriptedDevice(mosquitto.url, code) as anna:
+        anna.enrol().join()
+        anna.await_round(1)
+        home.task_file.write_text(text.replace("deadline_seconds = 30.0", "deadline_seconds = 77"))
+        capsys.readouterr()
+        assert command(home, "task", "check") == 0
+        said = capsys.readouterr().out
+        assert "round.deadline_seconds  takes effect between two rounds" in said
+        assert anna.take_part(1).verdict is Verdict.COUNTED
+        manifest = anna.await_round(2)
+        row = served.parts.first.rounds.current
+        assert row is not None and manifest.version == 1
+        assert row.deadline_unix_seconds - row.opened_unix_seconds == 77
+        assert served.parts.first.ingest.counted == 1
+        # What needs a replacement is said, and the task goes on as it was.
+        changed = text.replace("columns = 8", "columns = 9").replace(
+            "[round]", "[metrics]\nport = 9\n[round]"
+        )
+        changed = changed.replace("[task]", '[task]\nwarm_start = "a.safetensors"')
+        home.task_file.write_text(changed)
+        assert command(home, "task", "check") == 0
+        said = capsys.readouterr().out
+        assert "task.warm_start  is read when the task's first version is made" in said
+        assert "scatter.columns  needs tessera-aggregator task replace" in said
+        assert "metrics.port  takes effect when serve is restarted" in said
+        assert anna.take_part(2).verdict is Verdict.COUNTED
+        anna.await_round(3)
+        assert "goes on with the settings" in (listed(home, capsys)["default"]["problem"] or "")
+        assert command(home, "status") == 0
+        assert "goes on with the settings" in capsys.readouterr().out
+        home.task_file.write_text(text)
+        assert anna.take_part(3).verdict is Verdict.COUNTED
+        anna.await_round(4)
+        assert listed(home, capsys)["default"]["problem"] is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("add", "Air"), "is no name"),
+        (("add", "default", "--from", "FILE"), "there is a task 'default' already"),
+        (("add", "air"), "cannot be read"),
+        (("pause",), "needs the NAME"),
+        (("pause", "air"), "there is no task 'air'"),
+        (("retire", "default"), "has the fleet's tables"),
+        (("replace", "default"), "needs --from FILE"),
+        (("list", "--now"), "--now is for task replace"),
+        (("replace", "default", "--from", "FILE"), "never served"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else " ".join(value),
+)
+def test_what_cannot_be_done_says_what_to_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], said: str
+) -> None:
+    home = make_home(tmp_path, NOWHERE, ROUND)
+    store = home.open_store()
+    store.tasks.set_name(1, "default")
+    store.database.close()
+    file = home.task_file
+    given = [str(file) if each == "FILE" else each for each in arguments]
+    assert command(home, "task", *given) == 1
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("[round]", "[broker]\nurl = 'mqtt://h'\n[round]"), "[broker] is for the whole fleet"),
+        (("[round]", "[round]\nquorun = 1"), "quorun"),
+        (("columns = 8", "columns = 0"), "scatter.columns"),
+        (('folder = "', 'name = "other"\nfolder = "'), "the file is of the task 'air'"),
+        (('"air.tsv"', '"gone.tsv"'), "gone.tsv"),
+        (('"air.tsv"', '"items.tsv"'), "published for task 'default' already"),
+        (("[round]", "only = {site = 3}\n[round]"), "task.only.site"),
+    ],
+)
+def test_a_file_that_is_wrong_is_not_added(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    change: tuple[str, str],
+    said: str,
+) -> None:
+    home = make_home(tmp_path, NOWHERE, ROUND)
+    store = home.open_store()
+    store.tasks.set_name(1, "default")
+    store.database.close()
+    file = tmp_path / "air.toml"
+    text = task_text(home, "air", ROUND)
+    assert change[0] in text
+    file.write_text(text.replace(*change))
+    assert command(home, "task", "add", "air", "--from", str(file)) == 1
+    assert said in capsys.readouterr().err
+    assert list(listed(home, capsys)) == ["default"]
+    file.write_text(text)
+    assert command(home, "task", "check", str(file)) == 0
+    assert "task air, scatter: right" in capsys.readouterr().out
+
+
+def test_a_file_keeps_what_its_paths_are_relative_to(tmp_path: Path) -> None:
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    file = folder / "air.toml"
+    file.write_text('# mine\n[task] # of air\ncatalogue = "a.tsv"\n[round]\nquorum = 1\n')
+    text = taken_in(file)
+    assert f'folder = "{folder.resolve()}"' in text and "# mine" in text
+    again = tmp_path / "again.toml"
+    again.write_text(text)
+    assert taken_in(again) == text, "an absolute folder stays"

@@ -1,0 +1,94 @@
+"""What of a version can become a file, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from aggregator.errors import AggregatorError
+from aggregator.models.files import model_files
+from aggregator.store.versions import VersionRow
+from aggregator.task.file import Task, read_task
+from device_sdk import Trainer
+from device_sdk.artifact import load_artifact, safetensors
+from device_sdk.standalone_check import run_standalone
+from tests.fakes.handmade import linear_artifact
+
+FEW = np.arange(8, dtype=np.float32).reshape(2, 4)
+
+
+def task(folder: Path, method: str, more: str = "") -> Task:
+    linear_artifact(folder / "linear")
+    path = folder / "task.toml"
+    path.write_text(
+        f'[task]\nmethod = "{method}"\nartifacts = ["linear"]\n'
+        f'[broker]\nurl = "mqtt://127.0.0.1"\n{more}\n'
+    )
+    return read_task(path)
+
+
+def row(artifact: str = "", version: int = 4) -> VersionRow:
+    return VersionRow(version, 9, 0.0, 3, artifact, "", 100, {}, False, True)
+
+
+def test_a_global_model_of_attention_becomes_a_graph(tmp_path: Path) -> None:
+    made = task(tmp_path, "attention")
+    artifact = load_artifact(tmp_path / "linear")
+    # Parameters alone, as attention has them; the buffer is the artifact's own.
+    model = {n: a + np.float32(0.5) for n, a in artifact.initial.items() if n.startswith("linear.")}
+    (data,) = model_files("onnx", made, row(artifact.manifest.id), model, ()).values()
+    samples = {"x": np.random.default_rng(0).standard_normal((3, 4)).astype(np.float32)}
+    trainer = Trainer(tmp_path / "linear")
+    trainer.set_parameters(model)
+    found, wanted = run_standalone(data, samples), trainer.predict(samples)
+    assert found.keys() == wanted.keys()
+    for name, array in wanted.items():
+        np.testing.assert_allclose(found[name], array, rtol=1e-5, atol=1e-6)
+
+
+def test_personal_layers_have_no_file_here_but_what_is_shared_has(tmp_path: Path) -> None:
+    made = task(tmp_path, "fedavg", '[fedavg.training]\npersonal = "linear.bias"')
+    artifact = load_artifact(tmp_path / "linear")
+    method = made.binding.build(0, np.random.default_rng(0), (artifact,))
+    assert method.model_arrays is not None and "linear.bias" not in method.model_arrays
+    of = row(artifact.manifest.id)
+    with pytest.raises(AggregatorError, match=r"linear.bias stay on the devices.*Device.model\(\)"):
+        model_files("onnx", made, of, method.model_arrays, ())
+    (data,) = model_files("safetensors", made, of, method.model_arrays, ()).values()
+    found = safetensors.decode(data)
+    assert found.tensors.keys() == method.model_arrays.keys()
+    assert found.metadata["artifact"] == artifact.manifest.id
+
+
+def test_a_version_of_an_artifact_that_is_listed_no_more_is_named(tmp_path: Path) -> None:
+    made = task(tmp_path, "fedavg")
+    with pytest.raises(AggregatorError, match=r"4 is of the artifact abababab.*safetensors"):
+        model_files("onnx", made, row("ab" * 32), {}, ())
+
+
+def test_a_model_that_does_not_fit_its_artifact_is_refused(tmp_path: Path) -> None:
+    made = task(tmp_path, "fedavg")
+    artifact = load_artifact(tmp_path / "linear")
+    model = {**artifact.initial, "linear.bias": np.zeros(9, np.float32)}
+    with pytest.raises(AggregatorError, match=r"version 4 as ONNX: 'linear.bias' is float32 \[9\]"):
+        model_files("onnx", made, row(artifact.manifest.id), model, ())
+
+
+def test_item_vectors_leave_with_their_ids_in_every_format(tmp_path: Path) -> None:
+    (tmp_path / "items.tsv").write_text("film-a\nfilm-b\n")
+    path = tmp_path / "task.toml"
+    path.write_text('[task]\ncatalogue = "items.tsv"\n[broker]\nurl = "mqtt://127.0.0.1"\n')
+    made, ids = read_task(path), ("film-a", "film-b")
+    (data,) = model_files("safetensors", made, row(), {"items": FEW}, ids).values()
+    found = safetensors.decode(data)
+    np.testing.assert_array_equal(found.tensors["items"], FEW)
+    assert json.loads(found.metadata["items"]) == list(ids)
+    graphs = model_files("onnx", made, row(), {"items": FEW}, ids)
+    assert list(graphs) == ["", ".fold-in"]
+    for each in graphs.values():
+        notes = {p.key: p.value for p in onnx.load_from_string(each).metadata_props}
+        assert json.loads(notes["items"]) == list(ids) and notes["version"] == "4"

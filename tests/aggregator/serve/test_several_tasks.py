@@ -1,0 +1,188 @@
+"""Several tasks, one fleet: through a real Mosquitto."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from aggregator.home import AggregatorHome
+from device_sdk.device import Device
+from device_sdk.wire.publish.receipts import UpdateIdentity, Verdict
+from device_sdk.wire.publish.standing import Standing
+from device_sdk.world import TrainingOptions
+from tests.brokers.links import QUICK
+from tests.brokers.mosquitto import Mosquitto
+from tests.fakes.brisk import BRISK
+from tests.fakes.client import ScriptedDevice
+from tests.fakes.homes import command, invite, make_home, serving
+from tests.fakes.tasks import add_task, task_text
+
+ROUND = "quorum = 1\nwait_for_devices = 2\ndeadline_seconds = 20.0\nshare = 1.0"
+
+
+def test_two_tasks_are_served_to_devices_that_know_one_each(
+    mosquitto: Mosquitto, tmp_path: Path
+) -> None:
+    home = make_home(tmp_path, mosquitto.url, ROUND)
+    add_task(home, "air", task_text(home, "air", ROUND))
+    codes = invite(home, 2)
+    with (
+        serving(home) as served,
+        ScriptedDevice(mosquitto.url, codes[0], 1) as anna,
+        ScriptedDevice(mosquitto.url, codes[1], 2, task="air") as bert,
+    ):
+        for device in (anna, bert):
+            device.enrol().join()
+        for device, title in ((anna, "Title 3"), (bert, "air 3")):
+            manifest = device.await_round(1)
+            _, broadcast = device.fetch(manifest)
+            assert broadcast.tensors["items"].shape == (20, 8)
+            assert device.fetch_catalogue(manifest).titles[3] == title
+            # Both are selected in both: each is heard of in its own task alone.
+            assert device.send_and_wait(manifest, device.body()).verdict is Verdict.COUNTED
+        made = {task.task.name: task for task in served.parts.tasks.served}
+        assert [each.ingest.counted for each in made.values()] == [1, 1]
+        # An update is counted where it says that it belongs, and nowhere else.
+        manifest = anna.await_round(1)
+        elsewhere = UpdateIdentity(
+            anna.require_grant().device_id, "air", made["air"].rounds.generation, 1
+        )
+        receipt = anna.await_receipt(anna.send(elsewhere, anna.body()))
+        assert receipt.verdict is Verdict.COUNTED
+        unknown = UpdateIdentity(anna.require_grant().device_id, "none", 1, 1)
+        receipt = anna.await_receipt(anna.send(unknown, anna.body()))
+        assert (receipt.verdict, receipt.reason) == (Verdict.REFUSED, "wrong-task")
+        # All devices of one task came: it goes on, and the other one waits for its own.
+        assert bert.await_round(2).version == 1
+        assert made["default"].rounds.current is not None
+        assert made["default"].rounds.current.round == 1
+        # A new group key with air's next round: what the first task published is readable yet.
+        assert command(home, "rotate", "group") == 0
+        receipts = [
+            device.await_receipt(
+                device.send(
+                    UpdateIdentity(
+                        device.require_grant().device_id, "air", made["air"].rounds.generation, 2
+                    ),
+                    device.body(),
+                )
+            )
+            for device in (anna, bert)
+        ]
+        assert [each.verdict for each in receipts] == [Verdict.COUNTED] * 2
+        bert.await_round(3)
+        anna.open_session()
+        assert len(anna.group_keys) == 2
+        anna.fetch(anna.await_round(1))
+        bert.open_session()
+        bert.fetch(bert.await_round(3))
+    with serving(home) as served:
+        assert [task.aggregation.version for task in served.parts.tasks.served] == [0, 2]
+        assert [task.rounds.arrived for task in served.parts.tasks.served] == [1, 0]
+
+
+def test_a_task_is_for_the_devices_with_its_labels(mosquitto: Mosquitto, tmp_path: Path) -> None:
+    home = make_home(tmp_path, mosquitto.url, ROUND)
+    alone = ROUND.replace("wait_for_devices = 2", "wait_for_devices = 1")
+    north = task_text(home, "air", alone, more='only = {site = ["north", "east"]}')
+    codes = invite(home, 2)
+    with (
+        serving(home) as served,
+        ScriptedDevice(mosquitto.url, codes[0], 1) as anna,
+        ScriptedDevice(mosquitto.url, codes[1], 2, task="air") as bert,
+    ):
+        for device in (anna, bert):
+            device.enrol().join()
+        anna.await_round(1)
+        assert anna.standing is None, "no task chooses: devices of before are left in peace"
+        add_task(home, "air", north)
+        # Nobody has such labels yet, and both are told.
+        anna.wait_for(lambda: anna.standing is not None)
+        assert anna.standing == Standing({}, (("default", "all"),))
+        air = served.parts.tasks.served[1]
+        assert air.rounds.eligible == 0 and air.rounds.current is None
+        label(home, anna, {"site": "north"})
+        anna.wait_for(lambda: anna.standing is not None and len(anna.standing.tasks) == 2)
+        assert anna.standing == Standing({"site": "north"}, (("air", "all"), ("default", "all")))
+        manifest = bert.await_round(1)
+        row = air.rounds.current
+        assert row is not None and (row.expected, row.round) == (1, 1)
+        receipt = bert.send_and_wait(manifest, bert.body())
+        assert (receipt.verdict, receipt.reason) == (Verdict.REFUSED, "not-eligible")
+        # Who loses the label is not waited for: a round that has nobody left ends.
+        label(home, bert, {"site": "east", "room": "3"})
+        bert.wait_for(lambda: bert.standing is not None and len(bert.standing.tasks) == 2)
+        label(home, anna, {})
+        anna.wait_for(lambda: anna.standing is not None and len(anna.standing.tasks) == 1)
+        assert bert.take_part(2).verdict is Verdict.COUNTED
+        assert bert.await_round(3).version == 1
+        # A new session is told anew, though nothing changed.
+        bert.standing = None
+        bert.open_session()
+        bert.wait_for(lambda: bert.standing is not None)
+    assert command(home, "status") == 0
+
+
+def label(home: AggregatorHome, device: ScriptedDevice, labels: dict[str, str]) -> None:
+    store = home.open_store()
+    store.devices.set_labels(device.require_grant().device_id, labels)
+    store.database.close()
+
+
+def test_a_task_that_matches_no_device_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = make_home(tmp_path, "mqtt://127.0.0.1:1", ROUND)
+    add_task(home, "air", task_text(home, "air", ROUND, more='only = {site = "north"}'))
+    with serving(home):
+        time.sleep(0.3)
+    assert command(home, "status") == 0
+    said = capsys.readouterr().out
+    assert "for          0 devices, only site = north" in said
+    assert "no device has the labels site = north: no round opens" in said
+    assert command(home, "status", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [each["name"] for each in found["tasks"]] == ["default", "air"]
+    assert (found["tasks"][1]["only"], found["tasks"][1]["eligible_devices"]) == ("site = north", 0)
+
+
+def test_devices_of_one_task_go_on_beside_another(mosquitto: Mosquitto, tmp_path: Path) -> None:
+    """The device as its users run it, which knows of no standing; then its task is replaced."""
+    home = make_home(tmp_path, mosquitto.url, ROUND)
+    add_task(home, "air", task_text(home, "air", ROUND, more='only = {site = ["north"]}'))
+    codes = invite(home, 2)
+    devices = []
+    with serving(home) as served:
+        try:
+            for number, (code, task) in enumerate(zip(codes, ("default", "air"), strict=True)):
+                device = Device.enrol(
+                    mosquitto.url,
+                    code,
+                    tmp_path / f"device-{number}",
+                    task=task,
+                    options=TrainingOptions(k=4),
+                    pace=BRISK,
+                    link_settings=QUICK,
+                    timeout_seconds=15,
+                )
+                devices.append(device)
+                prefix = "item" if task == "default" else "air"
+                device.record_all([(f"{prefix}-{row}", "anna") for row in range(8)])
+            store = home.open_store()
+            for row in store.devices.all():
+                store.devices.set_labels(row.device_id, {"site": "north"})
+            store.database.close()
+            for device in devices:
+                device.start()
+            tasks = served.parts.tasks.served
+            until = time.monotonic() + 30
+            while any(task.ingest.counted == 0 for task in tasks):
+                assert time.monotonic() < until
+                time.sleep(0.05)
+            assert [task.ingest.counted for task in tasks] == [1, 1]
+        finally:
+            for device in devices:
+                device.close()

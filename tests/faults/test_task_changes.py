@@ -1,0 +1,204 @@
+"""kill -9 of a command, and of ``serve``, between any two steps of adding, replacing and retiring a
+task: the home is as before or as after, and what was asked for is done by the next life."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shutil
+import signal
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from aggregator.cli import main
+from aggregator.home import AggregatorHome
+from aggregator.serve.assembly import World, assemble
+from aggregator.serve.service import Service
+from aggregator.store.devices import DeviceRow
+from aggregator.task.file import read_task
+from device_sdk.methods.scatter.contract import encode_scatter_update
+from device_sdk.wire.arrays.exchange import Update
+from device_sdk.wire.publish.receipts import UpdateIdentity, write_update
+from tests.fakes.homes import make_home
+from tests.fakes.tasks import add_task, task_text
+from tests.faults.crash_points import TASK_POINTS, arm
+
+DEVICES = [bytes([place]) * 16 for place in (1, 2)]
+ROUND = "quorum = 1\nwait_for_devices = 2\ndeadline_seconds = 900.0"
+_FORK = multiprocessing.get_context("fork")
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a home holds of the task ``air``, and whether all of it is there."""
+
+    state: str | None
+    served: bool
+    generation: int
+    version: int | None
+    width: int | None
+    waiting: int
+    """Updates that are counted and part of no version."""
+    open_round: bool
+    published: bool
+
+
+def seen(home: AggregatorHome) -> Seen:
+    store = home.open_store()
+    row = store.tasks.named("air")
+    if row is None:
+        store.database.close()
+        return Seen(None, False, 0, None, None, 0, False, False)
+    task = store.task(row.number)
+    checkpoint, latest = task.checkpoints.get("version"), task.rounds.latest()
+    found = Seen(
+        row.state,
+        row.served is not None,
+        task.facts.own_generation,
+        None if checkpoint is None else checkpoint.version,
+        None if checkpoint is None else int(checkpoint.state["items"].shape[1]),
+        sum(1 for _ in task.log.after(0)),
+        bool(latest) and latest[0].closed_unix_seconds is None,
+        bool(task.publications.topics("round")),
+    )
+    assert store.database.row("PRAGMA integrity_check") == ("ok",)
+    store.database.close()
+    return found
+
+
+def serve(home: AggregatorHome, turns: int = 2) -> None:
+    """A short life, without a broker."""
+    world = World(time.monotonic, time.time, np.random.default_rng(1))
+    parts = assemble(home, home.open_store(), read_task(home.task_file), world)
+    service = Service(parts)
+    parts.tasks.look_again()
+    for _ in range(turns):
+        service._tick()
+    parts.store.database.close()
+
+
+def count_one(home: AggregatorHome) -> None:
+    """An update of one of the two devices is counted in the open round of ``air``."""
+    world = World(time.monotonic, time.time, np.random.default_rng(1))
+    parts = assemble(home, home.open_store(), read_task(home.task_file), world)
+    air = parts.tasks.served[1]
+    row = air.rounds.current
+    assert row is not None
+    tensors = {
+        "columns": np.arange(3, dtype=np.int64),
+        "rows": np.arange(2, dtype=np.int64),
+        "values": np.ones((2, 3), np.float32),
+    }
+    identity = UpdateIdentity(DEVICES[0], "air", row.generation, row.round)
+    body = encode_scatter_update(Update(1, tensors), 8, "float32")
+    assert parts.inbox.offer(DEVICES[0], write_update(identity, body)) is None
+    (settled,) = air.ingest.commit()
+    assert settled.receipt.verdict.value == "counted"
+    parts.store.database.close()
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> AggregatorHome:
+    """With two tasks, the second in the midst of a round."""
+    home = make_home(tmp_path_factory.mktemp("tasks"), "mqtt://127.0.0.1:1", ROUND)
+    store = home.open_store()
+    with store.database.transaction():
+        for name in DEVICES:
+            store.devices.add(DeviceRow(name, name * 2, name, name * 2, 0, name[:8], 0, 1))
+    store.database.close()
+    add_task(home, "air", task_text(home, "air", ROUND))
+    serve(home)
+    count_one(home)
+    return home
+
+
+def killed(home: AggregatorHome, point: str, calls: int, *arguments: str) -> bool:
+    """Run a command, or ``serve`` without arguments, in a process that dies at a point; whether it
+    came to that."""
+
+    def work() -> None:
+        os.close(1)
+        os.open(os.devnull, os.O_WRONLY)
+        arm(point, calls)
+        if arguments:
+            main(["task", "--home", str(home.folder), *arguments])
+        else:
+            serve(home)
+
+    process = _FORK.Process(target=work)
+    process.start()
+    process.join(60)
+    assert process.exitcode in (0, -signal.SIGKILL)
+    return process.exitcode != 0
+
+
+WIDER = "columns = 12"
+BEFORE = Seen("active", True, 0, 0, 8, 1, True, True)
+
+
+def wishes(home: AggregatorHome, what: str, name: str) -> bool:
+    """Whether the home says that the change is to be made."""
+    store = home.open_store()
+    row = store.tasks.named(name)
+    store.database.close()
+    if row is None or what == "add":
+        return row is not None
+    return row.state == "retiring" if what == "retire" else row.request is not None
+
+
+def is_after(what: str, found: Seen) -> bool:
+    """Whether all of a change was made to the task that there was."""
+    if what == "retire":
+        return found == Seen("retired", False, found.generation, None, None, 0, False, False)
+    if what == "replace":
+        made = (found.state, found.version, found.width, found.waiting) == ("active", 1, 12, 0)
+        return made and found.generation > 0
+    return found == BEFORE
+
+
+@pytest.mark.parametrize("what", ["add", "replace", "retire"])
+def test_a_death_at_any_point_leaves_the_home_before_or_after(
+    template: AggregatorHome, tmp_path: Path, what: str
+) -> None:
+    name = "water" if what == "add" else "air"
+    deaths = 0
+    for number, point in enumerate(TASK_POINTS):
+        for calls in (1, 2):
+            home = AggregatorHome(tmp_path / f"{number}-{calls}")
+            shutil.copytree(template.folder, home.folder)
+            file = tmp_path / f"{name}.toml"
+            file.write_text(task_text(home, name, ROUND, width=12))
+            assert seen(home) == BEFORE
+            options = {"add": ("--from", str(file)), "replace": ("--from", str(file), "--now")}
+            died = killed(home, point, calls, what, name, *options.get(what, ()))
+            asked = wishes(home, what, name)
+            assert asked or died
+            # A command by itself changes nothing of what is served.
+            assert replace(seen(home), state="active") == BEFORE
+            deaths += died + killed(home, point, calls)
+            found = seen(home)
+            assert replace(found, state="active") == BEFORE or is_after(what, found), (point, found)
+            serve(home)
+            found = seen(home)
+            assert is_after(what, found) if asked else found == BEFORE, (point, found)
+            if asked:
+                _require_all(home, what, name)
+    assert deaths >= {"add": 6, "replace": 6, "retire": 4}[what]
+
+
+def _require_all(home: AggregatorHome, what: str, name: str) -> None:
+    store = home.open_store()
+    row = store.tasks.named(name)
+    assert row is not None and row.unwritten is None and row.request is None
+    assert row.problem is None
+    if what == "retire":
+        assert not store.retained.message("tessera/all/manifest/air/all")
+        assert store.database.row("SELECT count(*) FROM verdicts") == (0,)
+    else:
+        assert WIDER in (row.served or "") and WIDER in (home.folder / row.file).read_text()
+        assert store.task(row.number).rounds.latest()[0].closed_unix_seconds is None
+    store.database.close()

@@ -300,7 +300,8 @@ class Device:
         ``task``: needed where the device takes part in several; ValueError without.
         """
         self._require_open(writing=False)
-        names = [each.name for each in read_tasks(self._world) if each.takes_part]
+        # What is new to this device, and may not concern its app, asks for no name yet.
+        names = [each.name for each in read_tasks(self._world) if each.takes_part and each.method]
         return self._background.status(self._world.of_task(self._one_of(names, task), ""))
 
     def _recommending(self, task: str | None) -> str:

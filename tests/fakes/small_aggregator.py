@@ -342,7 +342,7 @@ class SmallAggregator:
             self._retain(ChunkTopic(content_id, index), message)
 
     def _publish_attachment(
-        self, name: str, attachment: Attachment, signing: Ed25519PrivateKey, task: str
+        self, name: str, attachment: Attachment, signing: Ed25519PrivateKey, task: str = "default"
     ) -> OfferedAttachment:
         content = write_attachment(attachment.tensors, "float16")
         content_id = hashlib.sha256(attachment.cohort.encode() + content).digest()

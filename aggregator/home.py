@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -65,6 +66,19 @@ class AggregatorHome:
 # What replaces the open round from outside (``restored``) holds the home in the same way.
 
 
+_LOOK_SECONDS = 0.2
+"""A command that looks whether ``serve`` runs holds the lock for less."""
+
+
+def is_served(home: AggregatorHome) -> bool:
+    """Whether ``serve`` runs in a home, or another that holds it."""
+    lock = FileLock(home.folder / "serve.lock")
+    try:
+        return not lock.try_acquire()
+    finally:
+        lock.close()
+
+
 @contextmanager
 def serve_lock(home: AggregatorHome) -> Iterator[None]:
     """Hold the home. The system lets go of the lock when the process ends, however it does.
@@ -77,8 +91,11 @@ def serve_lock(home: AggregatorHome) -> Iterator[None]:
         )
     lock = FileLock(home.folder / "serve.lock")
     try:
-        if not lock.try_acquire():
-            raise AggregatorError(f"a serve is running on {home.folder}: stop it first")
+        until_seconds = time.monotonic() + _LOOK_SECONDS
+        while not lock.try_acquire():
+            if time.monotonic() >= until_seconds:
+                raise AggregatorError(f"a serve is running on {home.folder}: stop it first")
+            time.sleep(_LOOK_SECONDS / 10)
         yield
     finally:
         lock.close()

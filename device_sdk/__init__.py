@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         StateError,
         UnknownUser,
     )
+    from device_sdk.events import ConnectedEvent, ModelEvent, ProblemEvent, RoundEvent
     from device_sdk.link.broker_url import TlsFiles
     from device_sdk.local_data import LocalData
     from device_sdk.local_model import LocalModel
@@ -46,6 +47,7 @@ __all__ = [
     "ArtifactError",
     "BatchError",
     "CheckpointError",
+    "ConnectedEvent",
     "Device",
     "DeviceError",
     "DeviceStatus",
@@ -56,12 +58,15 @@ __all__ = [
     "HomeError",
     "HomeLocked",
     "LocalData",
+    "ModelEvent",
     "LocalModel",
     "NonFiniteStep",
     "NotEnrolled",
     "NothingLearnt",
     "PrintableFormatter",
+    "ProblemEvent",
     "ProviderError",
+    "RoundEvent",
     "RuntimeMissing",
     "StateError",
     "TlsFiles",
@@ -75,9 +80,13 @@ __all__ = [
 # Where a name comes from, if not from `device_sdk.errors`.
 _HOMES = {
     "ArtifactError": "device_sdk.artifact.errors",
+    "ConnectedEvent": "device_sdk.events",
     "Device": "device_sdk.device",
     "DeviceStatus": "device_sdk.status",
     "LocalData": "device_sdk.local_data",
+    "ModelEvent": "device_sdk.events",
+    "ProblemEvent": "device_sdk.events",
+    "RoundEvent": "device_sdk.events",
     "LocalModel": "device_sdk.local_model",
     "PrintableFormatter": "device_sdk.system.printable",
     "TlsFiles": "device_sdk.link.broker_url",

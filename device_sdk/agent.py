@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
 
+from device_sdk.conditions import Gate
+from device_sdk.home.live import Live, read_live
 from device_sdk.home.round_store import RoundOutcome
 from device_sdk.link.events import (
     Connected,
@@ -25,16 +27,19 @@ from device_sdk.link.events import (
 from device_sdk.link.link import Link
 from device_sdk.link.outbound import LinkError
 from device_sdk.methods.learner import Declined
+from device_sdk.observer import Observer
 from device_sdk.rounds.actions import Publish, Subscribe, Unsubscribe
 from device_sdk.rounds.current_round import CurrentRound
 from device_sdk.rounds.participant import Participant
 from device_sdk.status import DeviceStatus, read_status
-from device_sdk.train.job import RoundTrainer, load_trainer
+from device_sdk.train.job import RoundTrainer, TrainingJob, load_trainer
 from device_sdk.world import DeviceWorld
 
 _log = logging.getLogger("tessera.device")
 _FIRST_PAUSE_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 60.0
+# A training may take so many times what the last one took.
+_SPARE = 1.5
 
 
 class Agent:
@@ -44,10 +49,18 @@ class Agent:
     An agent runs once; make a new one to start again. ``trainer``: the task's method's, if None.
     """
 
-    def __init__(self, world: DeviceWorld, trainer: RoundTrainer | None = None) -> None:
+    def __init__(
+        self,
+        world: DeviceWorld,
+        trainer: RoundTrainer | None = None,
+        observer: Observer | None = None,
+    ) -> None:
         training_rng, jitter, link_rng = world.rng.spawn(3)
         training_world = replace(world, rng=training_rng)
-        self._trainer = trainer
+        self._trainer, self._observer = trainer, observer
+        self._gates: dict[str, Gate] = {}
+        self._new_gate = partial(Gate, world.options.only_when, world.pace.ask_seconds, world.clock)
+        self._rounds = world.home.rounds
         self._trainer_of = cache(
             lambda task, cohort, method: load_trainer(training_world.of_task(task, cohort), method)
         )
@@ -111,14 +124,23 @@ class Agent:
                 self._pause_seconds = min(2 * self._pause_seconds, _LONGEST_PAUSE_SECONDS)
             else:
                 self._pause_seconds = _FIRST_PAUSE_SECONDS
+            if self._observer is not None:
+                self._observer.look(self.live())
+        if self._observer is not None:
+            self._observer.stopped()
 
     def _turn(self) -> None:
         self._act()
-        round_ = self.participant.turn()
+        self._asks_again_seconds = math.inf
+        round_ = self.participant.turn(self._may_begin)
         if round_ is not None:
             self._work(round_)
         else:
-            wait_seconds = self.participant.next_seconds() - self._clock()
+            next_seconds = self.participant.next_seconds()
+            next_seconds = min(next_seconds, self._asks_again_seconds)
+            if self._observer is not None:
+                next_seconds = min(next_seconds, self._observer.next_seconds)
+            wait_seconds = next_seconds - self._clock()
             timeout_seconds = None if wait_seconds == math.inf else max(0.0, wait_seconds)
             events = self._link.events(timeout_seconds=timeout_seconds)
             # Each apart: one that fails must not take the others with it.
@@ -164,6 +186,45 @@ class Agent:
             case Stopped():
                 self._stopping.set()
 
+    def _may_begin(self, round_: CurrentRound) -> bool:
+        """Whether to train now. A round that the app keeps back until it is too late ends here."""
+        job = round_.question or round_.job
+        assert job is not None
+        if job.manifest.threshold == 0:
+            return True
+        gate = self._gates.setdefault(round_.task, self._new_gate())
+        if gate.opens_for(job):
+            return True
+        if self._clock() < self._latest_seconds(job):
+            self._asks_again_seconds = min(self._asks_again_seconds, gate.next_seconds)
+            return False
+        why = gate.problem or "only_when said no for as long as it could be trained in time"
+        round_.ended(job, RoundOutcome.DECLINED, f"not-now: {why}")
+        return False
+
+    def _latest_seconds(self, job: TrainingJob) -> float:
+        """By the clock, when a training must begin to end before the deadline."""
+        last = self._rounds.last(job.manifest.task, trained=True)
+        known = last is not None and last.train_seconds
+        needs = _SPARE * known if known else job.terms.train_seconds
+        deadline_unix_seconds = job.manifest.deadline_unix_seconds
+        deadline = self.participant.sessions.time.clock_seconds(deadline_unix_seconds)
+        return -math.inf if deadline is None else deadline - needs
+
+    def live(self, task: str | None = None) -> Live:
+        """What only this thread knows; of one task's round, or of any that is in hand."""
+        participant = self.participant
+        rounds = participant.rounds.values()
+        manifests = [each.manifest for each in rounds if task in (None, each.task)]
+        numbers = [each.round for each in manifests if each is not None]
+        gates = (each.problem for each in self._gates.values() if each.problem)
+        return Live(
+            self.connected,
+            participant.sessions.is_open,
+            next(iter(numbers), None),
+            self.problem or next(gates, "") or participant.problem,
+        )
+
     def _work(self, round_: CurrentRound) -> None:
         """What a round asks for; where it fails, the round ends without an update."""
         job = round_.question or round_.job
@@ -201,8 +262,8 @@ class Agent:
 class Background:
     """Starts and stops taking part in rounds, from any thread."""
 
-    def __init__(self, world: DeviceWorld) -> None:
-        self._world = world
+    def __init__(self, world: DeviceWorld, observer: Observer) -> None:
+        self._world, self._observer = world, observer
         self._agent: Agent | None = None
         self._lock = threading.Lock()
 
@@ -211,7 +272,7 @@ class Background:
         with self._lock:
             if self._agent is not None and self._agent.running:
                 return
-            self._agent = Agent(self._world)
+            self._agent = Agent(self._world, observer=self._observer)
             self._agent.start()
 
     def stop(self, timeout_seconds: float) -> bool:
@@ -226,21 +287,27 @@ class Background:
         runs."""
         agent = self._agent
         if agent is None or not agent.running:
-            return read_status(world)
-        participant = agent.participant
-        round_ = participant.rounds.get(world.membership.task)
-        manifest = None if round_ is None else round_.manifest
-        seen = participant.sessions.time.largest_unix_seconds
+            status = read_status(world)
+            live = read_live(self._world.home.folder) if self._world.home.read_only else None
+            return status if live is None else _with(status, live)
+        participant, task = agent.participant, world.membership.task
+        live, seen = agent.live(task), participant.sessions.time.largest_unix_seconds
         # In this order: a round that ends meanwhile is in hand, or concluded in the home.
         status = read_status(world)
         return replace(
-            status,
-            running=True,
-            connected=agent.connected,
-            session=participant.sessions.is_open,
-            working_on=None if manifest is None else manifest.round,
+            _with(status, live),
             time_unix_seconds=max(seen, status.time_unix_seconds),
             sent_bytes=participant.sender.sent_bytes,
             refused=participant.refusals.counts(),
-            problem=agent.problem or participant.problem,
         )
+
+
+def _with(status: DeviceStatus, live: Live) -> DeviceStatus:
+    return replace(
+        status,
+        running=True,
+        connected=live.connected,
+        session=live.session,
+        working_on=live.working_on,
+        problem=live.problem,
+    )

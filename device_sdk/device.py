@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,14 @@ from numpy.typing import NDArray
 from device_sdk.agent import Background
 from device_sdk.enrol import FleetAddress, enrol
 from device_sdk.errors import HomeError, NotEnrolled
+from device_sdk.events import (
+    Callbacks,
+    ConnectedEvent,
+    EventName,
+    ModelEvent,
+    ProblemEvent,
+    RoundEvent,
+)
 from device_sdk.factorisation import packaged_artifact
 from device_sdk.forecaster import Forecaster
 from device_sdk.home.home import Home
@@ -23,6 +31,7 @@ from device_sdk.link.broker_url import TlsFiles
 from device_sdk.link.settings import LinkSettings
 from device_sdk.local_data import DataSource, LocalData
 from device_sdk.local_model import LocalModel, local_model
+from device_sdk.observer import Observer
 from device_sdk.recommender import Recommender
 from device_sdk.status import DeviceStatus, TaskStatus, read_tasks
 from device_sdk.system.clock import Clock, awake_clock
@@ -49,7 +58,9 @@ class Device:
         self._home = world.home
         self._recommender_of = cache(lambda task: Recommender(world.of_task(task, "")))
         self._forecaster_of = cache(lambda task: Forecaster(world.of_task(task, "")))
-        self._background = Background(world)
+        self._callbacks = Callbacks()
+        self._observer = Observer(world, self._callbacks)
+        self._background = Background(world, self._observer)
         if data is not None:
             self.provide(data)
         self._closed = False
@@ -76,7 +87,8 @@ class Device:
         """Join a fleet with a code from ``tessera-aggregator invite``, and open the device.
 
         Args:
-            url: ``mqtt://host``, ``mqtts://host:8883``, ``mqtts://user:password@host``.
+            url: ``mqtt://host``, ``mqtts://host:8883``, ``mqtts://user:password@host``, or MQTT in
+                a WebSocket: ``ws://host``, ``wss://host/mqtt``.
             code: used up by the first device that sends it.
             home: a folder of this device's own, made if missing, readable by its owner only.
             tls: CA file and client certificate; the system's authorities without.
@@ -294,15 +306,62 @@ class Device:
         """The catalogue's title of an item that was recommended; empty where it has none."""
         return self._recommender_of(self._recommending(task)).title(item)
 
+    @overload
+    def on(
+        self, event: Literal["connected"], callback: Callable[[ConnectedEvent], object]
+    ) -> Callable[[], None]: ...
+
+    @overload
+    def on(
+        self, event: Literal["round"], callback: Callable[[RoundEvent], object]
+    ) -> Callable[[], None]: ...
+
+    @overload
+    def on(
+        self, event: Literal["model"], callback: Callable[[ModelEvent], object]
+    ) -> Callable[[], None]: ...
+
+    @overload
+    def on(
+        self, event: Literal["problem"], callback: Callable[[ProblemEvent], object]
+    ) -> Callable[[], None]: ...
+
+    def on(self, event: EventName, callback: Callable[[Any], object]) -> Callable[[], None]:
+        """Have ``callback`` called with each event to come while this device runs.
+
+        ``event``: ``connected`` (the broker took us), ``round`` (one ended here), ``model`` (there
+        is another to recommend or predict with), ``problem`` (something has been wrong for two
+        seconds, or came right). Callbacks are called in order on a thread of their own, and may
+        call any method of the device. One that raises is logged; one that hangs keeps events from
+        the others, and nothing else. Returns a function that ends it.
+        """
+        self._require_open(writing=True)
+        return self._callbacks.on(event, callback)
+
+    def wait_for_model(
+        self, timeout_seconds: float | None = None, *, task: str | None = None
+    ) -> bool:
+        """Wait until there is a model to recommend or predict with; whether there is one.
+
+        True at once where it is here already, from an earlier run too. False when
+        ``timeout_seconds`` have passed, or when the device is closed meanwhile. None: wait for
+        ever. ``task``: needed where the device takes part in several; ValueError without.
+        """
+        self._require_open(writing=True)
+        return self._observer.wait_for_model(self._taking_part(task), timeout_seconds)
+
     def status(self, *, task: str | None = None) -> DeviceStatus:
         """A snapshot for people and for monitoring, of one task.
 
         ``task``: needed where the device takes part in several; ValueError without.
         """
         self._require_open(writing=False)
+        return self._background.status(self._world.of_task(self._taking_part(task), ""))
+
+    def _taking_part(self, task: str | None) -> str:
         # What is new to this device, and may not concern its app, asks for no name yet.
         names = [each.name for each in read_tasks(self._world) if each.takes_part and each.method]
-        return self._background.status(self._world.of_task(self._one_of(names, task), ""))
+        return self._one_of(names, task)
 
     def _recommending(self, task: str | None) -> str:
         names = [
@@ -341,6 +400,7 @@ class Device:
             # The thread still writes: the lock goes with the process, not before.
             raise HomeError("the device is still training; call close() again later")
         self._closed = True
+        self._observer.close()
         self._home.close()
 
     def __enter__(self) -> Device:

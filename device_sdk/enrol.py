@@ -289,7 +289,8 @@ class _Conversation:
                     )
                 self._tell(
                     f"the broker at {parse_broker_url(self._fleet.url)} cannot be reached "
-                    f"({detail}): is it running there, and is the URL right, TLS (mqtts://) or not (mqtt://)?"
+                    f"({detail}): is it running there, and is the URL right, TLS (mqtts://, "
+                    "wss://) or not (mqtt://, ws://)?"
                 )
             case SubscribeRefused(_, _, detail) | PublishRefused(_, _, detail):
                 self._trouble = f"the broker's rules forbid enrolment: {detail}"

@@ -42,6 +42,9 @@ class TrainingOptions:
             ``auto`` measures: the device, where a round with its own mixture ends in time.
         most_attachment_bytes: with ``placement="auto"``, the most that neighbours' parameters may
             be; the aggregator mixes where they are more.
+        only_when: asked before a training starts; while it says False the round waits, as long as
+            it can still be trained in time. Called on the device's thread: it must not wait. One
+            that raises counts as False. :mod:`device_sdk.conditions` has ready ones.
         pool: pseudo-items that are mixed in for privacy.
         most_outbox_updates, most_outbox_bytes: with so much waiting for receipts no further round
             is trained until some have come.
@@ -65,6 +68,7 @@ class TrainingOptions:
     most_outbox_bytes: int = 64 << 20
     seconds_a_day: float | None = None
     bytes_a_day: int | None = None
+    only_when: Callable[[], bool] | None = None
 
     def __post_init__(self) -> None:
         if self.k is not None and (isinstance(self.k, bool) or self.k < 1):
@@ -88,6 +92,10 @@ class TrainingOptions:
             most = getattr(self, name)
             if most is not None and (isinstance(most, bool) or not 0 < most < math.inf):
                 raise ValueError(f"{name} is {most!r}; expected above 0, or None for no bound")
+        if self.only_when is not None and not callable(self.only_when):
+            raise ValueError(
+                f"only_when is {self.only_when!r}; expected a function without arguments"
+            )
         if self.placement not in ("auto", "device", "aggregator"):
             raise ValueError(
                 f'placement is {self.placement!r}; expected "auto", "device" or "aggregator"'
@@ -112,6 +120,7 @@ class Pace:
         reopen_seconds: a new session because of a new presence, an unknown key epoch or silence is
             opened after a random wait of up to this, so that a fleet does not come at once.
         most_seconds: the longest wait.
+        ask_seconds: what ``only_when`` of the options refuses is asked again after this.
         unanswered_sends: after so many sends without a receipt the session is opened anew.
 
     Raises ValueError, naming the field.
@@ -123,6 +132,7 @@ class Pace:
     reopen_seconds: float = 10.0
     most_seconds: float = 600.0
     unanswered_sends: int = 3
+    ask_seconds: float = 10.0
 
     def __post_init__(self) -> None:
         for each in fields(self):

@@ -13,7 +13,6 @@ from an authority of your own, set SSL_CERT_FILE to its PEM file.
 from __future__ import annotations
 
 import sys
-import time
 from getpass import getpass
 
 from device_sdk import Device, DeviceError, NotEnrolled
@@ -33,8 +32,7 @@ def main(url: str, *items: str) -> None:
         device.record_all((item, "default") for item in items)  # stays on this device
         device.start()  # takes part in rounds in the background
         print("in the fleet; the first round will teach this device", file=sys.stderr)
-        while device.status().version is None:
-            time.sleep(1)  # the app does its own things meanwhile
+        device.wait_for_model()  # the app does its own things meanwhile
         for item, score in device.recommend(5):
             print(f"{score:6.3f}  {item}  {device.title(item)}".rstrip())
 

@@ -13,7 +13,7 @@ from tabulate import tabulate
 
 from aggregator.cli.arguments import add_home, home_of
 from aggregator.errors import AggregatorError, TaskError
-from aggregator.home import AggregatorHome, serve_lock
+from aggregator.home import AggregatorHome, is_served
 from aggregator.rounds.replacement import begins_anew, buildable, fits, plan
 from aggregator.store import Store
 from aggregator.store.tasks import FIRST, TaskRow
@@ -337,7 +337,7 @@ def _tell(
 ) -> None:
     """Wait until a running ``serve`` has done it. Raises AggregatorError where it could not."""
     until = time.monotonic() + _WAIT_SECONDS
-    while _is_served(home):
+    while is_served(home):
         row = store.tasks.find(number)
         if row.problem is not None:
             raise AggregatorError(f"task {row.name}: {row.problem}")
@@ -348,14 +348,6 @@ def _tell(
             break
         time.sleep(_POLL_SECONDS)
     print(f"{said} as soon as serve runs")
-
-
-def _is_served(home: AggregatorHome) -> bool:
-    try:
-        with serve_lock(home):
-            return False
-    except AggregatorError:
-        return True
 
 
 _ACTIONS: dict[str, Callable[[AggregatorHome, Store, argparse.Namespace], int]] = {

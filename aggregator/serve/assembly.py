@@ -133,7 +133,7 @@ def assemble(
         inbox=inbox,
         tasks=board,
         announcements=Announcements(shared.topics, presence, lambda: board.names, keys.current),
-        standings=Standings(shared, board, table.seal_newest),
+        standings=Standings(shared, board, table),
         outgoing=Outgoing(link, store.retained),
         keys=keys,
         fence=Fence(presence, last_life, home.folder, keys.descriptors, clock),

@@ -6,7 +6,7 @@ import logging
 import threading
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import NamedTuple
 
@@ -236,6 +236,8 @@ class BrokerLinks:
         self._enrolment_limit = TopicLimits(
             lambda topic: None, DEVICE_LIMIT, ENROLMENT_LIMIT, clock
         )
+        if broker.proxy is not None:
+            settings = replace(settings, proxy=broker.proxy)
         link = partial(Link, broker.url, clock=clock, tls=broker.tls, settings=settings)
         self._devices = link(rng=rngs[0], admits=self._device_limits.admits)
         nudge = self._devices.nudge

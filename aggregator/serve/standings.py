@@ -11,6 +11,7 @@ from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.publish.receipts import RecordType
 from device_sdk.wire.publish.standing import Standing, write_standing
 from device_sdk.wire.publish.topics import DownTopic
+from device_sdk.wire.seal.session_table import SessionTable
 
 Seal = Callable[[bytes, int, bytes], bytes]
 
@@ -19,14 +20,13 @@ class Standings:
     """A standing holds for a session. It follows each opening, and is sent again when it changes.
 
     Only where a task chooses by labels: devices of before do not know the record, and count it as
-    something to refuse. ``seal`` is for a device's newest session, whether it has sent in it or not
-    (:meth:`~device_sdk.wire.seal.session_table.SessionTable.seal_newest`).
+    something to refuse.
     """
 
-    def __init__(self, shared: Shared, board: TaskBoard, seal: Seal) -> None:
+    def __init__(self, shared: Shared, board: TaskBoard, table: SessionTable) -> None:
         self._registry, self._topics = shared.registry, shared.topics
         self._board = board
-        self._seal = seal
+        self._table = table
         self._told: dict[bytes, bytes] = {}
         self._revisions = (-1, -1)
 
@@ -35,7 +35,7 @@ class Standings:
         self._told.pop(device_id, None)
         device = self._registry.by_id(device_id)
         if device is not None and self._is_used():
-            yield from self._tell(device)
+            yield from self._tell(device, self._table.seal_newest)
 
     def changed(self) -> Iterator[tuple[str, bytes]]:
         """Topics and messages for the devices whose standing is another one than they know."""
@@ -46,12 +46,14 @@ class Standings:
         used = self._is_used()
         for device in self._registry.devices():
             if used or device.device_id in self._told:
-                yield from self._tell(device)
+                live = self._table.has_session(device.device_id)
+                seal = self._table.seal if live else self._table.seal_newest
+                yield from self._tell(device, seal)
 
     def _is_used(self) -> bool:
         return any(parts.task.selector for parts in self._board.served)
 
-    def _tell(self, device: DeviceRow) -> Iterator[tuple[str, bytes]]:
+    def _tell(self, device: DeviceRow, seal: Seal) -> Iterator[tuple[str, bytes]]:
         tasks = sorted(
             (parts.task.name, parts.task.cohort)
             for parts in self._board.served
@@ -61,7 +63,7 @@ class Standings:
         if self._told.get(device.device_id) == payload:
             return
         try:
-            sealed = self._seal(device.device_id, RecordType.STANDING, payload)
+            sealed = seal(device.device_id, RecordType.STANDING, payload)
         except WireError:
             return  # no session: it is told with the next one
         self._told[device.device_id] = payload

@@ -15,8 +15,10 @@ from aggregator.store.versions import Ranking
 from aggregator.tables import TomlTable
 from aggregator.task.selector import Selector, read_selector
 from aggregator.task.warm_start import WarmStart
+from device_sdk.evaluation.metrics import METRICS
 from device_sdk.fields import OneOf, Within, hints_of
 from device_sdk.link.broker_url import BrokerUrl, TlsFiles, parse_broker_url
+from device_sdk.link.proxy import proxy_for
 from device_sdk.methods.registry import MethodError
 from device_sdk.wire.codec.message import require_name
 from device_sdk.wire.publish.catalogue import Catalogue, read_catalogue
@@ -67,7 +69,8 @@ class BrokerTable:
     """The table ``[broker]``.
 
     Attributes:
-        url: mqtts://host:8883 for TLS.
+        url: mqtts://host:8883 for TLS, wss://host/mqtt for WebSocket.
+        proxy: an HTTP proxy on the way, which knows CONNECT.
         prefix: all topics lie below it.
         user: who the aggregator is to the broker.
         password_file: keeps the password out of this file.
@@ -77,6 +80,7 @@ class BrokerTable:
     """
 
     url: str = "mqtt://127.0.0.1:1883"
+    proxy: str | None = None
     prefix: str = "tessera"
     user: str | None = None
     password_file: str | None = None
@@ -177,9 +181,6 @@ class AdmissionSettings:
     enrolments_share: Annotated[float, _SHARE] = 0.15
 
 
-_LOWER_IS_BETTER = frozenset(("loss", "log_loss", "mae", "rmse", "calibration"))
-
-
 @dataclass(frozen=True, slots=True)
 class ModelsSettings:
     """The table ``[models]``: which versions' models are kept, beside those that are pinned.
@@ -199,7 +200,7 @@ class ModelsSettings:
         """By what versions are compared; None where nothing says so."""
         if self.best_by is None:
             return None
-        return Ranking(self.best_by, self.best_by not in _LOWER_IS_BETTER)
+        return Ranking(self.best_by, METRICS[self.best_by].higher_is_better)
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +221,8 @@ class BrokerSettings:
     url: BrokerUrl
     prefix: str
     tls: TlsFiles | None
+    proxy: str | None = None
+    """As of :class:`~device_sdk.link.settings.LinkSettings`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,7 +343,7 @@ def _task(root: TomlTable, path: Path, text: str, fleet: SharedSettings | None) 
         update_codec=named.update_codec,
         round=RoundSettings.read(root.table("round")),
         store=root.table("store").read(StoreSettings),
-        models=root.table("models").read(ModelsSettings),
+        models=_models(root.table("models")),
         warm_start=_warm_start(table, named.warm_start, folder),
         binding=binding,
         path=path,
@@ -348,6 +351,13 @@ def _task(root: TomlTable, path: Path, text: str, fleet: SharedSettings | None) 
     )
     root.end()
     return task
+
+
+def _models(table: TomlTable) -> ModelsSettings:
+    found = table.read(ModelsSettings)
+    if found.best_by is not None and found.best_by not in METRICS:
+        raise table.error("best_by", f"is {found.best_by!r}; expected one of {', '.join(METRICS)}")
+    return found
 
 
 def _warm_start(table: TomlTable, said: str | None, folder: Path) -> WarmStart | None:
@@ -426,6 +436,10 @@ def _broker(table: TomlTable, folder: Path) -> BrokerSettings:
         Topics(named.prefix)
     except ValueError as error:
         raise table.error("prefix", f"is not usable: {error}") from None
+    try:
+        proxy_for(url, named.proxy)
+    except ValueError as error:
+        raise table.error("proxy", f"is not usable: {error}") from None
     if named.user is not None:
         url = replace(url, user=named.user)
     if named.password_file is not None:
@@ -442,13 +456,15 @@ def _broker(table: TomlTable, folder: Path) -> BrokerSettings:
         if (value := getattr(named, key)) is not None
     }
     if files and not url.tls:
-        raise table.error(next(iter(files)), "is given, but broker.url starts with mqtt://")
+        raise table.error(
+            next(iter(files)), f"is given, but broker.url starts with {url.scheme}://"
+        )
     if "key_file" in files and "certificate_file" not in files:
         raise table.error("key_file", "is given without broker.certificate_file")
     tls = None
     if files:
         tls = TlsFiles(files.get("ca_file"), files.get("certificate_file"), files.get("key_file"))
-    return BrokerSettings(url, named.prefix, tls)
+    return BrokerSettings(url, named.prefix, tls, named.proxy)
 
 
 # The operator's list of items: a text file with one item a line, ``id`` or ``id<TAB>title``.

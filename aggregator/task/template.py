@@ -45,6 +45,7 @@ _LIVE = {
     "broker.url": BrokerTable().url,
 }
 _EXAMPLES: dict[str, object] = {
+    "broker.proxy": "http://proxy.example:3128",
     "task.folder": ".",
     "task.warm_start": "model.safetensors",
     "models.best_by": "loss",

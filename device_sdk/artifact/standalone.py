@@ -1,9 +1,10 @@
 """An artifact's inference graph with its parameters inside: a file that needs nothing of ours.
 
 The graph's state inputs become initializers. A pack is taken apart: the ``Split`` and ``Reshape``
-nodes that did so at run time go, and each parameter is an initializer under torch's name. What a
-pack's nodes do otherwise is left to them, with the pack as one initializer. Inputs and outputs are
-called what the manifest calls them; their named axes stay free.
+nodes that did so at run time go, and each parameter is an initializer under torch's name; one that
+the model uses in another shape than its own is there as one row, ``NAME.flat``. What else a pack's
+nodes do is left to them, with the pack as one initializer. Inputs and outputs are called what the
+manifest calls them; their named axes stay free.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from device_sdk.artifact.load import Artifact
 from device_sdk.artifact.onnx_reader import Budget, fields, integer, message, text
 from device_sdk.artifact.parts import Member, StateTensor
 from device_sdk.artifact.shapes import resolve
+
+_FLAT = ".flat"
 
 
 def standalone_onnx(
@@ -55,7 +58,8 @@ def standalone_onnx(
         if is_packed(tensor):
             apart = graph.take_apart(port.name, tensor)
             names |= apart
-            inside |= {name: arrays[name] for name in apart.values()}
+            flat = {f"{name}{_FLAT}": array.reshape(-1) for name, array in arrays.items()}
+            inside |= {name: {**flat, **arrays}[name] for name in apart.values()}
             if graph.reads(port.name):
                 inside[port.name] = packed(tensor, arrays)
         else:
@@ -210,7 +214,7 @@ class _Graph:
         """Drop the nodes that take a pack apart; the members' names by the values that they gave.
 
         These are a ``Split`` at the members' offsets, and a ``Reshape`` of each part to its
-        member's shape. A ``Split`` whose parts are used otherwise stays.
+        member's shape; a part that is used otherwise is the member as one row, ``NAME.flat``.
         """
         shapes = {member.name: resolve(member.shape, {}) for member in tensor.members}
         at = {(member.offset, math.prod(shapes[member.name])): member for member in tensor.members}
@@ -232,6 +236,8 @@ class _Graph:
                 elif member is not None and self._reshapes(user, value, shapes[member.name]):
                     apart[user.outputs[0]] = member.name
                     gone.append(user)
+                elif member is not None:
+                    apart[value] = f"{member.name}{_FLAT}"
                 else:
                     break
             else:

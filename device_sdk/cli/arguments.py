@@ -34,6 +34,19 @@ def add_home(parser: argparse.ArgumentParser) -> None:
     )
 
 
+# The way to the broker.
+
+
+def add_proxy(parser: argparse._ActionsContainer) -> None:
+    """Add ``--proxy``."""
+    parser.add_argument(
+        "--proxy",
+        metavar="URL",
+        help="reach the broker through this HTTP proxy: http://[user:password@]host:port, or '' "
+        "for none (default: ws:// and wss:// through the environment's HTTPS_PROXY or ALL_PROXY)",
+    )
+
+
 # What the library has to say while a command works.
 
 

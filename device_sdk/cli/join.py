@@ -7,9 +7,17 @@ import sys
 from pathlib import Path
 from urllib.parse import quote
 
-from device_sdk.cli.arguments import CommandError, add_code, add_home, code_of, log_to_stderr
+from device_sdk.cli.arguments import (
+    CommandError,
+    add_code,
+    add_home,
+    add_proxy,
+    code_of,
+    log_to_stderr,
+)
 from device_sdk.device import Device
 from device_sdk.link.broker_url import TlsFiles, parse_broker_url
+from device_sdk.link.settings import LinkSettings
 from device_sdk.system.command_line import positive_float
 
 DESCRIPTION = """\
@@ -23,6 +31,7 @@ examples:
   tessera-device join mqtt://127.0.0.1 --home ./device-1          (asks for the code)
   tessera-device join mqtts://broker.example:8883 --code-file code.txt --home /var/lib/tessera \\
       --ca-file ca.pem --user edge --password-file password.txt
+  tessera-device join wss://broker.example/mqtt --proxy http://proxy.example:3128
 
 The operator makes codes with `tessera-aggregator invite`, and says there which --task, --cohort and
 --prefix to give where they are not the usual ones.
@@ -31,7 +40,12 @@ The operator makes codes with `tessera-aggregator invite`, and says there which 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's arguments."""
-    parser.add_argument("url", metavar="URL", help="mqtt://host[:1883] or mqtts://host[:8883]")
+    parser.add_argument(
+        "url",
+        metavar="URL",
+        help="mqtt://host[:1883], mqtts://host[:8883] (TLS), or MQTT in a WebSocket: "
+        "ws://host[:80][/mqtt], wss://host[:443][/mqtt] (TLS)",
+    )
     add_code(parser)
     add_home(parser)
     broker = parser.add_argument_group("the broker")
@@ -46,6 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     broker.add_argument(
         "--password-file", type=Path, metavar="FILE", help="file with the password, one line"
     )
+    add_proxy(broker)
     fleet = parser.add_argument_group("the fleet")
     fleet.add_argument("--prefix", default="tessera", help="topic prefix (default: tessera)")
     fleet.add_argument("--task", help="take part in this task alone (default: in all)")
@@ -74,6 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
             task=arguments.task,
             cohort=arguments.cohort,
             timeout_seconds=arguments.timeout,
+            link_settings=LinkSettings(proxy=arguments.proxy),
         )
     except ValueError as error:
         raise CommandError(str(error)) from error

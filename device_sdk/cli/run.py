@@ -5,11 +5,14 @@ from __future__ import annotations
 import argparse
 import signal
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
-from device_sdk.cli.arguments import CommandError, add_home, log_to_stderr
+from device_sdk.cli.arguments import CommandError, add_home, add_proxy, log_to_stderr
+from device_sdk.conditions import on_mains_power, when_idle
 from device_sdk.device import Device
 from device_sdk.interactions import InteractionsError, read_interactions
+from device_sdk.link.settings import LinkSettings
 from device_sdk.status import DeviceStatus
 from device_sdk.system.command_line import positive_float, positive_int, slowdown
 from device_sdk.system.printable import printable
@@ -26,6 +29,8 @@ examples:
                           first record a file's user,item lines as if the app had
   tessera-device run --home ./device-1 --task clicks --task air
                           of the fleet's tasks these two, whatever was named when joining
+  tessera-device run --home ./device-1 --on-mains-power --when-idle 300
+                          train while plugged in and not in use
   tessera-device run --home ./device-1 --slowdown 8
                           as if this machine were eight times slower
 """
@@ -78,6 +83,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="send and receive no more than about this on one day (default: no bound)",
     )
     parser.add_argument(
+        "--on-mains-power",
+        action="store_true",
+        help="train only while this machine runs on mains power; rounds wait as long as there is "
+        "time (Linux, macOS; elsewhere: always)",
+    )
+    parser.add_argument(
+        "--when-idle",
+        type=positive_float,
+        metavar="SECONDS",
+        help="likewise, only after the machine had little to do for so long (at most 900)",
+    )
+    add_proxy(parser)
+    parser.add_argument(
         "--for",
         type=positive_float,
         dest="for_seconds",
@@ -96,9 +114,16 @@ def run(arguments: argparse.Namespace) -> int:
         when_none_fits=arguments.when_none_fits,
         seconds_a_day=arguments.seconds_a_day,
         bytes_a_day=arguments.bytes_a_day,
+        only_when=_only_when(arguments),
     )
     try:
-        opened = Device.open(arguments.home, options=options, tasks=arguments.task)
+        link_settings = LinkSettings(proxy=arguments.proxy)
+    except ValueError as error:
+        raise CommandError(f"--proxy: {error}") from error
+    try:
+        opened = Device.open(
+            arguments.home, options=options, link_settings=link_settings, tasks=arguments.task
+        )
     except ValueError as error:
         raise CommandError(f"--task: {error}") from error
     with opened as device:
@@ -117,6 +142,16 @@ def run(arguments: argparse.Namespace) -> int:
             for number, handler in before:
                 signal.signal(number, handler)
     return 0
+
+
+def _only_when(arguments: argparse.Namespace) -> Callable[[], bool] | None:
+    conditions = [on_mains_power()] if arguments.on_mains_power else []
+    if arguments.when_idle is not None:
+        try:
+            conditions.append(when_idle(arguments.when_idle))
+        except ValueError as error:
+            raise CommandError(f"--when-idle: {error}") from error
+    return (lambda: all(each() for each in conditions)) if conditions else None
 
 
 def _record(device: Device, path: Path, task: str | None) -> None:

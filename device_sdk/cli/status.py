@@ -14,10 +14,11 @@ from device_sdk.status import DeviceStatus, TaskStatus
 from device_sdk.system.printable import printable, text_table
 
 DESCRIPTION = """\
-Shows a device's identity, its data, its last round and what waits to be sent. Reads the home folder
-only, so it works while the device runs in another process, and tells what was last committed."""
+Shows a device's identity, its data, its last round and what waits to be sent, and, where another
+process runs it, what that process is at and what is wrong now. Reads the home folder only."""
 
-_LIVE = ("running", "connected", "session", "working_on", "sent_bytes", "refused", "problem")
+# What the running process does not tell, or this one cannot know.
+_LEFT_OUT = ("sent_bytes", "refused", "slowdown")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,9 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
         except ValueError as error:
             raise CommandError(str(error)) from error
     if arguments.json:
-        # What only the running process knows would be misleading here.
-        known = {k: v for k, v in dataclasses.asdict(status).items() if k not in _LIVE}
-        del known["slowdown"]
+        known = {k: v for k, v in dataclasses.asdict(status).items() if k not in _LEFT_OUT}
         known["tasks"] = [dataclasses.asdict(each) for each in tasks]
         print(json.dumps(known, indent=2))
     else:
@@ -68,6 +67,7 @@ def _rows(status: DeviceStatus) -> list[tuple[str, str]]:
         ("device", status.device_id),
         ("broker", status.broker),
         ("task", status.task),
+        ("now", _now(status)),
         ("local data", f"{status.users} users, {status.interactions} interactions"),
         ("newest round", _round(status)),
         ("last trained", _trained(status)),
@@ -79,8 +79,20 @@ def _rows(status: DeviceStatus) -> list[tuple[str, str]]:
     ]
     if status.k_reason:
         what = "model" if status.artifact else "k"
-        rows.insert(7, (f"{what} chosen because", status.k_reason))
+        rows.insert(8, (f"{what} chosen because", status.k_reason))
     return rows
+
+
+def _now(status: DeviceStatus) -> str:
+    if not status.running:
+        return "no process runs it"
+    if status.problem:
+        return status.problem
+    if status.working_on is not None:
+        return f"round {status.working_on} is in hand"
+    if status.session:
+        return "in session; waiting for a round"
+    return "connected; waiting for the aggregator" if status.connected else "connecting ..."
 
 
 def _round(status: DeviceStatus) -> str:

@@ -294,6 +294,11 @@ class HomeDatabase:
                 self._depth -= 1
                 self._connection.execute("COMMIT")
 
+    @property
+    def changes(self) -> int:
+        """How many rows were written since this was opened: the same number, the same content."""
+        return self._connection.total_changes
+
     def rows(self, query: str, *values: object) -> list[tuple[Any, ...]]:
         """All rows of a query."""
         with self._lock:

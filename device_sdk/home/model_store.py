@@ -136,6 +136,11 @@ class ModelStore(HomeStore):
         )
         return None if row is None else (int(row[0]), int(row[1]), int(row[2]))
 
+    def marks(self) -> dict[str, tuple[int, int, int]]:
+        """:meth:`model_mark` of each task that has a model here."""
+        rows = self._database.rows("SELECT task, generation, round, version FROM model")
+        return {task: (generation, round_, version) for task, generation, round_, version in rows}
+
     def last_catalogue(self, task: str) -> tuple[int, bytes] | None:
         """(generation, catalogue id) of the stored model."""
         row = self._database.row("SELECT generation, catalogue_id FROM model WHERE task = ?", task)

@@ -121,6 +121,19 @@ class RoundStore(HomeStore):
         found = self._participations(f"{where} ORDER BY number DESC LIMIT 1", task)
         return found[0] if found else None
 
+    def newest(self) -> int:
+        """A number that grows with each round concluded here; 0 before the first."""
+        row = self._database.row("SELECT coalesce(max(number), 0) FROM participation")
+        return 0 if row is None else int(row[0])
+
+    def concluded_after(self, number: int) -> list[tuple[int, Participation]]:
+        """The rounds concluded since :meth:`newest` was ``number``, each with its own number."""
+        rows = self._database.rows(
+            "SELECT number FROM participation WHERE number > ? ORDER BY number", number
+        )
+        found = self._participations("WHERE number > ? ORDER BY number", number)
+        return [(int(row[0]), part) for row, part in zip(rows, found, strict=True)]
+
     def receipted(self, task: str, generation: int, most: int) -> list[Participation]:
         """The newest rounds of a task whose updates have their receipts, newest first."""
         return self._participations(

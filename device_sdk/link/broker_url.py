@@ -3,33 +3,59 @@
 from __future__ import annotations
 
 import os
+import re
 import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-_PORTS = {"mqtt": 1883, "mqtts": 8883}
-_EXAMPLE = "expected mqtt://host, mqtts://host:8883 or mqtts://user:password@host:8883"
+_PORTS = {"mqtt": 1883, "mqtts": 8883, "ws": 80, "wss": 443}
+_EXAMPLE = (
+    "expected mqtt://host, mqtts://host:8883, mqtts://user:password@host:8883, ws://host:9001/mqtt "
+    "or wss://host/mqtt"
+)
+_USUAL_PATH = "/mqtt"
+# Of what stands in the first lines of an HTTP request: no space and no line's end.
+_VISIBLE = re.compile(r"[!-~]+")
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerUrl:
-    """A parsed broker address. ``repr`` leaves the password out."""
+    """A parsed broker address. ``repr`` leaves the password out, and a path, which may hold one.
+
+    ``path``: of a WebSocket, with its query; None for MQTT on the bare connection.
+    """
 
     host: str
     port: int
     tls: bool
     user: str | None = None
     password: str | None = field(default=None, repr=False)
+    path: str | None = field(default=None, repr=False)
+
+    @property
+    def scheme(self) -> str:
+        """``mqtt``, ``mqtts``, ``ws`` or ``wss``."""
+        return ("mqtt" if self.path is None else "ws") + ("s" if self.tls else "")
+
+    @property
+    def authority(self) -> str:
+        """``host:port``, an IPv6 address in brackets."""
+        return authority(self.host, self.port)
 
     def __str__(self) -> str:
-        """The address without user and password, fit for a log."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{'mqtts' if self.tls else 'mqtt'}://{host}:{self.port}"
+        """The address without user, password and query, fit for a log."""
+        return f"{self.scheme}://{self.authority}{(self.path or '').partition('?')[0]}"
+
+
+def authority(host: str, port: int) -> str:
+    """``host:port``, an IPv6 address in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def parse_broker_url(text: str) -> BrokerUrl:
-    """Parse ``mqtt://`` (port 1883) or ``mqtts://`` (TLS, port 8883).
+    """Parse ``mqtt://`` (port 1883), ``mqtts://`` (TLS, port 8883), ``ws://`` (WebSocket, port 80)
+    or ``wss://`` (with TLS, port 443); a WebSocket's path is ``/mqtt`` where none is given.
 
     User and password are percent-decoded; an IPv6 address stands in brackets. Raises ValueError,
     which never quotes the text: it may hold a password.
@@ -40,21 +66,36 @@ def parse_broker_url(text: str) -> BrokerUrl:
     except ValueError:
         raise ValueError(f"the broker URL cannot be parsed; {_EXAMPLE}") from None
     if parts.scheme not in _PORTS:
-        raise ValueError(f"a broker URL starts with mqtt:// or mqtts://; {_EXAMPLE}")
+        raise ValueError(f"a broker URL starts with mqtt://, mqtts://, ws:// or wss://; {_EXAMPLE}")
     if not parts.hostname:
         raise ValueError(f"the broker URL names no host; {_EXAMPLE}")
     if port == 0:
         raise ValueError(f"port 0 is not a port; {_EXAMPLE}")
-    if parts.path not in ("", "/") or parts.query or parts.fragment:
-        raise ValueError(f"a broker URL ends after host and port; {_EXAMPLE}")
+    path = None
+    if parts.scheme in ("ws", "wss"):
+        path = (parts.path or _USUAL_PATH) + (f"?{parts.query}" if parts.query else "")
+        if parts.fragment or not _VISIBLE.fullmatch(path):
+            raise ValueError(
+                "a WebSocket's path is of visible ASCII characters, others as %XX, and has no "
+                f"#fragment; {_EXAMPLE}"
+            )
+        if not _VISIBLE.fullmatch(parts.hostname):
+            raise ValueError(
+                f"a WebSocket's host is of visible ASCII characters, others as xn--...; {_EXAMPLE}"
+            )
+    elif parts.path not in ("", "/") or parts.query or parts.fragment:
+        raise ValueError(
+            f"a broker URL ends after host and port, but for ws:// and wss://; {_EXAMPLE}"
+        )
     if parts.password is not None and not parts.username:
         raise ValueError(f"the broker URL has a password but no user; {_EXAMPLE}")
     return BrokerUrl(
         host=parts.hostname,
         port=_PORTS[parts.scheme] if port is None else port,
-        tls=parts.scheme == "mqtts",
+        tls=parts.scheme in ("mqtts", "wss"),
         user=unquote(parts.username) if parts.username else None,
         password=unquote(parts.password) if parts.password is not None else None,
+        path=path,
     )
 
 

@@ -10,11 +10,13 @@ and a publication that nobody wants costs a look at its topic.
 
 from __future__ import annotations
 
-import ssl
+import socket
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from paho.mqtt.client import Client
+
+from device_sdk.link.dial import Stream
 
 # Cuts a stream of MQTT packets into whole ones, and leaves out what nobody wants.
 
@@ -98,20 +100,22 @@ class BufferedClient(Client):
     """Use :meth:`read` and :meth:`write` in place of ``loop_read`` and ``loop_write``.
 
     ``read_bytes``: the most that one :meth:`read` takes from the socket. ``admits``: publications
-    that it refuses are acknowledged and dropped; None takes all.
+    that it refuses are acknowledged and dropped; None takes all. ``dial``: makes the connection.
 
-    Two methods of paho's own are replaced. Should another version not call them any more, packets
-    move one by one again, and nothing else changes.
+    Three methods of paho's own are replaced. Should another version not call two of them any more,
+    packets move one by one again, and nothing else changes.
     """
 
     def __init__(
         self,
         *args: Any,
+        dial: Callable[[], Stream],
         read_bytes: int = 65_536,
         admits: Admits | None = None,
         **settings: Any,
     ) -> None:
         super().__init__(*args, **settings)
+        self._dial = dial
         self._read_bytes = read_bytes
         self._cutter = PacketCutter(admits)
         self._ready = b""
@@ -174,6 +178,9 @@ class BufferedClient(Client):
             del self._behind[:taken]
         return not self._behind
 
+    def _create_socket(self) -> Any:
+        return self._dial()
+
     def _sock_recv(self, bufsize: int) -> bytes:
         if self._taken == len(self._ready):
             if self._reading and self._had_its_share:
@@ -196,7 +203,7 @@ class BufferedClient(Client):
     def _receive(self) -> bytes:
         """What the socket has, at most ``read_bytes``; empty at its end."""
         received = super()._sock_recv(self._read_bytes)
-        if not received or not isinstance(self.socket(), ssl.SSLSocket):
+        if not received or type(self.socket()) is socket.socket:
             return received
         parts, size = [received], len(received)
         while size < self._read_bytes:  # TLS gives one record of 16 KiB at a time

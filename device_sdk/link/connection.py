@@ -28,7 +28,9 @@ from paho.mqtt.reasoncodes import ReasonCode
 
 from device_sdk.link.broker_url import BrokerUrl
 from device_sdk.link.buffered_client import Admits, BufferedClient
+from device_sdk.link.dial import Stream, dial, unseen
 from device_sdk.link.events import Message, MqttVersion, ServerLimits
+from device_sdk.link.proxy import Proxy
 from device_sdk.link.settings import LinkSettings
 
 _FAILURE = 128
@@ -65,6 +67,7 @@ class BrokerWay:
     settings: LinkSettings
     clock: Callable[[], float]
     admits: Admits | None
+    proxy: Proxy | None = None
 
 
 class Connection:
@@ -112,8 +115,6 @@ class Connection:
             if self._socket is None:
                 self._finish(ConnectionEnd("closed", "closed while connecting"))
                 return
-            # Small packets each way: Nagle's wait for more would add 40 ms to every receipt.
-            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.last_received_seconds = self._clock()
 
     def step(self, timeout_seconds: float, wake: socket.socket, read: bool) -> None:
@@ -166,14 +167,12 @@ class Connection:
             clean_session=None if five else True,
             protocol=MQTTProtocolVersion.MQTTv5 if five else MQTTProtocolVersion.MQTTv311,
             reconnect_on_failure=False,
+            dial=self._dial,
             read_bytes=settings.read_bytes,
             admits=way.admits,
         )
-        client.connect_timeout = settings.connect_timeout_seconds
         # The link bounds what is in flight; paho's own window would only add a hidden queue.
         client.max_inflight_messages_set(65_535)
-        if way.tls is not None:
-            client.tls_set_context(way.tls)
         if way.url.user is not None:
             client.username_pw_set(way.url.user, way.url.password)
         client.on_connect = self._on_connect
@@ -185,12 +184,14 @@ class Connection:
         client.on_socket_register_write = _leave_writing_to_the_loop
         return client
 
+    def _dial(self) -> Stream:
+        way = self._way
+        return dial(way.url, way.tls, way.proxy, way.settings.connect_timeout_seconds, self._clock)
+
     def _step(self, timeout_seconds: float, wake: socket.socket, read: bool) -> None:
         sock = self._socket
         # What was read ahead, or TLS has already decrypted, does not show in select.
-        buffered = read and (
-            self._client.has_read_ahead or (isinstance(sock, ssl.SSLSocket) and sock.pending() > 0)
-        )
+        buffered = read and (self._client.has_read_ahead or unseen(sock) > 0)
         poll = select.poll()
         interest = (select.POLLIN if read else 0) | (
             select.POLLOUT if self._client.has_to_write else 0

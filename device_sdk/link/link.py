@@ -13,6 +13,7 @@ from device_sdk.link.connection import BrokerWay
 from device_sdk.link.events import Delivery, Event, ServerLimits
 from device_sdk.link.loop import LinkLoop
 from device_sdk.link.outbound import LinkError
+from device_sdk.link.proxy import proxy_for
 from device_sdk.link.settings import LinkSettings
 
 __all__ = ["Link", "LinkError"]
@@ -22,10 +23,10 @@ class Link:
     """A connection to a broker that is made again whenever it breaks.
 
     Args:
-        url: ``mqtt://`` or ``mqtts://``, see :func:`parse_broker_url`.
+        url: ``mqtt://``, ``mqtts://``, ``ws://`` or ``wss://``, see :func:`parse_broker_url`.
         rng: draws the client id and the back-off's jitter. Used on the link's thread only.
         clock: monotonic seconds.
-        tls: files for ``mqtts://``; the system's authorities when None.
+        tls: files for ``mqtts://`` and ``wss://``; the system's authorities when None.
         client_id: a random one when None.
         settings: limits and times.
         admits: asked on the link's thread for the topic of each publication that arrives, before
@@ -35,7 +36,7 @@ class Link:
     Sessions are clean: subscriptions are made anew at each connection, and nothing is expected of
     the broker's queues. All public methods may be called from any thread; ``events`` from one at a
     time. The thread starts with :meth:`start` and waits without polling while nothing happens.
-    Raises ValueError for a bad URL or TLS files that cannot be read.
+    Raises ValueError for a bad URL, the proxy's too, or TLS files that cannot be read.
     """
 
     def __init__(
@@ -52,11 +53,16 @@ class Link:
     ) -> None:
         parsed = parse_broker_url(url) if isinstance(url, str) else url
         if tls is not None and not parsed.tls:
-            raise ValueError("TLS files are given, but the URL starts with mqtt://; use mqtts://")
+            raise ValueError(
+                f"TLS files are given, but the URL starts with {parsed.scheme}://; use "
+                f"{parsed.scheme}s://"
+            )
         context = (tls or TlsFiles()).context() if parsed.tls else None
         # 22 letters and digits: within what every 3.1.1 broker must take.
         self.client_id = client_id if client_id is not None else rng.bytes(11).hex()
-        way = BrokerWay(parsed, context, self.client_id, settings or LinkSettings(), clock, admits)
+        settings = settings or LinkSettings()
+        proxy = proxy_for(parsed, settings.proxy)
+        way = BrokerWay(parsed, context, self.client_id, settings, clock, admits, proxy)
         self._loop = LinkLoop(way, rng, on_event)
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None

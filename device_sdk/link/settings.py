@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from device_sdk.link.proxy import parse_proxy_url
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,10 @@ class LinkSettings:
     """Told to a broker that speaks MQTT 5: unacknowledged publications to us."""
     maximum_packet_bytes: int = 128 << 10
     """Told to a broker that speaks MQTT 5: it drops larger messages to us."""
+    proxy: str | None = field(default=None, repr=False)
+    """``http://host:port`` or ``http://user:password@host:port``: reach the broker through it, by
+    CONNECT. Empty: through none. None: ``ws://`` and ``wss://`` through the environment's, see
+    :func:`~device_sdk.link.proxy.proxy_for`; the others through none."""
 
     def __post_init__(self) -> None:
         for name in ("in_flight", "receive_maximum", "keepalive_seconds"):
@@ -53,6 +59,8 @@ class LinkSettings:
         ):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; expected more than 0")
+        if self.proxy:
+            parse_proxy_url(self.proxy)
         if self.backoff_most_seconds < self.backoff_first_seconds:
             raise ValueError("backoff_most_seconds is below backoff_first_seconds")
         if not 1024 <= self.maximum_packet_bytes < 2**28:

@@ -341,6 +341,8 @@ class CurrentRound:
         if self._round is not None:
             if self._round.manifest == manifest:
                 return  # shown again, as after a reconnection
+            if self.ready is not None:
+                self._turns.lose(self.task)
             self._conclude(self._round.manifest, RoundOutcome.TOO_LATE, "the next round opened")
         # Only for news: a broker that repeats a manifest must not shorten the waits.
         self._sessions.went_well()

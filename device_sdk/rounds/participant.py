@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from device_sdk.rounds.actions import Actions, Subscribe, Unsubscribe
 from device_sdk.rounds.budget import DayBudget
@@ -118,15 +118,20 @@ class Participant:
         for each in self.rounds.values():
             each.connected(value)
 
-    def turn(self) -> CurrentRound | None:
+    def turn(
+        self, may_begin: Callable[[CurrentRound], bool] = lambda round_: True
+    ) -> CurrentRound | None:
         """The round with a question to answer, or a job to train now; None where nobody's turn has
-        come. A job's training has begun with this: it must be followed by its end."""
+        come. A job's training has begun with this: it must be followed by its end. ``may_begin``:
+        the owner's word on each, asked first; it may end the round instead."""
         self._turn_seconds = math.inf
-        for each in self.rounds.values():
+        rounds = [each for each in self.rounds.values() if each.question or each.job]
+        able = [each for each in rounds if may_begin(each)]
+        for each in able:
             if each.question is not None or (each.job is not None and each.ready is None):
                 return each
         while True:
-            ready = [each.ready for each in self.rounds.values() if each.ready is not None]
+            ready = [each.ready for each in able if each.ready is not None]
             turn = self._turns.pick(ready, self._world.clock(), self.rounds.keys())
             self._turn_seconds = turn.at_seconds
             if turn.task is None:

@@ -84,6 +84,7 @@ class Turns:
         self._patience[awaited] -= 1
         if self._lost[awaited] < 2:
             return Turn(first.task)
+        self.lose(first.task)  # or it would be the one that is left out
         return Turn(first.task, f"gave way to the task {awaited!r}, which had no turn for too long")
 
     def began(self, task: str, now: float) -> None:

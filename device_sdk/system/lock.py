@@ -26,9 +26,13 @@ class FileLock:
 
     def sign(self) -> None:
         """As who holds it: leave this process's number for :meth:`holder`."""
+        self.write(f"{os.getpid()}\n".encode())
+
+    def write(self, content: bytes) -> None:
+        """Leave this in the file, in place of what stands there. Others may see a part of it."""
         os.ftruncate(self._handle, 0)
         os.lseek(self._handle, 0, os.SEEK_SET)
-        os.write(self._handle, f"{os.getpid()}\n".encode())
+        os.write(self._handle, content)
 
     def holder(self) -> str:
         """Who signed it last, in words."""

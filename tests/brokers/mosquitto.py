@@ -94,6 +94,16 @@ class Mosquitto:
             self._process = None
 
 
+def websocket_lines(port: int) -> tuple[str, ...]:
+    """A second listener, for WebSockets: Mosquitto 2.0.11 starts with none but these, and ends."""
+    return (
+        "allow_anonymous true",
+        f"listener {port} 127.0.0.1",
+        "protocol websockets",
+        "socket_domain ipv4",
+    )
+
+
 @contextmanager
 def running(broker: Mosquitto) -> Iterator[Mosquitto]:
     broker.start()

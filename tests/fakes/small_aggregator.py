@@ -138,8 +138,7 @@ class SmallAggregator:
         self._verdicts: dict[bytes, Verdict] = {}
         self._counted: dict[UpdateIdentity, bytes] = {}
         self._lock = threading.RLock()
-        self.methods = defaultdict(_method)
-        self.method = self.methods["default"]
+        self.methods: defaultdict[str, ScatterMethod] = defaultdict(_method)
         self.serial = 0
         self.rotate_descriptor(publish=False)
         self.forget_sessions()
@@ -165,6 +164,15 @@ class SmallAggregator:
     def __exit__(self, *details: object) -> None:
         self._link.stop(flush_seconds=1)
         self._thread.join(5)
+
+    @property
+    def method(self) -> ScatterMethod:
+        """Of the task ``default``."""
+        return self.methods["default"]
+
+    @method.setter
+    def method(self, method: ScatterMethod) -> None:
+        self.methods["default"] = method
 
     def use_artifact(self, files: dict[str, bytes]) -> None:
         """Publish an artifact of the aggregator's own from the next round on."""

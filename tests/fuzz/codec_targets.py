@@ -9,12 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from device_sdk.evaluation.report import read_evaluations, write_evaluations
 from device_sdk.evaluation.terms import EvaluationTerms
+from device_sdk.home.live import parse_live
 from device_sdk.link.broker_url import parse_broker_url
 from device_sdk.link.buffered_client import PacketCutter
+from device_sdk.link.http_head import parse_head
+from device_sdk.link.proxy import parse_proxy_url
+from device_sdk.link.websocket import FrameReader
 from device_sdk.methods.teacher_logits.contract import (
     SoftForm,
     decode_soft_outputs,
@@ -195,7 +200,44 @@ def _code(data: bytes) -> None:
 
 
 def _url(data: bytes) -> None:
-    parse_broker_url(data.decode("utf-8", "replace"))
+    url = parse_broker_url(data.decode("utf-8", "replace"))
+    assert 0 < url.port < 65_536
+    if url.path is not None:
+        assert url.path[0] == "/"
+        assert all("!" <= each <= "~" for each in url.host + url.path)
+
+
+def _proxy_url(data: bytes) -> None:
+    proxy = parse_proxy_url(data.decode("utf-8", "replace"))
+    assert 0 < proxy.port < 65_536 and ":" not in (proxy.user or "")
+
+
+def _http_head(data: bytes) -> None:
+    head = parse_head(data)
+    assert 0 <= head.status < 1000 and len(head.reason) <= 100
+
+
+def _frames(data: bytes) -> None:
+    """However a server's bytes are cut, the same payload comes out, and no more than came."""
+    size, stream = (data[0] % 16 if data else 0) + 1, data[1:]
+    whole, reader = FrameReader(), FrameReader()
+    payload = bytearray()
+    try:
+        for at in range(0, len(stream), size):
+            payload += reader.read(stream[at : at + size])
+    except ConnectionError:
+        with pytest.raises(ConnectionError):
+            whole.read(stream)
+        raise
+    assert whole.read(stream) == payload and len(payload) <= len(stream)
+    assert (whole.closed, whole.ping) == (reader.closed, reader.ping)
+
+
+def _running(data: bytes) -> None:
+    live = parse_live(data)
+    if live is None:
+        raise ValueError("no running device's state")
+    assert isinstance(live.problem, str) and isinstance(live.process, int)
 
 
 def _hex(*texts: str) -> list[bytes]:
@@ -314,7 +356,52 @@ CODEC_TARGETS = (
         _WIRE,
         256,
     ),
-    Target("url", _url, lambda: [b"mqtts://user:secret@broker.example:8883"], (ValueError,), 256),
+    Target(
+        "url",
+        _url,
+        lambda: [
+            b"mqtts://user:secret@broker.example:8883",
+            b"ws://user@broker.example:9001/mqtt",
+            b"wss://[::1]/a/b?token=%2F&c",
+        ],
+        (ValueError,),
+        256,
+    ),
+    Target("proxy-url", _proxy_url, lambda: [b"http://user:secret@proxy:3128"], (ValueError,), 256),
+    Target(
+        "running",
+        _running,
+        lambda: [
+            b'{"connected":true,"session":false,"working_on":7,"problem":"x","process":12,'
+            b'"unix_seconds":1800000000}'
+        ],
+        (ValueError,),
+        512,
+    ),
+    Target(
+        "http-head",
+        _http_head,
+        lambda: [
+            b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: WebSocket\r\nConnection: Upgrade\r\n"
+            b"Sec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\nSec-WebSocket-Protocol: mqtt"
+        ],
+        (ConnectionError,),
+        1024,
+    ),
+    Target(
+        "frames",
+        _frames,
+        lambda: [
+            b"\x03"
+            + b"\x82\x04\x20\x02\x00\x00"
+            + b"\x89\x02hi"
+            + b"\x8a\x00"
+            + b"\x88\x02\x03\xe8",
+            b"\x08" + b"\x02\x7e\x00\x80" + bytes(128) + b"\x00\x01a" + b"\x80\x01b",
+            b"\x0f" + b"\x82\x7f\x00\x00\x00\x00\x00\x00\x00\x03abc" + b"\x82\x00",
+        ],
+        (ConnectionError,),
+    ),
 )
 
 

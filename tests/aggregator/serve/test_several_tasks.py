@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from aggregator.home import AggregatorHome
+from aggregator.store.devices import DeviceRow
 from device_sdk.device import Device
 from device_sdk.wire.publish.receipts import UpdateIdentity, Verdict
 from device_sdk.wire.publish.standing import Standing
@@ -186,3 +187,101 @@ def test_devices_of_one_task_go_on_beside_another(mosquitto: Mosquitto, tmp_path
         finally:
             for device in devices:
                 device.close()
+
+
+def test_a_file_that_is_wrong_keeps_its_task_out_and_no_other(
+    mosquitto: Mosquitto, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = make_home(tmp_path, mosquitto.url, ROUND)
+    text = task_text(home, "air", ROUND)
+    add_task(home, "air", text)
+    with serving(home) as served:
+        generation = served.parts.tasks.served[1].rounds.generation
+    file = home.task_files / "air.toml"
+    file.write_text(text.replace("columns = 8", "colums = 8"))
+    codes = invite(home, 2)
+    with (
+        serving(home) as served,
+        ScriptedDevice(mosquitto.url, codes[0], 1) as anna,
+        ScriptedDevice(mosquitto.url, codes[1], 2, task="air") as bert,
+    ):
+        for device in (anna, bert):
+            device.enrol().join()
+        assert anna.take_part(1).verdict is Verdict.COUNTED
+        assert [task.task.name for task in served.parts.tasks.served] == ["default"]
+        assert command(home, "task", "list") == 0
+        assert "air: it is not served: " in capsys.readouterr().out
+        # Its devices are not told that there is no such task: they would drop what they have.
+        identity = UpdateIdentity(bert.require_grant().device_id, "air", generation, 1)
+        digest = bert.send(identity, bert.body())
+        until = time.monotonic() + 5
+        while not served.parts.refusals.counts["not-served"]:
+            assert time.monotonic() < until
+            bert.pump(0.05)
+        assert digest not in bert.receipts
+        # Mended, it is served without a restart.
+        file.write_text(text)
+        assert bert.take_part(1).verdict is Verdict.COUNTED
+
+
+def test_the_operator_s_commands_know_of_every_task(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = make_home(tmp_path, "mqtt://127.0.0.1:1", ROUND.replace("devices = 2", "devices = 1"))
+    store = home.open_store()
+    store.devices.add(DeviceRow(b"a" * 16, b"a" * 32, b"a" * 16, b"k" * 32, 0, b"t" * 8, 0, 1))
+    store.database.close()
+    add_task(home, "air", task_text(home, "air", ROUND.replace("devices = 2", "devices = 1")))
+    with serving(home) as served:
+        until = time.monotonic() + 5
+        while any(task.rounds.current is None for task in served.parts.tasks.served):
+            assert time.monotonic() < until
+            time.sleep(0.02)
+        before = [task.rounds.generation for task in served.parts.tasks.served]
+        openings = {
+            row.opening for task in served.parts.tasks.served for row in task.store.rounds.latest()
+        }
+        assert openings == {1, 2}
+    store = home.open_store()
+    air = store.task(2)
+    air.rounds.hold(1, "as the test wants")
+    store.database.close()
+    assert command(home, "status") == 0
+    said = capsys.readouterr().out
+    assert "task         air scatter" in said and "held: as the test wants" in said
+    assert command(home, "release", "--task", "default") == 1
+    assert command(home, "release", "--task", "water") == 1
+    assert "there is no task 'water'" in capsys.readouterr().err
+    assert command(home, "release") == 0
+    assert capsys.readouterr().out.startswith("air: round 1 goes on")
+    # A backup: both tasks begin anew, above all that devices may have seen.
+    store = home.open_store()
+    store.task(2).facts.own_generation = before[1] + 40
+    store.database.close()
+    assert command(home, "restored", "--after", str(before[1] + 50)) == 0
+    store = home.open_store()
+    for number in (1, 2):
+        task = store.task(number)
+        assert task.facts.generation > before[1] + 50
+        assert task.rounds.latest()[0].closed_unix_seconds is not None
+    store.database.close()
+
+
+def test_a_wide_fleet_of_tasks_has_its_rounds_side_by_side(tmp_path: Path) -> None:
+    """No task waits for another, and a device's reply has room for the newest keys alone."""
+    home = make_home(tmp_path, "mqtt://127.0.0.1:1", ROUND.replace("devices = 2", "devices = 1"))
+    store = home.open_store()
+    store.devices.add(DeviceRow(b"a" * 16, b"a" * 32, b"a" * 16, b"k" * 32, 0, b"t" * 8, 0, 1))
+    store.database.close()
+    for number in range(20):
+        name = f"t{number:02}"
+        add_task(home, name, task_text(home, name, ROUND.replace("devices = 2", "devices = 1")))
+        with serving(home) as served:
+            until = time.monotonic() + 5
+            while any(task.rounds.current is None for task in served.parts.tasks.served):
+                assert time.monotonic() < until
+                time.sleep(0.01)
+            epochs = [key.epoch for key in served.parts.store.secrets.group_keys()]
+            told = [key.epoch for key in served.parts.keys.group_keys()]
+        assert command(home, "rotate", "group") == 0
+    assert len(epochs) == 20 and told == epochs[-16:]

@@ -130,13 +130,15 @@ def test_each_task_has_versions_of_its_own_and_may_begin_with_anothers(
         assert "none of its items is in the task's catalogue" in capsys.readouterr().err
         # A version of before a replacement that does not fit what came is refused by serve.
         assert command(home, "task", "replace", "air", "--from", str(wider), "--now") == 0
+        store = home.open_store()
+        versions = store.task(2).versions
+        # Noted as the task's parts are made anew, just after the replacement's commit.
+        wait_until(lambda: versions.find(1) is not None)
         capsys.readouterr()
         assert command(home, "models", "--task", "air", "--json") == 0
         rows = json.loads(capsys.readouterr().out)
         assert [row["version"] for row in rows] == [1, 0]
         assert command(home, "rollback", "--task", "air", "--to", "0") == 0
-        store = home.open_store()
-        versions = store.task(2).versions
         wait_until(lambda: versions.awaited() is None)
         assert [row.version for row in versions.all()] == [1, 0]
         # A task that is retired takes its versions with it.

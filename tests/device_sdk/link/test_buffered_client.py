@@ -36,6 +36,7 @@ class Pair:
             CallbackAPIVersion.VERSION2,
             client_id="c",
             protocol=MQTTProtocolVersion.MQTTv311,
+            dial=lambda: socket.create_connection(("127.0.0.1", port), 5),
             admits=admits,
         )
         self.client.on_message = lambda client, data, message: self.got.append(message.payload)

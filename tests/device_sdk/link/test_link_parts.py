@@ -28,6 +28,9 @@ from device_sdk.system.clock import Backoff
         ("mqtts://broker/", BrokerUrl("broker", 8883, True)),
         ("mqtts://u:p%40s%2F@[::1]:99", BrokerUrl("::1", 99, True, "u", "p@s/")),
         ("mqtt://u@broker:1", BrokerUrl("broker", 1, False, "u")),
+        ("ws://broker:9001", BrokerUrl("broker", 9001, False, path="/mqtt")),
+        ("ws://broker/", BrokerUrl("broker", 80, False, path="/")),
+        ("wss://u:p@[::1]/a?b=c", BrokerUrl("::1", 443, True, "u", "p", "/a?b=c")),
     ],
 )
 def test_urls(text: str, expected: BrokerUrl) -> None:
@@ -49,6 +52,12 @@ def test_urls(text: str, expected: BrokerUrl) -> None:
         "mqtt://:secret@b",
         "mqtt://u:secret@b/x",
         "mqtt://[::1",
+        "ws://",
+        "wss://b/a#b",
+        "ws://b/caf\u00e9",
+        "ws://b/a b",
+        "wss://b\u00e9",
+        "https://b/mqtt",
     ],
 )
 def test_bad_urls_are_refused_without_their_password(text: str) -> None:
@@ -61,6 +70,9 @@ def test_password_stays_out_of_logs() -> None:
     url = parse_broker_url("mqtts://u:secret@[::1]")
     assert "secret" not in repr(url)
     assert str(url) == "mqtts://[::1]:8883"
+    url = parse_broker_url("wss://u:secret@b/mqtt?token=secret")
+    assert "secret" not in f"{url!r} {url}"
+    assert str(url) == "wss://b:443/mqtt"
 
 
 def test_tls_files_are_checked_when_the_link_is_made(tmp_path: Path) -> None:

@@ -53,6 +53,9 @@ def simulate(tasks: dict[str, Rounds], until: float) -> tuple[Counter[str], dict
                     turns.missed(name, deadline)
                     lost(name)
                 else:
+                    if name in in_hand:
+                        turns.lose(name)
+                        lost(name)
                     in_hand[name] = deadline
         for name in [name for name, deadline in in_hand.items() if deadline <= now]:
             del in_hand[name]

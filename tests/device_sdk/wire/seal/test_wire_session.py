@@ -324,6 +324,27 @@ def test_the_same_open_again_gets_the_same_reply_without_work() -> None:
     fleet.grant(fleet.opening("2").message)
 
 
+def test_what_follows_a_reply_is_sealed_under_the_session_that_it_opens() -> None:
+    fleet = Fleet()
+    anna = fleet.anna.device_id
+    assert reason_of(fleet.table.seal_newest, anna, 19, b"") == "no-session"
+    attempt = fleet.opening()
+    reply = fleet.grant(attempt.message)
+    assert reason_of(fleet.table.seal, anna, 19, b"") == "no-session"
+    follows = fleet.table.seal_newest(anna, 19, b"first")
+    session = attempt.accept(reply, NOW).session
+    assert session.open(follows).payload == b"first"
+    assert reason_of(session.open, follows) == "replayed"
+    # The device's first envelope makes it the live one, which goes on counting.
+    fleet.table.receive(session.seal(16, b""), anna)
+    for seal in (fleet.table.seal, fleet.table.seal_newest):
+        assert session.open(seal(anna, 17, b"next")).payload == b"next"
+    # With another open granted, the live one stays in use for what is not about the reply.
+    fleet.grant(fleet.opening("2").message)
+    assert session.open(fleet.table.seal(anna, 17, b"last")).payload == b"last"
+    assert reason_of(session.open, fleet.table.seal_newest(anna, 19, b"")) == "wrong-session"
+
+
 def test_an_open_is_answered_again_a_few_times_only() -> None:
     fleet = Fleet()
     message = fleet.opening().message

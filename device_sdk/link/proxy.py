@@ -1,0 +1,108 @@
+"""The way to a broker through an HTTP proxy: CONNECT, then bytes as they are (RFC 9110, 9.3.6)."""
+
+from __future__ import annotations
+
+import base64
+import socket
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from urllib.parse import unquote, urlsplit
+
+from device_sdk.link.broker_url import BrokerUrl, authority
+from device_sdk.link.http_head import ask
+
+_EXAMPLE = "expected http://host:3128 or http://user:password@host:3128"
+
+
+@dataclass(frozen=True, slots=True)
+class Proxy:
+    """A proxy's address. ``repr`` and ``str`` leave the password out."""
+
+    host: str
+    port: int
+    user: str | None = None
+    password: str = field(default="", repr=False)
+
+    def __str__(self) -> str:
+        return f"http://{authority(self.host, self.port)}"
+
+
+def parse_proxy_url(text: str) -> Proxy:
+    """Parse ``http://``, port 80 where none is given. Raises ValueError, which quotes nothing."""
+    try:
+        parts = urlsplit(text)
+        port = parts.port
+    except ValueError:
+        raise ValueError(f"the proxy's URL cannot be parsed; {_EXAMPLE}") from None
+    if parts.scheme != "http":
+        raise ValueError(
+            f"a proxy's URL starts with http:// (what goes through it has a TLS of its own); "
+            f"SOCKS and https:// proxies are not spoken; {_EXAMPLE}"
+        )
+    if not parts.hostname or port == 0:
+        raise ValueError(f"the proxy's URL names no host, or port 0; {_EXAMPLE}")
+    if parts.path not in ("", "/") or parts.query or parts.fragment:
+        raise ValueError(f"a proxy's URL ends after host and port; {_EXAMPLE}")
+    if parts.password is not None and not parts.username:
+        raise ValueError(f"the proxy's URL has a password but no user; {_EXAMPLE}")
+    user = unquote(parts.username) if parts.username else None
+    if user is not None and ":" in user:
+        raise ValueError("a proxy's user has no colon in its name")
+    return Proxy(parts.hostname, port or 80, user, unquote(parts.password or ""))
+
+
+def proxy_for(url: BrokerUrl, given: str | None) -> Proxy | None:
+    """The proxy to reach a broker through; None for the straight way.
+
+    ``given``: its URL, empty for none. Where it is None, a WebSocket (``ws``, ``wss``) takes the
+    environment's: ``HTTPS_PROXY``, else ``ALL_PROXY``, unless ``NO_PROXY`` lists the host. MQTT on
+    the bare connection never does: few proxies let its ports through, and brokers beside the
+    device are not behind one. Raises ValueError.
+    """
+    if given is not None:
+        return parse_proxy_url(given) if given else None
+    if url.path is None or urllib.request.proxy_bypass(url.host):
+        return None
+    found = urllib.request.getproxies_environment()
+    for kind in ("https", "all"):
+        text = found.get(kind)
+        if text:
+            try:
+                return parse_proxy_url(text if "://" in text else f"http://{text}")
+            except ValueError as error:
+                raise ValueError(
+                    f"{kind.upper()}_PROXY in the environment cannot be used: {error}. Set "
+                    "NO_PROXY for this host, or the link's proxy ('' for none)"
+                ) from None
+    return None
+
+
+def tunnel(
+    stream: socket.socket,
+    proxy: Proxy,
+    target: str,
+    timeout_seconds: float,
+    clock: Callable[[], float],
+) -> None:
+    """Have the proxy connect ``stream`` to ``target`` (host:port). Raises OSError, ValueError."""
+    lines = [f"CONNECT {target} HTTP/1.1", f"Host: {target}"]
+    if proxy.user is not None:
+        secret = base64.b64encode(f"{proxy.user}:{proxy.password}".encode()).decode()
+        lines.append(f"Proxy-Authorization: Basic {secret}")
+    request = "\r\n".join([*lines, "", ""])
+    try:
+        head, behind = ask(stream, request, timeout_seconds, clock)
+    except OSError as error:
+        raise ConnectionError(f"the proxy at {proxy}: {error}") from error
+    if not 200 <= head.status < 300:
+        hint = {
+            403: ": it lets nobody to that host or port",
+            405: ": it knows no CONNECT",
+            407: ": give user and password in the proxy's URL",
+        }.get(head.status, "")
+        raise ConnectionError(
+            f"the proxy at {proxy} refuses the way to {target} ({head.status} {head.reason}){hint}"
+        )
+    if behind:
+        raise ConnectionError(f"the proxy at {proxy} says more than its answer")

@@ -1,0 +1,68 @@
+"""Rounds over WebSockets, with TLS and through a proxy, as processes, while the broker dies."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from device_sdk.device import Device
+from device_sdk.link.broker_url import TlsFiles
+from device_sdk.world import TrainingOptions
+from tests.brokers.authority import Authority
+from tests.brokers.connect_proxy import ConnectProxy
+from tests.brokers.fixtures import MakeMosquitto
+from tests.brokers.links import QUICK
+from tests.brokers.mosquitto import free_port, websocket_lines
+from tests.device_sdk.test_device_with_aggregator import _TASK, Operator, await_, await_status
+from tests.fakes.brisk import BRISK
+
+
+@pytest.mark.slow
+def test_a_broker_that_dies_in_the_middle_of_a_round_is_found_again_through_the_proxy(
+    make_mosquitto: MakeMosquitto, tmp_path: Path
+) -> None:
+    authority = Authority(tmp_path)
+    certificate, key = authority.issue("server")
+    port = free_port()
+    broker = make_mosquitto(*websocket_lines(port), f"certfile {certificate}", f"keyfile {key}")
+    url = f"wss://127.0.0.1:{port}/mqtt"
+    with ConnectProxy("edge:secret") as proxy:
+        login = proxy.url.replace("//", "//edge:secret@")
+        task = _TASK.replace(
+            'url = "{url}"', f'url = "{{url}}"\nca_file = "{authority.ca_file}"\nproxy = "{login}"'
+        )
+        operator = Operator(tmp_path, url, rounds=3, wait=1, task=task)
+        (code,) = operator.codes(1)
+        with (
+            operator.serving(),
+            Device.enrol(
+                url,
+                code,
+                tmp_path / "home",
+                tls=TlsFiles(authority.ca_file),
+                options=TrainingOptions(k=8),
+                pace=BRISK,
+                link_settings=replace(QUICK, stall_seconds=5.0, proxy=login),
+                timeout_seconds=20,
+            ) as device,
+        ):
+            device.record_all([(f"film-{n}", "anna") for n in range(8)])
+            device.start()
+            await_(lambda: device.status().working_on is not None)
+            broker.kill()
+            await_(lambda: not device.status().connected)
+            broker.start()
+            await_status(device, 3)
+            assert device.status().verdict == "counted"
+            assert len(proxy.targets) >= 4  # both ends, each more than once
+        told = subprocess.run(
+            [sys.executable, "-m", "device_sdk.cli", "run", "--home", str(tmp_path / "home"),
+             "--proxy", login, "--for", "5"],
+            capture_output=True, text=True, timeout=40, check=True,
+        )  # fmt: skip
+        assert f"at wss://127.0.0.1:{port}/mqtt" in told.stdout, told.stderr
+        assert "secret" not in told.stdout + told.stderr

@@ -29,6 +29,7 @@ from device_sdk.link.outbound import LinkError
 from device_sdk.methods.learner import Declined
 from device_sdk.observer import Observer
 from device_sdk.rounds.actions import Publish, Subscribe, Unsubscribe
+from device_sdk.rounds.current_round import CurrentRound
 from device_sdk.rounds.participant import Participant
 from device_sdk.status import DeviceStatus, read_status
 from device_sdk.train.job import RoundTrainer, TrainingJob, load_trainer
@@ -61,9 +62,12 @@ class Agent:
         training_rng, jitter, link_rng = world.rng.spawn(3)
         training_world = replace(world, rng=training_rng)
         self._trainer, self._observer = trainer, observer
-        self._gate = Gate(world.options.only_when, world.pace.ask_seconds, world.clock)
+        self._gates: dict[str, Gate] = {}
+        self._new_gate = partial(Gate, world.options.only_when, world.pace.ask_seconds, world.clock)
         self._rounds = world.home.rounds
-        self._trainer_of = cache(partial(load_trainer, training_world))
+        self._trainer_of = cache(
+            lambda task, cohort, method: load_trainer(training_world.of_task(task, cohort), method)
+        )
         self._clock = world.clock
         self.participant = Participant(replace(world, rng=jitter), leaves=leaves)
         self.left = threading.Event()
@@ -132,13 +136,13 @@ class Agent:
 
     def _turn(self) -> None:
         self._act()
-        job = self.participant.round.question or self.participant.round.job
-        if job is not None and self._may_begin(job):
-            self._work(job)
+        self._asks_again_seconds = math.inf
+        round_ = self.participant.turn(self._may_begin)
+        if round_ is not None:
+            self._work(round_)
         else:
             next_seconds = self.participant.next_seconds()
-            if job is not None:
-                next_seconds = min(next_seconds, self._gate.next_seconds)
+            next_seconds = min(next_seconds, self._asks_again_seconds)
             if self._observer is not None:
                 next_seconds = min(next_seconds, self._observer.next_seconds)
             wait_seconds = next_seconds - self._clock()
@@ -153,6 +157,7 @@ class Agent:
         while actions:
             match actions.popleft():
                 case Publish(topic, payload):
+                    self.participant.budget.count(len(payload))
                     try:
                         self._link.publish(topic, payload)
                     except LinkError as error:
@@ -188,45 +193,56 @@ class Agent:
             case Stopped():
                 self._stopping.set()
 
-    def _may_begin(self, job: TrainingJob) -> bool:
+    def _may_begin(self, round_: CurrentRound) -> bool:
         """Whether to train now. A round that the app keeps back until it is too late ends here."""
-        rests = job.manifest.threshold == 0
-        if rests or self._gate.opens_for(job):
+        job = round_.question or round_.job
+        assert job is not None
+        if job.manifest.threshold == 0:
+            return True
+        gate = self._gates.setdefault(round_.task, self._new_gate())
+        if gate.opens_for(job):
             return True
         if self._clock() < self._latest_seconds(job):
+            self._asks_again_seconds = min(self._asks_again_seconds, gate.next_seconds)
             return False
-        why = self._gate.problem or "only_when said no for as long as it could be trained in time"
-        self.participant.round.ended(job, RoundOutcome.DECLINED, f"not-now: {why}")
+        why = gate.problem or "only_when said no for as long as it could be trained in time"
+        round_.ended(job, RoundOutcome.DECLINED, f"not-now: {why}")
         return False
 
     def _latest_seconds(self, job: TrainingJob) -> float:
         """By the clock, when a training must begin to end before the deadline."""
-        last = self._rounds.last(trained=True)
-        known = last is not None and last.task == job.manifest.task and last.train_seconds
+        last = self._rounds.last(job.manifest.task, trained=True)
+        known = last is not None and last.train_seconds
         needs = _SPARE * known if known else job.terms.train_seconds
         deadline_unix_seconds = job.manifest.deadline_unix_seconds
         deadline = self.participant.sessions.time.clock_seconds(deadline_unix_seconds)
         return -math.inf if deadline is None else deadline - needs
 
-    def live(self) -> Live:
-        """What only this thread knows."""
+    def live(self, task: str | None = None) -> Live:
+        """What only this thread knows; of one task's round, or of any that is in hand."""
         participant = self.participant
-        manifest = participant.round.manifest
+        rounds = participant.rounds.values()
+        manifests = [each.manifest for each in rounds if task in (None, each.task)]
+        numbers = [each.round for each in manifests if each is not None]
+        gates = (each.problem for each in self._gates.values() if each.problem)
         return Live(
             self.connected,
             participant.sessions.is_open,
-            None if manifest is None else manifest.round,
-            self.problem or self._gate.problem or participant.problem,
+            next(iter(numbers), None),
+            self.problem or next(gates, "") or participant.problem,
         )
 
-    def _work(self, job: TrainingJob) -> None:
-        """What the round in hand asks for; where it fails, the round ends without an update."""
-        round_ = self.participant.round
+    def _work(self, round_: CurrentRound) -> None:
+        """What a round asks for; where it fails, the round ends without an update."""
+        job = round_.question or round_.job
+        assert job is not None
         asks, rests = round_.question is not None, job.manifest.threshold == 0
         if not asks and not rests:
             self._waiting.append(self.participant.tick)
         try:
-            trainer = self._trainer or self._trainer_of(job.terms.method)
+            trainer = self._trainer or self._trainer_of(
+                round_.task, round_.cohort, job.terms.method
+            )
             if asks:
                 round_.wanted(trainer.wants(job))
                 return
@@ -292,17 +308,18 @@ class Background:
             finally:
                 agent.stop(_FIRST_PAUSE_SECONDS)
 
-    def status(self) -> DeviceStatus:
-        """What the home folder holds, and what the thread knows where one runs."""
+    def status(self, world: DeviceWorld) -> DeviceStatus:
+        """What the home folder holds of ``world``'s task, and what the thread knows where one
+        runs."""
         agent = self._agent
         if agent is None or not agent.running:
-            status = read_status(self._world)
+            status = read_status(world)
             live = read_live(self._world.home.folder) if self._world.home.read_only else None
             return status if live is None else _with(status, live)
-        participant = agent.participant
-        live, seen = agent.live(), participant.sessions.time.largest_unix_seconds
+        participant, task = agent.participant, world.membership.task
+        live, seen = agent.live(task), participant.sessions.time.largest_unix_seconds
         # In this order: a round that ends meanwhile is in hand, or concluded in the home.
-        status = read_status(self._world)
+        status = read_status(world)
         return replace(
             _with(status, live),
             time_unix_seconds=max(seen, status.time_unix_seconds),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, overload
@@ -33,12 +34,15 @@ from device_sdk.local_data import DataSource, LocalData
 from device_sdk.local_model import LocalModel, local_model
 from device_sdk.observer import Observer
 from device_sdk.recommender import Recommender
-from device_sdk.status import DeviceStatus
+from device_sdk.status import DeviceStatus, TaskStatus, read_tasks
 from device_sdk.system.clock import Clock, awake_clock
+from device_sdk.wire.codec.message import require_name
 from device_sdk.world import DeviceWorld, Pace, TrainingOptions, installed_artifacts
 
 Folder = str | os.PathLike[str]
 _FORGET_SECONDS = 30.0
+Data = LocalData | DataSource | Mapping[str, LocalData | DataSource]
+"""Samples, or a function that gives them; or such by the names of tasks."""
 
 
 class Device:
@@ -49,16 +53,16 @@ class Device:
     :meth:`enrol`. Nothing that is recorded leaves the device; a round sends one sealed update.
     """
 
-    def __init__(self, world: DeviceWorld, data: LocalData | DataSource | None = None) -> None:
+    def __init__(self, world: DeviceWorld, data: Data | None = None) -> None:
         """For :meth:`open`, and for tests that bring a world of their own. Takes its home over."""
-        self._world = world = replace(world, source=lambda: self._source)
+        self._sources: Mapping[str, DataSource] = {}
+        self._world = world = replace(world, data=lambda: self._sources)
         self._home = world.home
-        self._recommender = Recommender(world)
-        self._forecaster = Forecaster(world)
+        self._recommenders: dict[str, Recommender] = {}
+        self._forecaster_of = cache(lambda task: Forecaster(world.of_task(task, "")))
         self._callbacks = Callbacks()
         self._observer = Observer(world, self._callbacks)
         self._background = Background(world, self._observer)
-        self._source: DataSource | None = None
         if data is not None:
             self.provide(data)
         self._closed = False
@@ -72,14 +76,15 @@ class Device:
         *,
         tls: TlsFiles | None = None,
         prefix: str = "tessera",
-        task: str = "default",
-        cohort: str = "all",
+        task: str | None = None,
+        cohort: str | None = None,
         timeout_seconds: float = 30.0,
         options: TrainingOptions | None = None,
         pace: Pace | None = None,
         link_settings: LinkSettings | None = None,
         work_clock: Clock | None = None,
-        data: LocalData | DataSource | None = None,
+        data: Data | None = None,
+        tasks: Iterable[str] | None = None,
     ) -> Device:
         """Join a fleet with a code from ``tessera-aggregator invite``, and open the device.
 
@@ -89,9 +94,11 @@ class Device:
             code: used up by the first device that sends it.
             home: a folder of this device's own, made if missing, readable by its owner only.
             tls: CA file and client certificate; the system's authorities without.
-            prefix, task, cohort: as `invite` printed them; mostly these defaults.
+            prefix: as `invite` printed it; mostly this default.
+            task, cohort: take part in this task alone, the others of the fleet are none of this
+                device's; None: in all that are for it.
             timeout_seconds: how long to wait for broker and aggregator.
-            options, pace, link_settings, work_clock, data: as in :meth:`open`.
+            options, pace, link_settings, work_clock, data, tasks: as in :meth:`open`.
 
         Raises :class:`AlreadyEnrolled`, :class:`EnrolmentRefused` (the code is wrong, used or
         expired, or others than this task and cohort are served there), :class:`EnrolmentFailed`
@@ -117,6 +124,7 @@ class Device:
                     pace=pace,
                     link_settings=settings,
                     work_clock=work_clock,
+                    tasks=tasks,
                 ),
                 data,
             )
@@ -134,7 +142,8 @@ class Device:
         pace: Pace | None = None,
         link_settings: LinkSettings | None = None,
         work_clock: Clock | None = None,
-        data: LocalData | DataSource | None = None,
+        data: Data | None = None,
+        tasks: Iterable[str] | None = None,
     ) -> Device:
         """Open an enrolled device. Touches no network.
 
@@ -147,6 +156,7 @@ class Device:
             link_settings: the connection's limits and times.
             work_clock: times the training; the machine's own when None.
             data: see :meth:`provide`.
+            tasks: take part in these, whatever was said when it was enrolled; None: in those.
 
         Raises :class:`NotEnrolled`, :class:`HomeLocked` (another process has it open),
         :class:`HomeBroken`.
@@ -160,6 +170,7 @@ class Device:
                     pace=pace,
                     link_settings=link_settings,
                     work_clock=work_clock,
+                    tasks=tasks,
                 ),
                 data,
             )
@@ -177,30 +188,47 @@ class Device:
         """The home folder."""
         return self._home.folder
 
-    def record(self, item: str, user: str = "default") -> bool:
+    def record(self, item: str, user: str = "default", *, task: str | None = None) -> bool:
         """Note that a local user touched an item; whether that was news. On disk on return.
 
         ``item`` is the app's own id. One that the task's catalogue does not know is kept and takes
-        part once the catalogue does. Raises ValueError for an empty or overlong text.
+        part once the catalogue does. ``task``: the one that learns from it; without a name that is
+        the task that the device was enrolled with, or else the first one that trains on what is
+        recorded, and that for good. Raises ValueError for an empty or overlong text.
         """
-        return self.record_all([(item, user)]) == 1
+        return self.record_all([(item, user)], task=task) == 1
 
-    def record_all(self, pairs: Iterable[tuple[str, str]]) -> int:
+    def record_all(self, pairs: Iterable[tuple[str, str]], *, task: str | None = None) -> int:
         """:meth:`record` for many (item, user) pairs in one commit; how many were news.
 
         Raises ValueError for what is no pair of texts; nothing is recorded then.
         """
         self._require_open(writing=True)
-        return self._home.interactions.add(_user_and_item(pair) for pair in pairs)
+        return self._home.interactions.add(map(_user_and_item, pairs), _name(task))
 
-    def provide(self, data: LocalData | DataSource) -> None:
+    def provide(self, data: Data, *, task: str | None = None) -> None:
         """Give the samples that tasks on arrays train on; they stay on this device.
 
         ``data``: the samples, or a function that gives them, called on the device's thread at the
-        start of each round. May be called at any moment, and again with other data. Not kept in the
-        home folder: an app gives its data each time it opens the device.
+        start of each round; or several of them by the names of tasks. ``task``: whose they are;
+        without a name they are for the task that the device was enrolled with, or the only one that
+        could use them. Data by a task's name also say that the device takes part in it. May be
+        called at any moment, and again with other data. Not kept in the home folder: an app gives
+        its data each time it opens the device. Raises ValueError for what is no task's name.
         """
-        self._source = data if callable(data) else lambda: data
+        if isinstance(data, Mapping):
+            given = {_name(name): each for name, each in data.items()}
+        else:
+            given = {_name(task): data}
+        sources = {
+            name: each if callable(each) else partial(_itself, each) for name, each in given.items()
+        }
+        self._sources = {**self._sources, **sources}
+
+    def tasks(self) -> tuple[TaskStatus, ...]:
+        """Every task that this device has heard of: whether it takes part, and if not, why."""
+        self._require_open(writing=False)
+        return read_tasks(self._world)
 
     def start(self) -> None:
         """Take part in rounds from now on, in a background thread. Does nothing if it runs.
@@ -271,53 +299,75 @@ class Device:
         try:
             return forget(self._home, user, item)
         finally:
-            self._recommender.reload()
+            for recommender in self._recommenders.values():
+                recommender.reload()
             if was_running:
                 self.start()
 
-    def recommend(self, count: int = 10, user: str = "default") -> list[tuple[str, float]]:
+    def recommend(
+        self, count: int = 10, user: str = "default", *, task: str | None = None
+    ) -> list[tuple[str, float]]:
         """The ``count`` best items that the user has not touched, as (item, score), best first.
 
         Works offline, from the last round that this device trained, with all columns of the model
-        whatever its own k is. Raises :class:`UnknownUser`, :class:`NothingLearnt`, ValueError for a
-        negative count.
+        whatever its own k is. ``task``: needed where there are several that recommend. Raises
+        :class:`UnknownUser`, :class:`NothingLearnt`, ValueError for a negative count, and for a
+        task that is not known, or not named among several.
         """
         self._require_open(writing=False)
-        return self._recommender.recommend(count, user)
+        return self._recommender(task).recommend(count, user)
 
-    def predict(self, batch: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    def predict(
+        self, batch: Mapping[str, NDArray[Any]], *, task: str | None = None
+    ) -> dict[str, NDArray[Any]]:
         """What the task's model, as this device last trained it, says of a batch.
 
         ``batch`` holds the artifact's inputs by name, a row for each sample; the answer its outputs
-        by name. Works offline, and while a round is trained. Raises :class:`NothingLearnt` before
-        the first round, and for tasks that recommend; BatchError for a batch that does not fit.
+        by name. Works offline, and while a round is trained. ``task``: needed where there are
+        several that predict. Raises :class:`NothingLearnt` before the first round, and for tasks
+        that recommend; BatchError for a batch that does not fit; ValueError for a task that is not
+        known, or not named among several.
         """
         self._require_open(writing=False)
-        return self._forecaster.predict(batch)
+        home = self._home
+        names = [
+            row.name
+            for row in home.tasks.all()
+            if row.takes == "arrays"
+            and (self._world.source_of(row.name) or home.models.model_mark(row.name))
+        ]
+        return self._forecaster_of(self._one_of(names, task)).predict(batch)
 
-    def model(self) -> LocalModel:
+    def model(self, *, task: str | None = None) -> LocalModel:
         """The model as this device last received or trained it: named arrays, copies.
 
         What ``predict`` or ``recommend`` uses. Personal layers are this device's own, which no
         message carries; users' vectors are no part of the model. Works offline and without
-        onnxruntime. Raises :class:`NothingLearnt` before the first round.
+        onnxruntime. ``task``: needed where there are models of several. Raises
+        :class:`NothingLearnt` before the first round, ValueError for a task that is not known, or
+        not named among several.
         """
         self._require_open(writing=False)
-        return local_model(self._world)
+        models = self._home.models
+        names = [row.name for row in self._home.tasks.all() if models.model_mark(row.name)]
+        return local_model(self._world.of_task(self._one_of(names, task), ""))
 
-    def learner_state(self) -> dict[str, NDArray[Any]]:
+    def learner_state(self, *, task: str | None = None) -> dict[str, NDArray[Any]]:
         """What the task's learner keeps from round to round, by its own names; copies.
 
         Such as whom the device listened to
         (:func:`device_sdk.methods.attention.mixer.scores_of`). Holds private data: for this
-        device's owner alone. Empty before the first round.
+        device's owner alone. Empty before the first round. ``task``: needed where several have
+        trained here; ValueError without.
         """
         self._require_open(writing=False)
-        return self._home.models.learner(self._world.membership.task) or {}
+        models = self._home.models
+        names = [row.name for row in self._home.tasks.all() if models.has_learner(row.name)]
+        return models.learner(self._one_of(names, task)) or {}
 
-    def title(self, item: str) -> str:
+    def title(self, item: str, *, task: str | None = None) -> str:
         """The catalogue's title of an item that was recommended; empty where it has none."""
-        return self._recommender.title(item)
+        return self._recommender(task).title(item)
 
     @overload
     def on(
@@ -351,20 +401,61 @@ class Device:
         self._require_open(writing=True)
         return self._callbacks.on(event, callback)
 
-    def wait_for_model(self, timeout_seconds: float | None = None) -> bool:
+    def wait_for_model(
+        self, timeout_seconds: float | None = None, *, task: str | None = None
+    ) -> bool:
         """Wait until there is a model to recommend or predict with; whether there is one.
 
         True at once where it is here already, from an earlier run too. False when
         ``timeout_seconds`` have passed, or when the device is closed meanwhile. None: wait for
-        ever.
+        ever. ``task``: needed where the device takes part in several; ValueError without.
         """
         self._require_open(writing=True)
-        return self._observer.wait_for_model(self._world.membership.task, timeout_seconds)
+        return self._observer.wait_for_model(self._taking_part(task), timeout_seconds)
 
-    def status(self) -> DeviceStatus:
-        """A snapshot for people and for monitoring."""
+    def status(self, *, task: str | None = None) -> DeviceStatus:
+        """A snapshot for people and for monitoring, of one task.
+
+        ``task``: needed where the device takes part in several; ValueError without.
+        """
         self._require_open(writing=False)
-        return self._background.status()
+        return self._background.status(self._world.of_task(self._taking_part(task), ""))
+
+    def _taking_part(self, task: str | None) -> str:
+        # What is new to this device, and may not concern its app, asks for no name yet.
+        names = [each.name for each in read_tasks(self._world) if each.takes_part and each.method]
+        return self._one_of(names, task)
+
+    def _recommender(self, task: str | None) -> Recommender:
+        name = self._recommending(task)
+        made = Recommender(self._world.of_task(name, ""))
+        return self._recommenders.setdefault(name, made)
+
+    def _recommending(self, task: str | None) -> str:
+        names = [
+            row.name
+            for row in self._home.tasks.all()
+            if row.takes == "records" and not self._world.lacks(row.name)
+        ]
+        return self._one_of(names, task)
+
+    def _one_of(self, names: Sequence[str], task: str | None) -> str:
+        """``task``, where it is known; without a name the only one of ``names``, or, where there is
+        none yet, the task that the device was enrolled with. Raises ValueError."""
+        own = self._world.membership.task
+        if task is None:
+            if len(names) > 1:
+                raise ValueError(
+                    f"this device has several such tasks: name one, task={names[0]!r} "
+                    f"({', '.join(names)})"
+                )
+            return names[0] if names else own
+        known = {own, *self._sources, *(row.name for row in self._home.tasks.all())} - {""}
+        if task not in known:
+            raise ValueError(
+                f"this device knows no task {task!r}; it knows {', '.join(sorted(known))}"
+            )
+        return task
 
     def close(self, timeout_seconds: float = 30.0) -> None:
         """Stop, and give the home folder back. May be called twice.
@@ -411,8 +502,21 @@ def _world(home: Home, **given: Any) -> DeviceWorld:
             f"`tessera-device join URL --home {home.folder}`, or Device.enrol"
         )
     chosen = {name: value for name, value in given.items() if value is not None}
+    if "tasks" in chosen:
+        chosen["tasks"] = tuple(map(_name, chosen["tasks"]))
     installed = installed_artifacts(packaged_artifact())
     return DeviceWorld(home, membership, installed=installed, **chosen)
+
+
+def _name(task: str | None) -> str:
+    """A task's name; "" for none. Raises ValueError for what cannot be one."""
+    if task is not None:
+        require_name("task", task)
+    return task or ""
+
+
+def _itself(data: LocalData) -> LocalData:
+    return data
 
 
 def _user_and_item(pair: object) -> tuple[str, str]:

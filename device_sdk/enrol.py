@@ -43,7 +43,7 @@ from device_sdk.wire.seal.enrolment_message import MAILBOX_BYTES
 from device_sdk.wire.seal.freshness import Freshness
 from device_sdk.wire.seal.keys import draw
 from device_sdk.wire.seal.presence import PresenceWatch, read_presence
-from device_sdk.wire.seal.tasks import TasksWatch
+from device_sdk.wire.seal.tasks import ServedTasks, TasksWatch
 
 # Trusting another root key, on the operator's word: for a device that cannot follow by itself.
 #
@@ -106,13 +106,37 @@ _LIST_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class FleetAddress:
-    """Where a fleet meets: the broker, and the names that its operator chose."""
+    """Where a fleet meets: the broker, and the names that its operator chose.
+
+    ``task`` and ``cohort``: of the one task to take part in; None: no such wish.
+    """
 
     url: str
     tls: TlsFiles | None = None
     prefix: str = "tessera"
-    task: str = "default"
-    cohort: str = "all"
+    task: str | None = None
+    cohort: str | None = None
+
+    @property
+    def is_wish(self) -> bool:
+        """Whether a task or a cohort is named."""
+        return self.task is not None or self.cohort is not None
+
+    def names(self, served: ServedTasks | None) -> tuple[str, str] | None:
+        """Task and cohort that the device knows as its own: the usual ones where it may choose.
+
+        None where none of those served will do. Aggregators of before do not tell what they serve,
+        and not every broker's rules let it through: then all names will do.
+        """
+        usual = (self.task or "default", self.cohort or "all")
+        if served is None:
+            return usual
+        fitting = [
+            (task, cohort)
+            for task, cohort in served.names
+            if self.task in (None, task) and self.cohort in (None, cohort)
+        ]
+        return usual if usual in fitting else next(iter(fitting), None)
 
 
 def enrol(
@@ -197,6 +221,7 @@ class _Conversation:
         self._sent = 0
         self._can_hear = False
         self._send_at_seconds = 0.0
+        self._names = fleet.names(None) or ("default", "all")
         self._trouble = ""
         self._told = ""
         self._until_seconds = 0.0
@@ -292,16 +317,16 @@ class _Conversation:
             self._send_at_seconds = min(self._send_at_seconds, self._clock())
 
     def _require_served(self, descriptor: Descriptor, life: bytes) -> None:
-        """Refuse names that this life of the aggregator does not serve, where it says what it does.
-
-        Aggregators of before say nothing, and not every broker's rules let it through: then all
-        names will do.
-        """
+        """Refuse names that this life of the aggregator does not serve, where it tells."""
         fleet, served = self._fleet, self._served.of(life, descriptor)
-        if served is None or served.serves(fleet.task, fleet.cohort):
+        names = fleet.names(served)
+        if served is None or names is not None:
+            self._names = names or self._names
             return
-        wrong = f"task {fleet.task!r}"
-        if any(task == fleet.task for task, _ in served.names):
+        wrong = "task" if fleet.task is None else f"task {fleet.task!r}"
+        if fleet.task is None and fleet.cohort is not None:
+            wrong = f"task with cohort {fleet.cohort!r}"
+        elif any(task == fleet.task for task, _ in served.names):
             wrong = f"cohort {fleet.cohort!r} of the task {fleet.task!r}"
         raise EnrolmentRefused(
             "not-served",
@@ -370,11 +395,11 @@ class _Conversation:
         membership = Membership(
             fleet.url,
             fleet.prefix,
-            fleet.task,
-            fleet.cohort,
+            *self._names,
             fleet.tls,
             self._descriptor.root_fingerprint,
             enrolled.grant,
+            is_wish=fleet.is_wish,
         )
         with self._home.database.transaction():
             self._home.membership.save(membership, self._descriptor, enrolled.time_unix_seconds)

@@ -64,7 +64,9 @@ class Recommender:
                 f"the local user {user!r} gets a vector in the next round that this device trains"
             )
         seen = [
-            row for item in self._home.interactions.items_of(place) if (row := self._row(item)) >= 0
+            row
+            for item in self._home.interactions.items_of(place, self._home.record_names(self._task))
+            if (row := self._row(item)) >= 0
         ]
         best = top_items(self._items @ self._users[place], seen, count)
         return [(self._item(row), score) for row, score in best]
@@ -77,7 +79,7 @@ class Recommender:
         with self._home.database.reading():
             model = self._home.models.model(self._task)
             state = self._home.models.learner(self._task)
-        if model is None or state is None:
+        if model is None or state is None or "items" not in model.arrays:
             return
         self._items = model.arrays["items"].astype(np.float32, copy=False)
         self._users = state["users"]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from device_sdk.evaluation.metrics import METRICS
 from device_sdk.evaluation.report import EvaluationReport
+from device_sdk.home.task_store import TaskRow
 from device_sdk.link.broker_url import parse_broker_url
 from device_sdk.world import DeviceWorld
 
@@ -82,11 +83,72 @@ class DeviceStatus:
     left: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class TaskStatus:
+    """One task as this device has it.
+
+    Attributes:
+        method: empty before the terms of a round were read.
+        takes_part: whether it trains in the rounds that select it, as far as the home tells.
+        why_not: for people; empty where it takes part.
+        round, outcome: of the newest round concluded here; None and empty for none.
+        version: of the model that is here; None for none.
+    """
+
+    name: str
+    cohort: str
+    method: str
+    takes_part: bool
+    why_not: str
+    round: int | None
+    outcome: str
+    version: int | None
+
+
+def read_tasks(world: DeviceWorld) -> tuple[TaskStatus, ...]:
+    """All that the home has heard of, by their names."""
+    home, own = world.home, world.membership
+    found = []
+    for row in home.tasks.all() or [TaskRow(own.task, own.cohort, served=True)]:
+        why_not = _why_not(world, row)
+        last, model = home.rounds.last(row.name), home.models.model_mark(row.name)
+        found.append(
+            TaskStatus(
+                name=row.name,
+                cohort=row.cohort,
+                method=row.method,
+                takes_part=not why_not,
+                why_not=why_not,
+                round=None if last is None else last.round,
+                outcome="" if last is None else last.outcome.value,
+                version=None if model is None else model[2],
+            )
+        )
+    return tuple(found)
+
+
+def _why_not(world: DeviceWorld, row: TaskRow) -> str:
+    wishes = world.wishes()
+    if not row.served:
+        return "the aggregator does not serve it, or not to a device with these labels"
+    if wishes is not None and row.name not in wishes:
+        if world.tasks:
+            return f"not among the tasks chosen: {', '.join(world.tasks)}"
+        return (
+            f"this device was enrolled for {world.membership.task} alone: Device.open(tasks=...), "
+            "or data under this task's name"
+        )
+    # Whoever only reads the home does not know what the app gives.
+    return "" if world.home.read_only else world.lacks(row.name)
+
+
 def read_status(world: DeviceWorld) -> DeviceStatus:
     """What the home folder holds, as of a device that does not run."""
     home, membership = world.home, world.membership
     rounds = home.rounds
-    last, trained, receipted = rounds.last(), rounds.last(trained=True), rounds.last_receipted()
+    task = membership.task
+    last, trained = rounds.last(task), rounds.last(task, trained=True)
+    receipted = rounds.last_receipted(task)
     model = home.models.model_mark(membership.task)
     capability = home.models.capability(membership.task)
     evaluated = rounds.evaluation(membership.task)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
-from functools import cached_property
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Literal
 
@@ -55,6 +55,9 @@ class TrainingOptions:
             ended and, as one of a few words, why, and nothing else.
         labels: what this device calls itself in reports, such as ``{"site": "north"}``: names of a
             to z, 0 to 9, ``. _ -``, and 56 bytes of all. The operator's own win.
+        seconds_a_day, bytes_a_day: the most that taking part may take on one day (UTC), over all
+            tasks: seconds of training, bytes sent and received. A round that would take more than
+            is left is not taken. None: no bound.
 
     Raises ValueError, naming the option.
     """
@@ -72,6 +75,8 @@ class TrainingOptions:
     most_outbox_bytes: int = 64 << 20
     report: Literal["full", "outcome"] = "full"
     labels: Mapping[str, str] = field(default_factory=dict)
+    seconds_a_day: float | None = None
+    bytes_a_day: int | None = None
     only_when: Callable[[], bool] | None = None
 
     def __post_init__(self) -> None:
@@ -92,6 +97,10 @@ class TrainingOptions:
             most = getattr(self, name)
             if isinstance(most, bool) or most < 1:
                 raise ValueError(f"{name} is {most!r}; expected 1 or more")
+        for name in ("seconds_a_day", "bytes_a_day"):
+            most = getattr(self, name)
+            if most is not None and (isinstance(most, bool) or not 0 < most < math.inf):
+                raise ValueError(f"{name} is {most!r}; expected above 0, or None for no bound")
         if self.only_when is not None and not callable(self.only_when):
             raise ValueError(
                 f"only_when is {self.only_when!r}; expected a function without arguments"
@@ -162,6 +171,9 @@ class DeviceWorld:
         rng: source of every draw. Each start of the device spawns generators of its own from it.
         installed: folders of artifacts that came with the installation, by their id.
         source: gives the app's data source, for methods that train on arrays; None for none.
+        data: gives the app's data sources by the names of tasks, "" for the one without a name;
+            :meth:`of_task` picks the task's ``source`` from them.
+        tasks: those to take part in, as the app chose; empty: it did not choose.
     """
 
     home: Home
@@ -174,6 +186,8 @@ class DeviceWorld:
     rng: np.random.Generator = field(default_factory=np.random.default_rng)
     installed: Mapping[bytes, Path] = field(default_factory=dict)
     source: Callable[[], DataSource | None] = lambda: None
+    data: Callable[[], Mapping[str, DataSource]] | None = None
+    tasks: tuple[str, ...] = ()
 
     @cached_property
     def topics(self) -> Topics:
@@ -185,6 +199,55 @@ class DeviceWorld:
         """Where all that this device sends goes."""
         grant = self.membership.grant
         return self.topics.write(UpTopic(grant.shard, grant.handle))
+
+    def of_task(self, task: str, cohort: str) -> DeviceWorld:
+        """As the parts see it that know one task: the membership's names are the task's."""
+        own = replace(self.membership, task=task, cohort=cohort)
+        if self.data is None:
+            return replace(self, membership=own)
+        return replace(self, membership=own, source=partial(self.source_of, task))
+
+    def source_of(self, task: str) -> DataSource | None:
+        """The app's data for a task; what it gave without a name is :meth:`unnamed_task`'s."""
+        if self.data is None:
+            return self.source()
+        given = self.data()
+        if task not in given and task == self.unnamed_task(given):
+            return given.get("")
+        return given.get(task)
+
+    def unnamed_task(self, given: Collection[str]) -> str | None:
+        """The task of data without a name: the home's own, or the only one that could use it."""
+        rows = [row for row in self.home.tasks.all() if row.served and row.name not in given]
+        names = [row.name for row in rows if row.takes != "records"]
+        if self.membership.task in names or not names:
+            return self.membership.task
+        return names[0] if len(names) == 1 else None
+
+    def wishes(self) -> Collection[str] | None:
+        """The tasks to take part in, where they are served; None for all that are."""
+        if self.tasks:
+            return self.tasks
+        if not self.membership.is_wish:
+            return None
+        named = {} if self.data is None else self.data()
+        return {self.membership.task, *named} - {""}
+
+    def lacks(self, task: str, generation: int | None = None) -> str:
+        """Why there is nothing to train a task on, as far as that is known; empty where there is.
+
+        ``generation``: a round's; what is known of another one's method does not count.
+        """
+        row = self.home.tasks.find(task)
+        if row is None or (generation is not None and row.generation != generation):
+            return ""
+        if row.takes == "arrays" and self.source_of(task) is None:
+            return "the app has given no data to train on: Device.open(data=...) or device.provide"
+        if row.takes == "records":
+            names = self.home.record_names(task)
+            if "" not in names and not self.home.interactions.tasks() & set(names):
+                return f"the app has recorded nothing for it: device.record(item, task={task!r})"
+        return ""
 
     def artifact_folder(self, artifact_id: bytes) -> Path:
         """Where an artifact lies, or would."""

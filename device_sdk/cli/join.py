@@ -63,8 +63,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_proxy(broker)
     fleet = parser.add_argument_group("the fleet")
     fleet.add_argument("--prefix", default="tessera", help="topic prefix (default: tessera)")
-    fleet.add_argument("--task", default="default", help="task (default: default)")
-    fleet.add_argument("--cohort", default="all", help="cohort (default: all)")
+    fleet.add_argument("--task", help="take part in this task alone (default: in all)")
+    fleet.add_argument("--cohort", help="cohort of that task (default: whichever it has)")
     parser.add_argument(
         "--timeout",
         type=positive_float,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from device_sdk.cli.arguments import add_home
+from device_sdk.cli.arguments import CommandError, add_home
 from device_sdk.device import Device
 from device_sdk.system.command_line import positive_int
 from device_sdk.system.printable import printable, text_table
@@ -28,14 +28,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-n", type=positive_int, default=10, metavar="N", help="how many (default: 10)"
     )
+    parser.add_argument("--task", metavar="NAME", help="of a device with several, this one")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Rank and print."""
     with Device.open(arguments.home, read_only=True) as device:
-        best = device.recommend(arguments.n, user=arguments.user)
-        titles = [device.title(item) for item, _ in best]
+        task = arguments.task
+        try:
+            best = device.recommend(arguments.n, user=arguments.user, task=task)
+            titles = [device.title(item, task=task) for item, _ in best]
+        except ValueError as error:
+            raise CommandError(str(error)) from error
     if arguments.json:
         found = [
             {"item": item, "score": score, "title": title}

@@ -27,6 +27,8 @@ examples:
   tessera-device run --home ./device-1
   tessera-device run --home ./device-1 --interactions views.csv
                           first record a file's user,item lines as if the app had
+  tessera-device run --home ./device-1 --task clicks --task air
+                          of the fleet's tasks these two, whatever was named when joining
   tessera-device run --home ./device-1 --on-mains-power --when-idle 300
                           train while plugged in and not in use
   tessera-device run --home ./device-1 --slowdown 8
@@ -62,6 +64,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="where even k = 1 takes too long: train 1, or sit the round out (default: one)",
     )
     parser.add_argument(
+        "--task",
+        action="append",
+        metavar="NAME",
+        help="take part in this task of the fleet's (may be given several times); default: in the "
+        "one named when joining, else in all that are for this device",
+    )
+    parser.add_argument(
+        "--seconds-a-day",
+        type=positive_float,
+        metavar="S",
+        help="train no more than this on one day, over all tasks (default: no bound)",
+    )
+    parser.add_argument(
+        "--bytes-a-day",
+        type=positive_int,
+        metavar="N",
+        help="send and receive no more than about this on one day (default: no bound)",
+    )
+    parser.add_argument(
         "--on-mains-power",
         action="store_true",
         help="train only while this machine runs on mains power; rounds wait as long as there is "
@@ -91,15 +112,24 @@ def run(arguments: argparse.Namespace) -> int:
         k=arguments.k,
         slowdown=arguments.slowdown,
         when_none_fits=arguments.when_none_fits,
+        seconds_a_day=arguments.seconds_a_day,
+        bytes_a_day=arguments.bytes_a_day,
         only_when=_only_when(arguments),
     )
     try:
         link_settings = LinkSettings(proxy=arguments.proxy)
     except ValueError as error:
         raise CommandError(f"--proxy: {error}") from error
-    with Device.open(arguments.home, options=options, link_settings=link_settings) as device:
+    try:
+        opened = Device.open(
+            arguments.home, options=options, link_settings=link_settings, tasks=arguments.task
+        )
+    except ValueError as error:
+        raise CommandError(f"--task: {error}") from error
+    with opened as device:
         if arguments.interactions is not None:
-            _record(device, arguments.interactions)
+            one = arguments.task[0] if arguments.task and len(arguments.task) == 1 else None
+            _record(device, arguments.interactions, one)
         before = [
             (number, signal.signal(number, lambda *_: stop.set()))
             for number in (signal.SIGINT, signal.SIGTERM)
@@ -124,35 +154,47 @@ def _only_when(arguments: argparse.Namespace) -> Callable[[], bool] | None:
     return (lambda: all(each() for each in conditions)) if conditions else None
 
 
-def _record(device: Device, path: Path) -> None:
+def _record(device: Device, path: Path, task: str | None) -> None:
     try:
         found = read_interactions(path)
     except (InteractionsError, OSError) as error:
         why = getattr(error, "strerror", None) or error
         raise CommandError(f"--interactions {path}: {why}") from error
     pairs = zip(found.user.tolist(), found.item.tolist(), strict=True)
-    news = device.record_all((found.item_ids[item], found.user_ids[user]) for user, item in pairs)
+    news = device.record_all(
+        ((found.item_ids[item], found.user_ids[user]) for user, item in pairs), task=task
+    )
     print(f"recorded {news} new of {len(found)} interactions", flush=True)
 
 
 def _watch(device: Device, stop: threading.Event, for_seconds: float | None) -> None:
-    status = device.status()
+    status = device.status(task=_names(device)[0])
     slow = f", emulating a machine {status.slowdown:g} times slower" if status.slowdown > 1 else ""
     print(
         f"device {status.device_id} at {status.broker}: {status.users} users, "
         f"{status.interactions} interactions{slow}",
         flush=True,
     )
-    shown = ""
+    shown: dict[str, str] = {}
     waited_seconds = 0.0
     while not stop.wait(0.5):
         waited_seconds += 0.5
-        line = printable(status_line(device.status()))
-        if line != shown:
-            print(line, flush=True)
-            shown = line
+        names = _names(device)
+        for name in names:
+            line = printable(status_line(device.status(task=name)))
+            if len(names) > 1:
+                line = f"{name}: {line}"
+            if line != shown.get(name):
+                print(line, flush=True)
+                shown[name] = line
         if for_seconds is not None and waited_seconds >= for_seconds:
             return
+
+
+def _names(device: Device) -> list[str]:
+    """The tasks to tell of: those that it takes part in, or else any one."""
+    tasks = device.tasks()
+    return [each.name for each in tasks if each.takes_part] or [tasks[0].name]
 
 
 def status_line(status: DeviceStatus) -> str:

@@ -8,9 +8,9 @@ import datetime
 import json
 from collections.abc import Mapping
 
-from device_sdk.cli.arguments import add_home
+from device_sdk.cli.arguments import CommandError, add_home
 from device_sdk.device import Device
-from device_sdk.status import DeviceStatus
+from device_sdk.status import DeviceStatus, TaskStatus
 from device_sdk.system.printable import printable, text_table
 
 DESCRIPTION = """\
@@ -24,20 +24,42 @@ _LEFT_OUT = ("sent_bytes", "refused", "slowdown")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's arguments."""
     add_home(parser)
+    parser.add_argument("--task", metavar="NAME", help="of a device with several, this one")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Read and print."""
     with Device.open(arguments.home, read_only=True) as device:
-        status = device.status()
+        tasks = device.tasks()
+        named = arguments.task
+        if named is None and sum(each.takes_part for each in tasks) > 1:
+            named = next(each.name for each in tasks if each.takes_part)
+        try:
+            status = device.status(task=named)
+        except ValueError as error:
+            raise CommandError(str(error)) from error
     if arguments.json:
         known = {k: v for k, v in dataclasses.asdict(status).items() if k not in _LEFT_OUT}
+        known["tasks"] = [dataclasses.asdict(each) for each in tasks]
         print(json.dumps(known, indent=2))
     else:
         rows = [(name, printable(value)) for name, value in _rows(status)]
         print(text_table(rows))
+        if len(tasks) > 1:
+            print()
+            print(text_table([_task_row(each) for each in tasks], _TASK_COLUMNS))
     return 0
+
+
+_TASK_COLUMNS = ("task", "cohort", "method", "newest round", "model here", "takes part")
+
+
+def _task_row(task: TaskStatus) -> tuple[str, ...]:
+    newest = "none yet" if task.round is None else f"{task.round}: {task.outcome}"
+    version = "none yet" if task.version is None else f"version {task.version}"
+    why = printable(f"no: {task.why_not}") if task.why_not else "yes"
+    return task.name, task.cohort, task.method, newest, version, why
 
 
 def _rows(status: DeviceStatus) -> list[tuple[str, str]]:

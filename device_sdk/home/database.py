@@ -26,7 +26,7 @@ from device_sdk.wire.arrays.tensors import (
 )
 from device_sdk.wire.codec.errors import WireError
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 # Pages of the file that stay in memory. A device reads little and seldom, and the kernel keeps the
 # file too; SQLite's own 2 MB would fill up over the rounds.
 _CACHE_KIB = 64
@@ -36,6 +36,24 @@ CREATE TABLE capability (
     task TEXT PRIMARY KEY, conditions TEXT NOT NULL, option TEXT NOT NULL, size INTEGER NOT NULL,
     placement TEXT, placed_size INTEGER, misses INTEGER NOT NULL, reason TEXT NOT NULL,
     p90_seconds REAL) WITHOUT ROWID;
+"""
+_INTERACTION = """
+CREATE TABLE interaction (
+    task TEXT NOT NULL, user INTEGER NOT NULL REFERENCES user (place), item TEXT NOT NULL,
+    number INTEGER NOT NULL DEFAULT 0,
+    PRIMARY KEY (task, user, item)) WITHOUT ROWID;
+"""
+_ATTACHMENT = """
+CREATE TABLE attachment (
+    task TEXT NOT NULL, id BLOB NOT NULL, content BLOB NOT NULL,
+    PRIMARY KEY (task, id)) WITHOUT ROWID;
+"""
+_TASKS = """
+CREATE TABLE task (
+    name TEXT PRIMARY KEY, cohort TEXT NOT NULL, served INTEGER NOT NULL,
+    generation INTEGER, method TEXT, takes TEXT, artifacts BLOB, owns_unnamed INTEGER
+    ) WITHOUT ROWID;
+CREATE TABLE spent (day INTEGER PRIMARY KEY, seconds REAL NOT NULL, bytes INTEGER NOT NULL);
 """
 _EVALUATION = """
 CREATE TABLE evaluation (
@@ -50,7 +68,8 @@ CREATE TABLE membership (
     root_fingerprint BLOB NOT NULL, device_id BLOB NOT NULL, handle BLOB NOT NULL,
     admission_key BLOB NOT NULL, shard INTEGER NOT NULL,
     least_serial INTEGER NOT NULL DEFAULT 0,
-    has_left INTEGER NOT NULL DEFAULT 0);
+    has_left INTEGER NOT NULL DEFAULT 0,
+    is_wish INTEGER NOT NULL DEFAULT 1);
 CREATE TABLE descriptor (
     one INTEGER PRIMARY KEY CHECK (one = 1), message BLOB NOT NULL);
 CREATE TABLE clock (
@@ -59,10 +78,6 @@ CREATE TABLE request_counter (
     one INTEGER PRIMARY KEY CHECK (one = 1), highest INTEGER NOT NULL,
     unanswered INTEGER NOT NULL);
 CREATE TABLE user (place INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE);
-CREATE TABLE interaction (
-    user INTEGER NOT NULL REFERENCES user (place), item TEXT NOT NULL,
-    number INTEGER NOT NULL DEFAULT 0,
-    PRIMARY KEY (user, item)) WITHOUT ROWID;
 CREATE TABLE mark (
     task TEXT NOT NULL, cohort TEXT NOT NULL, generation INTEGER NOT NULL,
     round INTEGER NOT NULL, version INTEGER NOT NULL, sha256 BLOB NOT NULL,
@@ -77,14 +92,13 @@ CREATE TABLE outbox (
     round INTEGER NOT NULL, body BLOB NOT NULL, report BLOB,
     UNIQUE (task, generation, round)) WITHOUT ROWID;
 CREATE TABLE learner (
-    task TEXT PRIMARY KEY, state BLOB NOT NULL, artifact BLOB) WITHOUT ROWID;
+    task TEXT PRIMARY KEY, state BLOB NOT NULL, artifact BLOB, method TEXT) WITHOUT ROWID;
 CREATE TABLE model (
     task TEXT PRIMARY KEY, generation INTEGER NOT NULL, round INTEGER NOT NULL,
     version INTEGER NOT NULL, catalogue_id BLOB NOT NULL, arrays BLOB NOT NULL,
     artifact BLOB) WITHOUT ROWID;
 CREATE TABLE catalogue (id BLOB PRIMARY KEY, content BLOB NOT NULL);
-CREATE TABLE attachment (id BLOB PRIMARY KEY, content BLOB NOT NULL);
-{_CAPABILITY}{_EVALUATION}"""
+{_CAPABILITY}{_EVALUATION}{_INTERACTION}{_ATTACHMENT}{_TASKS}"""
 # By the version that a file has, what makes it one of the next version.
 _STEPS = {
     1: """
@@ -115,6 +129,23 @@ ALTER TABLE interaction ADD COLUMN number INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE outbox ADD COLUMN report BLOB;
 ALTER TABLE membership ADD COLUMN has_left INTEGER NOT NULL DEFAULT 0;
 {_EVALUATION}""",
+    # A home had one task, known by the names it was enrolled with: all that it holds is that one's.
+    # The usual names were nobody's wish.
+    5: f"""
+ALTER TABLE membership ADD COLUMN is_wish INTEGER NOT NULL DEFAULT 1;
+UPDATE membership SET is_wish = 0 WHERE task = 'default' AND cohort = 'all';
+ALTER TABLE learner ADD COLUMN method TEXT;
+ALTER TABLE interaction RENAME TO interaction_before;
+{_INTERACTION}
+INSERT INTO interaction SELECT '', user, item, number FROM interaction_before;
+DROP TABLE interaction_before;
+ALTER TABLE attachment RENAME TO attachment_before;
+{_ATTACHMENT}
+INSERT INTO attachment SELECT task, id, content FROM membership, attachment_before;
+DROP TABLE attachment_before;
+{_TASKS}
+INSERT INTO task (name, cohort, served, owns_unnamed) SELECT task, cohort, 1, NULL FROM membership;
+""",
 }
 
 

@@ -52,4 +52,4 @@ def _close_ranks(home: Home, place: int) -> None:
             vectors = state.get(_VECTORS)
             if vectors is not None and vectors.ndim == 2 and place < len(vectors):
                 state[_VECTORS] = np.delete(vectors, place, axis=0)
-                home.models.save_learner(task, state, home.models.learner_artifact(task))
+                home.models.change_learner(task, state)

@@ -15,6 +15,7 @@ from device_sdk.home.interaction_store import InteractionStore
 from device_sdk.home.membership import MembershipStore, RequestCounter
 from device_sdk.home.model_store import AttachmentStore, ModelStore
 from device_sdk.home.round_store import RoundStore
+from device_sdk.home.task_store import SpentStore, TaskStore
 from device_sdk.system.files import write_atomically
 from device_sdk.system.lock import FileLock
 from device_sdk.wire.codec.errors import WireError
@@ -65,6 +66,8 @@ class Home:
         self.rounds = RoundStore(self.database)
         self.models = ModelStore(self.database)
         self.attachments = AttachmentStore(self.database)
+        self.tasks = TaskStore(self.database)
+        self.spent = SpentStore(self.database)
 
     def identity(self, *, create: bool = False) -> Ed25519PrivateKey:
         """The device's key. One that is made here is on the disk when this returns.
@@ -104,6 +107,36 @@ class Home:
             write_atomically(partial / name, data)
         os.replace(partial, final)  # a crash before this leaves no artifact that looks whole
         return final
+
+    def record_names(self, task: str) -> tuple[str, ...]:
+        """Under which names the interactions of a task were recorded; "" is without a name.
+
+        Those without a name are of one task for good: of the first that trains on them
+        (:meth:`device_sdk.home.task_store.TaskStore.own`), which is the one the home was enrolled
+        with, if that trains on such.
+        """
+        owner = self.tasks.owner()
+        if owner is None:
+            membership = self.membership.load()
+            owner = task if membership is None else membership.task
+            takes = {row.name: row.takes for row in self.tasks.all()}
+            if takes.get(owner) == "arrays":
+                others = [name for name, what in takes.items() if what == "records"]
+                owner = others[0] if len(others) == 1 else ""
+        return (task, "") if owner == task else (task,)
+
+    def clean(self) -> None:
+        """Forget what only tasks that are no longer served had use for.
+
+        That is contents that come again where they are needed: attachments, measurements, and train
+        graphs. Models, learners' states and interactions stay.
+        """
+        served = [row for row in self.tasks.all() if row.served]
+        self.tasks.forget_contents()
+        needed = {each for row in served for each in row.artifacts} | self.models.artifacts()
+        for folder in (self.folder / _ARTIFACTS).glob("[0-9a-f]*"):
+            if folder.name not in {each.hex() for each in needed}:
+                shutil.rmtree(folder, ignore_errors=True)
 
     def close(self) -> None:
         """Close the database and release the lock. May be called twice."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,9 +14,12 @@ _MOST_USER_BYTES = 256
 
 
 class InteractionStore(HomeStore):
-    """Distinct (user, item) pairs. Users keep their place, in the order of their first item."""
+    """Distinct (user, item) pairs of each task, and those recorded without a task's name ("").
 
-    def add(self, pairs: Iterable[tuple[str, str]]) -> int:
+    Users are the home's: each keeps its place, in the order of their first items, in every task.
+    """
+
+    def add(self, pairs: Iterable[tuple[str, str]], task: str = "") -> int:
         """Record (user, item) pairs in one commit; how many were new. Raises ValueError.
 
         Items need not be in the catalogue: those that are not wait until it knows them.
@@ -41,8 +44,8 @@ class InteractionStore(HomeStore):
                 user = places[name]
                 newest[user] += 1
                 sql.execute(
-                    "INSERT OR IGNORE INTO interaction VALUES (?, ?, ?)",
-                    (user, item, newest[user]),
+                    "INSERT OR IGNORE INTO interaction VALUES (?, ?, ?, ?)",
+                    (task, user, item, newest[user]),
                 )
             return sql.total_changes - before
 
@@ -63,37 +66,55 @@ class InteractionStore(HomeStore):
         )
         return (0, 0) if row is None else (int(row[0]), int(row[1]))
 
-    def items_of(self, place: int) -> list[str]:
-        """The outside ids that a user touched."""
-        found = self._database.rows("SELECT item FROM interaction WHERE user = ?", place)
+    def tasks(self) -> set[str]:
+        """Names of the tasks that something was recorded for; "" for without a name."""
+        return {name for (name,) in self._database.rows("SELECT DISTINCT task FROM interaction")}
+
+    def items_of(self, place: int, names: Collection[str] = ("",)) -> list[str]:
+        """The outside ids that a user touched, in what was recorded under ``names``."""
+        found = self._database.rows(
+            f"SELECT DISTINCT item FROM interaction WHERE user = ? AND task IN {_marks(names)}",
+            place,
+            *names,
+        )
         return [item for (item,) in found]
 
-    def positives(self, rows: Mapping[str, int]) -> tuple[NDArray[np.int64], ...]:
-        """Per user the rising rows (by a catalogue) of the items that the catalogue knows."""
+    def positives(
+        self, rows: Mapping[str, int], names: Collection[str] = ("",)
+    ) -> tuple[NDArray[np.int64], ...]:
+        """Per user the rising rows (by a catalogue) of the items that the catalogue knows, out of
+        what was recorded under ``names``."""
         users, _ = self.counts()
         found: list[list[int]] = [[] for _ in range(users)]
-        pairs = self._database.rows("SELECT user, item FROM interaction")
-        for user, item in pairs:
+        query = f"SELECT DISTINCT user, item FROM interaction WHERE task IN {_marks(names)}"
+        for user, item in self._database.rows(query, *names):
             row = rows.get(item)
             if row is not None:
                 found[user].append(row)
         return tuple(np.array(sorted(each), dtype=np.int64) for each in found)
 
-    def latest(self, rows: Mapping[str, int]) -> NDArray[np.int64]:
-        """Per user the row of the item recorded last among those that the catalogue knows, int64
-        [users]; -1 for none.
+    def latest(self, rows: Mapping[str, int], names: Collection[str] = ("",)) -> NDArray[np.int64]:
+        """Per user the row of the item recorded last among those that the catalogue knows, out of
+        what was recorded under ``names``, int64 [users]; -1 for none.
 
         An item that is recorded again stays where it was. Of what formats before 5 held the order
         is not known: it counts as older than all else, in the order of ids.
         """
         users, _ = self.counts()
         found = np.full(users, -1, dtype=np.int64)
-        pairs = self._database.rows("SELECT user, item FROM interaction ORDER BY number, item")
-        for user, item in pairs:
+        query = (
+            f"SELECT user, item FROM interaction WHERE task IN {_marks(names)} "
+            "ORDER BY number, item"
+        )
+        for user, item in self._database.rows(query, *names):
             row = rows.get(item)
             if row is not None:
                 found[user] = row
         return found
+
+
+def _marks(names: Collection[str]) -> str:
+    return f"({', '.join('?' for _ in names)})"
 
 
 def _text(what: str, value: str, most_bytes: int) -> str:

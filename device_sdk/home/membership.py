@@ -60,6 +60,8 @@ class Membership:
     grant: Grant
     least_serial: int = 0
     """Of descriptors under this root, where the device has accepted none yet."""
+    is_wish: bool = True
+    """Whether task and cohort were named when it enrolled: it takes part in no other then."""
     has_left: bool = False
     """Whether it told the aggregator that it leaves, and was heard."""
 
@@ -71,7 +73,8 @@ class MembershipStore(HomeStore):
         """The membership; None before enrolment."""
         row = self._database.row(
             "SELECT url, prefix, task, cohort, ca_file, certificate_file, key_file, "
-            "root_fingerprint, device_id, handle, admission_key, shard, least_serial, has_left "
+            "root_fingerprint, device_id, handle, admission_key, shard, least_serial, is_wish, "
+            "has_left "
             "FROM membership"
         )
         if row is None:
@@ -79,17 +82,11 @@ class MembershipStore(HomeStore):
         files = [None if name is None else Path(name) for name in row[4:7]]
         tls = TlsFiles(*files) if any(files) else None
         url, prefix, task, cohort = row[:4]
-        root_fingerprint, device_id, handle, admission_key, shard, least_serial, has_left = row[7:]
+        root_fingerprint, device_id, handle, admission_key, shard, least_serial = row[7:13]
+        grant = Grant(device_id, handle, admission_key, shard)
+        wish, left = map(bool, row[13:])
         return Membership(
-            url,
-            prefix,
-            task,
-            cohort,
-            tls,
-            root_fingerprint,
-            Grant(device_id, handle, admission_key, shard),
-            least_serial=least_serial,
-            has_left=bool(has_left),
+            url, prefix, task, cohort, tls, root_fingerprint, grant, least_serial, wish, left
         )
 
     def save(self, membership: Membership, descriptor: Descriptor, unix_seconds: int) -> None:
@@ -102,7 +99,7 @@ class MembershipStore(HomeStore):
         grant = membership.grant
         with self._database.transaction() as sql:
             sql.execute(
-                "INSERT INTO membership VALUES (1, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0)",
+                "INSERT INTO membership VALUES (1, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, ?)",
                 (
                     membership.url,
                     membership.prefix,
@@ -115,6 +112,7 @@ class MembershipStore(HomeStore):
                     grant.admission_key,
                     grant.shard,
                     membership.least_serial,
+                    membership.is_wish,
                 ),
             )
             self.save_descriptor(descriptor)

@@ -15,28 +15,36 @@ from device_sdk.home.database import HomeStore, pack_arrays, unpack_arrays
 
 
 class AttachmentStore(HomeStore):
-    """Contents under the ids that signed heads gave them."""
+    """A task's contents under the ids that signed heads gave them."""
 
-    def save(self, content_id: bytes, content: bytes) -> None:
+    def save(self, task: str, content_id: bytes, content: bytes) -> None:
         """Keep a content until it is no longer offered."""
         with self._database.transaction() as sql:
-            sql.execute("INSERT OR REPLACE INTO attachment VALUES (?, ?)", (content_id, content))
+            sql.execute(
+                "INSERT OR REPLACE INTO attachment VALUES (?, ?, ?)", (task, content_id, content)
+            )
 
-    def content(self, content_id: bytes) -> bytes | None:
+    def content(self, task: str, content_id: bytes) -> bytes | None:
         """The content of an id; None where it is not here."""
-        row = self._database.row("SELECT content FROM attachment WHERE id = ?", content_id)
+        row = self._database.row(
+            "SELECT content FROM attachment WHERE task = ? AND id = ?", task, content_id
+        )
         return None if row is None else bytes(row[0])
 
-    def ids(self) -> set[bytes]:
-        """All that is here."""
-        return {bytes(row[0]) for row in self._database.rows("SELECT id FROM attachment")}
+    def ids(self, task: str) -> set[bytes]:
+        """All of a task that is here."""
+        rows = self._database.rows("SELECT id FROM attachment WHERE task = ?", task)
+        return {bytes(row[0]) for row in rows}
 
-    def keep_only(self, offered: Collection[bytes]) -> None:
-        """Forget what is no longer offered."""
-        gone = self.ids() - set(offered)
+    def keep_only(self, task: str, offered: Collection[bytes]) -> None:
+        """Forget what the task no longer offers."""
+        gone = self.ids(task) - set(offered)
         if gone:
             with self._database.transaction() as sql:
-                sql.executemany("DELETE FROM attachment WHERE id = ?", [(each,) for each in gone])
+                sql.executemany(
+                    "DELETE FROM attachment WHERE task = ? AND id = ?",
+                    [(task, each) for each in gone],
+                )
 
 
 State = Mapping[str, NDArray[Any]]
@@ -152,26 +160,51 @@ class ModelStore(HomeStore):
             task, generation, round_id, version, catalogue_id, unpack_arrays(arrays), artifact_id
         )
 
-    def save_learner(self, task: str, state: State, artifact_id: bytes | None = None) -> None:
+    def save_learner(
+        self, task: str, state: State, artifact_id: bytes | None = None, method: str | None = None
+    ) -> None:
         """Replace the learner's private state, users' vectors included.
 
         ``artifact_id``: the artifact that the state belongs to, where it belongs to one.
+        ``method``: the one whose learner it is.
         """
         with self._database.transaction() as sql:
             sql.execute(
-                "INSERT OR REPLACE INTO learner VALUES (?, ?, ?)",
-                (task, pack_arrays(state), artifact_id),
+                "INSERT OR REPLACE INTO learner VALUES (?, ?, ?, ?)",
+                (task, pack_arrays(state), artifact_id, method),
             )
+
+    def change_learner(self, task: str, state: State) -> None:
+        """Put another state in the place of the stored one, of the same learner."""
+        with self._database.transaction() as sql:
+            sql.execute("UPDATE learner SET state = ? WHERE task = ?", (pack_arrays(state), task))
+
+    def artifacts(self) -> set[bytes]:
+        """Ids of the artifacts that models and learners' states belong to."""
+        rows = self._database.rows(
+            "SELECT artifact FROM model UNION SELECT artifact FROM learner EXCEPT SELECT NULL"
+        )
+        return {bytes(row[0]) for row in rows}
 
     def learner_artifact(self, task: str) -> bytes | None:
         """The artifact that the stored learner's state belongs to."""
         row = self._database.row("SELECT artifact FROM learner WHERE task = ?", task)
         return None if row is None else row[0]
 
-    def learner(self, task: str) -> dict[str, NDArray[Any]] | None:
-        """The learner's private state; None before its first round."""
-        row = self._database.row("SELECT state FROM learner WHERE task = ?", task)
-        return None if row is None else unpack_arrays(row[0])
+    def has_learner(self, task: str) -> bool:
+        """Whether a learner of the task has left a state here."""
+        return self._database.row("SELECT 1 FROM learner WHERE task = ?", task) is not None
+
+    def learner(self, task: str, method: str | None = None) -> dict[str, NDArray[Any]] | None:
+        """The learner's private state; None before its first round.
+
+        Also None where ``method`` is given and the state is another method's: the task was replaced
+        since. A state of before format 5 does not say whose it is, and is taken for the method's.
+        """
+        row = self._database.row("SELECT state, method FROM learner WHERE task = ?", task)
+        if row is None or (method is not None and row[1] not in (None, method)):
+            return None
+        return unpack_arrays(row[0])
 
     def learner_tasks(self) -> list[str]:
         """Tasks whose learners have a private state."""

@@ -35,6 +35,8 @@ class RoundOutcome(Enum):
     """The device cannot afford even one column in time."""
     OUTBOX_FULL = "outbox-full"
     """Too many updates wait for their receipts."""
+    OVER_BUDGET = "over-budget"
+    """It would take more of a day's seconds or bytes than this device's owner allows."""
     FAILED = "failed"
 
 
@@ -129,10 +131,11 @@ class RoundStore(HomeStore):
         )
         return found[0] if found else None
 
-    def last(self, *, trained: bool = False) -> Participation | None:
-        """The part taken in the newest round, or the newest that was trained."""
-        where = "WHERE outcome = 'trained' " if trained else ""
-        found = self._participations(f"{where}ORDER BY number DESC LIMIT 1")
+    def last(self, task: str | None = None, *, trained: bool = False) -> Participation | None:
+        """The part taken in the newest round, or the newest that was trained; of any task, if
+        None."""
+        where = "WHERE (?1 IS NULL OR task = ?1)" + (" AND outcome = 'trained'" if trained else "")
+        found = self._participations(f"{where} ORDER BY number DESC LIMIT 1", task)
         return found[0] if found else None
 
     def newest(self) -> int:
@@ -158,9 +161,12 @@ class RoundStore(HomeStore):
             most,
         )
 
-    def last_receipted(self) -> Participation | None:
-        """The newest round whose update has its receipt."""
-        found = self._participations("WHERE verdict IS NOT NULL ORDER BY number DESC LIMIT 1")
+    def last_receipted(self, task: str | None = None) -> Participation | None:
+        """The newest round whose update has its receipt; of any task, if None."""
+        found = self._participations(
+            "WHERE verdict IS NOT NULL AND (?1 IS NULL OR task = ?1) ORDER BY number DESC LIMIT 1",
+            task,
+        )
         return found[0] if found else None
 
     def conclude(self, part: Participation) -> None:
@@ -182,9 +188,10 @@ class RoundStore(HomeStore):
                 ),
             )
             sql.execute(
-                "DELETE FROM participation WHERE number <= (SELECT max(number) FROM participation)"
-                " - ? AND (outcome <> 'trained' OR verdict IS NOT NULL)",
-                (_KEPT_ROUNDS,),
+                "DELETE FROM participation WHERE task = ?1 AND number <= (SELECT number FROM "
+                "participation WHERE task = ?1 ORDER BY number DESC LIMIT 1 OFFSET ?2) "
+                "AND (outcome <> 'trained' OR verdict IS NOT NULL)",
+                (part.task, _KEPT_ROUNDS),
             )
 
     def save_evaluation(self, found: StoredEvaluation) -> None:

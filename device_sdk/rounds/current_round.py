@@ -21,10 +21,12 @@ from device_sdk.home.round_store import (
 )
 from device_sdk.methods.learner import Declined
 from device_sdk.rounds.actions import Actions
+from device_sdk.rounds.budget import DayBudget, OverBudget
 from device_sdk.rounds.open_round import OpenRound, Retry
 from device_sdk.rounds.reports import Reports
 from device_sdk.rounds.sender import Sender
 from device_sdk.rounds.session import SessionKeeper
+from device_sdk.rounds.turns import Ready, Turns
 from device_sdk.train.job import TrainedRound, TrainingJob, needs_receipts
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.publish.manifest import Order, RoundManifest, order, read_manifest, selected
@@ -56,7 +58,7 @@ def commit_round(
     row = OutboxRow.of(_identity(device_id, manifest), result.body, report)
     with home.database.transaction():
         artifact_id = None if result.artifact is None else result.artifact.artifact_id
-        home.models.save_learner(manifest.task, result.learner_state, artifact_id)
+        home.models.save_learner(manifest.task, result.learner_state, artifact_id, job.terms.method)
         save_model(home, job, result)
         if result.capability is not None:
             home.models.save_capability(result.capability)
@@ -157,6 +159,8 @@ class ManifestIntake:
         self._newest = b""
         self._waits = False
         self._retry: Retry | None = None
+        self.expired: RoundManifest | None = None
+        """A round that this device was selected for, whose manifest came after its deadline."""
 
     def take(self, message: bytes | None = None) -> Accepted | None:
         """The manifest that waits; None for none, and for one that was concluded before.
@@ -210,13 +214,16 @@ class ManifestIntake:
         now_unix_seconds = self._sessions.time.now()
         if now_unix_seconds is None:
             raise WireError("no-session", "no session has given the time yet")
+        chosen = _selects(manifest, membership.grant.device_id)
         if now_unix_seconds >= manifest.expiry_unix_seconds:
+            if which is Order.NEWER and chosen:
+                self.expired = manifest
             raise WireError("expired-manifest", "the round's time is over")
         if which is Order.NEWER:
             self._store.save_mark(manifest, mark)
         if self._store.participation(manifest.task, manifest.generation, manifest.round):
             return None
-        return Accepted(manifest, _selects(manifest, membership.grant.device_id))
+        return Accepted(manifest, chosen)
 
 
 def _selects(manifest: RoundManifest, device_id: bytes) -> bool:
@@ -225,15 +232,28 @@ def _selects(manifest: RoundManifest, device_id: bytes) -> bool:
 
 
 class CurrentRound:
-    """At most one round: fetched, asked about, trained, committed, and concluded in any case.
+    """At most one round of a task: fetched, asked about, trained, committed, and concluded in any
+    case.
 
-    Whoever trains looks at ``question``, then at ``job``.
+    Whoever trains looks at ``question``, then at ``job``. ``turns`` and ``budget``: those of the
+    device's tasks together.
     """
 
     def __init__(
-        self, world: DeviceWorld, sessions: SessionKeeper, sender: Sender, actions: Actions
+        self,
+        world: DeviceWorld,
+        sessions: SessionKeeper,
+        sender: Sender,
+        actions: Actions,
+        turns: Turns,
+        budget: DayBudget,
     ) -> None:
         self._world, self._home = world, world.home
+        self.task, self.cohort = world.membership.task, world.membership.cohort
+        self._turns, self._budget = turns, budget
+        self._trains = False
+        self._expected_seconds = self._ready_seconds = 0.0
+        self._missed: tuple[int, int] | None = None
         self._sessions = sessions
         self._sender = sender
         self._actions = actions
@@ -256,6 +276,43 @@ class CurrentRound:
         """Of the round in hand; None for none."""
         return None if self._round is None else self._round.manifest
 
+    @property
+    def ready(self) -> Ready | None:
+        """The job as one that waits for its turn; None where there is none, or the task rests."""
+        if self.job is None or self.job.manifest.threshold == 0:
+            return None
+        deadline = self._sessions.time.clock_seconds(self.job.manifest.deadline_unix_seconds)
+        return Ready(
+            self.task,
+            math.inf if deadline is None else deadline,
+            self._expected_seconds,
+            self._ready_seconds,
+        )
+
+    def begin(self) -> bool:
+        """The job's training begins; False where the round ends instead: over the day's budget."""
+        assert self.job is not None
+        if self._trains:
+            self._settle()  # its end could not be stored: it is trained again
+        try:
+            self._budget.require(seconds=self._expected_seconds)
+        except OverBudget as reason:
+            self._over_budget(self.job.manifest, reason)
+            return False
+        self._budget.set_aside(self._expected_seconds)
+        self._trains = True
+        self._turns.began(self.task, self._world.clock())
+        return True
+
+    def give_up(self, why: str) -> None:
+        """The job's round ends without a training, for another task's sake."""
+        if self.job is not None:
+            self._conclude(self.job.manifest, RoundOutcome.TOO_LATE, why, Reason.TOO_LATE)
+
+    def drop(self) -> None:
+        """The task is not for this device any more: the round is left as a crash would leave it."""
+        self._close()
+
     def connected(self, value: bool) -> None:
         """The broker's connection came or went."""
         self._connected = value
@@ -275,6 +332,9 @@ class CurrentRound:
         except WireError as error:
             if error.reason == "unknown-epoch":
                 self._sessions.reopen()
+            if self._intake.expired is not None:
+                self._miss(self._intake.expired)
+                self._intake.expired = None
             raise
         except sqlite3.Error:
             # Nothing is begun whose mark could be forgotten; but a disk is not full for ever.
@@ -286,6 +346,8 @@ class CurrentRound:
         if self._round is not None:
             if self._round.manifest == manifest:
                 return  # shown again, as after a reconnection
+            if self.ready is not None:
+                self._turns.lose(self.task)
             late = "the next round opened"
             self._conclude(self._round.manifest, RoundOutcome.TOO_LATE, late, Reason.TOO_LATE)
         # Only for news: a broker that repeats a manifest must not shorten the waits.
@@ -293,18 +355,43 @@ class CurrentRound:
         if not accepted.selected and not self._is_wanted_to_read(manifest):
             self._conclude(manifest, RoundOutcome.NOT_SELECTED)
         elif self._is_past(manifest.deadline_unix_seconds):
+            self._miss(manifest)
             late = "the deadline was over on arrival"
             self._conclude(manifest, RoundOutcome.TOO_LATE, late, Reason.TOO_LATE)
         elif accepted.selected and self._sender.obstacle:
             self._hold_back(manifest, self._sender.obstacle)
+        elif accepted.selected and (lack := self._world.lacks(self.task, manifest.generation)):
+            self._conclude(manifest, RoundOutcome.DECLINED, lack, Reason.NO_DATA)
         else:
             self._held_back = False
-            try:
-                self._round = OpenRound(manifest, self._world, self._sessions, self._actions)
-            except WireError as error:
-                if error.reason == "truncated":
-                    self._conclude(manifest, RoundOutcome.FAILED, str(error), Reason.BAD_CONTENT)
-                raise
+            self._begin_to_fetch(manifest, selected=accepted.selected)
+
+    def _begin_to_fetch(self, manifest: RoundManifest, *, selected: bool) -> None:
+        self._ready_seconds = self._turns.waited_since(self.task, self._world.clock())
+        try:
+            if selected:
+                self._budget.require(bytes_=manifest.length)
+            self._round = OpenRound(
+                manifest, self._world, self._sessions, self._actions, self._budget
+            )
+        except OverBudget as reason:
+            self._over_budget(manifest, reason)
+        except WireError as error:
+            if error.reason == "truncated":
+                self._conclude(manifest, RoundOutcome.FAILED, str(error), Reason.BAD_CONTENT)
+            raise
+
+    def _miss(self, manifest: RoundManifest) -> None:
+        """The deadline passed before anything was done: for another task's training, perhaps."""
+        which = (manifest.generation, manifest.round)
+        deadline = self._sessions.time.clock_seconds(manifest.deadline_unix_seconds)
+        if which != self._missed and deadline is not None:
+            self._missed = which
+            self._turns.missed(self.task, deadline)
+
+    def fetches(self, content_id: bytes) -> bool:
+        """Whether the round in hand waits for this content."""
+        return self._round is not None and content_id in self._round.fetches
 
     def chunk(self, content_id: bytes, index: int, payload: bytes) -> None:
         """A chunk's or head's message came. Raises ``WireError`` for one that cannot be used."""
@@ -313,6 +400,9 @@ class CurrentRound:
             return  # on its way while we unsubscribed
         try:
             round_.add(content_id, index, payload)
+        except OverBudget as over:
+            self._over_budget(round_.manifest, over)
+            return
         except Declined as declined:
             why = str(declined)
             self._conclude(round_.manifest, RoundOutcome.DECLINED, why, declined.reason)
@@ -335,10 +425,13 @@ class CurrentRound:
         """Take a manifest that was put off, ask again for what did not come, or give up at the
         deadline. Raises as :meth:`take_manifest` does."""
         round_ = self._round
-        if round_ is not None and self.job is None:
+        if round_ is not None and not self._trains:
             if self._is_past(round_.manifest.deadline_unix_seconds):
                 what = "chunks" if round_.fetches else "receipts"
                 detail = f"not all {what} came in time"
+                if self.ready is not None:
+                    detail = "another task was trained until the deadline"
+                    self._turns.lose(self.task)
                 self._conclude(round_.manifest, RoundOutcome.TOO_LATE, detail, Reason.TOO_LATE)
             elif self._connected and round_.fetches and round_.retry.due():
                 round_.ask_again()
@@ -348,7 +441,7 @@ class CurrentRound:
     def next_seconds(self) -> float:
         """The monotonic time at which something is to do here; infinite for never."""
         round_, intake_seconds = self._round, self._intake.next_seconds()
-        if round_ is None or self.job is not None:
+        if round_ is None or self._trains:
             return intake_seconds
         deadline = self._sessions.time.clock_seconds(round_.manifest.deadline_unix_seconds)
         asks_again = self._connected and round_.fetches
@@ -403,6 +496,9 @@ class CurrentRound:
         ``reason`` to the aggregator's operator."""
         self._conclude(job.manifest, outcome, detail, reason)
 
+    def _over_budget(self, manifest: RoundManifest, why: OverBudget) -> None:
+        self._conclude(manifest, RoundOutcome.OVER_BUDGET, str(why), Reason.OVER_BUDGET)
+
     def _hold_back(self, manifest: RoundManifest, obstacle: str) -> None:
         if not self._held_back:
             _log.warning("round %d and later ones are not trained: %s", manifest.round, obstacle)
@@ -428,12 +524,16 @@ class CurrentRound:
         rests = job.manifest.threshold == 0
         if rests and not self._has_own_model(job):
             self.read(job)
-        elif not rests and self._sender.waits_for_updates and needs_receipts(job.terms.method):
+        elif not rests and self._sender.waits_for(self.task) and needs_receipts(job.terms.method):
             return  # the learner has to know what of its own counted: until :meth:`receipted`
         elif round_.asks:
             self.question = job
         else:
             self.job = job
+            self._ready_seconds = min(self._ready_seconds, self._world.clock())
+            last = self._home.rounds.last(self.task, trained=True)
+            took = None if last is None else last.train_seconds
+            self._expected_seconds = job.terms.train_seconds if took is None else took
 
     def _has_own_model(self, job: TrainingJob) -> bool:
         return self._home.models.learner_artifact(job.manifest.task) is not None
@@ -466,7 +566,7 @@ class CurrentRound:
         device_id = self._world.membership.grant.device_id
         if not _selects(manifest, device_id) or self._sender.obstacle:
             return None
-        declined = outcome is RoundOutcome.DECLINED
+        declined = outcome in (RoundOutcome.DECLINED, RoundOutcome.OVER_BUDGET)
         report = self._reports.of(
             Outcome.DECLINED if declined else Outcome.FAILED,
             reason,
@@ -475,10 +575,17 @@ class CurrentRound:
         return None if report is None else OutboxRow.of(_identity(device_id, manifest), b"", report)
 
     def _close(self) -> None:
+        if self._trains:
+            self._settle()
         if self._round is not None:
             for fetch in self._round.fetches.values():
                 fetch.stop()
         self._round = self.job = self.question = None
+
+    def _settle(self) -> None:
+        self._trains = False
+        self._turns.ended(self.task, self._world.clock())
+        self._budget.settle()
 
     def _is_past(self, unix_seconds: int) -> bool:
         now = self._sessions.time.now()

@@ -6,11 +6,14 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from device_sdk.errors import RuntimeMissing
+from device_sdk.home.task_store import Takes
 from device_sdk.methods.learner import Declined, LearnerError
 from device_sdk.rounds.actions import Actions, Subscribe, Unsubscribe
+from device_sdk.rounds.budget import DayBudget
 from device_sdk.rounds.session import SessionKeeper
 from device_sdk.system.clock import Backoff
-from device_sdk.train.job import LocalArtifact, TrainingJob
+from device_sdk.train.job import LocalArtifact, RoundTrainer, TrainingJob, learner_class
 from device_sdk.wire.arrays.exchange import Attachment, Broadcast
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.publish.artifact_bundle import unpack_artifact
@@ -232,13 +235,14 @@ class OpenRound:
         world: DeviceWorld,
         sessions: SessionKeeper,
         actions: Actions,
+        budget: DayBudget,
     ) -> None:
         if not manifest.chunks:
             raise WireError("truncated", "a broadcast without chunks has no terms")
         self.manifest = manifest
         self._world, self._home = world, world.home
         self._sessions = sessions
-        self._actions = actions
+        self._actions, self._budget = actions, budget
         self.retry = Retry(world)
         self.broken: WireError | None = None
         """Why what came whole, signed by the aggregator, cannot be used all the same."""
@@ -259,7 +263,11 @@ class OpenRound:
             self._fetch(ContentKind.CATALOGUE, wanted)
 
     def add(self, content_id: bytes, index: int, message: bytes) -> None:
-        """A chunk's or head's message came. Raises ``WireError``, :class:`Declined`."""
+        """A chunk's or head's message came.
+
+        Raises ``WireError``; :class:`Declined`, once the terms are known, where there is nothing to
+        train on, and :class:`OverBudget` where what they name is too much.
+        """
         fetch = self.fetches.get(content_id)
         if fetch is None:
             return
@@ -289,7 +297,7 @@ class OpenRound:
         self._wanted = tuple(dict.fromkeys(names))
         for name in self._wanted:
             offered = self._offer.readable[name]
-            here = self._home.attachments.content(offered.content_id) is not None
+            here = self._stored(offered.content_id) is not None
             if not here and offered.content_id not in self.fetches:
                 self._fetch(ContentKind.ATTACHMENT, offered.content_id, offered.cohort)
         self.retry.progressed()
@@ -307,9 +315,8 @@ class OpenRound:
             offered={name: each.size for name, each in self._offer.readable.items()},
             attachments={name: self._attachment(name) for name in self._wanted},
         )
-        return TrainingJob(
-            self.manifest, self._terms, broadcast, self._catalogue(), self._artifacts
-        )
+        catalogue, fresh = self._catalogue()
+        return TrainingJob(self.manifest, self._terms, broadcast, catalogue, self._artifacts, fresh)
 
     def _fetch(self, kind: ContentKind | None, content_id: bytes, cohort: str = "") -> None:
         self.fetches[content_id] = Fetch(
@@ -331,9 +338,10 @@ class OpenRound:
                 self._local(each) for each in self._terms.artifacts if self._is_here(each)
             )
             return
+        self._learn_terms(self._terms)
         self._offer = read_offer(self._terms, self.manifest, self._world)
         self._home.attachments.keep_only(
-            {each.content_id for each in self._offer.readable.values()}
+            self.manifest.task, {each.content_id for each in self._offer.readable.values()}
         )
         self.asks = bool(self._offer.readable)
         folder = self._world.artifact_folder
@@ -342,12 +350,33 @@ class OpenRound:
             self._artifacts = tuple(self._local(each) for each in picked)
             both = [one for each in picked for one in (each, each.companion)]
             needed = [one.artifact_id for one in both if one is not None]
+            missing = [one for one in both if one and not folder(one.artifact_id).is_dir()]
+            self._budget.require(bytes_=sum(one.size for one in missing))
         else:
             needed = [self._named_artifact()]
             self._artifacts = (LocalArtifact(needed[0], "", folder(needed[0])),)
+        self._home.tasks.set_artifacts(self.manifest.task, needed)
         for artifact_id in needed:
             if not folder(artifact_id).is_dir() and artifact_id not in self.fetches:
                 self._fetch(ContentKind.ARTIFACT, artifact_id)
+
+    def _learn_terms(self, terms: TaskTerms) -> None:
+        """Keep what the terms say of the task. Raises :class:`Declined` where the app has nothing
+        for it."""
+        task, tasks = self.manifest.task, self._home.tasks
+        takes: Takes | None
+        try:
+            takes = "records" if issubclass(learner_class(terms.method), RoundTrainer) else "arrays"
+        except (Declined, RuntimeMissing):
+            takes = None  # its training will say so
+        with self._home.database.transaction():
+            tasks.set_terms(
+                task, self.manifest.cohort, self.manifest.generation, terms.method, takes
+            )
+            if takes == "records" and "" in self._home.record_names(task):
+                tasks.own(task)
+        if lack := self._world.lacks(task):
+            raise Declined(lack)
 
     def _named_artifact(self) -> bytes:
         """The manifest's, or the one that is installed where it leaves that to the device."""
@@ -377,7 +406,7 @@ class OpenRound:
                 self._home.save_artifact(fetch.content_id, files)
             case ContentKind.ATTACHMENT:
                 read_attachment(content, fetch.cohort)
-                self._home.attachments.save(fetch.content_id, content)
+                self._home.attachments.save(self.manifest.task, fetch.content_id, content)
             case ContentKind.CATALOGUE:
                 if hashlib.sha256(content).digest() != fetch.content_id:
                     raise WireError("wrong-content", "another catalogue than the manifest names")
@@ -386,24 +415,30 @@ class OpenRound:
 
     def _attachment(self, name: str) -> Attachment:
         offered = self._offer.readable[name]
-        content = self._home.attachments.content(offered.content_id)
+        content = self._stored(offered.content_id)
         assert content is not None, "fetched before, or the round would not be complete"
         return read_attachment(content, offered.cohort)
 
-    def _catalogue(self) -> Catalogue | None:
+    def _stored(self, content_id: bytes) -> bytes | None:
+        return self._home.attachments.content(self.manifest.task, content_id)
+
+    def _catalogue(self) -> tuple[Catalogue | None, bool]:
+        """And whether its rows stand for others than before. Raises ``WireError``."""
         content = self._home.models.catalogue(self.manifest.catalogue_id)
         if content is None:
-            return None
+            return None, False
         catalogue = read_catalogue(content)
         last = self._home.models.last_catalogue(self.manifest.task)
         if last is None or last[1] == self.manifest.catalogue_id:
-            return catalogue
+            return catalogue, False
         generation, catalogue_id = last
         before = self._home.models.catalogue(catalogue_id)
         if before is None:
-            return catalogue
+            return catalogue, False
         older = read_catalogue(before)
-        restored = self.manifest.generation > generation and older.extends(catalogue)
-        if not catalogue.extends(older) and not restored:
+        if catalogue.extends(older):
+            return catalogue, False
+        if self.manifest.generation <= generation:
             raise WireError("bad-catalogue", "the catalogue changes what its rows stand for")
-        return catalogue
+        # Of a generation that came of a backup it is shorter, of a task that was replaced another.
+        return catalogue, not older.extends(catalogue)

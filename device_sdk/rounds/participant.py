@@ -5,16 +5,20 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
-from device_sdk.rounds.actions import Actions, Subscribe
+from device_sdk.rounds.actions import Actions, Subscribe, Unsubscribe
+from device_sdk.rounds.budget import DayBudget
 from device_sdk.rounds.current_round import CurrentRound
 from device_sdk.rounds.farewell import Farewell
+from device_sdk.rounds.roster import Roster
 from device_sdk.rounds.sender import Sender
 from device_sdk.rounds.session import SessionKeeper
+from device_sdk.rounds.turns import Turns
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.codec.message import FIRST_ENVELOPE_TYPE, MessageType
 from device_sdk.wire.publish.receipts import RecordType, read_receipt
+from device_sdk.wire.publish.standing import read_standing
 from device_sdk.wire.publish.topics import (
     ChunkTopic,
     DescriptorTopic,
@@ -66,7 +70,8 @@ class Participant:
     """Sans-io: messages, connections and time in; ``actions`` and training jobs out.
 
     Whoever runs it: passes on what the link reports, carries out ``actions``, calls :meth:`tick`
-    at :meth:`next_seconds`, answers the question and trains the job of ``round``.
+    at :meth:`next_seconds`, answers the question or trains the job of the round whose
+    :meth:`turn` it is.
     Nothing here raises for bad input; it is counted in ``refusals``.
     """
 
@@ -78,8 +83,13 @@ class Participant:
         self.refusals = RefusedMessages()
         self.sessions = SessionKeeper(world, self.actions)
         self.sender = Sender(world, self.sessions, self.actions)
-        self.round = CurrentRound(world, self.sessions, self.sender, self.actions)
-        """The one in hand, and what is to be done for it."""
+        self.budget = DayBudget(world, self.sessions.time)
+        self.rounds: dict[str, CurrentRound] = {}
+        """By task, the one in hand, and what is to be done for it."""
+        self._roster = Roster(world)
+        self._turns = Turns()
+        self._turn_seconds = math.inf
+        self._is_connected = False
         self.farewell = Farewell(world, self.sessions, self.actions) if leaves else None
         self._early: dict[str, bytes] = {}  # what no descriptor in hand vouches for
         self._unserved = ""
@@ -88,7 +98,7 @@ class Participant:
     @property
     def problem(self) -> str:
         """What keeps this device from taking part, for people; empty for nothing."""
-        return self.sessions.problem or self.sessions.unserved or self.sender.obstacle
+        return self.sessions.problem or self._roster.unserved or self.sender.obstacle
 
     def start(self) -> None:
         """Subscribe to what every device listens to."""
@@ -98,29 +108,59 @@ class Participant:
             DownTopic(membership.grant.handle),
             PresenceTopic(),
         ]
-        if self.farewell is None:
-            topics.append(ManifestTopic(membership.task, membership.cohort))
         # First, so that it has come when the session that it is judged by is open.
         self.actions.append(Subscribe(self._topics.write(TasksTopic()), optional=True))
         self.actions.extend(Subscribe(self._topics.write(topic)) for topic in topics)
+        self._listen()
 
     def connected(self, value: bool) -> None:
         """The broker's connection came or went."""
+        self._is_connected = value
         self.sessions.connected(value)
         self.sender.connected(value and self.farewell is None)
-        self.round.connected(value)
+        for each in self.rounds.values():
+            each.connected(value)
+
+    def turn(
+        self, may_begin: Callable[[CurrentRound], bool] = lambda round_: True
+    ) -> CurrentRound | None:
+        """The round with a question to answer, or a job to train now; None where nobody's turn has
+        come. A job's training has begun with this: it must be followed by its end. ``may_begin``:
+        the owner's word on each, asked first; it may end the round instead."""
+        self._turn_seconds = math.inf
+        rounds = [each for each in self.rounds.values() if each.question or each.job]
+        able = [each for each in rounds if may_begin(each)]
+        for each in able:
+            if each.question is not None or (each.job is not None and each.ready is None):
+                return each
+        while True:
+            ready = [each.ready for each in able if each.ready is not None]
+            turn = self._turns.pick(ready, self._world.clock(), self.rounds.keys())
+            self._turn_seconds = turn.at_seconds
+            if turn.task is None:
+                return None
+            chosen = self.rounds[turn.task]
+            if turn.gives_up:
+                chosen.give_up(turn.gives_up)
+            elif chosen.begin():
+                return chosen
 
     def message(self, topic_text: str, payload: bytes, *, retained: bool) -> None:
         """A publication came."""
         what = "message"
+        self.budget.count(len(payload))
         try:
             topic = self._topics.parse(topic_text)
             what = type(topic).__name__.removesuffix("Topic").lower() + " message"
             match topic:
                 case ChunkTopic(content_id, index):
-                    self.round.chunk(content_id, index, payload)
-                case ManifestTopic():
-                    self.round.take_manifest(payload)
+                    for each in [*self.rounds.values()]:
+                        if each.fetches(content_id):
+                            each.chunk(content_id, index, payload)
+                case ManifestTopic(task, cohort):
+                    of_task = self.rounds.get(task)
+                    if of_task is not None and of_task.cohort == cohort:
+                        of_task.take_manifest(payload)
                 case DownTopic():
                     if retained:
                         raise WireError("retained", "nothing retained is accepted on this topic")
@@ -136,7 +176,7 @@ class Participant:
                     self._early[topic_text] = payload
                     self.sessions.on_tasks(payload)
                     del self._early[topic_text]
-                    self._tell_unserved()
+                    self._heed_tasks()
                     self.sender.hurry()  # contributions wait for it
                 case _:
                     raise WireError("bad-topic", "a topic that no device listens to")
@@ -154,15 +194,19 @@ class Participant:
             self._save_time_seconds = now + _TIME_SAVED_EVERY_SECONDS
             if self.sessions.time.now() is not None:
                 self._world.home.membership.raise_time(self.sessions.time.largest_unix_seconds)
-        try:
-            self.round.tick()
-        except WireError as error:
-            self.refusals.count("manifest message", error)
+            self.budget.save()
+        self._listen()
+        for each in self.rounds.values():
+            try:
+                each.tick()
+            except WireError as error:
+                self.refusals.count("manifest message", error)
 
     def next_seconds(self) -> float:
         """The monotonic time at which :meth:`tick` has something to do; infinite for never."""
         return min(
-            self.round.next_seconds(),
+            *(each.next_seconds() for each in self.rounds.values()),
+            self._turn_seconds,
             self.sessions.next_seconds(),
             self.sender.next_seconds(),
             math.inf if self.farewell is None else self.farewell.next_seconds(),
@@ -172,6 +216,7 @@ class Participant:
     def _on_down(self, payload: bytes) -> None:
         if len(payload) > 1 and payload[1] == MessageType.SESSION_REPLY:
             self.sessions.on_reply(payload)
+            self._roster.standing = None
             self.sender.session_opened()
             if self.farewell is not None:
                 self.farewell.session_opened()
@@ -180,24 +225,61 @@ class Participant:
         if len(payload) > 1 and payload[1] < FIRST_ENVELOPE_TYPE:
             raise WireError("bad-type", "neither a session's reply nor an envelope")
         received = self.sessions.receive(payload)
-        if received.message_type != RecordType.RECEIPT or received.fragment is not None:
-            raise WireError("bad-type", "devices take whole receipts and nothing else")
+        kind = received.message_type
+        if received.fragment is not None or kind not in (RecordType.RECEIPT, RecordType.STANDING):
+            raise WireError("bad-type", "devices take whole receipts and standings, nothing else")
+        if kind == RecordType.STANDING:
+            self._roster.standing = read_standing(received.payload)
+            self._heed_tasks()
+            return
         receipt = read_receipt(received.payload)
         self.sessions.went_well()
-        self.sender.on_receipt(receipt)
+        row = self.sender.on_receipt(receipt)
         if self.farewell is not None:
             self.farewell.on_receipt(receipt)
-        self.round.receipted()
+        if row is not None and row.task in self.rounds:
+            self.rounds[row.task].receipted()
 
     def _retry_refused(self) -> None:
         early, self._early = self._early, {}
         for topic_text, payload in early.items():
             self.message(topic_text, payload, retained=True)
-        self._tell_unserved()
-        self.round.take_manifest()
+        self._heed_tasks()
+        for each in self.rounds.values():
+            try:
+                each.take_manifest()
+            except WireError as error:
+                self.refusals.count("manifest message", error)
 
-    def _tell_unserved(self) -> None:
-        """For whoever reads the log only, once each time that it comes true."""
-        before, self._unserved = self._unserved, self.sessions.unserved
+    def _listen(self) -> None:
+        """Take part in the tasks of the roster, and in no others."""
+        if self.farewell is not None:
+            return
+        wanted = self._roster.listening()
+        for name, round_ in [*self.rounds.items()]:
+            if wanted.get(name) != round_.cohort:
+                round_.drop()
+                del self.rounds[name]
+                topic = ManifestTopic(name, round_.cohort)
+                self.actions.append(Unsubscribe(self._topics.write(topic)))
+        for name, cohort in wanted.items():
+            if name not in self.rounds:
+                self.rounds[name] = CurrentRound(
+                    self._world.of_task(name, cohort),
+                    self.sessions,
+                    self.sender,
+                    self.actions,
+                    self._turns,
+                    self.budget,
+                )
+                self.rounds[name].connected(self._is_connected)
+                self.actions.append(Subscribe(self._topics.write(ManifestTopic(name, cohort))))
+
+    def _heed_tasks(self) -> None:
+        """What the aggregator serves may have changed; who reads the log is told, once each time
+        that it leaves this device without a task."""
+        self._roster.told(self.sessions.served)
+        self._listen()
+        before, self._unserved = self._unserved, self._roster.unserved
         if self._unserved and self._unserved != before:
             _log.warning("%s", self._unserved)

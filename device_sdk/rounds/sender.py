@@ -74,6 +74,11 @@ class Sender:
             "further round is trained until one does"
         )
 
+    def waits_for(self, task: str) -> bool:
+        """Whether an update of the task is without its receipt."""
+        rows = (each.row for each in self.waiting.values())
+        return any(row.task == task and row.body for row in rows)
+
     def add(self, row: OutboxRow) -> None:
         """Send an update that lies in the outbox from now on."""
         backoff = Backoff(
@@ -91,11 +96,6 @@ class Sender:
                 waiting.backoff.reset()
                 waiting.repeated = False
             self.hurry()
-
-    @property
-    def waits_for_updates(self) -> bool:
-        """Whether an update is without its receipt."""
-        return any(each.row.body for each in self.waiting.values())
 
     def session_opened(self) -> None:
         """There is a new session: what was not answered under the old one is sent under it.

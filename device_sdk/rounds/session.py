@@ -18,7 +18,7 @@ from device_sdk.wire.seal.device_session import DeviceCredential, SessionOpening
 from device_sdk.wire.seal.freshness import Freshness
 from device_sdk.wire.seal.presence import PresenceWatch, read_presence
 from device_sdk.wire.seal.session import DeviceSessions
-from device_sdk.wire.seal.tasks import TasksWatch
+from device_sdk.wire.seal.tasks import ServedTasks, TasksWatch
 from device_sdk.world import DeviceWorld
 
 # The aggregator's time, carried on by the monotonic clock between sessions' replies.
@@ -91,7 +91,6 @@ class SessionKeeper:
         """What the last reply brought."""
         self._watch = PresenceWatch()
         self._tasks = TasksWatch()
-        self._task, self._cohort = membership.task, membership.cohort
         self._opening: SessionOpening | None = None
         self._sends = 0
         self._connected = False
@@ -135,21 +134,12 @@ class SessionKeeper:
 
         One that says which tasks it serves does; those of before said nothing.
         """
-        return self._tasks.of(self._watch.session, self.descriptor) is not None
+        return self.served is not None
 
     @property
-    def unserved(self) -> str:
-        """That the aggregator of the last session serves others than this device's task; or empty.
-
-        Such a device has a session, and waits in vain for a round.
-        """
-        served = self._tasks.of(self._watch.session, self.descriptor)
-        if served is None or served.serves(self._task, self._cohort):
-            return ""
-        return (
-            f"the aggregator serves no task {self._task!r} with cohort {self._cohort!r}; there is "
-            f"{served}"
-        )
+    def served(self) -> ServedTasks | None:
+        """What the aggregator of the last session serves; None where it has not said."""
+        return self._tasks.of(self._watch.session, self.descriptor)
 
     def signing(self) -> Ed25519PublicKey:
         """The aggregator's signing key.

@@ -247,7 +247,8 @@ class ArrayTrainer(RoundTrainer):
         learner = self._kind.make(parts)
         manifest, models = job.manifest, self._home.models
         if models.learner_artifact(manifest.task) == artifact.artifact_id:
-            state, mark = models.learner(manifest.task), models.model_mark(manifest.task)
+            mark = models.model_mark(manifest.task)
+            state = models.learner(manifest.task, job.terms.method)
             try:
                 if state is not None:
                     learner.restore(state)

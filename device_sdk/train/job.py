@@ -45,6 +45,8 @@ class TrainingJob:
     """A round that was fetched whole. ``catalogue``: None for a task without one.
 
     ``artifacts``: those of the task that this device takes, smallest first; at least one.
+    ``fresh``: the task was replaced, and its catalogue with it: what was learnt of rows before is
+    of other items.
     """
 
     manifest: RoundManifest
@@ -52,6 +54,7 @@ class TrainingJob:
     broadcast: Broadcast
     catalogue: Catalogue | None
     artifacts: tuple[LocalArtifact, ...]
+    fresh: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -81,7 +81,7 @@ class ScatterTrainer(RoundTrainer):
         rows = {str(row): row for row in range(len(items))} if catalogue is None else catalogue.rows
         learner = self._load(job.artifacts[0].folder)
         self._local.rows, held = self._split(job, rows)
-        state = self._state(job.manifest.task, len(items))
+        state = self._state(job, len(items))
         learner.restore(state)
 
         options = self._options
@@ -127,10 +127,11 @@ class ScatterTrainer(RoundTrainer):
         device evaluates in it or not. As a negative it is drawn like any item that a user has not
         touched: were it spared, training would lift it above the others.
         """
-        positives = self._home.interactions.positives(rows)
+        names = self._home.record_names(job.manifest.task)
+        positives = self._home.interactions.positives(rows, names)
         if job.terms.evaluation is None:
             return positives, []
-        latest = self._home.interactions.latest(rows)
+        latest = self._home.interactions.latest(rows, names)
         kept, held = [], []
         for user, own in enumerate(positives):
             if len(own) < 2:
@@ -140,10 +141,10 @@ class ScatterTrainer(RoundTrainer):
             held.append(HeldOutItem(user, int(latest[user]), kept[-1]))
         return tuple(kept), held
 
-    def _state(self, task: str, items: int) -> State:
-        state = self._home.models.learner(task)
-        if state is None:
-            return _NEW
+    def _state(self, job: TrainingJob, items: int) -> State:
+        state = self._home.models.learner(job.manifest.task, job.terms.method)
+        if state is None or job.fresh or not _NEW.keys() <= state.keys():
+            return _NEW  # a new one, or the task had another method when it was stored
         # After an aggregator's restore from a backup the catalogue may have lost its newest rows.
         pool = state["pool"]
         return {**state, "pool": pool[pool < items]}

@@ -90,7 +90,7 @@ class SimulatedDevice:
             return False
         self.participant.tick()
         busy = False
-        actions, round_ = self.participant.actions, self.participant.round
+        actions = self.participant.actions
         while actions:
             busy = True
             match actions.popleft():
@@ -104,15 +104,15 @@ class SimulatedDevice:
                 case Unsubscribe(topic_filter):
                     self._filters.discard(topic_filter)
                     self._broker.unsubscribe(self.name, topic_filter)
+        round_ = self.participant.turn()
+        if round_ is None:
+            return busy
         if round_.question is not None:
-            busy = True
             round_.wanted(())
-        job = round_.job
-        if job is not None:
-            busy = True
+        elif round_.job is not None:
             self.jobs += 1
-            round_.trained(job, self._train(job))
-        return busy
+            round_.trained(round_.job, self._train(round_.job))
+        return True
 
     def next_seconds(self) -> float:
         """When :meth:`turn` has something to do."""

@@ -117,7 +117,10 @@ def test_attention_reaches_clusters_and_weak_devices(tmp_path: Path) -> None:
         assert "hidden6 takes" in status["measured"].k_reason
         assert (status["small"].artifact, status["small"].k) == ("hidden3", 1)
         # Of the others' vectors each fetched those it may mix, the weak device its mixture alone.
-        kept = {name: len(each._home.attachments.ids()) for name, each in fleet.devices.items()}
+        kept = {
+            name: len(each._home.attachments.ids(each.status().task))
+            for name, each in fleet.devices.items()
+        }
         assert kept == {"measured": 2, "small": 2, "weak": 1}
         assert fleet.devices["small"].predict({"x": samples(5, 1)["x"]})["logits"].shape == (5, 3)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,10 @@ from device_sdk.home.home import Home
 from device_sdk.home.membership import Membership
 from device_sdk.home.round_store import RoundOutcome
 from device_sdk.link.events import Message
+from device_sdk.local_data import DataSource, LocalData
 from device_sdk.methods.scatter.contract import encode_scatter_update
 from device_sdk.rounds.actions import Publish, Subscribe, Unsubscribe
+from device_sdk.rounds.current_round import CurrentRound
 from device_sdk.rounds.participant import Participant
 from device_sdk.train.job import TrainedRound, TrainingJob
 from device_sdk.wire.arrays.exchange import Update
@@ -47,6 +50,19 @@ class TableBroker:
                 self.to_device.append((topic, payload, True))
 
 
+class BenchClock:
+    """The bench's time, to time a training by."""
+
+    def __init__(self, bench: Bench) -> None:
+        self._bench = bench
+
+    def now(self) -> float:
+        return self._bench.now_seconds
+
+    def sleep(self, seconds: float) -> None:
+        self._bench.now_seconds += seconds
+
+
 class Bench:
     """A participant and the other end. ``run`` lets time pass; nothing sleeps."""
 
@@ -74,6 +90,13 @@ class Bench:
         self.questions: list[TrainingJob] = []
         self.jobs: list[TrainingJob] = []
         self.refuse_training = False
+        self.train_seconds: dict[str, float] = {}
+        """By task, how long the thread is busy with a training."""
+        self.agenda: list[tuple[float, Callable[[], object]]] = []
+        """What happens when, in rising order; during a training, too."""
+        self.fetched: list[str] = []
+        self.given: dict[str, DataSource] | None = None
+        self.chosen: tuple[str, ...] = ()
         self.published: list[tuple[float, int]] = []
         self._rng = np.random.default_rng(seed)
         self.home = Home(folder, create=True)
@@ -103,6 +126,9 @@ class Bench:
             if self._settle():
                 continue
             due = self.participant.next_seconds()
+            if self.agenda and self.agenda[0][0] <= min(due, until):
+                self._pass_to(self.agenda[0][0])
+                continue
             if due > until:
                 self.now_seconds = until
                 return
@@ -110,13 +136,21 @@ class Bench:
             self.participant.tick()
         raise AssertionError("something is due again and again: the thread would never sleep")
 
+    def _pass_to(self, seconds: float) -> None:
+        while self.agenda and self.agenda[0][0] <= seconds:
+            at_seconds, action = self.agenda.pop(0)
+            self.now_seconds = max(self.now_seconds, at_seconds)
+            action()
+        self.now_seconds = max(self.now_seconds, seconds)
+
     def sent(self, message_type: int) -> list[float]:
         """When messages of a type were published by the device."""
         return [at for at, kind in self.published if kind == message_type]
 
-    def _settle(self) -> bool:
+    def settle_but_train(self) -> bool:
+        """What is on its way is taken; whether there was anything."""
         busy = False
-        actions, round_ = self.participant.actions, self.participant.round
+        actions = self.participant.actions
         while actions:
             busy = True
             match actions.popleft():
@@ -131,22 +165,32 @@ class Bench:
         if self.connected and self.broker.to_device:
             busy = True
             topic, payload, retained = self.broker.to_device.popleft()
+            self.fetched += [topic] * ("/chunk/" in topic)
             self.participant.message(topic, payload, retained=retained)
-        question = round_.question
-        if question is not None:
-            busy = True
-            self.questions.append(question)
-            round_.wanted(self.wanted)
-        job = round_.job
-        if job is not None:
-            busy = True
-            self._train(job)
         return busy
 
-    def _train(self, job: TrainingJob) -> None:
+    def chunks_of(self, task: str) -> int:
+        """Chunks and heads that came, of whatever task: all, since they do not tell."""
+        return len(self.fetched)
+
+    def _settle(self) -> bool:
+        if self.settle_but_train():
+            return True
+        round_ = self.participant.turn()
+        if round_ is None:
+            return False
+        if round_.question is not None:
+            self.questions.append(round_.question)
+            round_.wanted(self.wanted)
+        elif round_.job is not None:
+            self._train(round_, round_.job)
+        return True
+
+    def _train(self, round_: CurrentRound, job: TrainingJob) -> None:
         self.jobs.append(job)
+        self._pass_to(self.now_seconds + self.train_seconds.get(round_.task, 0.0))
         if self.refuse_training:
-            self.participant.round.ended(job, RoundOutcome.FAILED, "as the test wants")
+            round_.ended(job, RoundOutcome.FAILED, "as the test wants")
             return
         tensors = {
             "columns": np.arange(WIDTH),
@@ -156,7 +200,8 @@ class Bench:
         update = Update(job.manifest.round, tensors)
         body = encode_scatter_update(update, WIDTH, job.terms.update_codec, self._rng)
         state = {"users": np.zeros((1, WIDTH), np.float32)}
-        self.participant.round.trained(job, TrainedRound(WIDTH, body, state, None, 0.1))
+        seconds = self.train_seconds.get(round_.task, 0.1)
+        round_.trained(job, TrainedRound(WIDTH, body, state, None, seconds))
 
     def _enrol(self) -> None:
         code = self.aggregator.code()
@@ -192,6 +237,10 @@ class Bench:
                 clock=lambda: self.now_seconds,
                 rng=self._rng,
                 installed=self.installed,
+                work_clock=BenchClock(self),
+                source=lambda: lambda: LocalData({}),
+                data=None if self.given is None else lambda: self.given or {},
+                tasks=self.chosen,
             )
         )
         participant.start()

@@ -6,6 +6,7 @@ import hashlib
 import os
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -36,6 +37,7 @@ from device_sdk.wire.publish.receipts import (
     write_receipt,
 )
 from device_sdk.wire.publish.report import Report, read_report
+from device_sdk.wire.publish.standing import Standing, write_standing
 from device_sdk.wire.publish.task_messages import (
     OfferedAttachment,
     TaskTerms,
@@ -119,10 +121,17 @@ class SmallAggregator:
         self.served: tuple[tuple[str, str], ...] | None = (("default", "all"),)
         """None: it says nothing of it, like aggregators of before."""
         self.revision = 0
+        self.standing: Standing | None = None
+        """Told to every device after its session was opened; None: none of the tasks chooses."""
         self.generation = int(clock())
-        self.round = 0
+        self.rounds: dict[str, int] = {}
+        """By task, the newest."""
+        self.generations: dict[str, int] = {}
+        """By task, where it has another one than ``generation``."""
         self.offset_seconds = 0
         self.catalogue = small_catalogue()
+        self.catalogues: dict[str, Catalogue] = {}
+        """By task, where it has another one than ``catalogue``."""
         self.artifact, self.artifact_id = b"", bytes(32)
         self.attachments: dict[str, Attachment] = {}
         self.members: dict[str, list[bytes]] = {}
@@ -134,7 +143,7 @@ class SmallAggregator:
         self._verdicts: dict[bytes, Verdict] = {}
         self._counted: dict[UpdateIdentity, bytes] = {}
         self._lock = threading.RLock()
-        self.method = ScatterMethod(initial_items(ITEMS, WIDTH, 0.1, np.random.default_rng(1)))
+        self.methods: defaultdict[str, ScatterMethod] = defaultdict(_method)
         self.serial = 0
         self.rotate_descriptor(publish=False)
         self.forget_sessions()
@@ -160,6 +169,15 @@ class SmallAggregator:
     def __exit__(self, *details: object) -> None:
         self._link.stop(flush_seconds=1)
         self._thread.join(5)
+
+    @property
+    def method(self) -> ScatterMethod:
+        """Of the task ``default``."""
+        return self.methods["default"]
+
+    @method.setter
+    def method(self, method: ScatterMethod) -> None:
+        self.methods["default"] = method
 
     def use_artifact(self, files: dict[str, bytes]) -> None:
         """Publish an artifact of the aggregator's own from the next round on."""
@@ -225,31 +243,36 @@ class SmallAggregator:
         signing: Ed25519PrivateKey | None = None,
         train_seconds: float = 1.0,
         method: str = "scatter",
+        task: str = "default",
         evaluation: EvaluationTerms | None = None,
     ) -> RoundManifest:
         with self._lock:
-            self.round += 1
-            broadcast = self.method.open_round(self.round)
+            self.rounds[task] = number = self.rounds.get(task, 0) + 1
+            method_here = self.methods[task]
+            broadcast = method_here.open_round(number)
             key = self.group_keys[-1]
             signing = signing or self._signing
-            content = self.catalogue.to_bytes()
-            self._publish_content(ContentKind.CATALOGUE, catalogue_id(content), content, signing)
+            catalogue = self.catalogues.get(task, self.catalogue)
+            content = catalogue.to_bytes()
+            self._publish_content(
+                ContentKind.CATALOGUE, catalogue_id(content), content, signing, task
+            )
             if self.artifact:
                 self._publish_content(
-                    ContentKind.ARTIFACT, self.artifact_id, self.artifact, signing
+                    ContentKind.ARTIFACT, self.artifact_id, self.artifact, signing, task
                 )
-            publication = Publication(key, "default", "all")
+            publication = Publication(key, task, "all")
             terms = TaskTerms(
                 method,
                 "int8",
                 train_seconds,
                 attachments=tuple(
-                    self._publish_attachment(name, each, signing)
+                    self._publish_attachment(name, each, signing, task)
                     for name, each in sorted(self.attachments.items())
                 ),
                 cohort_keys={
                     cohort: wrap_cohort_key(
-                        self.cohort_key, keys, "default", cohort, publication.broadcast_id
+                        self.cohort_key, keys, task, cohort, publication.broadcast_id
                     )
                     for cohort, keys in self.members.items()
                 },
@@ -260,11 +283,11 @@ class SmallAggregator:
             now = int(self.unix_seconds())
             manifest = RoundManifest(
                 root_fingerprint=self.descriptor.root_fingerprint,
-                task="default",
+                task=task,
                 cohort="all",
-                generation=self.generation,
-                round=self.round,
-                version=self.method.version,
+                generation=self.generations.get(task, self.generation),
+                round=number,
+                version=method_here.version,
                 artifact_id=self.artifact_id,
                 catalogue_id=catalogue_id(content),
                 broadcast_id=publication.broadcast_id,
@@ -282,7 +305,7 @@ class SmallAggregator:
                 self._retain(ChunkTopic(publication.broadcast_id, index), sent)
             sealed = publication.seal_manifest(write_manifest(manifest), signing)
             self.manifest_message = self.knobs.tamper_manifest(sealed)
-            self._retain(ManifestTopic("default", "all"), self.manifest_message)
+            self._retain(ManifestTopic(task, "all"), self.manifest_message)
             self._chunks = [
                 (ChunkTopic(publication.broadcast_id, index), message)
                 for index, message in enumerate(messages)
@@ -302,6 +325,12 @@ class SmallAggregator:
     def down(self, handle: bytes, payload: bytes, *, retain: bool = False) -> None:
         self._link.publish(self.topics.write(DownTopic(handle)), payload, retain=retain)
 
+    def tell_standing(self, handle: bytes, device_id: bytes) -> None:
+        """Send ``standing`` in the device's session."""
+        assert self.standing is not None
+        record = write_standing(self.standing)
+        self.down(handle, self._sessions.seal_newest(device_id, RecordType.STANDING, record))
+
     def rounds_seen(self) -> list[int]:
         """Rounds of the updates that came, each once: a busy machine may send one twice."""
         return list(dict.fromkeys(identity.round for identity, _ in self.seen.bodies))
@@ -313,22 +342,27 @@ class SmallAggregator:
             time.sleep(0.01)
 
     def _publish_content(
-        self, kind: ContentKind, content_id: bytes, content: bytes, signing: Ed25519PrivateKey
+        self,
+        kind: ContentKind,
+        content_id: bytes,
+        content: bytes,
+        signing: Ed25519PrivateKey,
+        task: str,
     ) -> None:
-        publication = Publication(self.group_keys[-1], "default", "all")
+        publication = Publication(self.group_keys[-1], task, "all")
         messages = seal_content(publication, signing, kind, content_id, content)
         for index, message in enumerate(messages):
             self._retain(ChunkTopic(content_id, index), message)
 
     def _publish_attachment(
-        self, name: str, attachment: Attachment, signing: Ed25519PrivateKey
+        self, name: str, attachment: Attachment, signing: Ed25519PrivateKey, task: str = "default"
     ) -> OfferedAttachment:
         content = write_attachment(attachment.tensors, "float16")
         content_id = hashlib.sha256(attachment.cohort.encode() + content).digest()
         key, cohort = self.group_keys[-1], "all"
         if attachment.cohort:
             key, cohort = GroupKey(key.epoch, self.cohort_key), attachment.cohort
-        publication = Publication(key, "default", cohort)
+        publication = Publication(key, task, cohort)
         kind = ContentKind.ATTACHMENT
         messages = seal_content(publication, signing, kind, content_id, content)
         for index, message in enumerate(messages):
@@ -376,6 +410,8 @@ class SmallAggregator:
             if self.knobs.answers_opens:
                 reply = self._sessions.accept_open(device, event.payload, self.group_keys)
                 self.down(topic.handle, reply)
+                if self.standing is not None:
+                    self.tell_standing(topic.handle, device_id)
             return
         received = self._sessions.receive(event.payload, device_id)
         if received.message_type == RecordType.LEAVE:
@@ -411,17 +447,23 @@ class SmallAggregator:
         if identity in self._counted:
             return Verdict.CONFLICT
         verdict = self.knobs.verdict
-        if identity.round != self.round or identity.generation != self.generation:
+        current = (self.generations.get(identity.task, self.generation), self.rounds[identity.task])
+        if (identity.generation, identity.round) != current:
             verdict = Verdict.LATE
         if verdict is Verdict.COUNTED:
             decoded: MethodUpdate = decode_scatter_update(
                 body, identity.round, len(self.catalogue), WIDTH
             )
-            self.method.check(decoded)
-            self.method.absorb(decoded)
+            method_here = self.methods[identity.task]
+            method_here.check(decoded)
+            method_here.absorb(decoded)
             self._counted[identity] = body
         self._verdicts[digest] = verdict
         return verdict
+
+
+def _method() -> ScatterMethod:
+    return ScatterMethod(initial_items(ITEMS, WIDTH, 0.1, np.random.default_rng(1)))
 
 
 def _wide() -> TokenBuckets:

@@ -267,15 +267,17 @@ def test_a_home_of_the_first_format_is_brought_up_to_date(tmp_path: Path) -> Non
             ",\n    has_left INTEGER NOT NULL DEFAULT 0",
             " report BLOB,",
             "\n    number INTEGER NOT NULL DEFAULT 0,",
+            ",\n    is_wish INTEGER NOT NULL DEFAULT 1",
+            ", method TEXT",
         ):
             statement = statement.replace(gone, "")
-        came_later = (
-            "CREATE TABLE attachment",
-            "CREATE TABLE request_counter",
-            "CREATE TABLE evaluation",
-        )
-        if statement.strip() and not any(each in statement for each in came_later):
+        came_later = ("attachment", "request_counter", "task", "spent", "interaction", "evaluation")
+        if statement.strip() and not any(f"TABLE {each} " in statement for each in came_later):
             old.execute(statement)
+    old.execute(
+        "CREATE TABLE interaction (user INTEGER NOT NULL REFERENCES user (place), "
+        "item TEXT NOT NULL, PRIMARY KEY (user, item)) WITHOUT ROWID"
+    )
     state = encode_tensors({"users": np.ones((1, 2), np.float32)}, Codec.FLOAT32)
     items = encode_tensors({"items": np.ones((3, 2), np.float32)}, Codec.FLOAT32)
     old.execute("INSERT INTO learner VALUES ('t', ?)", (state,))
@@ -301,7 +303,7 @@ def test_a_home_of_the_first_format_is_brought_up_to_date(tmp_path: Path) -> Non
     assert model is not None and model.artifact_id is None and "items" in model.arrays
     last = home.rounds.last(trained=True)
     assert last is not None and (last.k, last.artifact) == (5, "")
-    home.attachments.save(b"a" * 32, b"content")
+    home.attachments.save("t", b"a" * 32, b"content")
     membership = home.membership.load()
     assert membership is not None and membership.least_serial == 0
     assert home.membership.descriptor(b"r" * 16) is None, "the aggregator's next one is waited for"
@@ -346,11 +348,13 @@ def test_a_models_names_are_kept_whatever_they_are(home: Home) -> None:
 def test_attachments_are_kept_while_they_are_offered(home: Home) -> None:
     ids = [bytes([n]) * 32 for n in range(3)]
     for content_id in ids:
-        home.attachments.save(content_id, content_id[:4])
-    home.attachments.keep_only(ids[1:])
-    assert home.attachments.ids() == set(ids[1:])
-    assert home.attachments.content(ids[0]) is None
-    assert home.attachments.content(ids[1]) == ids[1][:4]
+        home.attachments.save("t", content_id, content_id[:4])
+        home.attachments.save("other", content_id, b"")
+    home.attachments.keep_only("t", ids[1:])
+    assert home.attachments.ids("t") == set(ids[1:])
+    assert home.attachments.content("t", ids[0]) is None
+    assert home.attachments.content("t", ids[1]) == ids[1][:4]
+    assert home.attachments.ids("other") == set(ids)
 
 
 def _sqlite_bytes() -> int:
@@ -449,7 +453,7 @@ def test_a_home_of_the_third_format_loses_its_measurement_and_nothing_else(tmp_p
     last = home.rounds.last(trained=True)
     assert last is not None and (last.k, last.train_seconds) == (2, 0.5)
     assert home.rounds.outbox() == [OutboxRow(b"d" * 32, "t", 1, 2, b"body")]
-    assert home.interactions.counts() == (1, 2) and home.attachments.ids() == {b"a" * 32}
+    assert home.interactions.counts() == (1, 2) and home.attachments.ids("t") == {b"a" * 32}
     rows = {"one": 4, "two": 5, "new": 6}
     assert home.interactions.latest(rows).tolist() == [5], "of unknown order, by ids"
     assert home.rounds.evaluation("t") is None

@@ -55,7 +55,7 @@ def watch_subscriptions(bench: Bench) -> list[str]:
 
 def content_topics(bench: Bench, subscribed: list[str]) -> set[str]:
     """Of the attachments, the contents that were subscribed to."""
-    kept = {content_id.hex() for content_id in bench.home.attachments.ids()}
+    kept = {content_id.hex() for content_id in bench.home.attachments.ids("default")}
     return {topic.split("/")[-2] for topic in subscribed if topic.split("/")[-2] in kept}
 
 
@@ -81,7 +81,7 @@ def test_what_is_not_wanted_is_not_fetched(bench: Bench) -> None:
     bench.aggregator.open_round()
     bench.run(5)
     assert len(bench.questions) == len(bench.jobs) == 1
-    assert not bench.jobs[0].broadcast.attachments and not bench.home.attachments.ids()
+    assert not bench.jobs[0].broadcast.attachments and not bench.home.attachments.ids("default")
 
 
 def test_others_attachments_are_not_even_offered(bench: Bench) -> None:
@@ -106,7 +106,7 @@ def test_the_same_attachment_is_fetched_once_across_rounds_and_restarts(bench: B
     bench.aggregator.open_round()
     bench.run(20)
     assert len(bench.jobs) == 3 and len(bench.jobs[2].broadcast.attachments) == 2
-    assert len(bench.home.attachments.ids()) == 2
+    assert len(bench.home.attachments.ids("default")) == 2
     assert content_topics(bench, subscribed) == set()
     changed = Attachment({"w": VECTOR.tensors["w"] + 1}, "near")
     bench.aggregator.attachments["vector.a"] = changed
@@ -119,12 +119,12 @@ def test_the_same_attachment_is_fetched_once_across_rounds_and_restarts(bench: B
         atol=1e-3,
     )
     # What is no longer offered is not kept.
-    assert len(bench.home.attachments.ids()) == 2
+    assert len(bench.home.attachments.ids("default")) == 2
     bench.aggregator.attachments = {"public.a": PUBLIC}
     bench.aggregator.open_round()
     bench.wanted = []
     bench.run(5)
-    assert len(bench.home.attachments.ids()) == 1
+    assert len(bench.home.attachments.ids("default")) == 1
 
 
 def test_a_restart_in_the_middle_of_a_fetch_takes_the_round_up_again(bench: Bench) -> None:
@@ -149,7 +149,7 @@ def test_a_fetch_that_does_not_end_in_time_ends_the_round(bench: Bench) -> None:
         del bench.broker.retained[topic]  # chunk 0 of every content
     bench.run(90)
     assert last_outcome(bench) is RoundOutcome.TOO_LATE and not bench.jobs
-    assert bench.participant.round.question is None
+    assert bench.participant.rounds["default"].question is None
 
 
 def test_a_cohorts_content_under_another_key_is_refused(bench: Bench) -> None:

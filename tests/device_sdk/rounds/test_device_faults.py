@@ -206,10 +206,12 @@ def test_a_device_that_waits_in_vain_shows_it(
     make_device: MakeDevice, aggregator: SmallAggregator
 ) -> None:
     device = started(make_device, aggregator)
-    aggregator.revision, aggregator.served = 1, (("films", "all"),)
+    aggregator.revision, aggregator.served = 1, ()
     aggregator.publish_standing()
-    aggregator.await_(lambda: "serves no task 'default'" in device.status().problem)
-    assert status_line(device.status()).endswith("; there is task 'films' with cohort 'all'")
+    aggregator.await_(lambda: "serves no task for this device" in device.status().problem)
+    assert status_line(device.status()).endswith("; there is none")
+    (known,) = device.tasks()
+    assert not known.takes_part and "does not serve it" in known.why_not
     aggregator.revision, aggregator.served = 2, (("default", "all"), ("films", "all"))
     aggregator.publish_standing()
     aggregator.await_(lambda: device.status().problem == "")

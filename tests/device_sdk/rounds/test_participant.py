@@ -418,7 +418,7 @@ def test_a_round_that_was_interrupted_is_trained_after_the_restart(bench: Bench)
     bench.aggregator.knobs.tamper_chunk = lambda index, message: b""
     bench.aggregator.open_round(deadline_seconds=600)
     bench.run(20)
-    assert bench.participant.round.manifest is not None
+    assert bench.participant.rounds["default"].manifest is not None
     bench.restart()
     bench.aggregator.mend_chunks()
     bench.run(20)
@@ -429,7 +429,7 @@ def test_a_round_whose_chunks_never_come_ends_at_its_deadline(bench: Bench) -> N
     bench.aggregator.knobs.tamper_chunk = lambda index, message: b""
     bench.aggregator.open_round(deadline_seconds=600)
     bench.run(599)
-    assert bench.participant.round.manifest is not None
+    assert bench.participant.rounds["default"].manifest is not None
     bench.run(2)
     last = bench.home.rounds.last()
     assert last is not None and last.outcome is RoundOutcome.TOO_LATE

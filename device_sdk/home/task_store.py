@@ -1,0 +1,131 @@
+"""Tasks as a device knows them, and what it has spent on them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from device_sdk.home.database import HomeStore
+
+Takes = Literal["records", "arrays"]
+"""What a task's method trains on: what the app recorded, or the arrays that it gives."""
+_ID_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRow:
+    """One task.
+
+    ``served``: whether it is for this device, as last heard. The rest is known once the terms of a
+    round were read: they are those of ``generation``. ``artifacts``: ids of all that it brought.
+    """
+
+    name: str
+    cohort: str
+    served: bool
+    generation: int | None = None
+    method: str = ""
+    takes: Takes | None = None
+    artifacts: tuple[bytes, ...] = ()
+
+
+class TaskStore(HomeStore):
+    """Every task that this device ever heard was for it."""
+
+    def all(self) -> list[TaskRow]:
+        """In the order of their names."""
+        rows = self._database.rows(
+            "SELECT name, cohort, served, generation, method, takes, artifacts FROM task "
+            "ORDER BY name"
+        )
+        return [
+            TaskRow(name, cohort, bool(served), generation, method or "", takes, _ids(artifacts))
+            for name, cohort, served, generation, method, takes, artifacts in rows
+        ]
+
+    def find(self, name: str) -> TaskRow | None:
+        """One of them."""
+        return next((row for row in self.all() if row.name == name), None)
+
+    def set_served(self, served: Mapping[str, str]) -> None:
+        """These tasks, by name with their cohorts, are for this device, and no others."""
+        with self._database.transaction() as sql:
+            sql.execute("UPDATE task SET served = 0")
+            sql.executemany(
+                "INSERT INTO task (name, cohort, served) VALUES (?, ?, 1) ON CONFLICT (name) "
+                "DO UPDATE SET cohort = excluded.cohort, served = 1",
+                served.items(),
+            )
+
+    def set_terms(
+        self, name: str, cohort: str, generation: int, method: str, takes: Takes | None
+    ) -> None:
+        """What the terms of a round say of its task."""
+        with self._database.transaction() as sql:
+            sql.execute(
+                "INSERT INTO task (name, cohort, served, generation, method, takes) "
+                "VALUES (?, ?, 1, ?, ?, ?) ON CONFLICT (name) DO UPDATE "
+                "SET generation = excluded.generation, method = excluded.method, "
+                "takes = excluded.takes",
+                (name, cohort, generation, method, takes),
+            )
+
+    def set_artifacts(self, name: str, artifacts: Iterable[bytes]) -> None:
+        """Ids of what the task trains with here."""
+        with self._database.transaction() as sql:
+            sql.execute("UPDATE task SET artifacts = ? WHERE name = ?", (b"".join(artifacts), name))
+
+    def owner(self) -> str | None:
+        """The task that what is recorded without a task's name belongs to; None before it does."""
+        row = self._database.row("SELECT name FROM task WHERE owns_unnamed = 1")
+        return None if row is None else str(row[0])
+
+    def own(self, name: str) -> None:
+        """It belongs to this one from now on, for good."""
+        with self._database.transaction() as sql:
+            sql.execute(
+                "UPDATE task SET owns_unnamed = 1 WHERE name = ? "
+                "AND NOT EXISTS (SELECT 1 FROM task WHERE owns_unnamed = 1)",
+                (name,),
+            )
+
+    def forget_contents(self) -> None:
+        """Drop attachments and measurements of tasks that are no longer served."""
+        with self._database.transaction() as sql:
+            gone = "(SELECT name FROM task WHERE served = 0)"
+            sql.execute(f"DELETE FROM attachment WHERE task IN {gone}")
+            sql.execute(f"DELETE FROM capability WHERE task IN {gone}")
+            sql.execute("UPDATE task SET artifacts = NULL WHERE served = 0")
+
+
+def _ids(joined: bytes | None) -> tuple[bytes, ...]:
+    found = joined or b""
+    return tuple(found[at : at + _ID_BYTES] for at in range(0, len(found), _ID_BYTES))
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What taking part took on one day: seconds of training, bytes sent and received."""
+
+    seconds: float = 0.0
+    bytes: int = 0
+
+
+class SpentStore(HomeStore):
+    """Days are counted from 1970 in the aggregator's time; only the newest is kept."""
+
+    def on(self, day: int) -> Spent:
+        """What was spent so far."""
+        row = self._database.row("SELECT seconds, bytes FROM spent WHERE day = ?", day)
+        return Spent() if row is None else Spent(float(row[0]), int(row[1]))
+
+    def add(self, day: int, seconds: float, bytes_: int) -> None:
+        """Spend more; ``seconds`` below 0 gives back what was set aside."""
+        with self._database.transaction() as sql:
+            sql.execute("DELETE FROM spent WHERE day < ?", (day,))
+            sql.execute(
+                "INSERT INTO spent VALUES (?1, max(0, ?2), ?3) ON CONFLICT (day) DO UPDATE SET "
+                "seconds = max(0, seconds + ?2), bytes = bytes + ?3",
+                (day, seconds, bytes_),
+            )

@@ -167,5 +167,5 @@ def _toml(table: str, settings: DataclassInstance) -> Iterator[str]:
 
 def _uncommented() -> str:
     """Every key of the template, so that the fuzzer finds them all."""
-    every = re.sub(r"(?m)^# (?:e\.g\. )?(?=\w+ = )", "", TASK_TEMPLATE)
+    every = re.sub(r"(?m)^# (?:e\.g\. )?(?=\w+ = |\[)", "", TASK_TEMPLATE)
     return every.replace("mqtt://", "mqtts://")

@@ -120,7 +120,6 @@ def test_user_and_password_come_from_files(tmp_path: Path) -> None:
             GOOD + 'warm_start = "task:air"\n',
             "task.warm_start is 'task:air'; expected task:NAME@best",
         ),
-        (GOOD + '[models]\nbest_by = "looks"\n', "models.best_by is 'looks'; expected one of loss"),
         (GOOD + "[models]\nkeep_last = 0\n", "models.keep_last is 0; expected an integer"),
         (GOOD + 'artifacts = "shipped:mf"\n', "task.artifacts is .*; expected a list of texts"),
         (GOOD + 'artifact = "a"\nartifacts = ["b"]\n', "task.artifact and task.artifacts"),

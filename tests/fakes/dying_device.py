@@ -19,6 +19,7 @@ from device_sdk.link.link import Link
 from device_sdk.link.settings import LinkSettings
 from device_sdk.rounds.participant import Participant
 from device_sdk.rounds.sender import Sender
+from device_sdk.wire.publish.receipts import RecordType
 from device_sdk.world import TrainingOptions
 from tests.brokers.links import QUICK
 from tests.fakes.brisk import BRISK
@@ -50,8 +51,8 @@ def after(owner: type, name: str, act: Callable[..., None]) -> None:
 
 
 def on_wire(link: Link, topic: str, payload: bytes) -> None:
-    """Die once an update was given to the broker."""
-    if "/up/" in topic and payload[1] == 16:
+    """Die once an update was given to the broker, with its report or without."""
+    if "/up/" in topic and payload[1] in (RecordType.UPDATE, RecordType.CONTRIBUTION):
         link.stop(flush_seconds=2, timeout_seconds=2)
         die()
 
@@ -68,7 +69,11 @@ def main() -> None:
         case "before-settle":
             before(RoundStore, "settle", die)
         case "after-settle":
-            after(Participant, "_on_down", lambda *values: values[1][1] >= 16 and die())
+            after(
+                Participant,
+                "_on_down",
+                lambda *values: values[1][1] == RecordType.RECEIPT and die(),
+            )
     options = TrainingOptions(k=4)
     link_settings = LinkSettings() if point == "idle" else QUICK
     with Device.open(home, options=options, pace=BRISK, link_settings=link_settings) as device:

@@ -447,7 +447,8 @@ class SmallAggregator:
         if identity in self._counted:
             return Verdict.CONFLICT
         verdict = self.knobs.verdict
-        current = (self.generations.get(identity.task, self.generation), self.rounds[identity.task])
+        task = identity.task
+        current = (self.generations.get(task, self.generation), self.rounds.get(task, 0))
         if (identity.generation, identity.round) != current:
             verdict = Verdict.LATE
         if verdict is Verdict.COUNTED:

@@ -15,6 +15,7 @@ from device_sdk.errors import (
 )
 from device_sdk.home.round_store import OutboxRow, RoundOutcome
 from device_sdk.methods.learner import Declined, LearnerError
+from device_sdk.rounds.current_round import CurrentRound
 from device_sdk.rounds.participant import Participant
 from device_sdk.train.job import TrainedRound, TrainingJob
 from device_sdk.train.reasons import reason_of
@@ -154,10 +155,10 @@ def test_rows_of_an_older_home_go_as_plain_updates(bench: Bench) -> None:
 
 
 def test_training_that_took_too_long_is_told(bench: Bench) -> None:
-    def slow(job: TrainingJob) -> None:
+    def slow(round_: CurrentRound, job: TrainingJob) -> None:
         bench.now_seconds += 120
         state = {"users": np.zeros((1, 8), np.float32)}
-        bench.participant.round.trained(job, TrainedRound(8, b"body", state, None, 120.0))
+        round_.trained(job, TrainedRound(8, b"body", state, None, 120.0))
 
     bench._train = slow  # type: ignore[method-assign]
     bench.run(1)

@@ -376,7 +376,7 @@ class OpenRound:
             if takes == "records" and "" in self._home.record_names(task):
                 tasks.own(task)
         if lack := self._world.lacks(task):
-            raise Declined(lack)
+            raise Declined(lack, Reason.NO_DATA)
 
     def _named_artifact(self) -> bytes:
         """The manifest's, or the one that is installed where it leaves that to the device."""

@@ -9,12 +9,17 @@ import numpy as np
 
 from device_sdk.home.home import Home
 from device_sdk.home.round_store import Participation
+from device_sdk.local_data import LocalData
 from device_sdk.rounds.actions import Publish, Subscribe, Unsubscribe
 from device_sdk.rounds.participant import Participant
 from device_sdk.train.job import TrainedRound, TrainingJob
 from device_sdk.world import DeviceWorld, Pace
 from tests.attacks.simulated_broker import Parcel, SimulatedBroker
 from tests.faults.known import WIDTH, known_body
+
+
+def _no_samples() -> LocalData:
+    return LocalData({})
 
 
 class SimulatedDevice:
@@ -57,6 +62,8 @@ class SimulatedDevice:
                 clock=self._clock,
                 rng=np.random.default_rng([self.place, self._lives]),
                 installed={bytes(32): self.folder},
+                # Never read, since nothing trains here; without it, the round would be declined.
+                source=lambda: _no_samples,
             )
         )
         self._filters: set[str] = set()

@@ -119,6 +119,8 @@ def test_a_task_whose_data_the_app_does_not_give_is_declined_before_anything_is_
     assert chunks == []
     assert outcomes(bench, "air") == [RoundOutcome.DECLINED] * 2
     assert "given no data" in parts(bench, "air")[1].detail
+    told = [said.reason for which, said in bench.aggregator.seen.reports if which.task == "air"]
+    assert told == ["no-data"] * 2, "with the terms fetched, and before"
     assert outcomes(bench, "default") == [RoundOutcome.TRAINED] * 2
     # Once it has learnt what the task trains on, a round costs its manifest alone.
     fetched = bench.chunks_of("air")

@@ -55,7 +55,7 @@ class Amqtt:
     def start(self) -> None:
         """See :class:`Broker`."""
         self._process = subprocess.Popen(
-            [sys.executable, "-c", AMQTT_PROGRAM, str(self.port)],
+            [sys.executable, "-c", AMQTT_PROGRAM, str(self.port), "tcp"],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             env=os.environ | {"PYTHONPATH": ""},

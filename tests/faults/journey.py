@@ -276,7 +276,8 @@ class _Journey:
         until = time.monotonic() + self._settings.patience_seconds
         while not true():
             if time.monotonic() > until:
-                raise Mismatch(f"waited {self._settings.patience_seconds} s in vain for {what}")
+                waited = f"waited {self._settings.patience_seconds} s in vain for {what}"
+                raise Mismatch(f"{waited}; the newest round is {self._latest_round()}")
             if self._aggregator.ended() not in (None, -signal.SIGKILL):
                 raise Mismatch(f"the aggregator ended with {self._aggregator.ended()}")
             time.sleep(every_seconds)

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.methods.method import Method
+from aggregator.store.update_log import NOTED
 from tests.faults.fleet_home import FleetHome
 from tests.faults.known import ITEMS, KnownBinding, known_check_value
 
@@ -79,23 +80,25 @@ def judge(fleet: FleetHome) -> Judgement:
 def check_verdicts(fleet: FleetHome) -> set[_Key]:
     """The counted updates, as (place, generation, round). Raises :class:`Mismatch`. At any moment:
 
-    1. A device's outbox holds exactly its updates without a verdict.
+    1. A device's outbox holds exactly its updates without a verdict; a report alone in it is of a
+       round that ended without an update.
     2. What a device was told is what was decided: ``counted`` or the reason of a refusal; ``late``
        only of an update on which nothing was ever decided, ``forgotten`` only of a round whose
        verdicts were deleted, or that the aggregator does not have.
     3. The log of verdicts holds all that were ever made, but for those of forgotten rounds.
     4. It knows no update that no device made. One that it knows may still be in its device's
-       outbox: the receipt is on its way.
+       outbox: the receipt is on its way. What it ``noted`` is no update: it is the report alone of
+       a round that the device had a part in, without an update.
     """
     parts = _all_parts(fleet)
-    waiting = {
-        (place, generation, number)
-        for place in range(len(fleet.devices))
-        for generation, number in outbox_rows(fleet, place)
-    }
+    waiting = _waiting(fleet, "length(body) > 0")
+    reports_alone = _waiting(fleet, "length(body) = 0")
+    untrained = _untrained(fleet)
     without = {part.key for part in parts if part.verdict is None}
     if waiting != without:
         raise Mismatch(f"outboxes and verdicts disagree about {sorted(waiting ^ without)[:5]}")
+    if astray := reports_alone - untrained:
+        raise Mismatch(f"a report alone of a round with an update, or none: {sorted(astray)[:5]}")
     place_of = {device_id: place for place, device_id in enumerate(fleet.device_ids)}
     database = _aggregator(fleet)
     try:
@@ -124,7 +127,10 @@ def check_verdicts(fleet: FleetHome) -> set[_Key]:
     if log != {key: why for key, why in made.items() if key not in gone}:
         changed = sorted({*known_verdicts.items()} ^ {*made.items()}, key=str)
         raise Mismatch(f"the log of verdicts does not hold what was decided: {changed[:5]}")
-    unknown = made.keys() - {part.key for part in parts}
+    noted = {key for key, why in made.items() if why == NOTED}
+    if astray := noted - untrained:
+        raise Mismatch(f"noted without a device's report: {sorted(astray)[:5]}")
+    unknown = made.keys() - noted - {part.key for part in parts}
     if unknown:
         raise Mismatch(f"in the log of verdicts without a device's update: {sorted(unknown)[:5]}")
     return {key for key, reason in made.items() if reason is None}
@@ -142,6 +148,8 @@ def _agree(part: _Part, known: Mapping[_Key, str | None], may_forget: bool) -> b
             return part.key in known
         case "forgotten":
             return may_forget
+        case "noted":
+            return False  # there was an update, and it was taken for a report alone
     return part.key not in known
 
 
@@ -150,8 +158,31 @@ def _in_words(reason: str | None) -> str:
 
 
 def outbox_rows(fleet: FleetHome, place: int) -> list[tuple[int, int]]:
-    """(generation, round) of each update in a device's outbox."""
+    """(generation, round) of each update, or report alone, in a device's outbox."""
     return _device(fleet, place, "SELECT generation, round FROM outbox")
+
+
+def _waiting(fleet: FleetHome, where: str) -> set[_Key]:
+    query = f"SELECT generation, round FROM outbox WHERE {where}"
+    return _keys(fleet, query)
+
+
+def _untrained(fleet: FleetHome) -> set[_Key]:
+    """Of each round that ended on a device without an update."""
+    query = (
+        "SELECT generation, round FROM "
+        "(SELECT * FROM participation UNION ALL SELECT * FROM forgotten) "
+        "WHERE outcome <> 'trained'"
+    )
+    return _keys(fleet, query)
+
+
+def _keys(fleet: FleetHome, query: str) -> set[_Key]:
+    return {
+        (place, generation, number)
+        for place in range(len(fleet.devices))
+        for generation, number in _device(fleet, place, query)
+    }
 
 
 def _all_parts(fleet: FleetHome) -> list[_Part]:

@@ -151,6 +151,30 @@ def test_a_verdict_on_an_update_that_no_device_made(fleet: FleetHome) -> None:
         judge(fleet)
 
 
+def test_an_update_that_was_taken_for_a_report_alone(fleet: FleetHome) -> None:
+    _run(fleet.aggregator.database, "UPDATE verdicts SET reason = 'noted' WHERE round = 2")
+    told = "UPDATE participation SET verdict = 'noted' WHERE round = 2"
+    for device in fleet.devices:
+        _run(device / "device.sqlite", told)
+    with pytest.raises(Mismatch, match="was told 'noted'"):
+        judge(fleet)
+
+
+@pytest.mark.parametrize("end", ["SET outcome = 'too-late', verdict = NULL", None])
+def test_a_report_alone_needs_a_round_that_ended_without_an_update(
+    fleet: FleetHome, end: str | None
+) -> None:
+    device, of = fleet.devices[2] / "device.sqlite", "WHERE round = 3"
+    _run(device, f"UPDATE participation {end} {of}" if end else f"DELETE FROM participation {of}")
+    _run(device, f"DELETE FROM forgotten {of}")
+    device_id = fleet.device_ids[2].hex()
+    noted = f"UPDATE verdicts SET reason = 'noted' {of} AND device_id = x'{device_id}'"
+    _run(fleet.aggregator.database, noted)
+    # Its update is in the sums all the same.
+    with pytest.raises(Mismatch, match="counted twice" if end else "noted without a device's rep"):
+        judge(fleet)
+
+
 def test_an_outbox_that_forgot(fleet: FleetHome) -> None:
     _run(
         fleet.devices[0] / "device.sqlite",

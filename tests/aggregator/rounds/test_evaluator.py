@@ -433,3 +433,19 @@ def test_a_crash_while_it_comes_to_a_stop_leaves_the_best_version(
     versions = fleet.parts.first.store.versions
     assert fleet.parts.first.aggregation.version == 3
     np.testing.assert_array_equal(versions.model(3)["items"], versions.model(0)["items"])
+
+
+def test_one_round_more_evaluates_the_last_version_and_the_rest_counts_as_none(
+    tmp_path: Path,
+) -> None:
+    fleet = Fleet(tmp_path, "", f"{ROUND}\nmost_rounds = 2")
+    for share in (0.5, 0.6):
+        fleet.play(hits(share))
+    assert fleet.parts.first.rounds.rests and fleet.evaluated[0].version == 1
+    fleet.restart()
+    assert fleet.tick() == [] and fleet.parts.first.rounds.rests
+    fleet.set("most_rounds = 2", "most_rounds = 3")
+    fleet.restart()
+    fleet.play(hits(0.7))
+    assert fleet.parts.first.rounds.rests
+    assert (fleet.evaluated[0].version, fleet.evaluated[0].figures[0].value) == (2, 0.7)

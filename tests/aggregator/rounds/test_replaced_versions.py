@@ -10,7 +10,14 @@ import numpy as np
 import pytest
 
 from aggregator.store.versions import Versions
-from tests.aggregator.rounds.test_evaluator import DEVICES, Fleet, hits, ranked, update_body
+from tests.aggregator.rounds.test_evaluator import (
+    DEVICES,
+    ROUND,
+    Fleet,
+    hits,
+    ranked,
+    update_body,
+)
 from tests.fakes.homes import command
 from tests.fakes.tasks import add_task, task_text
 
@@ -110,6 +117,15 @@ def test_another_server_optimizer_leaves_the_model_what_it_is(
     run(fleet, "rollback", "--to", "5")
     fleet.tick()
     assert versions(fleet).all()[0].origin == "version 5"
+
+
+def test_a_task_that_has_had_its_rounds_has_them_anew_when_it_is_replaced(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path, "", f"{ROUND}\nmost_rounds = 1")
+    fleet.play(hits(0.5))
+    assert fleet.parts.first.rounds.rests
+    wider(fleet)
+    fleet.play(hits(0.6))
+    assert fleet.parts.first.rounds.rests and fleet.evaluated[0].version == 2
 
 
 def test_going_back_to_a_model_that_does_not_fit_is_refused_at_once(

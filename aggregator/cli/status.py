@@ -6,10 +6,12 @@ import argparse
 import json
 import time
 from collections import Counter
+from dataclasses import asdict
 
 from tabulate import tabulate
 
 from aggregator.cli.arguments import add_home, home_of
+from aggregator.cli.rollback import Rollback
 from aggregator.evaluation.words import as_json, in_a_line
 from aggregator.home import is_served
 from aggregator.keys.registry import Registry
@@ -65,6 +67,7 @@ class _Seen:
         self.eligible = sum(1 for each in active if selector.admits(each.labels))
         self.only = str(selector)
         self.evaluated = self.store.evaluations.latest()
+        self.rollback = Rollback.of(self.store)
         self.outcomes = self.store.reports.outcomes()
         self.awaited = self._awaited(fleet, selector)
 
@@ -114,6 +117,8 @@ def _print(store: Store, tasks: list[_Seen], now: float, serves: bool) -> None:
             print(f"problem      {printable(task.row.problem)}")
         if task.row.request is not None:
             print("waiting      it is replaced when serve runs and its open round has ended")
+        if task.rollback.said:
+            print(f"rollback     {task.rollback.said}")
         if task.evaluated:
             found = task.evaluated[0]
             print(f"evaluation   version {found.version}: {in_a_line(found.figures)}")
@@ -237,6 +242,7 @@ def _task_as_json(seen: _Seen) -> dict[str, object]:
         "only": seen.only or None,
         "eligible_devices": seen.eligible,
         "problem": seen.row.problem,
+        "rollback": asdict(seen.rollback),
         "evaluation": _evaluation_as_json(seen),
         "unpublished": seen.store.facts.unpublished,
         "outcomes": [each._asdict() for each in seen.outcomes],

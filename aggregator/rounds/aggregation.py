@@ -183,8 +183,8 @@ class Aggregation:
     def go_back(self, last_round: int) -> None:
         """Make the model that was asked for the next version; between rounds, with an empty log.
 
-        In one transaction. A version that does not fit the task any more is said so, and the
-        request is dropped.
+        In one transaction. A request for one that does not fit the task any more is dropped, where
+        the operator sees it.
         """
         wanted = self._awaited()
         if wanted is None or self._keeper is None:
@@ -196,7 +196,8 @@ class Aggregation:
             self._method.adopt(versions.model(wanted))
         except (ModelMismatch, AggregatorError) as error:
             _LOG.error("version %d cannot be made the next one: %s", wanted, error)
-            versions.ask_for(None)
+            with self._store.database.transaction():
+                versions.drop_request(str(error))
             return
         version = self.version + 1
         with self._store.database.transaction():

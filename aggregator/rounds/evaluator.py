@@ -116,8 +116,7 @@ class Evaluator:
         if facts.stopped_at == stall.version or self.settings is None:
             return
         versions = self.store.versions
-        kept = [each for each in versions.kept() if each.version >= facts.judged_from]
-        best = self.settings.ranking.best(kept)
+        best = versions.ranked(self.settings.ranking)
         with self.store.database.transaction():
             facts.stopped_at = stall.version
             if best:
@@ -137,10 +136,11 @@ class Evaluator:
         if settings is None or not settings.early_stopping:
             return None
         if self._stopped is None or self._stopped[0] != version:
+            facts = self.store.facts
             history = [
                 each
                 for each in self.store.evaluations.history(*named(settings.ranking.metric))
-                if self.store.facts.judged_from <= each.version < version
+                if max(facts.judged_from, facts.replaced_at) <= each.version < version
             ]
             self._stopped = (
                 version,

@@ -153,6 +153,7 @@ class RoundMachine:
         self._told_waiting = -1
         self._counted_at = -1
         self._eligible = 0
+        self._played = self._store.rounds.played(self._store.facts.replaced_at)
         self.paused = False
         """Whether no other round opens."""
         self.unpublished: str | None = None
@@ -189,7 +190,7 @@ class RoundMachine:
             return None
         if _rests(row):
             # Nobody takes part in it; it ends when rounds may go on, or for another version.
-            ends = self._may_go_on(row.round) or self._aggregation.goes_back
+            ends = self._may_go_on() or self._aggregation.goes_back
             return self._close(row, now) if ends else None
         # A clock that was set back gives the round its length once more, and no year on top.
         self._began_unix = min(self._began_unix, now)
@@ -319,13 +320,13 @@ class RoundMachine:
         self._told_waiting = enrolled
         return enrolled >= wanted
 
-    def _may_go_on(self, number: int) -> bool:
+    def _may_go_on(self) -> bool:
         most = self._settings.most_rounds
-        return (not most or number <= most) and not self.stopped
+        return (not most or self._played < most) and not self.stopped
 
     def _open(self, now: float) -> RoundOpened | RoundHeld:
         number = self.next_number()
-        if self._may_go_on(number):
+        if self._may_go_on():
             threshold = min(EVERYONE, int(self._settings.share * 2**64))
             self._late.round_opens(number)
             seconds = deadline_seconds(self._settings, self._times())
@@ -357,6 +358,7 @@ class RoundMachine:
         except Exception as error:
             return self._hold(row, f"it could not be published: {error}", error)
         self.current, self._missing, self._arrivals = row, missing, array("f")
+        self._played += int(not _rests(row))
         self._any_heard = False
         self._began_unix, self._earliest_close_unix = now, 0.0
         self._aggregation.carry_over(row)

@@ -15,7 +15,7 @@ from aggregator.store import Store, TaskStore
 from aggregator.store.checkpoints import MethodCheckpoint
 from aggregator.task.file import Task, read_catalogue_file, stored_catalogue
 from aggregator.task.request import Request
-from device_sdk.artifact import Artifact, ArtifactError, load_artifact
+from device_sdk.artifact import Artifact, ArtifactError, load_artifact, read_manifest
 from device_sdk.methods.state import RestoreError
 
 _LOG = logging.getLogger(__name__)
@@ -26,13 +26,14 @@ _MOST_NAMED = 8
 class Replacement:
     """What a task becomes, ready to be committed.
 
-    ``fresh``: names of the parameters that the model before did not have in this shape, where it
-    was to begin with them.
+    ``same_model``: whether versions of before compare with those to come. ``fresh``: names of the
+    parameters that the model before did not have in this shape, where it was to begin with them.
     """
 
     task: Task
     method: Method
     catalogue: bytes | None
+    same_model: bool
     fresh: tuple[str, ...] = ()
 
 
@@ -50,7 +51,7 @@ def plan(store: TaskStore, old: Task, new: Task, *, warm_start: bool) -> Replace
     if warm_start:
         fresh = _give(method, _model_of(store, old))
     method.begin_at(0 if version is None else version.version + 1)
-    return Replacement(new, method, catalogue, fresh)
+    return Replacement(new, method, catalogue, _is_same_model(store, new, method), fresh)
 
 
 def commit(store: TaskStore, replacement: Replacement, now_unix_seconds: int) -> int:
@@ -79,7 +80,11 @@ def commit(store: TaskStore, replacement: Replacement, now_unix_seconds: int) ->
         facts.label = task.label
         facts.catalogue = replacement.catalogue
         facts.unpublished = None
-        facts.judged_from, facts.stopped_at = replacement.method.version, None
+        facts.replaced_at, facts.stopped_at = replacement.method.version, None
+        facts.dropped_rollback = None
+        if not replacement.same_model:
+            facts.judged_from = replacement.method.version
+            store.versions.drop_request("the task was replaced by another model before its turn")
         store.evaluations.forget(replacement.method.version)
         tasks = store.fleet.tasks
         tasks.set_unwritten(store.number, task.text)
@@ -128,6 +133,41 @@ def fits(store: TaskStore, task: Task) -> bool:
     except (AggregatorError, RestoreError):
         return False
     return True
+
+
+def require_return(store: TaskStore, served: Task, version: int) -> None:
+    """Raises AggregatorError where a version of a model that the task had before does not fit the
+    present one, so that it cannot be gone back to. ``served``: the task as it is."""
+    known = stored_catalogue(store)
+    method = _built(store.fleet, served, 0 if known is None else len(known))
+    try:
+        method.adopt(store.versions.model(version))
+    except ModelMismatch as error:
+        name = served.name
+        raise AggregatorError(
+            f"version {version} is of a model that task {name} had before version "
+            f"{store.facts.judged_from}, and does not fit the present one: {error}. To go back to "
+            f"that model as well, replace the task by its file of then (task replace {name} --from "
+            "FILE), and go back after that; to have both, add a task with warm_start = "
+            f'"task:{name}@{version}"'
+        ) from None
+
+
+def _is_same_model(store: TaskStore, new: Task, method: Method) -> bool:
+    """Whether the new task's model is what the present version is one of: of the same method and
+    artifact, with arrays of the same names and shapes."""
+    version = store.checkpoints.get("version")
+    row = None if version is None else store.versions.find(version.version)
+    arrays = method.model_arrays
+    if row is None or not row.kept or arrays is None or store.facts.label != new.label:
+        return False
+    before = store.versions.model(row.version)
+    artifact = read_manifest(new.artifacts[-1]).id if new.artifacts else ""
+    return row.artifact == artifact and _shapes(before) == _shapes(arrays)
+
+
+def _shapes(model: Arrays) -> dict[str, tuple[int, ...]]:
+    return {name: array.shape for name, array in model.items()}
 
 
 def _catalogue(store: TaskStore, new: Task) -> tuple[bytes | None, int]:

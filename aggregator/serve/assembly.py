@@ -66,6 +66,19 @@ class World:
     sleep: Callable[[float], None] = time.sleep
 
 
+@dataclass(frozen=True)
+class Bounds:
+    """What is heard of those who ask: of each so many, of all together a share of the time."""
+
+    buckets: TokenBuckets
+    budget: WorkBudget
+
+    @classmethod
+    def of(cls, share: float, clock: Callable[[], float]) -> Bounds:
+        """``share`` of the time; ``clock`` gives monotonic seconds."""
+        return cls(TokenBuckets(_BURST, _REFILL_PER_SECOND, clock), WorkBudget(share, clock))
+
+
 def assemble(
     home: AggregatorHome,
     store: Store,
@@ -99,13 +112,25 @@ def assemble(
         store,
     )
 
-    def bounds(share: float) -> tuple[TokenBuckets, WorkBudget]:
-        return TokenBuckets(_BURST, _REFILL_PER_SECOND, clock), WorkBudget(share, clock)
-
-    life, admission = (keys.keyring, presence.incarnation), settings.admission
-    opens, enrolments = map(bounds, (admission.opens_share, admission.enrolments_share))
-    table = SessionTable(*life, *opens, clock, unix_clock, random_bytes=random_bytes)
-    desk = EnrolmentDesk(*life, *enrolments, unix_clock, random_bytes=random_bytes)
+    opens = Bounds.of(settings.admission.opens_share, clock)
+    table = SessionTable(
+        keys.keyring,
+        presence.incarnation,
+        opens.buckets,
+        opens.budget,
+        clock,
+        unix_clock,
+        random_bytes=random_bytes,
+    )
+    enrolments = Bounds.of(settings.admission.enrolments_share, clock)
+    desk = EnrolmentDesk(
+        keys.keyring,
+        presence.incarnation,
+        enrolments.buckets,
+        enrolments.budget,
+        unix_clock,
+        random_bytes=random_bytes,
+    )
     keys.watch(table.replace_keyring)
     keys.watch(desk.replace_keyring)
 

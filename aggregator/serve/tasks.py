@@ -214,7 +214,9 @@ class TaskBoard:
     def _replace(self, row: TaskRow) -> bool:
         parts = self._parts[row.number]
         request = Request.read(row.request or "")
-        if parts.rounds.current is not None and not request.now:
+        if parts.rounds.current is None:
+            parts.upkeep.between_rounds()  # what was asked for before it
+        elif not (request.now or parts.rounds.rests):
             return False
         path = parts.task.path
         fleet = None if row.number == FIRST else parts.task.fleet

@@ -55,7 +55,7 @@ class TaskStore:
         self.log = UpdateLog(database, number)
         self.reports = Reports(database, number)
         self.checkpoints = Checkpoints(database, number)
-        self.versions = Versions(database, number)
+        self.versions = Versions(database, number, self.facts)
         self.evaluations = Evaluations(database, number)
         self.publications = Publications(database, number)
         self.attachments = AttachmentBooks(self.facts)

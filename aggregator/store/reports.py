@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from aggregator.store.database import TaskTable
@@ -76,13 +76,6 @@ class Reports(TaskTable):
             "ORDER BY round DESC, count(*) DESC, outcome, reason"
         )
         return [OutcomeCount(*row) for row in self._database.rows(query, (self._task,))]
-
-    def of_round(self, generation: int, number: int) -> Iterator[StoredReport]:
-        """What was told of one round, in the order of the devices' ids."""
-        columns = ", ".join(StoredReport._fields)
-        query = f"SELECT {columns} FROM reports WHERE task = ? AND generation = ? AND round = ?"
-        for row in self._database.rows(query, (self._task, generation, number)):
-            yield StoredReport(*row)
 
     def keep_last(self, newest: int) -> None:
         """Forget all but the last rounds, of which ``newest`` is the newest."""

@@ -105,7 +105,7 @@ class RoundSettings:
         resume_grace_seconds: after a restart a round stays open at least this long (default: no
             longer than the deadline).
         pause_seconds: between the end of a round and the next one.
-        most_rounds: stop after this many; 0: never.
+        most_rounds: stop after this many since the task began, or was replaced; 0: never.
         train_seconds: devices pick a k, or a model, that fits this (default: half the deadline).
     """
 

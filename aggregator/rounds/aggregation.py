@@ -214,14 +214,14 @@ class Aggregation:
 
     def _note(self, version: int, round_number: int, devices: int, origin: str = "") -> None:
         if self._keeper is not None:
-            self._keeper.note(self._method, version, round_number, devices, origin)
+            self._keeper.note(self._method, version, round_number, devices, self.items, origin)
 
     def _restore(self, open_round: RoundRow | None) -> None:
         self._made = self._opened = None
         version = self._store.checkpoints.get("version")
         if version is None:
             self._method = self._new_method(self.items)
-            origin = "" if self._keeper is None else self._keeper.begin(self._method)
+            origin = "" if self._keeper is None else self._keeper.begin(self._method, self.items)
             version = MethodCheckpoint("version", 0, 0, 0, self._method.state())
             with self._store.database.transaction():
                 self._store.checkpoints.put(version)

@@ -13,7 +13,7 @@ from aggregator.methods.method import Method
 from aggregator.methods.model import Arrays, ModelMismatch
 from aggregator.store import Store, TaskStore
 from aggregator.store.checkpoints import MethodCheckpoint
-from aggregator.task.file import Task, read_catalogue_file, stored_catalogue
+from aggregator.task.file import Task, read_catalogue_file, served_catalogue, stored_catalogue
 from aggregator.task.request import Request
 from device_sdk.artifact import Artifact, ArtifactError, load_artifact, read_manifest
 from device_sdk.methods.state import RestoreError
@@ -125,7 +125,7 @@ def buildable(store: Store, task: Task) -> None:
 
 def fits(store: TaskStore, task: Task) -> bool:
     """Whether a task's stored state goes on with these settings."""
-    version, known = store.checkpoints.get("version"), stored_catalogue(store)
+    version, known = store.checkpoints.get("version"), served_catalogue(store, task)
     if version is None:
         return True
     try:
@@ -138,7 +138,7 @@ def fits(store: TaskStore, task: Task) -> bool:
 def require_return(store: TaskStore, served: Task, version: int) -> None:
     """Raises AggregatorError where a version of a model that the task had before does not fit the
     present one, so that it cannot be gone back to. ``served``: the task as it is."""
-    known = stored_catalogue(store)
+    known = served_catalogue(store, served)
     method = _built(store.fleet, served, 0 if known is None else len(known))
     try:
         method.adopt(store.versions.model(version))
@@ -171,15 +171,17 @@ def _shapes(model: Arrays) -> dict[str, tuple[int, ...]]:
 
 
 def _catalogue(store: TaskStore, new: Task) -> tuple[bytes | None, int]:
+    known = stored_catalogue(store)
     if new.catalogue is None:
-        return None, 0
-    found, known = read_catalogue_file(new.catalogue), stored_catalogue(store)
+        return None if known is None else known.to_bytes(), 0
+    found = read_catalogue_file(new.catalogue)
     if known is None:
         return found.to_bytes(), len(found)
     if not found.extends(known):
         raise AggregatorError(
             f"the catalogue {new.catalogue} does not begin with the {len(known)} items that the "
-            "task has: devices know them by their rows. Append to it, or add a task"
+            "task has, or had: devices and kept versions know them by their rows. Append to it, or "
+            "add a task"
         )
     # What was appended is taken in before the next round, as always.
     return known.to_bytes(), len(known)
@@ -206,7 +208,7 @@ def _artifact(task: Task, place: int) -> Artifact:
 
 def _model_of(store: TaskStore, task: Task) -> Arrays:
     version = store.checkpoints.get("version")
-    known = stored_catalogue(store)
+    known = served_catalogue(store, task)
     if version is None:
         raise AggregatorError("there is no version yet to begin with: leave --warm-start out")
     method = _built(store.fleet, task, 0 if known is None else len(known))

@@ -31,7 +31,7 @@ from aggregator.serve.tasks import TaskBoard, TaskParts, claim
 from aggregator.serve.uplink import Uplink
 from aggregator.shared import Shared, TaskShared
 from aggregator.store import Store, TaskStore
-from aggregator.task.file import Task, stored_catalogue
+from aggregator.task.file import Task, served_catalogue
 from device_sdk.link.settings import LinkSettings
 from device_sdk.wire.publish.chunks import Reassembler
 from device_sdk.wire.publish.topics import Topics
@@ -175,7 +175,7 @@ def make_task(shared: TaskShared, keys: FleetKeys, rng: np.random.Generator) -> 
     task, store = shared.task, shared.store
     artifacts = read_artifacts(task.artifacts, task.companions)
     publisher = Publisher(shared, artifacts, keys.current, rng)
-    catalogue = stored_catalogue(store)
+    catalogue = served_catalogue(store, task)
     parameters = tuple(each.artifact for each in artifacts)
     aggregation = Aggregation(
         task.binding,
@@ -185,7 +185,12 @@ def make_task(shared: TaskShared, keys: FleetKeys, rng: np.random.Generator) -> 
         publisher.require_publishable,
         parameters,
         VersionKeeper(
-            store, task.models, task.ranking, task.warm_start, parameters, shared.unix_clock
+            store,
+            task.models,
+            task.ranking,
+            task.warm_start,
+            parameters,
+            shared.unix_clock,
         ),
     )
     parts = {option_name(each.manifest.name) for each in parameters}

@@ -68,8 +68,6 @@ def _require_same(before: TaskParts, found: Task) -> None:
     task = before.task
     if task.cohort != found.cohort:
         raise AggregatorError("task.cohort is what devices know it by: leave it, or add a task")
-    if task.catalogue is None and found.catalogue is not None:
-        raise AggregatorError("a first catalogue is for tessera-aggregator task replace")
     if not before.publisher.offers(read_artifacts(found.artifacts, found.companions)):
         raise AggregatorError("another artifact is for tessera-aggregator task replace")
 

@@ -158,6 +158,7 @@ CREATE TABLE versions (
     pinned INTEGER NOT NULL DEFAULT 0,
     awaited INTEGER NOT NULL DEFAULT 0,  -- to become the next version
     model BLOB,                          -- safetensors; NULL: dropped
+    items INTEGER NOT NULL,              -- of the catalogue, that it has vectors of
     PRIMARY KEY (task, version)
 ) STRICT;
 CREATE INDEX awaited_versions ON versions (task) WHERE awaited = 1;

@@ -16,7 +16,7 @@ from aggregator.store.facts import TaskFacts
 
 _COLUMNS = (
     "version, round, closed_unix, devices, artifact, origin, bytes, metrics, pinned, "
-    "model IS NOT NULL"
+    "model IS NOT NULL, items"
 )
 
 
@@ -33,6 +33,7 @@ class VersionRow:
         bytes: the model's size; 0 for a method that keeps none.
         metrics: figures by name, as the fleet evaluated it.
         kept: whether the model is there, and not only what is known of it.
+        items: how many items of the task's catalogue it has vectors of; 0 for a method without.
     """
 
     version: int
@@ -45,6 +46,7 @@ class VersionRow:
     metrics: Mapping[str, float]
     pinned: bool
     kept: bool
+    items: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,7 @@ class Versions(TaskTable):
             int(row.pinned),
             0,  # awaited
             packed,
+            row.items,
             replace=True,
         )
 
@@ -247,8 +250,8 @@ def _ranked(rows: Sequence[VersionRow], ranking: Ranking | None) -> list[Version
 
 
 def _read(row: Sequence[Any]) -> VersionRow:
-    version, number, closed, devices, artifact, origin, size, metrics, pinned, kept = row
+    version, number, closed, devices, artifact, origin, size, metrics, pinned, kept, items = row
     return VersionRow(
         version, number, closed, devices, artifact, origin, size,
-        json.loads(metrics), bool(pinned), bool(kept),
+        json.loads(metrics), bool(pinned), bool(kept), items,
     )  # fmt: skip

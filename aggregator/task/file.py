@@ -490,9 +490,18 @@ def read_catalogue_file(path: Path) -> Catalogue:
 
 
 def stored_catalogue(store: TaskStore) -> Catalogue | None:
-    """The catalogue that the model's rows belong to; None before the first ``serve``."""
+    """The items that rows of any of the task's versions belong to; None where it never had any.
+
+    It only ever grows at its end, and stays when the task is replaced by one without items.
+    """
     content = store.facts.catalogue
     return None if content is None else read_catalogue(content)
+
+
+def served_catalogue(store: TaskStore, task: Task) -> Catalogue | None:
+    """What the present model's rows belong to; None before the first ``serve``, and for a method
+    without items."""
+    return None if task.catalogue is None else stored_catalogue(store)
 
 
 def read_continued_catalogue(path: Path, store: TaskStore) -> Catalogue:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from aggregator.store.versions import Versions
+from device_sdk.artifact import safetensors
 from tests.aggregator.rounds.test_evaluator import (
     DEVICES,
     ROUND,
@@ -18,6 +19,7 @@ from tests.aggregator.rounds.test_evaluator import (
     ranked,
     update_body,
 )
+from tests.fakes.handmade import linear_artifact
 from tests.fakes.homes import command
 from tests.fakes.tasks import add_task, task_text
 
@@ -201,3 +203,46 @@ def test_a_replacement_in_between_is_told_where_it_takes_a_rollback_s_place(
     seen = json.loads(run(fleet, "status", "--json"))["tasks"][0]["rollback"]
     assert seen == {"version": None, "dropped": None}
     assert versions(fleet).all()[0].origin == "version 2"
+
+
+def test_versions_of_a_method_with_items_and_of_one_without_stay_apart(
+    tmp_path: Path, run: Callable[..., str]
+) -> None:
+    fleet = Fleet(tmp_path, "")
+    folder = fleet.home.folder
+    scatter = fleet.home.task_file.read_text()
+    linear_artifact(folder / "linear")
+    (folder / "other.tsv").write_text("".join(f"other-{row}\n" for row in range(30)))
+    _, _, tables = scatter.partition("[broker]")
+    fedavg = (
+        '[task]\nmethod = "fedavg"\nartifacts = ["linear"]\n[broker]'
+        + tables.partition("[scatter")[0]
+    )
+
+    def replaced(text: str, *, fails: bool = False) -> str:
+        file = folder / "next.toml"
+        file.write_text(text)
+        said = run(fleet, "task", "replace", "default", "--from", str(file), "--now", fails=fails)
+        fleet.parts.tasks.look_again()
+        return said
+
+    def taken(version: int, form: str, *, fails: bool = False) -> str:
+        out = str(tmp_path / f"{version}.{form}")
+        return run(fleet, "model", "--version", str(version), "--out", out, fails=fails)
+
+    replaced(fedavg)
+    taken(0, "safetensors")
+    ids = json.loads(
+        safetensors.decode((tmp_path / "0.safetensors").read_bytes()).metadata["items"]
+    )
+    assert ids[:2] == ["item-0", "item-1"]
+    assert "of another method" in taken(0, "onnx", fails=True)
+    other = scatter.replace("items.tsv", "other.tsv")
+    assert "does not begin with the 20 items" in replaced(other, fails=True)
+    assert fleet.parts.first.task.binding.method_name == "fedavg"
+    replaced(scatter)
+    assert "of another method" in taken(1, "onnx", fails=True)
+    taken(1, "safetensors")
+    taken(0, "onnx")
+    taken(2, "onnx")
+    fleet.play(hits(0.5))

@@ -34,7 +34,7 @@ from device_sdk.local_data import DataSource, LocalData
 from device_sdk.local_model import LocalModel, local_model
 from device_sdk.observer import Observer
 from device_sdk.recommender import Recommender
-from device_sdk.status import DeviceStatus, TaskStatus, read_tasks
+from device_sdk.status import DeviceStatus, TaskStatus, reason_against
 from device_sdk.system.clock import Clock, awake_clock
 from device_sdk.wire.codec.message import require_name
 from device_sdk.world import DeviceWorld, Pace, TrainingOptions, installed_artifacts
@@ -224,11 +224,12 @@ class Device:
             name: each if callable(each) else partial(_itself, each) for name, each in given.items()
         }
         self._sources = {**self._sources, **sources}
+        self._background.wake()  # a task's name may be one more to take part in
 
     def tasks(self) -> tuple[TaskStatus, ...]:
         """Every task that this device has heard of: whether it takes part, and if not, why."""
         self._require_open(writing=False)
-        return read_tasks(self._world)
+        return self._background.tasks()
 
     def start(self) -> None:
         """Take part in rounds from now on, in a background thread. Does nothing if it runs.
@@ -423,7 +424,8 @@ class Device:
 
     def _taking_part(self, task: str | None) -> str:
         # What is new to this device, and may not concern its app, asks for no name yet.
-        names = [each.name for each in read_tasks(self._world) if each.takes_part and each.method]
+        rows = [row for row in self._home.tasks.all() if row.method]
+        names = [row.name for row in rows if not reason_against(self._world, row)]
         return self._one_of(names, task)
 
     def _recommender(self, task: str | None) -> Recommender:

@@ -20,14 +20,16 @@ from device_sdk.device import Device
 from device_sdk.errors import HomeError
 from device_sdk.events import Callbacks
 from device_sdk.home.live import Live, LiveFile, read_live
+from device_sdk.local_data import LocalData
 from device_sdk.world import TrainingOptions
 from tests.brokers.links import QUICK
 from tests.brokers.mosquitto import Mosquitto
 from tests.device_sdk.conftest import MakeDevice
 from tests.device_sdk.rounds.test_device_round import await_receipt
 from tests.fakes.brisk import BRISK
-from tests.fakes.small_aggregator import SmallAggregator
+from tests.fakes.small_aggregator import SmallAggregator, small_catalogue
 
+_OTHER_FILMS = replace(small_catalogue(), titles=small_catalogue().titles[::-1])
 MakeReluctant = Callable[[Callable[[], bool]], Device]
 
 
@@ -243,6 +245,51 @@ def test_a_newer_round_takes_the_place_of_one_that_waits(
         await_receipt(aggregator, device, 2)
 
 
+def test_of_two_tasks_an_app_sees_each_one_s_round(
+    make_reluctant: MakeReluctant, aggregator: SmallAggregator
+) -> None:
+    aggregator.served, aggregator.revision = (("air", "all"), ("default", "all")), 1
+    aggregator.publish_standing()
+    aggregator.catalogues["air"] = _OTHER_FILMS
+    with make_reluctant(lambda: False) as device:
+        device.record("film-1", task="air")
+        device.start()
+        aggregator.open_round()
+        aggregator.open_round()
+        aggregator.open_round(task="air")
+        aggregator.await_(lambda: [each.working_on for each in device.tasks()] == [1, 2])
+        with Device.open(device.home, read_only=True) as beside:
+            for each in (device, beside):
+                rounds = {name: each.status(task=name).working_on for name in ("air", "default")}
+                assert rounds == {"air": 1, "default": 2}
+                assert [one.working_on for one in each.tasks()] == [1, 2]
+
+
+def test_data_for_one_task_more_wake_the_device_at_once(
+    aggregator: SmallAggregator, mosquitto: Mosquitto, tmp_path: Path
+) -> None:
+    aggregator.served, aggregator.revision = (("air", "all"), ("default", "all")), 1
+    aggregator.catalogues["air"] = _OTHER_FILMS
+    aggregator.publish_standing()
+    with Device.enrol(
+        mosquitto.url,
+        aggregator.code(),
+        tmp_path / "home",
+        task="default",
+        options=TrainingOptions(k=4),
+        pace=BRISK,
+        link_settings=QUICK,
+    ) as device:
+        for task in ("air", "default"):
+            device.record_all([("film-1", "anna"), ("film-2", "anna")], task=task)
+            aggregator.open_round(task=task)
+        device.start()
+        aggregator.await_(lambda: device.status(task="default").verdict == "counted")
+        # Nothing comes any more that would wake it.
+        device.provide(LocalData({}), task="air")
+        aggregator.await_(lambda: device.status(task="air").verdict == "counted")
+
+
 def test_an_only_when_that_raises_counts_as_no_and_is_told(
     make_reluctant: MakeReluctant, aggregator: SmallAggregator, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -282,9 +329,7 @@ def test_status_shows_what_the_running_process_knows(
     device.start()
     aggregator.publish_standing()
     aggregator.await_(lambda: "serves no task for this device" in device.status().problem)
-    aggregator.await_(
-        lambda: (read_live(device.home) or Live(False, False, None, "")).problem != ""
-    )
+    aggregator.await_(lambda: (read_live(device.home) or Live()).problem != "")
     assert main(["status", "--home", str(device.home)]) == 0
     assert "the aggregator serves no task for this device" in capsys.readouterr().out
     assert main(["status", "--home", str(device.home), "--json"]) == 0
@@ -313,7 +358,7 @@ import sys, time
 from pathlib import Path
 from device_sdk.home.live import Live, LiveFile
 file = LiveFile(Path(sys.argv[1]), lambda: 1234.5)
-file.tell(Live(True, False, 7, "something"))
+file.tell(Live(True, False, {"air": 7}, "something", {"air": "else"}))
 print("told", flush=True)
 time.sleep(60)
 """
@@ -325,13 +370,15 @@ def test_what_a_killed_process_left_behind_is_known_for_what_it_is(tmp_path: Pat
         [sys.executable, "-c", _HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None and process.stdout.readline() == "told\n"
-        assert read_live(tmp_path) == Live(True, False, 7, "something", process.pid, 1234)
+        assert read_live(tmp_path) == Live(
+            True, False, {"air": 7}, "something", {"air": "else"}, process.pid, 1234
+        )
         process.kill()
         process.wait(10)
     assert (tmp_path / "running.json").stat().st_size > 0
     assert read_live(tmp_path) is None
     again = LiveFile(tmp_path, time.time)
-    again.tell(Live(False, False, None, ""))
+    again.tell(Live())
     found = read_live(tmp_path)
     assert found is not None and found.problem == ""
     again.close()
@@ -340,7 +387,7 @@ def test_what_a_killed_process_left_behind_is_known_for_what_it_is(tmp_path: Pat
 
 def test_a_running_process_s_file_that_holds_anything_else_says_nothing(tmp_path: Path) -> None:
     file = LiveFile(tmp_path, time.time)
-    file.tell(Live(True, True, None, ""))
+    file.tell(Live(True, True))
     for content in (b"", b"{", b"[1]", b"\xff", b'{"connected": 1}', b"[" * 100_000):
         (tmp_path / "running.json").write_bytes(content)
         assert read_live(tmp_path) is None

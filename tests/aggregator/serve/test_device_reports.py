@@ -46,7 +46,10 @@ def bad_data() -> LocalData:
 
 
 def test_a_device_with_nan_data_is_shown_by_reason_and_another_leaves(
-    mosquitto: Mosquitto, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    mosquitto: Mosquitto,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     linear_artifact(tmp_path / "linear")
     home = make_home(tmp_path, mosquitto.url, method="fedavg", settings=_MORE)
@@ -103,6 +106,9 @@ def test_a_device_with_nan_data_is_shown_by_reason_and_another_leaves(
         # Rounds end when everybody was heard, although one of them trains in none.
         before = json.loads(said("status", "--json"))["rounds"][0]["round"]
         await_(lambda: json.loads(said("status", "--json"))["rounds"][0]["round"] >= before + 2, 12)
+        # On the device, the log has its words once, and the status for as long as it lasts.
+        assert caplog.text.count("Look for NaN") == 1 and ": not-finite\n" in caplog.text
+        assert "Look for NaN" in devices[1].status().problem
         address = f"http://127.0.0.1:{PORT}/metrics"
         with urllib.request.urlopen(address, timeout=5) as answer:
             metrics = answer.read().decode()
@@ -120,6 +126,9 @@ def test_a_device_with_nan_data_is_shown_by_reason_and_another_leaves(
         third.leave(timeout_seconds=15)
         third.leave(timeout_seconds=15)  # it has left
         assert third.status().left and third.status().outbox == 0
+        (task,) = third.tasks()
+        assert not task.takes_part and task.why_not == "this device has left its fleet"
+        assert third.status().trained_round is not None, "of the task that it took part in"
         with pytest.raises(NotEnrolled, match="left its fleet"):
             third.start()
         (gone,) = [each for each in listed() if each["device_id"] == third.device_id]

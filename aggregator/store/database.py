@@ -6,8 +6,8 @@ import os
 import re
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -302,9 +302,17 @@ class Database:
     connection in the midst of another's checkpoint may lose pages (sqlite.org/wal.html, "The
     WAL-Reset Bug"). So no two of the two ever meet here, whichever SQLite this Python came with.
     Reading takes no lock.
+
+    A file of an older version is made one of this within ``taken_over_in()``.
     """
 
-    def __init__(self, path: Path, *, create: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        create: bool = False,
+        taken_over_in: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
         if create:
             # Made by us first, so that nobody else can ever read it: it holds secrets. SQLite gives
             # its journals the same mode.
@@ -324,7 +332,7 @@ class Database:
             path, isolation_level=None, check_same_thread=False, cached_statements=256
         )
         try:
-            self._prepare(path, create)
+            self._prepare(path, create, taken_over_in)
         except sqlite3.DatabaseError as error:
             self.close()
             raise AggregatorError(f"{path} cannot be used: {error}") from None
@@ -333,7 +341,9 @@ class Database:
             raise
         self._seen_version = self._data_version()
 
-    def _prepare(self, path: Path, create: bool) -> None:
+    def _prepare(
+        self, path: Path, create: bool, taken_over_in: Callable[[], AbstractContextManager[None]]
+    ) -> None:
         run = self._connection.execute
         run(f"PRAGMA busy_timeout = {int(1000 * _BUSY_SECONDS)}")
         run("PRAGMA journal_mode = WAL")
@@ -352,8 +362,9 @@ class Database:
                 run(f"PRAGMA user_version = {SCHEMA_VERSION}")
         if run("PRAGMA application_id").fetchone()[0] != _APPLICATION_ID:
             raise AggregatorError(f"{path} is no aggregator's database")
-        if self._version() != SCHEMA_VERSION:
-            self._migrate(path)
+        if (version := self._version()) != SCHEMA_VERSION:
+            with taken_over_in() if version in STEPS else nullcontext():
+                self._migrate(path)
 
     def _migrate(self, path: Path) -> None:
         if self._version() in WITHOUT_ERASING:

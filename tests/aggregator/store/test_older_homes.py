@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aggregator.home import AggregatorHome
+from aggregator.errors import AggregatorError
+from aggregator.home import AggregatorHome, serve_lock
 from aggregator.serve.assembly import World, assemble
 from aggregator.store.database import SCHEMA_VERSION, Database
 from aggregator.task.file import read_task
@@ -107,6 +108,23 @@ def test_its_round_goes_on_to_the_bit(home: AggregatorHome) -> None:
     assert parts.first.aggregation.participants == expected["participants"]
     assert parts.first.rounds.outstanding == expected["outstanding"]
     store.database.close()
+
+
+def test_a_home_is_not_taken_over_under_an_older_versions_serve(home: AggregatorHome) -> None:
+    def version() -> int:
+        connection = sqlite3.connect(home.database)
+        found: int = connection.execute("PRAGMA user_version").fetchone()[0]
+        connection.close()
+        return found
+
+    serving = AggregatorHome(home.folder)
+    with serve_lock(serving):
+        with pytest.raises(AggregatorError, match="its serve runs: restart serve"):
+            home.open_store()
+        assert version() == 3
+        serving.open_store().database.close()  # as serve itself does
+        assert version() == SCHEMA_VERSION
+        home.open_store().database.close()
 
 
 def _die(path: Path, statement: int) -> None:

@@ -49,7 +49,8 @@ class VersionKeeper:
     def note(
         self, method: Method, version: int, round_number: int, devices: int, origin: str = ""
     ) -> None:
-        """A version that is committed; inside its transaction."""
+        """A version that is committed; inside its transaction. What single devices said of those
+        before it is needed no more."""
         model = method.model_arrays
         row = VersionRow(
             version=version,
@@ -66,3 +67,4 @@ class VersionKeeper:
         versions, settings = self.store.versions, self.settings
         versions.add(row, model)
         versions.prune(settings.keep_last, settings.keep_best, self.ranking)
+        self.store.evaluations.forget(version)

@@ -98,7 +98,9 @@ class Fleet:
         events = []
         while (event := self.parts.first.rounds.tick()) is not None:
             events.append(event)
-            if isinstance(event, RoundClosed):
+            if isinstance(event, RoundClosed) and not self.parts.tasks.between_rounds(
+                self.parts.first
+            ):
                 self.parts.first.upkeep.between_rounds()
         return events
 

@@ -85,6 +85,7 @@ def commit(store: TaskStore, replacement: Replacement, now_unix_seconds: int) ->
         if not replacement.same_model:
             facts.judged_from = replacement.method.version
             store.versions.drop_request("the task was replaced by another model before its turn")
+        store.evaluations.forget(replacement.method.version)
         tasks = store.fleet.tasks
         tasks.set_unwritten(store.number, task.text)
         tasks.set_served(store.number, task.text)

@@ -65,18 +65,17 @@ class Evaluator:
         """Write down what was read; inside the transaction that settles it."""
         self.store.evaluations.note(row.version, said)
 
-    def round_closes(self, row: RoundRow, *, made: bool) -> None:
+    def round_closes(self, row: RoundRow) -> None:
         """Sum up what was said of the round's version; inside the transaction that closes it.
 
-        ``made``: another version follows, and what devices said is deleted. To be called before
-        that one is committed, since it is then that older models are dropped.
+        To be called before another version is committed, since it is then that what was said is
+        deleted, and that older models are dropped.
         """
         self._stopped = None
         if self.settings is not None and (figures := self._figures(row.version)):
             self.store.evaluations.put(row.version, row.round, figures)
             self.store.versions.note_metrics(row.version, _metrics(figures))
             _LOG.info("version %d: %s", row.version, in_a_line(figures))
-        self.store.evaluations.forget(row.version + int(made))
 
     def _figures(self, version: int) -> list[Figure]:
         assert self.settings is not None

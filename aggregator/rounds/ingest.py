@@ -148,9 +148,14 @@ class Ingest:
             for each in staged
             if each.logged is not None and each.update is not None
         ]
+        now_unix_seconds = int(self._unix_clock())
         with self._store.database.transaction():
             self._store.log.append([logged for logged, _ in group], [s.verdict for s in staged])
-            reports = [_stored(each.identity, each.report) for each in staged if each.report]
+            reports = []
+            for each in staged:
+                if each.report is not None:
+                    reports.append(_stored(each.identity, each.report))
+                    self._told.append((now_unix_seconds, each.outcome, each.identity.device_id))
             if reports:
                 self._store.reports.add(reports)
             self._evaluator.note(row, [each.said for each in staged if each.said is not None])
@@ -158,12 +163,11 @@ class Ingest:
         failed = self._aggregation.absorb(row, group)
         if failed:
             self._rounds.reload_hold()
-        now_unix_seconds = int(self._unix_clock())
         return [self._settle(each, failed, now_unix_seconds) for each in staged]
 
     def save_seen(self) -> None:
-        """Write down which devices were counted, or told of a round, before this group; inside a
-        transaction."""
+        """Write down which devices were counted before this group, and which told of a round;
+        inside a transaction."""
         self._store.fleet.devices.note_counted(self._seen)
         self._seen.clear()
         if self._told:
@@ -302,14 +306,12 @@ class Ingest:
         stored = _stored(identity, report)
         if not any(each[:3] == stored[:3] for each in self._late):
             self._late.append(stored)
-            now_unix_seconds = int(self._unix_clock())
-            self._tell(identity.device_id, report, _outcome(update, report), now_unix_seconds)
+            outcome = _outcome(update, report)
+            self._told.append((int(self._unix_clock()), outcome, identity.device_id))
+            self._count(report)
 
-    def _tell(
-        self, device_id: bytes, report: Report, outcome: bytes, now_unix_seconds: int
-    ) -> None:
+    def _count(self, report: Report) -> None:
         self.outcomes[(report.outcome.value, known_reason(report.reason))] += 1
-        self._told.append((now_unix_seconds, outcome, device_id))
 
     def _repeat(self, update: UpdateMessage, known: StoredVerdict) -> Settled:
         """The stored verdict, for the same body again."""
@@ -334,7 +336,7 @@ class Ingest:
         digest = update_digest(staged.identity, staged.verdict.body_sha256)
         reason = staged.verdict.reason
         if staged.report is not None:
-            self._tell(device_id, staged.report, staged.outcome, now_unix_seconds)
+            self._count(staged.report)
             if reason == NOTED:
                 self._rounds.heard_of(device_id)
                 return Settled(device_id, Receipt(digest, Verdict.NOTED))

@@ -389,7 +389,7 @@ class RoundMachine:
         times = np.asarray(self._arrivals, dtype=np.float32)
         with self._store.database.transaction():
             self._store.rounds.close(row.round, now, made, participants, summary.metrics, times)
-            self._evaluator.round_closes(row, made=made not in (None, row.version))
+            self._evaluator.round_closes(row)
             self._store.reports.keep_last(row.round)
             if made is None:
                 self._store.checkpoints.drop_partial()

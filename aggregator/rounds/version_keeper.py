@@ -53,7 +53,8 @@ class VersionKeeper:
         items: int,
         origin: str = "",
     ) -> None:
-        """A version that is committed, with vectors of so many items; inside its transaction."""
+        """A version that is committed, with vectors of so many items; inside its transaction. What
+        single devices said of those before it is needed no more."""
         model = method.model_arrays
         row = VersionRow(
             version=version,
@@ -71,3 +72,4 @@ class VersionKeeper:
         versions, settings = self.store.versions, self.settings
         versions.add(row, model)
         versions.prune(settings.keep_last, settings.keep_best, self.ranking)
+        self.store.evaluations.forget(version)

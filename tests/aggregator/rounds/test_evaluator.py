@@ -21,6 +21,7 @@ from aggregator.serve.service import Parts
 from aggregator.store import Database, Store
 from aggregator.store.devices import DeviceRow
 from aggregator.store.evaluations import EvaluatedVersion
+from aggregator.store.reports import OutcomeCount
 from aggregator.task.file import read_task
 from device_sdk.evaluation.metrics import METRICS, RankMetric
 from device_sdk.evaluation.report import Evaluation, EvaluationReport, write_evaluations
@@ -98,7 +99,9 @@ class Fleet:
         events = []
         while (event := self.parts.first.rounds.tick()) is not None:
             events.append(event)
-            if isinstance(event, RoundClosed):
+            if isinstance(event, RoundClosed) and not self.parts.tasks.between_rounds(
+                self.parts.first
+            ):
                 self.parts.first.upkeep.between_rounds()
         return events
 
@@ -379,6 +382,10 @@ def test_a_crash_at_any_commit_changes_no_figure(tmp_path: Path, when: str, at: 
     assert [each.devices for each in found.figures] == [20, 20]
     assert found.figures[0].value == pytest.approx(central("hr10", drawn(0)), abs=1e-12)
     assert fleet.said() == 0
+    # Nor what was told: each device once, and as its newest outcome.
+    store = fleet.parts.store
+    assert store.first.reports.outcomes() == [OutcomeCount(1, "trained", "", len(DEVICES))]
+    assert all(each.last_report is not None for each in store.devices.all())
 
 
 def test_rounds_end_where_nothing_improves_and_devices_get_the_best_version(

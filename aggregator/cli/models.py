@@ -89,7 +89,7 @@ def _as_line(row: VersionRow, now: float) -> dict[str, str]:
         "made": ago(row.closed_unix_seconds, now),
         "devices": str(row.devices),
         "metrics": figures or "-",
-        "": ", ".join(notes),
+        "notes": ", ".join(notes) or "-",
     }
 
 

@@ -12,6 +12,7 @@ from aggregator.rounds.evaluator import Evaluator
 from aggregator.rounds.machine import RoundMachine
 from aggregator.shared import TaskShared
 from aggregator.store.evaluations import DeviceEvaluation
+from aggregator.store.participations import Participation
 from aggregator.store.reports import KEPT_ROUNDS, StoredReport
 from aggregator.store.rounds import RoundRow
 from aggregator.store.update_log import NOTED, LoggedUpdate, StoredVerdict
@@ -69,6 +70,7 @@ class Repeats:
 
 
 _UPDATE = int(RecordType.UPDATE)
+_NOTHING = Participation()
 _COUNTED = Verdict.COUNTED  # named for every update: an enum looks its members up each time
 
 
@@ -117,8 +119,7 @@ class Ingest:
         """Updates of the current round by the width that the device trained."""
         self.outcomes: Counter[tuple[str, str]] = Counter()
         """Of the reports since the start, by outcome and reason."""
-        self._seen: list[tuple[int, int | None, bytes]] = []
-        self._told: list[tuple[int, bytes, bytes]] = []
+        self._seen: dict[bytes, Participation] = {}
         self._late: list[StoredReport] = []
 
     def __len__(self) -> int:
@@ -164,11 +165,11 @@ class Ingest:
     def save_seen(self) -> None:
         """Write down which devices were counted, or told of a round, before this group; inside a
         transaction."""
-        self._store.fleet.devices.note_counted(self._seen)
+        here = self._registry.by_id  # of who was revoked since, nothing is kept
+        self._store.participations.note(
+            {each: row for each, row in self._seen.items() if here(each)}
+        )
         self._seen.clear()
-        if self._told:
-            self._store.fleet.devices.note_reported(self._told)
-            self._told.clear()
         if self._late:
             self._store.reports.add(self._late)
             self._late.clear()
@@ -176,7 +177,7 @@ class Ingest:
     def follow(self, other: Ingest) -> None:
         """Go on with the counts of the same task's ingest before this one."""
         self.counted, self._seen = other.counted, other._seen
-        self.outcomes, self._told, self._late = other.outcomes, other._told, other._late
+        self.outcomes, self._late = other.outcomes, other._late
 
     def round_opened(self) -> None:
         """Begin the counts of a round."""
@@ -303,13 +304,17 @@ class Ingest:
         if not any(each[:3] == stored[:3] for each in self._late):
             self._late.append(stored)
             now_unix_seconds = int(self._unix_clock())
-            self._tell(identity.device_id, report, _outcome(update, report), now_unix_seconds)
+            self._tell(identity, report, _outcome(update, report), now_unix_seconds)
 
     def _tell(
-        self, device_id: bytes, report: Report, outcome: bytes, now_unix_seconds: int
+        self, identity: UpdateIdentity, report: Report, outcome: bytes, now_unix_seconds: int
     ) -> None:
         self.outcomes[(report.outcome.value, known_reason(report.reason))] += 1
-        self._told.append((now_unix_seconds, outcome, device_id))
+        known = self._seen.get(identity.device_id, _NOTHING)
+        if identity.round >= (known.round or 0):
+            self._seen[identity.device_id] = known._replace(
+                told_unix_seconds=now_unix_seconds, round=identity.round, report=outcome
+            )
 
     def _repeat(self, update: UpdateMessage, known: StoredVerdict) -> Settled:
         """The stored verdict, for the same body again."""
@@ -334,7 +339,7 @@ class Ingest:
         digest = update_digest(staged.identity, staged.verdict.body_sha256)
         reason = staged.verdict.reason
         if staged.report is not None:
-            self._tell(device_id, staged.report, staged.outcome, now_unix_seconds)
+            self._tell(staged.identity, staged.report, staged.outcome, now_unix_seconds)
             if reason == NOTED:
                 self._rounds.heard_of(device_id)
                 return Settled(device_id, Receipt(digest, Verdict.NOTED))
@@ -349,7 +354,10 @@ class Ingest:
         if width:
             self.widths[width] = self.widths.get(width, 0) + 1
         self.counted += 1
-        self._seen.append((now_unix_seconds, width or None, device_id))
+        known = self._seen.get(device_id, _NOTHING)
+        self._seen[device_id] = known._replace(
+            counted_unix_seconds=now_unix_seconds, width=width or None
+        )
         return Settled(device_id, Receipt(digest, _COUNTED))
 
 

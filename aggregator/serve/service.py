@@ -340,6 +340,7 @@ class Service:
         """The operator changed something: revoked, rotated, asked for a task or version."""
         parts = self._parts
         for device_id in parts.registry.reload():
+            parts.store.devices.forget_told(device_id)  # what came while it was being revoked
             parts.table.end(device_id)
             for task in parts.tasks.served:
                 task.rounds.revoked(device_id)

@@ -16,6 +16,7 @@ from aggregator.store.participations import Participation
 from aggregator.store.reports import KEPT_ROUNDS, StoredReport
 from aggregator.store.rounds import RoundRow
 from aggregator.store.update_log import NOTED, LoggedUpdate, StoredVerdict
+from aggregator.task_log import about
 from device_sdk.wire.arrays import exchange
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.publish.receipts import (
@@ -397,10 +398,12 @@ class Inbox:
         self._repeats = repeats
         self._ingests: Mapping[str, Ingest] = {}
         self._absent: frozenset[str] = frozenset()
+        self._several = False
 
     def serve(self, ingests: Mapping[str, Ingest], absent: Iterable[str] = ()) -> None:
         """Take updates for these tasks from now on."""
         self._ingests, self._absent = ingests, frozenset(absent)
+        self._several = len(ingests) + len(self._absent) > 1
 
     def offer(
         self, device_id: bytes, payload: bytes, record: int = RecordType.UPDATE
@@ -424,7 +427,8 @@ class Inbox:
         task = update.identity.task
         ingest = self._ingests.get(task)
         if ingest is not None:
-            return ingest.judge(update)
+            with about(task if self._several else ""):
+                return ingest.judge(update)
         if task in self._absent:
             raise WireError("not-served", "an update for a task that is not served at present")
         self._refusals.note_reason("wrong-task", update.identity.device_id)

@@ -44,11 +44,12 @@ devices label ID NAME=VALUE... changes labels, also while serve runs; NAME= take
 
 EXAMPLES = """\
 examples:
-  tessera-aggregator devices --home fleet                    all of them, in all tasks
+  tessera-aggregator devices --home fleet         all of them, in all tasks
   tessera-aggregator devices --home fleet --task air --label site=north
-                                             how those labelled so do in one task
-  tessera-aggregator devices --home fleet --json             with seconds, bytes and platform
+                                                  how those labelled so do in one task
+  tessera-aggregator devices --home fleet --json  whole ids, seconds, bytes and platform, too
   tessera-aggregator devices --home fleet label 3f2a site=south line=
+                                                  set one label, take another away
   tessera-aggregator devices --home fleet label 3f2a --name hall-3
 """
 
@@ -113,6 +114,10 @@ def _change(arguments: argparse.Namespace) -> int:
     verb, *rest = arguments.change
     if verb != "label" or not rest:
         raise AggregatorError(f"{verb!r} is nothing to do with devices: label ID NAME=VALUE is")
+    if arguments.task is not None or arguments.label or arguments.json:
+        raise AggregatorError(
+            "--task, --label and --json are for the list; labels to set follow label ID"
+        )
     try:
         pairs = [label(each) for each in rest[1:]]
     except argparse.ArgumentTypeError as error:

@@ -15,6 +15,12 @@ rate that is too high, say), or before it opens, when it could not be published.
 release drops what is in quarantine and lets the round go on; where the method or the publication
 failed, change the task file and restart serve first."""
 
+EXAMPLES = """\
+examples:
+  tessera-aggregator status --home fleet              why a round is held
+  tessera-aggregator release --home fleet --task air  of one task; without --task of all
+"""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_home(parser)

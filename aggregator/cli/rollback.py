@@ -14,6 +14,12 @@ is open, else when the open one has closed and its updates are part of a version
 nothing but one more version. What is kept on the server beside the model, an optimizer's momenta
 and how far its rate has decayed, begins anew; devices keep what is theirs."""
 
+EXAMPLES = """\
+examples:
+  tessera-aggregator models --home fleet              which versions there are
+  tessera-aggregator rollback --home fleet --to 12    --cancel takes it back before its turn
+"""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's arguments."""

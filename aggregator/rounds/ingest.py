@@ -150,6 +150,10 @@ class Ingest:
             for each in staged
             if each.logged is not None and each.update is not None
         ]
+        now_unix_seconds = int(self._unix_clock())
+        for each in staged:
+            if each.report is not None:
+                self._tell(each.identity, each.report, each.outcome, now_unix_seconds)
         with self._store.database.transaction():
             self._store.log.append([logged for logged, _ in group], [s.verdict for s in staged])
             reports = [_stored(each.identity, each.report) for each in staged if each.report]
@@ -160,11 +164,10 @@ class Ingest:
         failed = self._aggregation.absorb(row, group)
         if failed:
             self._rounds.reload_hold()
-        now_unix_seconds = int(self._unix_clock())
         return [self._settle(each, failed, now_unix_seconds) for each in staged]
 
     def save_seen(self) -> None:
-        """Write down which devices were counted, or told of a round, before this group; inside a
+        """Write down what devices told, and which were counted before this group; inside a
         transaction."""
         here = self._registry.by_id  # of who was revoked since, nothing is kept
         self._store.participations.note(
@@ -339,11 +342,9 @@ class Ingest:
         device_id = staged.identity.device_id
         digest = update_digest(staged.identity, staged.verdict.body_sha256)
         reason = staged.verdict.reason
-        if staged.report is not None:
-            self._tell(staged.identity, staged.report, staged.outcome, now_unix_seconds)
-            if reason == NOTED:
-                self._rounds.heard_of(device_id)
-                return Settled(device_id, Receipt(digest, Verdict.NOTED))
+        if reason == NOTED:
+            self._rounds.heard_of(device_id)
+            return Settled(device_id, Receipt(digest, Verdict.NOTED))
         if staged.logged is not None and staged.logged.seq in failed:
             reason = "quarantined"
             self._refusals.note_reason(reason, device_id)

@@ -326,6 +326,8 @@ class Service:
             self._announce(standing, task.store.publications.take_replaced())
         elif isinstance(event, RoundClosed):
             parts.housekeeping.something_was_deleted()  # the log, or an older checkpoint
+            with parts.store.database.transaction():
+                task.ingest.save_seen()  # the next group may be a day away
             with parts.tasks.about(task):
                 if not parts.tasks.between_rounds(task):
                     task.upkeep.between_rounds()

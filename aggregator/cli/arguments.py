@@ -36,9 +36,23 @@ def home_of(arguments: argparse.Namespace) -> AggregatorHome:
     return AggregatorHome(arguments.home)
 
 
-def add_task(parser: argparse.ArgumentParser) -> None:
+def add_task(
+    parser: argparse.ArgumentParser, help: str = "of this task (default: the home's only one)"
+) -> None:
     """The option ``--task``."""
-    parser.add_argument("--task", metavar="NAME", help="default: the home's only one")
+    parser.add_argument("--task", metavar="NAME", help=help)
+
+
+def tasks_of(store: Store, arguments: argparse.Namespace) -> list[TaskRow]:
+    """The task that was named, or all of them. Raises AggregatorError where there is no such."""
+    rows = store.tasks.all()
+    found = [row for row in rows if arguments.task in (None, row.name)]
+    if not found:
+        names = ", ".join(row.name for row in rows if row.name is not None)
+        raise AggregatorError(
+            f"this home has no task {arguments.task!r}; it has {names or 'none that was served'}"
+        )
+    return found
 
 
 def task_of(store: Store, arguments: argparse.Namespace) -> TaskRow:

@@ -81,7 +81,7 @@ def _as_line(of: EvaluatedVersion, figure: Figure, best: int | None) -> dict[str
         "worst tenth": shown(figure.worst_tenth),
         "devices": str(figure.devices),
         "samples": f"{figure.samples:.0f}",
-        "": f"{figure.capped} capped" if figure.capped else "",
+        "capped": str(figure.capped or "-"),
     }
 
 

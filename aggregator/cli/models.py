@@ -96,7 +96,7 @@ def _as_line(row: VersionRow, now: float, best: str | None) -> dict[str, str]:
         "made": ago(row.closed_unix_seconds, now),
         "devices": str(row.devices),
         "metrics": figures or "-",
-        "": ", ".join(notes),
+        "notes": ", ".join(notes) or "-",
     }
 
 

@@ -42,6 +42,13 @@ class Rollback:
         return None if self.dropped is None else printable(self.dropped)
 
 
+EXAMPLES = """\
+examples:
+  tessera-aggregator models --home fleet              which versions there are
+  tessera-aggregator rollback --home fleet --to 12    --cancel takes it back before its turn
+"""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's arguments."""
     add_home(parser)

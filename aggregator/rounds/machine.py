@@ -94,8 +94,6 @@ class RoundOpened:
     row: RoundRow
     carried: int
     """Updates of rounds without quorum that it begins with."""
-    task: str = ""
-    """Its name, where there are several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +103,6 @@ class RoundClosed:
     row: RoundRow
     summary: RoundSummary
     next_version: int | None
-    task: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +111,6 @@ class RoundHeld:
 
     row: RoundRow
     why: str
-    task: str = ""
 
 
 RoundEvent = RoundOpened | RoundClosed | RoundHeld
@@ -150,7 +146,7 @@ class RoundMachine:
         self._began_unix = 0.0
         self._earliest_close_unix = 0.0
         self._earliest_open_unix = 0.0
-        self._told_waiting = -1
+        self._lacked = 0  # devices to wait for, as was said
         self._counted_at = -1
         self._eligible = 0
         self._played = self._store.rounds.played(self._store.facts.replaced_at)
@@ -266,6 +262,7 @@ class RoundMachine:
     def follow(self, other: RoundMachine) -> None:
         """Take over what the same task's machine before this one had in memory only."""
         self._late, self._earliest_open_unix = other._late, other._earliest_open_unix
+        self._lacked = other._lacked
 
     def _all_were_revoked(self, row: RoundRow) -> bool:
         # Where nobody is missing any more, it was heard or revoked. A round that selected nobody
@@ -308,8 +305,10 @@ class RoundMachine:
         if _is_within(self._earliest_open_unix, now, self._settings.pause_seconds):
             return False
         enrolled, wanted = self.eligible, self._settings.wait_for_devices
-        if enrolled < wanted and enrolled != self._told_waiting:
-            # Else a fleet that shrank below it would stand still without a word.
+        lacked = wanted if enrolled < wanted else 0
+        if lacked and lacked != self._lacked:
+            # Once: each device that enrols is said anyway. A fleet that shrinks below it later
+            # would stand still without a word.
             _LOG.info(
                 "no round opens before %d devices are enrolled (round.wait_for_devices)%s; "
                 "there are %d",
@@ -317,8 +316,8 @@ class RoundMachine:
                 f" with {self._selector}" if self._selector else "",
                 enrolled,
             )
-        self._told_waiting = enrolled
-        return enrolled >= wanted
+        self._lacked = lacked
+        return not lacked
 
     def _may_go_on(self) -> bool:
         most = self._settings.most_rounds

@@ -102,13 +102,12 @@ def replace_task(
     dropped = commit(store, replacement, now_unix_seconds)
     if dropped:
         _LOG.warning(
-            "task %s: %d updates that were counted are part of no version: they were made for the "
-            "model that was replaced",
-            new.name,
+            "%d updates that were counted are part of no version: they were made for the model "
+            "that was replaced",
             dropped,
         )
     if replacement.fresh:
-        _LOG.warning("task %s: %s", new.name, begins_anew(replacement.fresh))
+        _LOG.warning("%s", begins_anew(replacement.fresh))
 
 
 def begins_anew(fresh: tuple[str, ...]) -> str:

@@ -17,7 +17,7 @@ from device_sdk.system.lock import FileLock
 
 # The tables. A change of them is a new version, with a step that brings an older file to it.
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 
 SCHEMA = """
 CREATE TABLE facts (name TEXT PRIMARY KEY, value ANY NOT NULL) STRICT;
@@ -49,12 +49,8 @@ CREATE TABLE devices (
     enrolled_unix INTEGER NOT NULL,
     first_round INTEGER NOT NULL,        -- takes part from this opening on, see rounds.opening
     revoked_unix INTEGER,
-    last_counted_unix INTEGER,
-    last_width INTEGER,
     labels TEXT NOT NULL DEFAULT '{}',   -- JSON: what tasks choose their devices by
-    name TEXT,                           -- the operator's
-    last_report_unix INTEGER,
-    last_report BLOB                     -- the newest outcome, as it came, without evaluation
+    name TEXT                            -- the operator's
 ) STRICT;
 CREATE TABLE tasks (
     task INTEGER PRIMARY KEY,            -- 1: the first, whose file has the fleet's tables
@@ -128,6 +124,16 @@ CREATE TABLE reports (                   -- of the last rounds, see Reports
     seconds REAL,
     received_bytes INTEGER,
     PRIMARY KEY (task, generation, round, device_id)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE participations (            -- each device's newest, in each task
+    task INTEGER NOT NULL,
+    device_id BLOB NOT NULL,
+    counted_unix INTEGER,                -- of its newest update that was counted
+    width INTEGER,                       -- of that one; NULL: it had no columns
+    told_unix INTEGER,                   -- when it told last how a round ended
+    round INTEGER,                       -- which one
+    report BLOB,                         -- as it came, without evaluation; NULL: revoked since
+    PRIMARY KEY (task, device_id)
 ) STRICT, WITHOUT ROWID;
 CREATE TABLE checkpoints (
     task INTEGER NOT NULL,
@@ -264,6 +270,26 @@ def _one_task_becomes_the_first() -> str:
     )
 
 
+def _devices_did_something_in_a_task() -> str:
+    """What was kept once for each device is of the task whose round it told of last, or the first:
+    of others it is known when the device tells of them again."""
+    dropped = ("last_counted_unix", "last_width", "last_report_unix", "last_report")
+    return "".join(
+        (
+            _table_of("participations"),
+            "INSERT INTO participations "
+            "(task, device_id, counted_unix, width, told_unix, round, report) "
+            "SELECT coalesce(newest.task, 1), devices.device_id, last_counted_unix, last_width, "
+            "last_report_unix, newest.round, last_report FROM devices LEFT JOIN "
+            "(SELECT reports.device_id, task, round, max(opening) FROM reports "
+            "JOIN rounds USING (task, round) GROUP BY reports.device_id) AS newest "
+            "ON newest.device_id = devices.device_id "
+            "WHERE last_counted_unix IS NOT NULL OR last_report_unix IS NOT NULL;\n",
+            *(f"ALTER TABLE devices DROP COLUMN {each};\n" for each in dropped),
+        )
+    )
+
+
 STEPS = {
     1: """
 ALTER TABLE rounds ADD COLUMN closed_served_seconds REAL;
@@ -273,6 +299,7 @@ UPDATE devices SET admission_key = zeroblob(32) WHERE revoked_unix IS NOT NULL;
     # Checkpoints of before are read as they are; those from now on are safetensors.
     2: "",
     3: _one_task_becomes_the_first(),
+    4: _devices_did_something_in_a_task(),
 }
 """By the version that a file has, what makes it one of the next version."""
 

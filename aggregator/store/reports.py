@@ -9,7 +9,7 @@ from aggregator.store.database import TaskTable
 from device_sdk.wire.publish.report import Report
 
 KEPT_ROUNDS = 10
-"""Of each task; the newest outcome of each device stays with the device."""
+"""Of each task; each device's newest outcome stays in ``participations.py``."""
 
 
 class StoredReport(NamedTuple):
@@ -50,6 +50,14 @@ class OutcomeCount(NamedTuple):
     devices: int
 
 
+class NotTrained(NamedTuple):
+    """Devices that told this of a round, those of the newest rounds first."""
+
+    outcome: str
+    reason: str
+    device_ids: tuple[bytes, ...]
+
+
 class Reports(TaskTable):
     """A task's rows of the table ``reports``, of its last ``KEPT_ROUNDS`` rounds."""
 
@@ -76,6 +84,17 @@ class Reports(TaskTable):
             "ORDER BY round DESC, count(*) DESC, outcome, reason"
         )
         return [OutcomeCount(*row) for row in self._database.rows(query, (self._task,))]
+
+    def not_trained(self) -> list[NotTrained]:
+        """Who trained in one of the rounds kept no update, and why."""
+        query = (
+            "SELECT outcome, reason, device_id FROM reports WHERE task = ? AND reason != '' "
+            "GROUP BY outcome, reason, device_id ORDER BY max(round) DESC, device_id"
+        )
+        found: dict[tuple[str, str], list[bytes]] = {}
+        for outcome, reason, device_id in self._database.rows(query, (self._task,)):
+            found.setdefault((outcome, reason), []).append(device_id)
+        return [NotTrained(*why, tuple(ids)) for why, ids in found.items()]
 
     def keep_last(self, newest: int) -> None:
         """Forget all but the last rounds, of which ``newest`` is the newest."""

@@ -142,6 +142,11 @@ class RoundSettings:
         return settings
 
 
+def served_round(text: str) -> RoundSettings:
+    """Those of a task file which was read before."""
+    return RoundSettings.read(TomlTable(tomllib.loads(text)).table("round"))
+
+
 @dataclass(frozen=True, slots=True)
 class StoreSettings:
     """The table ``[store]``: how the log is written.

@@ -83,8 +83,14 @@ def test_every_row_of_a_home_with_one_task_is_the_first_task_s(home: AggregatorH
     columns = "generation, round, device_id, body_sha256, reason"
     assert _hex(read(f"SELECT {columns} FROM verdicts ORDER BY 1, 2, 3")) == tables["verdicts"]
     assert _hex(read("SELECT * FROM group_keys ORDER BY 1, 2")) == tables["group_keys"]
-    devices = [[*row, "{}", None, None, None] for row in tables["devices"]]
+    assert tables["devices"][0][-2] is not None
+    devices = [[*row[:-2], "{}", None] for row in tables["devices"]]
     assert _hex(read("SELECT * FROM devices ORDER BY 1, 2")) == devices
+    columns = "task, device_id, counted_unix, width, told_unix, round, report"
+    participations = [
+        [1, row[0], *row[-2:], None, None, None] for row in tables["devices"] if row[-2] is not None
+    ]
+    assert _hex(read(f"SELECT {columns} FROM participations ORDER BY 1, 2")) == participations
     published = [
         [*row[:3], None if row[3] is None else hashlib.sha256(row[3]).hexdigest()]
         for row in read("SELECT topic, part, place, message FROM publications ORDER BY 1, 2")

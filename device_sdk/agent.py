@@ -35,6 +35,7 @@ from device_sdk.status import DeviceStatus, TaskStatus, read_status, read_tasks
 from device_sdk.train.failures import FailedTrainings
 from device_sdk.train.job import RoundTrainer, TrainingJob, load_trainer
 from device_sdk.train.reasons import reason_of
+from device_sdk.wire.publish.report import Reason
 from device_sdk.world import DeviceWorld
 
 _log = logging.getLogger("tessera.device")
@@ -50,6 +51,7 @@ class Agent:
     The process may end at any moment, by SIGKILL too: what matters is committed before it is sent.
     An agent runs once; make a new one to start again. ``trainer``: the task's method's, if None.
     ``leaves``: it only tells the aggregator that this device leaves, and then sets ``left``.
+    ``ended`` is called last, on its thread.
     """
 
     def __init__(
@@ -59,10 +61,11 @@ class Agent:
         observer: Observer | None = None,
         *,
         leaves: bool = False,
+        ended: Callable[[], None] = lambda: None,
     ) -> None:
         training_rng, jitter, link_rng = world.rng.spawn(3)
         training_world = replace(world, rng=training_rng)
-        self._trainer, self._observer = trainer, observer
+        self._trainer, self._observer, self._ended = trainer, observer, ended
         self._gates: dict[str, Gate] = {}
         self._new_gate = partial(Gate, world.options.only_when, world.pace.ask_seconds, world.clock)
         self._rounds = world.home.rounds
@@ -96,11 +99,6 @@ class Agent:
     def connected(self) -> bool:
         """Whether the broker has accepted the connection."""
         return self._link.connected
-
-    @property
-    def running(self) -> bool:
-        """Whether the thread is alive."""
-        return self._thread.is_alive()
 
     def start(self) -> None:
         """Start the thread."""
@@ -136,6 +134,7 @@ class Agent:
                 self._observer.look(self.live())
         if self._observer is not None:
             self._observer.stopped()
+        self._ended()
 
     def _turn(self) -> None:
         self._act()
@@ -209,7 +208,7 @@ class Agent:
             self._asks_again_seconds = min(self._asks_again_seconds, gate.next_seconds)
             return False
         why = gate.problem or "only_when said no for as long as it could be trained in time"
-        round_.ended(job, RoundOutcome.DECLINED, f"not-now: {why}")
+        round_.ended(job, RoundOutcome.DECLINED, f"not-now: {why}", Reason.NOT_NOW)
         return False
 
     def _latest_seconds(self, job: TrainingJob) -> float:
@@ -285,32 +284,43 @@ class Background:
     def __init__(self, world: DeviceWorld, observer: Observer) -> None:
         self._world, self._observer = world, observer
         self._agent: Agent | None = None
+        self._wanted = False
         self._lock = threading.Lock()
 
     def start(self) -> None:
-        """Start a thread. Does nothing if one runs."""
+        """Start a thread, once one that is told to stop has ended. Does nothing if one runs."""
         with self._lock:
-            if self._agent is not None and self._agent.running:
-                return
-            self._agent = Agent(self._world, observer=self._observer)
-            self._agent.start()
+            self._wanted = True
+            if self._agent is None:
+                self._begin()
 
     def stop(self, timeout_seconds: float) -> bool:
         """Stop after the work in hand; whether the thread ended within ``timeout_seconds``."""
         with self._lock:
-            if self._agent is None:
-                return True
-            return self._agent.stop(timeout_seconds)
+            self._wanted, agent = False, self._agent
+        return agent is None or agent.stop(timeout_seconds)
 
     @property
     def running(self) -> bool:
-        """Whether a thread takes part in rounds."""
-        return self._agent is not None and self._agent.running
+        """Whether a thread takes part in rounds, or does its last work."""
+        return self._agent is not None
+
+    def _begin(self) -> None:
+        agent = Agent(self._world, observer=self._observer, ended=self._go_on)
+        agent.start()
+        self._agent = agent
+
+    def _go_on(self) -> None:
+        with self._lock:
+            self._agent = None
+            if self._wanted:
+                self._begin()
 
     def wake(self) -> None:
         """See :meth:`Agent.wake`; nothing where no thread runs."""
-        if self._agent is not None:
-            self._agent.wake()
+        agent = self._agent
+        if agent is not None:
+            agent.wake()
 
     def leave(self, timeout_seconds: float) -> str:
         """Tell the aggregator that this device leaves, in the place of taking part; why it has not
@@ -328,8 +338,9 @@ class Background:
     def status(self, world: DeviceWorld) -> DeviceStatus:
         """What the home folder holds of ``world``'s task, and what the thread knows where one
         runs."""
+        agent = self._agent
         # In this order: a round that ends meanwhile is in hand, or concluded in the home.
-        live, status = self._live(), read_status(world)
+        live, status = self._live(agent), read_status(world)
         if live is not None:
             status = replace(
                 status,
@@ -339,8 +350,7 @@ class Background:
                 working_on=live.working_on.get(status.task),
                 problem=live.problem_of(status.task),
             )
-        agent = self._agent
-        if agent is None or not agent.running:
+        if agent is None:
             return status
         seen = agent.participant.sessions.time.largest_unix_seconds
         return replace(
@@ -352,12 +362,12 @@ class Background:
 
     def tasks(self) -> tuple[TaskStatus, ...]:
         """All tasks that the home has heard of, and which of their rounds are in hand."""
-        live, tasks = self._live(), read_tasks(self._world)
+        live, tasks = self._live(self._agent), read_tasks(self._world)
         working_on = {} if live is None else live.working_on
         return tuple(replace(each, working_on=working_on.get(each.name)) for each in tasks)
 
-    def _live(self) -> Live | None:
+    def _live(self, agent: Agent | None) -> Live | None:
         """Of this process's thread, or of another process; None where none runs."""
-        if self._agent is not None and self._agent.running:
-            return self._agent.live()
+        if agent is not None:
+            return agent.live()
         return read_live(self._world.home.folder) if self._world.home.read_only else None

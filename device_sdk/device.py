@@ -232,7 +232,8 @@ class Device:
         return self._background.tasks()
 
     def start(self) -> None:
-        """Take part in rounds from now on, in a background thread. Does nothing if it runs.
+        """Take part in rounds from now on, in a background thread. Does nothing if it runs; one
+        that ends its training after a :meth:`stop` is followed by another.
 
         Raises :class:`NotEnrolled` for a device that has left its fleet.
         """
@@ -268,6 +269,8 @@ class Device:
             return
         was_running = self._background.running
         if not self.stop(timeout_seconds):
+            if was_running:
+                self.start()
             raise HomeError("the device is still training; call leave() again later")
         problem = self._background.leave(timeout_seconds)
         if problem:
@@ -296,6 +299,8 @@ class Device:
             raise ValueError("forget() takes a user, an item, or both")
         was_running = self._background.running
         if not self.stop(_FORGET_SECONDS):
+            if was_running:
+                self.start()
             raise HomeError("the device is still training; call forget() again later")
         try:
             return forget(self._home, user, item)

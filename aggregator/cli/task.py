@@ -12,13 +12,13 @@ from pathlib import Path
 from tabulate import tabulate
 
 from aggregator.cli.arguments import add_home, home_of
-from aggregator.errors import AggregatorError, TaskError
+from aggregator.errors import AggregatorError
 from aggregator.home import AggregatorHome, is_served
 from aggregator.rounds.replacement import begins_anew, buildable, fits, plan
 from aggregator.store import Store
 from aggregator.store.tasks import FIRST, TaskRow
-from aggregator.task.check import changes, require_own_contents, taken_in
-from aggregator.task.file import SharedSettings, Task, parse_task, read_task
+from aggregator.task.check import changes, taken_in
+from aggregator.task.file import parse_task, read_task
 from aggregator.task.request import Request, write_task_files
 from device_sdk.system.printable import printable
 from device_sdk.wire.codec.message import require_name
@@ -159,8 +159,6 @@ def _add(home: AggregatorHome, store: Store, arguments: argparse.Namespace) -> i
     text = taken_in(arguments.file or path)
     task = parse_task(text, path, first.fleet)
     buildable(store, task)
-    others = (_readable(home, row, first.fleet) for row in store.tasks.all())
-    require_own_contents(task, [each for each in others if each is not None])
     with store.database.transaction():
         number = store.tasks.add(name, str(path.relative_to(home.folder)), text)
         facts = store.task(number).facts
@@ -227,8 +225,6 @@ def _replace(home: AggregatorHome, store: Store, arguments: argparse.Namespace) 
     if row.served is None:
         raise AggregatorError(f"task {row.name} was never served: edit {path} instead")
     old = parse_task(row.served, path, fleet)
-    others = (_readable(home, each, first.fleet) for each in store.tasks.all() if each != row)
-    require_own_contents(new, [each for each in others if each is not None])
     planned = plan(store.task(row.number), old, new, warm_start=arguments.warm_start)
     if planned.fresh:
         print(begins_anew(planned.fresh))
@@ -282,9 +278,6 @@ def _check_one(
         at = path.with_name(f"{name}.toml")
     task = first if is_first else parse_task(_inside(path, at), at, fleet)
     buildable(store, task)
-    rows = [each for each in store.tasks.all() if row is None or each.number != row.number]
-    others = (_readable(home, each, first.fleet) for each in rows)
-    require_own_contents(task, [each for each in others if each is not None])
     print(f"{path}: task {task.name}, {task.binding.method_name}: right")
     if row is None or row.served is None:
         return
@@ -322,14 +315,6 @@ def _row(store: Store, name: str) -> TaskRow:
     if rows[name].state == "retiring":
         raise AggregatorError(f"task {name} is being retired: serve does so as soon as it runs")
     return rows[name]
-
-
-def _readable(home: AggregatorHome, row: TaskRow, fleet: SharedSettings) -> Task | None:
-    """A task as its file says; None where the file has something wrong, which is its own matter."""
-    try:
-        return read_task(_file(home, row), None if row.number == FIRST else fleet)
-    except TaskError:
-        return None
 
 
 def _tell(

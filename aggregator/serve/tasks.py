@@ -248,6 +248,7 @@ class TaskBoard:
         with self._store.database.transaction():
             generation = store.facts.generation
             store.publications.withdraw()
+            self._store.contents.keep(row.number, ())
             self._store.tasks.erase(row.number)
             store.facts.clear()
             store.facts.own_generation = generation

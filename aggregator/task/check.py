@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aggregator.errors import AggregatorError, TaskError
-from aggregator.task.file import FLEET_TABLES, Task, read_catalogue_file, shipped_folder
-from device_sdk.artifact import MANIFEST_FILE
+from aggregator.errors import TaskError
+from aggregator.task.file import FLEET_TABLES, Task
 
 NEXT_ROUND = "takes effect between two rounds, by itself"
 RESTART = "takes effect when serve is restarted"
@@ -60,40 +58,6 @@ def _flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, ob
             yield from _flat(value, f"{name}.")
         else:
             yield name, value
-
-
-# A content has one topic, and is sealed for the devices of one task.
-
-
-def require_own_contents(task: Task, others: Sequence[Task]) -> None:
-    """Raises AggregatorError where another task publishes the same catalogue or artifact."""
-    mine = dict(_contents(task))
-    for other in others:
-        for content, what in _contents(other):
-            if content in mine:
-                raise AggregatorError(
-                    f"the {what} is published for task {other.name!r} already, and one content is "
-                    "sealed for the devices of one task: "
-                    + (
-                        "change a title in one of the two"
-                        if what == "catalogue"
-                        else "export it once more under another name"
-                    )
-                )
-
-
-def _contents(task: Task) -> Iterator[tuple[bytes, str]]:
-    if task.catalogue is not None:
-        content = read_catalogue_file(task.catalogue).to_bytes()
-        yield hashlib.sha256(content).digest(), "catalogue"
-    for folder in (*task.artifacts, *task.companions):
-        if folder.parent == shipped_folder():
-            continue  # devices have it
-        try:
-            manifest = (folder / MANIFEST_FILE).read_bytes()
-        except OSError as error:
-            raise AggregatorError(f"the artifact {folder} cannot be read: {error}") from None
-        yield hashlib.sha256(manifest).digest(), f"artifact {folder.name}"
 
 
 # A file that is taken into the home keeps what its paths are relative to.

@@ -192,10 +192,7 @@ class TaskBoard:
             if found.text == parts.task.text:
                 self._note(number, parts.task, None)
                 return False
-            problem = None
-            if found.fleet != parts.task.fleet:
-                problem = f"changes of {_FLEET_TABLES} take effect when serve is restarted"
-                found = replace(found, fleet=parts.task.fleet)
+            found, problem = self._with_fleet(found, parts)
             claim(parts.store, found)
             made = self._make(parts.store, found)
             _require_same(parts, made)
@@ -216,11 +213,7 @@ class TaskBoard:
         path = parts.task.path
         fleet = None if row.number == FIRST else parts.task.fleet
         try:
-            task = parse_task(request.text, path, fleet)
-            if row.number == FIRST and task.fleet != parts.task.fleet:
-                raise AggregatorError(
-                    f"{_FLEET_TABLES} are the fleet's, and stay as they are in {path}"
-                )
+            task, problem = self._with_fleet(parse_task(request.text, path, fleet), parts)
             replace_task(parts.store, parts.task, task, request, int(self._unix_clock()))
         except AggregatorError as error:
             with self._store.database.transaction():
@@ -230,9 +223,16 @@ class TaskBoard:
         self._write_files()
         made = self._make(parts.store, task)
         self._follow(parts, made)
-        self._note(row.number, task, None)
+        self._note(row.number, task, problem)
         _LOG.info("task %s was replaced: generation %d", task.name, made.rounds.generation)
         return True
+
+    def _with_fleet(self, task: Task, parts: TaskParts) -> tuple[Task, str | None]:
+        """With the fleet's tables that are in force, and whether the file has others."""
+        if task.fleet == parts.task.fleet:
+            return task, None
+        problem = f"changes of {_FLEET_TABLES} take effect when serve is restarted"
+        return replace(task, fleet=parts.task.fleet), problem
 
     def _write_files(self) -> None:
         try:

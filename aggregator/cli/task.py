@@ -349,7 +349,7 @@ def _as_served(home: AggregatorHome, store: Store, row: TaskRow) -> dict[str, An
     said = _checked(path, task)
     if row.served is None:
         return said
-    found = changes(row.served, task, lambda other: fits(stored, other))
+    found = changes(row.served, task, partial(fits, stored), store.contents.used_by(row.number))
     return said | {"changes": [asdict(each) for each in found]}
 
 
@@ -364,7 +364,8 @@ def _as_successor(
     stored = store.task(row.number)
     names, new = _successor(home, store, row, file)
     planned = plan(stored, names, new, None)
-    found = changes(row.served or "", new, lambda other: fits(stored, other))
+    in_use = store.contents.used_by(row.number)
+    found = changes(row.served or "", new, partial(fits, stored), in_use)
     replacement: dict[str, Any] = {
         "version": planned.method.version,
         "warm_start": _warm_start(arguments) or "latest",

@@ -45,10 +45,15 @@ def claim(store: TaskStore, task: Task) -> None:
     label = task.label
     stored = store.facts.label
     if stored is not None and stored != label:
+        name, _, method = stored.partition(" ")
+        if name != task.name:
+            raise AggregatorError(
+                f"task.name is {task.name!r}; devices know it as {name!r}: leave it, or have "
+                "another task with tessera-aggregator task add"
+            )
         raise AggregatorError(
-            f"this home holds the state of task and method {stored!r}, the task file names "
-            f"{label!r}: tessera-aggregator task replace begins with another method, "
-            "task add with another task"
+            f"task.method is {task.binding.method_name!r}, the task's model is of {method!r}: "
+            "tessera-aggregator task replace begins with another method"
         )
     other = store.fleet.tasks.named(task.name)
     if other is not None and other.number != store.number:
@@ -66,9 +71,15 @@ def claim(store: TaskStore, task: Task) -> None:
 def _require_same(before: TaskParts, made: TaskParts) -> None:
     """Raises AggregatorError for what only a replacement may change."""
     if before.task.cohort != made.task.cohort:
-        raise AggregatorError("task.cohort is what devices know it by: leave it, or add a task")
+        raise AggregatorError(
+            f"task.cohort is {made.task.cohort!r}; devices know it as {before.task.cohort!r}: "
+            "leave it, or have another task with tessera-aggregator task add"
+        )
     if before.publisher.artifact_ids != made.publisher.artifact_ids:
-        raise AggregatorError("another artifact is for tessera-aggregator task replace")
+        raise AggregatorError(
+            "it names other artifacts than the ones in use, or what their folders hold has "
+            "changed: tessera-aggregator task replace begins with others"
+        )
 
 
 class TaskBoard:
@@ -151,14 +162,16 @@ class TaskBoard:
         return self._reload(parts)
 
     def look_at_files(self) -> bool:
-        """Take up task files that changed, of tasks that have no round open, or one that rests."""
+        """Take up task files that changed, of tasks that have no round open, or one that rests or
+        is held."""
         changed = False
         for parts in self.served:
-            if parts.rounds.current is None or parts.rounds.rests:
+            row = parts.rounds.current
+            if row is None or row.held is not None or parts.rounds.rests:
                 changed |= self._reload(parts)
-        for row in self._store.tasks.all():
-            if row.number in self._absent:
-                changed |= self._add(row)
+        for each in self._store.tasks.all():
+            if each.number in self._absent:
+                changed |= self._add(each)
         return changed
 
     def _add(self, row: TaskRow) -> bool:

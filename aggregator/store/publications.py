@@ -119,6 +119,10 @@ class Contents:
             for name, (tasks, *sealed) in values.items()
         }
 
+    def used_by(self, task: int) -> set[bytes]:
+        """Ids of what a task uses."""
+        return {bytes.fromhex(name) for name, each in self.all().items() if task in each.tasks}
+
     def put(
         self, name: str, content: PublishedContent, messages: Sequence[tuple[str, bytes]] | None
     ) -> None:

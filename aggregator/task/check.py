@@ -6,7 +6,7 @@ import copy
 import json
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,14 @@ from aggregator.errors import TaskError
 from aggregator.methods.method import Binding, read_binding
 from aggregator.tables import TomlTable
 from aggregator.task.file import FLEET_TABLES, SHIPPED_PREFIX, Task, TaskTable
+from device_sdk.artifact import read_manifest
 
 NEXT_ROUND = "takes effect between two rounds, by itself"
 RESTART = "takes effect when serve is restarted"
 REPLACE = "needs tessera-aggregator task replace"
 FIRST_VERSION = "is read when the task's first version is made, and not again"
 OTHER_TASK = "is what devices know the task by: leave it, or add a task"
-_REPLACED = frozenset(("task.method", "task.artifacts", "task.companions"))
+_ARTIFACTS = ("task.artifacts", "task.companions")
 _KNOWN_BY = frozenset(("task.name", "task.cohort"))
 _PATHS = ("catalogue", "artifacts", "companions")
 
@@ -39,16 +40,22 @@ class Change:
     after: object
 
 
-def changes(served: str, new: Task, fits: Callable[[Task], bool]) -> list[Change]:
+def changes(
+    served: str, new: Task, fits: Callable[[Task], bool], in_use: Collection[bytes] = ()
+) -> list[Change]:
     """Every key that differs from the text that is ``served`` at the same place.
 
     Paths are compared, and not how they are written. ``fits``: whether the stored state suits the
-    task with other settings.
+    task with other settings. ``in_use``: ids of what the task has published; empty for nothing yet.
     """
     values = tomllib.loads(served)
     folder = new.path.parent
     before, after = (dict(_flat(_spelt(each, folder))) for each in (values, _of(new)))
     keys = [key for key in sorted(before | after) if before.get(key) != after.get(key)]
+    if in_use:
+        # At the same place there may be another artifact by now.
+        changed = {key for key, folder in _folders(new) if _id_of(folder) not in in_use}
+        keys = sorted({*keys, *changed})
     all_fit = not any(_table(key) == new.binding.method_name for key in keys) or fits(new)
 
     def takes(key: str) -> str:
@@ -56,7 +63,7 @@ def changes(served: str, new: Task, fits: Callable[[Task], bool]) -> list[Change
             return OTHER_TASK
         if key == "task.warm_start":
             return FIRST_VERSION
-        if key in _REPLACED:
+        if key in (*_ARTIFACTS, "task.method"):
             return REPLACE
         if _table(key) in FLEET_TABLES:
             return RESTART
@@ -66,6 +73,15 @@ def changes(served: str, new: Task, fits: Callable[[Task], bool]) -> list[Change
         return NEXT_ROUND if alone is not None and fits(replace(new, binding=alone)) else REPLACE
 
     return [Change(key, takes(key), before.get(key), after.get(key)) for key in keys]
+
+
+def _folders(task: Task) -> Iterator[tuple[str, Path]]:
+    for key, folders in zip(_ARTIFACTS, (task.artifacts, task.companions), strict=True):
+        yield from ((key, folder) for folder in folders)
+
+
+def _id_of(folder: Path) -> bytes:
+    return bytes.fromhex(read_manifest(folder).id)
 
 
 def _of(task: Task) -> dict[str, Any]:

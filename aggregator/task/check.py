@@ -52,8 +52,9 @@ def changes(
     folder = new.path.parent
     before, after = (dict(_flat(_spelt(each, folder))) for each in (values, _of(new)))
     keys = [key for key in sorted(before | after) if before.get(key) != after.get(key)]
+    changed = set(_ARTIFACTS)
     if in_use:
-        # At the same place there may be another artifact by now.
+        # At the same place there may be another artifact by now, or the same one at another.
         changed = {key for key, folder in _folders(new) if _id_of(folder) not in in_use}
         keys = sorted({*keys, *changed})
     all_fit = not any(_table(key) == new.binding.method_name for key in keys) or fits(new)
@@ -63,6 +64,8 @@ def changes(
             return OTHER_TASK
         if key == "task.warm_start":
             return FIRST_VERSION
+        if key in _ARTIFACTS and key not in changed and _count(before, key) == _count(after, key):
+            return NEXT_ROUND
         if key in (*_ARTIFACTS, "task.method"):
             return REPLACE
         if _table(key) in FLEET_TABLES:
@@ -82,6 +85,10 @@ def _folders(task: Task) -> Iterator[tuple[str, Path]]:
 
 def _id_of(folder: Path) -> bytes:
     return bytes.fromhex(read_manifest(folder).id)
+
+
+def _count(values: Mapping[str, Any], key: str) -> int:
+    return len(values.get(key, ()))
 
 
 def _of(task: Task) -> dict[str, Any]:

@@ -364,7 +364,7 @@ def _evaluation(
     if root.take("evaluation", None) is None:
         return None
     table = root.table("evaluation")
-    return read_evaluation(table, artifacts, ranks=binding.needs_catalogue)
+    return read_evaluation(table, artifacts, binding)
 
 
 def _warm_start(table: TomlTable, said: str | None, folder: Path) -> WarmStart | None:

@@ -213,8 +213,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 def test_an_evaluation_goes_by_what_every_artifact_names(tmp_path: Path) -> None:
     linear_artifact(tmp_path / "small", "mae", "rmse")
     linear_artifact(tmp_path / "large", "rmse")
-    two = '[task]\nmethod = "mutual"\nartifacts = ["small", "large"]\n'
-    two += "[mutual.training]\nclasses = 3\n"
+    two = '[task]\nmethod = "attention"\nartifacts = ["small", "large"]\n'
     found = read_task(write(tmp_path, two + "[evaluation]\n")).evaluation
     assert found is not None and (found.metrics, found.best_by) == (("rmse",), "rmse")
     assert not found.ranking.higher_is_better
@@ -228,3 +227,33 @@ def test_an_evaluation_goes_by_what_every_artifact_names(tmp_path: Path) -> None
     with pytest.raises(TaskError, match=r"metrics names 'mae'; the artifacts name rmse"):
         read_task(write(tmp_path, two + '[evaluation]\nmetrics = ["mae"]\n'))
     assert read_task(write(tmp_path, two)).evaluation is None
+
+
+def test_the_best_version_is_named_by_what_the_method_s_devices_evaluate(tmp_path: Path) -> None:
+    linear_artifact(tmp_path / "linear", "rmse", "mae")
+    tables = {
+        "teacher_logits": "[teacher_logits.training]\nclasses = 3\n",
+        "mutual": "[mutual.training]\nclasses = 3\n",
+        "fedavg": "",
+        "attention": "",
+    }
+
+    def best_by(method: str, more: str = "", key: str = "") -> str | None:
+        path = tmp_path / "task.toml"
+        head = f'[task]\nmethod = "{method}"\nartifacts = ["linear"]\n'
+        path.write_text(head + tables[method] + more + f"[evaluation]\n{key}")
+        found = read_task(path).evaluation
+        assert found is not None
+        return found.best_by
+
+    for method in ("teacher_logits", "mutual"):
+        assert best_by(method) == "personal.mae"
+        assert best_by(method, key='best_by = "personal.rmse"') == "personal.rmse"
+        with pytest.raises(TaskError, match=f"with {method} devices evaluate personal.mae, pers"):
+            best_by(method, key='best_by = "rmse"')
+    own = 'best_by = "personal.mae"'
+    with pytest.raises(TaskError, match="with fedavg devices evaluate mae, rmse"):
+        best_by("fedavg", key=own)
+    layers = '[fedavg.training]\npersonal = "linear.bias"\n'
+    assert best_by("fedavg", layers) == best_by("attention") == "mae"
+    assert best_by("fedavg", layers, own) == best_by("attention", key=own) == "personal.mae"

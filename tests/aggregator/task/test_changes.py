@@ -16,8 +16,6 @@ import pytest
 
 from aggregator.errors import TaskError
 from aggregator.home import AggregatorHome
-from aggregator.methods.fedavg import FedAvgSettings
-from aggregator.methods.scatter import ScatterTable
 from aggregator.rounds.replacement import fits
 from aggregator.serve.assembly import World, assemble
 from aggregator.serve.service import Parts, Service
@@ -25,12 +23,12 @@ from aggregator.store.devices import DeviceRow
 from aggregator.task.check import NEXT_ROUND, OTHER_TASK, REPLACE, RESTART, changes
 from aggregator.task.file import read_task
 from aggregator.task.request import Request
-from aggregator.task.template import _TABLES
+from aggregator.task.template import tables_of
 from device_sdk.fields import default_of, hints_of, is_settings, taken_apart
 from tests.fakes.handmade import linear_artifact
 from tests.fakes.homes import command, make_home
 
-METHODS: dict[str, type[Any]] = {"scatter": ScatterTable, "fedavg": FedAvgSettings}
+METHODS = ("scatter", "fedavg")
 NAMED: dict[str, object] = {
     "task.name": "other",
     "task.cohort": "other",
@@ -122,7 +120,7 @@ def test_serve_makes_of_each_change_what_check_says(method: str, tmp_path: Path)
     parts = parts_of(home)
     board, row = parts.tasks, parts.store.tasks.find(1)
     before = tomllib.loads(home.task_file.read_text())
-    tables = {**{k: v for k, v in _TABLES.items() if k != "scatter"}, method: METHODS[method]}
+    tables = tables_of(method)
     every = [each for path, kind in tables.items() for each in keys(path, kind)]
     said: dict[str, str] = {}
     every.append(("task.only", NAMED["task.only"]))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from aggregator.errors import AggregatorError
 from aggregator.home import AggregatorHome
-from aggregator.publish.publisher import Publisher
+from aggregator.publish.publisher import Publisher, read_artifacts
 from aggregator.rounds.aggregation import Aggregation
 from aggregator.rounds.ingest import Inbox, Ingest
 from aggregator.rounds.machine import RoundMachine
@@ -44,17 +44,8 @@ def claim(store: TaskStore, task: Task) -> None:
     """
     label = task.label
     stored = store.facts.label
-    if stored is not None and stored != label:
-        name, _, method = stored.partition(" ")
-        if name != task.name:
-            raise AggregatorError(
-                f"task.name is {task.name!r}; devices know it as {name!r}: leave it, or have "
-                "another task with tessera-aggregator task add"
-            )
-        raise AggregatorError(
-            f"task.method is {task.binding.method_name!r}, the task's model is of {method!r}: "
-            "tessera-aggregator task replace begins with another method"
-        )
+    if stored is not None:
+        _require_label(stored, task)
     other = store.fleet.tasks.named(task.name)
     if other is not None and other.number != store.number:
         raise AggregatorError(f"the home has another task that is named {task.name!r}")
@@ -68,14 +59,34 @@ def claim(store: TaskStore, task: Task) -> None:
                 store.facts.catalogue = found.to_bytes()
 
 
-def _require_same(before: TaskParts, made: TaskParts) -> None:
-    """Raises AggregatorError for what only a replacement may change."""
-    if before.task.cohort != made.task.cohort:
+def _require_label(stored: str, task: Task) -> None:
+    """Raises AggregatorError for another task, or another method."""
+    if stored == task.label:
+        return
+    name, _, method = stored.partition(" ")
+    if name != task.name:
         raise AggregatorError(
-            f"task.cohort is {made.task.cohort!r}; devices know it as {before.task.cohort!r}: "
-            "leave it, or have another task with tessera-aggregator task add"
+            f"task.name is {task.name!r}; devices know it as {name!r}: leave it, or have another "
+            "task with tessera-aggregator task add"
         )
-    if before.publisher.artifact_ids != made.publisher.artifact_ids:
+    raise AggregatorError(
+        f"task.method is {task.binding.method_name!r}, the task's model is of {method!r}: "
+        "tessera-aggregator task replace begins with another method"
+    )
+
+
+def _require_same(before: TaskParts, found: Task) -> None:
+    """Raises AggregatorError for what only a replacement may change."""
+    task = before.task
+    _require_label(task.label, found)
+    if task.cohort != found.cohort:
+        raise AggregatorError(
+            f"task.cohort is {found.cohort!r}; devices know it as {task.cohort!r}: leave it, or "
+            "have another task with tessera-aggregator task add"
+        )
+    if task.catalogue is None and found.catalogue is not None:
+        raise AggregatorError("a first catalogue is for tessera-aggregator task replace")
+    if not before.publisher.offers(read_artifacts(found.artifacts, found.companions)):
         raise AggregatorError(
             "it names other artifacts than the ones in use, or what their folders hold has "
             "changed: tessera-aggregator task replace begins with others"
@@ -206,9 +217,9 @@ class TaskBoard:
                 self._note(number, parts.task, None)
                 return False
             found, problem = self._with_fleet(found, parts)
+            _require_same(parts, found)
             claim(parts.store, found)
             made = self._make(parts.store, found)
-            _require_same(parts, made)
         except AggregatorError as error:
             self._say(number, f"it goes on with the settings it had: {error}")
             return False

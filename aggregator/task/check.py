@@ -57,7 +57,15 @@ def changes(
         # At the same place there may be another artifact by now, or the same one at another.
         changed = {key for key, folder in _folders(new) if _id_of(folder) not in in_use}
         keys = sorted({*keys, *changed})
-    all_fit = not any(_table(key) == new.binding.method_name for key in keys) or fits(new)
+    method = new.binding.method_name
+    all_fit = not any(_table(key) == method for key in keys) or fits(new)
+    # What is another method's, or stands for other items or none.
+    replaced = {"task.method"}
+    if "task.method" in keys:
+        methods = {method, str(before.get("task.method", TaskTable().method))}
+        replaced |= {key for key in keys if _table(key) in methods}
+    if "task.method" in keys or before.get("task.catalogue") is None:
+        replaced.add("task.catalogue")
 
     def takes(key: str) -> str:
         if key in _KNOWN_BY:
@@ -66,11 +74,11 @@ def changes(
             return FIRST_VERSION
         if key in _ARTIFACTS and key not in changed and _count(before, key) == _count(after, key):
             return NEXT_ROUND
-        if key in (*_ARTIFACTS, "task.method"):
+        if key in _ARTIFACTS or key in replaced:
             return REPLACE
         if _table(key) in FLEET_TABLES:
             return RESTART
-        if _table(key) != new.binding.method_name or all_fit:
+        if _table(key) != method or all_fit:
             return NEXT_ROUND
         alone = _with_one(new, values, key)
         return NEXT_ROUND if alone is not None and fits(replace(new, binding=alone)) else REPLACE

@@ -209,6 +209,23 @@ def test_an_artifact_that_was_written_anew_in_its_folder_is_noticed(
     assert f"task.artifacts  {REPLACE}" in capsys.readouterr().out
 
 
+def test_another_method_is_a_replacement_with_all_that_is_its_own(tmp_path: Path) -> None:
+    home = home_with("scatter", tmp_path)
+    served = home.task_file.read_text()
+    values = tomllib.loads(served)
+    values["task"] = {"method": "fedavg", "artifact": "linear"}
+    values["fedavg"] = {"clip_multiple": 2.0}
+    values["round"]["quorum"] = 2
+    del values["scatter"]
+    home.task_file.write_text(written(values))
+    found = changes(served, read_task(home.task_file), lambda task: True)
+    assert {each.key: each.takes for each in found} == {
+        **dict.fromkeys(("task.method", "task.artifacts", "task.catalogue"), REPLACE),
+        **dict.fromkeys(("scatter.columns", "fedavg.clip_multiple"), REPLACE),
+        "round.quorum": NEXT_ROUND,
+    }
+
+
 def test_a_wish_that_a_version_before_wrote_is_read() -> None:
     for stored, warm_start in ((True, "latest"), (False, None)):
         text = json.dumps({"text": "[task]", "warm_start": stored, "now": True})

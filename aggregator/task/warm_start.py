@@ -84,15 +84,13 @@ class WarmStart:
     ) -> tuple[Arrays, tuple[str, ...]]:
         source = self._source(store.fleet) if self.task else store
         try:
-            model = source.versions.model(source.versions.named(self.version, ranking).version)
+            found = source.versions.named(self.version, ranking)
+            model = source.versions.model(found.version)
         except AggregatorError as error:
             raise AggregatorError(
                 f"task {self.task}: {error}" if self.task else str(error)
             ) from None
-        content = source.facts.catalogue
-        ids = () if content is None else read_catalogue(content).items
-        # A catalogue only ever grows at its end.
-        return model, ids[: len(model[_ROWS])] if _ROWS in model else ()
+        return model, item_ids(source, found.items)
 
     def _source(self, fleet: Store) -> TaskStore:
         row = fleet.tasks.named(self.task)
@@ -136,3 +134,9 @@ def _by_id(model: Arrays, ids: tuple[str, ...], own: Arrays, item_ids: tuple[str
     rows = np.array(drawn, dtype=np.float32)
     rows[known] = given[[place[item_ids[row]] for row in known]]
     return {**model, _ROWS: rows}
+
+
+def item_ids(store: TaskStore, count: int) -> tuple[str, ...]:
+    """Of the first rows of a task's models: its catalogue only ever grows at its end."""
+    catalogue = store.facts.catalogue
+    return () if catalogue is None else read_catalogue(catalogue).items[:count]

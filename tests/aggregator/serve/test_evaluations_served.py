@@ -13,6 +13,7 @@ import pytest
 
 from aggregator.home import AggregatorHome
 from aggregator.store.evaluations import Evaluated
+from aggregator.store.reports import OutcomeCount
 from aggregator.store.versions import Ranking
 from device_sdk.device import Device
 from device_sdk.evaluation.metrics import METRICS, RankMetric
@@ -184,7 +185,7 @@ def test_ranks_after_the_training_are_those_that_one_place_finds(
     assert all((each.devices, each.samples) == (count, count) for each in personal)
 
 
-def test_kill_nine_between_any_two_steps_changes_no_figure(
+def test_kill_nine_between_any_two_steps_changes_no_figure_and_loses_no_report(
     mosquitto: Mosquitto, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     most = len(EVALUATION_POINTS)
@@ -205,10 +206,16 @@ def test_kill_nine_between_any_two_steps_changes_no_figure(
                 list(pool.map(lambda device, n=number: device.await_round(n), devices))
                 process.kill()
                 process.start(point, 1)
+                began = int(time.time())
                 told = pool.map(insist, devices, ranks)
                 assert process.wait() == -9, point
                 process.start()
                 assert [each.verdict for each in told] == [Verdict.COUNTED] * 3
+                # What has a receipt is there, as each device's newest outcome too.
+                store = home.open_store()
+                newest = store.first.participations.all().values()
+                store.database.close()
+                assert min(each.told_unix_seconds or 0 for each in newest) >= began
         devices[0].await_round(most + 1)
     finally:
         process.kill()
@@ -220,6 +227,10 @@ def test_kill_nine_between_any_two_steps_changes_no_figure(
         (figure,) = [one for one in each["figures"] if one["metric"] == "ndcg10"]
         assert (figure["devices"], figure["samples"]) == (3, 9)
         assert figure["value"] == pytest.approx(metric.value(metric.measure(np.concatenate(ranks))))
+    store = home.open_store()
+    outcomes = [OutcomeCount(number, "trained", "", 3) for number in range(1, most + 1)]
+    assert store.first.reports.outcomes() == outcomes[::-1]
+    store.database.close()
 
 
 def insist(device: ScriptedDevice, ranks: np.ndarray) -> Receipt:

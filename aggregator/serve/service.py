@@ -323,7 +323,8 @@ class Service:
             # The operator may have rotated keys since the loop looked.
             standing = parts.announcements.standing() if parts.keys.refresh() else []
             # Only what is new: artifacts need not be sent again for each round.
-            self._announce(standing, task.store.publications.take_replaced())
+            contents = parts.store.contents.take_replaced()
+            self._announce(standing, contents + task.store.publications.take_replaced())
         elif isinstance(event, RoundClosed):
             parts.housekeeping.something_was_deleted()  # the log, or an older checkpoint
             with parts.store.database.transaction():

@@ -106,6 +106,8 @@ class RoundClosed:
     summary: RoundSummary
     next_version: int | None
     task: str = ""
+    silent: frozenset[bytes] = frozenset()
+    """Devices that it selected and heard nothing of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -393,9 +395,10 @@ class RoundMachine:
                 self._store.checkpoints.drop_partial()
             else:
                 self._aggregation.commit_version(summary)
+        silent = frozenset(self._missing)
         self.current, self._missing = None, set()
         self._earliest_open_unix = now + self._settings.pause_seconds
-        return RoundClosed(row, summary, made)
+        return RoundClosed(row, summary, made, silent=silent)
 
     def _selected(self, row: RoundRow) -> set[bytes]:
         return set(self._registry.selected(self._task, row, self._selector.admits))

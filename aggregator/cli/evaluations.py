@@ -67,8 +67,9 @@ def run(arguments: argparse.Namespace) -> int:
         print(tabulate(lines, headers="keys", tablefmt="plain", disable_numparse=True))
     elif asked:
         print(
-            f"task {name}: no version has a figure yet. A round that ends makes one of the version "
-            "that it began with, once evaluation.least_devices devices have evaluated it"
+            f"task {name}: no version has a figure yet. A round that makes the next version makes "
+            "those of the one that it began with, where evaluation.least_devices devices have "
+            "evaluated it"
         )
     else:
         print(f"task {name} asks its devices for no evaluation: see [evaluation] in its file")

@@ -35,7 +35,8 @@ class Evaluator:
 
     What single devices said lies in the store until another version follows: a round without quorum
     leaves its version to the next one, in which a device that evaluates it again counts once all
-    the same. ``parts``: capacity classes that devices may name, beside ``k=N``. ``settings`` None:
+    the same. A version's figures are made once, with the last of its rounds: of two that follow
+    each other, subtraction would give those of the few devices that came in between. ``parts``: capacity classes that devices may name, beside ``k=N``. ``settings`` None:
     the task asks for no evaluation.
     """
 
@@ -65,18 +66,20 @@ class Evaluator:
         """Write down what was read; inside the transaction that settles it."""
         self.store.evaluations.note(row.version, said)
 
-    def round_closes(self, row: RoundRow, *, made: bool) -> None:
+    def round_closes(self, row: RoundRow, *, made: bool) -> str:
         """Sum up what was said of the round's version; inside the transaction that closes it.
 
-        ``made``: another version follows, and what devices said is deleted. To be called before
-        that one is committed, since it is then that older models are dropped.
+        ``made``: another version follows; only then are figures made, and what devices said is
+        deleted. To be called before that one is committed, since it is then that older models are
+        dropped. What to say of it, once it is committed; empty for nothing.
         """
         self._stopped = None
-        if self.settings is not None and (figures := self._figures(row.version)):
+        figures = self._figures(row.version) if made and self.settings is not None else []
+        if figures:
             self.store.evaluations.put(row.version, row.round, figures)
             self.store.versions.note_metrics(row.version, _metrics(figures))
-            _LOG.info("version %d: %s", row.version, in_a_line(figures))
         self.store.evaluations.forget(row.version + int(made))
+        return f"version {row.version}: {in_a_line(figures)}" if figures else ""
 
     def _figures(self, version: int) -> list[Figure]:
         assert self.settings is not None

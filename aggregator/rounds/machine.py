@@ -389,12 +389,14 @@ class RoundMachine:
         times = np.asarray(self._arrivals, dtype=np.float32)
         with self._store.database.transaction():
             self._store.rounds.close(row.round, now, made, participants, summary.metrics, times)
-            self._evaluator.round_closes(row, made=made not in (None, row.version))
+            found = self._evaluator.round_closes(row, made=made not in (None, row.version))
             self._store.reports.keep_last(row.round)
             if made is None:
                 self._store.checkpoints.drop_partial()
             else:
                 self._aggregation.commit_version(summary)
+        if found:
+            _LOG.info("%s", found)
         silent = frozenset(self._missing)
         self.current, self._missing = None, set()
         self._earliest_open_unix = now + self._settings.pause_seconds

@@ -193,7 +193,7 @@ def hits(share: float) -> dict[bytes, np.ndarray]:
 def test_twenty_devices_make_the_figure_of_all_their_data_and_what_each_said_is_gone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fleet = Fleet(tmp_path, "")
+    fleet = Fleet(tmp_path, "least_devices = 2")
     ranks = drawn(0)
     fleet.play(ranks)
     (found,) = fleet.evaluated
@@ -229,11 +229,15 @@ def test_a_figure_of_fewer_devices_than_asked_for_is_not_stored(
     assert "no version has a figure yet" in capsys.readouterr().out
 
 
-def test_a_version_of_two_rounds_counts_each_device_once(tmp_path: Path) -> None:
+def test_a_version_of_two_rounds_has_figures_once_and_counts_each_device_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "aggregator")
     fleet = Fleet(tmp_path, "", ROUND.replace("quorum = 3", "quorum = 15"))
     first, second = drawn(0, DEVICES[:8]), drawn(1, DEVICES[4:14])
     fleet.play(first)  # eight updates: no quorum, and version 0 goes into the next round
-    assert fleet.evaluated[0].figures[0].devices == 8
+    # Nothing is shown that the next round's figures could be held against.
+    assert fleet.evaluated == [] and "hr10" not in caplog.text
     assert fleet.said() == 8
     fleet.restart()
     fleet.play(second)
@@ -243,6 +247,7 @@ def test_a_version_of_two_rounds_counts_each_device_once(tmp_path: Path) -> None
     assert found.figures[0].devices == len(ranks) == 14
     assert found.figures[0].value == pytest.approx(central("hr10", ranks), abs=1e-12)
     assert fleet.said() == 0  # version 1 was made
+    assert caplog.text.count("version 0: hr10 ") == 1
 
 
 def test_what_was_decided_is_not_said_again(tmp_path: Path) -> None:

@@ -36,8 +36,9 @@ class Evaluator:
     What single devices said lies in the store until another version follows: a round without quorum
     leaves its version to the next one, in which a device that evaluates it again counts once all
     the same. A version's figures are made once, with the last of its rounds: of two that follow
-    each other, subtraction would give those of the few devices that came in between. ``parts``: capacity classes that devices may name, beside ``k=N``. ``settings`` None:
-    the task asks for no evaluation.
+    each other, subtraction would give those of the few devices that came in between. ``parts``:
+    capacity classes that devices may name, beside ``k=N``. ``settings`` None: the task asks for no
+    evaluation.
     """
 
     store: TaskStore

@@ -12,6 +12,9 @@ from aggregator.store.database import Table
 from device_sdk.wire.seal.broadcast import GroupKey
 from device_sdk.wire.seal.enrolment_code import EnrolmentCode
 
+STAYS = "NOT EXISTS (SELECT 1 FROM devices WHERE device_id = ?3 AND revoked_unix NOT NULL)"
+"""Of a statement whose third value is a device: what it told may wait while it is revoked."""
+
 # The registry: a device's row is its credential.
 
 Labels = Mapping[str, str]
@@ -68,6 +71,9 @@ class Devices(Table):
         )
         if changed:
             self._database.execute("DELETE FROM reports WHERE device_id = ?", (device_id,))
+            self._database.execute(
+                "DELETE FROM device_evaluations WHERE device_id = ?", (device_id,)
+            )
         return changed > 0
 
     def set_labels(self, device_id: bytes, labels: Labels) -> None:

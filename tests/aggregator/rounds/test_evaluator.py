@@ -356,6 +356,36 @@ def test_a_device_that_was_sent_away_counts_no_more(tmp_path: Path) -> None:
     assert fleet.evaluated[0].figures[0].value == pytest.approx(central("hr10", ranks), abs=1e-12)
 
 
+def test_what_a_device_said_goes_with_it_though_it_waits_to_be_written(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path, "", f"{ROUND}\nshare = 1.0")
+
+    def told(device: bytes) -> list[int]:
+        database = fleet.parts.store.database
+        return [
+            database.row(f"SELECT count(*) FROM {table} WHERE device_id = ?", (device,))[0]
+            for table in ("reports", "device_evaluations")
+        ]
+
+    fleet.tick()
+    ranks = drawn(0)
+    for device, found in list(ranks.items())[:10]:
+        assert fleet.send(device, ranked(found)) is None
+    fleet.commit()
+    assert told(DEVICES[3]) == told(DEVICES[4]) == [1, 1]
+    for device, found in list(ranks.items())[10:]:
+        assert fleet.send(device, ranked(found)) is None
+    for gone in (DEVICES[3], DEVICES[13]):
+        assert command(fleet.home, "revoke", gone.hex()) == 0
+    fleet.commit()
+    assert told(DEVICES[3]) == told(DEVICES[13]) == [0, 0]
+    assert told(DEVICES[4]) == told(DEVICES[14]) == [1, 1]
+    fleet.now += 101
+    fleet.tick()
+    for gone in (DEVICES[3], DEVICES[13]):
+        del ranks[gone]
+    assert fleet.evaluated[0].figures[0].value == pytest.approx(central("hr10", ranks), abs=1e-12)
+
+
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("at", range(1, 6))
 def test_a_crash_at_any_commit_changes_no_figure(tmp_path: Path, when: str, at: int) -> None:

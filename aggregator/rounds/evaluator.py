@@ -70,8 +70,8 @@ class Evaluator:
     def round_closes(self, row: RoundRow, *, made: bool) -> str:
         """Sum up what was said of the round's version; inside the transaction that closes it.
 
-        ``made``: another version follows; only then are figures made, and what devices said is
-        deleted. To be called before that one is committed, since it is then that older models are
+        ``made``: another version follows; only then are figures made. To be called before that one
+        is committed, since it is then that what was said is deleted, and that older models are
         dropped. What to say of it, once it is committed; empty for nothing.
         """
         self._stopped = None
@@ -79,7 +79,6 @@ class Evaluator:
         if figures:
             self.store.evaluations.put(row.version, row.round, figures)
             self.store.versions.note_metrics(row.version, _metrics(figures))
-        self.store.evaluations.forget(row.version + int(made))
         return f"version {row.version}: {in_a_line(figures)}" if figures else ""
 
     def _figures(self, version: int) -> list[Figure]:
@@ -120,8 +119,7 @@ class Evaluator:
         if facts.stopped_at == stall.version or self.settings is None:
             return
         versions = self.store.versions
-        kept = [each for each in versions.kept() if each.version >= facts.judged_from]
-        best = self.settings.ranking.best(kept)
+        best = versions.ranked(self.settings.ranking)
         with self.store.database.transaction():
             facts.stopped_at = stall.version
             if best:
@@ -141,10 +139,11 @@ class Evaluator:
         if settings is None or not settings.early_stopping:
             return None
         if self._stopped is None or self._stopped[0] != version:
+            facts = self.store.facts
             history = [
                 each
                 for each in self.store.evaluations.history(*named(settings.ranking.metric))
-                if self.store.facts.judged_from <= each.version < version
+                if max(facts.judged_from, facts.replaced_at) <= each.version < version
             ]
             self._stopped = (
                 version,

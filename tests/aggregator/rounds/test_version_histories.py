@@ -47,6 +47,7 @@ class History(RuleBasedStateMachine):
         self.versions: list[Made] = []
         self.line, self.width, self.optimizer = 0, 8, "adam"
         self.awaited: int | None = None
+        self.said: float | None = None  # of the newest version, which has its figure with the next
         self.requested: tuple[int, str, bool] | None = None
         self.made()
         self.drawn[8] = self.versions[0].items
@@ -71,6 +72,7 @@ class History(RuleBasedStateMachine):
         if items is None:
             items = self.store.versions.model(len(self.versions))["items"]
         self.versions.append(Made(self.line, items))
+        self.said = None
         numbers = [number for number, each in enumerate(self.versions) if each.kept]
         stay = {*numbers[-LAST:], *self.best()[:BEST], self.awaited}
         for number in numbers:
@@ -120,9 +122,9 @@ class History(RuleBasedStateMachine):
         self.fleet.commit()
         self.fleet.now += 101
         self.fleet.tick()
-        if share is not None:
-            self.versions[-1].figure = share
+        self.said = self.said if share is None else share
         if trained:
+            self.versions[-1].figure = self.said
             self.made()
         self.gone_back()
         if self.requested is not None:

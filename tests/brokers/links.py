@@ -13,6 +13,7 @@ from device_sdk.link.broker_url import TlsFiles
 from device_sdk.link.events import Event
 from device_sdk.link.link import Link
 from device_sdk.link.settings import LinkSettings
+from tests.fakes.waiting import PATIENCE_SECONDS
 
 QUICK = LinkSettings(
     keepalive_seconds=1,
@@ -48,16 +49,16 @@ def make_link() -> Iterator[MakeLink]:
 
     yield make
     for link in links:
-        assert link.stop(timeout_seconds=5)
+        assert link.stop(timeout_seconds=PATIENCE_SECONDS)
 
 
-def await_event(link: Link, kind: type[EventKind], timeout_seconds: float = 6.0) -> EventKind:
+def await_event(link: Link, kind: type[EventKind]) -> EventKind:
     """The next event of this kind; others before it are dropped."""
-    until = time.monotonic() + timeout_seconds
+    until = time.monotonic() + PATIENCE_SECONDS
     seen: list[Event] = []
     while (left := until - time.monotonic()) > 0:
         for event in link.events(most=1, timeout_seconds=left):
             if isinstance(event, kind):
                 return event
             seen.append(event)
-    raise AssertionError(f"no {kind.__name__} within {timeout_seconds} s; saw {seen}")
+    raise AssertionError(f"no {kind.__name__} within {PATIENCE_SECONDS} s; saw {seen}")

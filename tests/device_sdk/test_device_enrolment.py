@@ -45,6 +45,7 @@ from tests.brokers.subscription_rules import SubscriptionRules
 from tests.device_sdk.conftest import MakeDevice
 from tests.fakes.homes import invite, make_home, serving
 from tests.fakes.small_aggregator import SmallAggregator
+from tests.fakes.waiting import PATIENCE_SECONDS
 
 
 def join(
@@ -309,7 +310,9 @@ def test_tls_and_passwords_are_kept_for_later(
             *("--home", str(tmp_path / "home"), "--ca-file", str(authority.ca_file)),
             *("--user", "edge", "--password-file", str(secret)),
         ]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
+        )
         assert done.returncode == 0, done.stderr
         assert "joined as device" in done.stdout
         with Device.open(tmp_path / "home", link_settings=QUICK) as device:
@@ -407,7 +410,7 @@ def test_join_prints_what_it_waits_for(aggregator: SmallAggregator, tmp_path: Pa
     command = [sys.executable, "-m", "device_sdk.cli", "join", url, "--timeout", "1"]
     done = subprocess.run(
         [*command, "--home", str(tmp_path / "home")],
-        input=aggregator.code(), capture_output=True, text=True, timeout=60, check=False,
+        input=aggregator.code(), capture_output=True, text=True, check=False,
     )  # fmt: skip
     told, failed = done.stderr.splitlines()
     assert told.startswith(f"the broker at {url} cannot be reached (nobody listens there: ")

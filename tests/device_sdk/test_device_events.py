@@ -27,6 +27,7 @@ from tests.device_sdk.conftest import MakeDevice
 from tests.device_sdk.rounds.test_device_round import await_receipt
 from tests.fakes.brisk import BRISK
 from tests.fakes.small_aggregator import SmallAggregator
+from tests.fakes.waiting import PATIENCE_SECONDS
 
 MakeReluctant = Callable[[Callable[[], bool]], Device]
 
@@ -102,7 +103,7 @@ def test_a_callback_that_raises_or_hangs_harms_neither_training_nor_closing(
     def hang(event: RoundEvent) -> None:
         if event.round == 2:
             hangs.set()
-            go_on.wait(30)
+            go_on.wait(PATIENCE_SECONDS)
 
     device.on("round", fails)
     device.on("round", hang)
@@ -138,7 +139,7 @@ def test_of_events_that_nobody_takes_the_oldest_are_dropped(
     callbacks.tell(ProblemEvent("nobody listens yet"))
 
     def take(event: ProblemEvent) -> None:
-        go_on.wait(10)
+        go_on.wait(PATIENCE_SECONDS)
         heard.append(event.text)
 
     callbacks.on("problem", take)
@@ -170,7 +171,7 @@ def test_an_app_waits_for_its_first_model(
     waits = threading.Thread(target=lambda: found.append(device.wait_for_model()))
     waits.start()
     aggregator.open_round()
-    waits.join(10)
+    waits.join(PATIENCE_SECONDS)
     assert found == [True] and device.recommend(1, user="anna")
     device.close()
     with Device.open(device.home) as again:  # it is here before anything runs
@@ -184,7 +185,7 @@ def test_closing_wakes_whoever_waits_for_a_model(make_device: MakeDevice) -> Non
     waits.start()
     time.sleep(0.1)
     device.close()
-    waits.join(5)
+    waits.join(PATIENCE_SECONDS)
     assert found == [False]
 
 
@@ -327,7 +328,7 @@ def test_what_a_killed_process_left_behind_is_known_for_what_it_is(tmp_path: Pat
         assert process.stdout is not None and process.stdout.readline() == "told\n"
         assert read_live(tmp_path) == Live(True, False, 7, "something", process.pid, 1234)
         process.kill()
-        process.wait(10)
+        process.wait(PATIENCE_SECONDS)
     assert (tmp_path / "running.json").stat().st_size > 0
     assert read_live(tmp_path) is None
     again = LiveFile(tmp_path, time.time)

@@ -20,6 +20,7 @@ from examples import demo
 from examples.datasets.movielens import DatasetError, draw_synthetic
 from examples.fleet.broker import mosquitto_path, running_broker
 from examples.fleet.errors import FleetError
+from tests.fakes.waiting import PATIENCE_SECONDS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -93,7 +94,7 @@ def started_demo(tmp_path: Path) -> tuple[subprocess.Popen[str], list[psutil.Pro
     process = subprocess.Popen(
         command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True
     )
-    until = time.monotonic() + 90
+    until = time.monotonic() + PATIENCE_SECONDS
     journal = out / "fleet" / "devices-1.jsonl"
     while not journal.exists() or '"round":3' not in journal.read_text(encoding="utf-8"):
         if time.monotonic() > until or process.poll() is not None:
@@ -110,8 +111,8 @@ def test_kill_9_leaves_no_child_behind(tmp_path: Path) -> None:
     # The aggregator and a process of devices; Mosquitto too, where it is installed.
     assert len(children) >= 2
     process.kill()
-    process.wait(10)
-    _, alive = psutil.wait_procs(children, timeout=40)
+    process.wait(PATIENCE_SECONDS)
+    _, alive = psutil.wait_procs(children, timeout=PATIENCE_SECONDS)
     for child in alive:
         child.kill()
     assert alive == []
@@ -124,7 +125,7 @@ def test_ctrl_c_stops_every_child_and_shows_what_is_known(tmp_path: Path) -> Non
     try:
         assert len(children) >= 2
         process.send_signal(signal.SIGINT)
-        printed = " ".join(process.communicate(timeout=30)[0].split())
+        printed = " ".join(process.communicate(timeout=PATIENCE_SECONDS)[0].split())
     finally:
         process.kill()
     assert process.returncode == 130

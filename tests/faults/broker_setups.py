@@ -66,7 +66,7 @@ class Amqtt:
         """See :class:`Broker`."""
         if self._process is not None:
             self._process.send_signal(signal.SIGKILL)
-            self._process.wait(10)
+            self._process.wait()
             self._process = None
 
     def alive(self) -> bool:

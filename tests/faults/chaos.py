@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from tests.fakes.waiting import PATIENCE_SECONDS
 from tests.faults.aggregator_process import serve
 from tests.faults.broker_setups import Broker, make_broker
 from tests.faults.counters import Counters
@@ -25,7 +26,6 @@ from tests.faults.oracle import Judgement, Mismatch, judge, outbox_rows
 from tests.faults.processes import Victim
 from tests.faults.wire_faults import FaultRates
 
-_PATIENCE_SECONDS = 60.0
 _POINT_SECONDS = 15.0
 # Event, weight. What the wire does to packets comes on top.
 _EVENTS = {
@@ -189,10 +189,10 @@ class _Scene:
             # Limits of the disk and armed points go with the process.
             host.kill()
             host.start()
-        until = time.monotonic() + _PATIENCE_SECONDS
+        until = time.monotonic() + PATIENCE_SECONDS
         while not self._is_at_rest():
             if time.monotonic() > until:
-                raise Mismatch(f"no rest within {_PATIENCE_SECONDS} s: {self._outboxes()}")
+                raise Mismatch(f"no rest within {PATIENCE_SECONDS} s: {self._outboxes()}")
             code = self._aggregator.ended()
             if code is not None:
                 raise Mismatch(f"the aggregator ended by itself with {code}")

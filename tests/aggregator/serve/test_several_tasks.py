@@ -20,6 +20,7 @@ from tests.fakes.brisk import BRISK
 from tests.fakes.client import ScriptedDevice
 from tests.fakes.homes import command, invite, make_home, serving
 from tests.fakes.tasks import add_task, task_text
+from tests.fakes.waiting import PATIENCE_SECONDS, wait_until
 
 ROUND = "quorum = 1\nwait_for_devices = 2\ndeadline_seconds = 20.0\nshare = 1.0"
 
@@ -167,7 +168,7 @@ def test_devices_of_one_task_go_on_beside_another(mosquitto: Mosquitto, tmp_path
                     options=TrainingOptions(k=4),
                     pace=BRISK,
                     link_settings=QUICK,
-                    timeout_seconds=15,
+                    timeout_seconds=PATIENCE_SECONDS,
                 )
                 devices.append(device)
                 prefix = "item" if task == "default" else "air"
@@ -179,10 +180,7 @@ def test_devices_of_one_task_go_on_beside_another(mosquitto: Mosquitto, tmp_path
             for device in devices:
                 device.start()
             tasks = served.parts.tasks.served
-            until = time.monotonic() + 30
-            while any(task.ingest.counted == 0 for task in tasks):
-                assert time.monotonic() < until
-                time.sleep(0.05)
+            wait_until(lambda: all(task.ingest.counted for task in tasks))
             assert [task.ingest.counted for task in tasks] == [1, 1]
         finally:
             for device in devices:
@@ -214,10 +212,7 @@ def test_a_file_that_is_wrong_keeps_its_task_out_and_no_other(
         # Its devices are not told that there is no such task: they would drop what they have.
         identity = UpdateIdentity(bert.require_grant().device_id, "air", generation, 1)
         digest = bert.send(identity, bert.body())
-        until = time.monotonic() + 5
-        while not served.parts.refusals.counts["not-served"]:
-            assert time.monotonic() < until
-            bert.pump(0.05)
+        bert.wait_for(lambda: served.parts.refusals.counts["not-served"] > 0)
         assert digest not in bert.receipts
         # Mended, it is served without a restart.
         file.write_text(text)
@@ -233,10 +228,7 @@ def test_the_operator_s_commands_know_of_every_task(
     store.database.close()
     add_task(home, "air", task_text(home, "air", ROUND.replace("devices = 2", "devices = 1")))
     with serving(home) as served:
-        until = time.monotonic() + 5
-        while any(task.rounds.current is None for task in served.parts.tasks.served):
-            assert time.monotonic() < until
-            time.sleep(0.02)
+        wait_until(lambda: all(task.rounds.current for task in served.parts.tasks.served))
         before = [task.rounds.generation for task in served.parts.tasks.served]
         openings = {
             row.opening for task in served.parts.tasks.served for row in task.store.rounds.latest()
@@ -277,10 +269,7 @@ def test_a_wide_fleet_of_tasks_has_its_rounds_side_by_side(tmp_path: Path) -> No
         name = f"t{number:02}"
         add_task(home, name, task_text(home, name, ROUND.replace("devices = 2", "devices = 1")))
         with serving(home) as served:
-            until = time.monotonic() + 5
-            while any(task.rounds.current is None for task in served.parts.tasks.served):
-                assert time.monotonic() < until
-                time.sleep(0.01)
+            wait_until(lambda: all(task.rounds.current for task in served.parts.tasks.served))
             epochs = [key.epoch for key in served.parts.store.secrets.group_keys()]
             told = [key.epoch for key in served.parts.keys.group_keys()]
         assert command(home, "rotate", "group") == 0

@@ -21,6 +21,7 @@ from tests.brokers.authority import Authority
 from tests.brokers.fixtures import MakeMosquitto
 from tests.brokers.links import MakeLink, await_event
 from tests.brokers.mosquitto import Mosquitto, password_file
+from tests.fakes.waiting import PATIENCE_SECONDS
 
 
 def test_message_there_and_back_on_mqtt_5(mosquitto: Mosquitto, make_link: MakeLink) -> None:
@@ -30,13 +31,13 @@ def test_message_there_and_back_on_mqtt_5(mosquitto: Mosquitto, make_link: MakeL
     assert connected.limits.receive_maximum == 20  # Mosquitto's default, which paho ignores
     assert await_event(link, Subscribed) == Subscribed("a/+", 1)
     delivery = link.publish("a/b", b"payload")
-    assert delivery.wait(3) is Outcome.ACKNOWLEDGED
+    assert delivery.wait(PATIENCE_SECONDS) is Outcome.ACKNOWLEDGED
     assert await_event(link, Message) == Message("a/b", b"payload", False)
 
 
 def test_retained_messages_are_marked(mosquitto: Mosquitto, make_link: MakeLink) -> None:
     sender = make_link(mosquitto.url)
-    assert sender.publish("kept", b"1", retain=True).wait(3) is Outcome.ACKNOWLEDGED
+    assert sender.publish("kept", b"1", retain=True).wait(PATIENCE_SECONDS) is Outcome.ACKNOWLEDGED
     receiver = make_link(mosquitto.url, subscriptions=("kept",))
     assert await_event(receiver, Message) == Message("kept", b"1", True)
 
@@ -55,7 +56,7 @@ def test_falls_back_to_3_1_1(amqtt_url: str, make_link: MakeLink) -> None:
     link = make_link(amqtt_url, subscriptions=("a/+",))
     assert await_event(link, Connected).version is MqttVersion.V311
     await_event(link, Subscribed)
-    assert link.publish("a/b", b"old").wait(3) is Outcome.ACKNOWLEDGED
+    assert link.publish("a/b", b"old").wait(PATIENCE_SECONDS) is Outcome.ACKNOWLEDGED
     assert await_event(link, Message).payload == b"old"
 
 
@@ -67,7 +68,7 @@ def test_messages_keep_their_order_and_none_is_lost(
     deliveries = [link.publish("a", b"%d" % number) for number in range(900)]
     received = [await_event(link, Message).payload for _ in range(900)]
     assert received == [b"%d" % number for number in range(900)]
-    assert {delivery.wait(3) for delivery in deliveries} == {Outcome.ACKNOWLEDGED}
+    assert {delivery.wait(PATIENCE_SECONDS) for delivery in deliveries} == {Outcome.ACKNOWLEDGED}
 
 
 def test_full_queue_of_events_stops_reading_and_drops_nothing(
@@ -78,7 +79,7 @@ def test_full_queue_of_events_stops_reading_and_drops_nothing(
     await_event(link, Subscribed)
     sender = make_link(mosquitto.url)
     sent = [sender.publish("a", b"%d" % number) for number in range(300)]
-    assert {delivery.wait(3) for delivery in sent} == {Outcome.ACKNOWLEDGED}
+    assert {delivery.wait(PATIENCE_SECONDS) for delivery in sent} == {Outcome.ACKNOWLEDGED}
     time.sleep(0.2)
     assert [await_event(link, Message).payload for _ in range(300)] == [
         b"%d" % number for number in range(300)
@@ -130,9 +131,9 @@ def test_user_and_password_and_acl(
 
     link = make_link(f"mqtt://anna:p%40ss%2Fword@127.0.0.1:{broker.port}")
     await_event(link, Connected)
-    assert link.publish("mine/a", b"").wait(3) is Outcome.ACKNOWLEDGED
+    assert link.publish("mine/a", b"").wait(PATIENCE_SECONDS) is Outcome.ACKNOWLEDGED
     denied = link.publish("theirs/a", b"")
-    assert denied.wait(3) is Outcome.REFUSED
+    assert denied.wait(PATIENCE_SECONDS) is Outcome.REFUSED
     assert await_event(link, PublishRefused).code == 135
     assert "authorized" in denied.detail.lower()
 
@@ -149,11 +150,11 @@ def test_limits_of_the_broker_are_kept(make_mosquitto: MakeMosquitto, make_link:
     assert limits.maximum_packet_bytes == 2000
     assert limits.receive_maximum == 3
     too_large = link.publish("a", bytes(2000))
-    assert too_large.wait(3) is Outcome.REFUSED
+    assert too_large.wait(PATIENCE_SECONDS) is Outcome.REFUSED
     assert await_event(link, PublishRefused).code is None
-    assert link.publish("a", b"", retain=True).wait(3) is Outcome.REFUSED
+    assert link.publish("a", b"", retain=True).wait(PATIENCE_SECONDS) is Outcome.REFUSED
     many = [link.publish("a", bytes(1900)) for _ in range(50)]
-    assert {delivery.wait(3) for delivery in many} == {Outcome.ACKNOWLEDGED}
+    assert {delivery.wait(PATIENCE_SECONDS) for delivery in many} == {Outcome.ACKNOWLEDGED}
     assert link.connected
 
 

@@ -23,6 +23,7 @@ from tests.brokers.links import QUICK, MakeLink, await_event
 from tests.brokers.mosquitto import Mosquitto, free_port
 from tests.brokers.proxy import Proxy
 from tests.brokers.scripted import ScriptedBroker
+from tests.fakes.waiting import PATIENCE_SECONDS
 
 
 def test_consumer_that_never_reads_is_disconnected(
@@ -34,7 +35,7 @@ def test_consumer_that_never_reads_is_disconnected(
     link = make_link(mosquitto.url, settings, subscriptions=("a",))
     await_event(link, Subscribed)
     sender = make_link(mosquitto.url)
-    assert {d.wait(3) for d in [sender.publish("a", b"x") for _ in range(50)]} == {
+    assert {d.wait(PATIENCE_SECONDS) for d in [sender.publish("a", b"x") for _ in range(50)]} == {
         Outcome.ACKNOWLEDGED
     }
     time.sleep(2)
@@ -95,7 +96,7 @@ def test_broker_killed_and_restarted(mosquitto: Mosquitto, make_link: MakeLink) 
     mosquitto.start()
     again = await_event(link, Connected)
     assert again.version is MqttVersion.V5  # a broken broker is no reason to step down
-    assert waiting.wait(3) is Outcome.ACKNOWLEDGED
+    assert waiting.wait(PATIENCE_SECONDS) is Outcome.ACKNOWLEDGED
     await_event(link, Subscribed)
     link.publish("a", b"after")
     while await_event(link, Message).payload != b"after":
@@ -112,12 +113,12 @@ def test_in_flight_publication_is_lost_not_acknowledged(
         proxy.freeze()
         delivery = link.publish("a", b"into the void")
         started = time.monotonic()
-        assert delivery.wait(5) is Outcome.LOST
+        assert delivery.wait(PATIENCE_SECONDS) is Outcome.LOST
         assert time.monotonic() - started < 2
         assert await_event(link, Disconnected).reason == "stalled"
         proxy.thaw()
         await_event(link, Connected)
-        assert link.publish("a", b"again").wait(3) is Outcome.ACKNOWLEDGED
+        assert link.publish("a", b"again").wait(PATIENCE_SECONDS) is Outcome.ACKNOWLEDGED
     finally:
         proxy.stop()
 

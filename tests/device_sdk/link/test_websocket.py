@@ -27,6 +27,7 @@ from tests.brokers.connect_proxy import ConnectProxy
 from tests.brokers.fixtures import MakeMosquitto
 from tests.brokers.links import QUICK, MakeLink, await_event
 from tests.brokers.mosquitto import free_port, websocket_lines
+from tests.fakes.waiting import PATIENCE_SECONDS
 
 # Mosquitto 2.0 writes 4 KiB to a WebSocket every tenth of a second, however fast we read.
 PATIENT = replace(QUICK, stall_seconds=5.0)
@@ -212,7 +213,7 @@ def test_an_answer_that_trickles_is_given_up_in_time() -> None:
 
 def there_and_back(link: Link, size: int) -> None:
     payload = np.random.default_rng(size).bytes(size)
-    assert link.publish("a", payload).wait(6) is Outcome.ACKNOWLEDGED
+    assert link.publish("a", payload).wait(PATIENCE_SECONDS) is Outcome.ACKNOWLEDGED
     assert await_event(link, Message).payload == payload
 
 

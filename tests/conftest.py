@@ -5,12 +5,14 @@ from __future__ import annotations
 import gc
 import os
 import sys
+from pathlib import Path
 
 # Before any test module can import onnxruntime, torch or numpy. `make test` has a worker for each
 # core, and with arrays as small as these torch's further threads spend their time spinning.
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.brokers.fixtures import amqtt_url, make_mosquitto, mosquitto
@@ -25,6 +27,16 @@ settings.register_profile(
 # `make test` draws the same examples each time: a red run means that the code changed.
 settings.register_profile("ci", parent=settings.get_profile("dev"), derandomize=True, database=None)
 settings.load_profile("dev")
+
+
+# Of tests that take half a minute each; all others end within seconds, most of them at once.
+_LONG = ("faults", "fuzz", "packaging", "test_models.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long ones first: the last worker to end then ends soon after the others."""
+    here = Path(__file__).parent
+    items.sort(key=lambda item: item.path.relative_to(here).parts[0] not in _LONG)
 
 
 def pytest_collection_finish() -> None:

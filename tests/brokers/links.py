@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
@@ -15,14 +16,16 @@ from device_sdk.link.link import Link
 from device_sdk.link.settings import LinkSettings
 from tests.fakes.waiting import PATIENCE_SECONDS
 
-QUICK = LinkSettings(
+QUICK = LinkSettings(backoff_first_seconds=0.02, backoff_most_seconds=0.1)
+"""Soon there again, and as patient with a broker as the product is: it may be on a busy machine."""
+SUSPICIOUS = replace(
+    QUICK,
     keepalive_seconds=1,
     stall_seconds=0.5,
     connect_timeout_seconds=1,
     version_probe_seconds=0.3,
-    backoff_first_seconds=0.02,
-    backoff_most_seconds=0.1,
 )
+"""For brokers that fall silent: they are given up at once, a slow one too."""
 EventKind = TypeVar("EventKind", bound=Event)
 MakeLink = Callable[..., Link]
 

@@ -60,7 +60,7 @@ class Amqtt:
             stderr=subprocess.DEVNULL,
             env=os.environ | {"PYTHONPATH": ""},
         )
-        wait_for_port(self.port, 30.0)
+        wait_for_port(self.port)
 
     def kill(self) -> None:
         """See :class:`Broker`."""

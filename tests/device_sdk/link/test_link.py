@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import select
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ from device_sdk.link.events import (
 from device_sdk.link.settings import LinkSettings
 from tests.brokers.authority import Authority
 from tests.brokers.fixtures import MakeMosquitto
-from tests.brokers.links import MakeLink, await_event
+from tests.brokers.links import QUICK, SUSPICIOUS, MakeLink, await_event
 from tests.brokers.mosquitto import Mosquitto, password_file
 from tests.fakes.waiting import PATIENCE_SECONDS
 
@@ -56,7 +57,7 @@ def test_unsubscribe_ends_a_subscription(mosquitto: Mosquitto, make_link: MakeLi
 
 
 def test_falls_back_to_3_1_1(amqtt_url: str, make_link: MakeLink) -> None:
-    link = make_link(amqtt_url, subscriptions=("a/+",))
+    link = make_link(amqtt_url, SUSPICIOUS, subscriptions=("a/+",))
     assert await_event(link, Connected).version is MqttVersion.V311
     await_event(link, Subscribed)
     assert link.publish("a/b", b"old").wait(PATIENCE_SECONDS) is Outcome.ACKNOWLEDGED
@@ -164,7 +165,7 @@ def test_limits_of_the_broker_are_kept(make_mosquitto: MakeMosquitto, make_link:
 def test_idle_connection_stays_up_and_hardly_wakes(
     mosquitto: Mosquitto, make_link: MakeLink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    link = make_link(mosquitto.url)
+    link = make_link(mosquitto.url, replace(QUICK, keepalive_seconds=1))
     await_event(link, Connected)
     waits = 0
     poll = select.poll

@@ -34,6 +34,7 @@ from device_sdk.rounds.participant import Participant
 from device_sdk.status import DeviceStatus, read_status
 from device_sdk.train.job import RoundTrainer, TrainingJob, load_trainer
 from device_sdk.train.reasons import reason_of
+from device_sdk.wire.publish.report import Reason
 from device_sdk.world import DeviceWorld
 
 _log = logging.getLogger("tessera.device")
@@ -49,6 +50,7 @@ class Agent:
     The process may end at any moment, by SIGKILL too: what matters is committed before it is sent.
     An agent runs once; make a new one to start again. ``trainer``: the task's method's, if None.
     ``leaves``: it only tells the aggregator that this device leaves, and then sets ``left``.
+    ``ended`` is called last, on its thread.
     """
 
     def __init__(
@@ -58,10 +60,11 @@ class Agent:
         observer: Observer | None = None,
         *,
         leaves: bool = False,
+        ended: Callable[[], None] = lambda: None,
     ) -> None:
         training_rng, jitter, link_rng = world.rng.spawn(3)
         training_world = replace(world, rng=training_rng)
-        self._trainer, self._observer = trainer, observer
+        self._trainer, self._observer, self._ended = trainer, observer, ended
         self._gates: dict[str, Gate] = {}
         self._new_gate = partial(Gate, world.options.only_when, world.pace.ask_seconds, world.clock)
         self._rounds = world.home.rounds
@@ -93,11 +96,6 @@ class Agent:
     def connected(self) -> bool:
         """Whether the broker has accepted the connection."""
         return self._link.connected
-
-    @property
-    def running(self) -> bool:
-        """Whether the thread is alive."""
-        return self._thread.is_alive()
 
     def start(self) -> None:
         """Start the thread."""
@@ -133,6 +131,7 @@ class Agent:
                 self._observer.look(self.live())
         if self._observer is not None:
             self._observer.stopped()
+        self._ended()
 
     def _turn(self) -> None:
         self._act()
@@ -206,7 +205,7 @@ class Agent:
             self._asks_again_seconds = min(self._asks_again_seconds, gate.next_seconds)
             return False
         why = gate.problem or "only_when said no for as long as it could be trained in time"
-        round_.ended(job, RoundOutcome.DECLINED, f"not-now: {why}")
+        round_.ended(job, RoundOutcome.DECLINED, f"not-now: {why}", Reason.NOT_NOW)
         return False
 
     def _latest_seconds(self, job: TrainingJob) -> float:
@@ -273,27 +272,37 @@ class Background:
     def __init__(self, world: DeviceWorld, observer: Observer) -> None:
         self._world, self._observer = world, observer
         self._agent: Agent | None = None
+        self._wanted = False
         self._lock = threading.Lock()
 
     def start(self) -> None:
-        """Start a thread. Does nothing if one runs."""
+        """Start a thread, once one that is told to stop has ended. Does nothing if one runs."""
         with self._lock:
-            if self._agent is not None and self._agent.running:
-                return
-            self._agent = Agent(self._world, observer=self._observer)
-            self._agent.start()
+            self._wanted = True
+            if self._agent is None:
+                self._begin()
 
     def stop(self, timeout_seconds: float) -> bool:
         """Stop after the work in hand; whether the thread ended within ``timeout_seconds``."""
         with self._lock:
-            if self._agent is None:
-                return True
-            return self._agent.stop(timeout_seconds)
+            self._wanted, agent = False, self._agent
+        return agent is None or agent.stop(timeout_seconds)
 
     @property
     def running(self) -> bool:
-        """Whether a thread takes part in rounds."""
-        return self._agent is not None and self._agent.running
+        """Whether a thread takes part in rounds, or does its last work."""
+        return self._agent is not None
+
+    def _begin(self) -> None:
+        agent = Agent(self._world, observer=self._observer, ended=self._go_on)
+        agent.start()
+        self._agent = agent
+
+    def _go_on(self) -> None:
+        with self._lock:
+            self._agent = None
+            if self._wanted:
+                self._begin()
 
     def leave(self, timeout_seconds: float) -> str:
         """Tell the aggregator that this device leaves, in the place of taking part; why it has not
@@ -312,7 +321,7 @@ class Background:
         """What the home folder holds of ``world``'s task, and what the thread knows where one
         runs."""
         agent = self._agent
-        if agent is None or not agent.running:
+        if agent is None:
             status = read_status(world)
             live = read_live(self._world.home.folder) if self._world.home.read_only else None
             return status if live is None else _with(status, live)

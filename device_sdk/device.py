@@ -231,7 +231,8 @@ class Device:
         return read_tasks(self._world)
 
     def start(self) -> None:
-        """Take part in rounds from now on, in a background thread. Does nothing if it runs.
+        """Take part in rounds from now on, in a background thread. Does nothing if it runs; one
+        that ends its training after a :meth:`stop` is followed by another.
 
         Raises :class:`NotEnrolled` for a device that has left its fleet.
         """
@@ -267,6 +268,8 @@ class Device:
             return
         was_running = self._background.running
         if not self.stop(timeout_seconds):
+            if was_running:
+                self.start()
             raise HomeError("the device is still training; call leave() again later")
         problem = self._background.leave(timeout_seconds)
         if problem:
@@ -295,6 +298,8 @@ class Device:
             raise ValueError("forget() takes a user, an item, or both")
         was_running = self._background.running
         if not self.stop(_FORGET_SECONDS):
+            if was_running:
+                self.start()
             raise HomeError("the device is still training; call forget() again later")
         try:
             return forget(self._home, user, item)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -247,11 +247,14 @@ class Publisher:
             rng,
         )
 
-    @property
-    def artifact_ids(self) -> tuple[bytes, ...]:
-        """Of all artifacts and companions that the task offers."""
-        pairs = ((each, each.companion) for each in self._artifacts)
-        return tuple(one.artifact_id for pair in pairs for one in pair if one is not None)
+    def offers(self, artifacts: Iterable[ArtifactContent]) -> bool:
+        """Whether these are the task's artifacts and companions, in this order."""
+
+        def ids(of: Iterable[ArtifactContent]) -> list[bytes]:
+            pairs = ((each, each.companion) for each in of)
+            return [one.artifact_id for pair in pairs for one in pair if one is not None]
+
+        return ids(artifacts) == ids(self._artifacts)
 
     def require_publishable(self, broadcast: Broadcast) -> None:
         """Raises AggregatorError where the task's codec cannot carry the broadcast's values."""

@@ -40,13 +40,16 @@ class Upkeep:
         items: taken in now, or after the round.
 
         Raises AggregatorError where the catalogue is not usable and no round needs to go on without
-        it.
+        it; before anything is taken in.
         """
+        takes_in = not in_a_round and not self._aggregation.participants
+        if takes_in and self._catalogue is not None:
+            read_continued_catalogue(self._catalogue, self._store)
         if not in_a_round:
             self._go_back()
         if self._catalogue is None:
             return
-        if not in_a_round and not self._aggregation.participants:
+        if takes_in:
             self._take_in(self._catalogue)
             return
         try:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from aggregator.errors import AggregatorError
 from aggregator.home import AggregatorHome
-from aggregator.publish.publisher import Publisher
+from aggregator.publish.publisher import Publisher, read_artifacts
 from aggregator.rounds.aggregation import Aggregation
 from aggregator.rounds.ingest import Inbox, Ingest
 from aggregator.rounds.machine import RoundMachine
@@ -63,11 +63,14 @@ def claim(store: TaskStore, task: Task) -> None:
                 store.facts.catalogue = found.to_bytes()
 
 
-def _require_same(before: TaskParts, made: TaskParts) -> None:
+def _require_same(before: TaskParts, found: Task) -> None:
     """Raises AggregatorError for what only a replacement may change."""
-    if before.task.cohort != made.task.cohort:
+    task = before.task
+    if task.cohort != found.cohort:
         raise AggregatorError("task.cohort is what devices know it by: leave it, or add a task")
-    if before.publisher.artifact_ids != made.publisher.artifact_ids:
+    if task.catalogue is None and found.catalogue is not None:
+        raise AggregatorError("a first catalogue is for tessera-aggregator task replace")
+    if not before.publisher.offers(read_artifacts(found.artifacts, found.companions)):
         raise AggregatorError("another artifact is for tessera-aggregator task replace")
 
 
@@ -196,9 +199,9 @@ class TaskBoard:
             if found.fleet != parts.task.fleet:
                 problem = f"changes of {_FLEET_TABLES} take effect when serve is restarted"
                 found = replace(found, fleet=parts.task.fleet)
+            _require_same(parts, found)
             claim(parts.store, found)
             made = self._make(parts.store, found)
-            _require_same(parts, made)
         except AggregatorError as error:
             self._say(number, f"it goes on with the settings it had: {error}")
             return False

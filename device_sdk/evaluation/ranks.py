@@ -25,16 +25,23 @@ def sampled_rank(user: Floats, items: Floats, target: int, others: Rows) -> int:
     against the target, so that a constant score finds nothing. Scores must be finite: NaN would
     compare as a hit.
     """
-    return int(np.count_nonzero(items[others] @ user >= items[target] @ user))
+    scores = _scores(items[np.append(others, target)], user)
+    return int(np.count_nonzero(scores[:-1] >= scores[-1]))
 
 
 def full_rank(user: Floats, items: Floats, target: int, seen: Rows) -> int:
     """As :func:`sampled_rank`, among all items outside ``seen``, the user's training items."""
-    scores = items @ user
+    scores = _scores(items, user)
     wanted = scores[target]
     scores[seen] = -np.inf
     scores[target] = -np.inf
     return int(np.count_nonzero(scores >= wanted))
+
+
+def _scores(items: Floats, user: Floats) -> Floats:
+    """Each row by itself: a matrix product rounds by place, and equal rows would not tie."""
+    scores: Floats = np.einsum("ik,k->i", items, user)
+    return scores
 
 
 def gains(ranks: Rows, cutoff: int = CUTOFF) -> NDArray[np.float64]:

@@ -490,7 +490,7 @@ class CurrentRound:
         job: TrainingJob,
         outcome: RoundOutcome,
         detail: str,
-        reason: Reason = Reason.ERROR,
+        reason: Reason,
     ) -> None:
         """The round ends here without an update; ``detail`` says why to this device's owner,
         ``reason`` to the aggregator's operator."""

@@ -20,6 +20,9 @@ from device_sdk.device import Device
 from device_sdk.errors import HomeError
 from device_sdk.events import Callbacks
 from device_sdk.home.live import Live, LiveFile, read_live
+from device_sdk.train.job import TrainedRound, TrainingJob
+from device_sdk.train.scatter import ScatterTrainer
+from device_sdk.wire.publish.report import Outcome
 from device_sdk.world import TrainingOptions
 from tests.brokers.links import QUICK
 from tests.brokers.mosquitto import Mosquitto
@@ -224,6 +227,9 @@ def test_a_round_that_waited_too_long_is_declined_and_the_next_one_is_not(
         aggregator.await_(lambda: device.status().outcome == "declined")
         assert device.status().detail.startswith("not-now: only_when said no")
         assert device.status().problem == "" and not aggregator.seen.bodies
+        aggregator.await_(lambda: len(aggregator.seen.reports) == 1)
+        [(_, report)] = aggregator.seen.reports
+        assert (report.outcome, report.reason) == (Outcome.DECLINED, "not-now")
         yes.set()
         aggregator.open_round()
         await_receipt(aggregator, device, 2)
@@ -346,3 +352,32 @@ def test_a_running_process_s_file_that_holds_anything_else_says_nothing(tmp_path
         (tmp_path / "running.json").write_bytes(content)
         assert read_live(tmp_path) is None
     file.close()
+
+
+def test_a_device_that_could_not_forget_in_time_goes_on_and_a_start_while_it_stops_holds(
+    make_device: MakeDevice, aggregator: SmallAggregator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("device_sdk.device._FORGET_SECONDS", 0.2)
+    inside, go_on = threading.Event(), threading.Event()
+    train = ScatterTrainer.train
+
+    def slow(trainer: ScatterTrainer, job: TrainingJob) -> TrainedRound:
+        inside.set()
+        assert go_on.wait(60)
+        return train(trainer, job)
+
+    monkeypatch.setattr(ScatterTrainer, "train", slow)
+    device = make_device()
+    device.start()
+    aggregator.open_round()
+    assert inside.wait(60)
+    with pytest.raises(HomeError, match="call forget"):
+        device.forget(item="film-1")
+    assert not device.stop(0.2)
+    device.start()  # the app changed its mind before the training ended
+    go_on.set()
+    await_receipt(aggregator, device, 1)
+    aggregator.open_round()
+    await_receipt(aggregator, device, 2)
+    assert device.forget(item="film-1") and device.status().running
+    assert device.stop(30) and not device.status().running

@@ -23,6 +23,7 @@ from device_sdk.wire.arrays.exchange import Update
 from device_sdk.wire.publish.receipts import Verdict
 from tests.brokers.mosquitto import Mosquitto
 from tests.fakes.client import ScriptedDevice
+from tests.fakes.handmade import factor_artifact
 from tests.fakes.homes import ITEMS, WIDTH, command, invite, make_home, open_store, serving
 from tests.fakes.waiting import wait_until
 
@@ -66,6 +67,32 @@ def test_items_are_appended_between_rounds(mosquitto: Mosquitto, tmp_path: Path)
     file.write_text("a\n\nb\n")
     with pytest.raises(AggregatorError, match="row 1"):
         read_catalogue_file(file)
+
+
+@pytest.mark.parametrize("setting", ['cohort = "other"', 'artifact = "mf2"'])
+def test_settings_that_are_refused_change_nothing_of_what_waits_beside_them(
+    mosquitto: Mosquitto, tmp_path: Path, setting: str
+) -> None:
+    home = make_home(tmp_path, mosquitto.url, ALONE)
+    factor_artifact(home.folder / "mf2")
+    file, text = home.folder / "items.tsv", home.task_file.read_text()
+    with serving(home) as served, ScriptedDevice(mosquitto.url, invite(home)[0]) as anna:
+        anna.enrol().join()
+        assert anna.take_part(1).verdict is Verdict.COUNTED
+        anna.await_round(2)
+        assert command(home, "rollback", "--to", "0") == 0
+        file.write_text(file.read_text() + "item-new\n")
+        changed = text.replace('artifact = "shipped:mf"\n', "") if "artifact" in setting else text
+        home.task_file.write_text(changed.replace("[task]\n", f"[task]\n{setting}\n"))
+        assert anna.take_part(2).verdict is Verdict.COUNTED
+        third = anna.await_round(3)
+        store = served.parts.store.first
+        assert [each.origin for each in store.versions.all()[:2]] == ["new items", "version 0"]
+        assert third.version == 4 == served.parts.first.aggregation.version
+        assert anna.fetch(third)[1].tensors["items"].shape[0] == ITEMS + 1
+        assert len(anna.fetch_catalogue(third).items) == ITEMS + 1
+        assert "goes on with the settings" in (store.fleet.tasks.find(store.number).problem or "")
+        assert anna.take_part(3, anna.body(items=ITEMS + 1)).verdict is Verdict.COUNTED
 
 
 @pytest.mark.parametrize("quorum", [1, 2])

@@ -150,6 +150,13 @@ def test_ranks_count_ties_against_the_item_and_look_at_no_training_item() -> Non
     assert full_rank(user, items, 2, np.array([1])) == 1, "item 3 ties, item 1 is left out"
     assert full_rank(user, items, 2, np.array([], dtype=np.int64)) == 2
     assert sampled_rank(user, items, 2, np.array([0, 3, 4])) == 1
+    rng = np.random.default_rng(1)
+    for size in (8, 16, 64):  # in many dimensions too, wherever the rows stand
+        same = np.tile(rng.standard_normal(size).astype(np.float32), (1003, 1))
+        user, others = rng.standard_normal(size).astype(np.float32), np.arange(99)
+        for target in (99, 500, 1002):
+            assert sampled_rank(user, same, target, others) == 99
+            assert full_rank(user, same, target, others) == 1003 - 99 - 1
     drawn = draw_negatives(300, np.array([5, 6, 7]), np.random.default_rng(0))
     assert len(drawn) == len(set(drawn.tolist())) == 99
     assert not {5, 6, 7} & set(drawn.tolist())

@@ -56,10 +56,8 @@ TERMS = EvaluationTerms(ASKED)
 FEATURES = 6
 
 
-@pytest.fixture(scope="module")
-def artifact(tmp_path_factory: pytest.TempPathFactory) -> LocalArtifact:
+def exported(folder: Path, dynamic: dict[str, dict[int, str]]) -> LocalArtifact:
     """Two classes; the last layer is ``head``."""
-    folder = tmp_path_factory.mktemp("artifact") / "clicks"
     torch.manual_seed(3)
     model = torch.nn.Sequential()
     model.add_module("body", torch.nn.Linear(FEATURES, 8))
@@ -75,12 +73,18 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> LocalArtifact:
         loss,
         {"x": torch.randn(8, FEATURES), "y": torch.arange(8) % 2},
         optimizer=export.Sgd(lr=0.1),
-        dynamic={"x": {0: "batch"}, "y": {0: "batch"}},
         metrics={"loss": "loss"} | dict.fromkeys(ASKED[1:], ("logits", "y")),
         directory=folder,
+        dynamic=dynamic,
     )
     digest = hashlib.sha256((folder / MANIFEST_FILE).read_bytes()).digest()
     return LocalArtifact(digest, "clicks", folder)
+
+
+@pytest.fixture(scope="module")
+def artifact(tmp_path_factory: pytest.TempPathFactory) -> LocalArtifact:
+    folder = tmp_path_factory.mktemp("artifact") / "clicks"
+    return exported(folder, {"x": {0: "batch"}, "y": {0: "batch"}})
 
 
 def samples(count: int, seed: int) -> dict[str, NDArray[Any]]:
@@ -169,6 +173,16 @@ def test_twenty_devices_find_what_the_union_of_their_data_shows(
     exact = roc_auc_score(union["y"], logits[:, 1] - logits[:, 0])
     assert abs(auc.value(merged) - exact) <= auc.error_bound(merged) < 0.02
     assert abs(auc.value(merged) - exact) < 0.01
+
+
+def test_a_batch_of_fixed_length_is_evaluated_by_whole_batches(make: Make, tmp_path: Path) -> None:
+    fixed = exported(tmp_path / "fixed", {})
+    test = samples(29, 5)
+    result = make(LocalData(samples(16, 0), test=test)).train(job(fixed))
+    assert result.evaluation is not None and result.evaluation.reason == ""
+    assert METRICS["accuracy"].weight(total([result.evaluation], "global", "accuracy")) == 24
+    short = make(LocalData(samples(16, 0), test=samples(7, 5))).train(job(fixed)).evaluation
+    assert short is not None and short.reason == "too-few-samples" and not short.results
 
 
 def test_the_model_received_is_evaluated_and_not_the_one_trained(

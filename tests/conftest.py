@@ -7,8 +7,8 @@ import os
 import sys
 from pathlib import Path
 
-# Before any test module can import onnxruntime, torch or numpy. `make test` has a worker for each
-# core, and with arrays as small as these torch's further threads spend their time spinning.
+# Before any test module can import onnxruntime, torch or numpy. `make test` has more workers
+# than cores, and with arrays as small as these torch's further threads spend their time spinning.
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 

@@ -26,7 +26,6 @@ from tests.faults.oracle import Judgement, Mismatch, judge, outbox_rows
 from tests.faults.processes import Victim
 from tests.faults.wire_faults import FaultRates
 
-_POINT_SECONDS = 15.0
 # Event, weight. What the wire does to packets comes on top.
 _EVENTS = {
     "aggregator killed": 3.0,
@@ -45,7 +44,8 @@ _EVENTS = {
 class RunSettings:
     """``seconds`` of faults; setting up and coming to rest takes some more, at most a minute.
 
-    ``hosts``: processes that share the devices; ``pause_seconds``: mean time between two events.
+    ``least_faults``: it goes on until there were so many, however slow the machine is. ``hosts``:
+    processes that share the devices; ``pause_seconds``: mean time between two events.
     """
 
     seed: int
@@ -56,6 +56,7 @@ class RunSettings:
     pause_seconds: float = 0.7
     deadline_seconds: float = 2.0
     rates: FaultRates = field(default_factory=FaultRates)
+    least_faults: int = 0
 
 
 @dataclass(frozen=True)
@@ -156,13 +157,17 @@ class _Scene:
         self._proxy.rage()
         names, weights = list(_EVENTS), np.array(list(_EVENTS.values()))
         next_event = time.monotonic() + 1.5
-        while (now := time.monotonic()) < until:
+        while (now := time.monotonic()) < until or self._few_faults(until):
             self._look_after(now)
             if now >= next_event:
                 name = names[int(self._rng.choice(len(names), p=weights / weights.sum()))]
                 self._cause(name, now)
                 next_event = now + float(self._rng.exponential(self._settings.pause_seconds))
             time.sleep(0.02)
+
+    def _few_faults(self, until: float) -> bool:
+        found = self.faults.total() + sum(self._proxy.counts.values())
+        return found < self._settings.least_faults and time.monotonic() < until + PATIENCE_SECONDS
 
     def sweep(self) -> None:
         """One death at each point."""
@@ -240,7 +245,7 @@ class _Scene:
 
     def _die_at(self, victim: Victim, point: str) -> None:
         victim.start(point, 1 + int(self._rng.integers(3)))
-        until = time.monotonic() + _POINT_SECONDS
+        until = time.monotonic() + PATIENCE_SECONDS
         while victim.ended() is None:
             if time.monotonic() > until:
                 raise Mismatch(f"no process passed the point {point!r}")

@@ -22,7 +22,7 @@ from tests.faults.crash_points import AGGREGATOR_POINTS, DEVICE_POINTS
 from tests.faults.device_process import live
 from tests.faults.fault_proxy import FaultProxy
 from tests.faults.fleet_home import FleetHome, make_fleet
-from tests.faults.oracle import Judgement, Mismatch, judge, outbox_rows
+from tests.faults.oracle import Judgement, Mismatch, any_counted, judge, outbox_rows
 from tests.faults.processes import Victim
 from tests.faults.wire_faults import FaultRates
 
@@ -44,8 +44,9 @@ _EVENTS = {
 class RunSettings:
     """``seconds`` of faults; setting up and coming to rest takes some more, at most a minute.
 
-    ``least_faults``: it goes on until there were so many, however slow the machine is. ``hosts``:
-    processes that share the devices; ``pause_seconds``: mean time between two events.
+    ``hosts``: processes that share the devices; ``pause_seconds``: mean time between two events.
+    ``least_faults``: it goes on until there were so many and an update was counted, however slow
+    the machine is.
     """
 
     seed: int
@@ -157,7 +158,7 @@ class _Scene:
         self._proxy.rage()
         names, weights = list(_EVENTS), np.array(list(_EVENTS.values()))
         next_event = time.monotonic() + 1.5
-        while (now := time.monotonic()) < until or self._few_faults(until):
+        while (now := time.monotonic()) < until or self._too_few(until):
             self._look_after(now)
             if now >= next_event:
                 name = names[int(self._rng.choice(len(names), p=weights / weights.sum()))]
@@ -165,9 +166,12 @@ class _Scene:
                 next_event = now + float(self._rng.exponential(self._settings.pause_seconds))
             time.sleep(0.02)
 
-    def _few_faults(self, until: float) -> bool:
-        found = self.faults.total() + sum(self._proxy.counts.values())
-        return found < self._settings.least_faults and time.monotonic() < until + PATIENCE_SECONDS
+    def _too_few(self, until: float) -> bool:
+        least = self._settings.least_faults
+        if not least or time.monotonic() > until + PATIENCE_SECONDS:
+            return False
+        faults = self.faults.total() + sum(self._proxy.counts.values())
+        return faults < least or not any_counted(self.fleet)
 
     def sweep(self) -> None:
         """One death at each point."""

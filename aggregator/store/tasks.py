@@ -17,6 +17,7 @@ TASK_TABLES = (
     "updates",
     "verdicts",
     "reports",
+    "participations",
     "checkpoints",
     "versions",
     "device_evaluations",

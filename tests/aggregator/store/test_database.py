@@ -227,7 +227,7 @@ def test_processes_that_write_and_checkpoint_at_once_lose_nothing(tmp_path: Path
     for _, pipe in writers:
         pipe.send(None)
     for process, _ in writers:
-        process.join(120)
+        process.join()
         assert process.exitcode == 0
     database = Database(path)
     assert database.row("SELECT count(*) FROM refusals") == (450,)
@@ -264,7 +264,7 @@ def test_a_transaction_waits_for_another_process_s(tmp_path: Path) -> None:
     started = time.monotonic()
     database.execute("INSERT INTO refusals VALUES ('late', 1)")
     assert time.monotonic() - started > 0.3
-    process.join(30)
+    process.join()
     assert database.row("SELECT count(*) FROM refusals") == (2,)
     database.close()
 

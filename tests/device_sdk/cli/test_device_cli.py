@@ -17,6 +17,7 @@ from device_sdk.cli.arguments import ProgressLine
 from device_sdk.factorisation import ITEMS, USERS, packaged_artifact
 from device_sdk.home.home import Home
 from device_sdk.trainer import Trainer
+from tests.fakes.waiting import PATIENCE_SECONDS
 
 BENCH = ["bench", "--items", "200", "--interactions", "300", "--max-k", "8", "--time-box", "2"]
 
@@ -162,7 +163,7 @@ def test_nothing_is_lost_on_ctrl_c(tmp_path: Path, views: Path) -> None:
             assert child.poll() is None
         time.sleep(0.1)
         child.send_signal(signal.SIGINT)
-        printed, errors = child.communicate(timeout=30)
+        printed, errors = child.communicate(timeout=PATIENCE_SECONDS)
     finally:
         child.kill()
         child.wait()

@@ -16,7 +16,7 @@ from aggregator.errors import AggregatorError, TaskError
 from aggregator.home import AggregatorHome, is_served
 from aggregator.rounds.replacement import begins_anew, buildable, fits, plan
 from aggregator.store import Store
-from aggregator.store.tasks import FIRST, TaskRow
+from aggregator.store.tasks import FIRST, TaskRow, require_room
 from aggregator.task.check import changes, require_own_contents, taken_in
 from aggregator.task.file import SharedSettings, Task, parse_task, read_task
 from aggregator.task.request import Request, write_task_files
@@ -152,9 +152,7 @@ def _add(home: AggregatorHome, store: Store, arguments: argparse.Namespace) -> i
     except ValueError as error:
         raise AggregatorError(str(error)) from None
     first = read_task(_file(home, store.tasks.find(FIRST)))
-    known = store.tasks.named(name)
-    if name == first.name or (known is not None and known.state != "retired"):
-        raise AggregatorError(f"there is a task {name!r} already: task replace or task retire")
+    _require_new(store, first.name, name)
     path = home.task_files / f"{name}.toml"
     text = taken_in(arguments.file or path)
     task = parse_task(text, path, first.fleet)
@@ -162,6 +160,7 @@ def _add(home: AggregatorHome, store: Store, arguments: argparse.Namespace) -> i
     others = (_readable(home, row, first.fleet) for row in store.tasks.all())
     require_own_contents(task, [each for each in others if each is not None])
     with store.database.transaction():
+        known = _require_new(store, first.name, name)  # another command may have added it meanwhile
         number = store.tasks.add(name, str(path.relative_to(home.folder)), text)
         facts = store.task(number).facts
         if known is not None:
@@ -172,9 +171,18 @@ def _add(home: AggregatorHome, store: Store, arguments: argparse.Namespace) -> i
     return 0
 
 
+def _require_new(store: Store, first: str, name: str) -> TaskRow | None:
+    """The retired task of this name, if there was one. Raises AggregatorError where it is taken."""
+    known = store.tasks.named(name)
+    if name == first or (known is not None and known.state != "retired"):
+        raise AggregatorError(f"there is a task {name!r} already: task replace or task retire")
+    require_room(len(store.tasks.all()))
+    return known
+
+
 def _pause(home: AggregatorHome, store: Store, arguments: argparse.Namespace) -> int:
-    row = _row(store, arguments.name)
     with store.database.transaction():
+        row = _row(store, arguments.name)
         store.tasks.set_state(row.number, "paused")
     latest = store.task(row.number).rounds.latest()
     ends = ""
@@ -185,8 +193,8 @@ def _pause(home: AggregatorHome, store: Store, arguments: argparse.Namespace) ->
 
 
 def _resume(home: AggregatorHome, store: Store, arguments: argparse.Namespace) -> int:
-    row = _row(store, arguments.name)
     with store.database.transaction():
+        row = _row(store, arguments.name)
         store.tasks.set_state(row.number, "active")
     print(f"task {row.name} opens rounds")
     return 0
@@ -200,6 +208,7 @@ def _retire(home: AggregatorHome, store: Store, arguments: argparse.Namespace) -
         )
     with store.database.transaction():
         store.tasks.set_state(row.number, "retiring")
+        store.tasks.set_problem(row.number, None)
     _tell(
         home,
         store,
@@ -234,7 +243,9 @@ def _replace(home: AggregatorHome, store: Store, arguments: argparse.Namespace) 
         print(begins_anew(planned.fresh))
     request = Request(text, arguments.warm_start, arguments.now)
     with store.database.transaction():
+        _row(store, arguments.name)  # another command may have retired it meanwhile
         store.tasks.set_request(row.number, request.write())
+        store.tasks.set_problem(row.number, None)
     latest = store.task(row.number).rounds.latest()
     open_round = bool(latest and latest[0].closed_unix_seconds is None)
     if open_round and not arguments.now:
@@ -282,6 +293,8 @@ def _check_one(
         at = path.with_name(f"{name}.toml")
     task = first if is_first else parse_task(_inside(path, at), at, fleet)
     buildable(store, task)
+    if row is None:
+        require_room(len(store.tasks.all()))
     rows = [each for each in store.tasks.all() if row is None or each.number != row.number]
     others = (_readable(home, each, first.fleet) for each in rows)
     require_own_contents(task, [each for each in others if each is not None])

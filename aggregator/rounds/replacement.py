@@ -13,9 +13,9 @@ from aggregator.methods.method import Method
 from aggregator.methods.model import Arrays, ModelMismatch
 from aggregator.store import Store, TaskStore
 from aggregator.store.checkpoints import MethodCheckpoint
+from aggregator.task.artifacts import read_artifacts
 from aggregator.task.file import Task, read_catalogue_file, stored_catalogue
 from aggregator.task.request import Request
-from device_sdk.artifact import Artifact, ArtifactError, load_artifact
 from device_sdk.methods.state import RestoreError
 
 _LOG = logging.getLogger(__name__)
@@ -147,21 +147,14 @@ def _catalogue(store: TaskStore, new: Task) -> tuple[bytes | None, int]:
 
 def _built(fleet: Store, task: Task, items: int) -> Method:
     rng = np.random.default_rng([fleet.facts.seed, 0])
+    artifacts = read_artifacts(task.artifacts, task.companions)
     try:
-        artifacts = tuple(_artifact(task, place) for place in range(len(task.artifacts)))
-        method: Method = task.binding.build(items, rng, artifacts)
+        method: Method = task.binding.build(items, rng, tuple(each.artifact for each in artifacts))
     except ValueError as error:
         raise AggregatorError(
             f"the task's artifacts do not suit {task.binding.method_name}: {error}"
         ) from None
     return method
-
-
-def _artifact(task: Task, place: int) -> Artifact:
-    try:
-        return load_artifact(task.artifacts[place])
-    except (ArtifactError, OSError) as error:
-        raise AggregatorError(f"the artifact {task.artifacts[place]}: {error}") from None
 
 
 def _model_of(store: TaskStore, task: Task) -> Arrays:

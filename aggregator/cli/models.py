@@ -45,7 +45,8 @@ def run(arguments: argparse.Namespace) -> int:
         task = task_of(store, arguments)
         versions = store.task(task.number).versions
         if arguments.pin is not None or arguments.unpin is not None:
-            _pin(versions, arguments)
+            with store.database.transaction():
+                _pin(versions, arguments)
             return 0
         rows = versions.all() if arguments.all else versions.kept()
         awaited = versions.awaited()

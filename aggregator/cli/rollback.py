@@ -39,8 +39,8 @@ def run(arguments: argparse.Namespace) -> int:
             versions.ask_for(None)
             print(f"task {task.name} does not go back to version {awaited}")
             return 0
-        row = versions.named(str(arguments.to), None)
         with store.database.transaction():
+            row = versions.named(str(arguments.to), None)
             versions.ask_for(row.version)
     finally:
         store.database.close()

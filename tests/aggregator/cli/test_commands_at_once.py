@@ -72,16 +72,17 @@ def test_labels_of_two_commands_are_both_kept(
     store.database.close()
 
 
-def test_a_version_is_not_pinned_when_its_model_was_just_dropped(
-    home: AggregatorHome, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("wish", [("models", "--pin"), ("rollback", "--to")])
+def test_a_version_is_of_no_use_when_its_model_was_just_dropped(
+    home: AggregatorHome, monkeypatch: pytest.MonkeyPatch, wish: tuple[str, str]
 ) -> None:
     def drop(store: Store) -> None:
         store.database.execute("UPDATE versions SET model = NULL WHERE task = 1")
 
-    arguments = ("models", "--task", "default", "--pin", "0")
-    assert overtaken(home, monkeypatch, drop, *arguments) == 1
+    assert overtaken(home, monkeypatch, drop, *wish, "0", "--task", "default") == 1
     store = home.open_store()
-    assert [each.pinned for each in store.first.versions.all()] == [False]
+    versions = store.first.versions
+    assert [each.pinned for each in versions.all()] == [False] and versions.awaited() is None
     store.database.close()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from aggregator.errors import AggregatorError
@@ -25,6 +25,8 @@ class AggregatorHome:
         """The root key to be, until ``rotate root`` has put it in the place of the old one."""
         self.database = folder / "aggregator.sqlite"
         self.task_file = folder / "task.toml"
+        self.held = False
+        """Whether this process holds it: see :func:`serve_lock`."""
 
     @property
     def task_files(self) -> Path:
@@ -57,8 +59,24 @@ class AggregatorHome:
             )
 
     def open_store(self) -> Store:
-        """The store. Raises AggregatorError when there is none."""
-        return Store(Database(self.database))
+        """The store. Raises AggregatorError when there is none, and where it is an older version's
+        while that version's ``serve`` runs, which would not know it any more."""
+        return Store(Database(self.database, taken_over_in=self._taking_over))
+
+    @contextmanager
+    def _taking_over(self) -> Iterator[None]:
+        if self.held:
+            yield
+            return
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(serve_lock(self))
+            except AggregatorError:
+                raise AggregatorError(
+                    f"an older version made {self.database}, and its serve runs: restart serve "
+                    "with this version first"
+                ) from None
+            yield
 
 
 # One server a home: two would both absorb, and each would undo the other's rounds.
@@ -96,6 +114,8 @@ def serve_lock(home: AggregatorHome) -> Iterator[None]:
             if time.monotonic() >= until_seconds:
                 raise AggregatorError(f"a serve is running on {home.folder}: stop it first")
             time.sleep(_LOOK_SECONDS / 10)
+        home.held = True
         yield
     finally:
+        home.held = False
         lock.close()

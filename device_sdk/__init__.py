@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from device_sdk.link.broker_url import TlsFiles
     from device_sdk.local_data import LocalData
     from device_sdk.local_model import LocalModel
-    from device_sdk.status import DeviceStatus
+    from device_sdk.status import DeviceStatus, TaskStatus
     from device_sdk.system.printable import PrintableFormatter
     from device_sdk.system.version import __version__
     from device_sdk.trainer import Trainer
@@ -71,6 +71,7 @@ __all__ = [
     "RoundEvent",
     "RuntimeMissing",
     "StateError",
+    "TaskStatus",
     "TlsFiles",
     "Trainer",
     "TrainingOptions",
@@ -91,6 +92,7 @@ _HOMES = {
     "RoundEvent": "device_sdk.events",
     "LocalModel": "device_sdk.local_model",
     "PrintableFormatter": "device_sdk.system.printable",
+    "TaskStatus": "device_sdk.status",
     "TlsFiles": "device_sdk.link.broker_url",
     "Trainer": "device_sdk.trainer",
     "TrainingOptions": "device_sdk.world",

@@ -6,7 +6,8 @@ import logging
 import math
 import threading
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
 
@@ -31,7 +32,8 @@ from device_sdk.observer import Observer
 from device_sdk.rounds.actions import Publish, Subscribe, Unsubscribe
 from device_sdk.rounds.current_round import CurrentRound
 from device_sdk.rounds.participant import Participant
-from device_sdk.status import DeviceStatus, read_status
+from device_sdk.status import DeviceStatus, TaskStatus, read_status, read_tasks
+from device_sdk.train.failures import FailedTrainings
 from device_sdk.train.job import RoundTrainer, TrainingJob, load_trainer
 from device_sdk.train.reasons import reason_of
 from device_sdk.wire.publish.report import Reason
@@ -87,15 +89,22 @@ class Agent:
         self._stopping = threading.Event()
         self._pause_seconds = _FIRST_PAUSE_SECONDS
         self._failures: Counter[str] = Counter()
+        self._failed = FailedTrainings()
         self._refused: dict[str, str] = {}
         self.problem = ""
-        """The last thing that went wrong and has not come right since; empty for none."""
+        """The last thing that went wrong with the device as a whole, and has not come right since;
+        empty for none."""
         self._thread = threading.Thread(target=self._run, name="tessera-device", daemon=True)
 
     @property
     def connected(self) -> bool:
         """Whether the broker has accepted the connection."""
         return self._link.connected
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this is the caller's thread."""
+        return threading.current_thread() is self._thread
 
     def start(self) -> None:
         """Start the thread."""
@@ -217,19 +226,26 @@ class Agent:
         deadline = self.participant.sessions.time.clock_seconds(deadline_unix_seconds)
         return -math.inf if deadline is None else deadline - needs
 
-    def live(self, task: str | None = None) -> Live:
-        """What only this thread knows; of one task's round, or of any that is in hand."""
+    def live(self) -> Live:
+        """What only this thread knows."""
         participant = self.participant
-        rounds = participant.rounds.values()
-        manifests = [each.manifest for each in rounds if task in (None, each.task)]
-        numbers = [each.round for each in manifests if each is not None]
-        gates = (each.problem for each in self._gates.values() if each.problem)
+        rounds, gates = dict(participant.rounds), dict(self._gates)
+        manifests = {name: each.manifest for name, each in rounds.items()}
+        problems = {
+            name: self._failed.problem(name) or (gates[name].problem if name in gates else "")
+            for name in rounds
+        }
         return Live(
             self.connected,
             participant.sessions.is_open,
-            next(iter(numbers), None),
-            self.problem or next(gates, "") or participant.problem,
+            {name: each.round for name, each in manifests.items() if each is not None},
+            self.problem or participant.problem,
+            {name: problem for name, problem in problems.items() if problem},
         )
+
+    def wake(self) -> None:
+        """The app has changed something: look what there is to do now. From any thread."""
+        self._link.nudge()
 
     def _work(self, round_: CurrentRound) -> None:
         """What a round asks for; where it fails, the round ends without an update."""
@@ -254,11 +270,13 @@ class Agent:
         except Exception as error:
             outcome, detail = RoundOutcome.FAILED, f"{type(error).__name__}: {error}"
             reason = reason_of(error)
-            _log.warning("round %d ended without an update: %s", job.manifest.round, error)
-            self.problem = f"round {job.manifest.round}: {detail}"
+            several = len(self.participant.rounds) > 1
+            what = f"round {job.manifest.round}{f' of {round_.task}' * several}"
+            self._failed.note(round_.task, what, detail, reason)
         else:
             round_.trained(job, result)
-            self.problem = ""  # network, disk and training all did their part
+            self._failed.forget(round_.task)
+            self.problem = ""  # network and disk did their part
             return
         round_.ended(job, outcome, detail, reason)
 
@@ -272,77 +290,115 @@ class Background:
     def __init__(self, world: DeviceWorld, observer: Observer) -> None:
         self._world, self._observer = world, observer
         self._agent: Agent | None = None
-        self._wanted = False
-        self._lock = threading.Lock()
+        self._wanted = self._paused = False
+        self._lock, self._pauses = threading.Lock(), threading.Lock()
 
     def start(self) -> None:
         """Start a thread, once one that is told to stop has ended. Does nothing if one runs."""
         with self._lock:
             self._wanted = True
-            if self._agent is None:
-                self._begin()
+            self._go_on()
 
     def stop(self, timeout_seconds: float) -> bool:
         """Stop after the work in hand; whether the thread ended within ``timeout_seconds``."""
         with self._lock:
-            self._wanted, agent = False, self._agent
+            agent = self._agent_of_others()
+            self._wanted = False
         return agent is None or agent.stop(timeout_seconds)
+
+    @contextmanager
+    def paused(self, timeout_seconds: float) -> Iterator[bool]:
+        """Within, nothing runs, whatever :meth:`start` says meanwhile; then it goes on as wanted.
+
+        Whether the thread ended within ``timeout_seconds``: where it did not, it goes on too.
+        """
+        with self._lock:
+            agent = self._agent_of_others()
+        with self._pauses:
+            with self._lock:
+                self._paused, agent = True, self._agent
+            try:
+                yield agent is None or agent.stop(timeout_seconds)
+            finally:
+                with self._lock:
+                    self._paused = False
+                    self._go_on()
 
     @property
     def running(self) -> bool:
         """Whether a thread takes part in rounds, or does its last work."""
         return self._agent is not None
 
-    def _begin(self) -> None:
-        agent = Agent(self._world, observer=self._observer, ended=self._go_on)
-        agent.start()
-        self._agent = agent
+    def _agent_of_others(self) -> Agent | None:
+        if self._agent is not None and self._agent.is_here:
+            raise RuntimeError(
+                "stop(), close(), forget() and leave() wait for the device's own thread, and were "
+                "called on it, in only_when or where data are given: call them on another thread"
+            )
+        return self._agent
 
     def _go_on(self) -> None:
+        if self._agent is None and self._wanted and not self._paused:
+            agent = Agent(self._world, observer=self._observer, ended=self._ended)
+            agent.start()
+            self._agent = agent
+
+    def _ended(self) -> None:
         with self._lock:
             self._agent = None
-            if self._wanted:
-                self._begin()
+            self._go_on()
+
+    def wake(self) -> None:
+        """See :meth:`Agent.wake`; nothing where no thread runs."""
+        if self._agent is not None:
+            self._agent.wake()
 
     def leave(self, timeout_seconds: float) -> str:
         """Tell the aggregator that this device leaves, in the place of taking part; why it has not
         answered in time, or nothing where it has."""
-        with self._lock:
-            agent = Agent(self._world, leaves=True)
-            agent.start()
-            try:
-                if agent.left.wait(timeout_seconds):
-                    return ""
-                return agent.problem or agent.participant.problem or "the aggregator is silent"
-            finally:
-                agent.stop(_FIRST_PAUSE_SECONDS)
+        agent = Agent(self._world, leaves=True)
+        agent.start()
+        try:
+            if agent.left.wait(timeout_seconds):
+                return ""
+            return agent.problem or agent.participant.problem or "the aggregator is silent"
+        finally:
+            agent.stop(_FIRST_PAUSE_SECONDS)
 
     def status(self, world: DeviceWorld) -> DeviceStatus:
         """What the home folder holds of ``world``'s task, and what the thread knows where one
         runs."""
+        # In this order: a round that ends meanwhile is in hand, or concluded in the home.
+        live, status = self._live(), read_status(world)
+        if live is not None:
+            status = replace(
+                status,
+                running=True,
+                connected=live.connected,
+                session=live.session,
+                working_on=live.working_on.get(status.task),
+                problem=live.problem_of(status.task),
+            )
         agent = self._agent
         if agent is None:
-            status = read_status(world)
-            live = read_live(self._world.home.folder) if self._world.home.read_only else None
-            return status if live is None else _with(status, live)
-        participant, task = agent.participant, world.membership.task
-        live, seen = agent.live(task), participant.sessions.time.largest_unix_seconds
-        # In this order: a round that ends meanwhile is in hand, or concluded in the home.
-        status = read_status(world)
+            return status
+        seen = agent.participant.sessions.time.largest_unix_seconds
         return replace(
-            _with(status, live),
+            status,
             time_unix_seconds=max(seen, status.time_unix_seconds),
-            sent_bytes=participant.sender.sent_bytes,
-            refused=participant.refusals.counts(),
+            sent_bytes=agent.participant.sender.sent_bytes,
+            refused=agent.participant.refusals.counts(),
         )
 
+    def tasks(self) -> tuple[TaskStatus, ...]:
+        """All tasks that the home has heard of, and which of their rounds are in hand."""
+        live, tasks = self._live(), read_tasks(self._world)
+        working_on = {} if live is None else live.working_on
+        return tuple(replace(each, working_on=working_on.get(each.name)) for each in tasks)
 
-def _with(status: DeviceStatus, live: Live) -> DeviceStatus:
-    return replace(
-        status,
-        running=True,
-        connected=live.connected,
-        session=live.session,
-        working_on=live.working_on,
-        problem=live.problem,
-    )
+    def _live(self) -> Live | None:
+        """Of this process's thread, or of another process; None where none runs."""
+        agent = self._agent
+        if agent is not None:
+            return agent.live()
+        return read_live(self._world.home.folder) if self._world.home.read_only else None

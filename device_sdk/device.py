@@ -34,7 +34,7 @@ from device_sdk.local_data import DataSource, LocalData
 from device_sdk.local_model import LocalModel, local_model
 from device_sdk.observer import Observer
 from device_sdk.recommender import Recommender
-from device_sdk.status import DeviceStatus, TaskStatus, read_tasks
+from device_sdk.status import DeviceStatus, TaskStatus, reason_against
 from device_sdk.system.clock import Clock, awake_clock
 from device_sdk.wire.codec.message import require_name
 from device_sdk.world import DeviceWorld, Pace, TrainingOptions, installed_artifacts
@@ -224,11 +224,12 @@ class Device:
             name: each if callable(each) else partial(_itself, each) for name, each in given.items()
         }
         self._sources = {**self._sources, **sources}
+        self._background.wake()  # a task's name may be one more to take part in
 
     def tasks(self) -> tuple[TaskStatus, ...]:
         """Every task that this device has heard of: whether it takes part, and if not, why."""
         self._require_open(writing=False)
-        return read_tasks(self._world)
+        return self._background.tasks()
 
     def start(self) -> None:
         """Take part in rounds from now on, in a background thread. Does nothing if it runs; one
@@ -266,19 +267,16 @@ class Device:
         self._require_open(writing=True)
         if self._has_left():
             return
-        was_running = self._background.running
-        if not self.stop(timeout_seconds):
-            if was_running:
-                self.start()
-            raise HomeError("the device is still training; call leave() again later")
-        problem = self._background.leave(timeout_seconds)
-        if problem:
-            if was_running:
-                self.start()
-            raise LeaveUnanswered(
-                f"the aggregator did not confirm within {timeout_seconds:g} s ({problem}): call "
-                "leave() again, or ask its operator to revoke this device"
-            )
+        with self._background.paused(timeout_seconds) as ended:
+            if not ended:
+                raise HomeError("the device is still training; call leave() again later")
+            problem = "" if self._has_left() else self._background.leave(timeout_seconds)
+            if problem:
+                raise LeaveUnanswered(
+                    f"the aggregator did not confirm within {timeout_seconds:g} s ({problem}): "
+                    "call leave() again, or ask its operator to revoke this device"
+                )
+            self.stop()
 
     def forget(self, user: str | None = None, item: str | None = None) -> int:
         """Remove interactions from this device's home; how many.
@@ -296,18 +294,14 @@ class Device:
         self._require_open(writing=True)
         if user is None and item is None:
             raise ValueError("forget() takes a user, an item, or both")
-        was_running = self._background.running
-        if not self.stop(_FORGET_SECONDS):
-            if was_running:
-                self.start()
-            raise HomeError("the device is still training; call forget() again later")
-        try:
-            return forget(self._home, user, item)
-        finally:
-            for recommender in self._recommenders.values():
-                recommender.reload()
-            if was_running:
-                self.start()
+        with self._background.paused(_FORGET_SECONDS) as ended:
+            if not ended:
+                raise HomeError("the device is still training; call forget() again later")
+            try:
+                return forget(self._home, user, item)
+            finally:
+                for recommender in self._recommenders.values():
+                    recommender.reload()
 
     def recommend(
         self, count: int = 10, user: str = "default", *, task: str | None = None
@@ -428,7 +422,8 @@ class Device:
 
     def _taking_part(self, task: str | None) -> str:
         # What is new to this device, and may not concern its app, asks for no name yet.
-        names = [each.name for each in read_tasks(self._world) if each.takes_part and each.method]
+        rows = [row for row in self._home.tasks.all() if row.method]
+        names = [row.name for row in rows if not reason_against(self._world, row)]
         return self._one_of(names, task)
 
     def _recommender(self, task: str | None) -> Recommender:

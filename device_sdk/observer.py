@@ -28,7 +28,7 @@ class Observer:
         self._callbacks = callbacks
         self._broker = str(parse_broker_url(world.membership.url))
         self._file = LiveFile(world.home.folder, time.time)
-        self._live = Live(False, False, None, "")
+        self._live = Live()
         self._changes = -1
         self._rounds = world.home.rounds.newest()
         self._models = world.home.models.marks()
@@ -52,7 +52,7 @@ class Observer:
         before, self._live = self._live, live
         if live.connected and not before.connected:
             self._callbacks.tell(ConnectedEvent(self._broker))
-        self._look_at_problem(live.problem)
+        self._look_at_problem(live.any_problem)
         changes = self._home.database.changes
         if changes != self._changes:
             self._changes = changes
@@ -86,7 +86,7 @@ class Observer:
     def stopped(self) -> None:
         """The device does not run any more."""
         self._file.close()
-        self._live = Live(False, False, None, "")
+        self._live = Live()
 
     def wait_for_model(self, task: str, timeout_seconds: float | None) -> bool:
         """Whether a model of ``task`` is here, waiting for one; False also once closed."""

@@ -37,14 +37,15 @@ class DeviceStatus:
             figure that the data do not define.
         evaluation_detail: why something of it is missing.
         outbox, outbox_bytes: updates without a receipt.
-        working_on: the round being fetched or trained; None for none.
+        working_on: the task's round being fetched or trained; None for none.
         users, interactions: local data.
         time_unix_seconds: the aggregator's time; without a session the largest ever seen.
         slowdown: above 1 the device pretends to be so many times slower.
         sent_bytes: of updates since the start, sealed.
         refused: bad messages since the start, by reason.
         left: whether this device has left its fleet.
-        problem: the last thing that went wrong and has not come right since.
+        problem: the last thing that went wrong, with the device or with the task, and has not come
+            right since.
     """
 
     device_id: str
@@ -93,6 +94,7 @@ class TaskStatus:
         why_not: for people; empty where it takes part.
         round, outcome: of the newest round concluded here; None and empty for none.
         version: of the model that is here; None for none.
+        working_on: the round being fetched or trained, of a running device; None for none.
     """
 
     name: str
@@ -103,14 +105,17 @@ class TaskStatus:
     round: int | None
     outcome: str
     version: int | None
+    working_on: int | None = None
 
 
 def read_tasks(world: DeviceWorld) -> tuple[TaskStatus, ...]:
     """All that the home has heard of, by their names."""
     home, own = world.home, world.membership
+    now = home.membership.load()
+    gone = "this device has left its fleet" if now is not None and now.has_left else ""
     found = []
     for row in home.tasks.all() or [TaskRow(own.task, own.cohort, served=True)]:
-        why_not = _why_not(world, row)
+        why_not = gone or reason_against(world, row)
         last, model = home.rounds.last(row.name), home.models.model_mark(row.name)
         found.append(
             TaskStatus(
@@ -127,7 +132,8 @@ def read_tasks(world: DeviceWorld) -> tuple[TaskStatus, ...]:
     return tuple(found)
 
 
-def _why_not(world: DeviceWorld, row: TaskRow) -> str:
+def reason_against(world: DeviceWorld, row: TaskRow) -> str:
+    """Why a member of the fleet does not take part in a task; empty where it does."""
     wishes = world.wishes()
     if not row.served:
         return "the aggregator does not serve it, or not to a device with these labels"

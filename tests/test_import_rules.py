@@ -126,7 +126,7 @@ RULES = (
     _server("store", "evaluation methods"),
     _server("task", "evaluation methods store tables"),
     _server("keys", "home refusals store"),
-    _server("rounds", "evaluation keys methods refusals shared store task"),
+    _server("rounds", "evaluation keys methods refusals shared store task task_log"),
     _server("publish", "shared store task"),
     Rule(
         "aggregator/models",
@@ -136,7 +136,7 @@ RULES = (
         | _CONTRACT
         | {"numpy", _CHECK},
     ),
-    _server("serve", "evaluation home keys publish refusals rounds shared store task"),
+    _server("serve", "evaluation home keys publish refusals rounds shared store task task_log"),
     Rule(
         "export",
         frozenset(

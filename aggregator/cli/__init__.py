@@ -11,8 +11,7 @@ main = Program(
     name="tessera-aggregator",
     description="""\
 The server of a fleet: enrols devices, runs rounds, keeps the model. Everything lies in one folder,
-the home, which only its owner can read. All commands
-but restored may be used while serve runs.""",
+the home, which only its owner can read. All commands but restored may be used while serve runs.""",
     examples="""\
 examples: a fleet in five steps
   tessera-aggregator init --home fleet       make keys, database and fleet/task.toml
@@ -29,8 +28,8 @@ examples: a fleet in five steps
         "init": "make keys, database and a task file",
         "invite": "make enrolment codes",
         "serve": "run rounds, until told to stop",
-        "status": "show rounds, version and refusals",
-        "devices": "list the devices, and label them",
+        "status": "show rounds, why they fail and where, version and refusals",
+        "devices": "list the devices and how their rounds ended, and label them",
         "evaluations": "show how good each version is, as devices found out",
         "models": "list the versions of the model, keep one for good",
         "model": "write a version's model as safetensors or ONNX",

@@ -7,13 +7,14 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from aggregator.errors import AggregatorError
+from aggregator.errors import AggregatorError, TaskError
 from aggregator.home import AggregatorHome
 from aggregator.keys.folder import USUAL_LIVES, Lives
 from aggregator.store import Store
 from aggregator.store.devices import DeviceRow, Labels
 from aggregator.store.tasks import FIRST, TaskRow
-from aggregator.task.file import Task, read_task
+from aggregator.store.versions import Ranking
+from aggregator.task.file import Task, parse_task, read_task
 from device_sdk.wire.publish.standing import require_labels
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -35,9 +36,23 @@ def home_of(arguments: argparse.Namespace) -> AggregatorHome:
     return AggregatorHome(arguments.home)
 
 
-def add_task(parser: argparse.ArgumentParser) -> None:
+def add_task(
+    parser: argparse.ArgumentParser, help: str = "of this task (default: the home's only one)"
+) -> None:
     """The option ``--task``."""
-    parser.add_argument("--task", metavar="NAME", help="default: the home's only one")
+    parser.add_argument("--task", metavar="NAME", help=help)
+
+
+def tasks_of(store: Store, arguments: argparse.Namespace) -> list[TaskRow]:
+    """The task that was named, or all of them. Raises AggregatorError where there is no such."""
+    rows = store.tasks.all()
+    found = [row for row in rows if arguments.task in (None, row.name)]
+    if not found:
+        names = ", ".join(row.name for row in rows if row.name is not None)
+        raise AggregatorError(
+            f"this home has no task {arguments.task!r}; it has {names or 'none that was served'}"
+        )
+    return found
 
 
 def task_of(store: Store, arguments: argparse.Namespace) -> TaskRow:
@@ -59,6 +74,22 @@ def task_file_of(home: AggregatorHome, store: Store, row: TaskRow) -> Task:
     """A task's file, read. Raises TaskError."""
     first = read_task(home.folder / store.tasks.find(FIRST).file)
     return first if row.number == FIRST else read_task(home.folder / row.file, first.fleet)
+
+
+def served_task_of(home: AggregatorHome, store: Store, row: TaskRow) -> Task:
+    """A task as it is served, or was last, whatever its file says now. Raises TaskError."""
+    first = store.tasks.find(FIRST)
+    fleet = None if row.number == FIRST else served_task_of(home, store, first).fleet
+    return parse_task(row.served or "", home.folder / row.file, fleet)
+
+
+def ranking_of(home: AggregatorHome, store: Store, row: TaskRow) -> Ranking | None:
+    """By what a task's versions are compared; None where its file does not say so, or cannot be
+    read: what there is can be seen whatever it says."""
+    try:
+        return task_file_of(home, store, row).ranking
+    except TaskError:
+        return None
 
 
 def duration_seconds(text: str) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 
 from tabulate import tabulate
@@ -12,40 +13,55 @@ from tabulate import tabulate
 from aggregator.cli.arguments import (
     add_home,
     add_labels,
+    add_task,
     device_name,
     device_of,
     home_of,
     label,
     labels_of,
+    tasks_of,
 )
+from aggregator.cli.shown import short_id
 from aggregator.errors import AggregatorError
+from aggregator.store import Store
 from aggregator.store.devices import DeviceRow
+from aggregator.store.participations import Participation
+from aggregator.store.tasks import TaskRow
+from aggregator.task.selector import served_selector
 from device_sdk.system.printable import ago, printable
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.publish.report import Report, read_report
 
 DESCRIPTION = """\
-Lists the devices: id, name, labels, when it was seen last, its version of Tessera, how its newest
-round ended (as the device told) and what it trained there, and whether it was revoked. Below: codes
-that a second device tried to use.
+Lists the devices: id, name, labels, when each was seen last, its version of Tessera (sdk) and, by
+task, what it told of its newest round there (outcome and reason, the columns or artifact that it
+picked as option) and when an update of it was counted last. With several tasks there is a line for
+each device and each task that it is meant for. Other commands know a device by its name, or by the
+first digits of its id; --json has the whole id. Below: codes that a second device tried to use.
 
 devices label ID NAME=VALUE... changes labels, also while serve runs; NAME= takes one away, and
 --name renames the device. Labels that a device gives itself show too; the operator's win."""
 
 EXAMPLES = """\
 examples:
-  tessera-aggregator devices --home fleet
-  tessera-aggregator devices --home fleet --label site=north --json
+  tessera-aggregator devices --home fleet         all of them, in all tasks
+  tessera-aggregator devices --home fleet --task air --label site=north
+                                                  how those labelled so do in one task
+  tessera-aggregator devices --home fleet --json  whole ids, seconds, bytes and platform, too
   tessera-aggregator devices --home fleet label 3f2a site=south line=
+                                                  set one label, take another away
   tessera-aggregator devices --home fleet label 3f2a --name hall-3
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_home(parser)
+    add_task(parser, "show this one's rounds only (default: those of all)")
     add_labels(parser, "that the devices shown must have")
     parser.add_argument("--json", action="store_true", help="for programs")
-    parser.add_argument("--name", type=device_name, help="with label: the device's new name")
+    parser.add_argument(
+        "--name", type=device_name, metavar="NAME", help="with label: the device's new name"
+    )
     parser.add_argument(
         "change",
         nargs="*",
@@ -60,20 +76,30 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.name is not None:
         raise AggregatorError("--name goes with label ID")
     store = home_of(arguments).open_store()
-    rows, tried = list(store.devices.all()), store.tokens.tried_by_strangers()
-    store.database.close()
-    wanted = dict(arguments.label)
-    seen = [each for each in map(Seen, rows) if wanted.items() <= each.labels.items()]
+    try:
+        chosen = {row.name for row in tasks_of(store, arguments)}
+        tasks = [_Task(store, row) for row in store.tasks.all()]
+        devices = [_Seen(row, tasks, chosen) for row in store.devices.all()]
+        tried = store.tokens.tried_by_strangers()
+    finally:
+        store.database.close()
+    wanted = dict(arguments.label).items()
+    seen = [each for each in devices if wanted <= each.labels.items()]
+    if arguments.task is not None:
+        seen = [each for each in seen if each.parts]
     if arguments.json:
         print(json.dumps([each.as_json() for each in seen], indent=2))
         return 0
-    now = time.time()
     if seen:
-        print(tabulate([each.line(now) for each in seen], headers="keys", tablefmt="plain"))
-    elif rows:
+        now = time.time()
+        lines = [line for each in seen for line in each.lines(now, len(tasks) > 1)]
+        print(tabulate(lines, headers="keys", tablefmt="plain", disable_numparse=True))
+    elif not devices:
+        print("no device has joined yet: tessera-aggregator invite prints codes")
+    elif wanted:
         print("no device has these labels: tessera-aggregator devices lists all")
     else:
-        print("no device has joined yet: tessera-aggregator invite prints codes")
+        print(f"task {arguments.task} is for none of the devices: see [task] only in its file")
     for token in tried:
         owner = "nobody" if token.device_id is None else token.device_id.hex()
         stranger = (token.last_stranger or b"").hex()[:16]
@@ -88,6 +114,10 @@ def _change(arguments: argparse.Namespace) -> int:
     verb, *rest = arguments.change
     if verb != "label" or not rest:
         raise AggregatorError(f"{verb!r} is nothing to do with devices: label ID NAME=VALUE is")
+    if arguments.task is not None or arguments.label or arguments.json:
+        raise AggregatorError(
+            "--task, --label and --json are for the list; labels to set follow label ID"
+        )
     try:
         pairs = [label(each) for each in rest[1:]]
     except argparse.ArgumentTypeError as error:
@@ -108,75 +138,111 @@ def _change(arguments: argparse.Namespace) -> int:
     return 0
 
 
-class Seen:
-    """A device with what it told of its newest round, if that can be read."""
+class _Task:
+    """A task, and what each device did last in it."""
 
-    def __init__(self, row: DeviceRow) -> None:
-        self.row = row
+    def __init__(self, store: Store, row: TaskRow) -> None:
+        self.name = row.name
+        self.selector = served_selector(row.served)
+        self.participations = store.task(row.number).participations.all()
+
+
+class _Part:
+    """What a device did last in one task. ``report`` None: it told nothing that can be read."""
+
+    def __init__(self, task: str | None, row: Participation) -> None:
+        self.task, self.row = task, row
         self.report: Report | None = None
-        if row.last_report is not None:
+        if row.report is not None:
             with suppress(WireError):  # of a version that this one cannot read
-                self.report = read_report(row.last_report)
-        own = self.report.details.labels if self.report and self.report.details else {}
-        self.labels = {**own, **row.labels}
-
-    @property
-    def seen_unix_seconds(self) -> int | None:
-        """When something of it was taken last."""
-        times = (self.row.last_counted_unix_seconds, self.row.last_report_unix_seconds)
-        return max((each for each in times if each is not None), default=None)
-
-    @property
-    def outcome(self) -> str:
-        """How its newest round ended, with the reason; empty where it never said."""
-        if self.report is None:
-            return ""
-        return ": ".join(each for each in (self.report.outcome.value, self.report.reason) if each)
+                self.report = read_report(row.report)
+        self.details = None if self.report is None else self.report.details
 
     @property
     def option(self) -> str:
         """What it trained last."""
-        details = None if self.report is None else self.report.details
-        if details is not None and details.option:
-            return details.option
-        return "" if self.row.last_width is None else f"k={self.row.last_width}"
+        if self.details is not None and self.details.option:
+            return self.details.option
+        return "" if self.row.width is None else f"k={self.row.width}"
 
-    def line(self, now: float) -> dict[str, str]:
-        row, details = self.row, None if self.report is None else self.report.details
-        return {
-            "device": row.device_id.hex(),
-            "name": printable(row.name or "-"),
-            "labels": printable(_told(self.labels) or "-"),
-            "joined": ago(row.enrolled_unix_seconds, now),
-            "seen": ago(self.seen_unix_seconds, now),
-            "counted": ago(row.last_counted_unix_seconds, now),
-            "version": "-" if details is None else printable(details.sdk),
-            "last round": printable(self.outcome or "-"),
-            "trained": printable(self.option or "-"),
-            "state": "active" if row.revoked_unix_seconds is None else "revoked",
-        }
+    @property
+    def outcome(self) -> str:
+        """With the reason; empty where it never said."""
+        if self.report is None:
+            return ""
+        return ": ".join(each for each in (self.report.outcome.value, self.report.reason) if each)
 
     def as_json(self) -> dict[str, object]:
-        row, report = self.row, self.report
-        details = None if report is None else report.details
+        row, report, details = self.row, self.report, self.details
+        return {
+            "task": self.task,
+            "round": row.round,
+            "outcome": None if report is None else report.outcome.value,
+            "reason": None if report is None else report.reason,
+            "told_unix_seconds": row.told_unix_seconds,
+            "option": self.option or None,
+            "train_seconds": None if details is None else details.seconds,
+            "received_bytes": None if details is None else details.received_bytes,
+            "counted_unix_seconds": row.counted_unix_seconds,
+            "k": row.width,
+        }
+
+
+class _Seen:
+    """A device, and what it did in each of the tasks that it is meant for, or took part in:
+    ``parts``, of those ``chosen``; all else is over all tasks."""
+
+    def __init__(
+        self, row: DeviceRow, tasks: Sequence[_Task], chosen: Collection[str | None]
+    ) -> None:
+        self.row = row
+        parts = [
+            _Part(task.name, task.participations.get(row.device_id, Participation()))
+            for task in tasks
+            if task.selector.admits(row.labels) or row.device_id in task.participations
+        ]
+        told = [each for each in parts if each.details is not None]
+        newest = max(told, key=lambda each: each.row.told_unix_seconds or 0, default=None)
+        self.details = None if newest is None else newest.details
+        self.labels = {**(self.details.labels if self.details else {}), **row.labels}
+        rows = [each.row for each in parts]
+        times = [time for row in rows for time in (row.counted_unix_seconds, row.told_unix_seconds)]
+        self.seen_unix_seconds = max(filter(None, times), default=None)
+        self.parts = [each for each in parts if each.task in chosen]
+
+    def lines(self, now: float, several: bool) -> Iterator[dict[str, str]]:
+        """One for each task, named where there are several."""
+        row, details = self.row, self.details
+        for part in self.parts or [_Part(None, Participation())]:
+            yield {
+                "device": short_id(row),
+                "name": printable(row.name or "-"),
+                "labels": printable(_told(self.labels) or "-"),
+                "state": "active" if row.revoked_unix_seconds is None else "revoked",
+                "joined": ago(row.enrolled_unix_seconds, now),
+                "seen": ago(self.seen_unix_seconds, now),
+                "sdk": "-" if details is None else printable(details.sdk),
+                **({"task": part.task or "-"} if several else {}),
+                "round": "-" if part.row.round is None else str(part.row.round),
+                "outcome": printable(part.outcome or "-"),
+                "option": printable(part.option or "-"),
+                "counted": ago(part.row.counted_unix_seconds, now),
+            }
+
+    def as_json(self) -> dict[str, object]:
+        row, details = self.row, self.details
         return {
             "device_id": row.device_id.hex(),
             "name": row.name,
             "labels": self.labels,
             "enrolled_unix_seconds": row.enrolled_unix_seconds,
             "first_round": row.first_round,
+            "revoked_unix_seconds": row.revoked_unix_seconds,
             "last_seen_unix_seconds": self.seen_unix_seconds,
-            "last_counted_unix_seconds": row.last_counted_unix_seconds,
-            "last_k": row.last_width,
-            "last_outcome": None if report is None else report.outcome.value,
-            "last_reason": None if report is None else report.reason,
             "sdk": None if details is None else details.sdk,
             "runtime": None if details is None else details.runtime,
             "platform": None if details is None else details.platform,
-            "option": self.option or None,
-            "train_seconds": None if details is None else details.seconds,
-            "received_bytes": None if details is None else details.received_bytes,
-            "revoked_unix_seconds": row.revoked_unix_seconds,
+            "tasks": [each.as_json() for each in self.parts],
         }
 
 

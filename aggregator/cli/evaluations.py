@@ -7,8 +7,7 @@ import json
 
 from tabulate import tabulate
 
-from aggregator.cli.arguments import add_home, add_task, home_of, task_file_of, task_of
-from aggregator.errors import TaskError
+from aggregator.cli.arguments import add_home, add_task, home_of, ranking_of, task_of
 from aggregator.evaluation.figures import FLEET, Figure
 from aggregator.evaluation.words import as_json, figure_name, shown
 from aggregator.store.evaluations import EvaluatedVersion
@@ -45,14 +44,10 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         row = task_of(store, arguments)
         name, own = row.name or "", store.task(row.number)
-        found, kept = own.evaluations.latest(arguments.versions), own.versions.kept()
-        task = task_file_of(home, store, row)
-        ranking, asked = task.ranking, task.evaluation is not None
-    except TaskError:
-        ranking, asked = None, True  # what was found out is shown whatever the file says now
+        found, ranking = own.evaluations.latest(arguments.versions), ranking_of(home, store, row)
+        best = next((each.version for each in own.versions.ranked(ranking)), None)
     finally:
         store.database.close()
-    best = ranking.best(kept)[0].version if ranking is not None and ranking.best(kept) else None
     if arguments.json:
         listed = [_as_json(each) for each in found]
         by = None if ranking is None else ranking.metric
@@ -65,13 +60,13 @@ def run(arguments: argparse.Namespace) -> int:
             if arguments.parts or figure.part == FLEET
         ]
         print(tabulate(lines, headers="keys", tablefmt="plain", disable_numparse=True))
-    elif asked:
+    elif ranking is not None:
         print(
             f"task {name}: no version has a figure yet. A round that ends makes one of the version "
             "that it began with, once evaluation.least_devices devices have evaluated it"
         )
     else:
-        print(f"task {name} asks its devices for no evaluation: see [evaluation] in its file")
+        print(f"task {name} has no figures: its file has no table [evaluation] that can be read")
     return 0
 
 
@@ -86,7 +81,7 @@ def _as_line(of: EvaluatedVersion, figure: Figure, best: int | None) -> dict[str
         "worst tenth": shown(figure.worst_tenth),
         "devices": str(figure.devices),
         "samples": f"{figure.samples:.0f}",
-        "": f"{figure.capped} capped" if figure.capped else "",
+        "capped": str(figure.capped or "-"),
     }
 
 

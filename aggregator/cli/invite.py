@@ -57,8 +57,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="usable for this long: 90s, 30m, 24h, 7d (default: 24h)",
     )
     add_out(parser, metavar="FILE", help="a new file, mode 0600, for them")
-    parser.add_argument("--replaces", metavar="ID", help="revoke this device in exchange")
-    parser.add_argument("--name", type=device_name, help="what to call the device that joins")
+    parser.add_argument(
+        "--replaces",
+        metavar="ID",
+        help="revoke this device in exchange: its name, or the first digits of its id",
+    )
+    parser.add_argument(
+        "--name", type=device_name, metavar="NAME", help="what to call the device that joins"
+    )
     add_labels(parser, "of the device that joins")
 
 

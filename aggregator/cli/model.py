@@ -9,7 +9,7 @@ from typing import get_args
 from aggregator.cli.arguments import add_home, add_task, home_of, task_file_of, task_of
 from aggregator.errors import AggregatorError
 from aggregator.models.files import Format, model_files
-from aggregator.task.file import stored_catalogue
+from aggregator.task.warm_start import item_ids
 from device_sdk.system.command_line import add_out
 from device_sdk.system.files import write_atomically
 
@@ -52,11 +52,9 @@ def run(arguments: argparse.Namespace) -> int:
         task, own = task_file_of(home, store, of), store.task(of.number)
         row = own.versions.named(arguments.version, task.ranking)
         model = own.versions.model(row.version)
-        catalogue = stored_catalogue(own)
+        ids = item_ids(own, row.items)
     finally:
         store.database.close()
-    # A catalogue only ever grows at its end.
-    ids = () if catalogue is None else catalogue.items[: len(model["items"])]
     out: Path = arguments.out
     form: Format = arguments.format or ("onnx" if out.suffix == ".onnx" else "safetensors")
     for part, data in model_files(form, task, row, model, ids).items():

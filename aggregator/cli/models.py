@@ -8,7 +8,8 @@ import time
 
 from tabulate import tabulate
 
-from aggregator.cli.arguments import add_home, add_task, home_of, task_of
+from aggregator.cli.arguments import add_home, add_task, home_of, ranking_of, task_of
+from aggregator.cli.rollback import Rollback
 from aggregator.errors import AggregatorError
 from aggregator.store.versions import VersionRow, Versions
 from device_sdk.system.command_line import natural
@@ -40,27 +41,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the command."""
-    store = home_of(arguments).open_store()
+    home = home_of(arguments)
+    store = home.open_store()
     try:
         task = task_of(store, arguments)
-        versions = store.task(task.number).versions
+        own = store.task(task.number)
+        versions = own.versions
         if arguments.pin is not None or arguments.unpin is not None:
             with store.database.transaction():
                 _pin(versions, arguments)
             return 0
         rows = versions.all() if arguments.all else versions.kept()
-        awaited = versions.awaited()
+        ranking, rollback = ranking_of(home, store, task), Rollback.of(own)
+        best = next((row.version for row in versions.ranked(ranking)), None)
     finally:
         store.database.close()
     if arguments.json:
-        print(json.dumps([_as_json(row, awaited) for row in rows], indent=2))
-    elif rows:
-        now = time.time()
-        print(tabulate([_as_line(row, now) for row in rows], headers="keys", tablefmt="plain"))
+        print(json.dumps([_as_json(row, best, rollback) for row in rows], indent=2))
+        return 0
+    if rows:
+        now, by = time.time(), {} if ranking is None else {best: f"best by {ranking.metric}"}
+        lines = [_as_line(row, now, by.get(row.version)) for row in rows]
+        print(tabulate(lines, headers="keys", tablefmt="plain"))
     else:
         print(f"task {task.name} has no version whose model is kept")
-    if awaited is not None and not arguments.json:
-        print(f"version {awaited}'s model becomes the next version between two rounds")
+    if rollback.said:
+        print(rollback.said)
     return 0
 
 
@@ -77,11 +83,12 @@ def _pin(versions: Versions, arguments: argparse.Namespace) -> None:
     print(f"version {found.version} goes with the others, when the next one is made")
 
 
-def _as_line(row: VersionRow, now: float) -> dict[str, str]:
+def _as_line(row: VersionRow, now: float, best: str | None) -> dict[str, str]:
     figures = ", ".join(
         f"{printable(name)} {value:.4g}" for name, value in sorted(row.metrics.items())
     )
     notes = [printable(row.origin)] if row.origin else []
+    notes += [best] if best is not None else []
     notes += ["pinned"] if row.pinned else []
     notes += [] if row.kept else ["no model kept"]
     return {
@@ -90,11 +97,11 @@ def _as_line(row: VersionRow, now: float) -> dict[str, str]:
         "made": ago(row.closed_unix_seconds, now),
         "devices": str(row.devices),
         "metrics": figures or "-",
-        "": ", ".join(notes),
+        "notes": ", ".join(notes) or "-",
     }
 
 
-def _as_json(row: VersionRow, awaited: int | None) -> dict[str, object]:
+def _as_json(row: VersionRow, best: int | None, rollback: Rollback) -> dict[str, object]:
     return {
         "version": row.version,
         "round": row.round,
@@ -104,7 +111,8 @@ def _as_json(row: VersionRow, awaited: int | None) -> dict[str, object]:
         "origin": row.origin or None,
         "bytes": row.bytes,
         "metrics": dict(row.metrics),
+        "best": row.version == best,
         "pinned": row.pinned,
-        "awaited": row.version == awaited,
+        "awaited": row.version == rollback.version,
         "kept": row.kept,
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from aggregator.cli.arguments import add_home, home_of
+from aggregator.cli.arguments import add_home, add_task, home_of, tasks_of
 from aggregator.errors import AggregatorError
 from aggregator.store import TaskStore
 
@@ -15,25 +15,28 @@ rate that is too high, say), or before it opens, when it could not be published.
 release drops what is in quarantine and lets the round go on; where the method or the publication
 failed, change the task file and restart serve first."""
 
+EXAMPLES = """\
+examples:
+  tessera-aggregator status --home fleet              why a round is held
+  tessera-aggregator release --home fleet --task air  of one task; without --task of all
+"""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_home(parser)
-    parser.add_argument("--task", metavar="NAME", help="of this task only (default: of all)")
+    add_task(parser, "of this task only (default: of all)")
 
 
 def run(arguments: argparse.Namespace) -> int:
     store = home_of(arguments).open_store()
-    rows = store.tasks.all()
-    chosen = [row for row in rows if arguments.task in (None, row.name)]
-    if not chosen:
-        raise AggregatorError(f"there is no task {arguments.task!r}")
+    chosen, several = tasks_of(store, arguments), len(store.tasks.all()) > 1
     said = {row.name or "": _release(store.task(row.number)) for row in chosen}
     store.database.close()
     if not any(said.values()):
         raise AggregatorError("no round is held")
     for name, line in said.items():
         if line is not None:
-            print(f"{name}: {line}" if len(rows) > 1 else line)
+            print(f"{name}: {line}" if several else line)
     return 0
 
 

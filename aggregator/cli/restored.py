@@ -20,6 +20,11 @@ descriptor is renewed: devices may have seen newer ones than the backup's. Where
 when the home that this one replaces was served, serve says so and names the time to give as
 --after."""
 
+EXAMPLES = """\
+examples:
+  tessera-aggregator restored --home fleet    then serve
+"""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_home(parser)

@@ -6,32 +6,43 @@ import argparse
 import json
 import time
 from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict
 
 from tabulate import tabulate
 
-from aggregator.cli.arguments import add_home, home_of
+from aggregator.cli.arguments import add_home, add_task, home_of, tasks_of
+from aggregator.cli.rollback import Rollback
+from aggregator.cli.shown import called_all
 from aggregator.evaluation.words import as_json, in_a_line
 from aggregator.home import is_served
 from aggregator.keys.registry import Registry
-from aggregator.store import Store
+from aggregator.store import Store, TaskStore
 from aggregator.store.devices import DeviceRow
 from aggregator.store.reports import KEPT_ROUNDS
 from aggregator.store.rounds import RoundRow
 from aggregator.store.tasks import TaskRow
+from aggregator.task.file import served_round
 from aggregator.task.selector import Selector, served_selector
 from device_sdk.system.command_line import positive_int
 from device_sdk.system.printable import ago, printable, span
 
-_SHOWN_NAMES, _SHOWN_DIGITS = 8, 12
-
 DESCRIPTION = """\
-Shows the model's version, the last rounds, how they ended on the devices and why, whom the open one
-waits for, what was refused and why, and anything that waits for the operator. Reads the database;
-works whether serve runs or not."""
+Shows each task's version and last rounds, how these ended on the devices, why and on which ones,
+whom the open round waits for, what was refused and why, and anything that waits for the operator.
+Reads the database; works whether serve runs or not. devices has each device's newest round."""
+
+EXAMPLES = """\
+examples:
+  tessera-aggregator status --home fleet
+  tessera-aggregator status --home fleet --task air --rounds 50
+  tessera-aggregator status --home fleet --json
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_home(parser)
+    add_task(parser, "this one only (default: all)")
     parser.add_argument(
         "--rounds", type=positive_int, default=10, metavar="N", help="how many (default: 10)"
     )
@@ -41,52 +52,93 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     home = home_of(arguments)
     store = home.open_store()
-    now, serves = time.time(), is_served(home)
-    tasks = [_Seen(store, row, arguments.rounds) for row in store.tasks.all()]
-    if arguments.json:
-        print(json.dumps(_as_json(store, tasks, now, serves), indent=2))
-    else:
-        _print(store, tasks, now, serves)
-    store.database.close()
+    try:
+        now, serves = time.time(), is_served(home)
+        registry = Registry(store.devices)
+        tasks = [
+            _Seen(store.task(row.number), row, registry, arguments.rounds)
+            for row in tasks_of(store, arguments)
+        ]
+        if arguments.json:
+            print(json.dumps(_as_json(store, tasks, now, serves), indent=2))
+        else:
+            _print(store, tasks, now, serves)
+    finally:
+        store.database.close()
     return 0
 
 
 class _Seen:
     """One task, as the database has it."""
 
-    def __init__(self, fleet: Store, row: TaskRow, most_rounds: int) -> None:
+    def __init__(
+        self, store: TaskStore, row: TaskRow, registry: Registry, most_rounds: int
+    ) -> None:
         self.row = row
-        self.store = fleet.task(row.number)
-        self.rounds = self.store.rounds.latest(most_rounds)
-        checkpoint = self.store.checkpoints.get("version")
+        self.store = store
+        self.rounds = store.rounds.latest(most_rounds)
+        checkpoint = store.checkpoints.get("version")
         self.version = 0 if checkpoint is None else checkpoint.version
         selector = served_selector(row.served)
-        active = (each for each in fleet.devices.all() if each.revoked_unix_seconds is None)
-        self.eligible = sum(1 for each in active if selector.admits(each.labels))
+        self.eligible = registry.eligible(selector.admits)
         self.only = str(selector)
-        self.evaluated = self.store.evaluations.latest()
-        self.outcomes = self.store.reports.outcomes()
-        self.awaited = self._awaited(fleet, selector)
+        self.evaluated = store.evaluations.latest()
+        self.rollback = Rollback.of(store)
+        self.outcomes = store.reports.outcomes()
+        self.not_trained = {
+            (each.outcome, each.reason): _known(registry, each.device_ids)
+            for each in store.reports.not_trained()
+        }
+        self.awaited = self._awaited(registry, selector)
+        text = row.served
+        self.wait_for_devices = None if text is None else served_round(text).wait_for_devices
 
-    def _awaited(self, fleet: Store, selector: Selector) -> list[DeviceRow]:
-        """Whom the open round waits for."""
+    @property
+    def open_round(self) -> RoundRow | None:
+        """The one that is open."""
         row = self.rounds[0] if self.rounds else None
-        if row is None or row.closed_unix_seconds is not None or row.threshold == 0:
-            return []
-        registry = Registry(fleet.devices)
-        judged = set(self.store.log.judged(row.generation, row.round))
-        name = self.row.name or ""
-        missing = set(registry.selected(name, row, selector.admits)) - judged
-        return [each for each in registry.devices() if each.device_id in missing]
+        return None if row is None or row.closed_unix_seconds is not None else row
 
-    def reasons(self, rounds: int) -> dict[str, int]:
-        """Devices by how the last rounds ended on them, as they told, the most frequent first."""
-        newest = sorted({each.round for each in self.outcomes}, reverse=True)[:rounds]
-        counts: Counter[str] = Counter()
+    def _awaited(self, registry: Registry, selector: Selector) -> list[DeviceRow]:
+        """Whom the open round waits for."""
+        row = self.open_round
+        if row is None or row.threshold == 0:
+            return []
+        judged = set(self.store.log.judged(row.generation, row.round))
+        selected = registry.selected(self.row.name or "", row, selector.admits)
+        return _known(registry, (each for each in selected if each not in judged))
+
+    @property
+    def lacks_devices(self) -> bool:
+        """Whether no round opens because there are too few."""
+        waits = self.open_round is None and self.row.state == "active"
+        return waits and self.eligible < (self.wait_for_devices or 0)
+
+    def told(self) -> list[dict[str, str]]:
+        """How the last rounds ended on devices, as they told, and on which without an update."""
+        newest: Counter[tuple[str, str]] = Counter()
+        last: Counter[tuple[str, str]] = Counter()
+        number = self.outcomes[0].round
         for each in self.outcomes:
-            if each.round in newest:
-                counts[": ".join(filter(None, (each.outcome, each.reason)))] += each.devices
-        return dict(counts.most_common())
+            if each.round > number - KEPT_ROUNDS:
+                last[each.outcome, each.reason] += each.devices
+            if each.round == number:
+                newest[each.outcome, each.reason] += each.devices
+        return [
+            {
+                "told": printable(": ".join(filter(None, why))),
+                f"round {number}": str(newest[why]),
+                f"last {KEPT_ROUNDS} rounds": str(count),
+                "by": called_all(self.not_trained.get(why, [])),
+            }
+            for why, count in last.most_common()
+        ]
+
+
+def _known(registry: Registry, device_ids: Iterable[bytes]) -> list[DeviceRow]:
+    """The rows of these devices, but for those that were revoked."""
+    found = (registry.by_id(each) for each in device_ids)
+    return [each for each in found if each is not None]
 
 
 def _print(store: Store, tasks: list[_Seen], now: float, serves: bool) -> None:
@@ -114,6 +166,8 @@ def _print(store: Store, tasks: list[_Seen], now: float, serves: bool) -> None:
             print(f"problem      {printable(task.row.problem)}")
         if task.row.request is not None:
             print("waiting      it is replaced when serve runs and its open round has ended")
+        if task.rollback.said:
+            print(f"rollback     {task.rollback.said}")
         if task.evaluated:
             found = task.evaluated[0]
             print(f"evaluation   version {found.version}: {in_a_line(found.figures)}")
@@ -145,23 +199,24 @@ def _print_rounds(task: _Seen, now: float) -> None:
         print()
         print(tabulate([_line(row, now) for row in task.rounds], headers="keys", tablefmt="plain"))
     if task.outcomes:
-        newest = task.outcomes[0].round
-        print(f"\ntold         round {newest}: {_counted(task.reasons(1))}")
-        print(f"             last {KEPT_ROUNDS} rounds: {_counted(task.reasons(KEPT_ROUNDS))}")
+        print()
+        print(
+            tabulate(
+                task.told(),
+                headers="keys",
+                tablefmt="plain",
+                disable_numparse=True,  # ids may look like numbers
+                colalign=("left", "right", "right", "left"),
+            )
+        )
     if task.awaited:
         left = task.rounds[0].deadline_unix_seconds - now
-        names = ", ".join(_name(each) for each in task.awaited[:_SHOWN_NAMES])
-        more = len(task.awaited) - _SHOWN_NAMES
-        names += f" and {more} more" if more > 0 else ""
-        print(f"waits        {span(max(0.0, left))} at most, for {names}")
-
-
-def _counted(counts: dict[str, int]) -> str:
-    return ", ".join(f"{printable(what)} {count}" for what, count in counts.items())
-
-
-def _name(row: DeviceRow) -> str:
-    return printable(row.name) if row.name else row.device_id.hex()[:_SHOWN_DIGITS]
+        print(f"\nwaits        {span(max(0.0, left))} at most, for {called_all(task.awaited)}")
+    if task.lacks_devices:
+        print(
+            f"\nwaits        no round opens before {task.wait_for_devices} devices are enrolled "
+            f"(round.wait_for_devices); there are {task.eligible}"
+        )
 
 
 def _print_waiting(task: _Seen) -> None:
@@ -227,6 +282,10 @@ def _evaluation_as_json(seen: _Seen) -> dict[str, object] | None:
     }
 
 
+def _listed(devices: Iterable[DeviceRow]) -> list[dict[str, object]]:
+    return [{"device_id": each.device_id.hex(), "name": each.name} for each in devices]
+
+
 def _task_as_json(seen: _Seen) -> dict[str, object]:
     return {
         "name": seen.row.name,
@@ -236,13 +295,17 @@ def _task_as_json(seen: _Seen) -> dict[str, object]:
         "version": seen.version,
         "only": seen.only or None,
         "eligible_devices": seen.eligible,
+        "wait_for_devices": seen.wait_for_devices,
         "problem": seen.row.problem,
+        "rollback": asdict(seen.rollback),
         "evaluation": _evaluation_as_json(seen),
         "unpublished": seen.store.facts.unpublished,
         "outcomes": [each._asdict() for each in seen.outcomes],
-        "awaited": [
-            {"device_id": each.device_id.hex(), "name": each.name} for each in seen.awaited
+        "not_trained": [
+            {"outcome": outcome, "reason": reason, "devices": _listed(devices)}
+            for (outcome, reason), devices in seen.not_trained.items()
         ],
+        "awaited": _listed(seen.awaited),
         "rounds": [
             {
                 "round": row.round,

@@ -241,13 +241,19 @@ def _replace(home: AggregatorHome, store: Store, arguments: argparse.Namespace) 
     planned = plan(store.task(row.number), old, new, warm_start=arguments.warm_start)
     if planned.fresh:
         print(begins_anew(planned.fresh))
+    if not planned.same_model:
+        print(
+            "versions of the model so far are compared with no later one, and are dropped as new "
+            f"ones come: models --task {row.name} --pin N keeps one"
+        )
     request = Request(text, arguments.warm_start, arguments.now)
     with store.database.transaction():
         _row(store, arguments.name)  # another command may have retired it meanwhile
         store.tasks.set_request(row.number, request.write())
         store.tasks.set_problem(row.number, None)
     latest = store.task(row.number).rounds.latest()
-    open_round = bool(latest and latest[0].closed_unix_seconds is None)
+    # A round that rests, with nobody in it, need not end first.
+    open_round = bool(latest and latest[0].closed_unix_seconds is None and latest[0].threshold)
     if open_round and not arguments.now:
         print(f"task {row.name} is replaced when round {latest[0].round} has ended (or with --now)")
         return 0

@@ -40,6 +40,11 @@ def model_files(
     notes = _metadata(task.name, row, item_ids)
     if form == "safetensors":
         return {"": safetensors.encode(model, notes)}
+    if bool(row.items) != task.binding.needs_catalogue:
+        raise AggregatorError(
+            f"version {row.version} is of another method, which task {task.name} had before it was "
+            f"replaced by {task.binding.method_name}: take it as safetensors"
+        )
     try:
         if isinstance(task.binding, ScatterBinding):
             user_l2 = task.binding.settings.training.user_l2

@@ -223,7 +223,7 @@ class Publisher:
         key = self._current_key()
         serving = self._keys()
         signing = serving.signing
-        catalogue = self._store.facts.catalogue
+        catalogue = None if self._task.catalogue is None else self._store.facts.catalogue
         self._seal_contents(key, signing, catalogue)
         publication = self._publication(key)
         if row.threshold == 0:

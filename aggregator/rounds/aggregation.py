@@ -183,8 +183,8 @@ class Aggregation:
     def go_back(self, last_round: int) -> None:
         """Make the model that was asked for the next version; between rounds, with an empty log.
 
-        In one transaction. A version that does not fit the task any more is said so, and the
-        request is dropped.
+        In one transaction. A request for one that does not fit the task any more is dropped, where
+        the operator sees it.
         """
         wanted = self._awaited()
         if wanted is None or self._keeper is None:
@@ -196,7 +196,8 @@ class Aggregation:
             self._method.adopt(versions.model(wanted))
         except (ModelMismatch, AggregatorError) as error:
             _LOG.error("version %d cannot be made the next one: %s", wanted, error)
-            versions.ask_for(None)
+            with self._store.database.transaction():
+                versions.drop_request(str(error))
             return
         version = self.version + 1
         with self._store.database.transaction():
@@ -213,14 +214,14 @@ class Aggregation:
 
     def _note(self, version: int, round_number: int, devices: int, origin: str = "") -> None:
         if self._keeper is not None:
-            self._keeper.note(self._method, version, round_number, devices, origin)
+            self._keeper.note(self._method, version, round_number, devices, self.items, origin)
 
     def _restore(self, open_round: RoundRow | None) -> None:
         self._made = self._opened = None
         version = self._store.checkpoints.get("version")
         if version is None:
             self._method = self._new_method(self.items)
-            origin = "" if self._keeper is None else self._keeper.begin(self._method)
+            origin = "" if self._keeper is None else self._keeper.begin(self._method, self.items)
             version = MethodCheckpoint("version", 0, 0, 0, self._method.state())
             with self._store.database.transaction():
                 self._store.checkpoints.put(version)

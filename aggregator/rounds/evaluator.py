@@ -65,18 +65,17 @@ class Evaluator:
         """Write down what was read; inside the transaction that settles it."""
         self.store.evaluations.note(row.version, said)
 
-    def round_closes(self, row: RoundRow, *, made: bool) -> None:
+    def round_closes(self, row: RoundRow) -> None:
         """Sum up what was said of the round's version; inside the transaction that closes it.
 
-        ``made``: another version follows, and what devices said is deleted. To be called before
-        that one is committed, since it is then that older models are dropped.
+        To be called before another version is committed, since it is then that what was said is
+        deleted, and that older models are dropped.
         """
         self._stopped = None
         if self.settings is not None and (figures := self._figures(row.version)):
             self.store.evaluations.put(row.version, row.round, figures)
             self.store.versions.note_metrics(row.version, _metrics(figures))
             _LOG.info("version %d: %s", row.version, in_a_line(figures))
-        self.store.evaluations.forget(row.version + int(made))
 
     def _figures(self, version: int) -> list[Figure]:
         assert self.settings is not None
@@ -116,8 +115,7 @@ class Evaluator:
         if facts.stopped_at == stall.version or self.settings is None:
             return
         versions = self.store.versions
-        kept = [each for each in versions.kept() if each.version >= facts.judged_from]
-        best = self.settings.ranking.best(kept)
+        best = versions.ranked(self.settings.ranking)
         with self.store.database.transaction():
             facts.stopped_at = stall.version
             if best:
@@ -137,10 +135,11 @@ class Evaluator:
         if settings is None or not settings.early_stopping:
             return None
         if self._stopped is None or self._stopped[0] != version:
+            facts = self.store.facts
             history = [
                 each
                 for each in self.store.evaluations.history(*named(settings.ranking.metric))
-                if self.store.facts.judged_from <= each.version < version
+                if max(facts.judged_from, facts.replaced_at) <= each.version < version
             ]
             self._stopped = (
                 version,

@@ -12,9 +12,11 @@ from aggregator.rounds.evaluator import Evaluator
 from aggregator.rounds.machine import RoundMachine
 from aggregator.shared import TaskShared
 from aggregator.store.evaluations import DeviceEvaluation
+from aggregator.store.participations import Participation
 from aggregator.store.reports import KEPT_ROUNDS, StoredReport
 from aggregator.store.rounds import RoundRow
 from aggregator.store.update_log import NOTED, LoggedUpdate, StoredVerdict
+from aggregator.task_log import about
 from device_sdk.wire.arrays import exchange
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.publish.receipts import (
@@ -69,6 +71,7 @@ class Repeats:
 
 
 _UPDATE = int(RecordType.UPDATE)
+_NOTHING = Participation()
 _COUNTED = Verdict.COUNTED  # named for every update: an enum looks its members up each time
 
 
@@ -117,8 +120,7 @@ class Ingest:
         """Updates of the current round by the width that the device trained."""
         self.outcomes: Counter[tuple[str, str]] = Counter()
         """Of the reports since the start, by outcome and reason."""
-        self._seen: list[tuple[int, int | None, bytes]] = []
-        self._told: list[tuple[int, bytes, bytes]] = []
+        self._seen: dict[bytes, Participation] = {}
         self._late: list[StoredReport] = []
 
     def __len__(self) -> int:
@@ -148,6 +150,10 @@ class Ingest:
             for each in staged
             if each.logged is not None and each.update is not None
         ]
+        now_unix_seconds = int(self._unix_clock())
+        for each in staged:
+            if each.report is not None:
+                self._tell(each.identity, each.report, each.outcome, now_unix_seconds)
         with self._store.database.transaction():
             self._store.log.append([logged for logged, _ in group], [s.verdict for s in staged])
             reports = [_stored(each.identity, each.report) for each in staged if each.report]
@@ -158,17 +164,16 @@ class Ingest:
         failed = self._aggregation.absorb(row, group)
         if failed:
             self._rounds.reload_hold()
-        now_unix_seconds = int(self._unix_clock())
         return [self._settle(each, failed, now_unix_seconds) for each in staged]
 
     def save_seen(self) -> None:
-        """Write down which devices were counted, or told of a round, before this group; inside a
+        """Write down what devices told, and which were counted before this group; inside a
         transaction."""
-        self._store.fleet.devices.note_counted(self._seen)
+        here = self._registry.by_id  # of who was revoked since, nothing is kept
+        self._store.participations.note(
+            {each: row for each, row in self._seen.items() if here(each)}
+        )
         self._seen.clear()
-        if self._told:
-            self._store.fleet.devices.note_reported(self._told)
-            self._told.clear()
         if self._late:
             self._store.reports.add(self._late)
             self._late.clear()
@@ -176,7 +181,7 @@ class Ingest:
     def follow(self, other: Ingest) -> None:
         """Go on with the counts of the same task's ingest before this one."""
         self.counted, self._seen = other.counted, other._seen
-        self.outcomes, self._told, self._late = other.outcomes, other._told, other._late
+        self.outcomes, self._late = other.outcomes, other._late
 
     def round_opened(self) -> None:
         """Begin the counts of a round."""
@@ -303,13 +308,17 @@ class Ingest:
         if not any(each[:3] == stored[:3] for each in self._late):
             self._late.append(stored)
             now_unix_seconds = int(self._unix_clock())
-            self._tell(identity.device_id, report, _outcome(update, report), now_unix_seconds)
+            self._tell(identity, report, _outcome(update, report), now_unix_seconds)
 
     def _tell(
-        self, device_id: bytes, report: Report, outcome: bytes, now_unix_seconds: int
+        self, identity: UpdateIdentity, report: Report, outcome: bytes, now_unix_seconds: int
     ) -> None:
         self.outcomes[(report.outcome.value, known_reason(report.reason))] += 1
-        self._told.append((now_unix_seconds, outcome, device_id))
+        known = self._seen.get(identity.device_id, _NOTHING)
+        if identity.round >= (known.round or 0):
+            self._seen[identity.device_id] = known._replace(
+                told_unix_seconds=now_unix_seconds, round=identity.round, report=outcome
+            )
 
     def _repeat(self, update: UpdateMessage, known: StoredVerdict) -> Settled:
         """The stored verdict, for the same body again."""
@@ -333,11 +342,9 @@ class Ingest:
         device_id = staged.identity.device_id
         digest = update_digest(staged.identity, staged.verdict.body_sha256)
         reason = staged.verdict.reason
-        if staged.report is not None:
-            self._tell(device_id, staged.report, staged.outcome, now_unix_seconds)
-            if reason == NOTED:
-                self._rounds.heard_of(device_id)
-                return Settled(device_id, Receipt(digest, Verdict.NOTED))
+        if reason == NOTED:
+            self._rounds.heard_of(device_id)
+            return Settled(device_id, Receipt(digest, Verdict.NOTED))
         if staged.logged is not None and staged.logged.seq in failed:
             reason = "quarantined"
             self._refusals.note_reason(reason, device_id)
@@ -349,7 +356,10 @@ class Ingest:
         if width:
             self.widths[width] = self.widths.get(width, 0) + 1
         self.counted += 1
-        self._seen.append((now_unix_seconds, width or None, device_id))
+        known = self._seen.get(device_id, _NOTHING)
+        self._seen[device_id] = known._replace(
+            counted_unix_seconds=now_unix_seconds, width=width or None
+        )
         return Settled(device_id, Receipt(digest, _COUNTED))
 
 
@@ -389,10 +399,12 @@ class Inbox:
         self._repeats = repeats
         self._ingests: Mapping[str, Ingest] = {}
         self._absent: frozenset[str] = frozenset()
+        self._several = False
 
     def serve(self, ingests: Mapping[str, Ingest], absent: Iterable[str] = ()) -> None:
         """Take updates for these tasks from now on."""
         self._ingests, self._absent = ingests, frozenset(absent)
+        self._several = len(ingests) + len(self._absent) > 1
 
     def offer(
         self, device_id: bytes, payload: bytes, record: int = RecordType.UPDATE
@@ -416,7 +428,8 @@ class Inbox:
         task = update.identity.task
         ingest = self._ingests.get(task)
         if ingest is not None:
-            return ingest.judge(update)
+            with about(task if self._several else ""):
+                return ingest.judge(update)
         if task in self._absent:
             raise WireError("not-served", "an update for a task that is not served at present")
         self._refusals.note_reason("wrong-task", update.identity.device_id)

@@ -94,8 +94,6 @@ class RoundOpened:
     row: RoundRow
     carried: int
     """Updates of rounds without quorum that it begins with."""
-    task: str = ""
-    """Its name, where there are several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +103,6 @@ class RoundClosed:
     row: RoundRow
     summary: RoundSummary
     next_version: int | None
-    task: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +111,6 @@ class RoundHeld:
 
     row: RoundRow
     why: str
-    task: str = ""
 
 
 RoundEvent = RoundOpened | RoundClosed | RoundHeld
@@ -150,9 +146,10 @@ class RoundMachine:
         self._began_unix = 0.0
         self._earliest_close_unix = 0.0
         self._earliest_open_unix = 0.0
-        self._told_waiting = -1
+        self._lacked = 0  # devices to wait for, as was said
         self._counted_at = -1
         self._eligible = 0
+        self._played = self._store.rounds.played(self._store.facts.replaced_at)
         self.paused = False
         """Whether no other round opens."""
         self.unpublished: str | None = None
@@ -189,7 +186,7 @@ class RoundMachine:
             return None
         if _rests(row):
             # Nobody takes part in it; it ends when rounds may go on, or for another version.
-            ends = self._may_go_on(row.round) or self._aggregation.goes_back
+            ends = self._may_go_on() or self._aggregation.goes_back
             return self._close(row, now) if ends else None
         # A clock that was set back gives the round its length once more, and no year on top.
         self._began_unix = min(self._began_unix, now)
@@ -265,6 +262,7 @@ class RoundMachine:
     def follow(self, other: RoundMachine) -> None:
         """Take over what the same task's machine before this one had in memory only."""
         self._late, self._earliest_open_unix = other._late, other._earliest_open_unix
+        self._lacked = other._lacked
 
     def _all_were_revoked(self, row: RoundRow) -> bool:
         # Where nobody is missing any more, it was heard or revoked. A round that selected nobody
@@ -307,8 +305,10 @@ class RoundMachine:
         if _is_within(self._earliest_open_unix, now, self._settings.pause_seconds):
             return False
         enrolled, wanted = self.eligible, self._settings.wait_for_devices
-        if enrolled < wanted and enrolled != self._told_waiting:
-            # Else a fleet that shrank below it would stand still without a word.
+        lacked = wanted if enrolled < wanted else 0
+        if lacked and lacked != self._lacked:
+            # Once: each device that enrols is said anyway. A fleet that shrinks below it later
+            # would stand still without a word.
             _LOG.info(
                 "no round opens before %d devices are enrolled (round.wait_for_devices)%s; "
                 "there are %d",
@@ -316,16 +316,16 @@ class RoundMachine:
                 f" with {self._selector}" if self._selector else "",
                 enrolled,
             )
-        self._told_waiting = enrolled
-        return enrolled >= wanted
+        self._lacked = lacked
+        return not lacked
 
-    def _may_go_on(self, number: int) -> bool:
+    def _may_go_on(self) -> bool:
         most = self._settings.most_rounds
-        return (not most or number <= most) and not self.stopped
+        return (not most or self._played < most) and not self.stopped
 
     def _open(self, now: float) -> RoundOpened | RoundHeld:
         number = self.next_number()
-        if self._may_go_on(number):
+        if self._may_go_on():
             threshold = min(EVERYONE, int(self._settings.share * 2**64))
             self._late.round_opens(number)
             seconds = deadline_seconds(self._settings, self._times())
@@ -357,6 +357,7 @@ class RoundMachine:
         except Exception as error:
             return self._hold(row, f"it could not be published: {error}", error)
         self.current, self._missing, self._arrivals = row, missing, array("f")
+        self._played += int(not _rests(row))
         self._any_heard = False
         self._began_unix, self._earliest_close_unix = now, 0.0
         self._aggregation.carry_over(row)
@@ -387,7 +388,7 @@ class RoundMachine:
         times = np.asarray(self._arrivals, dtype=np.float32)
         with self._store.database.transaction():
             self._store.rounds.close(row.round, now, made, participants, summary.metrics, times)
-            self._evaluator.round_closes(row, made=made not in (None, row.version))
+            self._evaluator.round_closes(row)
             self._store.reports.keep_last(row.round)
             if made is None:
                 self._store.checkpoints.drop_partial()

@@ -14,8 +14,9 @@ from aggregator.methods.model import Arrays, ModelMismatch
 from aggregator.store import Store, TaskStore
 from aggregator.store.checkpoints import MethodCheckpoint
 from aggregator.task.artifacts import read_artifacts
-from aggregator.task.file import Task, read_catalogue_file, stored_catalogue
+from aggregator.task.file import Task, read_catalogue_file, served_catalogue, stored_catalogue
 from aggregator.task.request import Request
+from device_sdk.artifact import read_manifest
 from device_sdk.methods.state import RestoreError
 
 _LOG = logging.getLogger(__name__)
@@ -26,13 +27,14 @@ _MOST_NAMED = 8
 class Replacement:
     """What a task becomes, ready to be committed.
 
-    ``fresh``: names of the parameters that the model before did not have in this shape, where it
-    was to begin with them.
+    ``same_model``: whether versions of before compare with those to come. ``fresh``: names of the
+    parameters that the model before did not have in this shape, where it was to begin with them.
     """
 
     task: Task
     method: Method
     catalogue: bytes | None
+    same_model: bool
     fresh: tuple[str, ...] = ()
 
 
@@ -50,7 +52,7 @@ def plan(store: TaskStore, old: Task, new: Task, *, warm_start: bool) -> Replace
     if warm_start:
         fresh = _give(method, _model_of(store, old))
     method.begin_at(0 if version is None else version.version + 1)
-    return Replacement(new, method, catalogue, fresh)
+    return Replacement(new, method, catalogue, _is_same_model(store, new, method), fresh)
 
 
 def commit(store: TaskStore, replacement: Replacement, now_unix_seconds: int) -> int:
@@ -79,7 +81,11 @@ def commit(store: TaskStore, replacement: Replacement, now_unix_seconds: int) ->
         facts.label = task.label
         facts.catalogue = replacement.catalogue
         facts.unpublished = None
-        facts.judged_from, facts.stopped_at = replacement.method.version, None
+        facts.replaced_at, facts.stopped_at = replacement.method.version, None
+        facts.dropped_rollback = None
+        if not replacement.same_model:
+            facts.judged_from = replacement.method.version
+            store.versions.drop_request("the task was replaced by another model before its turn")
         store.evaluations.forget(replacement.method.version)
         tasks = store.fleet.tasks
         tasks.set_unwritten(store.number, task.text)
@@ -97,13 +103,12 @@ def replace_task(
     dropped = commit(store, replacement, now_unix_seconds)
     if dropped:
         _LOG.warning(
-            "task %s: %d updates that were counted are part of no version: they were made for the "
-            "model that was replaced",
-            new.name,
+            "%d updates that were counted are part of no version: they were made for the model "
+            "that was replaced",
             dropped,
         )
     if replacement.fresh:
-        _LOG.warning("task %s: %s", new.name, begins_anew(replacement.fresh))
+        _LOG.warning("%s", begins_anew(replacement.fresh))
 
 
 def begins_anew(fresh: tuple[str, ...]) -> str:
@@ -120,7 +125,7 @@ def buildable(store: Store, task: Task) -> None:
 
 def fits(store: TaskStore, task: Task) -> bool:
     """Whether a task's stored state goes on with these settings."""
-    version, known = store.checkpoints.get("version"), stored_catalogue(store)
+    version, known = store.checkpoints.get("version"), served_catalogue(store, task)
     if version is None:
         return True
     try:
@@ -130,16 +135,53 @@ def fits(store: TaskStore, task: Task) -> bool:
     return True
 
 
+def require_return(store: TaskStore, served: Task, version: int) -> None:
+    """Raises AggregatorError where a version of a model that the task had before does not fit the
+    present one, so that it cannot be gone back to. ``served``: the task as it is."""
+    known = served_catalogue(store, served)
+    method = _built(store.fleet, served, 0 if known is None else len(known))
+    try:
+        method.adopt(store.versions.model(version))
+    except ModelMismatch as error:
+        name = served.name
+        raise AggregatorError(
+            f"version {version} is of a model that task {name} had before version "
+            f"{store.facts.judged_from}, and does not fit the present one: {error}. To go back to "
+            f"that model as well, replace the task by its file of then (task replace {name} --from "
+            "FILE), and go back after that; to have both, add a task with warm_start = "
+            f'"task:{name}@{version}"'
+        ) from None
+
+
+def _is_same_model(store: TaskStore, new: Task, method: Method) -> bool:
+    """Whether the new task's model is what the present version is one of: of the same method and
+    artifact, with arrays of the same names and shapes."""
+    version = store.checkpoints.get("version")
+    row = None if version is None else store.versions.find(version.version)
+    arrays = method.model_arrays
+    if row is None or not row.kept or arrays is None or store.facts.label != new.label:
+        return False
+    before = store.versions.model(row.version)
+    artifact = read_manifest(new.artifacts[-1]).id if new.artifacts else ""
+    return row.artifact == artifact and _shapes(before) == _shapes(arrays)
+
+
+def _shapes(model: Arrays) -> dict[str, tuple[int, ...]]:
+    return {name: array.shape for name, array in model.items()}
+
+
 def _catalogue(store: TaskStore, new: Task) -> tuple[bytes | None, int]:
+    known = stored_catalogue(store)
     if new.catalogue is None:
-        return None, 0
-    found, known = read_catalogue_file(new.catalogue), stored_catalogue(store)
+        return None if known is None else known.to_bytes(), 0
+    found = read_catalogue_file(new.catalogue)
     if known is None:
         return found.to_bytes(), len(found)
     if not found.extends(known):
         raise AggregatorError(
             f"the catalogue {new.catalogue} does not begin with the {len(known)} items that the "
-            "task has: devices know them by their rows. Append to it, or add a task"
+            "task has, or had: devices and kept versions know them by their rows. Append to it, or "
+            "add a task"
         )
     # What was appended is taken in before the next round, as always.
     return known.to_bytes(), len(known)
@@ -159,7 +201,7 @@ def _built(fleet: Store, task: Task, items: int) -> Method:
 
 def _model_of(store: TaskStore, task: Task) -> Arrays:
     version = store.checkpoints.get("version")
-    known = stored_catalogue(store)
+    known = served_catalogue(store, task)
     if version is None:
         raise AggregatorError("there is no version yet to begin with: leave --warm-start out")
     method = _built(store.fleet, task, 0 if known is None else len(known))

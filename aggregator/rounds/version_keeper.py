@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from aggregator.methods.method import Method
 from aggregator.store import TaskStore
 from aggregator.store.versions import Ranking, VersionRow
-from aggregator.task.file import ModelsSettings, stored_catalogue
-from aggregator.task.warm_start import WarmStart
+from aggregator.task.file import ModelsSettings
+from aggregator.task.warm_start import WarmStart, item_ids
 from device_sdk.artifact import Artifact
 
 _LOG = logging.getLogger(__name__)
@@ -31,14 +31,12 @@ class VersionKeeper:
     artifacts: Sequence[Artifact]
     unix_clock: Callable[[], float]
 
-    def begin(self, method: Method) -> str:
+    def begin(self, method: Method, items: int) -> str:
         """Let a new task's method begin with what the task file says; where that is from, for
         people. Raises AggregatorError."""
         if self.warm_start is None:
             return ""
-        catalogue = stored_catalogue(self.store)
-        ids = () if catalogue is None else catalogue.items
-        self.warm_start.begin(method, self.store, self.ranking, ids)
+        self.warm_start.begin(method, self.store, self.ranking, item_ids(self.store, items))
         _LOG.info("the first version is %s", self.warm_start.said)
         return self.warm_start.said
 
@@ -47,9 +45,16 @@ class VersionKeeper:
         return self.store.versions.find(version) is not None
 
     def note(
-        self, method: Method, version: int, round_number: int, devices: int, origin: str = ""
+        self,
+        method: Method,
+        version: int,
+        round_number: int,
+        devices: int,
+        items: int,
+        origin: str = "",
     ) -> None:
-        """A version that is committed; inside its transaction."""
+        """A version that is committed, with vectors of so many items; inside its transaction. What
+        single devices said of those before it is needed no more."""
         model = method.model_arrays
         row = VersionRow(
             version=version,
@@ -62,7 +67,9 @@ class VersionKeeper:
             metrics={},
             pinned=False,
             kept=model is not None,
+            items=items,
         )
         versions, settings = self.store.versions, self.settings
         versions.add(row, model)
         versions.prune(settings.keep_last, settings.keep_best, self.ranking)
+        self.store.evaluations.forget(version)

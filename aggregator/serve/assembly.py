@@ -32,7 +32,7 @@ from aggregator.serve.uplink import Uplink
 from aggregator.shared import Shared, TaskShared
 from aggregator.store import Store, TaskStore
 from aggregator.task.artifacts import read_artifacts
-from aggregator.task.file import Task, stored_catalogue
+from aggregator.task.file import Task, served_catalogue
 from device_sdk.link.settings import LinkSettings
 from device_sdk.wire.publish.chunks import Reassembler
 from device_sdk.wire.publish.topics import Topics
@@ -67,6 +67,19 @@ class World:
     sleep: Callable[[float], None] = time.sleep
 
 
+@dataclass(frozen=True)
+class Bounds:
+    """What is heard of those who ask: of each so many, of all together a share of the time."""
+
+    buckets: TokenBuckets
+    budget: WorkBudget
+
+    @classmethod
+    def of(cls, share: float, clock: Callable[[], float]) -> Bounds:
+        """``share`` of the time; ``clock`` gives monotonic seconds."""
+        return cls(TokenBuckets(_BURST, _REFILL_PER_SECOND, clock), WorkBudget(share, clock))
+
+
 def assemble(
     home: AggregatorHome,
     store: Store,
@@ -99,13 +112,25 @@ def assemble(
         store,
     )
 
-    def bounds(share: float) -> tuple[TokenBuckets, WorkBudget]:
-        return TokenBuckets(_BURST, _REFILL_PER_SECOND, clock), WorkBudget(share, clock)
-
-    life, admission = (keys.keyring, presence.incarnation), settings.admission
-    opens, enrolments = map(bounds, (admission.opens_share, admission.enrolments_share))
-    table = SessionTable(*life, *opens, clock, unix_clock, random_bytes=random_bytes)
-    desk = EnrolmentDesk(*life, *enrolments, unix_clock, random_bytes=random_bytes)
+    opens = Bounds.of(settings.admission.opens_share, clock)
+    table = SessionTable(
+        keys.keyring,
+        presence.incarnation,
+        opens.buckets,
+        opens.budget,
+        clock,
+        unix_clock,
+        random_bytes=random_bytes,
+    )
+    enrolments = Bounds.of(settings.admission.enrolments_share, clock)
+    desk = EnrolmentDesk(
+        keys.keyring,
+        presence.incarnation,
+        enrolments.buckets,
+        enrolments.budget,
+        unix_clock,
+        random_bytes=random_bytes,
+    )
     keys.watch(table.replace_keyring)
     keys.watch(desk.replace_keyring)
 
@@ -150,7 +175,7 @@ def make_task(shared: TaskShared, keys: FleetKeys, rng: np.random.Generator) -> 
     task, store = shared.task, shared.store
     artifacts = read_artifacts(task.artifacts, task.companions)
     publisher = Publisher(shared, artifacts, keys.current, rng)
-    catalogue = stored_catalogue(store)
+    catalogue = served_catalogue(store, task)
     parameters = tuple(each.artifact for each in artifacts)
     aggregation = Aggregation(
         task.binding,
@@ -160,7 +185,12 @@ def make_task(shared: TaskShared, keys: FleetKeys, rng: np.random.Generator) -> 
         publisher.require_publishable,
         parameters,
         VersionKeeper(
-            store, task.models, task.ranking, task.warm_start, parameters, shared.unix_clock
+            store,
+            task.models,
+            task.ranking,
+            task.warm_start,
+            parameters,
+            shared.unix_clock,
         ),
     )
     parts = {option_name(each.manifest.name) for each in parameters}

@@ -21,6 +21,7 @@ from aggregator.rounds.machine import RoundClosed, RoundEvent, RoundHeld, RoundO
 from aggregator.serve.metrics import Snapshot, TaskSnapshot
 from aggregator.serve.service import Service
 from aggregator.store.rounds import RoundRow
+from aggregator.task_log import about, add_task
 from device_sdk.system.printable import PrintableFormatter, printable, size, span
 
 _LOG = logging.getLogger("aggregator")
@@ -41,6 +42,7 @@ class View(ABC):
         first_seconds: float,
     ) -> None:
         handler.setFormatter(PrintableFormatter(line))
+        handler.addFilter(add_task)
         self._handler = handler
         self._clock = clock
         self._every_seconds = every_seconds
@@ -70,21 +72,21 @@ class PlainView(View):
     """Log lines on standard error: one for each event, and one now and then in a long round."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        line = "%(asctime)s %(levelname)-7s %(message)s"
+        line = "%(asctime)s %(levelname)-7s %(task)s%(message)s"
         handler = logging.StreamHandler(sys.stderr)
         super().__init__(handler, line, clock, _PLAIN_SECONDS, clock() + _PLAIN_SECONDS)
 
     def _draw(self, seen: Snapshot) -> None:
         for task in seen.tasks:
             if task.current is not None:
-                _LOG.info(
-                    "%sround %d: %d of %d arrived, %s left",
-                    f"{task.name}: " if len(seen.tasks) > 1 else "",
-                    task.current.round,
-                    task.arrived,
-                    task.current.expected,
-                    span(task.seconds_left or 0.0),
-                )
+                with about(task.name if len(seen.tasks) > 1 else ""):
+                    _LOG.info(
+                        "round %d: %d of %d arrived, %s left",
+                        task.current.round,
+                        task.arrived,
+                        task.current.expected,
+                        span(task.seconds_left or 0.0),
+                    )
 
 
 class LiveView(View):
@@ -93,7 +95,7 @@ class LiveView(View):
     def __init__(self) -> None:
         console = Console()
         handler = RichHandler(console=console, show_path=False)
-        super().__init__(handler, "%(message)s", console.get_time, _REFRESH_SECONDS, 0.0)
+        super().__init__(handler, "%(task)s%(message)s", console.get_time, _REFRESH_SECONDS, 0.0)
         self._live = Live(console=console, auto_refresh=False, transient=True)
 
     def __enter__(self) -> Self:
@@ -109,11 +111,6 @@ class LiveView(View):
 
 def describe(event: RoundEvent) -> str:
     """One line about a round."""
-    line = _described(event)
-    return f"{event.task}: {line}" if event.task else line
-
-
-def _described(event: RoundEvent) -> str:
     number = event.row.round
     match event:
         case RoundOpened() if event.row.threshold == 0:
@@ -194,7 +191,11 @@ def _round(seen: TaskSnapshot) -> Group | Text:
     if seen.unpublished is not None:
         return Text(f"the next round is held: {printable(seen.unpublished)}", style="bold red")
     if row is None:
-        return Text("paused" if seen.paused else "no round is open: waiting for devices")
+        if seen.paused:
+            return Text("paused")
+        if seen.eligible < seen.wait_for_devices:
+            return Text(f"no round opens: {seen.eligible} of {seen.wait_for_devices} devices")
+        return Text("between two rounds")
     if row.threshold == 0 and seen.stopped:
         return Text("early stopping: no version was better for long, the best one is published")
     if row.threshold == 0:

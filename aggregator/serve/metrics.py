@@ -31,6 +31,8 @@ class TaskSnapshot:
     counted: int
     eligible: int = 0
     """Devices that it is for."""
+    wait_for_devices: int = 0
+    """So many there must be before a round opens."""
     paused: bool = False
     widths: Mapping[int, int] = field(default_factory=dict)
     outcomes: Mapping[tuple[str, str], int] = field(default_factory=dict)

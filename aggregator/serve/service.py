@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from aggregator.errors import AggregatorError
 from aggregator.keys.fence import Fence
@@ -167,7 +167,8 @@ class Service:
         for owner, times in parts.link.take_refused().items():
             parts.refusals.note_reason("too-many", owner, _TOO_MANY, times)
         for task in parts.tasks.served:
-            self._settle(task.ingest.commit())
+            with parts.tasks.about(task):
+                self._settle(task.ingest.commit())
         self._tick()
         self._look_at_files()
         self._send_all(parts.standings.changed())
@@ -185,7 +186,8 @@ class Service:
         while happened:
             happened = False
             for task in self._parts.tasks.served:
-                event = task.rounds.tick()
+                with self._parts.tasks.about(task):
+                    event = task.rounds.tick()
                 if event is not None:
                     happened = True
                     self._tell(task, event)
@@ -198,7 +200,8 @@ class Service:
         """Send what is decided, and close."""
         parts = self._parts
         for task in parts.tasks.served:
-            self._settle(task.ingest.commit())
+            with parts.tasks.about(task):
+                self._settle(task.ingest.commit())
         parts.link.stop(flush_seconds=_FLUSH_SECONDS)
         with parts.store.database.transaction():
             for task in parts.tasks.served:
@@ -323,12 +326,15 @@ class Service:
             self._announce(standing, task.store.publications.take_replaced())
         elif isinstance(event, RoundClosed):
             parts.housekeeping.something_was_deleted()  # the log, or an older checkpoint
-            if not parts.tasks.between_rounds(task):
-                task.upkeep.between_rounds()
+            with parts.store.database.transaction():
+                task.ingest.save_seen()  # the next group may be a day away
+            with parts.tasks.about(task):
+                if not parts.tasks.between_rounds(task):
+                    task.upkeep.between_rounds()
             self._tend_keys()
         if self._on_round is not None:
-            several = len(parts.tasks.served) > 1
-            self._on_round(replace(event, task=task.task.name) if several else event)
+            with parts.tasks.about(task):
+                self._on_round(event)
 
     def _tend_keys(self) -> None:
         parts = self._parts
@@ -340,6 +346,7 @@ class Service:
         """The operator changed something: revoked, rotated, asked for a task or version."""
         parts = self._parts
         for device_id in parts.registry.reload():
+            parts.store.devices.forget_told(device_id)  # what came while it was being revoked
             parts.table.end(device_id)
             for task in parts.tasks.served:
                 task.rounds.revoked(device_id)
@@ -364,6 +371,7 @@ def _seen(task: TaskParts) -> TaskSnapshot:
     return TaskSnapshot(
         name=task.task.name,
         eligible=rounds.eligible,
+        wait_for_devices=task.task.round.wait_for_devices,
         paused=rounds.paused,
         version=task.aggregation.version,
         current=rounds.current,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
 from aggregator.errors import AggregatorError
@@ -27,6 +28,7 @@ from aggregator.task.file import (
     read_task,
 )
 from aggregator.task.request import Request, write_task_files
+from aggregator.task_log import about
 
 _LOG = logging.getLogger(__name__)
 _FLEET_TABLES = ", ".join(f"[{each}]" for each in FLEET_TABLES)
@@ -76,8 +78,6 @@ def _require_same(before: TaskParts, found: Task) -> None:
     task = before.task
     if task.cohort != found.cohort:
         raise AggregatorError("task.cohort is what devices know it by: leave it, or add a task")
-    if task.catalogue is None and found.catalogue is not None:
-        raise AggregatorError("a first catalogue is for tessera-aggregator task replace")
     if not before.publisher.offers(read_artifacts(found.artifacts, found.companions)):
         raise AggregatorError("another artifact is for tessera-aggregator task replace")
 
@@ -108,6 +108,7 @@ class TaskBoard:
         self._parts: dict[int, TaskParts] = {}
         self._absent: dict[int, str] = {}
         self._stamps: dict[int, tuple[int, int]] = {}
+        self._several = False
         self.revision = 0
         """Rises when the names that are served change, or whom a task is for."""
 
@@ -126,47 +127,59 @@ class TaskBoard:
         """The one that is always there."""
         return self._parts[FIRST]
 
+    def about(self, parts: TaskParts) -> AbstractContextManager[None]:
+        """What is logged meanwhile is about this task, which is named where there are several."""
+        return self._about(parts.task.name)
+
+    def _about(self, name: str | None) -> AbstractContextManager[None]:
+        return about((name or "") if self._several else "")
+
     def begin(self, first: Task) -> None:
         """Make all of them. Raises AggregatorError where the first one can be neither served nor
         replaced by what waits for that."""
         write_task_files(self._home.folder, self._store)
-        try:
-            self._put(FIRST, self._made(self._store.first, first))
-        except AggregatorError as error:
-            row = self._store.tasks.find(FIRST)
-            if row.served is None:
-                raise
-            if row.request is None or not self._replace(row):
-                raise AggregatorError(
-                    f"task {row.name} cannot be served: {error}. Mend that, or have the task "
-                    f"replaced when serve starts: tessera-aggregator task replace {row.name} "
-                    "--from FILE"
-                ) from None
-        else:
-            self._note(FIRST, first, None)
+        self._several = len(self._store.tasks.all()) > 1
+        with self._about(first.name):
+            try:
+                self._put(FIRST, self._made(self._store.first, first))
+            except AggregatorError as error:
+                row = self._store.tasks.find(FIRST)
+                if row.served is None:
+                    raise
+                if row.request is None or not self._replace(row):
+                    raise AggregatorError(
+                        f"task {row.name} cannot be served: {error}. Mend that, or have the task "
+                        f"replaced when serve starts: tessera-aggregator task replace {row.name} "
+                        "--from FILE"
+                    ) from None
+            else:
+                self._note(FIRST, first, None)
         self.look_again()
 
     def look_again(self) -> bool:
         """The operator changed something in the store; whether anything was deleted."""
         deleted = False
         rows = self._store.tasks.all()
+        self._several = len(rows) > 1
         self._write_files()
         for row in rows:
-            if row.state == "retiring":
-                self._retire(row)
-                deleted = True
-                continue
-            if row.number not in self._parts:
-                self._add(row)
-            parts = self._parts.get(row.number)
-            if parts is not None:
-                parts.rounds.paused = row.state == "paused"
-                parts.rounds.reload_hold()
-                if parts.rounds.current is None:
-                    parts.upkeep.between_rounds()
-            if row.request is not None:
-                deleted |= self._replace(row)
+            with self._about(row.name):
+                deleted |= self._look_at(row)
         return deleted
+
+    def _look_at(self, row: TaskRow) -> bool:
+        if row.state == "retiring":
+            self._retire(row)
+            return True
+        if row.number not in self._parts:
+            self._add(row)
+        parts = self._parts.get(row.number)
+        if parts is not None:
+            parts.rounds.paused = row.state == "paused"
+            parts.rounds.reload_hold()
+            if parts.rounds.current is None:
+                parts.upkeep.between_rounds()
+        return row.request is not None and self._replace(row)
 
     def between_rounds(self, parts: TaskParts) -> bool:
         """A round of a task ended: take up what waited for it; whether the parts are others now."""
@@ -180,10 +193,12 @@ class TaskBoard:
         changed = False
         for parts in self.served:
             if parts.rounds.current is None or parts.rounds.rests:
-                changed |= self._reload(parts)
+                with self.about(parts):
+                    changed |= self._reload(parts)
         for row in self._store.tasks.all():
             if row.number in self._absent:
-                changed |= self._add(row)
+                with self._about(row.name):
+                    changed |= self._add(row)
         return changed
 
     def _add(self, row: TaskRow) -> bool:
@@ -203,7 +218,7 @@ class TaskBoard:
             self._say(row.number, f"it is not served: {error}")
             return False
         self._note(row.number, task, None)
-        _LOG.info("task %s is served", task.name)
+        _LOG.info("the task is served")
         return True
 
     def _reload(self, parts: TaskParts) -> bool:
@@ -229,14 +244,16 @@ class TaskBoard:
         made.rounds.follow(parts.rounds)
         self._follow(parts, made)
         self._note(number, found, problem)
-        _LOG.info("task %s: the settings of its file are in use", found.name)
+        _LOG.info("the settings of the task file are in use")
         return True
 
     def _replace(self, row: TaskRow) -> bool:
         parts, store = self._parts.get(row.number), self._store.task(row.number)
         request = Request.read(row.request or "")
         # The round of a task that cannot be served cannot end.
-        if parts is not None and parts.rounds.current is not None and not request.now:
+        if parts is not None and parts.rounds.current is None:
+            parts.upkeep.between_rounds()  # what was asked for before it
+        elif parts is not None and not (request.now or parts.rounds.rests):
             return False
         path = self._home.folder / row.file if parts is None else parts.task.path
         fleet = None if row.number == FIRST else self._fleet
@@ -262,7 +279,7 @@ class TaskBoard:
         else:
             self._follow(parts, made)
         self._note(row.number, task, None)
-        _LOG.info("task %s was replaced: generation %d", task.name, made.rounds.generation)
+        _LOG.info("the task was replaced: generation %d", made.rounds.generation)
         return True
 
     def _made(self, store: TaskStore, task: Task) -> TaskParts:
@@ -292,8 +309,9 @@ class TaskBoard:
             store.facts.own_generation = generation
             self._store.tasks.set_served(row.number, None)
             self._store.tasks.set_state(row.number, "retired")
+        self._several = len(self._store.tasks.all()) > 1
         self._serve()
-        _LOG.info("task %s is retired", row.name)
+        _LOG.info("the task is retired")
 
     def _follow(self, parts: TaskParts, made: TaskParts) -> None:
         made.ingest.follow(parts.ingest)
@@ -324,10 +342,12 @@ class TaskBoard:
                 self._store.tasks.set_problem(number, problem)
                 self._store.tasks.set_file(number, file)
         if problem is not None:
-            _LOG.warning("task %s: %s", task.name, problem)
+            with about(task.name):
+                _LOG.warning("%s", problem)
 
     def _say(self, number: int, problem: str) -> None:
         row = self._store.tasks.find(number)
-        _LOG.error("task %s: %s", row.name, problem)
+        with about(row.name or ""):
+            _LOG.error("%s", problem)
         with self._store.database.transaction():
             self._store.tasks.set_problem(number, problem)

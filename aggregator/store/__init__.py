@@ -9,6 +9,7 @@ from aggregator.store.database import STORE_FAILURES, Database
 from aggregator.store.devices import Devices, Secrets, Tokens
 from aggregator.store.evaluations import Evaluations
 from aggregator.store.facts import Facts, RefusalCounts, TaskFacts
+from aggregator.store.participations import Participations
 from aggregator.store.publications import AttachmentBooks, Publications, Retained
 from aggregator.store.reports import Reports
 from aggregator.store.rounds import Rounds
@@ -54,8 +55,9 @@ class TaskStore:
         self.rounds = Rounds(database, number)
         self.log = UpdateLog(database, number)
         self.reports = Reports(database, number)
+        self.participations = Participations(database, number)
         self.checkpoints = Checkpoints(database, number)
-        self.versions = Versions(database, number)
+        self.versions = Versions(database, number, self.facts)
         self.evaluations = Evaluations(database, number)
         self.publications = Publications(database, number)
         self.attachments = AttachmentBooks(self.facts)

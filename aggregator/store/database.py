@@ -6,8 +6,8 @@ import os
 import re
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from device_sdk.system.lock import FileLock
 
 # The tables. A change of them is a new version, with a step that brings an older file to it.
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 
 SCHEMA = """
 CREATE TABLE facts (name TEXT PRIMARY KEY, value ANY NOT NULL) STRICT;
@@ -49,12 +49,8 @@ CREATE TABLE devices (
     enrolled_unix INTEGER NOT NULL,
     first_round INTEGER NOT NULL,        -- takes part from this opening on, see rounds.opening
     revoked_unix INTEGER,
-    last_counted_unix INTEGER,
-    last_width INTEGER,
     labels TEXT NOT NULL DEFAULT '{}',   -- JSON: what tasks choose their devices by
-    name TEXT,                           -- the operator's
-    last_report_unix INTEGER,
-    last_report BLOB                     -- the newest outcome, as it came, without evaluation
+    name TEXT                            -- the operator's
 ) STRICT;
 CREATE TABLE tasks (
     task INTEGER PRIMARY KEY,            -- 1: the first, whose file has the fleet's tables
@@ -129,6 +125,16 @@ CREATE TABLE reports (                   -- of the last rounds, see Reports
     received_bytes INTEGER,
     PRIMARY KEY (task, generation, round, device_id)
 ) STRICT, WITHOUT ROWID;
+CREATE TABLE participations (            -- each device's newest, in each task
+    task INTEGER NOT NULL,
+    device_id BLOB NOT NULL,
+    counted_unix INTEGER,                -- of its newest update that was counted
+    width INTEGER,                       -- of that one; NULL: it had no columns
+    told_unix INTEGER,                   -- when it told last how a round ended
+    round INTEGER,                       -- which one
+    report BLOB,                         -- as it came, without evaluation; NULL: revoked since
+    PRIMARY KEY (task, device_id)
+) STRICT, WITHOUT ROWID;
 CREATE TABLE checkpoints (
     task INTEGER NOT NULL,
     kind TEXT NOT NULL,                  -- 'version', or 'partial' within an open round
@@ -158,6 +164,7 @@ CREATE TABLE versions (
     pinned INTEGER NOT NULL DEFAULT 0,
     awaited INTEGER NOT NULL DEFAULT 0,  -- to become the next version
     model BLOB,                          -- safetensors; NULL: dropped
+    items INTEGER NOT NULL,              -- of the catalogue, that it has vectors of
     PRIMARY KEY (task, version)
 ) STRICT;
 CREATE INDEX awaited_versions ON versions (task) WHERE awaited = 1;
@@ -263,6 +270,26 @@ def _one_task_becomes_the_first() -> str:
     )
 
 
+def _devices_did_something_in_a_task() -> str:
+    """What was kept once for each device is of the task whose round it told of last, or the first:
+    of others it is known when the device tells of them again."""
+    dropped = ("last_counted_unix", "last_width", "last_report_unix", "last_report")
+    return "".join(
+        (
+            _table_of("participations"),
+            "INSERT INTO participations "
+            "(task, device_id, counted_unix, width, told_unix, round, report) "
+            "SELECT coalesce(newest.task, 1), devices.device_id, last_counted_unix, last_width, "
+            "last_report_unix, newest.round, last_report FROM devices LEFT JOIN "
+            "(SELECT reports.device_id, task, round, max(opening) FROM reports "
+            "JOIN rounds USING (task, round) GROUP BY reports.device_id) AS newest "
+            "ON newest.device_id = devices.device_id "
+            "WHERE last_counted_unix IS NOT NULL OR last_report_unix IS NOT NULL;\n",
+            *(f"ALTER TABLE devices DROP COLUMN {each};\n" for each in dropped),
+        )
+    )
+
+
 STEPS = {
     1: """
 ALTER TABLE rounds ADD COLUMN closed_served_seconds REAL;
@@ -272,6 +299,7 @@ UPDATE devices SET admission_key = zeroblob(32) WHERE revoked_unix IS NOT NULL;
     # Checkpoints of before are read as they are; those from now on are safetensors.
     2: "",
     3: _one_task_becomes_the_first(),
+    4: _devices_did_something_in_a_task(),
 }
 """By the version that a file has, what makes it one of the next version."""
 
@@ -303,9 +331,17 @@ class Database:
     connection in the midst of another's checkpoint may lose pages (sqlite.org/wal.html, "The
     WAL-Reset Bug"). So no two of the two ever meet here, whichever SQLite this Python came with.
     Reading takes no lock.
+
+    A file of an older version is made one of this within ``taken_over_in()``.
     """
 
-    def __init__(self, path: Path, *, create: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        create: bool = False,
+        taken_over_in: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
         if create:
             # Made by us first, so that nobody else can ever read it: it holds secrets. SQLite gives
             # its journals the same mode.
@@ -325,7 +361,7 @@ class Database:
             path, isolation_level=None, check_same_thread=False, cached_statements=256
         )
         try:
-            self._prepare(path, create)
+            self._prepare(path, create, taken_over_in)
         except sqlite3.DatabaseError as error:
             self.close()
             raise AggregatorError(f"{path} cannot be used: {error}") from None
@@ -334,7 +370,9 @@ class Database:
             raise
         self._seen_version = self._data_version()
 
-    def _prepare(self, path: Path, create: bool) -> None:
+    def _prepare(
+        self, path: Path, create: bool, taken_over_in: Callable[[], AbstractContextManager[None]]
+    ) -> None:
         run = self._connection.execute
         run(f"PRAGMA busy_timeout = {int(1000 * _BUSY_SECONDS)}")
         run("PRAGMA journal_mode = WAL")
@@ -353,8 +391,9 @@ class Database:
                 run(f"PRAGMA user_version = {SCHEMA_VERSION}")
         if run("PRAGMA application_id").fetchone()[0] != _APPLICATION_ID:
             raise AggregatorError(f"{path} is no aggregator's database")
-        if self._version() != SCHEMA_VERSION:
-            self._migrate(path)
+        if (version := self._version()) != SCHEMA_VERSION:
+            with taken_over_in() if version in STEPS else nullcontext():
+                self._migrate(path)
 
     def _migrate(self, path: Path) -> None:
         if self._version() in WITHOUT_ERASING:

@@ -21,7 +21,7 @@ Labels = Mapping[str, str]
 class DeviceRow:
     """One identity, its fields the table's columns. ``first_round``: it takes part in the rounds
     that opened as the ``first_round``-th or later, counted over all tasks. ``labels``: what tasks
-    choose by; ``last_report``: of its newest round, without evaluation."""
+    choose by."""
 
     device_id: bytes
     identity: bytes
@@ -32,12 +32,8 @@ class DeviceRow:
     enrolled_unix_seconds: int
     first_round: int
     revoked_unix_seconds: int | None = None
-    last_counted_unix_seconds: int | None = None
-    last_width: int | None = None
     labels: Labels = field(default_factory=dict)
     name: str | None = None
-    last_report_unix_seconds: int | None = None
-    last_report: bytes | None = None
 
     def __repr__(self) -> str:
         return f"DeviceRow(device_id={self.device_id.hex()}, ...)"
@@ -62,13 +58,20 @@ class Devices(Table):
         """Revoke, and delete its admission key and what it reported; whether it was not revoked
         before."""
         changed = self._database.execute(
-            "UPDATE devices SET revoked_unix = ?, admission_key = zeroblob(32), "
-            "last_report = NULL WHERE device_id = ? AND revoked_unix IS NULL",
+            "UPDATE devices SET revoked_unix = ?, admission_key = zeroblob(32) "
+            "WHERE device_id = ? AND revoked_unix IS NULL",
             (now_unix_seconds, device_id),
         )
         if changed:
-            self._database.execute("DELETE FROM reports WHERE device_id = ?", (device_id,))
+            self.forget_told(device_id)
         return changed > 0
+
+    def forget_told(self, device_id: bytes) -> None:
+        """Delete what a device reported, in all tasks."""
+        self._database.execute("DELETE FROM reports WHERE device_id = ?", (device_id,))
+        self._database.execute(
+            "UPDATE participations SET report = NULL WHERE device_id = ?", (device_id,)
+        )
 
     def set_labels(self, device_id: bytes, labels: Labels) -> None:
         """Replace a device's labels."""
@@ -79,20 +82,6 @@ class Devices(Table):
     def set_name(self, device_id: bytes, name: str | None) -> None:
         """Name a device, or no longer (None)."""
         self._database.execute("UPDATE devices SET name = ? WHERE device_id = ?", (name, device_id))
-
-    def note_reported(self, told: Iterable[tuple[int, bytes, bytes]]) -> None:
-        """(Unix seconds, outcome, device id) of devices that told how a round ended."""
-        self._database.execute_many(
-            "UPDATE devices SET last_report_unix = ?, last_report = ? "
-            "WHERE device_id = ? AND revoked_unix IS NULL",
-            told,
-        )
-
-    def note_counted(self, seen: Iterable[tuple[int, int | None, bytes]]) -> None:
-        """(Unix seconds, width, device id) of devices whose updates were counted."""
-        self._database.execute_many(
-            "UPDATE devices SET last_counted_unix = ?, last_width = ? WHERE device_id = ?", seen
-        )
 
 
 def _packed(labels: Labels) -> str:

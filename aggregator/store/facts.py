@@ -95,7 +95,14 @@ class TaskFacts(Named):
     """The version that early stopping ended with, once the best one was asked for; None while
     rounds go on."""
     judged_from = Fact[int](int, 0)
-    """The first version of the present model: those of before a replacement are no measure."""
+    """The first version of the present model: those of before it took the task over are no
+    measure. Another server optimizer is no other model."""
+    replaced_at = Fact[int](int, 0)
+    """The version that the last replacement began with: early stopping counts no rounds of before
+    it. At least ``judged_from``, but in homes of before this was noted."""
+    dropped_rollback = Fact[str | None](str, None)
+    """Why the version that was asked for last did not become the next one; None: it did, or was
+    called off."""
     key_epoch = Fact[int](int, 0)
     """The epoch of the group key that it is published under; 0 before the first publication."""
     own_generation = Fact[int](int, 0, "generation")

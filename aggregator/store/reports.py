@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from aggregator.store.database import TaskTable
 from device_sdk.wire.publish.report import Report
 
 KEPT_ROUNDS = 10
-"""Of each task; the newest outcome of each device stays with the device."""
+"""Of each task; each device's newest outcome stays in ``participations.py``."""
 
 
 class StoredReport(NamedTuple):
@@ -50,6 +50,14 @@ class OutcomeCount(NamedTuple):
     devices: int
 
 
+class NotTrained(NamedTuple):
+    """Devices that told this of a round, those of the newest rounds first."""
+
+    outcome: str
+    reason: str
+    device_ids: tuple[bytes, ...]
+
+
 class Reports(TaskTable):
     """A task's rows of the table ``reports``, of its last ``KEPT_ROUNDS`` rounds."""
 
@@ -77,12 +85,16 @@ class Reports(TaskTable):
         )
         return [OutcomeCount(*row) for row in self._database.rows(query, (self._task,))]
 
-    def of_round(self, generation: int, number: int) -> Iterator[StoredReport]:
-        """What was told of one round, in the order of the devices' ids."""
-        columns = ", ".join(StoredReport._fields)
-        query = f"SELECT {columns} FROM reports WHERE task = ? AND generation = ? AND round = ?"
-        for row in self._database.rows(query, (self._task, generation, number)):
-            yield StoredReport(*row)
+    def not_trained(self) -> list[NotTrained]:
+        """Who trained in one of the rounds kept no update, and why."""
+        query = (
+            "SELECT outcome, reason, device_id FROM reports WHERE task = ? AND reason != '' "
+            "GROUP BY outcome, reason, device_id ORDER BY max(round) DESC, device_id"
+        )
+        found: dict[tuple[str, str], list[bytes]] = {}
+        for outcome, reason, device_id in self._database.rows(query, (self._task,)):
+            found.setdefault((outcome, reason), []).append(device_id)
+        return [NotTrained(*why, tuple(ids)) for why, ids in found.items()]
 
     def keep_last(self, newest: int) -> None:
         """Forget all but the last rounds, of which ``newest`` is the newest."""

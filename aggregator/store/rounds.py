@@ -107,6 +107,16 @@ class Rounds(TaskTable):
         query = f"SELECT {_COLUMNS} FROM rounds WHERE task = ? AND round = ?"
         return _row(self._database.row(query, (self._task, number)))
 
+    def played(self, since_version: int) -> int:
+        """How many rounds opened, of this version and later ones, that somebody could take part in:
+        not those that rest."""
+        row = self._database.row(
+            "SELECT count(*) FROM rounds WHERE task = ? AND version >= ? "
+            "AND threshold != zeroblob(8)",
+            (self._task, since_version),
+        )
+        return 0 if row is None else int(row[0])
+
     def latest(self, count: int = 1) -> list[RoundRow]:
         """The newest rounds, newest first."""
         query = f"SELECT {_COLUMNS} FROM rounds WHERE task = ? ORDER BY round DESC LIMIT ?"

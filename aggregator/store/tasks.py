@@ -19,6 +19,7 @@ TASK_TABLES = (
     "updates",
     "verdicts",
     "reports",
+    "participations",
     "checkpoints",
     "versions",
     "device_evaluations",

@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 
 from aggregator.errors import AggregatorError
 from aggregator.store.checkpoints import pack_state, unpack_state
-from aggregator.store.database import Database, Table
+from aggregator.store.database import Database, TaskTable
+from aggregator.store.facts import TaskFacts
 
 _COLUMNS = (
     "version, round, closed_unix, devices, artifact, origin, bytes, metrics, pinned, "
-    "model IS NOT NULL"
+    "model IS NOT NULL, items"
 )
 
 
@@ -32,6 +33,7 @@ class VersionRow:
         bytes: the model's size; 0 for a method that keeps none.
         metrics: figures by name, as the fleet evaluated it.
         kept: whether the model is there, and not only what is known of it.
+        items: how many items of the task's catalogue it has vectors of; 0 for a method without.
     """
 
     version: int
@@ -44,6 +46,7 @@ class VersionRow:
     metrics: Mapping[str, float]
     pinned: bool
     kept: bool
+    items: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,19 +56,13 @@ class Ranking:
     metric: str
     higher_is_better: bool
 
-    def best(self, rows: Sequence[VersionRow]) -> list[VersionRow]:
-        """Those that have the figure, the best first; of equals the older."""
-        sign = -1.0 if self.higher_is_better else 1.0
-        known = [row for row in rows if self.metric in row.metrics]
-        return sorted(known, key=lambda row: (sign * row.metrics[self.metric], row.version))
 
-
-class Versions(Table):
+class Versions(TaskTable):
     """A task's. A row stays when its model is dropped."""
 
-    def __init__(self, database: Database, task: int) -> None:
-        super().__init__(database)
-        self._task = task
+    def __init__(self, database: Database, task: int, facts: TaskFacts) -> None:
+        super().__init__(database, task)
+        self._facts = facts
 
     def add(self, row: VersionRow, model: Mapping[str, NDArray[Any]] | None) -> None:
         """A version that was made; inside the transaction that makes it. ``bytes`` is set here."""
@@ -85,6 +82,7 @@ class Versions(Table):
             int(row.pinned),
             0,  # awaited
             packed,
+            row.items,
             replace=True,
         )
 
@@ -110,6 +108,14 @@ class Versions(Table):
             (self._task,),
         )
         return [_read(row) for row in rows]
+
+    def ranked(self, ranking: Ranking | None) -> list[VersionRow]:
+        """Those that are kept and have the figure, the best first; of equals the older.
+
+        None without a ranking, and none of before another model took the task over: figures of two
+        models are no measure of each other.
+        """
+        return _ranked(self._comparable(), ranking)
 
     def model(self, version: int) -> dict[str, NDArray[Any]]:
         """The model of a version that is kept. Raises AggregatorError where it is gone."""
@@ -138,11 +144,9 @@ class Versions(Table):
                     "no metric says which version is best: evaluate it, with [evaluation] in the "
                     "task file, or take latest or a number"
                 )
-            if best := ranking.best(kept):
+            if best := self.ranked(ranking):
                 return best[0]
-            raise AggregatorError(
-                f"no kept version has a figure of {ranking.metric!r} yet; take latest or a number"
-            )
+            raise self._unranked(ranking)
         found = kept if name == "latest" else [row for row in kept if str(row.version) == name]
         if not found:
             raise self._gone(name)
@@ -167,12 +171,17 @@ class Versions(Table):
 
     def prune(self, last: int, best: int, ranking: Ranking | None) -> int:
         """Drop all models but the ``last`` newest, the ``best`` ones, the pinned and the awaited;
-        how many."""
+        how many.
+
+        While a model that took the task over has fewer than ``best`` figures, the best versions of
+        before it stay in the places that are left.
+        """
         rows = self.kept()
         stay = {row.version for row in rows[: max(1, last)]}
         stay |= {row.version for row in rows if row.pinned}
-        if ranking is not None:
-            stay |= {row.version for row in ranking.best(rows)[:best]}
+        before = [row for row in rows if row.version < self._facts.judged_from]
+        ranked = self.ranked(ranking) + _ranked(before, ranking)
+        stay |= {row.version for row in ranked[:best]}
         awaited = self.awaited()
         gone = [row for row in rows if row.version not in stay and row.version != awaited]
         self._database.execute_many(
@@ -185,11 +194,21 @@ class Versions(Table):
 
     def ask_for(self, version: int | None) -> None:
         """Ask that a version's model becomes the next one; None: no longer."""
+        self._facts.dropped_rollback = None
         self._database.execute("UPDATE versions SET awaited = 0 WHERE task = ?", (self._task,))
         if version is not None:
             self._database.execute(
                 "UPDATE versions SET awaited = 1 WHERE task = ? AND version = ?",
                 (self._task, version),
+            )
+
+    def drop_request(self, why: str) -> None:
+        """What was asked for, if anything was, does not come to pass: the operator is to see."""
+        wanted = self.awaited()
+        if wanted is not None:
+            self.ask_for(None)
+            self._facts.dropped_rollback = (
+                f"version {wanted}'s model did not become the next version: {why}"
             )
 
     def awaited(self) -> int | None:
@@ -198,6 +217,19 @@ class Versions(Table):
             "SELECT version FROM versions WHERE task = ? AND awaited = 1", (self._task,)
         )
         return None if row is None else int(row[0])
+
+    def _comparable(self) -> list[VersionRow]:
+        return [row for row in self.kept() if row.version >= self._facts.judged_from]
+
+    def _unranked(self, ranking: Ranking) -> AggregatorError:
+        first = self._facts.judged_from
+        of = f" of the present model ({first} and later)" if first else ""
+        figures = sorted({name for row in self._comparable() for name in row.metrics})
+        others = f" (there are figures of {', '.join(figures)})" if figures else ""
+        return AggregatorError(
+            f"no kept version{of} has a figure of {ranking.metric!r} yet, by which "
+            f"evaluation.best_by names the best{others}; take latest or a number"
+        )
 
     def _gone(self, name: str) -> AggregatorError:
         kept = [f"{row.version}" for row in reversed(self.kept())]
@@ -209,9 +241,17 @@ class Versions(Table):
         )
 
 
+def _ranked(rows: Sequence[VersionRow], ranking: Ranking | None) -> list[VersionRow]:
+    if ranking is None:
+        return []
+    name, sign = ranking.metric, -1.0 if ranking.higher_is_better else 1.0
+    known = [row for row in rows if name in row.metrics]
+    return sorted(known, key=lambda row: (sign * row.metrics[name], row.version))
+
+
 def _read(row: Sequence[Any]) -> VersionRow:
-    version, number, closed, devices, artifact, origin, size, metrics, pinned, kept = row
+    version, number, closed, devices, artifact, origin, size, metrics, pinned, kept, items = row
     return VersionRow(
         version, number, closed, devices, artifact, origin, size,
-        json.loads(metrics), bool(pinned), bool(kept),
+        json.loads(metrics), bool(pinned), bool(kept), items,
     )  # fmt: skip

@@ -105,7 +105,7 @@ class RoundSettings:
         resume_grace_seconds: after a restart a round stays open at least this long (default: no
             longer than the deadline).
         pause_seconds: between the end of a round and the next one.
-        most_rounds: stop after this many; 0: never.
+        most_rounds: stop after this many since the task began, or was replaced; 0: never.
         train_seconds: devices pick a k, or a model, that fits this (default: half the deadline).
     """
 
@@ -140,6 +140,11 @@ class RoundSettings:
         if settings.least_deadline_seconds > deadline:
             raise table.error("least_deadline_seconds", "lies above round.deadline_seconds")
         return settings
+
+
+def served_round(text: str) -> RoundSettings:
+    """Those of a task file which was read before."""
+    return RoundSettings.read(TomlTable(tomllib.loads(text)).table("round"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -490,9 +495,18 @@ def read_catalogue_file(path: Path) -> Catalogue:
 
 
 def stored_catalogue(store: TaskStore) -> Catalogue | None:
-    """The catalogue that the model's rows belong to; None before the first ``serve``."""
+    """The items that rows of any of the task's versions belong to; None where it never had any.
+
+    It only ever grows at its end, and stays when the task is replaced by one without items.
+    """
     content = store.facts.catalogue
     return None if content is None else read_catalogue(content)
+
+
+def served_catalogue(store: TaskStore, task: Task) -> Catalogue | None:
+    """What the present model's rows belong to; None before the first ``serve``, and for a method
+    without items."""
+    return None if task.catalogue is None else stored_catalogue(store)
 
 
 def read_continued_catalogue(path: Path, store: TaskStore) -> Catalogue:

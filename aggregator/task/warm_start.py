@@ -74,13 +74,17 @@ class WarmStart:
             )
         source = fleet.task(row.number)
         try:
-            model = source.versions.model(source.versions.named(self.version, ranking).version)
+            found = source.versions.named(self.version, ranking)
+            model = source.versions.model(found.version)
         except AggregatorError as error:
             raise AggregatorError(f"task.warm_start: task {self.task}: {error}") from None
-        content = source.facts.catalogue
-        ids = () if content is None else read_catalogue(content).items
-        # A catalogue only ever grows at its end.
-        return model, ids[: len(model[_ROWS])] if _ROWS in model else ()
+        return model, item_ids(source, found.items)
+
+
+def item_ids(store: TaskStore, count: int) -> tuple[str, ...]:
+    """Of the first rows of a task's models: its catalogue only ever grows at its end."""
+    catalogue = store.facts.catalogue
+    return () if catalogue is None else read_catalogue(catalogue).items[:count]
 
 
 def _read_file(path: Path) -> tuple[Arrays, tuple[str, ...]]:

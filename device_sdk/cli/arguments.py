@@ -9,6 +9,7 @@ from getpass import getpass
 from pathlib import Path
 from typing import TextIO
 
+from device_sdk.link.settings import LinkSettings
 from device_sdk.system.printable import PrintableFormatter
 
 # How a command fails.
@@ -43,8 +44,17 @@ def add_proxy(parser: argparse._ActionsContainer) -> None:
         "--proxy",
         metavar="URL",
         help="reach the broker through this HTTP proxy: http://[user:password@]host:port, or '' "
-        "for none (default: ws:// and wss:// through the environment's HTTPS_PROXY or ALL_PROXY)",
+        "for none (default: ws:// and wss:// through the environment's HTTPS_PROXY or ALL_PROXY). "
+        "It is not kept in the home: give it to each command that reaches the broker",
     )
+
+
+def link_settings(arguments: argparse.Namespace) -> LinkSettings:
+    """What ``--proxy`` asks for. Raises CommandError."""
+    try:
+        return LinkSettings(proxy=arguments.proxy)
+    except ValueError as error:
+        raise CommandError(f"--proxy: {error}") from error
 
 
 # What the library has to say while a command works.

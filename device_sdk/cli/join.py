@@ -13,11 +13,12 @@ from device_sdk.cli.arguments import (
     add_home,
     add_proxy,
     code_of,
+    link_settings,
     log_to_stderr,
 )
 from device_sdk.device import Device
 from device_sdk.link.broker_url import TlsFiles, parse_broker_url
-from device_sdk.link.settings import LinkSettings
+from device_sdk.link.proxy import parse_proxy_url
 from device_sdk.system.command_line import positive_float
 
 DESCRIPTION = """\
@@ -89,14 +90,25 @@ def run(arguments: argparse.Namespace) -> int:
             task=arguments.task,
             cohort=arguments.cohort,
             timeout_seconds=arguments.timeout,
-            link_settings=LinkSettings(proxy=arguments.proxy),
+            link_settings=link_settings(arguments),
         )
     except ValueError as error:
         raise CommandError(str(error)) from error
     with device:
         print(f"joined as device {device.device_id}; home: {device.home}")
-        print(f"next: tessera-device run --home {arguments.home}")
+        print(f"next: tessera-device run --home {arguments.home}{_way(arguments.proxy)}")
     return 0
+
+
+def _way(proxy: str | None) -> str:
+    """The option that takes the same way again, without its password."""
+    if proxy is None:
+        return ""
+    if not proxy:
+        return " --proxy ''"
+    known = parse_proxy_url(proxy)
+    login = "" if known.user is None else " (and its user and password)"
+    return f" --proxy {known}{login}"
 
 
 def _with_user(arguments: argparse.Namespace) -> str:

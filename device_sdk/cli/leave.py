@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from device_sdk.cli.arguments import add_home, log_to_stderr
+from device_sdk.cli.arguments import add_home, add_proxy, link_settings, log_to_stderr
 from device_sdk.device import Device
 from device_sdk.system.command_line import positive_float
 
@@ -24,6 +24,7 @@ examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's arguments."""
     add_home(parser)
+    add_proxy(parser)
     parser.add_argument(
         "--timeout",
         type=positive_float,
@@ -36,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Leave, and say so."""
     log_to_stderr()
-    with Device.open(arguments.home) as device:
+    with Device.open(arguments.home, link_settings=link_settings(arguments)) as device:
         device.leave(arguments.timeout)
     print("this device has left its fleet: it takes part in nothing, and can still recommend")
     return 0

@@ -8,11 +8,16 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from device_sdk.cli.arguments import CommandError, add_home, add_proxy, log_to_stderr
+from device_sdk.cli.arguments import (
+    CommandError,
+    add_home,
+    add_proxy,
+    link_settings,
+    log_to_stderr,
+)
 from device_sdk.conditions import on_mains_power, when_idle
 from device_sdk.device import Device
 from device_sdk.interactions import InteractionsError, read_interactions
-from device_sdk.link.settings import LinkSettings
 from device_sdk.status import DeviceStatus
 from device_sdk.system.command_line import positive_float, positive_int, slowdown
 from device_sdk.system.printable import printable
@@ -116,13 +121,10 @@ def run(arguments: argparse.Namespace) -> int:
         bytes_a_day=arguments.bytes_a_day,
         only_when=_only_when(arguments),
     )
-    try:
-        link_settings = LinkSettings(proxy=arguments.proxy)
-    except ValueError as error:
-        raise CommandError(f"--proxy: {error}") from error
+    link = link_settings(arguments)
     try:
         opened = Device.open(
-            arguments.home, options=options, link_settings=link_settings, tasks=arguments.task
+            arguments.home, options=options, link_settings=link, tasks=arguments.task
         )
     except ValueError as error:
         raise CommandError(f"--task: {error}") from error

@@ -57,6 +57,8 @@ _TASK_COLUMNS = ("task", "cohort", "method", "newest round", "model here", "take
 
 def _task_row(task: TaskStatus) -> tuple[str, ...]:
     newest = "none yet" if task.round is None else f"{task.round}: {task.outcome}"
+    if task.working_on is not None:
+        newest = f"{task.working_on} is in hand"
     version = "none yet" if task.version is None else f"version {task.version}"
     why = printable(f"no: {task.why_not}") if task.why_not else "yes"
     return task.name, task.cohort, task.method, newest, version, why

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -63,20 +63,6 @@ class Evaluation:
     def value(self) -> float:
         """The metric's figure; NaN where these statistics do not define it."""
         return METRICS[self.metric].value(self.statistics)
-
-
-def capped(evaluation: Evaluation, most_samples: float) -> Evaluation:
-    """The evaluation as one of at most ``most_samples`` samples (or users): the same figure.
-
-    One device then weighs no more than that in a sum, whatever it claims. Counts may no longer be
-    whole. Raises ValueError unless ``most_samples`` is above 0.
-    """
-    if not most_samples > 0:
-        raise ValueError(f"most_samples is {most_samples}; expected above 0")
-    share = most_samples / evaluation.samples
-    if share >= 1:
-        return evaluation
-    return replace(evaluation, statistics=evaluation.statistics * share)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
 from device_sdk.system.lock import FileLock
@@ -24,18 +24,29 @@ class Live:
 
     Attributes:
         connected, session: whether broker and aggregator are reached.
-        working_on: the round in hand; None for none.
-        problem: what is wrong now; empty for nothing.
+        working_on: the rounds in hand, by their tasks.
+        problem: what is wrong now with all that the device does; empty for nothing.
+        problems: what is wrong with single tasks, by their names.
         process: the process's number.
         unix_seconds: since when it is so, by the machine's clock.
     """
 
-    connected: bool
-    session: bool
-    working_on: int | None
-    problem: str
+    connected: bool = False
+    session: bool = False
+    working_on: Mapping[str, int] = field(default_factory=dict)
+    problem: str = ""
+    problems: Mapping[str, str] = field(default_factory=dict)
     process: int = 0
     unix_seconds: int = 0
+
+    def problem_of(self, task: str) -> str:
+        """What keeps a task from going well; empty for nothing."""
+        return self.problem or self.problems.get(task, "")
+
+    @property
+    def any_problem(self) -> str:
+        """The first thing that is wrong, of whichever task; empty for nothing."""
+        return self.problem or next(iter(self.problems.values()), "")
 
 
 class LiveFile:
@@ -120,8 +131,11 @@ def parse_live(data: bytes) -> Live | None:
         isinstance(live.connected, bool)
         and isinstance(live.session, bool)
         and isinstance(live.problem, str)
+        and isinstance(live.working_on, dict)
+        and all(type(number) is int for number in live.working_on.values())
+        and isinstance(live.problems, dict)
+        and all(isinstance(text, str) for text in live.problems.values())
         and type(live.process) is int
         and type(live.unix_seconds) is int
-        and (live.working_on is None or type(live.working_on) is int)
     )
     return live if whole else None

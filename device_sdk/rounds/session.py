@@ -132,9 +132,11 @@ class SessionKeeper:
     def reads_reports(self) -> bool:
         """Whether the aggregator of the session in use reads contributions.
 
-        One that says which tasks it serves does; those of before said nothing.
+        A life that has ever said which tasks it serves does; those of before said nothing. It is
+        true of that life for good: neither the next one's list, which comes before its session, nor
+        a new descriptor takes it back, or what is trained meanwhile would be told to nobody.
         """
-        return self.served is not None
+        return self._tasks.has_told(self._watch.session)
 
     @property
     def served(self) -> ServedTasks | None:

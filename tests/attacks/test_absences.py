@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from device_sdk.wire.publish.receipts import RecordType
 from device_sdk.world import Pace
 from tests.attacks.conftest import MakeStage
 from tests.attacks.stage import ROUND_SECONDS, Stage
@@ -49,6 +50,33 @@ def test_a_broker_that_forgot_everything_is_told_of_the_open_round(make_stage: M
     late.set_connected(True)
     stage.run(60.0)  # of the round's four hours
     assert stage.verdict(2, 1) == "counted"
+
+
+def test_what_is_trained_between_a_restart_s_list_and_the_new_session_is_reported(
+    make_stage: MakeStage,
+) -> None:
+    stage = make_stage(pace=Pace(reopen_seconds=50.0))
+    stage.run_until(lambda: stage.parts.first.aggregation.version == 1)
+    stage.kill_aggregator()
+    stage.start_aggregator()
+    trained = [device.jobs for device in stage.devices]
+    opened = [device.participant.sessions.opened for device in stage.devices]
+    # The pause between rounds is shorter than the wait of a fleet that is to come one by one.
+    stage.run_until(lambda: any(d.jobs > n for d, n in zip(stage.devices, trained, strict=True)))
+    early = [
+        device
+        for device, jobs, sessions in zip(stage.devices, trained, opened, strict=True)
+        if device.jobs > jobs and device.participant.sessions.opened == sessions
+    ]
+    assert early, "nobody trained under the session of the aggregator's last life"
+    assert all(row.report for device in early for row in device.home.rounds.outbox())
+    stage.run_until(lambda: stage.parts.first.aggregation.version == 2)
+    assert [stage.sent_up(place, RecordType.UPDATE) for place in range(3)] == [[], [], []]
+    told = stage.parts.store.first.reports.outcomes()
+    assert [(each.round, each.outcome, each.devices) for each in told] == [
+        (2, "trained", 3),
+        (1, "trained", 3),
+    ]
 
 
 def test_the_aggregator_away_for_a_day(make_stage: MakeStage) -> None:

@@ -19,7 +19,10 @@ from device_sdk.cli import main
 from device_sdk.device import Device
 from device_sdk.errors import HomeError
 from device_sdk.events import Callbacks
+from device_sdk.home.forget import forget
+from device_sdk.home.home import Home
 from device_sdk.home.live import Live, LiveFile, read_live
+from device_sdk.local_data import LocalData
 from device_sdk.train.job import TrainedRound, TrainingJob
 from device_sdk.train.scatter import ScatterTrainer
 from device_sdk.wire.publish.report import Outcome
@@ -29,8 +32,9 @@ from tests.brokers.mosquitto import Mosquitto
 from tests.device_sdk.conftest import MakeDevice
 from tests.device_sdk.rounds.test_device_round import await_receipt
 from tests.fakes.brisk import BRISK
-from tests.fakes.small_aggregator import SmallAggregator
+from tests.fakes.small_aggregator import SmallAggregator, small_catalogue
 
+_OTHER_FILMS = replace(small_catalogue(), titles=small_catalogue().titles[::-1])
 MakeReluctant = Callable[[Callable[[], bool]], Device]
 
 
@@ -249,6 +253,51 @@ def test_a_newer_round_takes_the_place_of_one_that_waits(
         await_receipt(aggregator, device, 2)
 
 
+def test_of_two_tasks_an_app_sees_each_one_s_round(
+    make_reluctant: MakeReluctant, aggregator: SmallAggregator
+) -> None:
+    aggregator.served, aggregator.revision = (("air", "all"), ("default", "all")), 1
+    aggregator.publish_standing()
+    aggregator.catalogues["air"] = _OTHER_FILMS
+    with make_reluctant(lambda: False) as device:
+        device.record("film-1", task="air")
+        device.start()
+        aggregator.open_round()
+        aggregator.open_round()
+        aggregator.open_round(task="air")
+        aggregator.await_(lambda: [each.working_on for each in device.tasks()] == [1, 2])
+        with Device.open(device.home, read_only=True) as beside:
+            for each in (device, beside):
+                rounds = {name: each.status(task=name).working_on for name in ("air", "default")}
+                assert rounds == {"air": 1, "default": 2}
+                assert [one.working_on for one in each.tasks()] == [1, 2]
+
+
+def test_data_for_one_task_more_wake_the_device_at_once(
+    aggregator: SmallAggregator, mosquitto: Mosquitto, tmp_path: Path
+) -> None:
+    aggregator.served, aggregator.revision = (("air", "all"), ("default", "all")), 1
+    aggregator.catalogues["air"] = _OTHER_FILMS
+    aggregator.publish_standing()
+    with Device.enrol(
+        mosquitto.url,
+        aggregator.code(),
+        tmp_path / "home",
+        task="default",
+        options=TrainingOptions(k=4),
+        pace=BRISK,
+        link_settings=QUICK,
+    ) as device:
+        for task in ("air", "default"):
+            device.record_all([("film-1", "anna"), ("film-2", "anna")], task=task)
+            aggregator.open_round(task=task)
+        device.start()
+        aggregator.await_(lambda: device.status(task="default").verdict == "counted")
+        # Nothing comes any more that would wake it.
+        device.provide(LocalData({}), task="air")
+        aggregator.await_(lambda: device.status(task="air").verdict == "counted")
+
+
 def test_an_only_when_that_raises_counts_as_no_and_is_told(
     make_reluctant: MakeReluctant, aggregator: SmallAggregator, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -288,9 +337,7 @@ def test_status_shows_what_the_running_process_knows(
     device.start()
     aggregator.publish_standing()
     aggregator.await_(lambda: "serves no task for this device" in device.status().problem)
-    aggregator.await_(
-        lambda: (read_live(device.home) or Live(False, False, None, "")).problem != ""
-    )
+    aggregator.await_(lambda: (read_live(device.home) or Live()).problem != "")
     assert main(["status", "--home", str(device.home)]) == 0
     assert "the aggregator serves no task for this device" in capsys.readouterr().out
     assert main(["status", "--home", str(device.home), "--json"]) == 0
@@ -319,7 +366,7 @@ import sys, time
 from pathlib import Path
 from device_sdk.home.live import Live, LiveFile
 file = LiveFile(Path(sys.argv[1]), lambda: 1234.5)
-file.tell(Live(True, False, 7, "something"))
+file.tell(Live(True, False, {"air": 7}, "something", {"air": "else"}))
 print("told", flush=True)
 time.sleep(60)
 """
@@ -331,13 +378,15 @@ def test_what_a_killed_process_left_behind_is_known_for_what_it_is(tmp_path: Pat
         [sys.executable, "-c", _HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None and process.stdout.readline() == "told\n"
-        assert read_live(tmp_path) == Live(True, False, 7, "something", process.pid, 1234)
+        assert read_live(tmp_path) == Live(
+            True, False, {"air": 7}, "something", {"air": "else"}, process.pid, 1234
+        )
         process.kill()
         process.wait(10)
     assert (tmp_path / "running.json").stat().st_size > 0
     assert read_live(tmp_path) is None
     again = LiveFile(tmp_path, time.time)
-    again.tell(Live(False, False, None, ""))
+    again.tell(Live())
     found = read_live(tmp_path)
     assert found is not None and found.problem == ""
     again.close()
@@ -346,7 +395,7 @@ def test_what_a_killed_process_left_behind_is_known_for_what_it_is(tmp_path: Pat
 
 def test_a_running_process_s_file_that_holds_anything_else_says_nothing(tmp_path: Path) -> None:
     file = LiveFile(tmp_path, time.time)
-    file.tell(Live(True, True, None, ""))
+    file.tell(Live(True, True))
     for content in (b"", b"{", b"[1]", b"\xff", b'{"connected": 1}', b"[" * 100_000):
         (tmp_path / "running.json").write_bytes(content)
         assert read_live(tmp_path) is None
@@ -380,3 +429,46 @@ def test_a_device_that_could_not_forget_in_time_goes_on_and_a_start_while_it_sto
     await_receipt(aggregator, device, 2)
     assert device.forget(item="film-1") and device.status().running
     assert device.stop(30) and not device.status().running
+
+
+def test_nothing_is_trained_while_something_is_forgotten(
+    make_device: MakeDevice, aggregator: SmallAggregator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = make_device()
+    device.start()
+
+    def started_meanwhile(home: Home, user: str | None, item: str | None) -> int:
+        device.start()
+        running.append(device.status().running)
+        return forget(home, user, item)
+
+    running: list[bool] = []
+    monkeypatch.setattr("device_sdk.device.forget", started_meanwhile)
+    assert device.forget(item="film-1")
+    device.stop()
+    assert device.forget(item="film-2")
+    assert running == [False, False] and device.status().running, "it was wanted meanwhile"
+    aggregator.open_round()
+    await_receipt(aggregator, device, 1)
+
+
+def test_what_waits_for_the_devices_thread_is_refused_on_it_and_does_nothing(
+    make_device: MakeDevice, aggregator: SmallAggregator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+
+    def only_when() -> bool:
+        for call in (device.stop, device.close, device.leave, lambda: device.forget(item="film-1")):
+            with pytest.raises(RuntimeError, match="on another thread") as raised:
+                call()
+            said.append(str(raised.value))
+        return True
+
+    made = make_device()
+    made.close()
+    options = TrainingOptions(k=4, only_when=only_when)
+    with Device.open(made.home, options=options, pace=BRISK, link_settings=QUICK) as device:
+        device.start()
+        aggregator.open_round()
+        await_receipt(aggregator, device, 1)
+        assert len(said) == 4 and device.status().problem == ""

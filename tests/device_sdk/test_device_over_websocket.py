@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from device_sdk.cli import main
 from device_sdk.device import Device
 from device_sdk.link.broker_url import TlsFiles
 from device_sdk.world import TrainingOptions
@@ -16,9 +17,27 @@ from tests.brokers.authority import Authority
 from tests.brokers.connect_proxy import ConnectProxy
 from tests.brokers.fixtures import MakeMosquitto
 from tests.brokers.links import QUICK
-from tests.brokers.mosquitto import free_port, websocket_lines
+from tests.brokers.mosquitto import Mosquitto, free_port, websocket_lines
 from tests.device_sdk.test_device_with_aggregator import _TASK, Operator, await_, await_status
 from tests.fakes.brisk import BRISK
+from tests.fakes.small_aggregator import SmallAggregator
+
+
+def test_each_command_that_reaches_the_broker_takes_the_way_through_a_proxy(
+    mosquitto: Mosquitto,
+    aggregator: SmallAggregator,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    home = str(tmp_path / "home")
+    with ConnectProxy("edge:secret") as proxy:
+        way = ["--proxy", proxy.url.replace("//", "//edge:secret@"), "--timeout", "15"]
+        assert main(["join", mosquitto.url, aggregator.code(), "--home", home, *way]) == 0
+        told = capsys.readouterr().out
+        again = f"run --home {home} --proxy {proxy.url} (and its user and password)\n"
+        assert told.endswith(again) and "secret" not in told
+        assert main(["leave", "--home", home, *way]) == 0
+        assert len(proxy.targets) == 2 and aggregator.seen.farewells
 
 
 @pytest.mark.slow

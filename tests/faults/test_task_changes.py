@@ -20,9 +20,12 @@ from aggregator.serve.assembly import World, assemble
 from aggregator.serve.service import Service
 from aggregator.store.devices import DeviceRow
 from aggregator.task.file import read_task
+from device_sdk.evaluation.report import write_evaluations
 from device_sdk.methods.scatter.contract import encode_scatter_update
 from device_sdk.wire.arrays.exchange import Update
-from device_sdk.wire.publish.receipts import UpdateIdentity, write_update
+from device_sdk.wire.publish.receipts import RecordType, UpdateIdentity, with_report, write_update
+from device_sdk.wire.publish.report import Details, Outcome, Report, write_report
+from tests.aggregator.rounds.test_evaluator import ranked
 from tests.fakes.homes import make_home
 from tests.fakes.tasks import add_task, task_text
 from tests.faults.crash_points import TASK_POINTS, arm
@@ -45,6 +48,8 @@ class Seen:
     """Updates that are counted and part of no version."""
     open_round: bool
     published: bool
+    told: tuple[int, ...]
+    """Rows of what devices told of rounds and said of versions, of figures and of versions."""
 
 
 def seen(home: AggregatorHome) -> Seen:
@@ -52,7 +57,7 @@ def seen(home: AggregatorHome) -> Seen:
     row = store.tasks.named("air")
     if row is None:
         store.database.close()
-        return Seen(None, False, 0, None, None, 0, False, False)
+        return Seen(None, False, 0, None, None, 0, False, False, ())
     task = store.task(row.number)
     checkpoint, latest = task.checkpoints.get("version"), task.rounds.latest()
     found = Seen(
@@ -64,6 +69,10 @@ def seen(home: AggregatorHome) -> Seen:
         sum(1 for _ in task.log.after(0)),
         bool(latest) and latest[0].closed_unix_seconds is None,
         bool(task.publications.topics("round")),
+        tuple(
+            store.database.row(f"SELECT count(*) FROM {table} WHERE task = ?", (row.number,))[0]
+            for table in ("reports", "device_evaluations", "figures", "versions")
+        ),
     )
     assert store.database.row("PRAGMA integrity_check") == ("ok",)
     store.database.close()
@@ -82,7 +91,8 @@ def serve(home: AggregatorHome, turns: int = 2) -> None:
 
 
 def count_one(home: AggregatorHome) -> None:
-    """An update of one of the two devices is counted in the open round of ``air``."""
+    """An update of one of the two devices is counted in the open round of ``air``, and what it
+    told and found out is noted."""
     world = World(time.monotonic, time.time, np.random.default_rng(1))
     parts = assemble(home, home.open_store(), read_task(home.task_file), world)
     air = parts.tasks.served[1]
@@ -95,7 +105,10 @@ def count_one(home: AggregatorHome) -> None:
     }
     identity = UpdateIdentity(DEVICES[0], "air", row.generation, row.round)
     body = encode_scatter_update(Update(1, tensors), 8, "float32")
-    assert parts.inbox.offer(DEVICES[0], write_update(identity, body)) is None
+    said = write_evaluations(ranked(np.arange(4)))
+    report = Report(Outcome.TRAINED, "", Details("1", "1", "linux", "k=3"), said)
+    payload = write_update(identity, with_report(write_report(report), body))
+    assert parts.inbox.offer(DEVICES[0], payload, RecordType.CONTRIBUTION) is None
     (settled,) = air.ingest.commit()
     assert settled.receipt.verdict.value == "counted"
     parts.store.database.close()
@@ -110,7 +123,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> AggregatorHome:
         for name in DEVICES:
             store.devices.add(DeviceRow(name, name * 2, name, name * 2, 0, name[:8], 0, 1))
     store.database.close()
-    add_task(home, "air", task_text(home, "air", ROUND))
+    add_task(home, "air", f"{task_text(home, 'air', ROUND)}[evaluation]\n")
     serve(home)
     count_one(home)
     return home
@@ -137,7 +150,7 @@ def killed(home: AggregatorHome, point: str, calls: int, *arguments: str) -> boo
 
 
 WIDER = "columns = 12"
-BEFORE = Seen("active", True, 0, 0, 8, 1, True, True)
+BEFORE = Seen("active", True, 0, 0, 8, 1, True, True, (1, 1, 0, 1))
 
 
 def wishes(home: AggregatorHome, what: str, name: str) -> bool:
@@ -153,10 +166,15 @@ def wishes(home: AggregatorHome, what: str, name: str) -> bool:
 def is_after(what: str, found: Seen) -> bool:
     """Whether all of a change was made to the task that there was."""
     if what == "retire":
-        return found == Seen("retired", False, found.generation, None, None, 0, False, False)
+        nothing = (0, 0, 0, 0)
+        generation = found.generation
+        return found == Seen("retired", False, generation, None, None, 0, False, False, nothing)
     if what == "replace":
         made = (found.state, found.version, found.width, found.waiting) == ("active", 1, 12, 0)
-        return made and found.generation > 0
+        # What was told stays, what was said of the version before goes; the new version is noted
+        # as the task is made anew.
+        told = found.told in ((1, 0, 0, 1), (1, 0, 0, 2))
+        return made and found.generation > 0 and told
     return found == BEFORE
 
 

@@ -262,7 +262,9 @@ def _running(data: bytes) -> None:
     live = parse_live(data)
     if live is None:
         raise ValueError("no running device's state")
-    assert isinstance(live.problem, str) and isinstance(live.process, int)
+    assert isinstance(live.any_problem, str) and isinstance(live.process, int)
+    assert isinstance(live.problem_of("default"), str)
+    assert all(isinstance(number, int) for number in live.working_on.values())
 
 
 def _hex(*texts: str) -> list[bytes]:
@@ -404,8 +406,8 @@ CODEC_TARGETS = (
         "running",
         _running,
         lambda: [
-            b'{"connected":true,"session":false,"working_on":7,"problem":"x","process":12,'
-            b'"unix_seconds":1800000000}'
+            b'{"connected":true,"session":false,"working_on":{"default":7},"problem":"x",'
+            b'"problems":{"air":"y"},"process":12,"unix_seconds":1800000000}'
         ],
         (ValueError,),
         512,

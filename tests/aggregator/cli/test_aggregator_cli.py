@@ -12,13 +12,15 @@ import pytest
 from aggregator.cli import main
 from aggregator.home import AggregatorHome, serve_lock
 from aggregator.store.devices import DeviceRow
+from aggregator.store.participations import Participation
+from aggregator.store.reports import KEPT_ROUNDS, StoredReport
 from aggregator.store.rounds import RoundRow
 from device_sdk.wire.seal.enrolment_code import parse_code
 from tests.fakes.homes import command, make_home, open_store
 
 COMMANDS = (
     "init", "invite", "serve", "status", "devices", "models", "model", "rollback", "revoke",
-    "rotate", "release", "restored",
+    "rotate", "release", "restored", "evaluations", "task",
 )  # fmt: skip
 
 
@@ -33,7 +35,7 @@ def test_help_teaches(name: str, capsys: pytest.CaptureFixture[str]) -> None:
         main([name, "--help"])
     assert done.value.code == 0
     shown = capsys.readouterr().out
-    assert "--home DIR" in shown and len(shown.splitlines()) > 6
+    assert "--home DIR" in shown and "\nexamples:\n  tessera-aggregator" in shown
 
 
 def test_init_keeps_secrets_to_the_owner(
@@ -127,7 +129,8 @@ def test_status_and_devices_show_what_matters(
     store = home.open_store()
     with store.database.transaction():
         store.devices.add(device(1))
-        store.devices.note_counted([(int(time.time()) - 300, 16, bytes([1]) * 16)])
+        seen = {bytes([1]) * 16: Participation(int(time.time()) - 300, 16)}
+        store.first.participations.note(seen)
         row = RoundRow(1, 1, 0, time.time() - 9, time.time() + 60, bytes(32), 2**64 - 1, 1, 20)
         store.first.rounds.add(row)
         store.first.rounds.hold(1, "update 4 is in quarantine")
@@ -140,12 +143,47 @@ def test_status_and_devices_show_what_matters(
     status = json.loads(capsys.readouterr().out)
     assert status["rounds"][0]["held"] and status["refusals"] == {"bad-tag": 2}
     assert command(home, "devices") == 0
-    assert "01" * 16 in capsys.readouterr().out
+    assert capsys.readouterr().out.splitlines()[1].startswith("010101010101 ")
     assert command(home, "devices", "--json") == 0
-    assert json.loads(capsys.readouterr().out)[0]["last_k"] == 16
+    (shown,) = json.loads(capsys.readouterr().out)
+    assert shown["device_id"] == "01" * 16 and shown["tasks"][0]["k"] == 16
     assert command(home, "release") == 0
     assert command(home, "release") == 1
     assert "no round is held" in capsys.readouterr().err
+
+
+def test_status_names_the_devices_on_which_rounds_fail(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = make_home(tmp_path, "mqtt://127.0.0.1:1")
+    store = home.open_store()
+    last = KEPT_ROUNDS + 2
+    failing = [(1, bytes([index]) * 16) for index in range(1, 12)]  # of a round long ago
+    failing += [(number, bytes([9]) * 16) for number in range(2, last + 1)]
+    with store.database.transaction():
+        for index in range(1, 13):
+            store.devices.add(device(index))
+        # Nothing that looks like a number is written as another one.
+        store.devices.set_name(bytes([9]) * 16, "1e3")
+        for number, device_id in failing:
+            why = ("failed", "not-finite", *(None,) * 6)
+            store.first.reports.add([StoredReport(1, number, device_id, *why)])
+        trained = ("trained", "", *(None,) * 6)
+        store.first.reports.add([StoredReport(1, last, bytes([12]) * 16, *trained)])
+    store.database.close()
+    assert command(home, "status") == 0
+    shown = capsys.readouterr().out.splitlines()
+    heading, failed, good = shown[shown.index("") + 1 :]
+    assert heading.split("  ")[0] == "told" and f"round {last}" in heading
+    ids = ", ".join(f"{index:02x}" * 6 for index in range(1, 8))
+    assert failed.split(maxsplit=4) == [
+        "failed:", "not-finite", "1", str(KEPT_ROUNDS), f"1e3, {ids} and 3 more",
+    ]  # fmt: skip
+    assert good.split() == ["trained", "1", "1"]
+    assert command(home, "status", "--json") == 0
+    (why,) = json.loads(capsys.readouterr().out)["tasks"][0]["not_trained"]
+    assert (why["outcome"], why["reason"], len(why["devices"])) == ("failed", "not-finite", 11)
+    assert why["devices"][0] == {"device_id": "09" * 16, "name": "1e3"}
 
 
 def test_rotation_needs_the_root_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

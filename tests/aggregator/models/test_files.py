@@ -31,8 +31,8 @@ def task(folder: Path, method: str, more: str = "") -> Task:
     return read_task(path)
 
 
-def row(artifact: str = "", version: int = 4) -> VersionRow:
-    return VersionRow(version, 9, 0.0, 3, artifact, "", 100, {}, False, True)
+def row(artifact: str = "", version: int = 4, items: int = 0) -> VersionRow:
+    return VersionRow(version, 9, 0.0, 3, artifact, "", 100, {}, False, True, items)
 
 
 def test_a_global_model_of_attention_becomes_a_graph(tmp_path: Path) -> None:
@@ -83,11 +83,11 @@ def test_item_vectors_leave_with_their_ids_in_every_format(tmp_path: Path) -> No
     path = tmp_path / "task.toml"
     path.write_text('[task]\ncatalogue = "items.tsv"\n[broker]\nurl = "mqtt://127.0.0.1"\n')
     made, ids = read_task(path), ("film-a", "film-b")
-    (data,) = model_files("safetensors", made, row(), {"items": FEW}, ids).values()
+    (data,) = model_files("safetensors", made, row(items=2), {"items": FEW}, ids).values()
     found = safetensors.decode(data)
     np.testing.assert_array_equal(found.tensors["items"], FEW)
     assert json.loads(found.metadata["items"]) == list(ids)
-    graphs = model_files("onnx", made, row(), {"items": FEW}, ids)
+    graphs = model_files("onnx", made, row(items=2), {"items": FEW}, ids)
     assert list(graphs) == ["", ".fold-in"]
     for each in graphs.values():
         notes = {p.key: p.value for p in onnx.load_from_string(each).metadata_props}

@@ -21,6 +21,7 @@ from aggregator.serve.service import Parts
 from aggregator.store import Database, Store
 from aggregator.store.devices import DeviceRow
 from aggregator.store.evaluations import EvaluatedVersion
+from aggregator.store.reports import OutcomeCount
 from aggregator.task.file import read_task
 from device_sdk.evaluation.metrics import METRICS, RankMetric
 from device_sdk.evaluation.report import Evaluation, EvaluationReport, write_evaluations
@@ -71,6 +72,7 @@ class Fleet:
             for name in DEVICES:
                 store.devices.add(DeviceRow(name, name * 2, name, name * 2, 0, name[:8], 0, 1))
         self.now = float(int(time.time()) + 10)
+        self.body = update_body()
         self.parts: Parts
         self.start()
 
@@ -97,7 +99,9 @@ class Fleet:
         events = []
         while (event := self.parts.first.rounds.tick()) is not None:
             events.append(event)
-            if isinstance(event, RoundClosed):
+            if isinstance(event, RoundClosed) and not self.parts.tasks.between_rounds(
+                self.parts.first
+            ):
                 self.parts.first.upkeep.between_rounds()
         return events
 
@@ -116,7 +120,7 @@ class Fleet:
         outcome = (Outcome.TRAINED, "") if trained else (Outcome.DECLINED, "not-now")
         report = Report(*outcome, Details("1", "1", "linux", "k=8"), evaluation)
         identity = UpdateIdentity(device, "default", row.generation, row.round - rounds_ago)
-        content = with_report(write_report(report), BODY if trained else b"")
+        content = with_report(write_report(report), self.body if trained else b"")
         return self.parts.inbox.offer(
             device, write_update(identity, content), RecordType.CONTRIBUTION
         )
@@ -150,17 +154,15 @@ class Fleet:
         self.home.task_file.write_text(text.replace(before, after))
 
 
-def _body() -> bytes:
+def update_body(width: int = WIDTH) -> bytes:
+    """Of a device that trains eight of a model's columns."""
     rng = np.random.default_rng(0)
     tensors = {
         "columns": np.arange(WIDTH),
         "rows": np.sort(rng.choice(ITEMS, 4, replace=False)).astype(np.int64),
         "values": rng.standard_normal((4, WIDTH), dtype=np.float32),
     }
-    return encode_scatter_update(Update(1, tensors), WIDTH, "float32")
-
-
-BODY = _body()
+    return encode_scatter_update(Update(1, tensors), width, "float32")
 
 
 def ranked(ranks: np.ndarray, stages: tuple[Any, ...] = ("global",)) -> EvaluationReport:
@@ -380,6 +382,10 @@ def test_a_crash_at_any_commit_changes_no_figure(tmp_path: Path, when: str, at: 
     assert [each.devices for each in found.figures] == [20, 20]
     assert found.figures[0].value == pytest.approx(central("hr10", drawn(0)), abs=1e-12)
     assert fleet.said() == 0
+    # Nor what was told: each device once, and as its newest outcome.
+    store = fleet.parts.store
+    assert store.first.reports.outcomes() == [OutcomeCount(1, "trained", "", len(DEVICES))]
+    assert all(each.last_report is not None for each in store.devices.all())
 
 
 def test_rounds_end_where_nothing_improves_and_devices_get_the_best_version(
@@ -434,3 +440,19 @@ def test_a_crash_while_it_comes_to_a_stop_leaves_the_best_version(
     versions = fleet.parts.first.store.versions
     assert fleet.parts.first.aggregation.version == 3
     np.testing.assert_array_equal(versions.model(3)["items"], versions.model(0)["items"])
+
+
+def test_one_round_more_evaluates_the_last_version_and_the_rest_counts_as_none(
+    tmp_path: Path,
+) -> None:
+    fleet = Fleet(tmp_path, "", f"{ROUND}\nmost_rounds = 2")
+    for share in (0.5, 0.6):
+        fleet.play(hits(share))
+    assert fleet.parts.first.rounds.rests and fleet.evaluated[0].version == 1
+    fleet.restart()
+    assert fleet.tick() == [] and fleet.parts.first.rounds.rests
+    fleet.set("most_rounds = 2", "most_rounds = 3")
+    fleet.restart()
+    fleet.play(hits(0.7))
+    assert fleet.parts.first.rounds.rests
+    assert (fleet.evaluated[0].version, fleet.evaluated[0].figures[0].value) == (2, 0.7)

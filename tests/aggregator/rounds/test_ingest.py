@@ -23,6 +23,7 @@ from aggregator.rounds.ingest import Settled
 from aggregator.rounds.machine import RoundClosed, RoundOpened
 from aggregator.serve.assembly import World, assemble
 from aggregator.store.devices import DeviceRow
+from aggregator.store.participations import Participation
 from aggregator.store.rounds import RoundRow
 from aggregator.task.file import read_task
 from device_sdk.artifact import Artifact
@@ -196,10 +197,10 @@ def test_what_is_staged_together_is_counted_in_the_order_it_came(desk: Desk) -> 
     ended_at = int(opened + 30.75)
     with desk.parts.store.database.transaction():
         desk.ingest.save_seen()
-    rows = {row.device_id: row for row in desk.parts.store.devices.all()}
-    assert {rows[each].last_counted_unix_seconds for each in FLEET} == {ended_at}
-    assert [rows[each].last_width for each in (CLEO, ANNA, BERT)] == [3, 5, 3]
-    assert rows[LATER].last_counted_unix_seconds is None
+    assert desk.parts.store.first.participations.all() == {
+        device: Participation(ended_at, width)
+        for device, width in ((CLEO, 3), (ANNA, 5), (BERT, 3))
+    }
 
 
 def test_who_was_counted_is_written_down_once(desk: Desk) -> None:
@@ -207,17 +208,15 @@ def test_who_was_counted_is_written_down_once(desk: Desk) -> None:
     desk.now_seconds += 1.0
     desk.count(BERT, body())  # with it, ANNA's
     with desk.parts.store.database.transaction():
-        desk.parts.store.devices.note_counted([(7, 7, ANNA)])
+        desk.parts.store.first.participations.note({ANNA: Participation(7, 7)})
         desk.ingest.save_seen()
-    row = desk.parts.store.devices.find(ANNA)
-    assert row is not None and (row.last_counted_unix_seconds, row.last_width) == (7, 7)
+    assert desk.parts.store.first.participations.all()[ANNA] == Participation(7, 7)
 
 
 def test_with_nothing_staged_nothing_is_written(desk: Desk) -> None:
     desk.count(ANNA, body())
     assert desk.ingest.commit() == []
-    row = desk.parts.store.devices.find(ANNA)
-    assert row is not None and row.last_counted_unix_seconds is None
+    assert desk.parts.store.first.participations.all() == {}
 
 
 def test_numbers_in_the_log_go_on_after_each_group(desk: Desk) -> None:

@@ -81,11 +81,11 @@ def test_an_update_and_its_report_are_one_thing(desk: Desk) -> None:
     assert offer(desk, identity, Report(Outcome.TRAINED), body()) == ("conflict", "")
     assert desk.offer(identity, body()) == ("conflict", "")
     row = desk.row
-    (stored,) = desk.parts.store.first.reports.of_round(row.generation, row.round)
-    assert stored == StoredReport(
+    (stored,) = desk.parts.store.database.rows("SELECT * FROM reports")
+    assert stored == (1, *StoredReport(
         row.generation, row.round, ANNA, "trained", "", "0.1.0", "1.22.0", "linux-aarch64", "k=3",
         1.5, 4000,
-    )  # fmt: skip
+    ))  # fmt: skip
     assert [each.body for each in desk.parts.store.first.log.after(0)] == [body()]
 
 
@@ -179,10 +179,21 @@ def test_the_newest_outcome_stays_with_the_device_and_old_rounds_go(desk: Desk) 
     store = desk.parts.store
     with store.database.transaction():
         desk.ingest.save_seen()
-    row = store.devices.find(ANNA)
-    assert row is not None and row.last_report is not None
-    assert read_report(row.last_report) == Report(Outcome.TRAINED, "", DETAILS)
-    assert row.last_report_unix_seconds == int(desk.now_seconds)
+    found = store.first.participations.all()[ANNA]
+    assert found.report is not None
+    assert read_report(found.report) == Report(Outcome.TRAINED, "", DETAILS)
+    assert (found.round, found.told_unix_seconds) == (KEPT_ROUNDS + 4, int(desk.now_seconds))
+
+
+def test_what_came_too_late_of_an_older_round_is_not_the_newest_outcome(desk: Desk) -> None:
+    late = desk.identity(ANNA)
+    desk.next_round()
+    assert offer(desk, desk.identity(ANNA), TRAINED, body()) == ("counted", "")
+    assert offer(desk, late, Report(Outcome.FAILED, Reason.TOO_LATE.value)) == ("noted", "")
+    desk.ingest.commit()
+    found = desk.parts.store.first.participations.all()[ANNA]
+    assert found.round == 2 and found.report is not None
+    assert read_report(found.report).outcome is Outcome.TRAINED
 
 
 def test_a_revoked_device_is_forgotten_with_what_it_told(desk: Desk) -> None:
@@ -191,11 +202,20 @@ def test_a_revoked_device_is_forgotten_with_what_it_told(desk: Desk) -> None:
     with store.database.transaction():
         desk.ingest.save_seen()
         assert revoke(store, ANNA, 1)
-    row = store.devices.find(ANNA)
-    assert row is not None and row.last_report is None and outcomes(desk) == []
+    assert store.first.participations.all()[ANNA].report is None and outcomes(desk) == []
 
 
 def test_a_device_s_own_words_do_not_grow_the_counters(desk: Desk) -> None:
     for device, word in ((ANNA, "made-up"), (BERT, "also-made-up")):
         offer(desk, desk.identity(device), Report(Outcome.FAILED, word))
     assert desk.ingest.outcomes == {("failed", "other"): 2}
+
+
+def test_what_a_revoked_device_told_is_not_written_down_later(desk: Desk) -> None:
+    store = desk.parts.store
+    desk.count(ANNA, body())  # written with the next group
+    with store.database.transaction():
+        assert revoke(store, ANNA, 1)
+    desk.parts.registry.reload()
+    offer(desk, desk.identity(BERT), NO_DATA)
+    assert store.first.participations.all().keys() == {BERT}, "with its receipt"

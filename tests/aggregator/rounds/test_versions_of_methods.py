@@ -117,7 +117,7 @@ def test_a_task_begins_with_a_file_or_another_tasks_version(
 ) -> None:
     arrays = {n: np.ones_like(a) for n, a in artifact.initial.items()}
     air = store.fleet.task(store.fleet.tasks.add("air", "air.toml", ""))
-    other = VersionRow(7, 7, 0.0, 3, "", "", 0, {}, False, True)
+    other = VersionRow(7, 7, 0.0, 3, "", "", 0, {}, False, True, 0)
     air.versions.add(other, {name: array + 1 for name, array in arrays.items()})
     for warm, added in ((file_of(tmp_path, arrays), 1.0), ("task:air@7", 2.0)):
         for table in ("checkpoints", "versions WHERE task = 1"):

@@ -8,6 +8,7 @@ import time
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +25,9 @@ from tests.fakes.array_device import local_data
 from tests.fakes.brisk import BRISK
 from tests.fakes.handmade import linear_artifact
 from tests.fakes.homes import ServeProcess
+from tests.fakes.homes import make_home as make_clicks
 from tests.fakes.killed_rounds import make_home
+from tests.fakes.tasks import add_task
 
 PORT = 19464
 _MORE = {"epochs": 1, "batch_size": 0, "learning_rate": 0.1}
@@ -46,7 +49,10 @@ def bad_data() -> LocalData:
 
 
 def test_a_device_with_nan_data_is_shown_by_reason_and_another_leaves(
-    mosquitto: Mosquitto, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    mosquitto: Mosquitto,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     linear_artifact(tmp_path / "linear")
     home = make_home(tmp_path, mosquitto.url, method="fedavg", settings=_MORE)
@@ -61,8 +67,8 @@ def test_a_device_with_nan_data_is_shown_by_reason_and_another_leaves(
         assert aggregator([arguments[0], "--home", str(home.folder), *arguments[1:]]) == 0
         return capsys.readouterr().out
 
-    def listed(*arguments: str) -> list[dict[str, object]]:
-        found: list[dict[str, object]] = json.loads(said("devices", "--json", *arguments))
+    def listed(*arguments: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = json.loads(said("devices", "--json", *arguments))
         return found
 
     codes = [
@@ -85,24 +91,29 @@ def test_a_device_with_nan_data_is_shown_by_reason_and_another_leaves(
             )  # fmt: skip
             devices.append(device)
             device.start()
-        await_(lambda: len([each for each in listed() if each["last_outcome"]]) == 3)
+        await_(lambda: [bool(each["tasks"][0]["outcome"]) for each in listed()] == [True] * 3)
         shown = {str(each["name"]): each for each in listed()}
-        assert (shown["hall-2"]["last_outcome"], shown["hall-2"]["last_reason"]) == (
-            "failed",
-            "not-finite",
-        )
+        (bad,) = shown["hall-2"]["tasks"]
+        assert (bad["task"], bad["outcome"], bad["reason"]) == ("default", "failed", "not-finite")
+        assert bad["counted_unix_seconds"] is None
         # The operator's labels win over the device's own.
         assert shown["hall-1"]["labels"] == {"site": "north", "line": "l0"}
-        assert (shown["hall-1"]["last_outcome"], shown["hall-1"]["option"]) == ("trained", "linear")
+        (good,) = shown["hall-1"]["tasks"]
+        assert (good["outcome"], good["option"]) == ("trained", "linear")
         assert str(shown["hall-1"]["platform"]).startswith("linux-") and shown["hall-1"]["sdk"]
         assert [each["name"] for each in listed("--label", "site=south")] == ["hall-2"]
         table = said("devices")
         assert "hall-2" in table and "failed: not-finite" in table
         status = said("status")
-        assert "serve        runs" in status and "failed: not-finite" in status
+        assert "serve        runs" in status
+        (told,) = [line for line in status.splitlines() if line.startswith("failed: not-finite")]
+        assert told.endswith("  hall-2")
         # Rounds end when everybody was heard, although one of them trains in none.
         before = json.loads(said("status", "--json"))["rounds"][0]["round"]
         await_(lambda: json.loads(said("status", "--json"))["rounds"][0]["round"] >= before + 2, 12)
+        # On the device, the log has its words once, and the status for as long as it lasts.
+        assert caplog.text.count("Look for NaN") == 1 and ": not-finite\n" in caplog.text
+        assert "Look for NaN" in devices[1].status().problem
         address = f"http://127.0.0.1:{PORT}/metrics"
         with urllib.request.urlopen(address, timeout=5) as answer:
             metrics = answer.read().decode()
@@ -120,10 +131,13 @@ def test_a_device_with_nan_data_is_shown_by_reason_and_another_leaves(
         third.leave(timeout_seconds=15)
         third.leave(timeout_seconds=15)  # it has left
         assert third.status().left and third.status().outbox == 0
+        (task,) = third.tasks()
+        assert not task.takes_part and task.why_not == "this device has left its fleet"
+        assert third.status().trained_round is not None, "of the task that it took part in"
         with pytest.raises(NotEnrolled, match="left its fleet"):
             third.start()
         (gone,) = [each for each in listed() if each["device_id"] == third.device_id]
-        assert gone["revoked_unix_seconds"] is not None and gone["last_outcome"] is None
+        assert gone["revoked_unix_seconds"] is not None and gone["tasks"][0]["outcome"] is None
         assert third.predict({"x": local_data(2).train["x"]})["prediction"].shape[1] > 0
 
         serve.stop()
@@ -140,4 +154,52 @@ def test_a_device_with_nan_data_is_shown_by_reason_and_another_leaves(
     finally:
         for device in devices:
             device.close()
+        serve.stop()
+
+
+def test_what_a_device_did_last_is_shown_for_each_task(
+    mosquitto: Mosquitto, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One that fails in a task and trains in another is both."""
+    linear_artifact(tmp_path / "linear")
+    lines = "quorum = 1\ndeadline_seconds = 60.0\npause_seconds = 600.0"
+    home = make_clicks(tmp_path, mosquitto.url, lines)
+    air = (
+        f'[task]\nmethod = "fedavg"\nartifacts = ["{tmp_path / "linear"}"]\n'
+        f"[round]\n{lines}\n[fedavg.training]\nepochs = 1\nlearning_rate = 0.1\n"
+    )
+    add_task(home, "air", air)
+
+    def said(*arguments: str) -> str:
+        capsys.readouterr()
+        assert aggregator([arguments[0], "--home", str(home.folder), *arguments[1:]]) == 0
+        return capsys.readouterr().out
+
+    def outcomes(*arguments: str) -> list[tuple[str, str, str]]:
+        (shown,) = json.loads(said("devices", "--json", *arguments))
+        return [(each["task"], each["outcome"], each["reason"]) for each in shown["tasks"]]
+
+    code = said("invite", "--name", "hall-2").strip()
+    serve = ServeProcess(home)
+    serve.start()
+    try:
+        with Device.enrol(
+            mosquitto.url, code, tmp_path / "device", data={"air": bad_data()},
+            options=TrainingOptions(k=4), pace=BRISK, link_settings=QUICK, timeout_seconds=15,
+        ) as device:  # fmt: skip
+            device.record_all([(f"item-{n}", "anna") for n in range(5)])
+            device.start()
+            await_(lambda: None not in [outcome for _, outcome, _ in outcomes()])
+            failed = ("air", "failed", "not-finite")
+            assert outcomes() == [("default", "trained", ""), failed]
+            assert outcomes("--task", "air") == [failed]
+            # All is written down when the round has closed, however far off the next one is.
+            await_(lambda: "never" not in said("devices", "--task", "default"))
+            heading, clicks, of_air = said("devices").splitlines()
+            assert heading.split()[7:9] == ["task", "round"]
+            assert "hall-2" in clicks and "trained" in clicks and "k=4" in clicks
+            assert "hall-2" in of_air and "failed: not-finite" in of_air and "never" in of_air
+            status = said("status", "--task", "air")
+            assert "  hall-2" in status and "default" not in status
+    finally:
         serve.stop()

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from aggregator.home import AggregatorHome
+from aggregator.store.reports import OutcomeCount
 from device_sdk.evaluation.metrics import METRICS, RankMetric
 from device_sdk.evaluation.report import Evaluation, EvaluationReport, write_evaluations
 from device_sdk.local_data import LocalData
@@ -74,7 +75,7 @@ def test_twenty_devices_over_mosquitto_find_what_one_place_finds(tmp_path: Path)
         assert found[0].figures[0].value < found[-1].figures[0].value  # it learns
 
 
-def test_kill_nine_between_any_two_steps_changes_no_figure(
+def test_kill_nine_between_any_two_steps_changes_no_figure_and_loses_no_report(
     mosquitto: Mosquitto, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     most = len(EVALUATION_POINTS)
@@ -95,10 +96,16 @@ def test_kill_nine_between_any_two_steps_changes_no_figure(
                 list(pool.map(lambda device, n=number: device.await_round(n), devices))
                 process.kill()
                 process.start(point, 1)
+                began = int(time.time())
                 told = pool.map(insist, devices, ranks)
                 assert process.wait() == -9, point
                 process.start()
                 assert [each.verdict for each in told] == [Verdict.COUNTED] * 3
+                # What has a receipt is there, as each device's newest outcome too.
+                store = home.open_store()
+                newest = [each.last_report_unix_seconds or 0 for each in store.devices.all()]
+                store.database.close()
+                assert min(newest) >= began
         devices[0].await_round(most + 1)
     finally:
         process.kill()
@@ -110,6 +117,10 @@ def test_kill_nine_between_any_two_steps_changes_no_figure(
         (figure,) = [one for one in each["figures"] if one["metric"] == "ndcg10"]
         assert (figure["devices"], figure["samples"]) == (3, 9)
         assert figure["value"] == pytest.approx(metric.value(metric.measure(np.concatenate(ranks))))
+    store = home.open_store()
+    outcomes = [OutcomeCount(number, "trained", "", 3) for number in range(1, most + 1)]
+    assert store.first.reports.outcomes() == outcomes[::-1]
+    store.database.close()
 
 
 def insist(device: ScriptedDevice, ranks: np.ndarray) -> Receipt:

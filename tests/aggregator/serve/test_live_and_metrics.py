@@ -73,7 +73,9 @@ def test_the_live_view_shows_rounds_devices_and_refusals() -> None:
     unsealed = only(current=None, unpublished="too large a value")
     assert "held: too large a value" in shown(unsealed)
     assert "tessera_round_held 1" in format_metrics(unsealed)
-    assert "waiting for devices" in shown(only(current=None))
+    assert "between two rounds" in shown(only(current=None))
+    few = only(current=None, eligible=3, wait_for_devices=4)
+    assert "no round opens: 3 of 4 devices" in shown(few)
 
 
 def only(**changes: Any) -> Snapshot:
@@ -92,8 +94,6 @@ def test_each_of_several_tasks_has_a_section_and_series_of_its_own() -> None:
     assert 'tessera_model_version{task="air"} 2' in lines
     assert 'tessera_round_updates_by_k{task="films",k="64"} 8' in lines
     assert "tessera_devices 48" in lines
-    opened = RoundOpened(OPEN, 0, task="air")
-    assert describe(opened) == f"air: {describe(RoundOpened(OPEN, 0))}"
 
 
 def test_events_in_words() -> None:

@@ -251,7 +251,7 @@ def test_the_operator_s_commands_know_of_every_task(
     assert "task         air scatter" in said and "held: as the test wants" in said
     assert command(home, "release", "--task", "default") == 1
     assert command(home, "release", "--task", "water") == 1
-    assert "there is no task 'water'" in capsys.readouterr().err
+    assert "no task 'water'; it has default, air" in capsys.readouterr().err
     assert command(home, "release") == 0
     assert capsys.readouterr().out.startswith("air: round 1 goes on")
     # A backup: both tasks begin anew, above all that devices may have seen.

@@ -15,6 +15,7 @@ from aggregator.errors import AggregatorError
 from aggregator.store import Database, Store
 from aggregator.store.checkpoints import pack_state, unpack_state
 from aggregator.store.database import SCHEMA_VERSION
+from aggregator.store.participations import Participation
 from device_sdk.artifact import safetensors
 from tests.aggregator.methods.stored_states import stored
 from tests.fakes.homes import make_home
@@ -22,6 +23,13 @@ from tests.fakes.homes import make_home
 _URL = "mqtt://127.0.0.1:1"
 # What each version added, undone: the newest first.
 _UNDO = {
+    5: """
+DROP TABLE participations;
+ALTER TABLE devices ADD COLUMN last_counted_unix INTEGER;
+ALTER TABLE devices ADD COLUMN last_width INTEGER;
+ALTER TABLE devices ADD COLUMN last_report_unix INTEGER;
+ALTER TABLE devices ADD COLUMN last_report BLOB;
+""",
     4: """
 DROP INDEX remembered;
 DROP TABLE rounds; DROP TABLE updates; DROP TABLE verdicts; DROP TABLE checkpoints;
@@ -91,6 +99,42 @@ def test_a_file_of_each_older_version_becomes_one_of_this(tmp_path: Path, versio
     assert store.first.rounds.latest() == [] and store.facts.served_seconds == 0.0
     store.database.close()
     assert _shape(path) == new
+
+
+def test_what_a_device_did_last_is_of_the_task_whose_round_it_told_of(tmp_path: Path) -> None:
+    path = make_home(tmp_path, _URL).database
+    _set_back(path, 4)
+    connection = sqlite3.connect(path)
+    connection.execute(
+        "INSERT INTO tasks (task, name, state, file) VALUES (2, 'air', 'active', '')"
+    )
+    for name in (b"a", b"b", b"c"):
+        connection.execute(
+            "INSERT INTO devices VALUES (?1, ?1, ?1, ?1, 0, ?1, 0, 1, NULL, '{}', NULL, ?2, 8, ?2, "
+            "?3)",
+            (name, None if name == b"c" else 77, None if name == b"c" else b"told " + name),
+        )
+    for task, number, opening in ((1, 4, 5), (1, 5, 7), (2, 3, 6)):
+        connection.execute(
+            "INSERT INTO rounds (task, round, generation, version, opened_unix, deadline_unix, "
+            "seed, threshold, expected, items, opening) "
+            "VALUES (?, ?, 1, 0, 0.0, 0.0, x'', x'', 3, 0, ?)",
+            (task, number, opening),
+        )
+    for task, number in ((1, 4), (2, 3)):
+        connection.execute(
+            "INSERT INTO reports (task, generation, round, device_id, outcome, reason) "
+            "VALUES (?, 1, ?, CAST('a' AS BLOB), 'trained', '')",
+            (task, number),
+        )
+    connection.commit()
+    connection.close()
+    store = Store(Database(path))
+    # Of b, no round is left that it told of: it is taken for the first task's.
+    assert store.first.participations.all() == {b"b": Participation(77, 8, 77, None, b"told b")}
+    assert store.task(2).participations.all() == {b"a": Participation(77, 8, 77, 3, b"told a")}
+    assert [row.device_id for row in store.devices.all()] == [b"a", b"b", b"c"]
+    store.database.close()
 
 
 def test_a_checkpoint_of_an_older_version_is_read_and_replaced_by_one_of_this(

@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aggregator.home import AggregatorHome
+from aggregator.errors import AggregatorError
+from aggregator.home import AggregatorHome, serve_lock
 from aggregator.serve.assembly import World, assemble
 from aggregator.store.database import SCHEMA_VERSION, Database
 from aggregator.task.file import read_task
@@ -82,8 +83,14 @@ def test_every_row_of_a_home_with_one_task_is_the_first_task_s(home: AggregatorH
     columns = "generation, round, device_id, body_sha256, reason"
     assert _hex(read(f"SELECT {columns} FROM verdicts ORDER BY 1, 2, 3")) == tables["verdicts"]
     assert _hex(read("SELECT * FROM group_keys ORDER BY 1, 2")) == tables["group_keys"]
-    devices = [[*row, "{}", None, None, None] for row in tables["devices"]]
+    assert tables["devices"][0][-2] is not None
+    devices = [[*row[:-2], "{}", None] for row in tables["devices"]]
     assert _hex(read("SELECT * FROM devices ORDER BY 1, 2")) == devices
+    columns = "task, device_id, counted_unix, width, told_unix, round, report"
+    participations = [
+        [1, row[0], *row[-2:], None, None, None] for row in tables["devices"] if row[-2] is not None
+    ]
+    assert _hex(read(f"SELECT {columns} FROM participations ORDER BY 1, 2")) == participations
     published = [
         [*row[:3], None if row[3] is None else hashlib.sha256(row[3]).hexdigest()]
         for row in read("SELECT topic, part, place, message FROM publications ORDER BY 1, 2")
@@ -107,6 +114,23 @@ def test_its_round_goes_on_to_the_bit(home: AggregatorHome) -> None:
     assert parts.first.aggregation.participants == expected["participants"]
     assert parts.first.rounds.outstanding == expected["outstanding"]
     store.database.close()
+
+
+def test_a_home_is_not_taken_over_under_an_older_versions_serve(home: AggregatorHome) -> None:
+    def version() -> int:
+        connection = sqlite3.connect(home.database)
+        found: int = connection.execute("PRAGMA user_version").fetchone()[0]
+        connection.close()
+        return found
+
+    serving = AggregatorHome(home.folder)
+    with serve_lock(serving):
+        with pytest.raises(AggregatorError, match="its serve runs: restart serve"):
+            home.open_store()
+        assert version() == 3
+        serving.open_store().database.close()  # as serve itself does
+        assert version() == SCHEMA_VERSION
+        home.open_store().database.close()
 
 
 def _die(path: Path, statement: int) -> None:

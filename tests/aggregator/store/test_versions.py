@@ -26,7 +26,7 @@ def store(tmp_path: Path) -> TaskStore:
 
 
 def add(store: TaskStore, version: int, *, model: bool = True) -> None:
-    row = VersionRow(version, version, 1000.0 + version, 3, "", "", 0, {}, False, model)
+    row = VersionRow(version, version, 1000.0 + version, 3, "", "", 0, {}, False, model, 0)
     arrays = {"w": np.full((2, 3), version, np.float32)} if model else None
     store.versions.add(row, arrays)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import struct
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,6 @@ from device_sdk.evaluation.report import (
     MOST_REPORT_BYTES,
     Evaluation,
     EvaluationReport,
-    capped,
     read_evaluations,
     write_evaluations,
 )
@@ -92,20 +92,18 @@ def test_few_samples_make_few_bytes() -> None:
     assert len(write_evaluations(only)) < 40
 
 
-def test_a_cap_keeps_the_figure_and_takes_the_weight() -> None:
+def test_what_weighs_less_has_the_same_figure() -> None:
     for each in some_report(40, 5).results:
-        small = capped(each, 2.5)
+        small = replace(each, statistics=each.statistics / 16)
         assert small.samples == pytest.approx(2.5)
         assert small.value == pytest.approx(each.value, nan_ok=True)
-        assert capped(each, 40) is each
-    with pytest.raises(ValueError, match="above 0"):
-        capped(some_report(3, 0).results[0], 0)
 
 
-def test_what_was_capped_is_not_written() -> None:
+def test_counts_that_are_not_whole_are_not_written() -> None:
     (first, *_) = some_report(40, 5).results
+    half = replace(first, statistics=first.statistics / 16)
     with pytest.raises(ValueError, match="whole"):
-        write_evaluations(EvaluationReport((capped(first, 2.5),)))
+        write_evaluations(EvaluationReport((half,)))
 
 
 def test_a_report_is_of_the_same_samples_throughout() -> None:

@@ -25,7 +25,6 @@ from device_sdk.evaluation.report import (
     Evaluation,
     EvaluationReport,
     Stage,
-    capped,
     read_evaluations,
     write_evaluations,
 )
@@ -391,16 +390,6 @@ def test_a_first_batch_that_takes_all_the_time_is_the_last() -> None:
     assert len(seen) == 16
     evaluation.stage("personal", 10_000, ["loss"], measure)
     assert len(seen) == 16 and evaluation.report.reason == "out-of-time"
-
-
-def test_one_device_weighs_no_more_than_the_cap(make: Make, artifact: LocalArtifact) -> None:
-    data = LocalData(samples(9, 1), test=samples(200, 2))
-    result = make(data).train(job(artifact))
-    assert result.evaluation is not None
-    for each in result.evaluation.results:
-        small = capped(each, 50)
-        assert small.samples == pytest.approx(50)
-        assert small.value == pytest.approx(each.value)
 
 
 # What is kept of it on the device.

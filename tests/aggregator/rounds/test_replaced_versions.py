@@ -1,0 +1,248 @@
+"""A task's versions around its replacement: which compare, and which can be gone back to."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from aggregator.store.versions import Versions
+from device_sdk.artifact import safetensors
+from tests.aggregator.rounds.test_evaluator import (
+    DEVICES,
+    ROUND,
+    Fleet,
+    hits,
+    ranked,
+    update_body,
+)
+from tests.fakes.handmade import linear_artifact
+from tests.fakes.homes import command
+from tests.fakes.tasks import add_task, task_text
+
+WIDER = ("columns = 8", "columns = 12")
+PLAIN = ("[evaluation]", '[scatter.optimizer]\nname = "plain"\n[evaluation]')
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Run a command of the operator; what it printed, where it succeeds, else its error."""
+
+    def work(fleet: Fleet, *arguments: str, fails: bool = False) -> str:
+        capsys.readouterr()
+        assert command(fleet.home, *arguments) == int(fails)
+        said = capsys.readouterr()
+        return said.err if fails else said.out
+
+    return work
+
+
+def replace(fleet: Fleet, change: tuple[str, str], *options: str) -> None:
+    """Ask for the task to be replaced by what its file says after a change."""
+    text = fleet.home.task_file.read_text()
+    assert change[0] in text
+    file = fleet.home.folder / "next.toml"
+    file.write_text(text.replace(*change))
+    assert command(fleet.home, "task", "replace", "default", "--from", str(file), *options) == 0
+
+
+def wider(fleet: Fleet, *options: str) -> None:
+    """Another model takes the task over, and devices train it from then on."""
+    replace(fleet, WIDER, *options)
+    fleet.parts.tasks.look_again()
+    fleet.body = update_body(12)
+
+
+def versions(fleet: Fleet) -> Versions:
+    return fleet.parts.first.store.versions
+
+
+def best(fleet: Fleet, run: Callable[..., str]) -> tuple[int | None, list[int], list[int]]:
+    """The best version, as ``evaluations`` and as ``models`` says it, and those that are kept."""
+    listed = json.loads(run(fleet, "models", "--task", "default", "--json"))
+    found: int | None = json.loads(run(fleet, "evaluations", "--task", "default", "--json"))["best"]
+    return found, [each["version"] for each in listed if each["best"]], [
+        each["version"] for each in listed
+    ]  # fmt: skip
+
+
+def test_figures_of_a_model_that_was_replaced_are_no_measure(
+    tmp_path: Path, run: Callable[..., str]
+) -> None:
+    fleet = Fleet(tmp_path, "[models]\nkeep_last = 2\nkeep_best = 1")
+    for share in (0.9, 0.5):
+        fleet.play(hits(share))
+    assert best(fleet, run) == (0, [0], [2, 1, 0])
+    assert "best by hr10" in run(fleet, "models")
+    wider(fleet, "--now")
+    assert best(fleet, run) == (None, [], [3, 2, 0])  # 0 while no other takes its place
+    out = str(tmp_path / "best.safetensors")
+    said = run(fleet, "model", "--version", "best", "--out", out, fails=True)
+    assert "no kept version of the present model (3 and later) has a figure of 'hr10'" in said
+    add_task(fleet.home, "air", task_text(fleet.home, "air"))
+    warm = fleet.home.folder / "tasks" / "air.toml"
+    warm.write_text(
+        warm.read_text().replace("[round]", 'warm_start = "task:default@best"\n[round]')
+        + "[evaluation]\n"
+    )
+    fleet.parts.tasks.look_again()
+    assert "(3 and later)" in run(fleet, "task", "list")
+    for share in (0.3, 0.4):
+        fleet.play(hits(share))
+    assert best(fleet, run) == (4, [4], [5, 4])  # nothing keeps version 0 but a pin
+
+
+def test_another_server_optimizer_leaves_the_model_what_it_is(
+    tmp_path: Path, run: Callable[..., str]
+) -> None:
+    fleet = Fleet(tmp_path, "early_stopping = 2\n[models]\nkeep_last = 2\nkeep_best = 1")
+    for share in (0.5, 0.9, 0.4, 0.4):
+        fleet.play(hits(share))
+    assert fleet.parts.first.rounds.rests  # with version 1's model, as version 5
+    # A round that nobody takes part in needs no waiting for.
+    replace(fleet, PLAIN)
+    fleet.parts.tasks.look_again()
+    assert fleet.parts.first.store.facts.label == "default scatter"
+    assert fleet.parts.first.task.binding.settings.optimizer.name == "plain"
+    run(fleet, "models", "--pin", "5")
+    # Rounds count anew, although none has improved what is the best of this model.
+    for share in (0.3, 0.2):
+        fleet.play(hits(share))
+        assert not fleet.parts.first.rounds.rests
+    assert best(fleet, run)[:2] == (1, [1])
+    fleet.play(hits(0.2))
+    # Devices end with it, and what is older can be gone back to.
+    assert fleet.parts.first.rounds.rests and versions(fleet).all()[0].origin == "version 1"
+    run(fleet, "rollback", "--to", "5")
+    fleet.tick()
+    assert versions(fleet).all()[0].origin == "version 5"
+
+
+def test_a_task_that_has_had_its_rounds_has_them_anew_when_it_is_replaced(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path, "", f"{ROUND}\nmost_rounds = 1")
+    fleet.play(hits(0.5))
+    assert fleet.parts.first.rounds.rests
+    wider(fleet)
+    fleet.play(hits(0.6))
+    assert fleet.parts.first.rounds.rests and fleet.evaluated[0].version == 2
+
+
+def test_going_back_to_a_model_that_does_not_fit_is_refused_at_once(
+    tmp_path: Path, run: Callable[..., str]
+) -> None:
+    fleet = Fleet(tmp_path, "")
+    fleet.play(hits(0.9))
+    one = versions(fleet).model(1)["items"]
+    before = fleet.home.task_file.read_text()
+    wider(fleet, "--now")
+    said = run(fleet, "rollback", "--to", "1", fails=True)
+    assert "version 1 is of a model that task default had before version 2" in said
+    assert "[20, 12]" in said and "task replace default --from" in said
+    assert "task:default@1" in said
+    assert versions(fleet).awaited() is None
+    # As the message says: with the file of then, it is gone back to.
+    file = fleet.home.folder / "before.toml"
+    file.write_text(before)
+    run(fleet, "task", "replace", "default", "--from", str(file), "--now")
+    assert "waits to be replaced" in run(fleet, "rollback", "--to", "1", fails=True)
+    fleet.parts.tasks.look_again()
+    run(fleet, "rollback", "--to", "1")
+    fleet.body = update_body()
+    fleet.play(hits(0.5))
+    assert fleet.parts.first.aggregation.version == 5
+    np.testing.assert_array_equal(versions(fleet).model(5)["items"], one)
+
+
+def test_what_was_asked_for_first_is_done_first(tmp_path: Path, run: Callable[..., str]) -> None:
+    fleet = Fleet(tmp_path, "")
+    fleet.play(hits(0.9))
+    fleet.play(hits(0.5))
+    run(fleet, "rollback", "--to", "1")
+    replace(fleet, PLAIN, "--warm-start")
+    one = versions(fleet).model(1)["items"]
+    assert "version 1's model becomes the next version" in run(fleet, "status")
+    fleet.now += 101
+    for device in DEVICES:
+        fleet.send(device, None)
+    fleet.commit()
+    assert fleet.parts.first.rounds.tick() is not None
+    assert fleet.parts.tasks.between_rounds(fleet.parts.first)
+    found = [(each.version, each.origin) for each in versions(fleet).all()]
+    assert found[:2] == [(5, ""), (4, "version 1")]
+    np.testing.assert_array_equal(versions(fleet).model(5)["items"], one)
+
+
+def test_a_replacement_in_between_is_told_where_it_takes_a_rollback_s_place(
+    tmp_path: Path, run: Callable[..., str]
+) -> None:
+    fleet = Fleet(tmp_path, "")
+    fleet.play(hits(0.9))
+    run(fleet, "rollback", "--to", "0")  # waits for the open round
+    wider(fleet, "--now")
+    assert versions(fleet).awaited() is None
+    told = "version 0's model did not become the next version: the task was replaced"
+    assert told in run(fleet, "status") and told in run(fleet, "models")
+    (seen,) = json.loads(run(fleet, "status", "--json"))["tasks"]
+    assert seen["rollback"]["version"] is None and told in seen["rollback"]["dropped"]
+    fleet.restart()
+    assert told in run(fleet, "status")
+    assert command(fleet.home, "rollback", "--cancel") == 0
+    assert told not in run(fleet, "status")
+    # A rollback that is done leaves nothing behind.
+    run(fleet, "rollback", "--to", "2")
+    assert json.loads(run(fleet, "status", "--json"))["tasks"][0]["rollback"]["version"] == 2
+    fleet.tick()
+    for device in DEVICES:
+        fleet.send(device, ranked(np.zeros(3, np.int64)))
+    fleet.commit()
+    fleet.now += 101
+    fleet.tick()
+    seen = json.loads(run(fleet, "status", "--json"))["tasks"][0]["rollback"]
+    assert seen == {"version": None, "dropped": None}
+    assert versions(fleet).all()[0].origin == "version 2"
+
+
+def test_versions_of_a_method_with_items_and_of_one_without_stay_apart(
+    tmp_path: Path, run: Callable[..., str]
+) -> None:
+    fleet = Fleet(tmp_path, "")
+    folder = fleet.home.folder
+    scatter = fleet.home.task_file.read_text()
+    linear_artifact(folder / "linear")
+    (folder / "other.tsv").write_text("".join(f"other-{row}\n" for row in range(30)))
+    _, _, tables = scatter.partition("[broker]")
+    fedavg = (
+        '[task]\nmethod = "fedavg"\nartifacts = ["linear"]\n[broker]'
+        + tables.partition("[scatter")[0]
+    )
+
+    def replaced(text: str, *, fails: bool = False) -> str:
+        file = folder / "next.toml"
+        file.write_text(text)
+        said = run(fleet, "task", "replace", "default", "--from", str(file), "--now", fails=fails)
+        fleet.parts.tasks.look_again()
+        return said
+
+    def taken(version: int, form: str, *, fails: bool = False) -> str:
+        out = str(tmp_path / f"{version}.{form}")
+        return run(fleet, "model", "--version", str(version), "--out", out, fails=fails)
+
+    replaced(fedavg)
+    taken(0, "safetensors")
+    ids = json.loads(
+        safetensors.decode((tmp_path / "0.safetensors").read_bytes()).metadata["items"]
+    )
+    assert ids[:2] == ["item-0", "item-1"]
+    assert "of another method" in taken(0, "onnx", fails=True)
+    other = scatter.replace("items.tsv", "other.tsv")
+    assert "does not begin with the 20 items" in replaced(other, fails=True)
+    assert fleet.parts.first.task.binding.method_name == "fedavg"
+    replaced(scatter)
+    assert "of another method" in taken(1, "onnx", fails=True)
+    taken(1, "safetensors")
+    taken(0, "onnx")
+    taken(2, "onnx")
+    fleet.play(hits(0.5))

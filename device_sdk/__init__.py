@@ -35,13 +35,14 @@ if TYPE_CHECKING:
     )
     from device_sdk.events import ConnectedEvent, ModelEvent, ProblemEvent, RoundEvent
     from device_sdk.link.broker_url import TlsFiles
+    from device_sdk.link.settings import LinkSettings
     from device_sdk.local_data import LocalData
     from device_sdk.local_model import LocalModel
     from device_sdk.status import DeviceStatus, TaskStatus
     from device_sdk.system.printable import PrintableFormatter
     from device_sdk.system.version import __version__
     from device_sdk.trainer import Trainer
-    from device_sdk.world import TrainingOptions
+    from device_sdk.world import Pace, TrainingOptions
 
 __all__ = [
     "AlreadyEnrolled",
@@ -59,12 +60,14 @@ __all__ = [
     "HomeError",
     "HomeLocked",
     "LeaveUnanswered",
+    "LinkSettings",
     "LocalData",
     "ModelEvent",
     "LocalModel",
     "NonFiniteStep",
     "NotEnrolled",
     "NothingLearnt",
+    "Pace",
     "PrintableFormatter",
     "ProblemEvent",
     "ProviderError",
@@ -86,11 +89,13 @@ _HOMES = {
     "ConnectedEvent": "device_sdk.events",
     "Device": "device_sdk.device",
     "DeviceStatus": "device_sdk.status",
+    "LinkSettings": "device_sdk.link.settings",
     "LocalData": "device_sdk.local_data",
     "ModelEvent": "device_sdk.events",
     "ProblemEvent": "device_sdk.events",
     "RoundEvent": "device_sdk.events",
     "LocalModel": "device_sdk.local_model",
+    "Pace": "device_sdk.world",
     "PrintableFormatter": "device_sdk.system.printable",
     "TaskStatus": "device_sdk.status",
     "TlsFiles": "device_sdk.link.broker_url",

@@ -350,8 +350,9 @@ class Background:
 
     def wake(self) -> None:
         """See :meth:`Agent.wake`; nothing where no thread runs."""
-        if self._agent is not None:
-            self._agent.wake()
+        agent = self._agent
+        if agent is not None:
+            agent.wake()
 
     def leave(self, timeout_seconds: float) -> str:
         """Tell the aggregator that this device leaves, in the place of taking part; why it has not
@@ -368,8 +369,9 @@ class Background:
     def status(self, world: DeviceWorld) -> DeviceStatus:
         """What the home folder holds of ``world``'s task, and what the thread knows where one
         runs."""
+        agent = self._agent
         # In this order: a round that ends meanwhile is in hand, or concluded in the home.
-        live, status = self._live(), read_status(world)
+        live, status = self._live(agent), read_status(world)
         if live is not None:
             status = replace(
                 status,
@@ -379,7 +381,6 @@ class Background:
                 working_on=live.working_on.get(status.task),
                 problem=live.problem_of(status.task),
             )
-        agent = self._agent
         if agent is None:
             return status
         seen = agent.participant.sessions.time.largest_unix_seconds
@@ -392,13 +393,12 @@ class Background:
 
     def tasks(self) -> tuple[TaskStatus, ...]:
         """All tasks that the home has heard of, and which of their rounds are in hand."""
-        live, tasks = self._live(), read_tasks(self._world)
+        live, tasks = self._live(self._agent), read_tasks(self._world)
         working_on = {} if live is None else live.working_on
         return tuple(replace(each, working_on=working_on.get(each.name)) for each in tasks)
 
-    def _live(self) -> Live | None:
+    def _live(self, agent: Agent | None) -> Live | None:
         """Of this process's thread, or of another process; None where none runs."""
-        agent = self._agent
         if agent is not None:
             return agent.live()
         return read_live(self._world.home.folder) if self._world.home.read_only else None

@@ -38,7 +38,7 @@ class DeviceStatus:
         evaluation_detail: why something of it is missing.
         outbox, outbox_bytes: updates without a receipt.
         working_on: the task's round being fetched or trained; None for none.
-        users, interactions: local data.
+        users, interactions: local data, of all tasks.
         time_unix_seconds: the aggregator's time; without a session the largest ever seen.
         slowdown: above 1 the device pretends to be so many times slower.
         sent_bytes: of updates since the start, sealed.

@@ -54,7 +54,8 @@ class TrainingOptions:
             labels, and sums over held-out data where the task asks for them. ``outcome``: how it
             ended and, as one of a few words, why, and nothing else.
         labels: what this device calls itself in reports, such as ``{"site": "north"}``: names of a
-            to z, 0 to 9, ``. _ -``, and 56 bytes of all. The operator's own win.
+            to z, 0 to 9, ``. _ -``, and 56 bytes of all. They are shown to the operator, whose
+            own win; tasks choose by the operator's alone.
         seconds_a_day, bytes_a_day: the most that taking part may take on one day (UTC), over all
             tasks: seconds of training, bytes sent and received. A round that would take more than
             is left is not taken. None: no bound.

@@ -196,10 +196,11 @@ class _Seen:
         self, row: DeviceRow, tasks: Sequence[_Task], chosen: Collection[str | None]
     ) -> None:
         self.row = row
+        active = row.revoked_unix_seconds is None
         parts = [
             _Part(task.name, task.participations.get(row.device_id, Participation()))
             for task in tasks
-            if task.selector.admits(row.labels) or row.device_id in task.participations
+            if (active and task.selector.admits(row.labels)) or row.device_id in task.participations
         ]
         told = [each for each in parts if each.details is not None]
         newest = max(told, key=lambda each: each.row.told_unix_seconds or 0, default=None)

@@ -206,7 +206,7 @@ def status_line(status: DeviceStatus) -> str:
     if not status.session:
         return "connected; waiting for the aggregator" if status.connected else "connecting ..."
     if status.working_on is not None:
-        return f"round {status.working_on}: training"
+        return f"round {status.working_on} is in hand"
     if status.round is None:
         return "in session; waiting for a round"
     line = f"round {status.round}: {status.outcome}"

@@ -21,6 +21,7 @@ from device_sdk.rounds.current_round import CurrentRound
 from device_sdk.rounds.participant import Participant
 from device_sdk.train.job import TrainedRound, TrainingJob
 from device_sdk.wire.arrays.exchange import Update
+from device_sdk.wire.publish.report import Reason
 from device_sdk.wire.publish.topics import EnrolAnswerTopic, EnrolRequestTopic
 from device_sdk.wire.seal.enrolment import EnrolmentAttempt
 from device_sdk.wire.seal.enrolment_code import parse_code
@@ -190,7 +191,7 @@ class Bench:
         self.jobs.append(job)
         self._pass_to(self.now_seconds + self.train_seconds.get(round_.task, 0.0))
         if self.refuse_training:
-            round_.ended(job, RoundOutcome.FAILED, "as the test wants")
+            round_.ended(job, RoundOutcome.FAILED, "as the test wants", Reason.ERROR)
             return
         tensors = {
             "columns": np.arange(WIDTH),

@@ -152,6 +152,47 @@ def test_status_and_devices_show_what_matters(
     assert "no round is held" in capsys.readouterr().err
 
 
+def test_devices_has_a_line_for_each_task_that_a_device_is_meant_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = make_home(tmp_path, "mqtt://127.0.0.1:1")
+    store = home.open_store()
+    north = '[task]\nonly = {site = "north"}\n'
+    one, two, gone, moved = (bytes([index]) * 16 for index in (1, 2, 3, 4))
+    with store.database.transaction():
+        store.tasks.set_name(1, "clicks")
+        number = store.tasks.add("air", "tasks/air.toml", north)
+        store.tasks.set_served(number, north)
+        for index in (1, 2, 3, 4):
+            store.devices.add(device(index))
+        store.devices.set_labels(one, {"site": "north"})
+        store.devices.revoke(gone, 1)
+        # One that took part before its label was changed is shown there all the same.
+        store.task(number).participations.note({moved: Participation(int(time.time()))})
+    store.database.close()
+
+    def lines(*arguments: str) -> list[tuple[str, str]]:
+        assert command(home, "devices", *arguments) == 0
+        heading, *rows = capsys.readouterr().out.splitlines()
+        at = heading.index("task")
+        return [(row[:2], row[at:].split()[0]) for row in rows]
+
+    assert sorted(lines()) == [
+        ("01", "air"), ("01", "clicks"), ("02", "clicks"), ("03", "-"), ("04", "air"),
+        ("04", "clicks"),
+    ]  # fmt: skip
+    assert sorted(lines("--task", "air")) == [("01", "air"), ("04", "air")]
+    assert lines("--task", "air", "--label", "site=north") == [("01", "air")]
+    assert command(home, "devices", "--json") == 0
+    shown = {each["device_id"]: each for each in json.loads(capsys.readouterr().out)}
+    assert [each["task"] for each in shown[two.hex()]["tasks"]] == ["clicks"]
+    assert shown[gone.hex()]["tasks"] == []
+    assert command(home, "devices", "--task", "water") == 1
+    assert "no task 'water'; it has clicks, air" in capsys.readouterr().err
+    assert command(home, "devices", "--json", "label", "01", "a=b") == 1
+    assert "are for the list" in capsys.readouterr().err
+
+
 def test_status_names_the_devices_on_which_rounds_fail(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

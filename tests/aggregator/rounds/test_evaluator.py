@@ -385,7 +385,8 @@ def test_a_crash_at_any_commit_changes_no_figure(tmp_path: Path, when: str, at: 
     # Nor what was told: each device once, and as its newest outcome.
     store = fleet.parts.store
     assert store.first.reports.outcomes() == [OutcomeCount(1, "trained", "", len(DEVICES))]
-    assert all(each.last_report is not None for each in store.devices.all())
+    told = store.first.participations.all()
+    assert all(told[each.device_id].report is not None for each in store.devices.all())
 
 
 def test_rounds_end_where_nothing_improves_and_devices_get_the_best_version(

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from aggregator.home import AggregatorHome
+from aggregator.keys.folder import initialise
+from aggregator.rounds.replacement import plan
+from aggregator.serve.assembly import World, assemble
 from aggregator.store.versions import Versions
+from aggregator.task.file import Task, read_task
 from device_sdk.artifact import safetensors
 from tests.aggregator.rounds.test_evaluator import (
     DEVICES,
@@ -246,3 +253,35 @@ def test_versions_of_a_method_with_items_and_of_one_without_stay_apart(
     taken(0, "onnx")
     taken(2, "onnx")
     fleet.play(hits(0.5))
+
+
+@pytest.mark.parametrize(
+    ("method", "artifact", "more", "same"),
+    [
+        ("fedavg", "mae", '[fedavg.optimizer]\nname = "adam"', True),
+        ("fedavg", "mae", "[evaluation]\nleast_devices = 5", True),
+        ("fedavg", "rmse", "", False),  # of the same shapes, with a metric of its own
+        ("fedavg", "mae", '[fedavg.training]\npersonal = "linear.bias"', False),
+        ("attention", "mae", "", False),
+    ],
+)
+def test_the_same_model_is_one_of_the_same_method_artifact_and_arrays(
+    tmp_path: Path, method: str, artifact: str, more: str, same: bool
+) -> None:
+    for name in ("mae", "rmse"):
+        linear_artifact(tmp_path / name, name)
+    home = AggregatorHome(tmp_path / "home")
+    initialise(home, int(time.time()), os.urandom)
+
+    def task(method: str, artifact: str, more: str = "") -> Task:
+        home.task_file.write_text(
+            f'[task]\nmethod = "{method}"\nartifact = "../{artifact}"\n{more}\n'
+        )
+        return read_task(home.task_file)
+
+    world = World(time.monotonic, time.time, np.random.default_rng(1))
+    old = task("fedavg", "mae")
+    parts = assemble(home, home.open_store(), old, world)
+    planned = plan(parts.store.first, old, task(method, artifact, more), warm_start=False)
+    assert planned.same_model is same
+    parts.store.database.close()

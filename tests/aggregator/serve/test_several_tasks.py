@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -187,6 +188,55 @@ def test_devices_of_one_task_go_on_beside_another(mosquitto: Mosquitto, tmp_path
         finally:
             for device in devices:
                 device.close()
+
+
+def test_what_a_device_calls_itself_is_shown_and_lets_it_into_no_task(
+    mosquitto: Mosquitto, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = make_home(tmp_path, mosquitto.url, ROUND.replace("devices = 2", "devices = 1"))
+    add_task(home, "air", task_text(home, "air", ROUND, more='only = {site = ["north"]}'))
+    (code,) = invite(home)
+
+    def await_(true: Callable[[], bool]) -> None:
+        until = time.monotonic() + 30
+        while not true():
+            assert time.monotonic() < until
+            time.sleep(0.05)
+
+    with (
+        serving(home) as served,
+        Device.enrol(
+            mosquitto.url,
+            code,
+            tmp_path / "device",
+            options=TrainingOptions(k=4, labels={"site": "north"}),
+            pace=BRISK,
+            link_settings=QUICK,
+            timeout_seconds=15,
+        ) as device,
+    ):
+        device.record_all([(f"item-{row}", "anna") for row in range(8)])
+        device.start()
+        default, air = served.parts.tasks.served
+        await_(lambda: default.aggregation.version >= 1)
+
+        def finds_it() -> bool:
+            capsys.readouterr()
+            assert command(home, "devices", "--label", "site=north", "--json") == 0
+            found = json.loads(capsys.readouterr().out)
+            return [each["labels"] for each in found] == [{"site": "north"}]
+
+        await_(finds_it)  # what devices said is written in groups
+        assert (air.rounds.eligible, air.rounds.current) == (0, None)
+
+        def takes_part() -> dict[str, bool]:
+            return {each.name: each.takes_part for each in device.tasks()}
+
+        assert not takes_part().get("air") and takes_part()["default"]
+        # The operator says the same, and it is the operator's word that counts.
+        assert command(home, "devices", "label", device.device_id, "site=north") == 0
+        device.record("air-1", task="air")
+        await_(lambda: air.rounds.eligible == 1 and takes_part().get("air", False))
 
 
 def test_a_file_that_is_wrong_keeps_its_task_out_and_no_other(

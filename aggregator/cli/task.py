@@ -19,15 +19,15 @@ from aggregator.errors import AggregatorError
 from aggregator.home import AggregatorHome, is_served
 from aggregator.rounds.replacement import begins_anew, buildable, fits, plan
 from aggregator.store import Store
-from aggregator.store.tasks import FIRST, TaskRow
+from aggregator.store.tasks import FIRST, TaskRow, require_room
 from aggregator.task.check import NEXT_ROUND, changes, taken_in
 from aggregator.task.file import (
     FLEET_TABLES,
     Task,
-    TaskTable,
     parse_task,
     read_continued_catalogue,
     read_task,
+    served_cohort,
 )
 from aggregator.task.request import Request, write_task_files
 from aggregator.task.warm_start import WarmStart
@@ -176,14 +176,13 @@ def _add(home: AggregatorHome, store: Store, arguments: argparse.Namespace) -> i
     except ValueError as error:
         raise AggregatorError(str(error)) from None
     first = read_task(_file(home, store.tasks.find(FIRST)))
-    known = store.tasks.named(name)
-    if name == first.name or (known is not None and known.state != "retired"):
-        raise AggregatorError(f"there is a task {name!r} already: task replace or task retire")
+    _require_new(store, first.name, name)
     path = home.task_files / f"{name}.toml"
     text = taken_in(arguments.file or path)
     task = parse_task(text, path, first.fleet)
     buildable(store, task)
     with store.database.transaction():
+        known = _require_new(store, first.name, name)  # another command may have added it meanwhile
         number = store.tasks.add(name, str(path.relative_to(home.folder)), text)
         facts = store.task(number).facts
         if known is not None:
@@ -194,9 +193,18 @@ def _add(home: AggregatorHome, store: Store, arguments: argparse.Namespace) -> i
     return 0
 
 
+def _require_new(store: Store, first: str, name: str) -> TaskRow | None:
+    """The retired task of this name, if there was one. Raises AggregatorError where it is taken."""
+    known = store.tasks.named(name)
+    if name == first or (known is not None and known.state != "retired"):
+        raise AggregatorError(f"there is a task {name!r} already: task replace or task retire")
+    require_room(len(store.tasks.all()))
+    return known
+
+
 def _pause(home: AggregatorHome, store: Store, arguments: argparse.Namespace) -> int:
-    row = _row(store, arguments.name)
     with store.database.transaction():
+        row = _row(store, arguments.name)
         store.tasks.set_state(row.number, "paused")
     latest = store.task(row.number).rounds.latest()
     ends = ""
@@ -207,8 +215,8 @@ def _pause(home: AggregatorHome, store: Store, arguments: argparse.Namespace) ->
 
 
 def _resume(home: AggregatorHome, store: Store, arguments: argparse.Namespace) -> int:
-    row = _row(store, arguments.name)
     with store.database.transaction():
+        row = _row(store, arguments.name)
         store.tasks.set_state(row.number, "active")
     print(f"task {row.name} opens rounds")
     return 0
@@ -222,6 +230,7 @@ def _retire(home: AggregatorHome, store: Store, arguments: argparse.Namespace) -
         )
     with store.database.transaction():
         store.tasks.set_state(row.number, "retiring")
+        store.tasks.set_problem(row.number, None)
     _tell(
         home,
         store,
@@ -248,7 +257,9 @@ def _replace(home: AggregatorHome, store: Store, arguments: argparse.Namespace) 
         )
     request = Request(new.text, warm_start, arguments.now)
     with store.database.transaction():
+        _row(store, arguments.name)  # another command may have retired it meanwhile
         store.tasks.set_request(row.number, request.write())
+        store.tasks.set_problem(row.number, None)
     latest = store.task(row.number).rounds.latest()
     # A round that rests, with nobody in it, need not end first.
     open_round = bool(latest and latest[0].closed_unix_seconds is None and latest[0].threshold)
@@ -281,8 +292,8 @@ def _successor(
     path, first = _file(home, row), read_task(_file(home, store.tasks.find(FIRST)))
     if row.served is None:
         raise AggregatorError(f"task {row.name} was never served: edit {path} instead")
-    cohort = tomllib.loads(row.served).get("task", {}).get("cohort", TaskTable().cohort)
-    names, is_first = {"name": str(row.name), "cohort": str(cohort)}, row.number == FIRST
+    names = {"name": str(row.name), "cohort": served_cohort(row.served)}
+    is_first = row.number == FIRST
     text = taken_in(file, names, first.text if is_first else "")
     new = parse_task(text, path, None if is_first else first.fleet, file)
     if is_first and new.fleet != first.fleet:
@@ -340,6 +351,7 @@ def _as_named(
     first = read_task(_file(home, rows[0]))
     task = parse_task(taken_in(file), file.with_name(f"{name}.toml"), first.fleet, file)
     buildable(store, task)
+    require_room(len(rows))
     return _checked(file, task) | {"next": f"task add {task.name} --from {file}"}
 
 

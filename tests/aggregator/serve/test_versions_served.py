@@ -339,6 +339,9 @@ def test_item_vectors_leave_as_graphs_that_recommend(
     assert command(home, "model", "--out", str(tmp_path / "clicks.onnx")) == 0
     printed = capsys.readouterr().out
     assert "clicks.onnx: version 0" in printed and "clicks.fold-in.onnx: version 0" in printed
+    for place in (".", "/"):
+        assert command(home, "model", "--format", "onnx", "--out", place) == 1
+        assert "it is a folder, name a file" in capsys.readouterr().err
     vectors = items_of(home, 0)
     found, notes = alone(tmp_path, tmp_path / "clicks.fold-in.onnx", np.array([1, 5]))
     assert found["user"].shape == (1, WIDTH)

@@ -101,6 +101,8 @@ def test_failures_are_1_and_say_why(
     assert "'eve' is not among" in capsys.readouterr().err
     assert main(["train", "--interactions", str(views), "--out", f"{nowhere}/x"]) == 1
     assert "does not exist" in capsys.readouterr().err
+    assert main(["train", "--interactions", str(views), "--out", str(tmp_path)]) == 1
+    assert "--out:" in (said := capsys.readouterr().err) and "is a folder" in said
     assert main(["train", "--interactions", str(views), "--lr", "1e30"]) == 1
     assert "not finite" in capsys.readouterr().err
 

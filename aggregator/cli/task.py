@@ -29,7 +29,7 @@ from aggregator.task.file import (
     read_task,
     served_cohort,
 )
-from aggregator.task.request import Request, write_task_files
+from aggregator.task.request import Request, file_digest, write_task_files
 from aggregator.task.warm_start import WarmStart
 from device_sdk.system.printable import printable
 from device_sdk.wire.codec.message import require_name
@@ -255,7 +255,7 @@ def _replace(home: AggregatorHome, store: Store, arguments: argparse.Namespace) 
             "versions of the model so far are compared with no later one, and are dropped as new "
             f"ones come: models --task {row.name} --pin N keeps one"
         )
-    request = Request(new.text, warm_start, arguments.now)
+    request = Request(new.text, warm_start, arguments.now, file_digest(_file(home, row)))
     with store.database.transaction():
         _row(store, arguments.name)  # another command may have retired it meanwhile
         store.tasks.set_request(row.number, request.write())
@@ -270,7 +270,7 @@ def _replace(home: AggregatorHome, store: Store, arguments: argparse.Namespace) 
         home,
         store,
         row.number,
-        lambda row: row.request is None,
+        lambda row: row.request is None and row.served == new.text,
         f"task {row.name} is replaced",
     )
     return 0
@@ -485,11 +485,13 @@ def _tell(
     until = time.monotonic() + _WAIT_SECONDS
     while is_served(home):
         row = store.tasks.find(number)
-        if row.problem is not None:
-            raise AggregatorError(f"task {row.name}: {row.problem}")
         if done(row):
             print(said)
+            if row.problem is not None:
+                print(printable(f"task {row.name}: {row.problem}"))
             return
+        if row.problem is not None:
+            raise AggregatorError(f"task {row.name}: {row.problem}")
         if time.monotonic() > until:
             break
         time.sleep(_POLL_SECONDS)

@@ -28,7 +28,7 @@ from aggregator.task.file import (
     read_task,
     served_cohort,
 )
-from aggregator.task.request import Request, write_task_files
+from aggregator.task.request import Request, file_digest, write_task_files
 from aggregator.task_log import about
 
 _LOG = logging.getLogger(__name__)
@@ -127,6 +127,7 @@ class TaskBoard:
         self._unix_clock = unix_clock
         self._parts: dict[int, TaskParts] = {}
         self._absent: dict[int, str] = {}
+        self._unwritable = ""
         self._stamps: dict[int, tuple[int, int]] = {}
         self._several = False
         self.revision = 0
@@ -203,14 +204,23 @@ class TaskBoard:
 
     def between_rounds(self, parts: TaskParts) -> bool:
         """A round of a task ended: take up what waited for it; whether the parts are others now."""
-        row = self._store.tasks.find(parts.store.number)
-        if row.request is not None and self._replace(row):
+        number = parts.store.number
+        row = self._store.tasks.find(number)
+        if row.request is None:
+            return self._reload(parts)
+        if self._replace(row):
             return True
-        return self._reload(parts)
+        refused = self._store.tasks.find(number).problem
+        changed = self._reload(parts)
+        if refused is not None and self._store.tasks.find(number).problem is None:
+            with self._store.database.transaction():
+                self._store.tasks.set_problem(number, refused)  # the operator is to see it still
+        return changed
 
     def look_at_files(self) -> bool:
         """Take up task files that changed, of tasks that have no round open, or one that rests or
         is held."""
+        self._write_files()  # what there was no room for
         changed = False
         for parts in self.served:
             row = parts.rounds.current
@@ -277,6 +287,11 @@ class TaskBoard:
         path = self._home.folder / row.file if parts is None else parts.task.path
         fleet = None if row.number == FIRST else self._fleet
         try:
+            if request.file not in ("", file_digest(path)):
+                raise AggregatorError(
+                    f"{path} was edited since task replace was called, which would overwrite that: "
+                    "call it again"
+                )
             task, problem = self._with_fleet(parse_task(request.text, path, fleet))
             with self._store.database.transaction():
                 names = str(row.name), served_cohort(row.served or "")
@@ -313,8 +328,11 @@ class TaskBoard:
     def _write_files(self) -> None:
         try:
             write_task_files(self._home.folder, self._store)
+            self._unwritable = ""
         except AggregatorError as error:
-            _LOG.error("%s", error)  # done when it can be: the store knows what is due
+            if str(error) != self._unwritable:
+                self._unwritable = str(error)
+                _LOG.error("%s", error)  # done when it can be: the store knows what is due
 
     def _retire(self, row: TaskRow) -> None:
         self._parts.pop(row.number, None)

@@ -11,12 +11,16 @@ from aggregator.errors import AggregatorError
 from aggregator.home import AggregatorHome
 from aggregator.serve.tasks import TaskParts
 from aggregator.store import TaskStore
+from aggregator.store.tasks import FIRST
 from aggregator.task.file import Task
 from aggregator.task.request import Request
-from tests.aggregator.serve.test_service_refusals import wait_until
+from device_sdk.wire.publish.receipts import Verdict
+from tests.brokers.mosquitto import Mosquitto
+from tests.fakes.client import ScriptedDevice
 from tests.fakes.handmade import factor_artifact, linear_artifact
-from tests.fakes.homes import Serving, command, make_home, serving
+from tests.fakes.homes import Serving, command, invite, make_home, serving
 from tests.fakes.tasks import add_task, task_text
+from tests.fakes.waiting import wait_until
 
 NOWHERE = "mqtt://127.0.0.1:1"
 ROUND = "quorum = 1\ndeadline_seconds = 30.0"
@@ -198,3 +202,53 @@ def test_more_tasks_than_devices_can_be_told_are_not_served(
         assert command(home, "task", "retire", "air") == 0
         wait_until(lambda: names(served) == ["default", "boats", "cars"])
         assert rows.find(4).problem is None
+
+
+def test_a_waiting_replacement_does_not_overwrite_what_is_edited_meanwhile(
+    mosquitto: Mosquitto, tmp_path: Path
+) -> None:
+    home = make_home(tmp_path, mosquitto.url, "quorum = 1\ndeadline_seconds = 60.0")
+    text = home.task_file.read_text()
+    file = home.folder / "wide.toml"
+    file.write_text(text.replace("columns = 8", "columns = 12"))
+    edited = text.replace("deadline_seconds = 60.0", "deadline_seconds = 50.0")
+    with serving(home) as served, ScriptedDevice(mosquitto.url, invite(home)[0]) as anna:
+        anna.enrol().join()
+        anna.await_round(1)
+        assert command(home, "task", "replace", "default", "--from", str(file)) == 0
+        home.task_file.write_text(edited)
+        assert anna.take_part(1).verdict is Verdict.COUNTED
+        anna.await_round(2)
+        row = served.parts.store.tasks.find(FIRST)
+        assert "was edited since task replace" in (row.problem or "") and row.request is None
+        assert home.task_file.read_text() == edited
+        assert served.parts.first.task.round.deadline_seconds == 50.0
+
+
+def test_a_task_whose_file_could_not_be_written_is_served_once_it_can(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = make_home(tmp_path, NOWHERE, ROUND)
+    file = home.folder / "air.toml"
+    file.write_text(task_text(home, "air", ROUND))
+    home.task_files.write_text("in the way")
+    with serving(home) as served:
+        assert command(home, "task", "add", "air", "--from", str(file)) == 1
+        assert "cannot be written" in capsys.readouterr().err
+        home.task_files.unlink()
+        wait_until(lambda: names(served) == ["default", "air"])
+
+
+def test_a_replacement_with_other_tables_of_the_fleet_is_done_and_says_what_waits(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = make_home(tmp_path, NOWHERE, ROUND)
+    with serving(home) as served:
+        text = home.task_file.read_text() + "\n[admission]\nopens_share = 0.3\n"
+        home.task_file.write_text(text)
+        file = home.folder / "wide.toml"
+        file.write_text(text.replace("columns = 8", "columns = 12"))
+        assert command(home, "task", "replace", "default", "--from", str(file)) == 0
+        said = capsys.readouterr().out
+        assert "task default is replaced\n" in said and "when serve is restarted" in said
+        assert served.parts.first.rounds.generation > 0

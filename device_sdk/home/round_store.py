@@ -138,6 +138,16 @@ class RoundStore(HomeStore):
         found = self._participations(f"{where} ORDER BY number DESC LIMIT 1", task)
         return found[0] if found else None
 
+    def trained_seconds(self, task: str, generation: int) -> float | None:
+        """How long the task's newest training took; None before the first of this generation."""
+        found = self._participations(
+            "WHERE task = ? AND generation = ? AND outcome = 'trained' "
+            "ORDER BY number DESC LIMIT 1",
+            task,
+            generation,
+        )
+        return found[0].train_seconds if found else None
+
     def newest(self) -> int:
         """A number that grows with each round concluded here; 0 before the first."""
         row = self._database.row("SELECT coalesce(max(number), 0) FROM participation")

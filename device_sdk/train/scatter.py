@@ -98,7 +98,7 @@ class ScatterTrainer(RoundTrainer):
         seconds = slowed(self._clock, start, options.slowdown)
         body = encode_scatter_update(update, items.shape[1], job.terms.update_codec, self._rng)
         if capability is not None:
-            capability = capability.after(late=seconds > job.terms.train_seconds)
+            capability = capability.after(late=seconds > self.affordable_seconds(job))
         if ranks is not None:
             ranks.stage("personal", learner.users, items)
         return TrainedRound(
@@ -159,7 +159,7 @@ class ScatterTrainer(RoundTrainer):
         # Only what the work depends on: rates decay from round to round.
         settings = ScatterTraining.from_scalars(job.broadcast.settings)
         conditions = (
-            f"{job.manifest.artifact_id.hex()} K={width} {job.terms.train_seconds}s "
+            f"{job.manifest.artifact_id.hex()} K={width} {self.affordable_seconds(job)}s "
             f"x{options.slowdown} {settings.scores} {settings.most_triples}"
         )
         known = self._home.models.capability(task)
@@ -168,7 +168,7 @@ class ScatterTrainer(RoundTrainer):
         choice = choose_k(
             _EpochWorkload(learner, job.broadcast, triples),
             Request(
-                deadline_seconds=job.terms.train_seconds,
+                deadline_seconds=self.affordable_seconds(job),
                 max_k=width,
                 time_box_seconds=options.capability_seconds,
                 slowdown=options.slowdown,

@@ -62,8 +62,9 @@ def run(arguments: argparse.Namespace) -> int:
         print(tabulate(lines, headers="keys", tablefmt="plain", disable_numparse=True))
     elif ranking is not None:
         print(
-            f"task {name}: no version has a figure yet. A round that ends makes one of the version "
-            "that it began with, once evaluation.least_devices devices have evaluated it"
+            f"task {name}: no version has a figure yet. A round that makes the next version makes "
+            "those of the one that it began with, where evaluation.least_devices devices have "
+            "evaluated it"
         )
     else:
         print(f"task {name} has no figures: its file has no table [evaluation] that can be read")

@@ -7,19 +7,30 @@ import json
 import time
 import tomllib
 from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from tabulate import tabulate
 
 from aggregator.cli.arguments import add_home, home_of
-from aggregator.errors import AggregatorError, TaskError
+from aggregator.errors import AggregatorError
 from aggregator.home import AggregatorHome, is_served
 from aggregator.rounds.replacement import begins_anew, buildable, fits, plan
 from aggregator.store import Store
 from aggregator.store.tasks import FIRST, TaskRow
-from aggregator.task.check import changes, require_own_contents, taken_in
-from aggregator.task.file import SharedSettings, Task, parse_task, read_task
+from aggregator.task.check import NEXT_ROUND, changes, taken_in
+from aggregator.task.file import (
+    FLEET_TABLES,
+    Task,
+    TaskTable,
+    parse_task,
+    read_continued_catalogue,
+    read_task,
+)
 from aggregator.task.request import Request, write_task_files
+from aggregator.task.warm_start import WarmStart
 from device_sdk.system.printable import printable
 from device_sdk.wire.codec.message import require_name
 
@@ -35,9 +46,11 @@ task resume NAME     rounds open again
 task retire NAME     end it for good: its publications are cleared from the broker, its model and
                      its rounds are deleted. The name may be used again
 task check [FILE]    what is wrong with a task file, and what each change of it takes; without FILE,
-                     of all files of the home
+                     of all files of the home. Of a file for a task that there is, named in it or by
+                     --replace: what replace would change, keep and begin anew, by tensor
 task replace NAME    with the artifact, method or settings of FILE; no device enrols again. The
-                     open round ends first, or is given up with --now
+                     open round ends first, or is given up with --now. What FILE leaves out of the
+                     fleet's tables, and of the task's name and cohort, stays as it is
 
 serve takes all of it up within a quarter of a second, and what is edited in a task file between two
 rounds."""
@@ -46,7 +59,8 @@ EXAMPLES = """\
 examples:
   tessera-aggregator task check air.toml --home fleet
   tessera-aggregator task add air --from air.toml --home fleet
-  tessera-aggregator task replace air --from wider.toml --warm-start --home fleet
+  tessera-aggregator task check wider.toml --replace air --home fleet
+  tessera-aggregator task replace air --from wider.toml --warm-start best --home fleet
 """
 _WAIT_SECONDS = 10.0
 _POLL_SECONDS = 0.05
@@ -64,16 +78,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--from", dest="file", type=Path, metavar="FILE", help="of add and replace: the task file"
     )
     parser.add_argument(
+        "--replace",
+        metavar="NAME",
+        help="of check: what the file would make of this task (default: of the one that it names)",
+    )
+    parser.add_argument(
         "--warm-start",
-        action="store_true",
-        help="of replace: begin with the parameters that fit, by name and shape",
+        nargs="?",
+        const="latest",
+        metavar="MODEL",
+        help="of replace, and of check: begin with the parameters that fit, by name and shape, of "
+        "the task's best or latest version or one by its number, of another task's (air@best), or "
+        "of a safetensors file (default: latest)",
     )
     parser.add_argument(
         "--now",
         action="store_true",
         help="of replace: give the open round up; what was counted in it is part of no version",
     )
-    parser.add_argument("--json", action="store_true", help="of list: for programs")
+    parser.add_argument("--json", action="store_true", help="of list and check: for programs")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -91,9 +114,10 @@ def run(arguments: argparse.Namespace) -> int:
 def _refuse_options(arguments: argparse.Namespace, action: str) -> None:
     meant = {
         "--from": (arguments.file is not None, ("add", "replace")),
-        "--warm-start": (arguments.warm_start, ("replace",)),
+        "--warm-start": (arguments.warm_start is not None, ("replace", "check")),
+        "--replace": (arguments.replace is not None, ("check",)),
         "--now": (arguments.now, ("replace",)),
-        "--json": (arguments.json, ("list",)),
+        "--json": (arguments.json, ("list", "check")),
     }
     for option, (given, actions) in meant.items():
         if given and action not in actions:
@@ -159,8 +183,6 @@ def _add(home: AggregatorHome, store: Store, arguments: argparse.Namespace) -> i
     text = taken_in(arguments.file or path)
     task = parse_task(text, path, first.fleet)
     buildable(store, task)
-    others = (_readable(home, row, first.fleet) for row in store.tasks.all())
-    require_own_contents(task, [each for each in others if each is not None])
     with store.database.transaction():
         number = store.tasks.add(name, str(path.relative_to(home.folder)), text)
         facts = store.task(number).facts
@@ -214,30 +236,17 @@ def _replace(home: AggregatorHome, store: Store, arguments: argparse.Namespace) 
     if arguments.file is None:
         raise AggregatorError("task replace needs --from FILE: what the task is to be")
     row = _row(store, arguments.name)
-    path = _file(home, row)
-    first = read_task(_file(home, store.tasks.find(FIRST)))
-    fleet = None if row.number == FIRST else first.fleet
-    text = taken_in(arguments.file)
-    new = parse_task(text, path, fleet)
-    if row.number == FIRST and new.fleet != first.fleet:
-        raise AggregatorError(
-            f"{arguments.file} is for the first task, whose file has the fleet's tables: let "
-            f"[broker], [keys], [admission] and [metrics] be as in {path}"
-        )
-    if row.served is None:
-        raise AggregatorError(f"task {row.name} was never served: edit {path} instead")
-    old = parse_task(row.served, path, fleet)
-    others = (_readable(home, each, first.fleet) for each in store.tasks.all() if each != row)
-    require_own_contents(new, [each for each in others if each is not None])
-    planned = plan(store.task(row.number), old, new, warm_start=arguments.warm_start)
-    if planned.fresh:
-        print(begins_anew(planned.fresh))
+    names, new = _successor(home, store, row, arguments.file)
+    warm_start = _warm_start(arguments)
+    planned = plan(store.task(row.number), names, new, warm_start)
+    if planned.inherits is not None and planned.inherits.anew:
+        print(begins_anew(planned.inherits))
     if not planned.same_model:
         print(
             "versions of the model so far are compared with no later one, and are dropped as new "
             f"ones come: models --task {row.name} --pin N keeps one"
         )
-    request = Request(text, arguments.warm_start, arguments.now)
+    request = Request(new.text, warm_start, arguments.now)
     with store.database.transaction():
         store.tasks.set_request(row.number, request.write())
     latest = store.task(row.number).rounds.latest()
@@ -256,64 +265,191 @@ def _replace(home: AggregatorHome, store: Store, arguments: argparse.Namespace) 
     return 0
 
 
+def _warm_start(arguments: argparse.Namespace) -> str | None:
+    """What was named, as ``serve`` finds it too, which runs in another folder."""
+    said: str | None = arguments.warm_start
+    if said is None:
+        return None
+    file = WarmStart.read(said, Path.cwd(), own=True).file
+    return said if file is None else str(file.resolve())
+
+
+def _successor(
+    home: AggregatorHome, store: Store, row: TaskRow, file: Path
+) -> tuple[tuple[str, str], Task]:
+    """Name and cohort of a task, and what ``file`` would make of it. Raises AggregatorError."""
+    path, first = _file(home, row), read_task(_file(home, store.tasks.find(FIRST)))
+    if row.served is None:
+        raise AggregatorError(f"task {row.name} was never served: edit {path} instead")
+    cohort = tomllib.loads(row.served).get("task", {}).get("cohort", TaskTable().cohort)
+    names, is_first = {"name": str(row.name), "cohort": str(cohort)}, row.number == FIRST
+    text = taken_in(file, names, first.text if is_first else "")
+    new = parse_task(text, path, None if is_first else first.fleet, file)
+    if is_first and new.fleet != first.fleet:
+        raise AggregatorError(
+            f"{file}: [broker], [keys], [admission] and [metrics] are the fleet's, and cannot be "
+            f"replaced with a task: leave them out, or let them be as in {path}; what you change "
+            f"there takes effect when serve is restarted"
+        )
+    return (names["name"], names["cohort"]), new
+
+
 def _check(home: AggregatorHome, store: Store, arguments: argparse.Namespace) -> int:
     rows = store.tasks.all()
-    first_path = _file(home, rows[0])
-    paths: list[tuple[TaskRow | None, Path]]
-    if arguments.name is None:
-        paths = [(row, _file(home, row)) for row in rows]
+    file = None if arguments.name is None else Path(arguments.name)
+    looks: list[Callable[[], dict[str, Any]]]
+    if file is None and (arguments.replace or arguments.warm_start):
+        raise AggregatorError("task check needs the FILE that the task is to be replaced by")
+    if file is None:
+        looks = [partial(_as_served, home, store, row) for row in rows]
+    elif arguments.replace is not None:
+        row = _row(store, arguments.replace)
+        looks = [partial(_as_successor, home, store, row, file, arguments)]
     else:
-        path = Path(arguments.name)
-        named = [row for row in rows if path.resolve() == _file(home, row).resolve()]
-        named += [row for row in rows if row.name == _name_in(path)]
-        paths = [(named[0] if named else None, path)]
-    wrong = 0
-    for row, path in paths:
+        looks = [partial(_as_named, home, store, rows, file, arguments)]
+    found: list[dict[str, Any]] = []
+    for look in looks:
         try:
-            _check_one(home, store, row, path, first_path)
+            found.append(look())
         except AggregatorError as error:
-            wrong += 1
-            print(printable(str(error)))
-    return 1 if wrong else 0
+            found.append({"problem": str(error)})
+    if arguments.json:
+        print(json.dumps(found, indent=2))
+    else:
+        for each in found:
+            _print_checked(each)
+    return 1 if any(each["problem"] is not None for each in found) else 0
 
 
-def _check_one(
-    home: AggregatorHome, store: Store, row: TaskRow | None, path: Path, first_path: Path
-) -> None:
-    is_first = row is not None and row.number == FIRST
-    first = read_task(path if is_first else first_path)
-    fleet = None if is_first else first.fleet
-    at = path if row is None else home.folder / row.file
-    if row is None and (name := _name_in(path)) is not None:
-        at = path.with_name(f"{name}.toml")
-    task = first if is_first else parse_task(_inside(path, at), at, fleet)
+def _as_named(
+    home: AggregatorHome,
+    store: Store,
+    rows: list[TaskRow],
+    file: Path,
+    arguments: argparse.Namespace,
+) -> dict[str, Any]:
+    """A file that is in the home, or is to replace what it is named after, or is a new task's."""
+    name, is_first = _name_in(file)
+    for row in rows:
+        if file.resolve() == _file(home, row).resolve():
+            return _as_served(home, store, row)
+        if (row.name == name or (is_first and row.number == FIRST)) and row.served is not None:
+            return _as_successor(home, store, row, file, arguments)
+    if arguments.warm_start is not None:
+        raise AggregatorError("--warm-start is for a task that is replaced: name it by --replace")
+    first = read_task(_file(home, rows[0]))
+    task = parse_task(taken_in(file), file.with_name(f"{name}.toml"), first.fleet, file)
     buildable(store, task)
-    rows = [each for each in store.tasks.all() if row is None or each.number != row.number]
-    others = (_readable(home, each, first.fleet) for each in rows)
-    require_own_contents(task, [each for each in others if each is not None])
-    print(f"{path}: task {task.name}, {task.binding.method_name}: right")
-    if row is None or row.served is None:
-        return
-    served = parse_task(row.served, at, fleet)
-    found = changes(served, task, lambda: fits(store.task(row.number), task))
-    for each in found:
-        print(f"  {each.key}  {each.takes}")
-    if not found:
-        print("  as it is served")
+    return _checked(file, task) | {"next": f"task add {task.name} --from {file}"}
 
 
-def _inside(path: Path, at: Path) -> str:
-    return taken_in(path) if path.resolve().parent != at.resolve().parent else path.read_text()
+def _as_served(home: AggregatorHome, store: Store, row: TaskRow) -> dict[str, Any]:
+    """A file of the home, which serve takes up as far as it can."""
+    path = _file(home, row)
+    first = read_task(_file(home, store.tasks.find(FIRST)))
+    task = first if row.number == FIRST else read_task(path, first.fleet)
+    stored = store.task(row.number)
+    buildable(store, task)
+    if task.catalogue is not None:
+        read_continued_catalogue(task.catalogue, stored)
+    said = _checked(path, task)
+    if row.served is None:
+        return said
+    found = changes(row.served, task, partial(fits, stored), store.contents.used_by(row.number))
+    return said | {"changes": [asdict(each) for each in found]}
 
 
-def _name_in(path: Path) -> str | None:
-    """The task that a file is of: its ``task.name``, or the file's own."""
+def _as_successor(
+    home: AggregatorHome,
+    store: Store,
+    row: TaskRow,
+    file: Path,
+    arguments: argparse.Namespace,
+) -> dict[str, Any]:
+    """What ``task replace`` would do with a file."""
+    stored = store.task(row.number)
+    names, new = _successor(home, store, row, file)
+    planned = plan(stored, names, new, None)
+    in_use = store.contents.used_by(row.number)
+    found = changes(row.served or "", new, partial(fits, stored), in_use)
+    replacement: dict[str, Any] = {
+        "version": planned.method.version,
+        "warm_start": _warm_start(arguments) or "latest",
+        "problem": None,
+    }
     try:
-        text = path.read_text(encoding="utf-8")
-        found = tomllib.loads(text).get("task", {}).get("name")
+        inherits = plan(stored, names, new, replacement["warm_start"]).inherits
+        assert inherits is not None
+        replacement |= asdict(inherits)
+    except AggregatorError as error:
+        replacement["problem"] = str(error)
+    return _checked(file, new) | {
+        "changes": [asdict(each) for each in found],
+        "replacement": replacement,
+        "next": f"task replace {row.name} --from {file}",
+    }
+
+
+def _checked(path: Path, task: Task) -> dict[str, Any]:
+    said = {"file": str(path), "task": task.name, "method": task.binding.method_name}
+    return {**said, "problem": None}
+
+
+def _print_checked(said: dict[str, Any]) -> None:
+    if said["problem"] is not None:
+        print(printable(said["problem"]))
+        return
+    lines = [f"{said['file']}: task {said['task']}, {said['method']}: right"]
+    found = said.get("changes")
+    for each in found or []:
+        values = " -> ".join(
+            "left out" if each[key] is None else json.dumps(each[key], ensure_ascii=False)
+            for key in ("before", "after")
+        )
+        lines.append(f"  {each['key']}  {each['takes']} ({values})")
+    if found == []:
+        lines.append("  as it is served")
+    if (replacement := said.get("replacement")) is not None:
+        lines += _replaced_lines(said, replacement)
+    elif "next" in said:
+        lines.append(f"  as a new task: {said['next']}; in the place of another: --replace NAME")
+    for line in lines:
+        print(printable(line))
+
+
+def _replaced_lines(said: dict[str, Any], replacement: dict[str, Any]) -> list[str]:
+    if all(each["takes"] == NEXT_ROUND for each in said["changes"]):
+        return ["  nothing of it needs a replacement: edit the task's own file, and it goes on"]
+    lines = [
+        f"as a replacement ({said['next']}):",
+        "  no device enrols again; its name and cohort, its devices and their labels stay, and so",
+        f"  do its versions (models, model). It begins anew as version {replacement['version']}, "
+        "all settings of",
+        "  the file in force, when the open round has ended, or at once with --now",
+    ]
+    if replacement["problem"] is not None:
+        return [*lines, f"  {replacement['problem']}"]
+    lines.append(f"  with --warm-start {replacement['warm_start']}:")
+    for name, shape in replacement["kept"].items():
+        lines.append(f"    kept     {name} {list(shape)}")
+    for name, (shape, before) in replacement["anew"].items():
+        was = "not in it" if before is None else f"it has {list(before)}"
+        lines.append(f"    anew     {name} {list(shape)}, {was}")
+    for name, shape in replacement["dropped"].items():
+        lines.append(f"    dropped  {name} {list(shape)}")
+    return lines
+
+
+def _name_in(path: Path) -> tuple[str, bool]:
+    """The task that a file is of: its ``task.name``, or the file's own; and whether it has tables
+    that the first task's alone has."""
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        found = values.get("task", {}).get("name")
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, AttributeError):
-        return None
-    return found if isinstance(found, str) else path.stem
+        return path.stem, False
+    is_first = any(each in values for each in FLEET_TABLES)
+    return found if isinstance(found, str) else path.stem, is_first and found is None
 
 
 def _file(home: AggregatorHome, row: TaskRow) -> Path:
@@ -328,14 +464,6 @@ def _row(store: Store, name: str) -> TaskRow:
     if rows[name].state == "retiring":
         raise AggregatorError(f"task {name} is being retired: serve does so as soon as it runs")
     return rows[name]
-
-
-def _readable(home: AggregatorHome, row: TaskRow, fleet: SharedSettings) -> Task | None:
-    """A task as its file says; None where the file has something wrong, which is its own matter."""
-    try:
-        return read_task(_file(home, row), None if row.number == FIRST else fleet)
-    except TaskError:
-        return None
 
 
 def _tell(

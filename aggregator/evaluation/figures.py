@@ -21,8 +21,6 @@ from device_sdk.evaluation.report import STAGES, Evaluation, EvaluationReport, S
 FLEET = ""
 """The part that is all of them."""
 DECILES = tuple(range(10, 100, 10))
-SPREAD_DEVICES = 10
-"""Deciles are of at least so many devices: a tenth of fewer is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +38,8 @@ class Rules:
 
     Attributes:
         metrics: those that were asked for.
-        least_devices: a figure of fewer is none.
+        least_devices: a figure of fewer is none. Nor is a median that leaves fewer on either side
+            of it, nor are deciles of tenths of fewer.
         least_samples: a device's evaluation of fewer counts as none.
         sample_cap: a device's samples count for no more than so many times the median device's;
             0 for no limit.
@@ -62,9 +61,10 @@ class Figure:
         capped: devices whose samples count for less than they said.
         value: the metric of all statistics; NaN where they do not define it.
         error_bound: how far ``value`` may lie from the data's own figure.
-        median: of the devices' own values; NaN where none has one.
-        deciles: likewise the 10th to the 90th percentile, rising; empty where fewer than
-            ``SPREAD_DEVICES`` have a value.
+        median: of the devices' own values; NaN where fewer than two times ``least_devices`` have
+            one.
+        deciles: likewise the 10th to the 90th percentile, rising; empty where fewer than ten times
+            ``least_devices`` have one.
     """
 
     stage: Stage
@@ -180,11 +180,10 @@ def _shown_parts(parts: Sequence[str], least_devices: int) -> list[str]:
 
 
 def _spread(values: NDArray[np.float64], least_devices: int) -> tuple[float, tuple[float, ...]]:
-    """Median and deciles of those that are defined."""
+    """Median and deciles of those that are defined, where their halves and tenths are of enough
+    devices: such a figure is a device's own value, or lies between two."""
     defined = values[~np.isnan(values)]
-    if len(defined) < least_devices:
-        return math.nan, ()
-    median = float(np.median(defined))
-    if len(defined) < max(least_devices, SPREAD_DEVICES):
-        return median, ()
-    return median, tuple(np.percentile(defined, DECILES).tolist())
+    groups = len(defined) // least_devices
+    median = float(np.median(defined)) if groups >= 2 else math.nan
+    deciles = np.percentile(defined, DECILES).tolist() if groups >= 10 else ()
+    return median, tuple(deciles)

@@ -46,9 +46,9 @@ def shown(value: float | None) -> str:
 
 
 def _beside(figure: Figure) -> list[str]:
-    found = [f"median {shown(figure.median)}"]
-    found += [f"worst tenth {shown(figure.worst_tenth)}"] if figure.deciles else []
-    return [*found, f"{figure.devices} devices"]
+    found = (("median", figure.median), ("worst tenth", figure.worst_tenth))
+    said = [f"{name} {shown(value)}" for name, value in found if shown(value) != "-"]
+    return [*said, f"{figure.devices} devices"]
 
 
 def _defined(value: float) -> float | None:

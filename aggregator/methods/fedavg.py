@@ -30,6 +30,7 @@ from aggregator.methods.robust import (
 )
 from aggregator.methods.server_optimizer import OptimizerSettings, ServerOptimizer
 from device_sdk.artifact import Artifact
+from device_sdk.evaluation.report import STAGES, Stage
 from device_sdk.fields import Within, require_declared
 from device_sdk.methods.fedavg.contract import FedAvgTraining, SharedTensor, shared_tensors
 from device_sdk.methods.state import COUNT, Entry, Schema, Stateful, counters
@@ -373,6 +374,11 @@ class FedAvgBinding(Binding[FedAvgSettings]):
     __slots__ = ()
     settings_class = FedAvgSettings
     artifacts = range(1, 2)
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """Their own with layers of their own alone."""
+        return STAGES if self.settings.training.personal_names else ("global",)
 
     def build(
         self, items: int, rng: np.random.Generator, artifacts: Sequence[Artifact] = ()

@@ -12,6 +12,7 @@ import numpy as np
 from aggregator.methods.model import Arrays, ModelMismatch
 from aggregator.tables import TomlTable
 from device_sdk.artifact import Artifact
+from device_sdk.evaluation.report import STAGES, Stage
 from device_sdk.fields import Fields, Within, is_settings
 from device_sdk.methods.registry import METHODS, MethodError, load_method
 from device_sdk.methods.state import State
@@ -180,6 +181,12 @@ class Binding(Generic[Settings], ABC):
         if lacks:
             raise MethodError(f"the binding {cls.__qualname__} lacks {' and '.join(lacks)}")
         return cls(method_name, table.read(cls.settings_class))
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """Which models the devices evaluate; versions are compared by the first unless the task
+        says otherwise. Here: the one that they receive, and their own."""
+        return STAGES
 
     @abstractmethod
     def build(

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from aggregator.methods.method import LOSSES, Binding, Method, Refused, RoundSummary, Said
 from device_sdk.artifact import Artifact
+from device_sdk.evaluation.report import Stage
 from device_sdk.fields import Within, require_declared
 from device_sdk.methods.mutual.contract import (
     MutualTraining,
@@ -448,6 +449,11 @@ class MutualBinding(Binding[MutualSettings]):
 
     __slots__ = ()
     settings_class = MutualSettings
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """No model is sent to anybody: each device has its own."""
+        return ("personal",)
 
     def build(
         self, items: int, rng: np.random.Generator, artifacts: Sequence[Artifact] = ()

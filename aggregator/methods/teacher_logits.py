@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from aggregator.methods.method import Binding, Method, RateDecay, Refused, RoundSummary, rate_at
 from device_sdk.artifact import Artifact
+from device_sdk.evaluation.report import Stage
 from device_sdk.methods.state import Entry, Schema, Stateful, counters
 from device_sdk.methods.teacher_logits.contract import (
     TeacherLogitsTraining,
@@ -178,6 +179,11 @@ class TeacherLogitsBinding(Binding[TeacherLogitsSettings]):
 
     __slots__ = ()
     settings_class = TeacherLogitsSettings
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """No model is sent to anybody: each device has its own."""
+        return ("personal",)
 
     def build(
         self, items: int, rng: np.random.Generator, artifacts: Sequence[Artifact] = ()

@@ -14,15 +14,19 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from aggregator.errors import AggregatorError
 from aggregator.shared import TaskShared
 from aggregator.store import TaskStore
-from aggregator.store.publications import AttachmentBook, CohortKey, SealedContent
+from aggregator.store.publications import (
+    AttachmentBook,
+    CohortKey,
+    PublishedContent,
+    SealedContent,
+)
 from aggregator.store.rounds import RoundRow
-from aggregator.task.file import shipped_folder
 from device_sdk.artifact import MANIFEST_FILE, Artifact, ArtifactError, load_artifact
 from device_sdk.wire.arrays.exchange import Attachment, Broadcast
 from device_sdk.wire.arrays.tensors import Codec, encode_tensors, require_encodable
 from device_sdk.wire.publish.artifact_bundle import pack_artifact
 from device_sdk.wire.publish.catalogue import NO_CATALOGUE, catalogue_id
-from device_sdk.wire.publish.content import ContentKind, seal_content
+from device_sdk.wire.publish.content import SHARED, ContentKind, seal_content
 from device_sdk.wire.publish.manifest import RoundManifest, seal_chunks, write_manifest
 from device_sdk.wire.publish.task_messages import (
     BROADCAST_CODECS,
@@ -224,9 +228,6 @@ class Publisher:
         self._task, self._store, self._topics = task, store, topics
         self._random_bytes = shared.random_bytes
         self._artifacts = artifacts
-        folders = zip(artifacts, task.artifacts, strict=True)
-        shipped = shipped_folder()
-        self._shipped = {each.artifact_id for each, path in folders if path.parent == shipped}
         self._keys = keys
         self._rng = rng
         self._terms = TaskTerms(
@@ -276,6 +277,7 @@ class Publisher:
         signing = serving.signing
         catalogue = None if self._task.catalogue is None else self._store.facts.catalogue
         self._seal_contents(key, signing, catalogue)
+        self._drop_keys(key)
         publication = self._publication(key)
         if row.threshold == 0:
             broadcast = replace(broadcast, attachments={}, cohorts={})  # nobody trains any more
@@ -325,70 +327,55 @@ class Publisher:
             fleet.secrets.add_group_key(key)
             fleet.facts.rotation_due = False
         self._store.facts.key_epoch = key.epoch
-        # What other tasks published stays readable until they publish anew.
-        needed = {key.epoch, *fleet.tasks.key_epochs()}
-        fleet.secrets.drop_group_keys(each.epoch for each in keys if each.epoch not in needed)
         return key
+
+    def _drop_keys(self, current: GroupKey) -> None:
+        # What other tasks published stays readable until they publish anew.
+        fleet = self._store.fleet
+        contents = {each.epoch for each in fleet.contents.all().values()}
+        needed = {current.epoch, *fleet.tasks.key_epochs(), *contents}
+        epochs = {each.epoch for each in fleet.secrets.group_keys()}
+        fleet.secrets.drop_group_keys(epochs - needed)
 
     def _seal_contents(
         self, key: GroupKey, signing: Ed25519PrivateKey, catalogue: bytes | None
     ) -> None:
-        contents = self._contents(catalogue)
+        """Publish what the broker does not have, or has for other keys or readers."""
+        store, published = self._store, self._store.fleet.contents
+        if store.facts.sealed_contents:
+            # Of a version before, which had a part for all of a task's contents.
+            store.publications.replace("contents", [])
+            store.facts.sealed_contents = ""
+        known, wanted = published.all(), self._contents(catalogue)
         # Heads are signed: by another key after a rotation.
         signer = signing.public_key().public_bytes_raw().hex()
-        ids = ",".join(content_id.hex() for _, content_id, _ in contents)
-        label = f"{key.epoch} {signer} {ids}"
-        if self._store.facts.sealed_contents == label:
-            return
-        messages = []
-        for kind, content_id, content in contents:
-            sealed = seal_content(self._publication(key), signing, kind, content_id, content)
-            messages += [
-                (self._topics.write(ChunkTopic(content_id, index)), message)
-                for index, message in enumerate(sealed)
-            ]
-        self._store.publications.replace("contents", messages)
-        self._store.facts.sealed_contents = label
+        for content_id, (kind, content) in wanted.items():
+            name, messages = content_id.hex(), None
+            before = known.get(name, PublishedContent((), 0, ""))
+            tasks = tuple(sorted({*before.tasks, store.number}))
+            names = (self._task.name, self._task.cohort) if len(tasks) == 1 else SHARED
+            made = PublishedContent(tasks, key.epoch, " ".join((signer, *names)))
+            if replace(made, tasks=before.tasks) != before:
+                publication = Publication(key, *names, self._random_bytes)
+                sealed = seal_content(publication, signing, kind, content_id, content)
+                messages = [
+                    (self._topics.write(ChunkTopic(content_id, index)), message)
+                    for index, message in enumerate(sealed)
+                ]
+            if made != before:
+                published.put(name, made, messages)
+        published.keep(store.number, {each.hex() for each in wanted})
 
-    def _contents(self, catalogue: bytes | None) -> list[tuple[ContentKind, bytes, bytes]]:
-        """Kind, id and bytes of what this task publishes, each once.
-
-        Raises AggregatorError where another task publishes the same: a content has one topic, and
-        is sealed for the devices of one task.
-        """
+    def _contents(self, catalogue: bytes | None) -> dict[bytes, tuple[ContentKind, bytes]]:
+        """Kind and bytes of what this task publishes, by content id."""
         found = {}
         if catalogue is not None:
-            content_id = catalogue_id(catalogue)
-            self._require_free(content_id, "catalogue", "change a title in one of the two")
-            found[content_id] = (ContentKind.CATALOGUE, content_id, catalogue)
+            found[catalogue_id(catalogue)] = (ContentKind.CATALOGUE, catalogue)
         for artifact in self._artifacts:
             for each in (artifact, artifact.companion):
-                # One meta-network may go with several artifacts.
-                if each is None or each.artifact_id in found:
-                    continue
-                shipped = each.artifact_id in self._shipped
-                if shipped and self._owner(each.artifact_id) is not None:
-                    continue
-                self._require_free(
-                    each.artifact_id,
-                    f"artifact {each.artifact.manifest.name!r}",
-                    "export it once more under another name",
-                )
-                found[each.artifact_id] = (ContentKind.ARTIFACT, each.artifact_id, each.content)
-        return list(found.values())
-
-    def _owner(self, content_id: bytes) -> str | None:
-        topic = self._topics.write(ChunkTopic(content_id, 0))
-        number = self._store.publications.other_owner(topic)
-        return None if number is None else self._store.fleet.tasks.find(number).name
-
-    def _require_free(self, content_id: bytes, what: str, remedy: str) -> None:
-        owner = self._owner(content_id)
-        if owner is not None:
-            raise AggregatorError(
-                f"the {what} of task {self._task.name!r} is published for task {owner!r} already, "
-                f"and one content is sealed for the devices of one task: {remedy}"
-            )
+                if each is not None:
+                    found[each.artifact_id] = (ContentKind.ARTIFACT, each.content)
+        return found
 
     def _publication(self, key: GroupKey) -> Publication:
         return Publication(key, self._task.name, self._task.cohort, self._random_bytes)

@@ -35,8 +35,10 @@ class Evaluator:
 
     What single devices said lies in the store until another version follows: a round without quorum
     leaves its version to the next one, in which a device that evaluates it again counts once all
-    the same. ``parts``: capacity classes that devices may name, beside ``k=N``. ``settings`` None:
-    the task asks for no evaluation.
+    the same. A version's figures are made once, with the last of its rounds: of two that follow
+    each other, subtraction would give those of the few devices that came in between. ``parts``:
+    capacity classes that devices may name, beside ``k=N``. ``settings`` None: the task asks for no
+    evaluation.
     """
 
     store: TaskStore
@@ -65,17 +67,19 @@ class Evaluator:
         """Write down what was read; inside the transaction that settles it."""
         self.store.evaluations.note(row.version, said)
 
-    def round_closes(self, row: RoundRow) -> None:
+    def round_closes(self, row: RoundRow, *, made: bool) -> str:
         """Sum up what was said of the round's version; inside the transaction that closes it.
 
-        To be called before another version is committed, since it is then that what was said is
-        deleted, and that older models are dropped.
+        ``made``: another version follows; only then are figures made. To be called before that one
+        is committed, since it is then that what was said is deleted, and that older models are
+        dropped. What to say of it, once it is committed; empty for nothing.
         """
         self._stopped = None
-        if self.settings is not None and (figures := self._figures(row.version)):
+        figures = self._figures(row.version) if made and self.settings is not None else []
+        if figures:
             self.store.evaluations.put(row.version, row.round, figures)
             self.store.versions.note_metrics(row.version, _metrics(figures))
-            _LOG.info("version %d: %s", row.version, in_a_line(figures))
+        return f"version {row.version}: {in_a_line(figures)}" if figures else ""
 
     def _figures(self, version: int) -> list[Figure]:
         assert self.settings is not None

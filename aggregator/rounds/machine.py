@@ -103,6 +103,8 @@ class RoundClosed:
     row: RoundRow
     summary: RoundSummary
     next_version: int | None
+    silent: frozenset[bytes] = frozenset()
+    """Devices that it selected and heard nothing of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,15 +390,18 @@ class RoundMachine:
         times = np.asarray(self._arrivals, dtype=np.float32)
         with self._store.database.transaction():
             self._store.rounds.close(row.round, now, made, participants, summary.metrics, times)
-            self._evaluator.round_closes(row)
+            found = self._evaluator.round_closes(row, made=made not in (None, row.version))
             self._store.reports.keep_last(row.round)
             if made is None:
                 self._store.checkpoints.drop_partial()
             else:
                 self._aggregation.commit_version(summary)
+        if found:
+            _LOG.info("%s", found)
+        silent = frozenset(self._missing)
         self.current, self._missing = None, set()
         self._earliest_open_unix = now + self._settings.pause_seconds
-        return RoundClosed(row, summary, made)
+        return RoundClosed(row, summary, made, silent=silent)
 
     def _selected(self, row: RoundRow) -> set[bytes]:
         return set(self._registry.selected(self._task, row, self._selector.admits))

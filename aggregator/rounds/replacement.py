@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,43 +17,73 @@ from aggregator.store import Store, TaskStore
 from aggregator.store.checkpoints import MethodCheckpoint
 from aggregator.task.file import Task, read_catalogue_file, served_catalogue, stored_catalogue
 from aggregator.task.request import Request
+from aggregator.task.warm_start import WarmStart
 from device_sdk.artifact import Artifact, ArtifactError, load_artifact, read_manifest
 from device_sdk.methods.state import RestoreError
+from device_sdk.wire.publish.catalogue import read_catalogue
 
 _LOG = logging.getLogger(__name__)
 _MOST_NAMED = 8
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Inheritance:
+    """What a new model has of another one, by name, with shapes.
+
+    ``kept``: fits; ``anew``: the model has it, and the other not or (with the shape there) in
+    another one; ``dropped``: only the other has it.
+    """
+
+    kept: Mapping[str, Shape]
+    anew: Mapping[str, tuple[Shape, Shape | None]]
+    dropped: Mapping[str, Shape]
 
 
 @dataclass(frozen=True)
 class Replacement:
     """What a task becomes, ready to be committed.
 
-    ``same_model``: whether versions of before compare with those to come. ``fresh``: names of the
-    parameters that the model before did not have in this shape, where it was to begin with them.
+    ``same_model``: whether versions of before compare with those to come. ``inherits``: where it
+    begins with another model.
     """
 
     task: Task
     method: Method
     catalogue: bytes | None
     same_model: bool
-    fresh: tuple[str, ...] = ()
+    inherits: Inheritance | None = None
 
 
-def plan(store: TaskStore, old: Task, new: Task, *, warm_start: bool) -> Replacement:
-    """Make the new method, and give it what fits. Raises AggregatorError; changes nothing."""
-    if (new.name, new.cohort) != (old.name, old.cohort):
+def plan(
+    store: TaskStore, names: tuple[str, str], new: Task, warm_start: str | None
+) -> Replacement:
+    """Make the new method, and give it what fits. Raises AggregatorError; changes nothing.
+
+    ``names``: task and cohort, as devices know it. ``warm_start``: as of
+    :class:`~aggregator.task.request.Request`.
+    """
+    if (new.name, new.cohort) != names:
         raise AggregatorError(
             f"the file is of task {new.name!r} with cohort {new.cohort!r}; devices know this one "
-            f"as {old.name!r} with cohort {old.cohort!r}: leave them, or add a task"
+            f"as {names[0]!r} with cohort {names[1]!r}: leave them, or add a task"
         )
-    catalogue, items = _catalogue(store, new)
-    method = _built(store.fleet, new, items)
+    content = _catalogue(store, new)
+    items: tuple[str, ...] = ()
+    if content is not None and new.catalogue is not None:
+        items = read_catalogue(content).items
+    method = _built(store.fleet, new, len(items))
     version = store.checkpoints.get("version")
-    fresh: tuple[str, ...] = ()
-    if warm_start:
-        fresh = _give(method, _model_of(store, old))
+    inherits = None
+    if warm_start is not None:
+        start = WarmStart.read(warm_start, Path.cwd(), own=True)
+        try:
+            model = start.model(method, store, new.ranking, items)
+            inherits = _give(method, model)
+        except (ModelMismatch, AggregatorError) as error:
+            raise AggregatorError(f"--warm-start {start.said}: {error}") from None
     method.begin_at(0 if version is None else version.version + 1)
-    return Replacement(new, method, catalogue, _is_same_model(store, new, method), fresh)
+    return Replacement(new, method, content, _is_same_model(store, new, method), inherits)
 
 
 def commit(store: TaskStore, replacement: Replacement, now_unix_seconds: int) -> int:
@@ -98,7 +130,7 @@ def replace_task(
     store: TaskStore, old: Task, new: Task, request: Request, now_unix_seconds: int
 ) -> None:
     """Plan and commit. Raises AggregatorError, and then nothing has changed."""
-    replacement = plan(store, old, new, warm_start=request.warm_start)
+    replacement = plan(store, (old.name, old.cohort), new, request.warm_start)
     dropped = commit(store, replacement, now_unix_seconds)
     if dropped:
         _LOG.warning(
@@ -106,14 +138,15 @@ def replace_task(
             "that was replaced",
             dropped,
         )
-    if replacement.fresh:
-        _LOG.warning("%s", begins_anew(replacement.fresh))
+    if replacement.inherits is not None and replacement.inherits.anew:
+        _LOG.warning("%s", begins_anew(replacement.inherits))
 
 
-def begins_anew(fresh: tuple[str, ...]) -> str:
-    """Says which parameters the model before did not have in this shape."""
-    more = f" and {len(fresh) - _MOST_NAMED} more" if len(fresh) > _MOST_NAMED else ""
-    return f"the model before has nothing that fits {', '.join(fresh[:_MOST_NAMED])}{more}"
+def begins_anew(inherits: Inheritance) -> str:
+    """Says which parameters the other model did not have in this shape."""
+    names = sorted(inherits.anew)
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return f"the model before has nothing that fits {', '.join(names[:_MOST_NAMED])}{more}"
 
 
 def buildable(store: Store, task: Task) -> None:
@@ -169,13 +202,13 @@ def _shapes(model: Arrays) -> dict[str, tuple[int, ...]]:
     return {name: array.shape for name, array in model.items()}
 
 
-def _catalogue(store: TaskStore, new: Task) -> tuple[bytes | None, int]:
+def _catalogue(store: TaskStore, new: Task) -> bytes | None:
     known = stored_catalogue(store)
     if new.catalogue is None:
-        return None if known is None else known.to_bytes(), 0
+        return None if known is None else known.to_bytes()
     found = read_catalogue_file(new.catalogue)
     if known is None:
-        return found.to_bytes(), len(found)
+        return found.to_bytes()
     if not found.extends(known):
         raise AggregatorError(
             f"the catalogue {new.catalogue} does not begin with the {len(known)} items that the "
@@ -183,13 +216,15 @@ def _catalogue(store: TaskStore, new: Task) -> tuple[bytes | None, int]:
             "add a task"
         )
     # What was appended is taken in before the next round, as always.
-    return known.to_bytes(), len(known)
+    return known.to_bytes()
 
 
 def _built(fleet: Store, task: Task, items: int) -> Method:
     rng = np.random.default_rng([fleet.facts.seed, 0])
+    artifacts = tuple(_artifact(folder) for folder in task.artifacts)
+    for folder in task.companions:
+        _artifact(folder)
     try:
-        artifacts = tuple(_artifact(task, place) for place in range(len(task.artifacts)))
         method: Method = task.binding.build(items, rng, artifacts)
     except ValueError as error:
         raise AggregatorError(
@@ -198,51 +233,35 @@ def _built(fleet: Store, task: Task, items: int) -> Method:
     return method
 
 
-def _artifact(task: Task, place: int) -> Artifact:
+def _artifact(folder: Path) -> Artifact:
     try:
-        return load_artifact(task.artifacts[place])
+        return load_artifact(folder)
     except (ArtifactError, OSError) as error:
-        raise AggregatorError(f"the artifact {task.artifacts[place]}: {error}") from None
+        raise AggregatorError(f"the artifact {folder}: {error}") from None
 
 
-def _model_of(store: TaskStore, task: Task) -> Arrays:
-    version = store.checkpoints.get("version")
-    known = served_catalogue(store, task)
-    if version is None:
-        raise AggregatorError("there is no version yet to begin with: leave --warm-start out")
-    method = _built(store.fleet, task, 0 if known is None else len(known))
-    try:
-        method.restore(version.state)
-    except RestoreError as error:
-        raise AggregatorError(
-            f"the model before cannot be read with what its task file names ({error}): put its "
-            "artifact back beside the new one, or leave --warm-start out"
-        ) from None
-    model = method.model_arrays
-    if not model:
-        raise AggregatorError(
-            f"{task.binding.method_name} keeps no model at the aggregator that another could begin "
-            "with: leave --warm-start out"
-        )
-    return model
-
-
-def _give(method: Method, before: Arrays) -> tuple[str, ...]:
+def _give(method: Method, before: Arrays) -> Inheritance:
     wanted: dict[str, Any] = dict(method.model_arrays or {})
-    fits = {
+    kept = {
         name: array
         for name, array in before.items()
         if name in wanted and wanted[name].shape == array.shape
     }
-    if not fits:
+    if not kept:
         shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in before.items())
         expected = ", ".join(f"{name} {list(array.shape)}" for name, array in wanted.items())
         raise AggregatorError(
-            f"nothing of the model before fits: it has {shapes or 'nothing'}; the new one has "
+            f"nothing of it fits: it has {shapes or 'nothing'}; the new model has "
             f"{expected or 'nothing'}. Leave --warm-start out, or choose what fits"
         )
-    try:
-        method.begin_with({**wanted, **fits})
-    except ModelMismatch as error:
-        raise AggregatorError(f"the model before does not fit: {error}") from None
-    return tuple(sorted(wanted.keys() - fits.keys()))
+    method.begin_with({**wanted, **kept})
+    there = {name: array.shape for name, array in before.items()}
+    return Inheritance(
+        {name: array.shape for name, array in kept.items()},
+        {
+            name: (array.shape, there.get(name))
+            for name, array in wanted.items()
+            if name not in kept
+        },
+        {name: shape for name, shape in there.items() if name not in wanted},
+    )

@@ -171,7 +171,7 @@ class Service:
                 self._settle(task.ingest.commit())
         self._tick()
         self._look_at_files()
-        self._send_all(parts.standings.changed())
+        self._send_all(parts.standings.due())
         if parts.announcements.names_changed():
             self._announce([parts.announcements.tasks()], [])
         self._tend_keys()
@@ -271,6 +271,7 @@ class Service:
             case Left():
                 self._dismiss(result.device_id)
             case Arrived():
+                self._send_all(parts.standings.heard(result.device_id))
                 try:
                     settled = parts.inbox.offer(result.device_id, result.payload, result.record)
                 except WireError as error:
@@ -314,6 +315,8 @@ class Service:
             answer = self._parts.uplink.receipt(each.device_id, each.receipt)
             if answer is not None:
                 self._parts.outgoing.send_receipt(answer.topic, answer.payload)
+            if each.receipt.reason == "not-eligible":
+                self._parts.standings.remind([each.device_id])
 
     def _tell(self, task: TaskParts, event: RoundEvent) -> None:
         parts = self._parts
@@ -323,9 +326,11 @@ class Service:
             # The operator may have rotated keys since the loop looked.
             standing = parts.announcements.standing() if parts.keys.refresh() else []
             # Only what is new: artifacts need not be sent again for each round.
-            self._announce(standing, task.store.publications.take_replaced())
+            contents = parts.store.contents.take_replaced()
+            self._announce(standing, contents + task.store.publications.take_replaced())
         elif isinstance(event, RoundClosed):
             parts.housekeeping.something_was_deleted()  # the log, or an older checkpoint
+            parts.standings.remind(event.silent)
             with parts.store.database.transaction():
                 task.ingest.save_seen()  # the next group may be a day away
             with parts.tasks.about(task):

@@ -46,12 +46,8 @@ def claim(store: TaskStore, task: Task) -> None:
     """
     label = task.label
     stored = store.facts.label
-    if stored is not None and stored != label:
-        raise AggregatorError(
-            f"this home holds the state of task and method {stored!r}, the task file names "
-            f"{label!r}: tessera-aggregator task replace begins with another method, "
-            "task add with another task"
-        )
+    if stored is not None:
+        _require_label(stored, task)
     other = store.fleet.tasks.named(task.name)
     if other is not None and other.number != store.number:
         raise AggregatorError(f"the home has another task that is named {task.name!r}")
@@ -65,13 +61,36 @@ def claim(store: TaskStore, task: Task) -> None:
                 store.facts.catalogue = found.to_bytes()
 
 
+def _require_label(stored: str, task: Task) -> None:
+    """Raises AggregatorError for another task, or another method."""
+    if stored == task.label:
+        return
+    name, _, method = stored.partition(" ")
+    if name != task.name:
+        raise AggregatorError(
+            f"task.name is {task.name!r}; devices know it as {name!r}: leave it, or have another "
+            "task with tessera-aggregator task add"
+        )
+    raise AggregatorError(
+        f"task.method is {task.binding.method_name!r}, the task's model is of {method!r}: "
+        "tessera-aggregator task replace begins with another method"
+    )
+
+
 def _require_same(before: TaskParts, found: Task) -> None:
     """Raises AggregatorError for what only a replacement may change."""
     task = before.task
+    _require_label(task.label, found)
     if task.cohort != found.cohort:
-        raise AggregatorError("task.cohort is what devices know it by: leave it, or add a task")
+        raise AggregatorError(
+            f"task.cohort is {found.cohort!r}; devices know it as {task.cohort!r}: leave it, or "
+            "have another task with tessera-aggregator task add"
+        )
     if not before.publisher.offers(read_artifacts(found.artifacts, found.companions)):
-        raise AggregatorError("another artifact is for tessera-aggregator task replace")
+        raise AggregatorError(
+            "it names other artifacts than the ones in use, or what their folders hold has "
+            "changed: tessera-aggregator task replace begins with others"
+        )
 
 
 class TaskBoard:
@@ -167,16 +186,18 @@ class TaskBoard:
         return self._reload(parts)
 
     def look_at_files(self) -> bool:
-        """Take up task files that changed, of tasks that have no round open, or one that rests."""
+        """Take up task files that changed, of tasks that have no round open, or one that rests or
+        is held."""
         changed = False
         for parts in self.served:
-            if parts.rounds.current is None or parts.rounds.rests:
+            row = parts.rounds.current
+            if row is None or row.held is not None or parts.rounds.rests:
                 with self.about(parts):
                     changed |= self._reload(parts)
-        for row in self._store.tasks.all():
-            if row.number in self._absent:
-                with self._about(row.name):
-                    changed |= self._add(row)
+        for each in self._store.tasks.all():
+            if each.number in self._absent:
+                with self._about(each.name):
+                    changed |= self._add(each)
         return changed
 
     def _add(self, row: TaskRow) -> bool:
@@ -210,10 +231,7 @@ class TaskBoard:
             if found.text == parts.task.text:
                 self._note(number, parts.task, None)
                 return False
-            problem = None
-            if found.fleet != parts.task.fleet:
-                problem = f"changes of {_FLEET_TABLES} take effect when serve is restarted"
-                found = replace(found, fleet=parts.task.fleet)
+            found, problem = self._with_fleet(found, parts)
             _require_same(parts, found)
             claim(parts.store, found)
             made = self._make(parts.store, found)
@@ -236,11 +254,7 @@ class TaskBoard:
         path = parts.task.path
         fleet = None if row.number == FIRST else parts.task.fleet
         try:
-            task = parse_task(request.text, path, fleet)
-            if row.number == FIRST and task.fleet != parts.task.fleet:
-                raise AggregatorError(
-                    f"{_FLEET_TABLES} are the fleet's, and stay as they are in {path}"
-                )
+            task, problem = self._with_fleet(parse_task(request.text, path, fleet), parts)
             replace_task(parts.store, parts.task, task, request, int(self._unix_clock()))
         except AggregatorError as error:
             with self._store.database.transaction():
@@ -250,9 +264,16 @@ class TaskBoard:
         self._write_files()
         made = self._make(parts.store, task)
         self._follow(parts, made)
-        self._note(row.number, task, None)
+        self._note(row.number, task, problem)
         _LOG.info("the task was replaced: generation %d", made.rounds.generation)
         return True
+
+    def _with_fleet(self, task: Task, parts: TaskParts) -> tuple[Task, str | None]:
+        """With the fleet's tables that are in force, and whether the file has others."""
+        if task.fleet == parts.task.fleet:
+            return task, None
+        problem = f"changes of {_FLEET_TABLES} take effect when serve is restarted"
+        return replace(task, fleet=parts.task.fleet), problem
 
     def _write_files(self) -> None:
         try:
@@ -268,6 +289,7 @@ class TaskBoard:
         with self._store.database.transaction():
             generation = store.facts.generation
             store.publications.withdraw()
+            self._store.contents.keep(row.number, ())
             self._store.tasks.erase(row.number)
             store.facts.clear()
             store.facts.own_generation = generation

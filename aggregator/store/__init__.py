@@ -10,7 +10,7 @@ from aggregator.store.devices import Devices, Secrets, Tokens
 from aggregator.store.evaluations import Evaluations
 from aggregator.store.facts import Facts, RefusalCounts, TaskFacts
 from aggregator.store.participations import Participations
-from aggregator.store.publications import AttachmentBooks, Publications, Retained
+from aggregator.store.publications import AttachmentBooks, Contents, Publications, Retained
 from aggregator.store.reports import Reports
 from aggregator.store.rounds import Rounds
 from aggregator.store.tasks import FIRST, Tasks
@@ -32,6 +32,7 @@ class Store:
         self.devices = Devices(database)
         self.refusals = RefusalCounts(database)
         self.retained = Retained(database)
+        self.contents = Contents(database, self.facts)
         self.tasks = Tasks(database)
 
     def task(self, number: int) -> TaskStore:

@@ -12,6 +12,9 @@ from aggregator.store.database import Table
 from device_sdk.wire.seal.broadcast import GroupKey
 from device_sdk.wire.seal.enrolment_code import EnrolmentCode
 
+STAYS = "NOT EXISTS (SELECT 1 FROM devices WHERE device_id = ?3 AND revoked_unix NOT NULL)"
+"""Of a statement whose third value is a device: what it told may wait while it is revoked."""
+
 # The registry: a device's row is its credential.
 
 Labels = Mapping[str, str]
@@ -68,7 +71,8 @@ class Devices(Table):
 
     def forget_told(self, device_id: bytes) -> None:
         """Delete what a device reported, in all tasks."""
-        self._database.execute("DELETE FROM reports WHERE device_id = ?", (device_id,))
+        for table in ("reports", "device_evaluations"):
+            self._database.execute(f"DELETE FROM {table} WHERE device_id = ?", (device_id,))
         self._database.execute(
             "UPDATE participations SET report = NULL WHERE device_id = ?", (device_id,)
         )

@@ -11,6 +11,7 @@ from typing import NamedTuple, cast
 from aggregator.evaluation.figures import Figure
 from aggregator.evaluation.stopping import Evaluated
 from aggregator.store.database import TaskTable
+from aggregator.store.devices import STAYS
 from device_sdk.evaluation.report import STAGES, Stage
 
 _FIGURE = "stage, metric, part, devices, samples, capped, value, error_bound, median, deciles"
@@ -39,9 +40,10 @@ class Evaluations(TaskTable):
 
     def note(self, version: int, said: Iterable[DeviceEvaluation]) -> None:
         """Inside the transaction that settles the rounds of these devices. What a device says of a
-        version again, in a later round, takes the place of what it said before."""
+        version again, in a later round, takes the place of what it said before; of a device that
+        was revoked nothing is kept."""
         self._database.execute_many(
-            "INSERT OR REPLACE INTO device_evaluations VALUES (?, ?, ?, ?, ?)",
+            f"INSERT OR REPLACE INTO device_evaluations SELECT ?1, ?2, ?3, ?4, ?5 WHERE {STAYS}",
             ((self._task, version, *each) for each in said),
         )
 

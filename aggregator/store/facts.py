@@ -64,6 +64,8 @@ class Facts(Named):
     """Whether the group key must be another one from the next round on."""
     openings = Fact[int](int, 0)
     """How many rounds have opened, of all tasks: what devices and rounds are ordered by."""
+    contents = Fact[str](str, "")
+    """Which artifacts and catalogues are published, for which tasks; see ``Contents``."""
     started_unix_seconds = Fact[int | None](int, None, "started")
     """When the last life of this home began, as its presence said; None before the first."""
     served_seconds = Fact[float](float, 0.0)
@@ -85,7 +87,7 @@ class TaskFacts(Named):
     catalogue = Fact[bytes | None](bytes, None)
     """The catalogue's content as last used."""
     sealed_contents = Fact[str](str, "")
-    """Which contents are published, under which epoch; empty before the first publication."""
+    """Which contents are published for it alone, as homes of before have it; else empty."""
     attachments = Fact[str](str, "")
     """Which attachments are sealed, under which keys; see ``AttachmentBooks``."""
     unpublished = Fact[str | None](str, None)

@@ -1,13 +1,13 @@
-"""What was published and is still wanted: messages, and the attachments of broadcasts."""
+"""What was published and is still wanted: messages, contents, and the attachments of broadcasts."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from aggregator.store.database import Database, Table, TaskTable
-from aggregator.store.facts import TaskFacts
+from aggregator.store.facts import Facts, TaskFacts
 
 # What is retained on the broker, as it was sealed, to be sent again byte for byte.
 
@@ -15,8 +15,8 @@ from aggregator.store.facts import TaskFacts
 class Publications(TaskTable):
     """A task's rows of the table ``publications``, in parts.
 
-    A part is ``round``, ``contents`` (artifacts and catalogue) or ``attachment.`` and an id: what
-    is replaced together. Parts are sent in the order of their names, the round last.
+    A part is ``round``, or ``attachment.`` or ``content.`` and an id: what is replaced together.
+    Parts are sent in the order of their names, the round last.
     """
 
     def __init__(self, database: Database, task: int) -> None:
@@ -58,12 +58,6 @@ class Publications(TaskTable):
             "UPDATE publications SET message = NULL WHERE task = ?", (self._task,)
         )
 
-    def other_owner(self, topic: str) -> int | None:
-        """Another task that has a message on this topic."""
-        query = "SELECT task FROM publications WHERE topic = ? AND task != ? AND message NOT NULL"
-        row = self._database.row(query, (topic, self._task))
-        return None if row is None else int(row[0])
-
 
 class Retained(Table):
     """Table ``publications``, of all tasks: messages by topic, and topics to be cleared."""
@@ -89,6 +83,68 @@ class Retained(Table):
         self._database.execute(
             "DELETE FROM publications WHERE topic = ? AND message IS NULL", (topic,)
         )
+
+
+# Artifacts and catalogues are the fleet's: by its id a content stands at the broker once, for as
+# long as any task uses it.
+
+_FLEET = 0
+"""Whose publications they are, in the place of a task's number."""
+_CONTENT_PART = "content."
+
+
+@dataclass(frozen=True)
+class PublishedContent:
+    """One of them. ``tasks``: the numbers of those that use it; ``epoch``: of the group key that it
+    is sealed under; ``sealed_as``: what else the sealing depends on."""
+
+    tasks: tuple[int, ...]
+    epoch: int
+    sealed_as: str
+
+
+class Contents:
+    """All of them, by content id in hexadecimal; to be changed inside a transaction."""
+
+    def __init__(self, database: Database, facts: Facts) -> None:
+        self._facts = facts
+        self._publications = Publications(database, _FLEET)
+        self.take_replaced = self._publications.take_replaced
+
+    def all(self) -> dict[str, PublishedContent]:
+        """What is published."""
+        values = json.loads(self._facts.contents or "{}")
+        return {
+            name: PublishedContent(tuple(tasks), *sealed)
+            for name, (tasks, *sealed) in values.items()
+        }
+
+    def used_by(self, task: int) -> set[bytes]:
+        """Ids of what a task uses."""
+        return {bytes.fromhex(name) for name, each in self.all().items() if task in each.tasks}
+
+    def put(
+        self, name: str, content: PublishedContent, messages: Sequence[tuple[str, bytes]] | None
+    ) -> None:
+        """``messages``: None where it is published already."""
+        if messages is not None:
+            self._publications.replace(_CONTENT_PART + name, messages)
+        self._save({**self.all(), name: content})
+
+    def keep(self, task: int, names: Collection[str]) -> None:
+        """A task uses these alone, of those it used; what nobody uses is to be cleared."""
+        kept: dict[str, PublishedContent] = {}
+        for name, content in self.all().items():
+            users = tuple(each for each in content.tasks if each != task or name in names)
+            if users:
+                kept[name] = replace(content, tasks=users)
+            else:
+                self._publications.replace(_CONTENT_PART + name, [])
+        self._save(kept)
+
+    def _save(self, contents: Mapping[str, PublishedContent]) -> None:
+        values = {name: [each.tasks, each.epoch, each.sealed_as] for name, each in contents.items()}
+        self._facts.contents = json.dumps(values)
 
 
 # Which attachments are sealed, under which keys: what does not change is not sealed again.

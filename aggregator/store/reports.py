@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from aggregator.store.database import TaskTable
+from aggregator.store.devices import STAYS
 from device_sdk.wire.publish.report import Report
 
 KEPT_ROUNDS = 10
@@ -62,10 +63,11 @@ class Reports(TaskTable):
     """A task's rows of the table ``reports``, of its last ``KEPT_ROUNDS`` rounds."""
 
     def add(self, reports: Sequence[StoredReport]) -> None:
-        """Reports of a group; of two by one device on one round the first stays."""
-        places = ", ".join("?" * len(StoredReport._fields))
+        """Reports of a group; of two by one device on one round the first stays, of a device that
+        was revoked none."""
+        places = ", ".join(f"?{place + 1}" for place in range(len(StoredReport._fields)))
         self._database.execute_many(
-            f"INSERT OR IGNORE INTO reports VALUES ({self._task}, {places})", reports
+            f"INSERT OR IGNORE INTO reports SELECT {self._task}, {places} WHERE {STAYS}", reports
         )
 
     def has(self, generation: int, number: int, device_id: bytes) -> bool:

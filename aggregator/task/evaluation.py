@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from aggregator.evaluation.figures import Rules
 from aggregator.evaluation.words import figure_name
+from aggregator.methods.method import Binding
 from aggregator.store.versions import Ranking
 from aggregator.tables import TomlTable
 from device_sdk.artifact import ArtifactError, read_manifest
@@ -35,7 +36,7 @@ class EvaluationSettings:
             0: no limit.
         time_share: of train_seconds, at most; beyond it devices go by a sample.
         best_by: the metric that says which version is best; personal.NAME: of devices' own models
-            (default: the first of the metrics).
+            (default: the first of the metrics, of the model that devices receive if there is one).
         early_stopping: after so many rounds without improvement no round opens, and devices get the
             best version; 0: never.
         least_improvement: what counts as one, in best_by's own unit.
@@ -81,15 +82,15 @@ def named(name: str) -> tuple[Stage, str]:
 
 
 def read_evaluation(
-    table: TomlTable, artifacts: Sequence[Path], *, ranks: bool
+    table: TomlTable, artifacts: Sequence[Path], binding: Binding[Any]
 ) -> EvaluationSettings:
     """The table, with its defaults filled in.
 
     Args:
         table: the table.
         artifacts: the folders of the task's artifacts.
-        ranks: whether the method's devices rank held-out items; else its metrics are those that all
-            of the artifacts name.
+        binding: the task's method. With items its devices rank those that they hold back; else the
+            metrics are those that all of the artifacts name.
 
     Raises TaskError for a metric that does not exist, or that devices could not measure.
     """
@@ -99,7 +100,7 @@ def read_evaluation(
             raise table.error(
                 "metrics", f"names {name!r}, which is no metric; there are {', '.join(METRICS)}"
             )
-    if ranks:
+    if binding.needs_catalogue:
         ranking = {name: each for name, each in METRICS.items() if isinstance(each, RankMetric)}
         found, usual = list(ranking), [name for name in ranking if not ranking[name].among_all]
         source = "a method that ranks items has"
@@ -110,13 +111,18 @@ def read_evaluation(
         if name not in found:
             raise table.error("metrics", f"names {name!r}; {source} {', '.join(found)}")
     metrics = settings.metrics or tuple(usual)
-    best_by = settings.best_by or metrics[0]
+    best_by = settings.best_by or f"{binding.stages[0]}.{metrics[0]}"
     try:
         stage, metric = named(best_by)
     except ValueError as error:
         raise table.error("best_by", f"is not usable: {error}") from None
     if metric not in metrics:
         raise table.error("best_by", f"is {best_by!r}; evaluation.metrics has {', '.join(metrics)}")
+    if stage not in binding.stages:
+        there = ", ".join(figure_name(each, one) for each in binding.stages for one in metrics)
+        raise table.error(
+            "best_by", f"is {best_by!r}; with {binding.method_name} devices evaluate {there}"
+        )
     found_settings = replace(settings, metrics=metrics, best_by=figure_name(stage, metric))
     try:
         _ = found_settings.terms

@@ -290,16 +290,22 @@ def read_task(path: Path, fleet: SharedSettings | None = None) -> Task:
     return parse_task(text, path, fleet)
 
 
-def parse_task(text: str, path: Path, fleet: SharedSettings | None = None) -> Task:
-    """What :func:`read_task` makes of a file at ``path`` that holds ``text``."""
+def parse_task(
+    text: str, path: Path, fleet: SharedSettings | None = None, source: Path | None = None
+) -> Task:
+    """What :func:`read_task` makes of a file at ``path`` that holds ``text``.
+
+    ``source``: where the text is from, for messages, if not from there.
+    """
+    said = source or path
     try:
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise TaskError(f"{path} is not TOML: {error}") from None
+        raise TaskError(f"{said} is not TOML: {error}") from None
     try:
         return _task(TomlTable(values), path, text, fleet)
     except TaskError as error:
-        raise TaskError(f"{path}: {error}") from None
+        raise TaskError(f"{said}: {error}") from None
 
 
 def _fleet(root: TomlTable, folder: Path) -> SharedSettings:
@@ -363,7 +369,7 @@ def _evaluation(
     if root.take("evaluation", None) is None:
         return None
     table = root.table("evaluation")
-    return read_evaluation(table, artifacts, ranks=binding.needs_catalogue)
+    return read_evaluation(table, artifacts, binding)
 
 
 def _warm_start(table: TomlTable, said: str | None, folder: Path) -> WarmStart | None:

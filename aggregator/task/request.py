@@ -19,11 +19,13 @@ from device_sdk.system.files import write_atomically
 class Request:
     """A task is to be replaced by what the file ``text`` says.
 
-    ``warm_start``: with the parameters that fit. ``now``: not after the open round has ended.
+    ``warm_start``: the model that it begins with where names and shapes fit, as
+    :meth:`~aggregator.task.warm_start.WarmStart.read` takes it; None for one of its own. ``now``:
+    not after the open round has ended.
     """
 
     text: str
-    warm_start: bool = False
+    warm_start: str | None = None
     now: bool = False
 
     def write(self) -> str:
@@ -33,7 +35,10 @@ class Request:
     @classmethod
     def read(cls, stored: str) -> Request:
         """The inverse of :meth:`write`."""
-        return cls(**json.loads(stored))
+        values = json.loads(stored)
+        if isinstance(values["warm_start"], bool):  # as versions before wrote it
+            values["warm_start"] = "latest" if values["warm_start"] else None
+        return cls(**values)
 
 
 def write_task_files(folder: Path, store: Store) -> None:

@@ -1,4 +1,4 @@
-"""The task file that ``init`` writes: every key with its default, ready to be edited."""
+"""The task file that ``init`` writes for a method: every key with its default, to be edited."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import inspect
 import json
 import re
 import textwrap
-from collections.abc import Iterator
-from dataclasses import MISSING, fields
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, Field, dataclass, fields
 from typing import Any
 
-from aggregator.methods.scatter import ScatterTable
+from aggregator.methods.method import Binding
 from aggregator.task.evaluation import EvaluationSettings
 from aggregator.task.file import (
     AdmissionSettings,
@@ -23,38 +23,20 @@ from aggregator.task.file import (
     TaskTable,
 )
 from device_sdk.fields import default_of, hints_of, is_settings, taken_apart
+from device_sdk.methods.registry import METHODS, load_method
 
 _HEAD = """\
 # What this fleet learns, and how. Paths are relative to this file. Lines that start with '# ' show
 # defaults, lines with 'e.g.' what has none. tessera-aggregator serve checks the file and names any
 # key that it does not like.
 """
-_TABLES = {
-    "task": TaskTable,
-    "broker": BrokerTable,
-    "round": RoundSettings,
-    "scatter": ScatterTable,
-    "evaluation": EvaluationSettings,
-    "models": ModelsSettings,
-    "store": StoreSettings,
-    "keys": KeySettings,
-    "admission": AdmissionSettings,
-    "metrics": MetricsSettings,
-}
 _BY_PRESENCE = {
     "evaluation": "without this # devices evaluate the model; those too old for it take no part"
 }
 """Tables that do something by standing there."""
-_LIVE = {
-    "task.artifact": "shipped:mf",
-    "task.catalogue": "items.tsv",
-    "broker.url": BrokerTable().url,
-}
 _EXAMPLES: dict[str, object] = {
     "broker.proxy": "http://proxy.example:3128",
     "task.warm_start": "model.safetensors",
-    "evaluation.metrics": ["hr10", "ndcg10"],
-    "evaluation.best_by": "hr10",
     "task.folder": ".",
     "broker.user": "tessera-aggregator",
     "broker.password_file": "broker-password",
@@ -62,14 +44,14 @@ _EXAMPLES: dict[str, object] = {
     "broker.certificate_file": "client.pem",
     "broker.key_file": "client.key",
 }
-_BELOW = {
-    "task.catalogue": """\
+_ONLY = """\
 # For the devices with some labels alone: only={site="north"}, or with a list of which any will do,
 # only={site=["north", "east"]}
-# Methods on the devices' own arrays (fedavg, teacher_logits, mutual, attention) have no catalogue;
-# 'artifacts' lists their models' folders, smallest first. Their settings: docs/aggregator.md.
-""",
-}
+"""
+_OTHERS = """\
+# Methods on the devices' own arrays (fedavg, teacher_logits, mutual, attention) have no catalogue:
+# tessera-aggregator init --method fedavg writes a file for one of them.
+"""
 _COLUMN = 31
 _WIDTH = 100
 
@@ -83,34 +65,89 @@ def meanings(kind: type[Any]) -> dict[str, str]:
         section = re.search(r"\nAttributes:\n(.*?)(\n\n|\Z)", text, re.DOTALL)
         for block in re.split(r"\n(?= {4}\w)", "\n" + section[1])[1:] if section else []:
             names, _, text = " ".join(block.split()).partition(": ")
+            text = re.sub(r"[;,]? see :\w+:`[^`]*`", "", text)
             said = re.split(r"\.(?: (?=[A-Z])|$)", text.replace("``", ""))[0]
             found |= {name: said for name in names.split(", ") if name not in found}
     return found
 
 
-def _lines(path: str, kind: type[Any]) -> Iterator[str]:
+def task_template(method: str = "scatter") -> str:
+    """The file for one method. Raises MethodError for one that is not installed."""
+    kind: type[Binding[Any]] = load_method(METHODS, method, Binding)
+    live: dict[str, object]
+    examples: dict[str, object]
+    if kind.needs_catalogue:
+        live = {"task.artifact": "shipped:mf", "task.catalogue": "items.tsv"}
+        below = {"task.catalogue": _ONLY + _OTHERS}
+        examples = {"evaluation.metrics": ["hr10", "ndcg10"], "evaluation.best_by": "hr10"}
+    else:
+        one = kind.artifacts[-1] == 1
+        key, value = ("task.artifact", "model") if one else ("task.artifacts", ["small", "large"])
+        live = {"task.method": method, key: value, f"{method}.training.classes": 10}
+        below = {"task.method": _ONLY}
+        examples = {"evaluation.metrics": ["accuracy", "auc"]}
+    shown = _Shown({**live, "broker.url": BrokerTable().url}, _EXAMPLES | examples, below)
+    return _HEAD + "".join(
+        line for path, each in tables_of(method).items() for line in _lines(path, each, shown)
+    )
+
+
+def tables_of(method: str) -> dict[str, type[Any]]:
+    """The settings classes of a task file's tables, in the file's order."""
+    kind: type[Binding[Any]] = load_method(METHODS, method, Binding)
+    return {
+        "task": TaskTable,
+        "broker": BrokerTable,
+        "round": RoundSettings,
+        method: kind.settings_class,
+        "evaluation": EvaluationSettings,
+        "models": ModelsSettings,
+        "store": StoreSettings,
+        "keys": KeySettings,
+        "admission": AdmissionSettings,
+        "metrics": MetricsSettings,
+    }
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """What stands in a file beside defaults, by key: values in force, examples, lines below."""
+
+    live: Mapping[str, object]
+    examples: Mapping[str, object]
+    below: Mapping[str, str]
+
+
+def _lines(path: str, kind: type[Any], shown: _Shown, usual: object = None) -> Iterator[str]:
+    """``usual``: the settings that hold the defaults, where they are not the class's own."""
     note = _BY_PRESENCE.get(path)
     yield f"\n[{path}]\n" if note is None else "\n" + _commented(f"# [{path}]", note)
     hints, said = hints_of(kind), meanings(kind)
     # What a class adds comes before what it inherits.
     own = sorted(fields(kind), key=lambda field: field.name not in kind.__annotations__)
     for field in own:
-        key, default = f"{path}.{field.name}", default_of(field)
+        key, default = f"{path}.{field.name}", _default(field, usual)
         start, value = "# ", default
-        if key in _LIVE:
-            start, value = "", _LIVE[key]
-        elif key in _EXAMPLES:
-            start, value = "# e.g. ", _EXAMPLES[key]
+        if key in shown.live:
+            start, value = "", shown.live[key]
+        elif key in shown.examples:
+            start, value = "# e.g. ", shown.examples[key]
         elif is_settings(hints[field.name]) or not _spelt(default):
             continue
         others = [json.dumps(each) for each in taken_apart(hints[field.name])[2] if each != value]
         notes = [f"or {', '.join(others)}"] if others else []
         notes += [said[field.name]] if field.name in said else []
         yield _commented(f"{start}{field.name} = {json.dumps(value)}", ": ".join(notes))
-        yield _BELOW.get(key, "")
+        yield shown.below.get(key, "")
     for field in own:
         if is_settings(hints[field.name]):
-            yield from _lines(f"{path}.{field.name}", hints[field.name])
+            inside = _default(field, usual)
+            usual_inside = inside if isinstance(inside, hints[field.name]) else None
+            yield from _lines(f"{path}.{field.name}", hints[field.name], shown, usual_inside)
+
+
+def _default(field: Field[Any], usual: object) -> object:
+    return default_of(field) if usual is None else getattr(usual, field.name)
 
 
 def _commented(line: str, note: str) -> str:
@@ -124,8 +161,3 @@ def _commented(line: str, note: str) -> str:
 def _spelt(default: object) -> bool:
     """Whether a file can say it: it has no word for nothing."""
     return default not in (MISSING, None, ())
-
-
-TASK_TEMPLATE = _HEAD + "".join(
-    line for path, kind in _TABLES.items() for line in _lines(path, kind)
-)

@@ -1,4 +1,4 @@
-"""What a task's first version is made of, where it is not made anew: a file, or another version."""
+"""What a task's model begins with, where it is not made anew: a file, or another version."""
 
 from __future__ import annotations
 
@@ -20,14 +20,16 @@ from device_sdk.wire.publish.catalogue import read_catalogue
 ITEM_IDS = "items"
 """Metadata of a model's file: a JSON list of the items' ids, one for each row of ``items``."""
 
-_VERSION = re.compile(r"task:(?P<task>[a-z0-9._-]{1,64})@(?P<version>best|latest|[0-9]{1,18})")
+_VERSION = re.compile(
+    r"((?P<said>task:)?(?P<task>[a-z0-9._-]{1,64})@)?(?P<version>best|latest|[0-9]{1,18})"
+)
 _ROWS = "items"
 
 
 @dataclass(frozen=True, slots=True)
 class WarmStart:
-    """``said``: as the task file has it; a ``file``, or a ``task`` of this home and its
-    ``version``."""
+    """``said``: as the operator has it; a ``file``, or a ``task`` of this home (empty: the one that
+    begins) and its ``version``."""
 
     said: str
     file: Path | None = None
@@ -35,67 +37,76 @@ class WarmStart:
     version: str = ""
 
     @classmethod
-    def read(cls, said: str, folder: Path) -> WarmStart:
-        """``task:NAME@best``, ``task:NAME@12``, or a file's path. Raises ValueError."""
-        if not said.startswith("task:"):
-            return cls(said, folder / said)
+    def read(cls, said: str, folder: Path, *, own: bool = False) -> WarmStart:
+        """``task:NAME@best``, ``task:NAME@12``, or a file's path. Raises ValueError.
+
+        ``own``: ``NAME@best`` will do, and ``best`` alone is a version of the task that begins.
+        """
         match = _VERSION.fullmatch(said)
-        if match is None:
+        if match is not None and (own or match["said"]):
+            return cls(said, None, match["task"] or "", match["version"])
+        if said.startswith("task:"):
             raise ValueError("expected task:NAME@best, @latest or a version's number")
-        return cls(said, None, match["task"], match["version"])
+        return cls(said, folder / said)
 
     def begin(
         self, method: Method, store: TaskStore, ranking: Ranking | None, item_ids: tuple[str, ...]
     ) -> None:
-        """Let a method at version 0 begin with it. ``item_ids``: of the task's own rows.
-
-        Where the source's rows have ids, each vector goes to the row of its id, and items that it
-        has none for keep the vector that they were drawn. Raises AggregatorError.
-        """
-        if self.file is not None:
-            model, ids = _read_file(self.file)
-        else:
-            model, ids = self._version_of(store.fleet, ranking)
+        """Let a method at version 0 begin with it. Raises AggregatorError."""
         try:
-            if ids and item_ids:
-                model = _by_id(model, ids, method.model_arrays or {}, item_ids)
-            method.begin_with(model)
+            method.begin_with(self.model(method, store, ranking, item_ids))
         except ModelMismatch as error:
             raise AggregatorError(
                 f"task.warm_start: {self.said!r} does not fit this task's model: {error}"
             ) from None
+        except AggregatorError as error:
+            raise AggregatorError(f"task.warm_start: {error}") from None
 
-    def _version_of(self, fleet: Store, ranking: Ranking | None) -> tuple[Arrays, tuple[str, ...]]:
-        row = fleet.tasks.named(self.task)
-        if row is None or row.state == "retired":
-            known = ", ".join(each.name for each in fleet.tasks.all() if each.name is not None)
-            raise AggregatorError(
-                f"task.warm_start: this home has no task {self.task!r}; it has {known}"
-            )
-        source = fleet.task(row.number)
+    def model(
+        self, method: Method, store: TaskStore, ranking: Ranking | None, item_ids: tuple[str, ...]
+    ) -> Arrays:
+        """Its arrays, for a method that is at version 0. ``item_ids``: of the method's own rows.
+
+        Where the source's rows have ids, each vector goes to the row of its id, and items that it
+        has none for keep the vector that they were drawn. Raises AggregatorError, and
+        ModelMismatch.
+        """
+        if self.file is not None:
+            model, ids = _read_file(self.file)
+        else:
+            model, ids = self._version_of(store, ranking)
+        if ids and item_ids:
+            return _by_id(model, ids, method.model_arrays or {}, item_ids)
+        return model
+
+    def _version_of(
+        self, store: TaskStore, ranking: Ranking | None
+    ) -> tuple[Arrays, tuple[str, ...]]:
+        source = self._source(store.fleet) if self.task else store
         try:
             found = source.versions.named(self.version, ranking)
             model = source.versions.model(found.version)
         except AggregatorError as error:
-            raise AggregatorError(f"task.warm_start: task {self.task}: {error}") from None
+            raise AggregatorError(
+                f"task {self.task}: {error}" if self.task else str(error)
+            ) from None
         return model, item_ids(source, found.items)
 
-
-def item_ids(store: TaskStore, count: int) -> tuple[str, ...]:
-    """Of the first rows of a task's models: its catalogue only ever grows at its end."""
-    catalogue = store.facts.catalogue
-    return () if catalogue is None else read_catalogue(catalogue).items[:count]
+    def _source(self, fleet: Store) -> TaskStore:
+        row = fleet.tasks.named(self.task)
+        if row is None or row.state == "retired":
+            known = ", ".join(each.name for each in fleet.tasks.all() if each.name is not None)
+            raise AggregatorError(f"this home has no task {self.task!r}; it has {known}")
+        return fleet.task(row.number)
 
 
 def _read_file(path: Path) -> tuple[Arrays, tuple[str, ...]]:
     try:
         found = safetensors.decode(path.read_bytes())
     except OSError as error:
-        raise AggregatorError(f"task.warm_start: {path} cannot be read: {error.strerror}") from None
+        raise AggregatorError(f"{path} cannot be read: {error.strerror}") from None
     except ArtifactError as error:
-        raise AggregatorError(
-            f"task.warm_start: {path} is no model that can be read: {error}"
-        ) from None
+        raise AggregatorError(f"{path} is no model that can be read: {error}") from None
     return found.tensors, _item_ids(path, found.metadata.get(ITEM_IDS, "[]"))
 
 
@@ -105,9 +116,7 @@ def _item_ids(path: Path, said: str) -> tuple[str, ...]:
     except (ValueError, RecursionError):
         ids = None
     if not isinstance(ids, list) or not all(isinstance(each, str) for each in ids):
-        raise AggregatorError(
-            f"task.warm_start: the metadata {ITEM_IDS!r} of {path} is no JSON list of items' ids"
-        )
+        raise AggregatorError(f"the metadata {ITEM_IDS!r} of {path} is no JSON list of items' ids")
     return tuple(ids)
 
 
@@ -125,3 +134,9 @@ def _by_id(model: Arrays, ids: tuple[str, ...], own: Arrays, item_ids: tuple[str
     rows = np.array(drawn, dtype=np.float32)
     rows[known] = given[[place[item_ids[row]] for row in known]]
     return {**model, _ROWS: rows}
+
+
+def item_ids(store: TaskStore, count: int) -> tuple[str, ...]:
+    """Of the first rows of a task's models: its catalogue only ever grows at its end."""
+    catalogue = store.facts.catalogue
+    return () if catalogue is None else read_catalogue(catalogue).items[:count]

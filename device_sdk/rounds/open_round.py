@@ -18,7 +18,7 @@ from device_sdk.wire.arrays.exchange import Attachment, Broadcast
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.publish.artifact_bundle import unpack_artifact
 from device_sdk.wire.publish.catalogue import NO_CATALOGUE, Catalogue, read_catalogue
-from device_sdk.wire.publish.content import HEAD_INDEX, ContentKind, read_content_head
+from device_sdk.wire.publish.content import HEAD_INDEX, SHARED, ContentKind, open_content_head
 from device_sdk.wire.publish.manifest import ChunkSet, RoundManifest
 from device_sdk.wire.publish.report import Reason
 from device_sdk.wire.publish.task_messages import (
@@ -33,7 +33,6 @@ from device_sdk.wire.seal.broadcast import (
     GroupKey,
     derive_broadcast_keys,
     find_group_key,
-    open_manifest,
     read_manifest_label,
     unwrap_cohort_key,
 )
@@ -89,8 +88,9 @@ class Fetch:
         self.kind = kind
         self.content_id = content_id
         self.cohort = cohort
-        self._task = manifest.task
-        self._sealed_for = manifest.cohort if cohort_key is None else cohort
+        self._names = [(manifest.task, cohort)]
+        if cohort_key is None:
+            self._names = [(manifest.task, manifest.cohort), SHARED]
         self._cohort_key = cohort_key
         self._sessions = sessions
         self._actions = actions
@@ -131,8 +131,7 @@ class Fetch:
             key = find_group_key(self._sessions.group_keys, label.epoch)
         else:
             key = GroupKey(label.epoch, self._cohort_key)
-        keys = derive_broadcast_keys(key, label.broadcast_id, self._task, self._sealed_for)
-        head = read_content_head(open_manifest(message, keys, self._sessions.signing()))
+        head, keys = open_content_head(message, key, self._names, self._sessions.signing())
         if (head.kind, head.content_id) != (self.kind, self.content_id):
             raise WireError("wrong-content", "the head of another content")
         # A head of a new epoch comes with new chunks; what was collected is worth nothing then.

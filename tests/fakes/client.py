@@ -16,7 +16,7 @@ from device_sdk.methods.scatter.contract import encode_scatter_update
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.publish.catalogue import Catalogue, catalogue_id, read_catalogue
-from device_sdk.wire.publish.content import HEAD_INDEX, read_content_head
+from device_sdk.wire.publish.content import HEAD_INDEX, SHARED, open_content_head
 from device_sdk.wire.publish.manifest import ChunkSet, RoundManifest, read_manifest, selected
 from device_sdk.wire.publish.receipts import (
     Receipt,
@@ -184,9 +184,9 @@ class ScriptedDevice:
         message = self.await_retained(ChunkTopic(content_id, HEAD_INDEX))
         label = read_manifest_label(message)
         key = find_group_key(self.group_keys, label.epoch)
-        keys = derive_broadcast_keys(key, label.broadcast_id, self._task, "all")
         signing = public_key(self.require_descriptor().signing)
-        head = read_content_head(open_manifest(message, keys, signing))
+        names = ((self._task, "all"), SHARED)
+        head, keys = open_content_head(message, key, names, signing)
         assert head.content_id == content_id
         chunks = ChunkSet(keys, label.broadcast_id, head.chunks, head.length)
         for index in range(len(head.chunks)):

@@ -16,6 +16,7 @@ import pytest
 
 from aggregator.cli import main
 from aggregator.home import AggregatorHome
+from aggregator.keys.folder import current_descriptor
 from aggregator.serve.assembly import World, assemble
 from aggregator.serve.service import Service
 from aggregator.store.devices import DeviceRow
@@ -23,8 +24,14 @@ from aggregator.task.file import read_task
 from device_sdk.evaluation.report import write_evaluations
 from device_sdk.methods.scatter.contract import encode_scatter_update
 from device_sdk.wire.arrays.exchange import Update
+from device_sdk.wire.publish.catalogue import catalogue_id
+from device_sdk.wire.publish.content import SHARED, open_content_head
+from device_sdk.wire.publish.manifest import ChunkSet
 from device_sdk.wire.publish.receipts import RecordType, UpdateIdentity, with_report, write_update
 from device_sdk.wire.publish.report import Details, Outcome, Report, write_report
+from device_sdk.wire.publish.topics import ChunkTopic, Topics
+from device_sdk.wire.seal.broadcast import find_group_key, read_manifest_label
+from device_sdk.wire.seal.signature import public_key
 from tests.aggregator.rounds.test_evaluator import ranked
 from tests.fakes.homes import make_home
 from tests.fakes.tasks import add_task, task_text
@@ -123,10 +130,44 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> AggregatorHome:
         for name in DEVICES:
             store.devices.add(DeviceRow(name, name * 2, name, name * 2, 0, name[:8], 0, 1))
     store.database.close()
-    add_task(home, "air", f"{task_text(home, 'air', ROUND)}[evaluation]\n")
+    add_task(home, "air", f"{text_of(home, 'air')}[evaluation]\n")
     serve(home)
     count_one(home)
     return home
+
+
+def text_of(home: AggregatorHome, name: str, width: int = 8) -> str:
+    """A task over the first one's very catalogue."""
+    text = task_text(home, name, ROUND, width=width)
+    assert f'"{name}.tsv"' in text
+    return text.replace(f'"{name}.tsv"', '"items.tsv"')
+
+
+def require_readable(home: AggregatorHome) -> None:
+    """Whoever has a round to take part in finds its catalogue, sealed for him or for all tasks."""
+    store = home.open_store()
+    topics = Topics("tessera")
+    for row in store.tasks.all():
+        task = store.task(row.number)
+        if not task.publications.topics("round") or task.facts.catalogue is None:
+            continue
+        content_id = catalogue_id(task.facts.catalogue)
+
+        def message(index: int, content_id: bytes = content_id) -> bytes:
+            found = store.retained.message(topics.write(ChunkTopic(content_id, index)))
+            assert found is not None
+            return found
+
+        label = read_manifest_label(message(0))
+        key = find_group_key(store.secrets.group_keys(), label.epoch)
+        names = ((row.name or "", "all"), SHARED)
+        signing = public_key(current_descriptor(store).signing)
+        head, keys = open_content_head(message(0), key, names, signing)
+        chunks = ChunkSet(keys, label.broadcast_id, head.chunks, head.length)
+        for index in range(len(head.chunks)):
+            chunks.add(message(index + 1))
+        assert chunks.plaintext() == task.facts.catalogue
+    store.database.close()
 
 
 def killed(home: AggregatorHome, point: str, calls: int, *arguments: str) -> bool:
@@ -189,7 +230,7 @@ def test_a_death_at_any_point_leaves_the_home_before_or_after(
             home = AggregatorHome(tmp_path / f"{number}-{calls}")
             shutil.copytree(template.folder, home.folder)
             file = tmp_path / f"{name}.toml"
-            file.write_text(task_text(home, name, ROUND, width=12))
+            file.write_text(text_of(home, name, width=12))
             assert seen(home) == BEFORE
             options = {"add": ("--from", str(file)), "replace": ("--from", str(file), "--now")}
             died = killed(home, point, calls, what, name, *options.get(what, ()))
@@ -198,9 +239,11 @@ def test_a_death_at_any_point_leaves_the_home_before_or_after(
             # A command by itself changes nothing of what is served.
             assert replace(seen(home), state="active") == BEFORE
             deaths += died + killed(home, point, calls)
+            require_readable(home)
             found = seen(home)
             assert replace(found, state="active") == BEFORE or is_after(what, found), (point, found)
             serve(home)
+            require_readable(home)
             found = seen(home)
             assert is_after(what, found) if asked else found == BEFORE, (point, found)
             if asked:

@@ -21,7 +21,7 @@ from aggregator.methods.mutual import MutualSettings
 from aggregator.methods.scatter import ScatterMethod
 from aggregator.methods.teacher_logits import TeacherLogitsSettings
 from aggregator.task.file import read_task
-from aggregator.task.template import TASK_TEMPLATE
+from aggregator.task.template import task_template
 from aggregator.task.warm_start import WarmStart
 from device_sdk.artifact import Artifact
 from device_sdk.artifact.errors import ArtifactError
@@ -131,7 +131,7 @@ FILE_TARGETS = (
     Target(
         "task",
         _task,
-        lambda: [TASK_TEMPLATE.encode(), _uncommented().encode(), *map(_method_task, _METHODS)],
+        lambda: [task_template().encode(), _uncommented().encode(), *map(_method_task, _METHODS)],
         (TaskError,),
     ),
 )
@@ -167,5 +167,5 @@ def _toml(table: str, settings: DataclassInstance) -> Iterator[str]:
 
 def _uncommented() -> str:
     """Every key of the template, so that the fuzzer finds them all."""
-    every = re.sub(r"(?m)^# (?:e\.g\. )?(?=\w+ = |\[)", "", TASK_TEMPLATE)
+    every = re.sub(r"(?m)^# (?:e\.g\. )?(?=\w+ = |\[)", "", task_template())
     return every.replace("mqtt://", "mqtts://")

@@ -4,14 +4,18 @@ A content is published as a *head* and chunks, all retained, on the chunk topics
 the head at index 0, chunk i at index i + 1. The head is a message of the manifest's type whose
 signed body is canonical CBOR {chunks, content, kind, length}; the chunks are a publication's, under
 the broadcast id and the key epoch that stand outside the head.
+
+A content is sealed for the devices of one task and cohort, or, where several tasks use it, for
+:data:`SHARED`: by its id it can stand at the broker only once.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from device_sdk.wire.codec import cbor
 from device_sdk.wire.codec.errors import WireError
@@ -24,11 +28,18 @@ from device_sdk.wire.publish.manifest import (
     seal_chunks,
 )
 from device_sdk.wire.seal.broadcast import (
+    BroadcastKeys,
+    GroupKey,
     Publication,
+    derive_broadcast_keys,
+    open_manifest,
+    read_manifest_label,
 )
 
 CONTENT_ID_BYTES = 32
 HEAD_INDEX = 0
+SHARED = ("", "")
+"""Task and cohort of a content that several tasks use: no task has such names."""
 _FIELDS = ("chunks", "content", "kind", "length")
 
 
@@ -86,6 +97,30 @@ def seal_content(
     messages, digests = seal_chunks(publication, content)
     head = ContentHead(kind, content_id, len(content), digests)
     return [publication.seal_manifest(head.to_body(), signing), *messages]
+
+
+def open_content_head(
+    message: bytes,
+    key: GroupKey,
+    names: Sequence[tuple[str, str]],
+    signing: Ed25519PublicKey,
+) -> tuple[ContentHead, BroadcastKeys]:
+    """A content's head, and the keys of its chunks. ``names``: tasks and cohorts that it may be
+    sealed for, tried in this order.
+
+    Raises ``WireError``: ``bad-tag`` where it is for none of them, or a parser's reason.
+    """
+    label = read_manifest_label(message)
+    refused: WireError | None = None
+    for task, cohort in names:
+        keys = derive_broadcast_keys(key, label.broadcast_id, task, cohort)
+        try:
+            return read_content_head(open_manifest(message, keys, signing)), keys
+        except WireError as error:
+            if error.reason != "bad-tag":
+                raise
+            refused = refused or error
+    raise refused or WireError("bad-tag", "the head is sealed for nobody here")
 
 
 def read_content_head(body: bytes) -> ContentHead:

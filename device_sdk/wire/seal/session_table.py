@@ -234,7 +234,8 @@ class SessionTable:
 
     def _reply_again(self, seat: _Seat, message: bytes) -> bytes:
         newest = seat.pending[-1] if seat.pending else None
-        if newest is None or newest.open_digest != hashlib.sha256(message).digest():
+        digest = hashlib.sha256(message).digest()
+        if newest is None or newest.open_digest != digest or self._is_stale(newest):
             raise WireError("replayed", "the device opened with this counter, or a higher one")
         if newest.repeats_left == 0:
             raise WireError("replayed", "this open was answered often enough")
@@ -255,9 +256,15 @@ class SessionTable:
         del seat.pending[: place + 1]
 
     def _drop_stale(self, seat: _Seat) -> None:
-        stale_before_seconds = self._clock() - PENDING_SECONDS
-        while seat.pending and seat.pending[0].granted_at_seconds <= stale_before_seconds:
+        # The newest stays while it lives, used or not: its device may have nothing to say, and is
+        # told things under it.
+        while len(seat.pending) > 1 and self._is_stale(seat.pending[0]):
             self._forget(seat.pending.pop(0).session)
+        if seat.pending and seat.pending[0].session.is_expired():
+            self._forget(seat.pending.pop(0).session)
+
+    def _is_stale(self, pending: _Pending) -> bool:
+        return self._clock() - pending.granted_at_seconds >= PENDING_SECONDS
 
     def _forget(self, session: Session | None) -> None:
         if session is not None:

@@ -44,6 +44,7 @@ def test_init_keeps_secrets_to_the_owner(
     home = tmp_path / "fleet"
     assert main(["init", "--home", str(home)]) == 0
     said = capsys.readouterr().out
+    assert "catalogue" not in said
     steps = ("task.toml", f"tessera-aggregator invite --home {home}\n", "tessera-aggregator serve")
     assert sorted(steps, key=said.index) == list(steps)
     secret = [*(home / "keys").iterdir(), home / "aggregator.sqlite"]
@@ -52,6 +53,18 @@ def test_init_keeps_secrets_to_the_owner(
     assert stat.S_IMODE((home / "keys").stat().st_mode) == 0o700
     assert main(["init", "--home", str(home)]) == 1
     assert "holds an aggregator already" in capsys.readouterr().err
+
+
+def test_init_writes_the_task_file_of_a_method(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = tmp_path / "fleet"
+    assert main(["init", "--home", str(home), "--method", "fedaverage"]) == 1
+    assert "there are attention, fedavg, mutual, scatter" in capsys.readouterr().err
+    assert not home.exists(), "nothing was made"
+    assert main(["init", "--home", str(home), "--method", "fedavg"]) == 0
+    assert main(["task", "check", "--home", str(home)]) == 1
+    assert f"task.artifact names {home / 'model'}, which does not exist" in capsys.readouterr().out
 
 
 def test_commands_without_a_home_say_what_to_do(

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -72,8 +73,9 @@ def test_a_task_comes_and_goes_while_serve_runs(
         for table in ("rounds", "updates", "verdicts", "checkpoints"):
             assert store.database.row(f"SELECT count(*) FROM {table} WHERE task != 1") == (0,)
         await_(lambda: not store.retained.superseded())
-        (count,) = store.database.row("SELECT count(*) FROM publications WHERE task != 1") or ()
+        (count,) = store.database.row("SELECT count(*) FROM publications WHERE task > 1") or ()
         assert count == 0
+        assert {each.tasks for each in store.contents.all().values()} == {(1,)}
         receipt = anna.send_and_wait(manifest, anna.body())
         assert (receipt.verdict, receipt.reason) == (Verdict.REFUSED, "wrong-task")
         assert "air" not in listed(home, capsys)
@@ -133,6 +135,81 @@ def test_a_task_is_replaced_and_its_devices_stay(
         assert "columns = 12" in (home.folder / "tasks" / "air.toml").read_text()
     with serving(home) as served:
         assert served.parts.tasks.served[1].aggregation.version == 6
+
+
+def test_a_file_for_the_first_task_is_checked_and_replaces_it(
+    mosquitto: Mosquitto, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It leaves the fleet's tables out, and the names that devices know the task by."""
+    home = make_home(tmp_path, mosquitto.url, ROUND)
+    text = home.task_file.read_text()
+    text = text.replace("[task]", '[task]\nname = "films"')
+    text = text.replace("[broker]", "[broker]\n# ours")
+    home.task_file.write_text(text.replace("columns = 8", "columns = 8\nspread = 0.02"))
+    plain = tmp_path / "plain.toml"
+    plain.write_text(
+        task_text(home, "air", ROUND.replace("30.0", "20.0")).replace("air.tsv", "items.tsv")
+        + '[scatter.optimizer]\nname = "plain"\n'
+    )
+    broker = tmp_path / "broker.toml"
+    broker.write_text(plain.read_text() + '[broker]\nurl = "mqtt://elsewhere"\n')
+    misspelt = tmp_path / "misspelt.toml"
+    misspelt.write_text(plain.read_text().replace("quorum", "quorun"))
+    wider = tmp_path / "wider.toml"
+    wider.write_text(plain.read_text().replace("columns = 8", "columns = 12"))
+
+    def checked(file: Path, *more: str) -> dict[str, Any]:
+        capsys.readouterr()
+        assert command(home, "task", "check", str(file), *more, "--json") == 0
+        (found,) = json.loads(capsys.readouterr().out)
+        assert isinstance(found, dict)
+        return found
+
+    def refused(file: Path, *more: str) -> str:
+        capsys.readouterr()
+        assert command(home, "task", "check", str(file), *more) == 1
+        return capsys.readouterr().out
+
+    (code,) = invite(home)
+    with serving(home) as served, ScriptedDevice(mosquitto.url, code, task="films") as anna:
+        anna.enrol().join()
+        anna.await_round(1)
+        # With its tables a file can only be the first task's.
+        for more in ((), ("--replace", "films")):
+            assert "are the fleet's, and cannot be replaced" in refused(broker, *more)
+        assert f"{misspelt}: round.quorun is unknown" in refused(misspelt, "--replace", "films")
+        found = checked(plain, "--replace", "films")
+        assert {each["key"]: each["takes"] for each in found["changes"]} == {
+            "round.deadline_seconds": "takes effect between two rounds, by itself",
+            "scatter.spread": "takes effect between two rounds, by itself",
+            "scatter.optimizer.name": "needs tessera-aggregator task replace",
+        }
+        assert found["replacement"] == {
+            "version": 1,
+            "warm_start": "latest",
+            "problem": None,
+            "kept": {"items": [20, 8]},
+            "anew": {},
+            "dropped": {},
+        }
+        found = checked(wider, "--replace", "films")
+        assert "nothing of it fits: it has items [20, 8]" in found["replacement"]["problem"]
+        command(home, "task", "check", str(plain), "--replace", "films")
+        said = capsys.readouterr().out
+        assert "no device enrols again" in said and "kept     items [20, 8]" in said
+        assert "two rounds, by itself (30.0 -> 20.0)" in said
+        # What was checked is what replaces it.
+        generation = anna.await_round(1).generation
+        arguments = ("task", "replace", "films", "--from", str(plain), "--now", "--warm-start")
+        assert command(home, *arguments) == 0
+        anna.wait_for(lambda: anna.manifest is not None and anna.manifest.generation > generation)
+        assert served.parts.first.aggregation.version == 1
+        assert served.parts.first.task.binding.settings.optimizer.name == "plain"
+        written = home.task_file.read_text()
+        assert f'[broker]\n# ours\nurl = "{mosquitto.url}"' in written
+        assert 'name = "films"' in written and anna.take_part(2).verdict is Verdict.COUNTED
+        assert command(home, "task", "check") == 0
+        assert "as it is served" in capsys.readouterr().out
 
 
 def test_settings_of_a_file_that_is_edited_are_taken_up_between_rounds(
@@ -213,7 +290,6 @@ def test_what_cannot_be_done_says_what_to_do(
         (("columns = 8", "columns = 0"), "scatter.columns"),
         (('folder = "', 'name = "other"\nfolder = "'), "the file is of the task 'air'"),
         (('"air.tsv"', '"gone.tsv"'), "gone.tsv"),
-        (('"air.tsv"', '"items.tsv"'), "published for task 'default' already"),
         (("[round]", "only = {site = 3}\n[round]"), "task.only.site"),
     ],
 )

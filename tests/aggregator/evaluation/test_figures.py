@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -11,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aggregator.evaluation.figures import (
-    SPREAD_DEVICES,
     DeviceReport,
     Figure,
     Rules,
@@ -20,7 +20,7 @@ from aggregator.evaluation.figures import (
 from device_sdk.evaluation.metrics import METRICS, PredictionMetric, RankMetric
 from device_sdk.evaluation.report import Evaluation, EvaluationReport, Stage
 
-RULES = Rules(("accuracy", "auc", "log_loss"), least_devices=3)
+RULES = Rules(("accuracy", "auc", "log_loss"), least_devices=2)
 RANKS = Rules(("hr10", "ndcg10"), least_devices=3, sample_cap=10.0)
 
 
@@ -78,13 +78,14 @@ def test_twenty_devices_together_are_as_good_as_the_model_is_on_all_of_their_dat
 
 
 def test_one_liar_of_twenty_moves_the_figure_by_its_capped_share_and_the_median_not() -> None:
+    rules = replace(RANKS, least_devices=2)
     honest = [DeviceReport("", hits(0.3, 10)) for _ in range(19)]
-    modest = one(summarise([*honest, DeviceReport("", hits(1.0, 10))], RANKS), "hr10")
+    modest = one(summarise([*honest, DeviceReport("", hits(1.0, 10))], rules), "hr10")
     assert modest.value == pytest.approx((19 * 3 + 10) / 200)
     boastful = EvaluationReport(
         (Evaluation("global", "hr10", np.array([2.0**31 - 1, 2.0**31 - 1])),)
     )
-    bent = one(summarise([*honest, DeviceReport("", boastful)], RANKS), "hr10")
+    bent = one(summarise([*honest, DeviceReport("", boastful)], rules), "hr10")
     assert bent.capped == 1
     assert bent.samples == pytest.approx(19 * 10 + 100)
     assert bent.value == pytest.approx((19 * 3 + 100) / 290)
@@ -94,7 +95,7 @@ def test_one_liar_of_twenty_moves_the_figure_by_its_capped_share_and_the_median_
 
 
 def test_a_loss_without_bounds_is_bent_by_one_liar_and_the_median_shows_it() -> None:
-    rules = Rules(("rmse",), least_devices=3, sample_cap=10.0)
+    rules = Rules(("rmse",), least_devices=2, sample_cap=10.0)
 
     def said(samples: float, squares: float) -> DeviceReport:
         found = Evaluation("global", "rmse", np.array([samples, squares]))
@@ -122,14 +123,20 @@ def test_metrics_that_nobody_asked_for_are_left_out() -> None:
     assert summarise(reports, Rules(("loss",), 3)) == []
 
 
-def test_deciles_are_of_ten_devices_or_more() -> None:
-    nine = [DeviceReport("", hits(each / 10, 10)) for each in range(9)]
-    assert one(summarise(nine, RANKS), "hr10").worst_tenth is None
-    ten = [*nine, DeviceReport("", hits(0.9, 10))]
-    figure = one(summarise(ten, RANKS), "hr10")
-    assert len(ten) == SPREAD_DEVICES
-    assert figure.worst_tenth == pytest.approx(0.09)
-    assert len(figure.deciles) == 9
+@pytest.mark.parametrize("least", [1, 3])
+def test_halves_and_tenths_are_of_enough_devices(least: int) -> None:
+    rules = replace(RANKS, least_devices=least)
+
+    def figure(devices: int) -> Figure:
+        said = [DeviceReport("", hits(each % 10 / 10, 10)) for each in range(devices)]
+        return one(summarise(said, rules), "hr10")
+
+    assert math.isnan(figure(2 * least - 1).median)
+    assert not math.isnan(figure(2 * least).median)
+    assert figure(10 * least - 1).worst_tenth is None
+    enough = figure(10 * least)
+    assert enough.worst_tenth == pytest.approx(0.09)
+    assert len(enough.deciles) == 9
 
 
 def test_stages_and_parts_have_figures_of_their_own() -> None:

@@ -195,7 +195,7 @@ def hits(share: float) -> dict[bytes, np.ndarray]:
 def test_twenty_devices_make_the_figure_of_all_their_data_and_what_each_said_is_gone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fleet = Fleet(tmp_path, "")
+    fleet = Fleet(tmp_path, "least_devices = 2")
     ranks = drawn(0)
     fleet.play(ranks)
     (found,) = fleet.evaluated
@@ -231,11 +231,15 @@ def test_a_figure_of_fewer_devices_than_asked_for_is_not_stored(
     assert "no version has a figure yet" in capsys.readouterr().out
 
 
-def test_a_version_of_two_rounds_counts_each_device_once(tmp_path: Path) -> None:
+def test_a_version_of_two_rounds_has_figures_once_and_counts_each_device_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "aggregator")
     fleet = Fleet(tmp_path, "", ROUND.replace("quorum = 3", "quorum = 15"))
     first, second = drawn(0, DEVICES[:8]), drawn(1, DEVICES[4:14])
     fleet.play(first)  # eight updates: no quorum, and version 0 goes into the next round
-    assert fleet.evaluated[0].figures[0].devices == 8
+    # Nothing is shown that the next round's figures could be held against.
+    assert fleet.evaluated == [] and "hr10" not in caplog.text
     assert fleet.said() == 8
     fleet.restart()
     fleet.play(second)
@@ -245,6 +249,7 @@ def test_a_version_of_two_rounds_counts_each_device_once(tmp_path: Path) -> None
     assert found.figures[0].devices == len(ranks) == 14
     assert found.figures[0].value == pytest.approx(central("hr10", ranks), abs=1e-12)
     assert fleet.said() == 0  # version 1 was made
+    assert caplog.text.count("version 0: hr10 ") == 1
 
 
 def test_what_was_decided_is_not_said_again(tmp_path: Path) -> None:
@@ -350,6 +355,36 @@ def test_a_device_that_was_sent_away_counts_no_more(tmp_path: Path) -> None:
     fleet.now += 101
     fleet.tick()
     del ranks[DEVICES[3]]
+    assert fleet.evaluated[0].figures[0].value == pytest.approx(central("hr10", ranks), abs=1e-12)
+
+
+def test_what_a_device_said_goes_with_it_though_it_waits_to_be_written(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path, "", f"{ROUND}\nshare = 1.0")
+
+    def told(device: bytes) -> list[int]:
+        database = fleet.parts.store.database
+        return [
+            database.row(f"SELECT count(*) FROM {table} WHERE device_id = ?", (device,))[0]
+            for table in ("reports", "device_evaluations")
+        ]
+
+    fleet.tick()
+    ranks = drawn(0)
+    for device, found in list(ranks.items())[:10]:
+        assert fleet.send(device, ranked(found)) is None
+    fleet.commit()
+    assert told(DEVICES[3]) == told(DEVICES[4]) == [1, 1]
+    for device, found in list(ranks.items())[10:]:
+        assert fleet.send(device, ranked(found)) is None
+    for gone in (DEVICES[3], DEVICES[13]):
+        assert command(fleet.home, "revoke", gone.hex()) == 0
+    fleet.commit()
+    assert told(DEVICES[3]) == told(DEVICES[13]) == [0, 0]
+    assert told(DEVICES[4]) == told(DEVICES[14]) == [1, 1]
+    fleet.now += 101
+    fleet.tick()
+    for gone in (DEVICES[3], DEVICES[13]):
+        del ranks[gone]
     assert fleet.evaluated[0].figures[0].value == pytest.approx(central("hr10", ranks), abs=1e-12)
 
 

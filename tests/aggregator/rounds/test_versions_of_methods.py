@@ -176,6 +176,10 @@ def test_a_bad_source_is_refused_by_the_task_file() -> None:
         with pytest.raises(ValueError, match="expected task:NAME@best"):
             WarmStart.read(said, Path("/"))
     assert WarmStart.read("a.safetensors", Path("/home")).file == Path("/home/a.safetensors")
+    # A task file names a version with its task; on the command line it may stand alone.
+    for said in ("best", "12", "air@best"):
+        assert WarmStart.read(said, Path("/home")).file == Path("/home") / said
+        assert WarmStart.read(said, Path("/home"), own=True).file is None
 
 
 def test_item_vectors_go_to_their_ids(store: TaskStore, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from device_sdk.errors import LeaveUnanswered, NotEnrolled
 from device_sdk.local_data import LocalData
 from device_sdk.world import TrainingOptions
 from tests.brokers.links import QUICK
-from tests.brokers.mosquitto import Mosquitto
+from tests.brokers.mosquitto import Mosquitto, free_port
 from tests.fakes.array_device import local_data
 from tests.fakes.brisk import BRISK
 from tests.fakes.handmade import linear_artifact
@@ -29,7 +29,6 @@ from tests.fakes.homes import make_home as make_clicks
 from tests.fakes.killed_rounds import make_home
 from tests.fakes.tasks import add_task
 
-PORT = 19464
 _MORE = {"epochs": 1, "batch_size": 0, "learning_rate": 0.1}
 
 
@@ -60,7 +59,8 @@ def test_a_device_with_nan_data_is_shown_by_reason_and_another_leaves(
     text = re.sub(r"deadline_seconds = [\d.]+", "deadline_seconds = 15.0", text)
     text = re.sub(r"most_rounds = \d+", "most_rounds = 0", text)
     text = re.sub(r"quorum = \d+", "quorum = 1", text)
-    home.task_file.write_text(f"{text}\n[metrics]\nport = {PORT}\n")
+    port = free_port()
+    home.task_file.write_text(f"{text}\n[metrics]\nport = {port}\n")
 
     def said(*arguments: str) -> str:
         capsys.readouterr()
@@ -114,13 +114,17 @@ def test_a_device_with_nan_data_is_shown_by_reason_and_another_leaves(
         # On the device, the log has its words once, and the status for as long as it lasts.
         assert caplog.text.count("Look for NaN") == 1 and ": not-finite\n" in caplog.text
         assert "Look for NaN" in devices[1].status().problem
-        address = f"http://127.0.0.1:{PORT}/metrics"
-        with urllib.request.urlopen(address, timeout=5) as answer:
-            metrics = answer.read().decode()
-        found = re.search(
-            r'device_outcomes_total\{outcome="failed",reason="not-finite"} (\d+)', metrics
-        )
-        assert found is not None and int(found[1]) >= 1
+        address = f"http://127.0.0.1:{port}/metrics"
+
+        def failed() -> int:
+            with urllib.request.urlopen(address, timeout=60) as answer:
+                found = re.search(
+                    r'device_outcomes_total\{outcome="failed",reason="not-finite"} (\d+)',
+                    answer.read().decode(),
+                )
+            return 0 if found is None else int(found[1])
+
+        await_(lambda: failed() >= 1)  # it shows what was counted a moment ago
 
         said("devices", "label", "hall-2", "site=west", "line=", "--name", "hall-two")
         (renamed,) = listed("--label", "site=west")

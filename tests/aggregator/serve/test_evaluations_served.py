@@ -12,7 +12,10 @@ import numpy as np
 import pytest
 
 from aggregator.home import AggregatorHome
+from aggregator.store.evaluations import Evaluated
 from aggregator.store.reports import OutcomeCount
+from aggregator.store.versions import Ranking
+from device_sdk.device import Device
 from device_sdk.evaluation.metrics import METRICS, RankMetric
 from device_sdk.evaluation.report import Evaluation, EvaluationReport, write_evaluations
 from device_sdk.local_data import LocalData
@@ -25,11 +28,14 @@ from device_sdk.wire.publish.receipts import (
     write_update,
 )
 from device_sdk.wire.publish.report import Details, Outcome, Report, write_report
-from examples.local_fleet import FleetTask, Member, local_fleet
+from device_sdk.world import TrainingOptions
+from examples.local_fleet import FleetTask, LocalFleet, Member, local_fleet
+from tests.brokers.links import QUICK
 from tests.brokers.mosquitto import Mosquitto
+from tests.fakes.brisk import BRISK
 from tests.fakes.client import ScriptedDevice
 from tests.fakes.handmade import FEATURES, TARGETS, linear_artifact
-from tests.fakes.homes import ServeProcess, command, invite, make_home
+from tests.fakes.homes import ITEMS, WIDTH, ServeProcess, command, invite, make_home, serving
 from tests.faults.crash_points import EVALUATION_POINTS
 
 TWENTY = 20
@@ -73,6 +79,110 @@ def test_twenty_devices_over_mosquitto_find_what_one_place_finds(tmp_path: Path)
                 assert figure.samples == len(x)
                 assert figure.value == pytest.approx(central[figure.metric], rel=1e-5)
         assert found[0].figures[0].value < found[-1].figures[0].value  # it learns
+
+
+def test_devices_own_models_are_evaluated_as_one_place_would(tmp_path: Path) -> None:
+    """Attention: of the last round, whose models the devices still have."""
+    linear_artifact(tmp_path / "linear", "mae", "rmse")
+    task = FleetTask(
+        "attention",
+        [tmp_path / "linear"],
+        rounds=3,
+        settings={
+            "training": {"warm_up_rounds": 1, "learning_rate": 0.05, "aggregator_mixes": True}
+        },
+        broadcast_codec="float32",
+        evaluation={"best_by": "personal.rmse"},
+    )
+    members = [Member(f"device-{place}", held_out_data(place)) for place in range(4)]
+    with local_fleet(task, members, tmp_path / "fleet") as fleet:
+        assert len(list(fleet.rounds())) == 3
+        fleet.settle()
+        versions, (last, *_) = fleet.aggregator.store.first.versions, figures_of(fleet)
+        shared = versions.model(last.version)
+        errors: dict[str, list[np.ndarray]] = {"global": [], "personal": []}
+        for member in members:
+            assert isinstance(member.data, LocalData)
+            test, own = member.data.test, fleet.devices[member.name].model()
+            assert (own.version, own.round) == (last.version, 3)
+            for stage, model in (("global", shared), ("personal", own.arrays)):
+                predicted = test["x"] @ model["linear.weight"] + model["linear.bias"]
+                errors[stage].append((predicted - test["y"]).astype(np.float64))
+        assert len(last.figures) == 4
+        for figure in last.figures:
+            union = np.concatenate(errors[figure.stage])
+            central = {"mae": np.abs(union).mean(), "rmse": np.sqrt(np.square(union).mean())}
+            assert (figure.devices, figure.samples) == (4, len(union))
+            assert figure.value == pytest.approx(central[figure.metric], rel=1e-5)
+        personal, received = (
+            next(each.value for each in last.figures if (each.stage, each.metric) == (stage, "mae"))
+            for stage in ("personal", "global")
+        )
+        assert personal < received, "each device's truth is its own"
+        best = {row.version: row.metrics["personal.rmse"] for row in versions.kept() if row.metrics}
+        assert versions.named("best", Ranking("personal.rmse", False)).version == min(
+            best, key=lambda version: best[version]
+        )
+
+
+def figures_of(fleet: LocalFleet) -> list[Evaluated]:
+    """What is known of the versions that were evaluated, the newest first."""
+    return fleet.aggregator.store.first.evaluations.latest(10)
+
+
+def test_ranks_after_the_training_are_those_that_one_place_finds(
+    mosquitto: Mosquitto, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Scatter: the item matrix that came, with the users' vectors of after the round."""
+    count, last = 4, 3
+    home = make_home(
+        tmp_path,
+        mosquitto.url,
+        f"quorum = {count}\ndeadline_seconds = 60.0\nmost_rounds = {last}",
+        "[scatter.training]\nuser_learning_rate = 0.5\n"
+        '[evaluation]\nmetrics = ["hr10_all", "ndcg10_all"]\n',
+    )
+    text = home.task_file.read_text()
+    home.task_file.write_text(text.replace("[task]", '[task]\nbroadcast_codec = "float32"'))
+    devices = []
+    with serving(home) as served:
+        try:
+            for place, code in enumerate(invite(home, count)):
+                device = Device.enrol(
+                    mosquitto.url,
+                    code,
+                    tmp_path / f"device-{place}",
+                    pace=BRISK,
+                    link_settings=QUICK,
+                    options=TrainingOptions(k=WIDTH),
+                    timeout_seconds=15,
+                )
+                devices.append(device)
+                device.record_all([(f"item-{row}", "anna") for row in range(place, ITEMS, 3)])
+                device.start()
+            until = time.monotonic() + 60
+            while len(served.parts.first.store.evaluations.latest(10)) < last:
+                assert time.monotonic() < until
+                time.sleep(0.05)
+            ranks = []
+            store = served.parts.first.store
+            found = store.evaluations.latest(10)[0]
+            items = store.versions.model(found.version)["items"]
+            for place, device in enumerate(devices):
+                (user,) = device.learner_state()["users"]
+                *seen, held = range(place, ITEMS, 3)
+                others = np.setdiff1d(np.arange(ITEMS), [*seen, held])
+                ranks.append(np.count_nonzero(items[others] @ user >= items[held] @ user))
+        finally:
+            for device in devices:
+                device.close()
+    assert found.version == last - 1
+    personal = [each for each in found.figures if each.stage == "personal"]
+    gains = 1 / np.log2(np.array(ranks) + 2.0)
+    hits = np.array(ranks) < 10
+    central = {"hr10_all": hits.mean(), "ndcg10_all": np.where(hits, gains, 0).mean()}
+    assert {each.metric: each.value for each in personal} == pytest.approx(central)
+    assert all((each.devices, each.samples) == (count, count) for each in personal)
 
 
 def test_kill_nine_between_any_two_steps_changes_no_figure_and_loses_no_report(

@@ -25,7 +25,7 @@ from aggregator.task.file import (
     TaskTable,
     read_task,
 )
-from aggregator.task.template import TASK_TEMPLATE, meanings
+from aggregator.task.template import meanings, task_template
 from tests.fakes.handmade import linear_artifact
 
 GOOD = '[task]\ncatalogue = "items.tsv"\n'
@@ -42,17 +42,32 @@ def write(folder: Path, text: str) -> Path:
 
 
 def test_the_template_is_valid_and_states_the_defaults(tmp_path: Path) -> None:
-    as_written = read_task(write(tmp_path, TASK_TEMPLATE))
+    as_written = read_task(write(tmp_path, task_template()))
     assert [path.name for path in as_written.artifacts] == ["mf"]
-    spelt_out = read_task(write(tmp_path, re.sub(r"(?m)^# (?=\w+ = |\[)", "", TASK_TEMPLATE)))
+    spelt_out = read_task(write(tmp_path, re.sub(r"(?m)^# (?=\w+ = |\[)", "", task_template())))
     usual = EvaluationSettings(("hr10", "ndcg10"), best_by="hr10")
     assert spelt_out == replace(as_written, evaluation=usual)  # a table that is there by itself
     least = '[task]\nartifact = "shipped:mf"\ncatalogue = "items.tsv"\n'
     assert read_task(write(tmp_path, least)) == as_written
 
 
+@pytest.mark.parametrize("method", ["fedavg", "teacher_logits", "mutual", "attention"])
+def test_a_method_on_arrays_has_a_template_of_its_own(tmp_path: Path, method: str) -> None:
+    text = task_template(method)
+    assert "catalogue" not in text and "items.tsv" not in text and ":class:" not in text
+    assert max(map(len, text.splitlines())) <= 100
+    for name in ("model", "small", "large"):
+        linear_artifact(tmp_path / name, "accuracy")
+    as_written = read_task(write(tmp_path, text))
+    assert as_written.binding.method_name == method and as_written.evaluation is None
+    spelt_out = re.sub(r"(?m)^# (?=\w+ = |\[)", "", text)
+    assert read_task(write(tmp_path, spelt_out)).binding == as_written.binding
+    kind = type(as_written.binding).settings_class
+    assert set(tomllib.loads(spelt_out)[method]) <= {field.name for field in fields(kind)}
+
+
 def test_the_template_names_every_key_with_its_meaning(tmp_path: Path) -> None:
-    every = re.sub(r"(?m)^# (?:e\.g\. )?(?=\w+ = |\[)", "", TASK_TEMPLATE)
+    every = re.sub(r"(?m)^# (?:e\.g\. )?(?=\w+ = |\[)", "", task_template())
     tables = tomllib.loads(every)
     assert set(tables["task"]) == {field.name for field in fields(TaskTable)} - {
         "artifacts",
@@ -70,9 +85,9 @@ def test_the_template_names_every_key_with_its_meaning(tmp_path: Path) -> None:
         "metrics": MetricsSettings,
     }.items():
         assert set(tables[name]) == {field.name for field in fields(kind)}
-    settings = [line for line in TASK_TEMPLATE.splitlines() if re.search(r"\w = ", line)]
+    settings = [line for line in task_template().splitlines() if re.search(r"\w = ", line)]
     assert [line for line in settings if not re.search(r" # \w", line)] == []
-    assert max(map(len, TASK_TEMPLATE.splitlines())) <= 100
+    assert max(map(len, task_template().splitlines())) <= 100
     for file in ("broker-password", "ca.pem", "client.pem", "client.key"):
         (tmp_path / file).write_text("x")
     task = read_task(write(tmp_path, every.replace("mqtt://", "mqtts://")))
@@ -213,8 +228,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 def test_an_evaluation_goes_by_what_every_artifact_names(tmp_path: Path) -> None:
     linear_artifact(tmp_path / "small", "mae", "rmse")
     linear_artifact(tmp_path / "large", "rmse")
-    two = '[task]\nmethod = "mutual"\nartifacts = ["small", "large"]\n'
-    two += "[mutual.training]\nclasses = 3\n"
+    two = '[task]\nmethod = "attention"\nartifacts = ["small", "large"]\n'
     found = read_task(write(tmp_path, two + "[evaluation]\n")).evaluation
     assert found is not None and (found.metrics, found.best_by) == (("rmse",), "rmse")
     assert not found.ranking.higher_is_better
@@ -228,3 +242,33 @@ def test_an_evaluation_goes_by_what_every_artifact_names(tmp_path: Path) -> None
     with pytest.raises(TaskError, match=r"metrics names 'mae'; the artifacts name rmse"):
         read_task(write(tmp_path, two + '[evaluation]\nmetrics = ["mae"]\n'))
     assert read_task(write(tmp_path, two)).evaluation is None
+
+
+def test_the_best_version_is_named_by_what_the_method_s_devices_evaluate(tmp_path: Path) -> None:
+    linear_artifact(tmp_path / "linear", "rmse", "mae")
+    tables = {
+        "teacher_logits": "[teacher_logits.training]\nclasses = 3\n",
+        "mutual": "[mutual.training]\nclasses = 3\n",
+        "fedavg": "",
+        "attention": "",
+    }
+
+    def best_by(method: str, more: str = "", key: str = "") -> str | None:
+        path = tmp_path / "task.toml"
+        head = f'[task]\nmethod = "{method}"\nartifacts = ["linear"]\n'
+        path.write_text(head + tables[method] + more + f"[evaluation]\n{key}")
+        found = read_task(path).evaluation
+        assert found is not None
+        return found.best_by
+
+    for method in ("teacher_logits", "mutual"):
+        assert best_by(method) == "personal.mae"
+        assert best_by(method, key='best_by = "personal.rmse"') == "personal.rmse"
+        with pytest.raises(TaskError, match=f"with {method} devices evaluate personal.mae, pers"):
+            best_by(method, key='best_by = "rmse"')
+    own = 'best_by = "personal.mae"'
+    with pytest.raises(TaskError, match="with fedavg devices evaluate mae, rmse"):
+        best_by("fedavg", key=own)
+    layers = '[fedavg.training]\npersonal = "linear.bias"\n'
+    assert best_by("fedavg", layers) == best_by("attention") == "mae"
+    assert best_by("fedavg", layers, own) == best_by("attention", key=own) == "personal.mae"

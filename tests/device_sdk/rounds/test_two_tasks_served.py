@@ -80,3 +80,62 @@ def test_one_home_takes_part_in_a_task_on_clicks_and_one_on_arrays(
             assert device.status().problem == ""
         with Device.open(folder, data={"air": local_data(0)}, options=options) as again:
             assert [each.takes_part for each in again.tasks()] == [False, True]
+
+
+def test_two_tasks_share_their_catalogue_and_their_artifact(
+    mosquitto: Mosquitto, tmp_path: Path
+) -> None:
+    """Two methods compared on one fleet; one of them goes, and nothing that the other needs."""
+    home = make_home(tmp_path, mosquitto.url, ROUND)
+    linear_artifact(tmp_path / "linear")
+    for name, rate in (("air", 0.1), ("water", 0.05)):
+        (tmp_path / f"{name}.toml").write_text(
+            f'[task]\nmethod = "fedavg"\nartifacts = ["linear"]\n[round]\n{ROUND}\n'
+            f"[fedavg.training]\nepochs = 1\nlearning_rate = {rate}\n"
+        )
+    (tmp_path / "films.toml").write_text(
+        f'[task]\ncatalogue = "{home.folder}/items.tsv"\nartifact = "shipped:mf"\n'
+        f"[round]\n{ROUND}\n[scatter]\ncolumns = 4\n"
+    )
+    codes = invite(home, 2)
+    options = TrainingOptions(k=4)
+
+    def enrolled(code: str, name: str) -> Device:
+        device = Device.enrol(
+            mosquitto.url, code, tmp_path / name, pace=BRISK, link_settings=QUICK, options=options
+        )
+        for task in ("air", "water"):
+            device.provide(local_data(0), task=task)
+        for task in ("default", "films"):
+            device.record_all([(f"item-{n}", "anna") for n in range(5)], task=task)
+        device.start()
+        return device
+
+    def counts(device: Device, *names: str) -> bool:
+        # The tasks that are there, and that counted an update of this device.
+        known = {each.name for each in device.tasks()}
+        return all(
+            name in known and device.status(task=name).verdict == "counted" for name in names
+        )
+
+    with serving(home) as served:
+        for name in ("air", "water", "films"):
+            assert command(home, "task", "add", name, "--from", str(tmp_path / f"{name}.toml")) == 0
+        with enrolled(codes[0], "one") as one:
+            until(lambda: counts(one, "air", "water", "default", "films"))
+            contents = served.parts.store.contents.all().values()
+            assert {each.tasks for each in contents} == {(1, 4), (2, 3)}
+            # What goes leaves what others need; the first task cannot go, and loses nothing.
+            for name in ("air", "films"):
+                assert command(home, "task", "retire", name) == 0
+            last = one.status(task="water").receipted_round or 0
+            until(lambda: (one.status(task="water").receipted_round or 0) > last)
+        with enrolled(codes[1], "other") as other:
+            until(lambda: counts(other, "water", "default"))
+        contents = served.parts.store.contents.all().values()
+        assert {each.tasks for each in contents} == {(1,), (3,)}
+        until(lambda: not served.parts.store.retained.superseded())
+        assert command(home, "task", "retire", "water") == 0
+        until(lambda: not served.parts.store.retained.superseded())
+        contents = served.parts.store.contents.all().values()
+        assert {each.tasks for each in contents} == {(1,)}

@@ -6,6 +6,7 @@ import hashlib
 import struct
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,8 +14,10 @@ from device_sdk.wire.codec import cbor
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.publish.content import (
     HEAD_INDEX,
+    SHARED,
     ContentHead,
     ContentKind,
+    open_content_head,
     read_content_head,
     seal_content,
 )
@@ -119,6 +122,21 @@ def test_a_content_is_a_head_and_its_chunks(kind: ContentKind) -> None:
     for message in messages[1:]:
         chunks.add(message)
     assert chunks.plaintext() == LARGE
+
+
+def test_a_head_is_opened_by_whom_it_is_sealed_for() -> None:
+    public = SIGNING.public_key()
+    for names in (("movies", "k64"), SHARED):
+        made = Publication(GROUP, *names, SeededBytes("shared"))
+        message, *_ = seal_content(made, SIGNING, ContentKind.CATALOGUE, CONTENT_ID, PLAINTEXT)
+        own = [("movies", "k64"), SHARED]
+        head, keys = open_content_head(message, GROUP, own, public)
+        assert head.content_id == CONTENT_ID
+        assert keys == derive_broadcast_keys(GROUP, made.broadcast_id, *names)
+        others = [("movies", "k65"), ("films", "k64")]
+        assert reason_of(open_content_head, message, GROUP, others, public) == "bad-tag"
+        forger = Ed25519PrivateKey.generate().public_key()
+        assert reason_of(open_content_head, message, GROUP, own, forger) == "bad-signature"
 
 
 def test_a_head_is_these_bytes() -> None:

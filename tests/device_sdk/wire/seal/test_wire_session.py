@@ -382,7 +382,7 @@ def test_replayed_opens_are_refused_for_ever_at_no_cost_but_the_tag() -> None:
     fleet.table.sweep()
     for message in recorded * 2:
         assert reason_of(fleet.grant, message) == "replayed"
-    assert fleet.counting.unseals == unsealed and len(fleet.table) == 1
+    assert fleet.counting.unseals == unsealed and len(fleet.table) == 2  # the live and the newest
     fleet.table.receive(live.seal(16, b""), fleet.anna.device_id)
     live.open(fleet.table.seal(fleet.anna.device_id, 17, b""))
 
@@ -441,7 +441,7 @@ def test_values_out_of_range_have_no_freshness() -> None:
 
 def test_sessions_that_nobody_used_or_that_ended_are_forgotten() -> None:
     fleet = Fleet()
-    first, waiting = fleet.open("1").session, fleet.open("2").session
+    first, waiting, newest = (fleet.open(name).session for name in "123")
     fleet.table.receive(first.seal(16, b""), fleet.anna.device_id)
     fleet.clock.seconds = PENDING_SECONDS
     fleet.table.sweep()
@@ -449,6 +449,9 @@ def test_sessions_that_nobody_used_or_that_ended_are_forgotten() -> None:
         "unknown-session"
     )
     assert fleet.table.has_session(fleet.anna.device_id)
+    # The newest is the one that the device would listen under, whether it says anything or not.
+    follows = fleet.table.seal_newest(fleet.anna.device_id, 19, b"told")
+    assert newest.open(follows).payload == b"told"
     fleet.clock.seconds = MAX_LIFETIME_SECONDS
     assert not fleet.table.has_session(fleet.anna.device_id)
     fleet.table.sweep()

@@ -139,14 +139,16 @@ class RoundStore(HomeStore):
         return found[0] if found else None
 
     def trained_seconds(self, task: str, generation: int) -> float | None:
-        """How long the task's newest training took; None before the first of this generation."""
+        """How long the task's trainings take: the median (the lower one of two) of the newest three
+        of this generation, so that one that was held up says nothing; None before the first."""
         found = self._participations(
-            "WHERE task = ? AND generation = ? AND outcome = 'trained' "
-            "ORDER BY number DESC LIMIT 1",
+            "WHERE task = ? AND generation = ? AND train_seconds IS NOT NULL "
+            "ORDER BY number DESC LIMIT 3",
             task,
             generation,
         )
-        return found[0].train_seconds if found else None
+        took = sorted(part.train_seconds for part in found if part.train_seconds is not None)
+        return took[(len(took) - 1) // 2] if took else None
 
     def newest(self) -> int:
         """A number that grows with each round concluded here; 0 before the first."""

@@ -148,7 +148,7 @@ def test_labels_and_numbers_are_what_prometheus_reads_back() -> None:
     """An artifact may be named with any printable characters, and be called fleet."""
     names = ('a"} 1 b="', "back\\slash", "fleet", "")
     figures = tuple(
-        Figure("global", "hr10", name, 40, 900.0, 0, 0.1 * at, 0.0, None)
+        Figure("global", "hr10", name, 40, 900.0, 0, 0.1 * at, 0.0, math.nan)
         for at, name in enumerate(names, 1)
     )
     one = replace(FILMS, evaluated=EvaluatedVersion(4, 7, figures))

@@ -250,16 +250,19 @@ def test_a_first_training_says_what_trainings_take_here(tmp_path: Path) -> None:
     """The task's ``train_seconds`` is more than the day has, and far more than a training takes."""
     bench = make_bench(tmp_path / "home", TrainingOptions(seconds_a_day=600))
     bench.now_seconds += 86_400 - bench.now_seconds % 86_400
-    for seconds in (0.1, 0.1, 700.0, 700.0):
+    for seconds in (0.1, 0.1, 700.0, 700.0, 700.0):
         bench.train_seconds = {"default": seconds}
         bench.aggregator.open_round(deadline_seconds=3600, train_seconds=1800.0)
         bench.run(3700)
-    assert outcomes(bench, "default") == [RoundOutcome.TRAINED] * 3 + [RoundOutcome.OVER_BUDGET]
+    assert outcomes(bench, "default") == [RoundOutcome.TRAINED] * 3 + [RoundOutcome.OVER_BUDGET] * 2
     assert "700.2 s of this day's 600 s" in parts(bench, "default")[-1].detail
-    bench.run(86_400)
-    bench.aggregator.open_round(deadline_seconds=3600, train_seconds=1800.0)
-    bench.run(3700)
-    assert outcomes(bench, "default")[-1] is RoundOutcome.OVER_BUDGET, "the last one took 700 s"
+    # One may have been held up; two in three say what a training takes.
+    for expected in (RoundOutcome.TRAINED, RoundOutcome.OVER_BUDGET):
+        bench.run(86_400)
+        bench.aggregator.open_round(deadline_seconds=3600, train_seconds=1800.0)
+        bench.run(3700)
+        assert outcomes(bench, "default")[-1] is expected
+    assert "would take about 700.0 s" in parts(bench, "default")[-1].detail
     # With the task, what a training takes is another.
     bench.train_seconds = {"default": 0.1}
     bench.aggregator.generation += 1

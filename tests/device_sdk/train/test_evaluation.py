@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from sklearn.metrics import roc_auc_score
+from sklearn.metrics import mean_absolute_error, mean_squared_error, roc_auc_score
 
 import export
+from aggregator.evaluation.figures import DeviceReport, Rules, summarise
 from aggregator.methods.fedavg import FedAvgMethod, FedAvgSettings
 from benchmarks.recommendation.metrics import full_ranks
 from benchmarks.recommendation.split import LeaveOneOut
@@ -47,6 +48,9 @@ from device_sdk.trainer import Trainer
 from device_sdk.wire.arrays.exchange import Broadcast
 from device_sdk.wire.publish.manifest import RoundManifest
 from device_sdk.wire.publish.task_messages import OfferedArtifact, TaskTerms
+from tests.fakes.handmade.linear import FEATURES as LINEAR_FEATURES
+from tests.fakes.handmade.linear import TARGETS as LINEAR_TARGETS
+from tests.fakes.handmade.linear import linear_artifact
 from tests.fakes.step_clock import StepClock
 from tests.fakes.worlds import world_of
 
@@ -173,6 +177,37 @@ def test_twenty_devices_find_what_the_union_of_their_data_shows(
     exact = roc_auc_score(union["y"], logits[:, 1] - logits[:, 0])
     assert abs(auc.value(merged) - exact) <= auc.error_bound(merged) < 0.02
     assert abs(auc.value(merged) - exact) < 0.01
+
+
+def test_errors_of_twenty_devices_are_those_of_the_union(make: Make, tmp_path: Path) -> None:
+    """Of numbers far from 0, in batches of one too, beside scikit-learn in one place."""
+    linear_artifact(tmp_path / "linear", "mae", "rmse")
+    digest = hashlib.sha256((tmp_path / "linear" / MANIFEST_FILE).read_bytes()).digest()
+    linear = LocalArtifact(digest, "linear", tmp_path / "linear")
+    rng = np.random.default_rng(4)
+
+    def drawn(count: int, place: int) -> dict[str, NDArray[Any]]:
+        x = rng.standard_normal((count, LINEAR_FEATURES)).astype(np.float32)
+        y = (1000.0 * place + rng.standard_normal((count, LINEAR_TARGETS))).astype(np.float32)
+        return {"x": x, "y": y}
+
+    work = job(linear, EvaluationTerms(("rmse", "mae"), time_share=0.3))
+    tests = [drawn(1 + place * place, place) for place in range(20)]
+    reports = []
+    for place, test in enumerate(tests):
+        found = make(LocalData(drawn(4, place), test=test)).train(work).evaluation
+        assert found is not None and found.reason == ""
+        reports.append(found)
+    x, y = (np.concatenate([test[name] for test in tests]) for name in ("x", "y"))
+    predicted = Trainer(linear.folder, providers="cpu").predict({"x": x, "y": y})["prediction"]
+    flat = y.astype(np.float64), predicted.astype(np.float64)
+    rules = Rules(("rmse", "mae"), least_devices=2, sample_cap=0.0)
+    fleet = {each.metric: each for each in summarise([DeviceReport("", r) for r in reports], rules)}
+    assert fleet["rmse"].value == pytest.approx(math.sqrt(mean_squared_error(*flat)), rel=1e-6)
+    assert fleet["mae"].value == pytest.approx(mean_absolute_error(*flat), rel=1e-6)
+    own = [report.of("global", "rmse") for report in reports]
+    assert fleet["rmse"].median == pytest.approx(np.median([e.value for e in own if e is not None]))
+    assert fleet["rmse"].samples == len(y)
 
 
 def test_a_batch_of_fixed_length_is_evaluated_by_whole_batches(make: Make, tmp_path: Path) -> None:

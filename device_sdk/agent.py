@@ -219,9 +219,8 @@ class Agent:
 
     def _latest_seconds(self, job: TrainingJob) -> float:
         """By the clock, when a training must begin to end before the deadline."""
-        last = self._rounds.last(job.manifest.task, trained=True)
-        known = last is not None and last.train_seconds
-        needs = _SPARE * known if known else job.terms.train_seconds
+        took = self._rounds.trained_seconds(job.manifest.task, job.manifest.generation)
+        needs = job.terms.train_seconds if took is None else _SPARE * took
         deadline_unix_seconds = job.manifest.deadline_unix_seconds
         deadline = self.participant.sessions.time.clock_seconds(deadline_unix_seconds)
         return -math.inf if deadline is None else deadline - needs

@@ -58,7 +58,7 @@ class TrainingOptions:
             own win; tasks choose by the operator's alone.
         seconds_a_day, bytes_a_day: the most that taking part may take on one day (UTC), over all
             tasks: seconds of training, bytes sent and received. A round that would take more than
-            is left is not taken. None: no bound.
+            is left, going by the task's last trainings here, is not taken. None: no bound.
 
     Raises ValueError, naming the option.
     """

@@ -9,7 +9,7 @@ from tabulate import tabulate
 
 from aggregator.cli.arguments import add_home, add_task, home_of, ranking_of, task_of
 from aggregator.evaluation.figures import FLEET, Figure
-from aggregator.evaluation.words import as_json, figure_name, shown
+from aggregator.evaluation.words import as_json, figure_name, part_name, shown
 from aggregator.store.evaluations import EvaluatedVersion
 from device_sdk.system.command_line import positive_int
 from device_sdk.system.printable import printable
@@ -76,7 +76,7 @@ def _as_line(of: EvaluatedVersion, figure: Figure, best: int | None) -> dict[str
         "version": f"{of.version}{' (best)' if of.version == best else ''}",
         "round": str(of.round),
         "figure": figure_name(figure.stage, figure.metric),
-        "of": printable(figure.part) or "fleet",
+        "of": printable(part_name(figure.part)),
         "value": shown(figure.value),
         "median": shown(figure.median),
         "worst tenth": shown(figure.worst_tenth),

@@ -17,6 +17,7 @@ from tabulate import tabulate
 from aggregator.cli.arguments import add_home, home_of
 from aggregator.errors import AggregatorError
 from aggregator.home import AggregatorHome, is_served
+from aggregator.rounds.evaluator import taken_for_one
 from aggregator.rounds.replacement import begins_anew, buildable, fits, plan
 from aggregator.store import Store
 from aggregator.store.tasks import FIRST, TaskRow, require_room
@@ -31,6 +32,7 @@ from aggregator.task.file import (
 )
 from aggregator.task.request import Request, file_digest, write_task_files
 from aggregator.task.warm_start import WarmStart
+from device_sdk.artifact import read_manifest
 from device_sdk.system.printable import printable
 from device_sdk.wire.codec.message import require_name
 
@@ -404,7 +406,8 @@ def _as_successor(
 
 def _checked(path: Path, task: Task) -> dict[str, Any]:
     said = {"file": str(path), "task": task.name, "method": task.binding.method_name}
-    return {**said, "problem": None}
+    note = taken_for_one([read_manifest(each).name for each in task.artifacts])
+    return {**said, "problem": None, "note": note or None}
 
 
 def _print_checked(said: dict[str, Any]) -> None:
@@ -412,6 +415,8 @@ def _print_checked(said: dict[str, Any]) -> None:
         print(printable(said["problem"]))
         return
     lines = [f"{said['file']}: task {said['task']}, {said['method']}: right"]
+    if said["note"] is not None:
+        lines.append(f"  note: {said['note']}")
     found = said.get("changes")
     for each in found or []:
         values = " -> ".join(

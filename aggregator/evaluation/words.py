@@ -14,6 +14,11 @@ def figure_name(stage: Stage, metric: str) -> str:
     return metric if stage == STAGES[0] else f"{stage}.{metric}"
 
 
+def part_name(part: str) -> str:
+    """What a part is called beside the fleet; an artifact may have the fleet's name."""
+    return {FLEET: "fleet", "fleet": "artifact fleet"}.get(part, part)
+
+
 def in_a_line(figures: Iterable[Figure]) -> str:
     """The fleet's: ``hr10 0.531 (median 0.5, worst tenth 0.2), personal.hr10 ...``."""
     return ", ".join(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from aggregator.evaluation.figures import FLEET, DeviceReport, Figure, summarise
@@ -27,6 +27,19 @@ _WIDTH = re.compile(r"k=[1-9][0-9]{0,5}")
 def option_name(artifact: str) -> str:
     """What a device's report calls an artifact: the first 16 bytes of its name."""
     return artifact.encode()[:_OPTION_BYTES].decode(errors="ignore")
+
+
+def taken_for_one(artifacts: Sequence[str]) -> str:
+    """Says which of a task's artifacts devices' reports do not tell apart; empty for none."""
+    called = [option_name(each) for each in artifacts]
+    alike = [name for name, cut in zip(artifacts, called, strict=True) if called.count(cut) > 1]
+    if not alike:
+        return ""
+    return (
+        f"a device's report calls an artifact by the first {_OPTION_BYTES} bytes of its name, in "
+        f"which some agree: {', '.join(alike)}. They are one part in evaluations --parts, devices "
+        "and Prometheus. To tell them apart export them under other names, and replace the task"
+    )
 
 
 @dataclass

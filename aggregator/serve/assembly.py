@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from aggregator.publish.publisher import Publisher
 from aggregator.publish.standing import Announcements
 from aggregator.refusals import Refusals
 from aggregator.rounds.aggregation import Aggregation
-from aggregator.rounds.evaluator import Evaluator, option_name
+from aggregator.rounds.evaluator import Evaluator, option_name, taken_for_one
 from aggregator.rounds.ingest import Inbox, Ingest, Repeats
 from aggregator.rounds.machine import RoundMachine
 from aggregator.rounds.version_keeper import VersionKeeper
@@ -42,6 +43,7 @@ from device_sdk.wire.seal.keys import RandomBytes
 from device_sdk.wire.seal.presence import Presence, new_presence
 from device_sdk.wire.seal.session_table import SessionTable
 
+_LOG = logging.getLogger(__name__)
 SHARD = 0
 _BURST = 20.0
 _REFILL_PER_SECOND = 0.2
@@ -193,7 +195,10 @@ def make_task(shared: TaskShared, keys: FleetKeys, rng: np.random.Generator) -> 
             shared.unix_clock,
         ),
     )
-    parts = {option_name(each.manifest.name) for each in parameters}
+    names = [each.manifest.name for each in parameters]
+    if alike := taken_for_one(names):
+        _LOG.warning("%s", alike)
+    parts = {option_name(each) for each in names}
     evaluator = Evaluator(store, shared.registry, task.name, task.evaluation, parts)
     rounds = RoundMachine(shared, aggregation, publisher.seal_round, evaluator)
     upkeep = Upkeep(shared, aggregation, evaluator)

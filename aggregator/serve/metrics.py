@@ -11,6 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from aggregator.errors import AggregatorError
 from aggregator.evaluation.figures import Figure
+from aggregator.evaluation.words import part_name
 from aggregator.store.evaluations import EvaluatedVersion
 from aggregator.store.rounds import RoundRow
 
@@ -65,6 +66,7 @@ class Snapshot:
     """Messages of our own to ourselves that the broker acknowledged and did not deliver."""
 
 
+_ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 _TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -75,7 +77,7 @@ def format_metrics(seen: Snapshot) -> str:
         kind = "counter" if name.endswith("_total") else "gauge"
         lines.append(f"# HELP tessera_{name} {about}")
         lines.append(f"# TYPE tessera_{name} {kind}")
-        lines.extend(f"tessera_{name}{labels} {value:g}" for labels, value in samples.items())
+        lines.extend(f"tessera_{name}{labels} {value:.15g}" for labels, value in samples.items())
 
     def put_each(name: str, about: str, value: Callable[[TaskSnapshot], float]) -> None:
         put(name, about, {_labels(seen, task): value(task) for task in seen.tasks})
@@ -145,7 +147,7 @@ def format_metrics(seen: Snapshot) -> str:
     put(
         "refused_total",
         "Messages refused, by reason",
-        {f'{{reason="{why}"}}': count for why, count in sorted(seen.refusals.items())},
+        {_written({"reason": why}): count for why, count in sorted(seen.refusals.items())},
     )
     return "\n".join(lines) + "\n"
 
@@ -182,14 +184,18 @@ def _figures(task: TaskSnapshot) -> tuple[Figure, ...]:
 
 
 def _of_figure(figure: Figure) -> dict[str, str]:
-    return {"stage": figure.stage, "metric": figure.metric, "part": figure.part or "fleet"}
+    return {"stage": figure.stage, "metric": figure.metric, "part": part_name(figure.part)}
 
 
 def _labels(seen: Snapshot, task: TaskSnapshot, **labels: object) -> str:
     """A home with one task names none: its series stay what they were."""
     if len(seen.tasks) > 1:
         labels = {"task": task.name, **labels}
-    pairs = ",".join(f'{name}="{value}"' for name, value in labels.items())
+    return _written(labels)
+
+
+def _written(labels: Mapping[str, object]) -> str:
+    pairs = ",".join(f'{name}="{str(value).translate(_ESCAPES)}"' for name, value in labels.items())
     return f"{{{pairs}}}" if pairs else ""
 
 

@@ -7,8 +7,9 @@ import numpy as np
 from device_sdk.errors import UnknownUser
 from device_sdk.home.home import Home
 
-_VECTORS = "users"
-"""What a learner that has a vector for each local user calls them, rows in the users' order."""
+_OF_USERS = {"users": 2, "untrained_from": 1}
+"""Of a learner that recommends, what has a row for each local user, in their order, and its
+dimensions."""
 
 
 def forget(home: Home, user: str | None, item: str | None) -> int:
@@ -33,6 +34,7 @@ def forget(home: Home, user: str | None, item: str | None) -> int:
         found = sql.execute(f"DELETE FROM interaction WHERE {' AND '.join(where)}", values).rowcount
         if place is not None and item is None:
             _close_ranks(home, place)
+        _lower_untrained(home)
     home.database.erase_deleted()
     return found
 
@@ -49,7 +51,20 @@ def _close_ranks(home: Home, place: int) -> None:
             sql.execute("UPDATE interaction SET user = ? WHERE user = ?", (behind - 1, behind))
         for task in home.models.learner_tasks():
             state = dict(home.models.learner(task) or {})
-            vectors = state.get(_VECTORS)
-            if vectors is not None and vectors.ndim == 2 and place < len(vectors):
-                state[_VECTORS] = np.delete(vectors, place, axis=0)
-                home.models.change_learner(task, state)
+            for name, dimensions in _OF_USERS.items():
+                rows = state.get(name)
+                if rows is not None and rows.ndim == dimensions and place < len(rows):
+                    state[name] = np.delete(rows, place, axis=0)
+                    home.models.change_learner(task, state)
+
+
+def _lower_untrained(home: Home) -> None:
+    """What a user records next was not trained on, though it takes over the number of an item that
+    was, and is forgotten."""
+    for task in home.models.learner_tasks():
+        state = dict(home.models.learner(task) or {})
+        numbers = state.get("untrained_from")
+        if numbers is not None and numbers.ndim == 1:
+            following = home.interactions.next_numbers()[: len(numbers)]
+            numbers[: len(following)] = np.minimum(numbers[: len(following)], following)
+            home.models.change_learner(task, {**state, "untrained_from": numbers})

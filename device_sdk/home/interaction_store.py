@@ -93,23 +93,35 @@ class InteractionStore(HomeStore):
                 found[user].append(row)
         return tuple(np.array(sorted(each), dtype=np.int64) for each in found)
 
-    def latest(self, rows: Mapping[str, int], names: Collection[str] = ("",)) -> NDArray[np.int64]:
+    def latest(
+        self, rows: Mapping[str, int], names: Collection[str] = ("",)
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Per user the row of the item recorded last among those that the catalogue knows, out of
-        what was recorded under ``names``, int64 [users]; -1 for none.
+        what was recorded under ``names``, and its number, int64 [users] each; -1 for none.
 
         An item that is recorded again stays where it was. Of what formats before 5 held the order
         is not known: it counts as older than all else, in the order of ids.
         """
         users, _ = self.counts()
-        found = np.full(users, -1, dtype=np.int64)
+        found = np.full((2, users), -1, dtype=np.int64)
         query = (
-            f"SELECT user, item FROM interaction WHERE task IN {_marks(names)} "
+            f"SELECT user, item, number FROM interaction WHERE task IN {_marks(names)} "
             "ORDER BY number, item"
         )
-        for user, item in self._database.rows(query, *names):
+        for user, item, number in self._database.rows(query, *names):
             row = rows.get(item)
             if row is not None:
-                found[user] = row
+                found[:, user] = row, number
+        return found[0], found[1]
+
+    def next_numbers(self) -> NDArray[np.int64]:
+        """Per user the number of the item that is recorded next, int64 [users]."""
+        users, _ = self.counts()
+        found = np.ones(users, dtype=np.int64)
+        for user, newest in self._database.rows(
+            "SELECT user, max(number) FROM interaction GROUP BY user"
+        ):
+            found[user] = newest + 1
         return found
 
 

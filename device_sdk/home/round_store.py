@@ -138,6 +138,18 @@ class RoundStore(HomeStore):
         found = self._participations(f"{where} ORDER BY number DESC LIMIT 1", task)
         return found[0] if found else None
 
+    def trained_seconds(self, task: str, generation: int) -> float | None:
+        """How long the task's trainings take: the median (the lower one of two) of the newest three
+        of this generation, so that one that was held up says nothing; None before the first."""
+        found = self._participations(
+            "WHERE task = ? AND generation = ? AND train_seconds IS NOT NULL "
+            "ORDER BY number DESC LIMIT 3",
+            task,
+            generation,
+        )
+        took = sorted(part.train_seconds for part in found if part.train_seconds is not None)
+        return took[(len(took) - 1) // 2] if took else None
+
     def newest(self) -> int:
         """A number that grows with each round concluded here; 0 before the first."""
         row = self._database.row("SELECT coalesce(max(number), 0) FROM participation")

@@ -37,16 +37,18 @@ class DayBudget:
             self._bytes = 0
 
     def require(self, *, seconds: float = 0.0, bytes_: int = 0) -> None:
-        """Raises :class:`OverBudget` where so much more is more than is left of today."""
+        """Raises :class:`OverBudget` where so much more is more than is left of today, and where no
+        seconds are left."""
         options = self._options
         if options.seconds_a_day is None and options.bytes_a_day is None:
             return
         spent = self._store.on(self._day())
         most = options.seconds_a_day
-        if most is not None and spent.seconds + seconds > most:
+        if most is not None and (spent.seconds >= most or spent.seconds + seconds > most):
+            takes = f", and this round's would take about {seconds:.1f} s" if seconds else ""
             raise OverBudget(
-                f"{spent.seconds:.1f} s of this day's {most:g} s of training are spent, and this "
-                f"round's would take about {seconds:.1f} s (TrainingOptions.seconds_a_day)"
+                f"{spent.seconds:.1f} s of this day's {most:g} s of training are spent{takes} "
+                "(TrainingOptions.seconds_a_day)"
             )
         spent_bytes, most_bytes = spent.bytes + self._bytes, options.bytes_a_day
         if most_bytes is not None and spent_bytes + bytes_ > most_bytes:

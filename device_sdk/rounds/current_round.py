@@ -252,7 +252,8 @@ class CurrentRound:
         self.task, self.cohort = world.membership.task, world.membership.cohort
         self._turns, self._budget = turns, budget
         self._trains = False
-        self._expected_seconds = self._ready_seconds = 0.0
+        self._took_seconds: float | None = None
+        self._ready_seconds = 0.0
         self._missed: tuple[int, int] | None = None
         self._sessions = sessions
         self._sender = sender
@@ -285,21 +286,25 @@ class CurrentRound:
         return Ready(
             self.task,
             math.inf if deadline is None else deadline,
-            self._expected_seconds,
+            self._expected_seconds(self.job),
             self._ready_seconds,
         )
 
     def begin(self) -> bool:
-        """The job's training begins; False where the round ends instead: over the day's budget."""
+        """The job's training begins; False where the round ends instead: over the day's budget.
+
+        A first training begins where anything is left of the day: the task's ``train_seconds`` is a
+        bound, and says nothing of what it takes here.
+        """
         assert self.job is not None
         if self._trains:
             self._settle()  # its end could not be stored: it is trained again
         try:
-            self._budget.require(seconds=self._expected_seconds)
+            self._budget.require(seconds=self._took_seconds or 0.0)
         except OverBudget as reason:
             self._over_budget(self.job.manifest, reason)
             return False
-        self._budget.set_aside(self._expected_seconds)
+        self._budget.set_aside(self._expected_seconds(self.job))
         self._trains = True
         self._turns.began(self.task, self._world.clock())
         return True
@@ -531,9 +536,11 @@ class CurrentRound:
         else:
             self.job = job
             self._ready_seconds = min(self._ready_seconds, self._world.clock())
-            last = self._home.rounds.last(self.task, trained=True)
-            took = None if last is None else last.train_seconds
-            self._expected_seconds = job.terms.train_seconds if took is None else took
+            generation = job.manifest.generation
+            self._took_seconds = self._home.rounds.trained_seconds(self.task, generation)
+
+    def _expected_seconds(self, job: TrainingJob) -> float:
+        return job.terms.train_seconds if self._took_seconds is None else self._took_seconds
 
     def _has_own_model(self, job: TrainingJob) -> bool:
         return self._home.models.learner_artifact(job.manifest.task) is not None

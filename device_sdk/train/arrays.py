@@ -174,7 +174,7 @@ class ArrayTrainer(RoundTrainer):
         seconds = slowed(self._clock, start, self._options.slowdown)
         codec = BROADCAST_CODECS[job.terms.update_codec]
         if capability is not None:
-            capability = capability.after(late=seconds > job.terms.train_seconds)
+            capability = capability.after(late=seconds > self.affordable_seconds(job))
         if evaluation is not None and learner.personalises(job.broadcast):
             evaluation.stage("personal", trainer)
         return TrainedRound(
@@ -287,7 +287,7 @@ class ArrayTrainer(RoundTrainer):
         settings = sorted((n, v) for n, v in job.broadcast.settings.items() if n != "learning_rate")
         most = f" {self._options.most_attachment_bytes} bytes" if self._places() else ""
         return (
-            f"{ids} {job.terms.method} {job.terms.train_seconds}s x{self._options.slowdown} "
+            f"{ids} {job.terms.method} {self.affordable_seconds(job)}s x{self._options.slowdown} "
             f"{settings}{most}"
         )
 
@@ -390,7 +390,7 @@ class ArrayTrainer(RoundTrainer):
             for artifact in job.artifacts
         ]
         request = Request(
-            deadline_seconds=job.terms.train_seconds,
+            deadline_seconds=self.affordable_seconds(job),
             time_box_seconds=self._options.capability_seconds,
             slowdown=self._options.slowdown,
         )

@@ -92,13 +92,19 @@ class RoundTrainer(ABC):
         self._clock, self._rng = world.work_clock, world.rng
         self._device_id = world.membership.grant.device_id
 
+    def affordable_seconds(self, job: TrainingJob) -> float:
+        """What a training here is to fit into: the task's time, or half of what the app gives a
+        day. Half, so that one that takes longer than it was measured to is not the last."""
+        day = self._options.seconds_a_day
+        return job.terms.train_seconds if day is None else min(job.terms.train_seconds, day / 2)
+
     def evaluation(self, job: TrainingJob) -> RoundEvaluation | None:
         """To be filled with what is found out; None where this device does not evaluate in this
         round."""
         terms = job.terms.evaluation
         if terms is None or not evaluates(job.manifest, terms, self._device_id):
             return None
-        seconds = terms.time_share * job.terms.train_seconds
+        seconds = terms.time_share * self.affordable_seconds(job)
         # A generator of its own: the training draws what it would draw without an evaluation.
         (rng,) = self._rng.spawn(1)
         return RoundEvaluation(terms, seconds, 2, self._clock, rng, self._options.slowdown)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,12 +26,16 @@ from device_sdk.world import DeviceWorld
 
 Rows = NDArray[np.int64]
 
+_UNTRAINED = "untrained_from"
+"""In the stored state, beside the learner's own: int64 [users], by user the least number of an item
+that was never trained on since the task evaluates."""
 _NEW: State = {
     "users": np.empty((0, 0), dtype=np.float32),
     "pool": np.empty(0, dtype=np.int64),
     "deck": np.empty(0, dtype=np.int64),
 }
 """The state of a learner that has not trained yet."""
+_NOBODY = np.empty(0, dtype=np.int64)
 
 
 @dataclass(slots=True)
@@ -80,8 +85,9 @@ class ScatterTrainer(RoundTrainer):
         # Without a catalogue an item's outside id is its row.
         rows = {str(row): row for row in range(len(items))} if catalogue is None else catalogue.rows
         learner = self._load(job.artifacts[0].folder)
-        self._local.rows, held = self._split(job, rows)
         state = self._state(job, len(items))
+        untrained = state.pop(_UNTRAINED, _NOBODY)
+        self._local.rows, held, untrained = self._split(job, rows, untrained)
         learner.restore(state)
 
         options = self._options
@@ -98,13 +104,13 @@ class ScatterTrainer(RoundTrainer):
         seconds = slowed(self._clock, start, options.slowdown)
         body = encode_scatter_update(update, items.shape[1], job.terms.update_codec, self._rng)
         if capability is not None:
-            capability = capability.after(late=seconds > job.terms.train_seconds)
+            capability = capability.after(late=seconds > self.affordable_seconds(job))
         if ranks is not None:
             ranks.stage("personal", learner.users, items)
         return TrainedRound(
             learner.columns,
             body,
-            learner.state(),
+            {**learner.state(), _UNTRAINED: untrained},
             capability,
             seconds,
             evaluation=None if found is None else found.report,
@@ -119,32 +125,39 @@ class ScatterTrainer(RoundTrainer):
         return self._learner
 
     def _split(
-        self, job: TrainingJob, rows: Mapping[str, int]
-    ) -> tuple[tuple[Rows, ...], list[HeldOutItem]]:
-        """What to train on, and what not: each user's latest item, where the task evaluates.
+        self, job: TrainingJob, rows: Mapping[str, int], untrained: Rows
+    ) -> tuple[tuple[Rows, ...], list[HeldOutItem], Rows]:
+        """What to train on, and what not: each user's latest item, where the task evaluates; and
+        from which number on users' items are not trained on after that.
 
-        A user's only item is trained on. It is held out in every round of such a task, whether this
-        device evaluates in it or not. As a negative it is drawn like any item that a user has not
-        touched: were it spared, training would lift it above the others.
+        A user's only item is trained on, and so is a latest one that was trained on before: until a
+        newer one is recorded nothing of this user's is held out. What is, is held out in every
+        round of such a task, whether this device evaluates in it or not. As a negative it is drawn
+        like any item that a user has not touched: were it spared, training would lift it above the
+        others.
         """
         names = self._home.record_names(job.manifest.task)
         positives = self._home.interactions.positives(rows, names)
         if job.terms.evaluation is None:
-            return positives, []
-        latest = self._home.interactions.latest(rows, names)
+            return positives, [], untrained
+        latest, numbers = self._home.interactions.latest(rows, names)
+        since = np.zeros(max(len(positives), len(untrained)), dtype=np.int64)
+        since[: len(untrained)] = untrained
         kept, held = [], []
         for user, own in enumerate(positives):
-            if len(own) < 2:
+            if len(own) < 2 or numbers[user] < since[user]:
                 kept.append(own)
+                since[user] = max(since[user], numbers[user] + 1)
                 continue
             kept.append(own[own != latest[user]])
             held.append(HeldOutItem(user, int(latest[user]), kept[-1]))
-        return tuple(kept), held
+            since[user] = numbers[user]
+        return tuple(kept), held, since
 
-    def _state(self, job: TrainingJob, items: int) -> State:
+    def _state(self, job: TrainingJob, items: int) -> dict[str, NDArray[Any]]:
         state = self._home.models.learner(job.manifest.task, job.terms.method)
         if state is None or job.fresh or not _NEW.keys() <= state.keys():
-            return _NEW  # a new one, or the task had another method when it was stored
+            return {**_NEW}  # a new one, or the task had another method when it was stored
         # After an aggregator's restore from a backup the catalogue may have lost its newest rows.
         pool = state["pool"]
         return {**state, "pool": pool[pool < items]}
@@ -159,7 +172,7 @@ class ScatterTrainer(RoundTrainer):
         # Only what the work depends on: rates decay from round to round.
         settings = ScatterTraining.from_scalars(job.broadcast.settings)
         conditions = (
-            f"{job.manifest.artifact_id.hex()} K={width} {job.terms.train_seconds}s "
+            f"{job.manifest.artifact_id.hex()} K={width} {self.affordable_seconds(job)}s "
             f"x{options.slowdown} {settings.scores} {settings.most_triples}"
         )
         known = self._home.models.capability(task)
@@ -168,7 +181,7 @@ class ScatterTrainer(RoundTrainer):
         choice = choose_k(
             _EpochWorkload(learner, job.broadcast, triples),
             Request(
-                deadline_seconds=job.terms.train_seconds,
+                deadline_seconds=self.affordable_seconds(job),
                 max_k=width,
                 time_box_seconds=options.capability_seconds,
                 slowdown=options.slowdown,

@@ -36,3 +36,12 @@ def test_rates_that_decay_do_not_make_a_device_time_itself_again(
     # Less time for a round is a reason.
     train_round(aggregator, device, 3, 4.0)
     assert device.status().step_p90_seconds != first
+
+
+def test_a_device_fits_its_training_into_what_the_app_gives_a_day(
+    make_device: MakeDevice, aggregator: SmallAggregator
+) -> None:
+    device = make_device(options=TrainingOptions(capability_seconds=0.5, seconds_a_day=20))
+    device.start()
+    train_round(aggregator, device, 1, 1800.0)
+    assert "10 s deadline" in device.status().k_reason

@@ -40,6 +40,13 @@ def test_held_out_rows_are_trained_on_by_nobody_and_stay_the_same_as_data_grow()
     assert again.test["y"].tolist() == data.test["y"].tolist(), "nothing is split twice"
     grown = LocalData({"y": np.arange(6000)}, holdout=0.1)
     assert {row for row in grown.test["y"].tolist() if row < 5000} == held
+    ever: dict[str, set[int]] = {"train": set(), "test": set()}
+    for length in (5000, 6000, 70, 1, 0, 5500):
+        part = LocalData({"y": np.arange(length)}, holdout=0.1)
+        for what, seen in ever.items():
+            seen.update(getattr(part, what)["y"].tolist())
+        assert part.samples or not length, "one row is to train on"
+    assert ever["train"].isdisjoint(ever["test"])
     assert LocalData({"y": rows}, holdout=0.0).test_samples == 0
     # What a larger share holds out includes what a smaller one does.
     assert held <= set(LocalData({"y": rows}, holdout=0.3).test["y"].tolist())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -11,11 +13,16 @@ import numpy as np
 import pytest
 
 from aggregator.home import AggregatorHome
+from aggregator.keys.folder import USUAL_LIVES, initialise
+from aggregator.serve.assembly import World, assemble
 from aggregator.task.check import taken_in
+from aggregator.task.file import read_task
+from device_sdk.artifact import MANIFEST_FILE
 from device_sdk.wire.publish.receipts import Verdict
 from tests.brokers.mosquitto import Mosquitto
 from tests.fakes.client import ScriptedDevice
 from tests.fakes.homes import Serving, command, invite, make_home, serving
+from tests.fakes.mutual_artifact import CLASSES, write_mutual_artifact
 from tests.fakes.tasks import task_text
 from tests.fakes.waiting import wait_until
 
@@ -306,6 +313,36 @@ def test_a_file_that_is_wrong_is_not_added(
     file.write_text(text)
     assert command(home, "task", "check", str(file)) == 0
     assert "task air, scatter: right" in capsys.readouterr().out
+
+
+def test_artifacts_that_reports_call_alike_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    home = AggregatorHome(tmp_path / "home")
+    initialise(home, int(time.time()), os.urandom, USUAL_LIVES)
+    home.task_file.write_text(
+        f'[task]\nmethod = "mutual"\nartifacts = ["../a", "../b"]\n[broker]\nurl = "{NOWHERE}"\n'
+        f"[mutual.training]\nclasses = {CLASSES}\n"
+    )
+    write_mutual_artifact(tmp_path / "a")
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+
+    def checked(*artifacts: str) -> str:
+        for folder, name in zip("ab", artifacts, strict=True):
+            file = tmp_path / folder / MANIFEST_FILE
+            said = json.loads(file.read_text()) | {"name": name}
+            file.write_text(json.dumps(said, sort_keys=True, separators=(",", ":")))
+        capsys.readouterr()
+        assert command(home, "task", "check") == 0
+        return capsys.readouterr().out
+
+    assert "agree" not in checked("clicks-32-embedding", "clicks-64-embedding")
+    agree = "some agree: clicks-embedding-32, clicks-embedding-64"
+    assert agree in checked("clicks-embedding-32", "clicks-embedding-64")
+    world = World(time.monotonic, time.time, np.random.default_rng(3))
+    parts = assemble(home, home.open_store(), read_task(home.task_file), world)
+    parts.store.database.close()
+    assert agree in caplog.text
 
 
 def test_a_file_keeps_what_its_paths_are_relative_to(tmp_path: Path) -> None:

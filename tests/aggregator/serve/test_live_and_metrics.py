@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import re
 import time
 import urllib.error
 import urllib.request
@@ -144,3 +145,32 @@ def test_figures_of_the_newest_evaluated_version() -> None:
     rests = replace(OPEN, threshold=0)
     assert "early stopping" in shown(only(current=rests, stopped=True))
     assert "early stopping" not in shown(only(current=rests))
+
+
+def test_labels_and_numbers_are_what_prometheus_reads_back() -> None:
+    """An artifact may be named with any printable characters, and be called fleet."""
+    names = ('a"} 1 b="', "back\\slash", "fleet", "")
+    figures = tuple(
+        Figure("global", "hr10", name, 40, 900.0, 0, 0.1 * at, 0.0, math.nan)
+        for at, name in enumerate(names, 1)
+    )
+    one = replace(FILMS, evaluated=EvaluatedVersion(4, 7, figures))
+    seen = replace(SEEN, tasks=(one,), bytes_received=123_456_789_012)
+    found = {}
+    for line in format_metrics(seen).splitlines():
+        if line.startswith("tessera_evaluation{"):
+            pairs = re.fullmatch(
+                r"tessera_evaluation\{((?:[^\"]+\"(?:[^\"\\]|\\.)*\")+)\} (.+)", line
+            )
+            assert pairs is not None, line
+            labels = dict(re.findall(r"([a-z]+)=\"((?:[^\"\\]|\\.)*)\"", pairs[1]))
+            part = re.sub(r"\\(.)", r"\1", labels["part"])
+            assert part not in found, "a series twice: the scrape would be refused"
+            found[part] = float(pairs[2])
+    assert found == {
+        'a"} 1 b="': 0.1,
+        "back\\slash": 0.2,
+        "artifact fleet": pytest.approx(0.3),
+        "fleet": 0.4,
+    }
+    assert "tessera_received_bytes_total 123456789012" in format_metrics(seen).splitlines()

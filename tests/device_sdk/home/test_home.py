@@ -385,13 +385,13 @@ def test_the_item_recorded_last_is_known_for_each_user(tmp_path: Path) -> None:
     store = home.interactions
     store.add([("ann", "z"), ("bob", "b"), ("ann", "a"), ("ann", "z")])
     rows = {"z": 0, "a": 1, "b": 2, "m": 3}
-    assert store.latest(rows).tolist() == [1, 2], "what is touched again stays where it was"
+    assert store.latest(rows)[0].tolist() == [1, 2], "what is touched again stays where it was"
     store.add([("ann", "unknown"), ("ann", "m")])
-    assert store.latest(rows).tolist() == [3, 2]
+    assert store.latest(rows)[0].tolist() == [3, 2]
     home.close()
     home = Home(tmp_path / "home")
     home.interactions.add([("bob", "z"), ("ann", "m"), ("eve", "unknown")])
-    assert home.interactions.latest(rows).tolist() == [3, 0, -1]
+    assert home.interactions.latest(rows)[0].tolist() == [3, 0, -1]
     home.close()
 
 
@@ -455,7 +455,7 @@ def test_a_home_of_the_third_format_loses_its_measurement_and_nothing_else(tmp_p
     assert home.rounds.outbox() == [OutboxRow(b"d" * 32, "t", 1, 2, b"body")]
     assert home.interactions.counts() == (1, 2) and home.attachments.ids("t") == {b"a" * 32}
     rows = {"one": 4, "two": 5, "new": 6}
-    assert home.interactions.latest(rows).tolist() == [5], "of unknown order, by ids"
+    assert home.interactions.latest(rows)[0].tolist() == [5], "of unknown order, by ids"
     assert home.rounds.evaluation("t") is None
     assert home.membership.largest_time() == 100 and home.requests.next() == 2**4 + 1
     home.close()

@@ -246,6 +246,47 @@ def test_a_training_that_a_crash_interrupts_is_spent_all_the_same(tmp_path: Path
     bench.home.close()
 
 
+def test_a_first_training_says_what_trainings_take_here(tmp_path: Path) -> None:
+    """The task's ``train_seconds`` is more than the day has, and far more than a training takes."""
+    bench = make_bench(tmp_path / "home", TrainingOptions(seconds_a_day=600))
+    bench.now_seconds += 86_400 - bench.now_seconds % 86_400
+    for seconds in (0.1, 0.1, 700.0, 700.0, 700.0):
+        bench.train_seconds = {"default": seconds}
+        bench.aggregator.open_round(deadline_seconds=3600, train_seconds=1800.0)
+        bench.run(3700)
+    assert outcomes(bench, "default") == [RoundOutcome.TRAINED] * 3 + [RoundOutcome.OVER_BUDGET] * 2
+    assert "700.2 s of this day's 600 s" in parts(bench, "default")[-1].detail
+    # One may have been held up; two in three say what a training takes.
+    for expected in (RoundOutcome.TRAINED, RoundOutcome.OVER_BUDGET):
+        bench.run(86_400)
+        bench.aggregator.open_round(deadline_seconds=3600, train_seconds=1800.0)
+        bench.run(3700)
+        assert outcomes(bench, "default")[-1] is expected
+    assert "would take about 700.0 s" in parts(bench, "default")[-1].detail
+    # With the task, what a training takes is another.
+    bench.train_seconds = {"default": 0.1}
+    bench.aggregator.generation += 1
+    bench.aggregator.open_round(deadline_seconds=3600, train_seconds=1800.0)
+    bench.run(3700)
+    assert outcomes(bench, "default")[-1] is RoundOutcome.TRAINED
+    bench.home.close()
+
+
+def test_first_trainings_that_crash_spend_a_day_and_no_more(tmp_path: Path) -> None:
+    bench = make_bench(tmp_path / "home", TrainingOptions(seconds_a_day=600))
+    bench.now_seconds += 86_400 - bench.now_seconds % 86_400
+    bench.aggregator.open_round(deadline_seconds=7200, train_seconds=250.0)
+    bench.train_seconds = {"default": 240.0}
+    for _ in range(3):
+        bench.agenda = [(bench.now_seconds + 120, bench.home.close)]
+        with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+            bench.run(600)
+        bench.restart()
+    bench.run(600)
+    assert len(bench.jobs) == 3 and outcomes(bench, "default") == [RoundOutcome.OVER_BUDGET]
+    bench.home.close()
+
+
 def test_a_days_bytes_bound_what_is_fetched_and_sent(tmp_path: Path) -> None:
     bench = make_bench(tmp_path / "home", TrainingOptions(bytes_a_day=40_000))
     bench.now_seconds += 86_400 - bench.now_seconds % 86_400

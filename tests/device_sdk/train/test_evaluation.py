@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from sklearn.metrics import roc_auc_score
+from sklearn.metrics import mean_absolute_error, mean_squared_error, roc_auc_score
 
 import export
+from aggregator.evaluation.figures import DeviceReport, Rules, summarise
 from aggregator.methods.fedavg import FedAvgMethod, FedAvgSettings
 from benchmarks.recommendation.metrics import full_ranks
 from benchmarks.recommendation.split import LeaveOneOut
@@ -30,6 +31,7 @@ from device_sdk.evaluation.report import (
 )
 from device_sdk.evaluation.terms import EvaluationTerms
 from device_sdk.factorisation import packaged_artifact
+from device_sdk.home.forget import forget
 from device_sdk.home.home import Home
 from device_sdk.local_data import LocalData
 from device_sdk.methods.fedavg.contract import FedAvgTraining
@@ -46,6 +48,9 @@ from device_sdk.trainer import Trainer
 from device_sdk.wire.arrays.exchange import Broadcast
 from device_sdk.wire.publish.manifest import RoundManifest
 from device_sdk.wire.publish.task_messages import OfferedArtifact, TaskTerms
+from tests.fakes.handmade.linear import FEATURES as LINEAR_FEATURES
+from tests.fakes.handmade.linear import TARGETS as LINEAR_TARGETS
+from tests.fakes.handmade.linear import linear_artifact
 from tests.fakes.step_clock import StepClock
 from tests.fakes.worlds import world_of
 
@@ -172,6 +177,37 @@ def test_twenty_devices_find_what_the_union_of_their_data_shows(
     exact = roc_auc_score(union["y"], logits[:, 1] - logits[:, 0])
     assert abs(auc.value(merged) - exact) <= auc.error_bound(merged) < 0.02
     assert abs(auc.value(merged) - exact) < 0.01
+
+
+def test_errors_of_twenty_devices_are_those_of_the_union(make: Make, tmp_path: Path) -> None:
+    """Of numbers far from 0, in batches of one too, beside scikit-learn in one place."""
+    linear_artifact(tmp_path / "linear", "mae", "rmse")
+    digest = hashlib.sha256((tmp_path / "linear" / MANIFEST_FILE).read_bytes()).digest()
+    linear = LocalArtifact(digest, "linear", tmp_path / "linear")
+    rng = np.random.default_rng(4)
+
+    def drawn(count: int, place: int) -> dict[str, NDArray[Any]]:
+        x = rng.standard_normal((count, LINEAR_FEATURES)).astype(np.float32)
+        y = (1000.0 * place + rng.standard_normal((count, LINEAR_TARGETS))).astype(np.float32)
+        return {"x": x, "y": y}
+
+    work = job(linear, EvaluationTerms(("rmse", "mae"), time_share=0.3))
+    tests = [drawn(1 + place * place, place) for place in range(20)]
+    reports = []
+    for place, test in enumerate(tests):
+        found = make(LocalData(drawn(4, place), test=test)).train(work).evaluation
+        assert found is not None and found.reason == ""
+        reports.append(found)
+    x, y = (np.concatenate([test[name] for test in tests]) for name in ("x", "y"))
+    predicted = Trainer(linear.folder, providers="cpu").predict({"x": x, "y": y})["prediction"]
+    flat = y.astype(np.float64), predicted.astype(np.float64)
+    rules = Rules(("rmse", "mae"), least_devices=2, sample_cap=0.0)
+    fleet = {each.metric: each for each in summarise([DeviceReport("", r) for r in reports], rules)}
+    assert fleet["rmse"].value == pytest.approx(math.sqrt(mean_squared_error(*flat)), rel=1e-6)
+    assert fleet["mae"].value == pytest.approx(mean_absolute_error(*flat), rel=1e-6)
+    own = [report.of("global", "rmse") for report in reports]
+    assert fleet["rmse"].median == pytest.approx(np.median([e.value for e in own if e is not None]))
+    assert fleet["rmse"].samples == len(y)
 
 
 def test_a_batch_of_fixed_length_is_evaluated_by_whole_batches(make: Make, tmp_path: Path) -> None:
@@ -465,6 +501,62 @@ def test_the_latest_item_is_not_trained_on_where_the_task_evaluates(
         rows = device._local.rows[user]
         assert held not in rows and {*rows.tolist(), held} == {*all_rows[user].tolist()}
     assert device._local.rows[5].tolist() == [3], "a user's only item is trained on"
+
+
+def test_what_was_trained_on_is_not_held_out_once_a_later_item_is_forgotten(
+    recommending: tuple[Home, ScatterTrainer],
+) -> None:
+    home, device = recommending
+
+    def held_out(number: int, work: TrainingJob | None = None) -> dict[int, int]:
+        work = work or ranked_job(RANKED, number)
+        result = device.train(work)
+        commit(home, work, result)
+        known = {str(row): row for row in range(ITEMS)}
+        recorded = home.interactions.positives(known)
+        found = {
+            user: {*all_rows.tolist()} - {*kept.tolist()}
+            for user, (all_rows, kept) in enumerate(zip(recorded, device._local.rows, strict=True))
+        }
+        assert result.evaluation is not None
+        personal = result.evaluation.of("personal", "hr10")
+        weight = 0 if personal is None else personal.statistics[0]
+        assert weight == sum(map(len, found.values()))
+        return {user: rows.pop() for user, rows in found.items() if rows}
+
+    assert held_out(1) == HELD
+    forget(home, "u0", str(HELD[0]))
+    forget(home, "u1", str(HELD[1]))
+    forget(home, "u1", str(HELD[1] + 1))  # the number of what u1 records next was trained on
+    forget(home, "u2", str(HELD[2] + 1))
+    left = {user: HELD[user] for user in (2, 3, 4)}
+    assert held_out(2) == left, "what is u0's latest now was trained on in round 1"
+    home.interactions.add([("u1", "119"), ("single", "7")])
+    assert held_out(3) == left | {1: 119, 5: 7}
+    forget(home, "u1", None)  # those behind take the place, with what is theirs
+    home.interactions.add([("u0", "90")])
+    expected = {0: 90, 1: HELD[2], 2: HELD[3], 3: HELD[4], 4: 7}
+    assert held_out(4) == expected
+    forget(home, "u0", "90")
+    # Of a new model nothing was trained on.
+    assert held_out(5, replace(ranked_job(RANKED, 5), fresh=True)) == expected | {0: HELD[0] + 1}
+
+
+def test_an_item_that_the_catalogue_comes_to_know_is_held_out_where_it_is_the_latest(
+    recommending: tuple[Home, ScatterTrainer],
+) -> None:
+    home, device = recommending
+    home.interactions.add(
+        [("early", "not known yet"), ("early", "5"), ("late", "5"), ("late", "not known yet")]
+    )
+    work = ranked_job(RANKED)
+    commit(home, work, device.train(work))
+    with home.database.transaction() as sql:
+        sql.execute("UPDATE interaction SET item = '9' WHERE item = 'not known yet'")
+    device.train(ranked_job(RANKED, 2))
+    early, late = device._local.rows[6:]
+    assert early.tolist() == [5, 9], "the latest was the only one, and trained on"
+    assert late.tolist() == [5]
 
 
 def test_ranks_are_those_of_the_benchmarks(recommending: tuple[Home, ScatterTrainer]) -> None:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.fakes.waiting import PATIENCE_SECONDS
+
 ROOT = Path(__file__).resolve().parent.parent
 STANDARD = sys.stdlib_module_names
 
@@ -277,7 +279,7 @@ def _modules_after_importing(package: str, blocked: frozenset[str]) -> set[str]:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_SECONDS,
         check=False,
     )
     assert done.returncode == 0, f"importing all of {package} failed:\n{done.stderr}"

@@ -126,9 +126,9 @@ def _change(arguments: argparse.Namespace) -> int:
         raise AggregatorError("say what to change: NAME=VALUE, NAME= to take it away, or --name")
     store = home_of(arguments).open_store()
     try:
-        row = device_of(store, rest[0])
-        labels = labels_of(pairs, row.labels)
         with store.database.transaction():
+            row = device_of(store, rest[0])
+            labels = labels_of(pairs, row.labels)
             store.devices.set_labels(row.device_id, labels)
             if arguments.name is not None:
                 store.devices.set_name(row.device_id, arguments.name)

@@ -48,7 +48,8 @@ def run(arguments: argparse.Namespace) -> int:
         own = store.task(task.number)
         versions = own.versions
         if arguments.pin is not None or arguments.unpin is not None:
-            _pin(versions, arguments)
+            with store.database.transaction():
+                _pin(versions, arguments)
             return 0
         rows = versions.all() if arguments.all else versions.kept()
         ranking, rollback = ranking_of(home, store, task), Rollback.of(own)

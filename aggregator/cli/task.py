@@ -20,17 +20,17 @@ from aggregator.home import AggregatorHome, is_served
 from aggregator.rounds.evaluator import taken_for_one
 from aggregator.rounds.replacement import begins_anew, buildable, fits, plan
 from aggregator.store import Store
-from aggregator.store.tasks import FIRST, TaskRow
+from aggregator.store.tasks import FIRST, TaskRow, require_room
 from aggregator.task.check import NEXT_ROUND, changes, taken_in
 from aggregator.task.file import (
     FLEET_TABLES,
     Task,
-    TaskTable,
     parse_task,
     read_continued_catalogue,
     read_task,
+    served_cohort,
 )
-from aggregator.task.request import Request, write_task_files
+from aggregator.task.request import Request, file_digest, write_task_files
 from aggregator.task.warm_start import WarmStart
 from device_sdk.artifact import read_manifest
 from device_sdk.system.printable import printable
@@ -178,14 +178,13 @@ def _add(home: AggregatorHome, store: Store, arguments: argparse.Namespace) -> i
     except ValueError as error:
         raise AggregatorError(str(error)) from None
     first = read_task(_file(home, store.tasks.find(FIRST)))
-    known = store.tasks.named(name)
-    if name == first.name or (known is not None and known.state != "retired"):
-        raise AggregatorError(f"there is a task {name!r} already: task replace or task retire")
+    _require_new(store, first.name, name)
     path = home.task_files / f"{name}.toml"
     text = taken_in(arguments.file or path)
     task = parse_task(text, path, first.fleet)
     buildable(store, task)
     with store.database.transaction():
+        known = _require_new(store, first.name, name)  # another command may have added it meanwhile
         number = store.tasks.add(name, str(path.relative_to(home.folder)), text)
         facts = store.task(number).facts
         if known is not None:
@@ -196,9 +195,18 @@ def _add(home: AggregatorHome, store: Store, arguments: argparse.Namespace) -> i
     return 0
 
 
+def _require_new(store: Store, first: str, name: str) -> TaskRow | None:
+    """The retired task of this name, if there was one. Raises AggregatorError where it is taken."""
+    known = store.tasks.named(name)
+    if name == first or (known is not None and known.state != "retired"):
+        raise AggregatorError(f"there is a task {name!r} already: task replace or task retire")
+    require_room(len(store.tasks.all()))
+    return known
+
+
 def _pause(home: AggregatorHome, store: Store, arguments: argparse.Namespace) -> int:
-    row = _row(store, arguments.name)
     with store.database.transaction():
+        row = _row(store, arguments.name)
         store.tasks.set_state(row.number, "paused")
     latest = store.task(row.number).rounds.latest()
     ends = ""
@@ -209,8 +217,8 @@ def _pause(home: AggregatorHome, store: Store, arguments: argparse.Namespace) ->
 
 
 def _resume(home: AggregatorHome, store: Store, arguments: argparse.Namespace) -> int:
-    row = _row(store, arguments.name)
     with store.database.transaction():
+        row = _row(store, arguments.name)
         store.tasks.set_state(row.number, "active")
     print(f"task {row.name} opens rounds")
     return 0
@@ -224,6 +232,7 @@ def _retire(home: AggregatorHome, store: Store, arguments: argparse.Namespace) -
         )
     with store.database.transaction():
         store.tasks.set_state(row.number, "retiring")
+        store.tasks.set_problem(row.number, None)
     _tell(
         home,
         store,
@@ -248,9 +257,11 @@ def _replace(home: AggregatorHome, store: Store, arguments: argparse.Namespace) 
             "versions of the model so far are compared with no later one, and are dropped as new "
             f"ones come: models --task {row.name} --pin N keeps one"
         )
-    request = Request(new.text, warm_start, arguments.now)
+    request = Request(new.text, warm_start, arguments.now, file_digest(_file(home, row)))
     with store.database.transaction():
+        _row(store, arguments.name)  # another command may have retired it meanwhile
         store.tasks.set_request(row.number, request.write())
+        store.tasks.set_problem(row.number, None)
     latest = store.task(row.number).rounds.latest()
     # A round that rests, with nobody in it, need not end first.
     open_round = bool(latest and latest[0].closed_unix_seconds is None and latest[0].threshold)
@@ -261,7 +272,7 @@ def _replace(home: AggregatorHome, store: Store, arguments: argparse.Namespace) 
         home,
         store,
         row.number,
-        lambda row: row.request is None,
+        lambda row: row.request is None and row.served == new.text,
         f"task {row.name} is replaced",
     )
     return 0
@@ -283,8 +294,8 @@ def _successor(
     path, first = _file(home, row), read_task(_file(home, store.tasks.find(FIRST)))
     if row.served is None:
         raise AggregatorError(f"task {row.name} was never served: edit {path} instead")
-    cohort = tomllib.loads(row.served).get("task", {}).get("cohort", TaskTable().cohort)
-    names, is_first = {"name": str(row.name), "cohort": str(cohort)}, row.number == FIRST
+    names = {"name": str(row.name), "cohort": served_cohort(row.served)}
+    is_first = row.number == FIRST
     text = taken_in(file, names, first.text if is_first else "")
     new = parse_task(text, path, None if is_first else first.fleet, file)
     if is_first and new.fleet != first.fleet:
@@ -342,6 +353,7 @@ def _as_named(
     first = read_task(_file(home, rows[0]))
     task = parse_task(taken_in(file), file.with_name(f"{name}.toml"), first.fleet, file)
     buildable(store, task)
+    require_room(len(rows))
     return _checked(file, task) | {"next": f"task add {task.name} --from {file}"}
 
 
@@ -478,11 +490,13 @@ def _tell(
     until = time.monotonic() + _WAIT_SECONDS
     while is_served(home):
         row = store.tasks.find(number)
-        if row.problem is not None:
-            raise AggregatorError(f"task {row.name}: {row.problem}")
         if done(row):
             print(said)
+            if row.problem is not None:
+                print(printable(f"task {row.name}: {row.problem}"))
             return
+        if row.problem is not None:
+            raise AggregatorError(f"task {row.name}: {row.problem}")
         if time.monotonic() > until:
             break
         time.sleep(_POLL_SECONDS)

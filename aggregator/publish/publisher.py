@@ -6,7 +6,6 @@ import hashlib
 import hmac
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -21,16 +20,14 @@ from aggregator.store.publications import (
     SealedContent,
 )
 from aggregator.store.rounds import RoundRow
-from device_sdk.artifact import MANIFEST_FILE, Artifact, ArtifactError, load_artifact
+from aggregator.task.artifacts import ArtifactContent
 from device_sdk.wire.arrays.exchange import Attachment, Broadcast
 from device_sdk.wire.arrays.tensors import Codec, encode_tensors, require_encodable
-from device_sdk.wire.publish.artifact_bundle import pack_artifact
 from device_sdk.wire.publish.catalogue import NO_CATALOGUE, catalogue_id
 from device_sdk.wire.publish.content import SHARED, ContentKind, seal_content
 from device_sdk.wire.publish.manifest import RoundManifest, seal_chunks, write_manifest
 from device_sdk.wire.publish.task_messages import (
     BROADCAST_CODECS,
-    OfferedArtifact,
     OfferedAttachment,
     TaskTerms,
     write_attachment,
@@ -160,54 +157,6 @@ class Attachments:
             ],
         )
         return len(content)
-
-
-# An artifact's folder, checked and packed for sending.
-
-
-@dataclass(frozen=True)
-class ArtifactContent:
-    """An artifact as it travels, and as a method reads its first parameters.
-
-    ``companion``: the artifact that goes with it, if any.
-    """
-
-    artifact_id: bytes
-    content: bytes
-    artifact: Artifact
-    companion: ArtifactContent | None = None
-
-    def offer(self) -> OfferedArtifact:
-        return OfferedArtifact(
-            self.artifact_id,
-            self.artifact.manifest.name,
-            len(self.content),
-            None if self.companion is None else self.companion.offer(),
-        )
-
-
-def read_artifacts(
-    folders: tuple[Path, ...], companions: tuple[Path, ...]
-) -> tuple[ArtifactContent, ...]:
-    if not companions:
-        return tuple(read_artifact(folder) for folder in folders)
-    return tuple(
-        read_artifact(folder, read_artifact(companion))
-        for folder, companion in zip(folders, companions, strict=True)
-    )
-
-
-def read_artifact(folder: Path, companion: ArtifactContent | None = None) -> ArtifactContent:
-    """Check an artifact as a device would, and pack it. Raises AggregatorError."""
-    try:
-        artifact = load_artifact(folder)
-        names = [MANIFEST_FILE, *artifact.manifest.files]
-        files = {name: (folder / name).read_bytes() for name in names}
-        content = pack_artifact(files)
-    except (ArtifactError, OSError, ValueError) as error:
-        raise AggregatorError(f"the artifact {folder} cannot be published: {error}") from None
-    artifact_id = hashlib.sha256(files[MANIFEST_FILE]).digest()
-    return ArtifactContent(artifact_id, content, artifact, companion)
 
 
 class Publisher:

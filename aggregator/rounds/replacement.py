@@ -15,10 +15,11 @@ from aggregator.methods.method import Method
 from aggregator.methods.model import Arrays, ModelMismatch
 from aggregator.store import Store, TaskStore
 from aggregator.store.checkpoints import MethodCheckpoint
+from aggregator.task.artifacts import read_artifacts
 from aggregator.task.file import Task, read_catalogue_file, served_catalogue, stored_catalogue
 from aggregator.task.request import Request
 from aggregator.task.warm_start import WarmStart
-from device_sdk.artifact import Artifact, ArtifactError, load_artifact, read_manifest
+from device_sdk.artifact import read_manifest
 from device_sdk.methods.state import RestoreError
 from device_sdk.wire.publish.catalogue import read_catalogue
 
@@ -127,10 +128,11 @@ def commit(store: TaskStore, replacement: Replacement, now_unix_seconds: int) ->
 
 
 def replace_task(
-    store: TaskStore, old: Task, new: Task, request: Request, now_unix_seconds: int
+    store: TaskStore, names: tuple[str, str], new: Task, request: Request, now_unix_seconds: int
 ) -> None:
-    """Plan and commit. Raises AggregatorError, and then nothing has changed."""
-    replacement = plan(store, (old.name, old.cohort), new, request.warm_start)
+    """Plan and commit; ``names`` as in :func:`plan`. Raises AggregatorError, and then nothing has
+    changed."""
+    replacement = plan(store, names, new, request.warm_start)
     dropped = commit(store, replacement, now_unix_seconds)
     if dropped:
         _LOG.warning(
@@ -221,23 +223,14 @@ def _catalogue(store: TaskStore, new: Task) -> bytes | None:
 
 def _built(fleet: Store, task: Task, items: int) -> Method:
     rng = np.random.default_rng([fleet.facts.seed, 0])
-    artifacts = tuple(_artifact(folder) for folder in task.artifacts)
-    for folder in task.companions:
-        _artifact(folder)
+    artifacts = read_artifacts(task.artifacts, task.companions)
     try:
-        method: Method = task.binding.build(items, rng, artifacts)
+        method: Method = task.binding.build(items, rng, tuple(each.artifact for each in artifacts))
     except ValueError as error:
         raise AggregatorError(
             f"the task's artifacts do not suit {task.binding.method_name}: {error}"
         ) from None
     return method
-
-
-def _artifact(folder: Path) -> Artifact:
-    try:
-        return load_artifact(folder)
-    except (ArtifactError, OSError) as error:
-        raise AggregatorError(f"the artifact {folder}: {error}") from None
 
 
 def _give(method: Method, before: Arrays) -> Inheritance:

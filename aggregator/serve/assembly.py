@@ -15,7 +15,7 @@ from aggregator.keys.enrolment import Enrolment
 from aggregator.keys.fence import Fence
 from aggregator.keys.fleet import FleetKeys
 from aggregator.keys.registry import Registry
-from aggregator.publish.publisher import Publisher, read_artifacts
+from aggregator.publish.publisher import Publisher
 from aggregator.publish.standing import Announcements
 from aggregator.refusals import Refusals
 from aggregator.rounds.aggregation import Aggregation
@@ -28,10 +28,11 @@ from aggregator.serve.housekeeping import Housekeeping, Upkeep
 from aggregator.serve.outgoing import Outgoing
 from aggregator.serve.service import Parts
 from aggregator.serve.standings import Standings
-from aggregator.serve.tasks import TaskBoard, TaskParts, claim
+from aggregator.serve.tasks import TaskBoard, TaskParts
 from aggregator.serve.uplink import Uplink
 from aggregator.shared import Shared, TaskShared
 from aggregator.store import Store, TaskStore
+from aggregator.task.artifacts import read_artifacts
 from aggregator.task.file import Task, served_catalogue
 from device_sdk.link.settings import LinkSettings
 from device_sdk.wire.publish.chunks import Reassembler
@@ -92,7 +93,6 @@ def assemble(
 
     ``task``: the first one; the others are in the home.
     """
-    claim(store.first, task)
     settings = task.fleet
     clock, unix_clock, random_bytes = world.clock, world.unix_clock, world.random_bytes
     # One each: links draw on threads of their own.
@@ -142,7 +142,7 @@ def assemble(
 
     reassembler, repeats = Reassembler(clock), Repeats(clock)
     inbox = Inbox(shared.refusals, repeats)
-    board = TaskBoard(home, store, make, inbox, unix_clock)
+    board = TaskBoard(home, store, settings, make, inbox, unix_clock)
     board.begin(task)
     enrolment = Enrolment(
         desk,

@@ -10,16 +10,25 @@ from dataclasses import dataclass, replace
 
 from aggregator.errors import AggregatorError
 from aggregator.home import AggregatorHome
-from aggregator.publish.publisher import Publisher, read_artifacts
+from aggregator.publish.publisher import Publisher
 from aggregator.rounds.aggregation import Aggregation
 from aggregator.rounds.ingest import Inbox, Ingest
 from aggregator.rounds.machine import RoundMachine
 from aggregator.rounds.replacement import replace_task
 from aggregator.serve.housekeeping import Upkeep, file_stamp
 from aggregator.store import Store, TaskStore
-from aggregator.store.tasks import FIRST, TaskRow
-from aggregator.task.file import FLEET_TABLES, Task, parse_task, read_continued_catalogue, read_task
-from aggregator.task.request import Request, write_task_files
+from aggregator.store.tasks import FIRST, TaskRow, require_room
+from aggregator.task.artifacts import read_artifacts
+from aggregator.task.file import (
+    FLEET_TABLES,
+    SharedSettings,
+    Task,
+    parse_task,
+    read_continued_catalogue,
+    read_task,
+    served_cohort,
+)
+from aggregator.task.request import Request, file_digest, write_task_files
 from aggregator.task_log import about
 
 _LOG = logging.getLogger(__name__)
@@ -97,25 +106,28 @@ class TaskBoard:
     """All tasks of the home, as served at present.
 
     Whatever changes is taken up in the way of a restart: the task's parts are made anew from its
-    store, between two of its rounds. A file that is not usable leaves the task as it was, and says
-    so in the log and in ``status``.
+    store, between two of its rounds, in one transaction with what changes there. A file that is not
+    usable leaves the task as it was, and says so in the log and in ``status``.
     """
 
     def __init__(
         self,
         home: AggregatorHome,
         store: Store,
+        fleet: SharedSettings,
         make: Callable[[TaskStore, Task], TaskParts],
         inbox: Inbox,
         unix_clock: Callable[[], float],
     ) -> None:
         self._home = home
         self._store = store
+        self._fleet = fleet
         self._make = make
         self._inbox = inbox
         self._unix_clock = unix_clock
         self._parts: dict[int, TaskParts] = {}
         self._absent: dict[int, str] = {}
+        self._unwritable = ""
         self._stamps: dict[int, tuple[int, int]] = {}
         self._several = False
         self.revision = 0
@@ -144,12 +156,25 @@ class TaskBoard:
         return about((name or "") if self._several else "")
 
     def begin(self, first: Task) -> None:
-        """Make all of them. Raises AggregatorError where the first one cannot be served."""
+        """Make all of them. Raises AggregatorError where the first one can be neither served nor
+        replaced by what waits for that."""
         write_task_files(self._home.folder, self._store)
         self._several = len(self._store.tasks.all()) > 1
         with self._about(first.name):
-            self._put(FIRST, self._make(self._store.first, first))
-            self._note(FIRST, first, None)
+            try:
+                self._put(FIRST, self._made(self._store.first, first))
+            except AggregatorError as error:
+                row = self._store.tasks.find(FIRST)
+                if row.served is None:
+                    raise
+                if row.request is None or not self._replace(row):
+                    raise AggregatorError(
+                        f"task {row.name} cannot be served: {error}. Mend that, or have the task "
+                        f"replaced when serve starts: tessera-aggregator task replace {row.name} "
+                        "--from FILE"
+                    ) from None
+            else:
+                self._note(FIRST, first, None)
         self.look_again()
 
     def look_again(self) -> bool:
@@ -170,24 +195,32 @@ class TaskBoard:
         if row.number not in self._parts:
             self._add(row)
         parts = self._parts.get(row.number)
-        if parts is None:
-            return False
-        parts.rounds.paused = row.state == "paused"
-        parts.rounds.reload_hold()
-        if parts.rounds.current is None:
-            parts.upkeep.between_rounds()
+        if parts is not None:
+            parts.rounds.paused = row.state == "paused"
+            parts.rounds.reload_hold()
+            if parts.rounds.current is None:
+                parts.upkeep.between_rounds()
         return row.request is not None and self._replace(row)
 
     def between_rounds(self, parts: TaskParts) -> bool:
         """A round of a task ended: take up what waited for it; whether the parts are others now."""
-        row = self._store.tasks.find(parts.store.number)
-        if row.request is not None and self._replace(row):
+        number = parts.store.number
+        row = self._store.tasks.find(number)
+        if row.request is None:
+            return self._reload(parts)
+        if self._replace(row):
             return True
-        return self._reload(parts)
+        refused = self._store.tasks.find(number).problem
+        changed = self._reload(parts)
+        if refused is not None and self._store.tasks.find(number).problem is None:
+            with self._store.database.transaction():
+                self._store.tasks.set_problem(number, refused)  # the operator is to see it still
+        return changed
 
     def look_at_files(self) -> bool:
         """Take up task files that changed, of tasks that have no round open, or one that rests or
         is held."""
+        self._write_files()  # what there was no room for
         changed = False
         for parts in self.served:
             row = parts.rounds.current
@@ -208,9 +241,9 @@ class TaskBoard:
         self._stamps[row.number] = stamp
         store = self._store.task(row.number)
         try:
-            task = read_task(path, self.first.task.fleet)
-            claim(store, task)
-            self._put(row.number, self._make(store, task))
+            task = read_task(path, self._fleet)
+            require_room(len(self._parts))
+            self._put(row.number, self._made(store, task))
         except AggregatorError as error:
             self._absent[row.number] = row.name or ""
             self._serve()
@@ -227,14 +260,13 @@ class TaskBoard:
             return False
         self._stamps[number] = stamp
         try:
-            found = read_task(path, None if number == FIRST else self.first.task.fleet)
+            found = read_task(path, None if number == FIRST else self._fleet)
             if found.text == parts.task.text:
                 self._note(number, parts.task, None)
                 return False
-            found, problem = self._with_fleet(found, parts)
+            found, problem = self._with_fleet(found)
             _require_same(parts, found)
-            claim(parts.store, found)
-            made = self._make(parts.store, found)
+            made = self._made(parts.store, found)
         except AggregatorError as error:
             self._say(number, f"it goes on with the settings it had: {error}")
             return False
@@ -245,46 +277,69 @@ class TaskBoard:
         return True
 
     def _replace(self, row: TaskRow) -> bool:
-        parts = self._parts[row.number]
+        parts, store = self._parts.get(row.number), self._store.task(row.number)
         request = Request.read(row.request or "")
-        if parts.rounds.current is None:
+        # The round of a task that cannot be served cannot end.
+        if parts is not None and parts.rounds.current is None:
             parts.upkeep.between_rounds()  # what was asked for before it
-        elif not (request.now or parts.rounds.rests):
+        elif parts is not None and not (request.now or parts.rounds.rests):
             return False
-        path = parts.task.path
-        fleet = None if row.number == FIRST else parts.task.fleet
+        path = self._home.folder / row.file if parts is None else parts.task.path
+        fleet = None if row.number == FIRST else self._fleet
         try:
-            task, problem = self._with_fleet(parse_task(request.text, path, fleet), parts)
-            replace_task(parts.store, parts.task, task, request, int(self._unix_clock()))
+            if request.file not in ("", file_digest(path)):
+                raise AggregatorError(
+                    f"{path} was edited since task replace was called, which would overwrite that: "
+                    "call it again"
+                )
+            task, problem = self._with_fleet(parse_task(request.text, path, fleet))
+            with self._store.database.transaction():
+                names = str(row.name), served_cohort(row.served or "")
+                replace_task(store, names, task, request, int(self._unix_clock()))
+                made = self._made(store, task)
         except AggregatorError as error:
+            served = "" if parts is not None else "it is not served, and "
             with self._store.database.transaction():
                 self._store.tasks.set_request(row.number, None)
-            self._say(row.number, f"it was not replaced: {error}")
+                self._say(row.number, f"{served}it was not replaced: {error}")
             return False
         self._write_files()
-        made = self._make(parts.store, task)
-        self._follow(parts, made)
+        if parts is None:
+            self._put(row.number, made)
+        else:
+            self._follow(parts, made)
         self._note(row.number, task, problem)
         _LOG.info("the task was replaced: generation %d", made.rounds.generation)
         return True
 
-    def _with_fleet(self, task: Task, parts: TaskParts) -> tuple[Task, str | None]:
+    def _with_fleet(self, task: Task) -> tuple[Task, str | None]:
         """With the fleet's tables that are in force, and whether the file has others."""
-        if task.fleet == parts.task.fleet:
+        if task.fleet == self._fleet:
             return task, None
         problem = f"changes of {_FLEET_TABLES} take effect when serve is restarted"
-        return replace(task, fleet=parts.task.fleet), problem
+        return replace(task, fleet=self._fleet), problem
+
+    def _made(self, store: TaskStore, task: Task) -> TaskParts:
+        """Its parts; where they cannot be made, nothing of the store has changed."""
+        with self._store.database.transaction():
+            claim(store, task)
+            return self._make(store, task)
 
     def _write_files(self) -> None:
         try:
             write_task_files(self._home.folder, self._store)
+            self._unwritable = ""
         except AggregatorError as error:
-            _LOG.error("%s", error)  # done when it can be: the store knows what is due
+            if str(error) != self._unwritable:
+                self._unwritable = str(error)
+                _LOG.error("%s", error)  # done when it can be: the store knows what is due
 
     def _retire(self, row: TaskRow) -> None:
         self._parts.pop(row.number, None)
         self._absent.pop(row.number, None)
         self._stamps.pop(row.number, None)
+        for number in self._absent:
+            self._stamps.pop(number, None)  # there is room for one of them now
         store = self._store.task(row.number)
         with self._store.database.transaction():
             generation = store.facts.generation
@@ -301,10 +356,10 @@ class TaskBoard:
 
     def _follow(self, parts: TaskParts, made: TaskParts) -> None:
         made.ingest.follow(parts.ingest)
-        made.rounds.paused = parts.rounds.paused
         self._put(parts.store.number, made)
 
     def _put(self, number: int, parts: TaskParts) -> None:
+        parts.rounds.paused = self._store.tasks.find(number).state == "paused"
         self._parts[number] = parts
         self._parts = dict(sorted(self._parts.items()))
         self._absent.pop(number, None)

@@ -312,6 +312,8 @@ STORE_FAILURES = (sqlite3.Error, OSError)
 
 _APPLICATION_ID = 0x54455353  # "TESS"
 _BUSY_SECONDS = 10.0
+_WHOLE = ("BEGIN IMMEDIATE", "COMMIT", ("ROLLBACK",))
+_NESTED = ("SAVEPOINT nested", "RELEASE nested", ("ROLLBACK TO nested", "RELEASE nested"))
 _LOCK_POLL_SECONDS = 0.002
 # 64 MB of log: what is written back to the file again and again (the verdicts' tree) is written
 # once for many groups.
@@ -418,17 +420,21 @@ class Database:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """All or nothing, durable at the end. Not to be nested."""
-        with self._alone():
-            self._connection.execute("BEGIN IMMEDIATE")
+        """All or nothing, durable at the end; one within another, at the other's end."""
+        run = self._connection.execute
+        nested = self._connection.in_transaction
+        begin, commit, rollback = _NESTED if nested else _WHOLE
+        with nullcontext() if nested else self._alone():
+            run(begin)
             try:
                 yield
-                self._connection.execute("COMMIT")
+                run(commit)
             except BaseException:
                 # A full disk may have rolled back already, or have left the transaction open:
                 # rolling back what is not there would hide the error that says what is wrong.
                 if self._connection.in_transaction:
-                    self._connection.execute("ROLLBACK")
+                    for each in rollback:
+                        run(each)
                 raise
 
     def execute(self, sql: str, values: Sequence[Any] = ()) -> int:

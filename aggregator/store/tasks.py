@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from aggregator.errors import AggregatorError
 from aggregator.store.database import Table
+from device_sdk.wire.seal.tasks import MOST_TASKS
 
 TaskState = Literal["active", "paused", "retiring", "retired"]
 FIRST = 1
@@ -24,6 +26,14 @@ TASK_TABLES = (
     "figures",
 )
 """What is deleted of a task that is retired; its publications are cleared from the broker first."""
+
+
+def require_room(tasks: int) -> None:
+    """For one beside so many. Raises AggregatorError where devices can be told of no more."""
+    if tasks >= MOST_TASKS:
+        raise AggregatorError(
+            f"a fleet has at most {MOST_TASKS} tasks: tessera-aggregator task retire makes room"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +89,11 @@ class Tasks(Table):
         return {row[0] for row in self._database.rows(query)}
 
     def add(self, name: str, file: str, text: str) -> int:
-        """A new task, or a retired one that begins anew; its number."""
+        """A new task, or a retired one that begins anew; its number.
+
+        Raises AggregatorError where there are as many as devices can be told of.
+        """
+        require_room(len(self.all()))
         known = self.named(name)
         if known is None:
             self._database.execute(

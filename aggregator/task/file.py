@@ -147,6 +147,11 @@ def served_round(text: str) -> RoundSettings:
     return RoundSettings.read(TomlTable(tomllib.loads(text)).table("round"))
 
 
+def served_cohort(text: str) -> str:
+    """That of a task file which was read before."""
+    return str(tomllib.loads(text).get("task", {}).get("cohort", TaskTable().cohort))
+
+
 @dataclass(frozen=True, slots=True)
 class StoreSettings:
     """The table ``[store]``: how the log is written.

@@ -6,6 +6,7 @@ does, and :func:`write_task_files` makes it so, after a crash too.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,12 +22,14 @@ class Request:
 
     ``warm_start``: the model that it begins with where names and shapes fit, as
     :meth:`~aggregator.task.warm_start.WarmStart.read` takes it; None for one of its own. ``now``:
-    not after the open round has ended.
+    not after the open round has ended. ``file``: a digest of the task's own file when that was
+    asked (:func:`file_digest`): what is edited in it later would be overwritten. Empty: unknown.
     """
 
     text: str
     warm_start: str | None = None
     now: bool = False
+    file: str = ""
 
     def write(self) -> str:
         """As it is stored."""
@@ -39,6 +42,15 @@ class Request:
         if isinstance(values["warm_start"], bool):  # as versions before wrote it
             values["warm_start"] = "latest" if values["warm_start"] else None
         return cls(**values)
+
+
+def file_digest(path: Path) -> str:
+    """Of a task's file as it is; of one that cannot be read as of an empty one."""
+    try:
+        content = path.read_bytes()
+    except OSError:
+        content = b""
+    return hashlib.sha256(content).hexdigest()
 
 
 def write_task_files(folder: Path, store: Store) -> None:
@@ -61,4 +73,6 @@ def _write(path: Path, text: str) -> None:
         path.parent.mkdir(mode=0o700, exist_ok=True)
         write_atomically(path, text.encode())
     except OSError as error:
-        raise AggregatorError(f"{path} cannot be written: {error}") from None
+        raise AggregatorError(
+            f"{path} cannot be written: {error}; serve does it when it can be"
+        ) from None

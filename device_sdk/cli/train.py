@@ -21,6 +21,7 @@ from device_sdk.system.command_line import (
     positive_float,
     positive_int,
 )
+from device_sdk.system.files import replaceable
 from device_sdk.system.printable import printable, text_table
 
 _DEFAULT_K = 16
@@ -90,8 +91,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Read, train, save, recommend."""
     interactions = _read(arguments.interactions)
     user = 0 if arguments.user is None else _user_row(interactions, arguments.user)
-    if arguments.out is not None and not arguments.out.absolute().parent.is_dir():
-        raise CommandError(f"--out: the folder {arguments.out.absolute().parent} does not exist")
+    if arguments.out is not None:
+        _require_writable(arguments.out)
     print(
         f"{len(interactions)} interactions, {len(interactions.user_ids)} users, "
         f"{len(interactions.item_ids)} items from {arguments.interactions}"
@@ -122,6 +123,16 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.recommend:
         _print_recommendations(model, interactions, user, arguments.recommend)
     return 0
+
+
+def _require_writable(path: Path) -> None:
+    """Before the training. Raises CommandError."""
+    try:
+        folder = replaceable(path).parent
+    except OSError as error:
+        raise CommandError(f"--out: {path} cannot be written: {error.strerror}") from None
+    if not folder.is_dir():
+        raise CommandError(f"--out: the folder {folder} does not exist")
 
 
 def _read(path: Path) -> Interactions:

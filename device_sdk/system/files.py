@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from pathlib import Path
 
 # What was written is on the disk, not in a cache: for files and folders.
@@ -46,13 +48,30 @@ def flush_folder(folder: Path) -> None:
 # Replacing a file so that a crash at any moment leaves the old or the new one, whole.
 
 
+def replaceable(path: str | os.PathLike[str]) -> Path:
+    """The file that a path means, behind all links; there may be none yet.
+
+    Raises OSError for what is no file, such as a folder, a device or a pipe.
+    """
+    try:
+        mode = os.stat(path).st_mode
+    except FileNotFoundError:
+        mode = stat.S_IFREG
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, "it is a folder, name a file", str(path))
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "it is no regular file, name one", str(path))
+    return Path(os.path.realpath(path))
+
+
 def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
     """Write to `.NAME.partial` beside the file, flush to disk, rename, flush the folder.
 
-    The file is readable by its owner only. A crash may leave the partial file, which the next write
-    replaces; so only one process at a time may write to a path.
+    A link stays, and what it leads to is replaced. The file is readable by its owner only. A crash
+    may leave the partial file, which the next write replaces; so only one process at a time may
+    write to a path. Raises OSError, and then what was there is as it was.
     """
-    path = Path(path)
+    path = replaceable(path)
     partial = path.with_name(f".{path.name}.partial")
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
     flags |= getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)

@@ -20,13 +20,13 @@ from device_sdk.wire.codec.message import MessageType
 from device_sdk.wire.publish.receipts import Verdict
 from device_sdk.wire.publish.topics import EnrolRequestTopic, UpTopic
 from device_sdk.wire.seal.device_session import DeviceCredential, SessionOpening
-from tests.aggregator.serve.test_service_refusals import wait_until
 from tests.brokers.fixtures import MakeMosquitto
 from tests.brokers.links import MakeLink, await_event
 from tests.brokers.mosquitto import RECOMMENDED, Mosquitto, password_file
 from tests.brokers.scripted import ScriptedBroker
 from tests.fakes.client import ScriptedDevice
 from tests.fakes.homes import Serving, invite, make_home, serving
+from tests.fakes.waiting import PATIENCE_SECONDS, wait_until
 from tests.faults import packets
 
 TEMPLATE = Path(__file__).parents[2] / "aggregator" / "acl.template"
@@ -56,7 +56,8 @@ class EmptiedWhileLookedAt(EventQueue):
 def test_a_queue_emptied_while_the_link_looks_at_it_is_noticed(
     mosquitto: Mosquitto, make_link: MakeLink
 ) -> None:
-    small = LinkSettings(event_queue_messages=50)  # and thirty seconds of keep-alive
+    hour = 3600  # of keep-alive: nothing else wakes the link
+    small = LinkSettings(event_queue_messages=50, keepalive_seconds=hour, stall_seconds=hour)
     link = make_link(mosquitto.url, small, subscriptions=("up",), start=False)
     queue = EmptiedWhileLookedAt(link._loop.events)
     link._loop.events = queue
@@ -65,19 +66,14 @@ def test_a_queue_emptied_while_the_link_looks_at_it_is_noticed(
     sender = make_link(mosquitto.url)
     for number in range(60):
         sender.publish("up", b"%d" % number).wait(5)
-    until = time.monotonic() + 5
-    while not queue.paused and time.monotonic() < until:
-        time.sleep(0.01)
+    wait_until(lambda: queue.paused)
     time.sleep(0.1)  # the link sleeps, and does not read
     queue.armed = True
     link.publish("out", b"wakes the link, as every receipt does")
-    while not queue.taken and time.monotonic() < until:
-        time.sleep(0.01)
+    wait_until(lambda: queue.taken)
     sender.publish("up", b"honest")
-    began = time.monotonic()
-    while await_event(link, Message, 10).payload != b"honest":
+    while await_event(link, Message).payload != b"honest":
         pass
-    assert time.monotonic() - began < 2
 
 
 class EndlessBroker:
@@ -152,7 +148,7 @@ def test_what_we_send_leaves_though_the_broker_never_stops_sending(make_link: Ma
             link.publish("out", b"receipt %d" % number, qos=0)
             while not any(b"receipt %d" % number in packet for _, packet in broker.heard):
                 link.events(timeout_seconds=0.001)
-                assert time.monotonic() - began < 60
+                assert time.monotonic() - began < PATIENCE_SECONDS
             after = next(sent for sent, packet in broker.heard if b"receipt %d" % number in packet)
             # What lies in the two sockets' buffers, and a few reads of 64 KiB.
             assert after - before < 8000
@@ -165,7 +161,7 @@ def test_receipts_wait_for_no_acknowledgements(make_link: MakeLink) -> None:
         assert await_event(link, Connected).limits.receive_maximum == 1
         publications = [link.publish("chunk", b"", qos=1) for _ in range(3)]
         receipts = [link.publish("down", b"%d" % number, qos=0) for number in range(500)]
-        assert {receipt.wait(5) for receipt in receipts} == {Outcome.ACKNOWLEDGED}
+        assert {receipt.wait(PATIENCE_SECONDS) for receipt in receipts} == {Outcome.ACKNOWLEDGED}
         assert [each.outcome for each in publications] == [None] * 3
         wait_until(lambda: len(broker.published) == 501)
         assert [p for t, p in broker.published if t == "down"] == [b"%d" % n for n in range(500)]
@@ -243,14 +239,13 @@ def test_a_device_s_flood_meets_the_device_s_own_limit(
         opening = forged_open(honest)
         began = time.monotonic()
         with flood(broker, handle.hex(), ("edge", "devices"), topic, opening) as sent:
-            wait_until(lambda: sent() >= 8000, 60)
+            wait_until(lambda: sent() >= 8000)
             assert honest.take_part(1).verdict is Verdict.COUNTED
-            wait_until(lambda: counts["too-many"] > 0)
+            wait_until(lambda: counts["too-many"] >= 1000)
             seconds = time.monotonic() - began
         # What got past the look at its topic, and so cost an HMAC.
         looked_at = counts["bad-admission"]
         assert looked_at <= DEVICE_LIMIT.burst + DEVICE_LIMIT.per_second * (seconds + 5)
-        assert counts["too-many"] >= 1000
 
 
 def test_made_up_client_ids_share_one_limit(make_mosquitto: MakeMosquitto, tmp_path: Path) -> None:
@@ -259,10 +254,14 @@ def test_made_up_client_ids_share_one_limit(make_mosquitto: MakeMosquitto, tmp_p
         client = MiniClient(broker.port, "ab" * 16, ("edge", "devices"))
         topic = honest.topics.write(UpTopic(0, bytes.fromhex("ab" * 16)))
         packets_sent = 3000
+        began = time.monotonic()
         client.socket.sendall(publish_packet(topic, bytes(600)) * packets_sent)
         counts = served.parts.refusals.counts
-        wait_until(lambda: counts["too-many"] + counts["unknown-handle"] == packets_sent, 20)
-        assert counts["unknown-handle"] <= DEVICE_LIMIT.burst + 20 * DEVICE_LIMIT.per_second
+        wait_until(lambda: counts["too-many"] + counts["unknown-handle"] == packets_sent)
+        seconds = time.monotonic() - began
+        assert (
+            counts["unknown-handle"] <= DEVICE_LIMIT.burst + DEVICE_LIMIT.per_second * seconds + 1
+        )
         assert honest.take_part(1).verdict is Verdict.COUNTED
         client.socket.close()
 
@@ -278,9 +277,9 @@ def test_a_stranger_s_flood_of_enrolments_delays_no_update(
         topic = honest.topics.write(EnrolRequestTopic())
         began = time.monotonic()
         with flood(broker, "stranger", None, topic, request) as sent:
-            wait_until(lambda: sent() >= 8000, 60)
+            wait_until(lambda: sent() >= 8000)
             assert honest.take_part(1).verdict is Verdict.COUNTED
-            wait_until(lambda: counts["too-many"] > 0, 30)
+            wait_until(lambda: counts["too-many"] >= 1000)
             seconds = time.monotonic() - began
         looked_at = counts["unknown-token"]
         assert looked_at <= ENROLMENT_LIMIT.burst + ENROLMENT_LIMIT.per_second * (seconds + 5)
@@ -300,9 +299,9 @@ def test_a_broker_that_drops_what_it_acknowledged_is_noticed(
     probe = LossProbe(lambda payload: own.publish("probe", payload), bytes(16), lambda: now[0])
 
     def until_it_came() -> None:
-        message = await_event(ours, Message, 20)
+        message = await_event(ours, Message)
         while message.topic != "probe":
-            message = await_event(ours, Message, 20)
+            message = await_event(ours, Message)
         probe.came(message.payload)
 
     probe.turn(behind=False)

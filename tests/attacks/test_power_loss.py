@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 
 from tests.brokers.mosquitto import Mosquitto
+from tests.fakes.waiting import PATIENCE_SECONDS
 from tests.faults.fleet_home import make_fleet
 from tests.faults.known import known_body
 from tests.faults.oracle import outbox_rows
@@ -44,7 +45,7 @@ class _Traced:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 continue
-        self.process.wait(10)
+        self.process.wait(PATIENCE_SECONDS)
 
 
 def _trace(log: Path, program: str) -> _Traced:
@@ -110,7 +111,7 @@ def test_what_is_said_was_flushed_before(mosquitto: Mosquitto, tmp_path: Path) -
         _trace(device, f"{_DEVICE}run({mine}, False, '', 0)"),
     ]
     try:
-        until = time.monotonic() + 60
+        until = time.monotonic() + PATIENCE_SECONDS
         while True:
             store = fleet.aggregator.open_store()
             latest = store.first.rounds.latest()

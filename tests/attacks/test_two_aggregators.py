@@ -19,8 +19,7 @@ from device_sdk.wire.seal.presence import Presence, sign_presence
 from tests.attacks.conftest import MakeStage
 from tests.brokers.mosquitto import Mosquitto
 from tests.fakes.homes import make_home
-
-_ENDS_SECONDS = 30.0
+from tests.fakes.waiting import PATIENCE_SECONDS, wait_until
 
 
 class Serve:
@@ -34,10 +33,7 @@ class Serve:
 
     def wait_for(self, text: str) -> None:
         """Until the log has this."""
-        ends = time.monotonic() + _ENDS_SECONDS
-        while text not in self.log.read_text():
-            assert time.monotonic() < ends, self.log.read_text()
-            time.sleep(0.1)
+        wait_until(lambda: text in self.log.read_text(), self.log.read_text)
 
 
 def test_of_two_copies_one_serves(mosquitto: Mosquitto, tmp_path: Path) -> None:
@@ -46,7 +42,7 @@ def test_of_two_copies_one_serves(mosquitto: Mosquitto, tmp_path: Path) -> None:
     first.wait_for("connected to")
     time.sleep(2.0)
     first.process.terminate()
-    assert first.process.wait(_ENDS_SECONDS) == 0
+    assert first.process.wait(PATIENCE_SECONDS) == 0
     copy = AggregatorHome(tmp_path / "copy")
     shutil.copytree(original.folder, copy.folder)
     served = [Serve(original, tmp_path / "original.log")]
@@ -55,14 +51,14 @@ def test_of_two_copies_one_serves(mosquitto: Mosquitto, tmp_path: Path) -> None:
         time.sleep(2.0)
         # The copy does not know of the life that serves now: it leaves that one alone.
         served.append(Serve(copy, tmp_path / "copy.log"))
-        assert served[1].process.wait(_ENDS_SECONDS) == 1
+        assert served[1].process.wait(PATIENCE_SECONDS) == 1
         served[1].wait_for("this home is a copy, or came back from a backup")
         assert served[0].process.poll() is None
         # Told to take the place of the other, it does, and the other one ends.
         time.sleep(1.0)
         assert main(["restored", "--home", str(copy.folder)]) == 0
         served.append(Serve(copy, tmp_path / "copy-again.log"))
-        assert served[0].process.wait(_ENDS_SECONDS) == 1
+        assert served[0].process.wait(PATIENCE_SECONDS) == 1
         served[0].wait_for("has taken the fleet over")
         served[0].wait_for(f"tessera-aggregator restored --home {original.folder}")
         assert served[2].process.poll() is None

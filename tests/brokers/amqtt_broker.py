@@ -35,8 +35,8 @@ def running_amqtt(kind: str = "tcp") -> Iterator[str]:
         stderr=subprocess.DEVNULL,
     )
     try:
-        wait_for_port(port, 15.0)
+        wait_for_port(port)
         yield f"{'ws' if kind == 'ws' else 'mqtt'}://127.0.0.1:{port}"
     finally:
         process.kill()
-        process.wait(10)
+        process.wait()

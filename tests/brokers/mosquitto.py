@@ -11,6 +11,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.fakes.waiting import PATIENCE_SECONDS
+
 RECOMMENDED = ("max_queued_messages 10000", "max_inflight_messages 1000")
 """What docs/aggregator.md asks for."""
 EXECUTABLE = shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin:/usr/bin:/usr/local/bin")
@@ -22,11 +24,11 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def wait_for_port(port: int, timeout_seconds: float = 5.0) -> None:
-    until = time.monotonic() + timeout_seconds
+def wait_for_port(port: int) -> None:
+    until = time.monotonic() + PATIENCE_SECONDS
     while True:
         try:
-            socket.create_connection(("127.0.0.1", port), 0.2).close()
+            socket.create_connection(("127.0.0.1", port), 5.0).close()
             return
         except OSError:
             if time.monotonic() > until:
@@ -90,7 +92,7 @@ class Mosquitto:
     def _end(self, number: signal.Signals) -> None:
         if self._process is not None:
             self._process.send_signal(number)
-            self._process.wait(10)
+            self._process.wait(PATIENCE_SECONDS)
             self._process = None
 
 

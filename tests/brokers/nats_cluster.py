@@ -17,11 +17,11 @@ from paho.mqtt.client import Client
 from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 
 from tests.brokers.mosquitto import free_port
+from tests.fakes.waiting import PATIENCE_SECONDS
 
 _BESIDE_PYTHON = Path(sys.executable).with_name("nats-server")
 EXECUTABLE = str(_BESIDE_PYTHON) if _BESIDE_PYTHON.is_file() else shutil.which("nats-server")
 _NODES = 3
-_PATIENCE_SECONDS = 60.0
 
 
 class NatsCluster:
@@ -54,7 +54,7 @@ class NatsCluster:
             with (self._folder / f"nats-{node}.log").open("ab") as log:
                 command = [EXECUTABLE, "-c", str(config)]
                 self._processes.append(subprocess.Popen(command, stdout=log, stderr=log))
-        until = time.monotonic() + _PATIENCE_SECONDS
+        until = time.monotonic() + PATIENCE_SECONDS
         for port in self.ports:
             while not _accepts(port):
                 if time.monotonic() > until:
@@ -66,7 +66,7 @@ class NatsCluster:
         """kill -9 of all nodes."""
         for process in self._processes:
             process.kill()
-            process.wait(10)
+            process.wait()
         self._processes.clear()
 
 

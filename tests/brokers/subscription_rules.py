@@ -9,6 +9,7 @@ import pytest
 
 from device_sdk.link.events import Outcome
 from device_sdk.link.link import Link
+from tests.fakes.waiting import PATIENCE_SECONDS
 
 _ROLE = "fleet"
 _CONTROL = "$CONTROL/dynamic-security/v1"
@@ -53,7 +54,7 @@ class SubscriptionRules:
         """Other rules from now on, told to the running broker over ``link``."""
         command = {"command": "modifyRole", "rolename": _ROLE, "acls": _acls(refused)}
         message = json.dumps({"commands": [command]}).encode()
-        assert link.publish(_CONTROL, message).wait(5) is Outcome.ACKNOWLEDGED
+        assert link.publish(_CONTROL, message).wait(PATIENCE_SECONDS) is Outcome.ACKNOWLEDGED
 
 
 def _acls(refused: tuple[str, ...]) -> list[dict[str, object]]:

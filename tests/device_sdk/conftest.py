@@ -14,6 +14,7 @@ from tests.brokers.links import QUICK
 from tests.brokers.mosquitto import Mosquitto
 from tests.fakes.brisk import BRISK
 from tests.fakes.small_aggregator import SmallAggregator
+from tests.fakes.waiting import PATIENCE_SECONDS
 
 MakeDevice = Callable[..., Device]
 
@@ -42,7 +43,7 @@ def make_device(
                 options=options or TrainingOptions(k=4),
                 pace=BRISK,
                 link_settings=QUICK,
-                timeout_seconds=10,
+                timeout_seconds=PATIENCE_SECONDS,
             )
             device.record_all([(f"film-{n}", "anna") for n in range(made, made + 6)])
             return stack.enter_context(device)

@@ -18,9 +18,10 @@ from tests.brokers.connect_proxy import ConnectProxy
 from tests.brokers.fixtures import MakeMosquitto
 from tests.brokers.links import QUICK
 from tests.brokers.mosquitto import Mosquitto, free_port, websocket_lines
-from tests.device_sdk.test_device_with_aggregator import _TASK, Operator, await_, await_status
+from tests.device_sdk.test_device_with_aggregator import _TASK, Operator, await_status
 from tests.fakes.brisk import BRISK
 from tests.fakes.small_aggregator import SmallAggregator
+from tests.fakes.waiting import PATIENCE_SECONDS, wait_until
 
 
 def test_each_command_that_reaches_the_broker_takes_the_way_through_a_proxy(
@@ -31,7 +32,7 @@ def test_each_command_that_reaches_the_broker_takes_the_way_through_a_proxy(
 ) -> None:
     home = str(tmp_path / "home")
     with ConnectProxy("edge:secret") as proxy:
-        way = ["--proxy", proxy.url.replace("//", "//edge:secret@"), "--timeout", "15"]
+        way = ["--proxy", proxy.url.replace("//", "//edge:secret@"), "--timeout", "100"]
         assert main(["join", mosquitto.url, aggregator.code(), "--home", home, *way]) == 0
         told = capsys.readouterr().out
         again = f"run --home {home} --proxy {proxy.url} (and its user and password)\n"
@@ -66,14 +67,14 @@ def test_a_broker_that_dies_in_the_middle_of_a_round_is_found_again_through_the_
                 options=TrainingOptions(k=8),
                 pace=BRISK,
                 link_settings=replace(QUICK, stall_seconds=5.0, proxy=login),
-                timeout_seconds=20,
+                timeout_seconds=PATIENCE_SECONDS,
             ) as device,
         ):
             device.record_all([(f"film-{n}", "anna") for n in range(8)])
             device.start()
-            await_(lambda: device.status().working_on is not None)
+            wait_until(lambda: device.status().working_on is not None)
             broker.kill()
-            await_(lambda: not device.status().connected)
+            wait_until(lambda: not device.status().connected)
             broker.start()
             await_status(device, 3)
             assert device.status().verdict == "counted"
@@ -81,7 +82,7 @@ def test_a_broker_that_dies_in_the_middle_of_a_round_is_found_again_through_the_
         told = subprocess.run(
             [sys.executable, "-m", "device_sdk.cli", "run", "--home", str(tmp_path / "home"),
              "--proxy", login, "--for", "5"],
-            capture_output=True, text=True, timeout=40, check=True,
+            capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=True,
         )  # fmt: skip
         assert f"at wss://127.0.0.1:{port}/mqtt" in told.stdout, told.stderr
         assert "secret" not in told.stdout + told.stderr

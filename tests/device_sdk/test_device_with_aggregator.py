@@ -6,8 +6,7 @@ import json
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from device_sdk.world import TrainingOptions
 from tests.brokers.links import QUICK
 from tests.brokers.mosquitto import Mosquitto
 from tests.fakes.brisk import BRISK
+from tests.fakes.waiting import PATIENCE_SECONDS, wait_until
 
 _TASK = """
 [task]
@@ -65,11 +65,15 @@ class Operator:
             yield process
         finally:
             process.kill()
-            process.communicate(timeout=10)
+            process.communicate(timeout=PATIENCE_SECONDS)
 
     def _command(self, *arguments: str) -> str:
         return subprocess.run(
-            self._program(*arguments), capture_output=True, text=True, timeout=30, check=True
+            self._program(*arguments),
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_SECONDS,
+            check=True,
         ).stdout
 
     def _program(self, command: str, *arguments: str) -> list[str]:
@@ -85,21 +89,14 @@ def enrolled(url: str, code: str, home: Path, first: int) -> Device:
         options=TrainingOptions(k=8),
         pace=BRISK,
         link_settings=QUICK,
-        timeout_seconds=15,
+        timeout_seconds=PATIENCE_SECONDS,
     )
     device.record_all([(f"film-{n}", "anna") for n in range(first, first + 8)])
     return device
 
 
-def await_(true: Callable[[], bool], seconds: float = 20.0) -> None:
-    until = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < until
-        time.sleep(0.02)
-
-
 def await_status(device: Device, version: int) -> None:
-    await_(lambda: device.status().version == version)
+    wait_until(lambda: device.status().version == version)
 
 
 def test_two_devices_and_an_aggregator_that_is_killed_finish_their_rounds(
@@ -118,7 +115,7 @@ def test_two_devices_and_an_aggregator_that_is_killed_finish_their_rounds(
             device.start()
         await_status(devices[0], 1)
         serving.send_signal(signal.SIGKILL)
-        serving.wait(5)
+        serving.wait(PATIENCE_SECONDS)
     with operator.serving():
         for device in devices:
             await_status(device, 6)  # the last one, published for good
@@ -146,12 +143,12 @@ def test_a_revoked_device_gets_no_further_and_says_so(mosquitto: Mosquitto, tmp_
     ):
         stays.start()
         goes.start()
-        await_(lambda: goes.status().verdict == "counted")
+        wait_until(lambda: goes.status().verdict == "counted")
         operator.revoke(goes.device_id)
-        await_(lambda: "revoked" in goes.status().problem)
+        wait_until(lambda: "revoked" in goes.status().problem)
         last = goes.status().trained_round
         here = stays.status().trained_round
-        await_(lambda: (stays.status().trained_round or 0) >= (here or 0) + 2)
+        wait_until(lambda: (stays.status().trained_round or 0) >= (here or 0) + 2)
         assert goes.status().trained_round == last
         assert len(goes.recommend(3, user="anna")) == 3  # what was learnt stays
 
@@ -173,7 +170,7 @@ def test_the_embed_example_joins_learns_and_recommends(
             cwd=tmp_path / "app",
             capture_output=True,
             text=True,
-            timeout=40,
+            timeout=PATIENCE_SECONDS,
             check=False,
             env={"PYTHONPATH": str(Path(__file__).parents[2]), "PATH": "/usr/bin:/bin"},
         )
@@ -187,7 +184,7 @@ def test_the_embed_example_joins_learns_and_recommends(
             [sys.executable, "-m", "device_sdk.cli", "status", "--home", str(home), "--json"],
             capture_output=True,
             text=True,
-            timeout=20,
+            timeout=PATIENCE_SECONDS,
             check=True,
         )
         assert json.loads(told.stdout)["trained_round"] >= 1

@@ -38,11 +38,11 @@ from tests.fakes.brisk import BRISK
 url, code, home, wanted = sys.argv[1:]
 device = Device.enrol(
     url, code, home, options=TrainingOptions(capability_seconds=0.5), pace=BRISK,
-    link_settings=QUICK, timeout_seconds=15, data=LocalData({}),
+    link_settings=QUICK, timeout_seconds=100, data=LocalData({}),
 )
 device.record_all([(f"film-{n}", "anna") for n in range(8)])
 device.start()
-until = time.monotonic() + 30
+until = time.monotonic() + 100
 while time.monotonic() < until:
     status = device.status()
     if status.verdict == wanted or (wanted == "problem" and status.outcome == "failed"):
@@ -76,7 +76,7 @@ def run(script: str, *arguments: str) -> str:
         [sys.executable, "-c", script, *arguments],
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=200,
         check=False,
         env={**os.environ, "PYTHONPATH": str(_ROOT)},
     )

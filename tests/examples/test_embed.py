@@ -10,6 +10,7 @@ from pathlib import Path
 from device_sdk import Device
 from tests.brokers.mosquitto import Mosquitto
 from tests.fakes.small_aggregator import SmallAggregator
+from tests.fakes.waiting import PATIENCE_SECONDS
 
 _ROOT = Path(__file__).parents[2]
 
@@ -22,7 +23,7 @@ def test_a_mistyped_code_ends_it_with_one_line_and_no_traceback(tmp_path: Path) 
         env={**os.environ, "PYTHONPATH": str(_ROOT)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_SECONDS,
         check=False,
     )
     assert done.returncode == 1

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from examples.fleet.child import REPOSITORY, Child
+from tests.fakes.waiting import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="POSIX processes")
 
@@ -22,16 +23,16 @@ import signal, sys, time
 if sys.argv[1] == "stubborn":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 print("up", flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 
 
-def gone(processes: list[psutil.Process], seconds: float) -> bool:
-    return psutil.wait_procs(processes, timeout=seconds)[1] == []
+def gone(processes: list[psutil.Process]) -> bool:
+    return psutil.wait_procs(processes, timeout=PATIENCE_SECONDS)[1] == []
 
 
 def started(child: Child) -> list[psutil.Process]:
-    until = time.monotonic() + 20
+    until = time.monotonic() + PATIENCE_SECONDS
     while "up" not in child.log.read_text(encoding="utf-8"):
         assert time.monotonic() < until
         assert child.running
@@ -48,7 +49,7 @@ def test_a_leashed_command_ends_when_the_pipe_closes(tmp_path: Path, manner: str
     assert child.process.stdin is not None
     # What the system does with the files of a process that is killed.
     child.process.stdin.close()
-    assert gone(processes, 20)
+    assert gone(processes)
 
 
 @pytest.mark.parametrize("manner", ["polite", "stubborn"])
@@ -56,7 +57,7 @@ def test_stop_ends_the_command_with_its_leash(tmp_path: Path, manner: str) -> No
     child = Child.start("c", [sys.executable, "-c", _COMMAND, manner], tmp_path, leash=True)
     processes = started(child)
     child.stop(timeout_seconds=0.5)
-    assert gone(processes, 10)
+    assert gone(processes)
 
 
 def test_the_commands_status_is_the_leashs() -> None:
@@ -66,6 +67,6 @@ def test_the_commands_status_is_the_leashs() -> None:
     ):
         command = [*_LEASH, sys.executable, "-c", code]
         with subprocess.Popen(command, cwd=REPOSITORY, stdin=subprocess.PIPE) as process:
-            assert process.wait(30) == expected
+            assert process.wait(PATIENCE_SECONDS) == expected
     nothing = subprocess.run(_LEASH, cwd=REPOSITORY, capture_output=True, check=False)
     assert nothing.returncode == 2

@@ -16,6 +16,7 @@ from examples.fleet.errors import FleetError
 from examples.local_fleet import FleetTask, Member, local_fleet
 from export.models.attention_meta import export_attention
 from tests.fakes.mutual_artifact import CLASSES, samples, write_mutual_artifact
+from tests.fakes.waiting import PATIENCE_SECONDS
 
 Batch = dict[str, torch.Tensor]
 FEATURES = 4
@@ -69,13 +70,13 @@ def test_mutual_learners_fetch_each_others_samples_once(tmp_path: Path) -> None:
         [write_mutual_artifact(tmp_path / "net")],
         rounds=3,
         settings={"training": {"classes": CLASSES, "sample_form": "float16"}},
-        deadline_seconds=20.0,
+        deadline_seconds=300.0,
     )
     members = [
         Member(f"d{n}", LocalData(samples(40, n, n), samples(10, n + 50, n))) for n in range(3)
     ]
     with local_fleet(task, members, tmp_path / "fleet") as fleet:
-        rows = list(fleet.rounds(patience_seconds=40))
+        rows = list(fleet.rounds(patience_seconds=PATIENCE_SECONDS))
         fleet.settle()
         assert [(row.round, row.participants) for row in rows] == [(1, 3), (2, 3), (3, 3)]
         metrics = rows[-1].metrics
@@ -99,7 +100,7 @@ def test_attention_reaches_clusters_and_weak_devices(tmp_path: Path) -> None:
         companions=[meta for _, meta in pairs],
         rounds=4,
         settings={"training": {"warm_up_rounds": 1, "base_steps": 5}},
-        deadline_seconds=30.0,
+        deadline_seconds=300.0,
     )
     members = [
         Member("measured", labelled(40, 0), TrainingOptions(capability_seconds=0.5)),
@@ -107,7 +108,7 @@ def test_attention_reaches_clusters_and_weak_devices(tmp_path: Path) -> None:
         Member("weak", labelled(40, 2), TrainingOptions(placement="aggregator")),
     ]
     with local_fleet(task, members, tmp_path / "fleet") as fleet:
-        rows = list(fleet.rounds(patience_seconds=60))
+        rows = list(fleet.rounds(patience_seconds=PATIENCE_SECONDS))
         fleet.settle()
         status = {name: device.status() for name, device in fleet.devices.items()}
         assert [row.participants for row in rows] == [3] * 4

@@ -33,6 +33,7 @@ from tests.brokers.mosquitto import Mosquitto
 from tests.fakes.array_device import local_data
 from tests.fakes.handmade import linear_artifact
 from tests.fakes.killed_rounds import DEVICES, ROUNDS, final_state, make_home, run_with_deaths
+from tests.fakes.waiting import PATIENCE_SECONDS
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "examples" / "own_method"
@@ -55,13 +56,15 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(PACKAGE, folder / "source")  # a build leaves nothing in the checkout
     pip = [sys.executable, "-m", "pip", "--python", found, "--disable-pip-version-check"]
     options = ["--quiet", "--no-index", "--no-deps", "--no-build-isolation"]
-    subprocess.run([*pip, "install", *options, folder / "source"], check=True, timeout=120)
+    subprocess.run(
+        [*pip, "install", *options, folder / "source"], check=True, timeout=PATIENCE_SECONDS
+    )
     return found
 
 
 def run(python: Path, code: str) -> str:
     done = subprocess.run(
-        [python, "-c", code], capture_output=True, text=True, timeout=60, check=True
+        [python, "-c", code], capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=True
     )
     return done.stdout
 

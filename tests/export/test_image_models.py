@@ -26,9 +26,9 @@ def test_documented_sizes_and_seeded_weights(name: str, parameters: int) -> None
     assert torch.equal(weights[0], weights[1]) and not torch.equal(weights[0], weights[2])
 
 
-@pytest.mark.parametrize("name", IMAGE_MODELS)
 @pytest.mark.parametrize(
-    ("channels", "size"), [(1, 28), pytest.param(3, 64, marks=pytest.mark.slow)]
+    ("name", "channels", "size"),
+    [("lenet", 3, 64), ("resnet", 1, 28), ("vgg", 3, 64), ("alexnet", 1, 28)],
 )
 def test_every_network_exports_and_learns(
     tmp_path: Path, name: str, channels: int, size: int

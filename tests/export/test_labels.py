@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from export.losses import PENALTY, distillation, example_teachers
 CLASSES = 4
 IGNORED = -100
 Loss = Callable[[Tensor, Tensor], Tensor]
+TrainerOf = Callable[[str], tuple[torch.nn.Linear, Trainer]]
 
 WEIGHT = torch.tensor([1.0, 2.0, 0.0, 1.5])
 # Of torch, which ignore -100, and then others, which ignore nothing or something else.
@@ -49,9 +51,26 @@ OTHERS: dict[str, Loss] = {
 }
 
 
-def trainer_for(loss: Loss, folder: Path) -> tuple[torch.nn.Linear, Trainer]:
+@pytest.fixture(scope="module")
+def trainer_of(tmp_path_factory: pytest.TempPathFactory) -> TrainerOf:
+    """Those of LOSSES and OTHERS, exported once each: a fresh model and a fresh trainer."""
+
+    @functools.cache
+    def exported(name: str) -> Path:
+        folder = tmp_path_factory.mktemp("label") / "artifact"
+        trainer_for({**LOSSES, **OTHERS}[name], folder)
+        return folder
+
+    return lambda name: (_model(), Trainer(exported(name)))
+
+
+def _model() -> torch.nn.Linear:
     torch.manual_seed(0)
-    model = torch.nn.Linear(6, CLASSES)
+    return torch.nn.Linear(6, CLASSES)
+
+
+def trainer_for(loss: Loss, folder: Path) -> tuple[torch.nn.Linear, Trainer]:
+    model = _model()
     export.train_step(
         model,
         lambda m, b: loss(m(b["x"]), b["label"]),
@@ -70,8 +89,8 @@ def samples(*labels: int) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("name", [*LOSSES, *OTHERS])
-def test_a_label_that_is_no_class_is_refused(name: str, tmp_path: Path) -> None:
-    _, trainer = trainer_for({**LOSSES, **OTHERS}[name], tmp_path / "artifact")
+def test_a_label_that_is_no_class_is_refused(name: str, trainer_of: TrainerOf) -> None:
+    _, trainer = trainer_of(name)
     trainer.step(samples(0, 1, 2, 3))
     before = {key: value.copy() for key, value in trainer.parameters.items()}
     wrong = [CLASSES, -2, -7, 10**12, -(2**63), 2**63 - 1]
@@ -87,9 +106,9 @@ def test_a_label_that_is_no_class_is_refused(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [*LOSSES, "ignores_2", "ignores_-1", "smoothed_ignores_2"])
-def test_what_is_ignored_is_ignored_as_torch_ignores_it(name: str, tmp_path: Path) -> None:
+def test_what_is_ignored_is_ignored_as_torch_ignores_it(name: str, trainer_of: TrainerOf) -> None:
     loss = {**LOSSES, **OTHERS}[name]
-    model, trainer = trainer_for(loss, tmp_path / "artifact")
+    model, trainer = trainer_of(name)
     ignored = {"ignores_2": 2, "ignores_-1": -1, "smoothed_ignores_2": 2}.get(name, IGNORED)
     batch = samples(0, ignored, 3, 1, ignored)
     expected = loss(model(torch.from_numpy(batch["x"])), torch.from_numpy(batch["label"]))

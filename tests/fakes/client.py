@@ -56,8 +56,7 @@ from device_sdk.wire.seal.presence import PresenceWatch, read_presence
 from device_sdk.wire.seal.session import DeviceSessions
 from device_sdk.wire.seal.signature import public_key
 from tests.brokers.links import QUICK
-
-PATIENCE_SECONDS = 10.0
+from tests.fakes.waiting import PATIENCE_SECONDS
 
 
 class ScriptedDevice:

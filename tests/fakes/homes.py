@@ -26,6 +26,7 @@ from aggregator.serve.service import Parts, Service
 from aggregator.store import Store
 from aggregator.task.file import read_task
 from device_sdk.link.settings import LinkSettings
+from tests.fakes.waiting import PATIENCE_SECONDS, wait_until
 
 ITEMS, WIDTH = 20, 8
 
@@ -120,13 +121,13 @@ def serving(
 
     thread = threading.Thread(target=work)
     thread.start()
-    ready.wait(10)
+    ready.wait()
     try:
         if holder:
             yield holder[0]
     finally:
         stopping.set()
-        thread.join(10)
+        thread.join(PATIENCE_SECONDS)
         assert not thread.is_alive()
         if errors:
             raise errors[0]
@@ -152,10 +153,7 @@ class ServeProcess:
 
     def await_connections(self, count: int) -> None:
         """Wait until the processes started so far have connected ``count`` times to the broker."""
-        until = time.monotonic() + 15
-        while self.log.read_text().count("connected to") < count:
-            assert time.monotonic() < until, self.log.read_text()
-            time.sleep(0.02)
+        wait_until(lambda: self.log.read_text().count("connected to") >= count, self.log.read_text)
 
     def kill(self) -> None:
         self._end(signal.SIGKILL)
@@ -171,13 +169,13 @@ class ServeProcess:
     def wait(self) -> int:
         """The exit code, once it has ended by itself."""
         assert self._process is not None
-        return self._process.wait(15)
+        return self._process.wait(PATIENCE_SECONDS)
 
     def _end(self, number: signal.Signals) -> int:
         if self._process is None:
             return 0
         self._process.send_signal(number)
-        code = self._process.wait(15)
+        code = self._process.wait(PATIENCE_SECONDS)
         self._process = None
         return code
 

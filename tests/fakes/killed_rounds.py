@@ -19,6 +19,7 @@ from device_sdk.methods.state import State
 from device_sdk.status import DeviceStatus
 from tests.brokers.links import QUICK
 from tests.fakes.homes import ServeProcess, invite
+from tests.fakes.waiting import PATIENCE_SECONDS, wait_until
 
 __all__ = [
     "DEVICES",
@@ -100,7 +101,7 @@ class DeviceProcess:
     def kill(self) -> None:
         if self._process is not None:
             self._process.kill()
-            self._process.communicate(timeout=10)
+            self._process.communicate(timeout=PATIENCE_SECONDS)
             self._process = None
 
 
@@ -121,11 +122,8 @@ def version_of(home: AggregatorHome) -> int:
     return 0 if checkpoint is None else checkpoint.version
 
 
-def await_version(home: AggregatorHome, version: int, seconds: float = 90.0) -> None:
-    until = time.monotonic() + seconds
-    while version_of(home) < version:
-        assert time.monotonic() < until, version_of(home)
-        time.sleep(0.02)
+def await_version(home: AggregatorHome, version: int) -> None:
+    wait_until(lambda: version_of(home) >= version, lambda: version_of(home))
 
 
 def run_with_deaths(
@@ -192,9 +190,9 @@ def run_with_deaths_at(
         return homes, [await_receipts(each) for each in homes]
 
 
-def await_receipts(folder: Path, seconds: float = 60.0) -> DeviceStatus:
+def await_receipts(folder: Path) -> DeviceStatus:
     """A device's state, once nothing waits to be sent and the round after the last was read."""
-    until = time.monotonic() + seconds
+    until = time.monotonic() + PATIENCE_SECONDS
     while True:
         with Device.open(folder, read_only=True) as device:
             status = device.status()

@@ -70,6 +70,7 @@ from device_sdk.wire.seal.presence import new_presence, sign_presence
 from device_sdk.wire.seal.session_table import RegisteredDevice, SessionTable
 from device_sdk.wire.seal.tasks import ServedTasks, sign_tasks
 from tests.brokers.links import QUICK
+from tests.fakes.waiting import PATIENCE_SECONDS, wait_until
 
 ITEMS, WIDTH = 40, 8
 
@@ -162,13 +163,13 @@ class SmallAggregator:
         self._link.start()
         self._thread = threading.Thread(target=self._run, args=(ready,), daemon=True)
         self._thread.start()
-        assert ready.wait(10)
+        assert ready.wait(PATIENCE_SECONDS)
         self.publish_standing()
         return self
 
     def __exit__(self, *details: object) -> None:
         self._link.stop(flush_seconds=1)
-        self._thread.join(5)
+        self._thread.join(PATIENCE_SECONDS)
 
     @property
     def method(self) -> ScatterMethod:
@@ -335,11 +336,8 @@ class SmallAggregator:
         """Rounds of the updates that came, each once: a busy machine may send one twice."""
         return list(dict.fromkeys(identity.round for identity, _ in self.seen.bodies))
 
-    def await_(self, true: Callable[[], bool], timeout_seconds: float = 10.0) -> None:
-        until = time.monotonic() + timeout_seconds
-        while not true():
-            assert time.monotonic() < until, f"did not come true; {self.seen}"
-            time.sleep(0.01)
+    def await_(self, true: Callable[[], bool]) -> None:
+        wait_until(true, lambda: f"did not come true; {self.seen}", every_seconds=0.01)
 
     def _publish_content(
         self,

@@ -60,13 +60,13 @@ class Amqtt:
             stderr=subprocess.DEVNULL,
             env=os.environ | {"PYTHONPATH": ""},
         )
-        wait_for_port(self.port, 30.0)
+        wait_for_port(self.port)
 
     def kill(self) -> None:
         """See :class:`Broker`."""
         if self._process is not None:
             self._process.send_signal(signal.SIGKILL)
-            self._process.wait(10)
+            self._process.wait()
             self._process = None
 
     def alive(self) -> bool:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from tests.fakes.waiting import PATIENCE_SECONDS
 from tests.faults.aggregator_process import serve
 from tests.faults.broker_setups import Broker, make_broker
 from tests.faults.counters import Counters
@@ -21,12 +22,10 @@ from tests.faults.crash_points import AGGREGATOR_POINTS, DEVICE_POINTS
 from tests.faults.device_process import live
 from tests.faults.fault_proxy import FaultProxy
 from tests.faults.fleet_home import FleetHome, make_fleet
-from tests.faults.oracle import Judgement, Mismatch, judge, outbox_rows
+from tests.faults.oracle import Judgement, Mismatch, any_counted, judge, outbox_rows
 from tests.faults.processes import Victim
 from tests.faults.wire_faults import FaultRates
 
-_PATIENCE_SECONDS = 60.0
-_POINT_SECONDS = 15.0
 # Event, weight. What the wire does to packets comes on top.
 _EVENTS = {
     "aggregator killed": 3.0,
@@ -46,6 +45,8 @@ class RunSettings:
     """``seconds`` of faults; setting up and coming to rest takes some more, at most a minute.
 
     ``hosts``: processes that share the devices; ``pause_seconds``: mean time between two events.
+    ``least_faults``: it goes on until there were so many and an update was counted, however slow
+    the machine is.
     """
 
     seed: int
@@ -56,6 +57,7 @@ class RunSettings:
     pause_seconds: float = 0.7
     deadline_seconds: float = 2.0
     rates: FaultRates = field(default_factory=FaultRates)
+    least_faults: int = 0
 
 
 @dataclass(frozen=True)
@@ -156,13 +158,20 @@ class _Scene:
         self._proxy.rage()
         names, weights = list(_EVENTS), np.array(list(_EVENTS.values()))
         next_event = time.monotonic() + 1.5
-        while (now := time.monotonic()) < until:
+        while (now := time.monotonic()) < until or self._too_few(until):
             self._look_after(now)
             if now >= next_event:
                 name = names[int(self._rng.choice(len(names), p=weights / weights.sum()))]
                 self._cause(name, now)
                 next_event = now + float(self._rng.exponential(self._settings.pause_seconds))
             time.sleep(0.02)
+
+    def _too_few(self, until: float) -> bool:
+        least = self._settings.least_faults
+        if not least or time.monotonic() > until + PATIENCE_SECONDS:
+            return False
+        faults = self.faults.total() + sum(self._proxy.counts.values())
+        return faults < least or not any_counted(self.fleet)
 
     def sweep(self) -> None:
         """One death at each point."""
@@ -189,10 +198,10 @@ class _Scene:
             # Limits of the disk and armed points go with the process.
             host.kill()
             host.start()
-        until = time.monotonic() + _PATIENCE_SECONDS
+        until = time.monotonic() + PATIENCE_SECONDS
         while not self._is_at_rest():
             if time.monotonic() > until:
-                raise Mismatch(f"no rest within {_PATIENCE_SECONDS} s: {self._outboxes()}")
+                raise Mismatch(f"no rest within {PATIENCE_SECONDS} s: {self._outboxes()}")
             code = self._aggregator.ended()
             if code is not None:
                 raise Mismatch(f"the aggregator ended by itself with {code}")
@@ -240,7 +249,7 @@ class _Scene:
 
     def _die_at(self, victim: Victim, point: str) -> None:
         victim.start(point, 1 + int(self._rng.integers(3)))
-        until = time.monotonic() + _POINT_SECONDS
+        until = time.monotonic() + PATIENCE_SECONDS
         while victim.ended() is None:
             if time.monotonic() > until:
                 raise Mismatch(f"no process passed the point {point!r}")

@@ -39,12 +39,14 @@ class KnownTrainer(RoundTrainer):
 
     place: int
     rng: np.random.Generator
+    may_go_on: threading.Event
     users: np.ndarray = field(default_factory=lambda: np.zeros((1, WIDTH), np.float32))  # type: ignore[type-arg]
 
     def train(self, job: TrainingJob) -> TrainedRound:
         """See :class:`~device_sdk.train.job.RoundTrainer`."""
         seconds = float(self.rng.exponential(0.03))
         time.sleep(seconds)
+        self.may_go_on.wait()
         body = known_body(self.place, job.manifest.generation, job.manifest.round)
         return TrainedRound(3, body, {"users": self.users}, None, seconds)
 
@@ -84,8 +86,14 @@ def make_agent(folder: Path, place: int, brisk: bool = True) -> Agent:
     return agent_of(Home(folder), place, brisk)
 
 
-def agent_of(home: Home, place: int, brisk: bool) -> Agent:
-    """The same for a home that the caller will close."""
+def agent_of(
+    home: Home, place: int, brisk: bool, may_go_on: threading.Event | None = None
+) -> Agent:
+    """The same for a home that the caller will close. While ``may_go_on`` is not set, the device
+    comes to the end of no training."""
+    if may_go_on is None:
+        may_go_on = threading.Event()
+        may_go_on.set()
     membership = home.membership.load()
     assert membership is not None
     rng = np.random.default_rng()
@@ -99,5 +107,5 @@ def agent_of(home: Home, place: int, brisk: bool) -> Agent:
             rng=rng,
             installed={bytes(32): home.folder},
         ),
-        KnownTrainer(place, rng.spawn(1)[0]),
+        KnownTrainer(place, rng.spawn(1)[0], may_go_on),
     )

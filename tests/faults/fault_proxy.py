@@ -83,7 +83,7 @@ class FaultProxy:
         ready = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(ready,), daemon=True)
         self._thread.start()
-        ready.wait(10)
+        ready.wait()
 
     @property
     def url(self) -> str:
@@ -103,7 +103,7 @@ class FaultProxy:
         """Close everything and end the thread."""
         self._loop.call_soon_threadsafe(self._cut_all)
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
+        self._thread.join()
         self._loop.close()
 
     def _run(self, ready: threading.Event) -> None:

@@ -42,8 +42,8 @@ from tests.faults.oracle import Judgement, Mismatch, judge, outbox_rows
 from tests.faults.processes import Victim
 
 BROKERS = ("mosquitto", "amqtt", "nats")
-_REVOKED, _LEAVING = 0, 1
-"""Places of two devices."""
+_REVOKED, _LEAVING, _SLOW = 0, 1, 2
+"""Places of devices: one is held up while the aggregator dies."""
 _UNDISTURBED, _AFTER_DEATH, _AFTER_REVOCATION = 4, 2, 2
 """Rounds in each part of the journey. The first one opens before the devices start."""
 _LAST_ROUND = 12
@@ -153,6 +153,8 @@ class _Journey:
         self.counters = Counters(folder / "counters")
         self._home = AggregatorHome(folder / "aggregator")
         self._homes: list[DeviceHome] = []
+        self._slow_may_go_on = threading.Event()
+        self._slow_may_go_on.set()
         self._agents: list[Agent] = []
         self.fleet = FleetHome(self._home, (), (), ITEMS)
         arguments = (str(self._home.folder), str(folder / "counters"), str(folder / "serve.log"))
@@ -186,6 +188,7 @@ class _Journey:
 
     def end(self) -> None:
         """End everything that runs; the brokers are the caller's."""
+        self._slow_may_go_on.set()
         for agent in self._agents:
             agent.stop(30.0)
         self._agents = []
@@ -284,10 +287,13 @@ class _Journey:
 
     def _kill_in_a_round(self) -> int:
         """kill -9 while some of a round's updates are committed and others are not; its number."""
+        # A device that is held up keeps the round open, however many of the others come at once.
+        self._slow_may_go_on.clear()
         for _ in range(_TRIES):
             self._await(lambda: bool(self._torn()), "a round that is half done", 0.003)
             self._aggregator.kill()
             if torn := self._torn():
+                self._slow_may_go_on.set()
                 return torn
             self._aggregator.start()
         raise Mismatch(f"killed {_TRIES} times, and never in a round")
@@ -304,7 +310,8 @@ class _Journey:
         return 0
 
     def _agent(self, place: int) -> Agent:
-        return agent_of(self._homes[place], place, self._settings.brisk)
+        held_up = self._slow_may_go_on if place == _SLOW else None
+        return agent_of(self._homes[place], place, self._settings.brisk, held_up)
 
     def _latest_round(self) -> int:
         return int(self._query("SELECT coalesce(max(round), 0) FROM rounds")[0][0])

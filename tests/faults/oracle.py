@@ -157,6 +157,11 @@ def _in_words(reason: str | None) -> str:
     return "'counted'" if reason is None else f"'refused' {reason!r}"
 
 
+def any_counted(fleet: FleetHome) -> bool:
+    """Whether a device was told that an update of its was counted."""
+    return any(part.verdict == "counted" for part in _all_parts(fleet))
+
+
 def outbox_rows(fleet: FleetHome, place: int) -> list[tuple[int, int]]:
     """(generation, round) of each update, or report alone, in a device's outbox."""
     return _device(fleet, place, "SELECT generation, round FROM outbox")

@@ -52,7 +52,7 @@ class Victim:
         """kill -9, and wait for it."""
         assert self._process is not None
         self._process.kill()
-        self._process.join(10)
+        self._process.join()
 
     def pause(self) -> None:
         """SIGSTOP: alive for the kernel, dead for everybody else."""

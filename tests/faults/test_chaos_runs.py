@@ -21,7 +21,8 @@ def test_nothing_is_lost_and_nothing_counted_twice(broker: str, tmp_path: Path) 
         pytest.skip("mosquitto is not installed (apt-get install mosquitto)")
     # amqtt moves few packets a second, and only packets that move can be mistreated.
     seconds = 8.0 if broker == "amqtt" else 4.0
-    result = run(RunSettings(seed=11, broker=broker, seconds=seconds, devices=8), tmp_path)
+    settings = RunSettings(seed=11, broker=broker, seconds=seconds, least_faults=40, devices=8)
+    result = run(settings, tmp_path)
     assert result.judgement.lost == result.judgement.twice == result.judgement.waiting == 0
     assert result.judgement.receipted.get("counted", 0) > 0
     assert result.faults.total() > 30

@@ -185,7 +185,7 @@ def killed(home: AggregatorHome, point: str, calls: int, *arguments: str) -> boo
 
     process = _FORK.Process(target=work)
     process.start()
-    process.join(60)
+    process.join()
     assert process.exitcode in (0, -signal.SIGKILL)
     return process.exitcode != 0
 

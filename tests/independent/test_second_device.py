@@ -24,6 +24,7 @@ from device_sdk.factorisation import packaged_artifact
 from device_sdk.methods.scatter.factor_step import FactorBatch, TrainerStep
 from device_sdk.trainer import Trainer
 from tests.brokers.mosquitto import Mosquitto
+from tests.fakes.waiting import PATIENCE_SECONDS
 from tests.independent import second_device
 from tests.independent.second_device import Code, Refused, Session, Triples
 from tests.test_import_rules import STANDARD, imports_of
@@ -54,7 +55,7 @@ def served(home: Path) -> Iterator[None]:
             yield
         finally:
             process.send_signal(signal.SIGTERM)
-            process.wait(20)
+            process.wait(PATIENCE_SECONDS)
 
 
 def run_device(url: str, code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -64,7 +65,7 @@ def run_device(url: str, code: str, *arguments: str) -> subprocess.CompletedProc
         input=code + "\n",
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_SECONDS,
     )
 
 
@@ -80,9 +81,9 @@ def test_it_enrols_trains_and_is_counted(mosquitto: Mosquitto, tmp_path: Path) -
     code = aggregator("invite", home).strip()
     with served(home):
         liked = [f"film-{row}" for row in (0, 7, 300, 599)]
-        done = run_device(mosquitto.url, code, *liked, "--patience", "20")
+        done = run_device(mosquitto.url, code, *liked, "--patience", "100")
         assert (done.returncode, done.stdout.split()) == (0, ["counted"]), done.stderr
-        until = time.monotonic() + 10
+        until = time.monotonic() + PATIENCE_SECONDS
         while (told := json.loads(aggregator("status", home, "--json")))["version"] == 0:
             assert time.monotonic() < until, (home / "serve.log").read_text()
             time.sleep(0.1)
@@ -120,11 +121,11 @@ def test_it_sends_nothing_to_whom_its_code_does_not_name(
         payload = bytes.fromhex(message or SEALING["presence"]["message"])
         client.publish(f"tessera/all/{topic}", payload, 1, retain=True).wait_for_publish(5)
     client.subscribe("tessera/enrol/#", 1)
-    done = run_device(mosquitto.url, write_code(code), "film-1", "--patience", "10")
+    done = run_device(mosquitto.url, write_code(code), "film-1", "--patience", "100")
     assert (done.returncode, done.stderr) == (1, f"refused: {reason}\n")
     # Behind whatever the device may have sent.
     client.publish("tessera/enrol/end", b"", 1).wait_for_publish(5)
-    until = time.monotonic() + 5
+    until = time.monotonic() + PATIENCE_SECONDS
     while not heard and time.monotonic() < until:
         time.sleep(0.01)
     client.disconnect()

@@ -83,7 +83,8 @@ def encode_samples(
             raise ValueError(f"public {name!r} holds values that are not finite")
         elif form in ("uint8", "deflate"):
             low, high = (float(array.min()), float(array.max())) if array.size else (0.0, 0.0)
-            step = (high - low) / 255 or 1.0
+            # What the receiver will have: none where the values are closer than float32 can tell.
+            step = float(np.float32((high - low) / 255)) or 1.0
             codes = np.rint((array - low) / step).astype(np.uint8)
             coded[f"{name}.low"] = np.asarray(low, dtype=np.float32)
             coded[f"{name}.step"] = np.asarray(step, dtype=np.float32)

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from tests.fakes.client import ScriptedDevice
 from tests.fakes.homes import Serving, command, invite, make_home, serving
 from tests.fakes.mutual_artifact import CLASSES, write_mutual_artifact
 from tests.fakes.tasks import task_text
+from tests.fakes.waiting import wait_until
 
 NOWHERE = "mqtt://127.0.0.1:1"
 ROUND = "quorum = 1\ndeadline_seconds = 30.0"
@@ -34,13 +34,6 @@ def listed(home: AggregatorHome, capsys: pytest.CaptureFixture[str]) -> dict[str
     capsys.readouterr()
     assert command(home, "task", "list", "--json") == 0
     return {each["name"]: each for each in json.loads(capsys.readouterr().out)}
-
-
-def await_(condition: Callable[[], bool]) -> None:
-    until = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < until, "it did not come to pass"
-        time.sleep(0.02)
 
 
 def names(served: Serving) -> list[str]:
@@ -65,7 +58,7 @@ def test_a_task_comes_and_goes_while_serve_runs(
         assert command(home, "task", "pause", "air") == 0
         assert anna.take_part(2).verdict is Verdict.COUNTED
         air = served.parts.tasks.served[1]
-        await_(lambda: air.aggregation.version == 2 and air.rounds.current is None)
+        wait_until(lambda: air.aggregation.version == 2 and air.rounds.current is None)
         assert listed(home, capsys)["air"]["state"] == "paused"
         time.sleep(0.5)
         assert air.rounds.current is None
@@ -79,7 +72,7 @@ def test_a_task_comes_and_goes_while_serve_runs(
         store = served.parts.store
         for table in ("rounds", "updates", "verdicts", "checkpoints"):
             assert store.database.row(f"SELECT count(*) FROM {table} WHERE task != 1") == (0,)
-        await_(lambda: not store.retained.superseded())
+        wait_until(lambda: not store.retained.superseded())
         (count,) = store.database.row("SELECT count(*) FROM publications WHERE task > 1") or ()
         assert count == 0
         assert {each.tasks for each in store.contents.all().values()} == {(1,)}

@@ -19,6 +19,7 @@ from tests.brokers.links import QUICK, MakeLink, await_event
 from tests.brokers.mosquitto import RECOMMENDED, password_file
 from tests.fakes.client import ScriptedDevice
 from tests.fakes.homes import invite, make_home, serving
+from tests.fakes.waiting import PATIENCE_SECONDS
 
 TEMPLATE = Path(__file__).parents[3] / "aggregator" / "acl.template"
 
@@ -103,9 +104,9 @@ def test_whoever_comes_without_a_user_may_enrol_and_no_more(
         link.start()
         try:
             up = link.publish(topics.write(UpTopic(0, handle)), b"\x01\x05 an open")
-            assert up.wait(5) is Outcome.REFUSED
+            assert up.wait(PATIENCE_SECONDS) is Outcome.REFUSED
             answer = link.publish(topics.write(DownTopic(handle)), b"\x01\x06 a reply")
-            assert answer.wait(5) is Outcome.REFUSED
+            assert answer.wait(PATIENCE_SECONDS) is Outcome.REFUSED
             messages = [e for e in link.events(timeout_seconds=1) if isinstance(e, Message)]
             messages += [e for e in link.events(timeout_seconds=1) if isinstance(e, Message)]
             assert {message.topic for message in messages} <= {"tessera/all/presence"}

@@ -43,6 +43,7 @@ from device_sdk.wire.seal.keyring import Keyring
 from device_sdk.wire.seal.keys import KeyKind, fingerprint, read_key, signing_key
 from device_sdk.wire.seal.signature import Purpose
 from tests.fakes.homes import command, make_home, serving
+from tests.fakes.waiting import PATIENCE_SECONDS
 
 DAY = 86_400
 BEGIN = 1_800_000_000
@@ -417,7 +418,7 @@ def test_kill_nine_between_any_two_steps(home: AggregatorHome, what: str) -> Non
         target=_kill_between_any_two_steps, args=(home, what), daemon=True
     )
     child.start()
-    child.join(300)
+    child.join()
     assert child.exitcode == 0  # else its traceback is in what was printed
 
 
@@ -498,7 +499,7 @@ def test_key_files_of_a_running_serve_go_at_their_time(tmp_path: Path) -> None:
     old = current_descriptor(store)
     with serving(home):
         assert command(home, "rotate", "keys", "--grace", "1s") == 0
-        until = time.monotonic() + 60
+        until = time.monotonic() + PATIENCE_SECONDS
         while home.signing_key(old.serial).exists() or home.hpke_key(old.serial).exists():
             assert time.monotonic() < until
             time.sleep(0.05)

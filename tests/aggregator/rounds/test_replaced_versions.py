@@ -282,6 +282,6 @@ def test_the_same_model_is_one_of_the_same_method_artifact_and_arrays(
     world = World(time.monotonic, time.time, np.random.default_rng(1))
     old = task("fedavg", "mae")
     parts = assemble(home, home.open_store(), old, world)
-    planned = plan(parts.store.first, old, task(method, artifact, more), warm_start=False)
+    planned = plan(parts.store.first, (old.name, old.cohort), task(method, artifact, more), None)
     assert planned.same_model is same
     parts.store.database.close()

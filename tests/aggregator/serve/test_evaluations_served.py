@@ -36,6 +36,7 @@ from tests.fakes.brisk import BRISK
 from tests.fakes.client import ScriptedDevice
 from tests.fakes.handmade import FEATURES, TARGETS, linear_artifact
 from tests.fakes.homes import ITEMS, WIDTH, ServeProcess, command, invite, make_home, serving
+from tests.fakes.waiting import PATIENCE_SECONDS
 from tests.faults.crash_points import EVALUATION_POINTS
 
 TWENTY = 20
@@ -236,7 +237,7 @@ def test_kill_nine_between_any_two_steps_changes_no_figure_and_loses_no_report(
 def insist(device: ScriptedDevice, ranks: np.ndarray) -> Receipt:
     """Send until there is a receipt, as devices do."""
     digest, payload = contribution(device, ranks)
-    until = time.monotonic() + 40
+    until = time.monotonic() + PATIENCE_SECONDS
     while digest not in device.receipts:
         assert time.monotonic() < until, "no receipt"
         device.publish_up(device.sessions.seal(RecordType.CONTRIBUTION, payload))

@@ -22,6 +22,7 @@ from aggregator.serve.live import describe, render
 from aggregator.serve.metrics import Snapshot, TaskSnapshot, format_metrics, serve_metrics
 from aggregator.store.evaluations import EvaluatedVersion
 from aggregator.store.rounds import RoundRow
+from tests.fakes.waiting import PATIENCE_SECONDS
 
 NOW = time.time()
 OPEN = RoundRow(7, 1, 5, NOW - 30, NOW + 30, bytes(32), 2**64 - 1, 48, 20)
@@ -107,11 +108,13 @@ def test_events_in_words() -> None:
 
 def test_metrics_are_served_on_the_loopback_interface() -> None:
     with serve_metrics(0, lambda: SEEN) as port:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+        with urllib.request.urlopen(
+            f"http://127.0.0.1:{port}/metrics", timeout=PATIENCE_SECONDS
+        ) as answer:
             assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
             body = answer.read().decode()
         with pytest.raises(urllib.error.HTTPError):
-            urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=5)
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=PATIENCE_SECONDS)
         with (
             pytest.raises(AggregatorError, match=r"metrics\.port"),
             serve_metrics(port, lambda: SEEN),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +20,7 @@ from tests.fakes.array_device import local_data
 from tests.fakes.brisk import BRISK
 from tests.fakes.handmade import FEATURES, TARGETS
 from tests.fakes.homes import command, invite, serving
+from tests.fakes.waiting import PATIENCE_SECONDS, wait_until
 
 DEVICES = 2
 
@@ -61,13 +61,6 @@ def task(url: str, method: str, model: str, more: str = "") -> str:
     )
 
 
-def await_(condition: Callable[[], bool], seconds: float = 40.0) -> None:
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until, "it did not come to pass"
-        time.sleep(0.05)
-
-
 @pytest.mark.slow
 def test_devices_train_on_when_model_and_method_are_replaced(
     mosquitto: Mosquitto, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -89,11 +82,11 @@ def test_devices_train_on_when_model_and_method_are_replaced(
                     pace=BRISK,
                     link_settings=QUICK,
                     data=local_data(place),
-                    timeout_seconds=15,
+                    timeout_seconds=PATIENCE_SECONDS,
                 )
                 devices.append(device)
                 device.start()
-            await_(lambda: served.parts.first.aggregation.version >= 2)
+            wait_until(lambda: served.parts.first.aggregation.version >= 2)
             ids = {row.device_id for row in served.parts.store.devices.all()}
 
             # A deeper model: its head is what there was.
@@ -104,12 +97,12 @@ def test_devices_train_on_when_model_and_method_are_replaced(
             generation = served.parts.first.rounds.generation
             assert command(home, "task", *name) == 0
             assert "nothing that fits body.0.bias, body.0.weight" in capsys.readouterr().out
-            await_(lambda: served.parts.first.rounds.generation > generation)
+            wait_until(lambda: served.parts.first.rounds.generation > generation)
             store = served.parts.first.store
             begun = served.parts.first.aggregation.version
             first = store.checkpoints.get("version")
             assert first is not None and "model-1" in (store.fleet.tasks.find(1).served or "")
-            await_(lambda: served.parts.first.aggregation.version >= begun + 2)
+            wait_until(lambda: served.parts.first.aggregation.version >= begun + 2)
             for device in devices:
                 assert device.status().artifact == "model-1"
 
@@ -119,7 +112,7 @@ def test_devices_train_on_when_model_and_method_are_replaced(
             other.write_text(task(mosquitto.url, "attention", "model-1", more))
             assert command(home, "task", "replace", "default", "--from", str(other), "--now") == 0
             begun = served.parts.first.aggregation.version
-            await_(lambda: served.parts.first.aggregation.version >= begun + 2)
+            wait_until(lambda: served.parts.first.aggregation.version >= begun + 2)
             assert served.parts.first.task.binding.method_name == "attention"
             assert {row.device_id for row in served.parts.store.devices.all()} == ids
             said = devices[0].predict({"x": np.ones((3, FEATURES), np.float32)})

@@ -21,11 +21,11 @@ from device_sdk.artifact import Artifact
 from device_sdk.methods.scatter.contract import decode_scatter_update
 from device_sdk.wire.arrays.exchange import Update
 from device_sdk.wire.publish.receipts import Verdict
-from tests.aggregator.serve.test_service_refusals import wait_until
 from tests.brokers.mosquitto import Mosquitto
 from tests.fakes.client import ScriptedDevice
 from tests.fakes.handmade import factor_artifact
 from tests.fakes.homes import ITEMS, WIDTH, command, invite, make_home, open_store, serving
+from tests.fakes.waiting import wait_until
 
 ALONE = "quorum = 1\ndeadline_seconds = 60.0"
 

@@ -16,6 +16,7 @@ from device_sdk.wire.publish.receipts import Verdict
 from tests.brokers.mosquitto import Mosquitto
 from tests.fakes.client import ScriptedDevice
 from tests.fakes.homes import ITEMS, ServeProcess, invite, make_home
+from tests.fakes.waiting import PATIENCE_SECONDS
 
 DEVICES = 6
 ROUNDS = 6
@@ -45,7 +46,7 @@ class Stubborn:
 
     def _round(self, number: int) -> None:
         device = self.device
-        until = time.monotonic() + 40
+        until = time.monotonic() + PATIENCE_SECONDS
         while device.manifest is None or device.manifest.round < number:
             device.pump(0.05)
             assert time.monotonic() < until, f"round {number} did not open"

@@ -7,8 +7,7 @@ import os
 import re
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,9 +19,9 @@ from tests.brokers.authority import Authority
 from tests.brokers.fixtures import MakeMosquitto
 from tests.brokers.mosquitto import RECOMMENDED, Mosquitto, password_file
 from tests.fakes.homes import ServeProcess
+from tests.fakes.waiting import PATIENCE_SECONDS, wait_until
 
 TEMPLATE = Path(__file__).parents[3] / "aggregator" / "acl.template"
-PATIENCE_SECONDS = 40.0
 TASK = """
 [task]
 artifact = "shipped:mf"
@@ -77,7 +76,7 @@ class Fleet:
             "ca-file": str(self.ca_file),
             "user": "edge",
             "password-file": str(self.folder / "edge-password"),
-            "timeout": "20",
+            "timeout": "100",
         }
         told.update({key.replace("_", "-"): value for key, value in other.items()})
         options = [part for key, value in told.items() for part in (f"--{key}", value)]
@@ -85,7 +84,7 @@ class Fleet:
             [*DEVICE, "join", self.url, code, "--home", self.device(name), *options],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=PATIENCE_SECONDS,
         )
 
     @contextmanager
@@ -104,7 +103,7 @@ class Fleet:
             yield log
         finally:
             process.terminate()
-            process.wait(20)
+            process.wait(PATIENCE_SECONDS)
 
     def status(self, capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
         capsys.readouterr()
@@ -114,13 +113,6 @@ class Fleet:
 
 
 DEVICE = (sys.executable, "-m", "device_sdk.cli")
-
-
-def await_true(condition: Callable[[], object], what: str) -> None:
-    until = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        assert time.monotonic() < until, what
-        time.sleep(0.1)
 
 
 @pytest.fixture
@@ -158,7 +150,7 @@ def test_from_nothing_to_a_revoked_device(fleet: Fleet, capsys: pytest.CaptureFi
             assert joined.returncode == 0, joined.stderr
         with fleet.running("anna") as said:
             # Anna's update is counted; the round waits for Bert's, who is not there yet.
-            await_true(lambda: "counted" in said.read_text(), "anna was not counted")
+            wait_until(lambda: "counted" in said.read_text(), "anna was not counted")
             assert logged(fleet) == 1
             serve.kill()
             # One of the two is to leave; rounds go on with the other.
@@ -167,14 +159,14 @@ def test_from_nothing_to_a_revoked_device(fleet: Fleet, capsys: pytest.CaptureFi
             serve.start()
             serve.await_connections(2)
             with fleet.running("bert"):
-                await_true(lambda: rows(fleet).get(4), "no rounds after the restart")
+                wait_until(lambda: rows(fleet).get(4), "no rounds after the restart")
                 anna = device_id(fleet, "anna")
                 assert main(["revoke", "--home", folder, anna]) == 0
                 revoked_in = max(rows(fleet))
-                await_true(
+                wait_until(
                     lambda: max(rows(fleet)) > revoked_in + 2, "no rounds after the revocation"
                 )
-                await_true(
+                wait_until(
                     lambda: "revoked" in json.dumps(fleet.status(capsys)["refusals"]),
                     "the revoked device was not refused",
                 )

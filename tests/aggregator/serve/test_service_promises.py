@@ -172,7 +172,7 @@ def test_an_adaptive_deadline_follows_a_fleet_through_the_broker(
     home = make_home(
         tmp_path,
         mosquitto.url,
-        "quorum = 1\nwait_for_devices = 2\ndeadline_seconds = 60.0\nadaptive_deadline = true\n"
+        "quorum = 1\nwait_for_devices = 2\ndeadline_seconds = 3600.0\nadaptive_deadline = true\n"
         "deadline_margin = 2.0\nleast_deadline_seconds = 1.0",
     )
     codes = invite(home, 2)
@@ -186,19 +186,16 @@ def test_an_adaptive_deadline_follows_a_fleet_through_the_broker(
         manifest = anna.await_round(1)
         assert anna.send_and_wait(manifest, anna.body()).verdict is Verdict.COUNTED
         assert bert.take_part(1).verdict is Verdict.COUNTED
-        # Bert falls silent: the next round does not wait for the sixty seconds of the task file.
-        began = time.monotonic()
+        # Bert falls silent: the next round does not wait for the hour of the task file.
         assert anna.take_part(2).verdict is Verdict.COUNTED
         anna.await_round(3)
-        took = time.monotonic() - began
     store = open_store(home)
     (first, second) = sorted(
         (row for row in store.first.rounds.latest(9) if row.round in (1, 2)),
         key=lambda row: row.round,
     )
     store.database.close()
-    assert first.deadline_unix_seconds - first.opened_unix_seconds == pytest.approx(60.0)
+    assert first.deadline_unix_seconds - first.opened_unix_seconds == pytest.approx(3600.0)
     length = second.deadline_unix_seconds - second.opened_unix_seconds
-    assert 1.0 <= length < 20.0
+    assert 1.0 <= length < 120.0
     assert second.participants == 1
-    assert took < length + 10.0

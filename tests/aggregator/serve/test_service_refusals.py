@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,15 +15,9 @@ from device_sdk.wire.seal.session import DeviceSessions
 from tests.brokers.mosquitto import Mosquitto
 from tests.fakes.client import ScriptedDevice
 from tests.fakes.homes import Serving, command, invite, make_home, open_store, serving
+from tests.fakes.waiting import wait_until
 
 ROUND = "quorum = 2\ndeadline_seconds = 60.0"
-
-
-def wait_until(condition: Callable[[], bool], timeout_seconds: float = 8.0) -> None:
-    until = time.monotonic() + timeout_seconds
-    while not condition():
-        assert time.monotonic() < until, "it did not happen in time"
-        time.sleep(0.01)
 
 
 def counted(served: Serving, reason: str, times: int = 1) -> None:

@@ -17,13 +17,13 @@ from aggregator.serve.service import Service
 from aggregator.task.file import read_task
 from device_sdk.link.settings import LinkSettings
 from device_sdk.wire.publish.receipts import Verdict
-from tests.aggregator.serve.test_service_refusals import wait_until
 from tests.brokers.fixtures import MakeMosquitto
 from tests.brokers.links import QUICK, MakeLink
 from tests.brokers.scripted import ScriptedBroker
 from tests.brokers.subscription_rules import SubscriptionRules
 from tests.fakes.client import ScriptedDevice
 from tests.fakes.homes import ServeProcess, Serving, invite, make_home, serving
+from tests.fakes.waiting import PATIENCE_SECONDS, wait_until
 
 ROUND = "quorum = 1\ndeadline_seconds = 60.0"
 UPDATES, ENROLMENTS = "tessera/up/0/+", "tessera/enrol/request"
@@ -72,7 +72,7 @@ def test_three_refusals_of_what_was_never_granted_end_with_a_clear_error(
         parts = assemble(home, home.open_store(), read_task(home.task_file), world, QUICK)
         service = Service(parts)
         parts.link.start()
-        until = time.monotonic() + 20
+        until = time.monotonic() + PATIENCE_SECONDS
         try:
             with pytest.raises(AggregatorError, match=r"3 times.*acl\.template") as caught:
                 service.run(lambda: time.monotonic() > until, lambda: None)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,6 +20,7 @@ from tests.fakes.brisk import BRISK
 from tests.fakes.client import ScriptedDevice
 from tests.fakes.homes import command, invite, make_home, serving
 from tests.fakes.tasks import add_task, task_text
+from tests.fakes.waiting import PATIENCE_SECONDS, wait_until
 
 ROUND = "quorum = 1\nwait_for_devices = 2\ndeadline_seconds = 20.0\nshare = 1.0"
 
@@ -168,7 +168,7 @@ def test_devices_of_one_task_go_on_beside_another(mosquitto: Mosquitto, tmp_path
                     options=TrainingOptions(k=4),
                     pace=BRISK,
                     link_settings=QUICK,
-                    timeout_seconds=15,
+                    timeout_seconds=PATIENCE_SECONDS,
                 )
                 devices.append(device)
                 prefix = "item" if task == "default" else "air"
@@ -180,10 +180,7 @@ def test_devices_of_one_task_go_on_beside_another(mosquitto: Mosquitto, tmp_path
             for device in devices:
                 device.start()
             tasks = served.parts.tasks.served
-            until = time.monotonic() + 30
-            while any(task.ingest.counted == 0 for task in tasks):
-                assert time.monotonic() < until
-                time.sleep(0.05)
+            wait_until(lambda: all(task.ingest.counted for task in tasks))
             assert [task.ingest.counted for task in tasks] == [1, 1]
         finally:
             for device in devices:
@@ -196,12 +193,6 @@ def test_what_a_device_calls_itself_is_shown_and_lets_it_into_no_task(
     home = make_home(tmp_path, mosquitto.url, ROUND.replace("devices = 2", "devices = 1"))
     add_task(home, "air", task_text(home, "air", ROUND, more='only = {site = ["north"]}'))
     (code,) = invite(home)
-
-    def await_(true: Callable[[], bool]) -> None:
-        until = time.monotonic() + 30
-        while not true():
-            assert time.monotonic() < until
-            time.sleep(0.05)
 
     with (
         serving(home) as served,
@@ -218,7 +209,7 @@ def test_what_a_device_calls_itself_is_shown_and_lets_it_into_no_task(
         device.record_all([(f"item-{row}", "anna") for row in range(8)])
         device.start()
         default, air = served.parts.tasks.served
-        await_(lambda: default.aggregation.version >= 1)
+        wait_until(lambda: default.aggregation.version >= 1)
 
         def finds_it() -> bool:
             capsys.readouterr()
@@ -226,7 +217,7 @@ def test_what_a_device_calls_itself_is_shown_and_lets_it_into_no_task(
             found = json.loads(capsys.readouterr().out)
             return [each["labels"] for each in found] == [{"site": "north"}]
 
-        await_(finds_it)  # what devices said is written in groups
+        wait_until(finds_it)  # what devices said is written in groups
         assert (air.rounds.eligible, air.rounds.current) == (0, None)
 
         def takes_part() -> dict[str, bool]:
@@ -236,7 +227,7 @@ def test_what_a_device_calls_itself_is_shown_and_lets_it_into_no_task(
         # The operator says the same, and it is the operator's word that counts.
         assert command(home, "devices", "label", device.device_id, "site=north") == 0
         device.record("air-1", task="air")
-        await_(lambda: air.rounds.eligible == 1 and takes_part().get("air", False))
+        wait_until(lambda: air.rounds.eligible == 1 and takes_part().get("air", False))
 
 
 def test_a_file_that_is_wrong_keeps_its_task_out_and_no_other(
@@ -264,10 +255,7 @@ def test_a_file_that_is_wrong_keeps_its_task_out_and_no_other(
         # Its devices are not told that there is no such task: they would drop what they have.
         identity = UpdateIdentity(bert.require_grant().device_id, "air", generation, 1)
         digest = bert.send(identity, bert.body())
-        until = time.monotonic() + 5
-        while not served.parts.refusals.counts["not-served"]:
-            assert time.monotonic() < until
-            bert.pump(0.05)
+        bert.wait_for(lambda: served.parts.refusals.counts["not-served"] > 0)
         assert digest not in bert.receipts
         # Mended, it is served without a restart.
         file.write_text(text)
@@ -283,10 +271,7 @@ def test_the_operator_s_commands_know_of_every_task(
     store.database.close()
     add_task(home, "air", task_text(home, "air", ROUND.replace("devices = 2", "devices = 1")))
     with serving(home) as served:
-        until = time.monotonic() + 5
-        while any(task.rounds.current is None for task in served.parts.tasks.served):
-            assert time.monotonic() < until
-            time.sleep(0.02)
+        wait_until(lambda: all(task.rounds.current for task in served.parts.tasks.served))
         before = [task.rounds.generation for task in served.parts.tasks.served]
         openings = {
             row.opening for task in served.parts.tasks.served for row in task.store.rounds.latest()
@@ -327,10 +312,7 @@ def test_a_wide_fleet_of_tasks_has_its_rounds_side_by_side(tmp_path: Path) -> No
         name = f"t{number:02}"
         add_task(home, name, task_text(home, name, ROUND.replace("devices = 2", "devices = 1")))
         with serving(home) as served:
-            until = time.monotonic() + 5
-            while any(task.rounds.current is None for task in served.parts.tasks.served):
-                assert time.monotonic() < until
-                time.sleep(0.01)
+            wait_until(lambda: all(task.rounds.current for task in served.parts.tasks.served))
             epochs = [key.epoch for key in served.parts.store.secrets.group_keys()]
             told = [key.epoch for key in served.parts.keys.group_keys()]
         assert command(home, "rotate", "group") == 0

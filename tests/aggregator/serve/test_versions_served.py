@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,13 +16,13 @@ from device_sdk import Device
 from device_sdk.artifact import safetensors
 from device_sdk.wire.publish.receipts import Verdict
 from examples.local_fleet import FleetTask, Member, local_fleet
-from tests.aggregator.serve.test_service_refusals import wait_until
 from tests.brokers.mosquitto import Mosquitto
 from tests.fakes.array_device import local_data
 from tests.fakes.client import ScriptedDevice
 from tests.fakes.handmade import FEATURES, linear_artifact
 from tests.fakes.homes import ITEMS, WIDTH, ServeProcess, command, invite, make_home, serving
 from tests.fakes.tasks import task_text
+from tests.fakes.waiting import PATIENCE_SECONDS, wait_until
 from tests.faults.crash_points import ROLLBACK_POINTS
 
 ALONE = "quorum = 1\ndeadline_seconds = 60.0"
@@ -249,7 +248,7 @@ def alone(
         env={"PYTHONPATH": str(packages), "ORT_DISABLE_TELEMETRY": "1"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_SECONDS,
     )
     assert done.returncode == 0, done.stderr
     with np.load(folder / "out.npz") as found:
@@ -325,10 +324,10 @@ def test_personal_layers_are_in_a_devices_own_model_and_nowhere_else(tmp_path: P
 
 def _await_read(devices: Sequence[Device]) -> None:
     """The task's rounds are over: devices take over the last version as it is."""
-    until = time.monotonic() + 30
-    while any(device.status().outcome != "read" for device in devices):
-        assert time.monotonic() < until, [device.status() for device in devices]
-        time.sleep(0.05)
+    wait_until(
+        lambda: all(device.status().outcome == "read" for device in devices),
+        lambda: [device.status() for device in devices],
+    )
 
 
 def test_item_vectors_leave_as_graphs_that_recommend(
@@ -340,6 +339,9 @@ def test_item_vectors_leave_as_graphs_that_recommend(
     assert command(home, "model", "--out", str(tmp_path / "clicks.onnx")) == 0
     printed = capsys.readouterr().out
     assert "clicks.onnx: version 0" in printed and "clicks.fold-in.onnx: version 0" in printed
+    for place in (".", "/"):
+        assert command(home, "model", "--format", "onnx", "--out", place) == 1
+        assert "it is a folder, name a file" in capsys.readouterr().err
     vectors = items_of(home, 0)
     found, notes = alone(tmp_path, tmp_path / "clicks.fold-in.onnx", np.array([1, 5]))
     assert found["user"].shape == (1, WIDTH)

@@ -227,7 +227,7 @@ def test_processes_that_write_and_checkpoint_at_once_lose_nothing(tmp_path: Path
     for _, pipe in writers:
         pipe.send(None)
     for process, _ in writers:
-        process.join(120)
+        process.join()
         assert process.exitcode == 0
     database = Database(path)
     assert database.row("SELECT count(*) FROM refusals") == (450,)
@@ -264,7 +264,7 @@ def test_a_transaction_waits_for_another_process_s(tmp_path: Path) -> None:
     started = time.monotonic()
     database.execute("INSERT INTO refusals VALUES ('late', 1)")
     assert time.monotonic() - started > 0.3
-    process.join(30)
+    process.join()
     assert database.row("SELECT count(*) FROM refusals") == (2,)
     database.close()
 
@@ -284,3 +284,23 @@ def test_flushes_reach_the_medium_on_systems_that_need_to_be_asked(tmp_path: Pat
         assert database.row(f"PRAGMA {pragma}") == (1,)
     assert database.row("PRAGMA synchronous") == (2,)
     database.close()
+
+
+def test_a_transaction_within_another_is_kept_with_it_or_taken_back_alone(tmp_path: Path) -> None:
+    store = make_home(tmp_path, _URL).open_store()
+    other = store.task(store.tasks.add("air", "tasks/air.toml", ""))
+    with pytest.raises(LookupError), store.database.transaction():
+        with store.database.transaction():
+            other.facts.label = "inner"
+        assert other.facts.label == "inner"
+        raise LookupError
+    assert other.facts.label is None, "what ended within went with the one around it"
+    with store.database.transaction():
+        store.tasks.set_file(other.number, "outer")
+        with pytest.raises(LookupError), store.database.transaction():
+            other.facts.label = "inner"
+            with store.database.transaction():
+                store.tasks.set_file(other.number, "innermost")
+            raise LookupError
+    assert (other.facts.label, store.tasks.find(other.number).file) == (None, "outer")
+    store.database.close()

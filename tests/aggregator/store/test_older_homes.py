@@ -164,7 +164,7 @@ def test_a_kill_in_the_midst_leaves_the_old_home_or_the_new_one(home: Aggregator
         home.database.write_bytes(before)
         process = context.Process(target=_die, args=(home.database, statement))
         process.start()
-        process.join(30)
+        process.join()
         connection = sqlite3.connect(home.database)
         version = connection.execute("PRAGMA user_version").fetchone()[0]
         tables = {row[0] for row in connection.execute("SELECT name FROM sqlite_schema")}

@@ -21,6 +21,7 @@ from device_sdk.artifact.manifest import INITIAL_FILE
 from device_sdk.artifact.safetensors import decode, encode
 from tests.fakes.child_environment import child_environment
 from tests.fakes.handmade import factor_artifact, factor_parts, linear_parts, write_artifact
+from tests.fakes.waiting import PATIENCE_SECONDS
 
 
 @pytest.fixture
@@ -298,4 +299,6 @@ def test_the_package_needs_neither_onnxruntime_nor_torch_nor_onnx() -> None:
         "import os; assert os.environ['ORT_DISABLE_TELEMETRY'] == '1'\n"
         "assert 'Trainer' in dir(device_sdk)\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60, env=child_environment())
+    subprocess.run(
+        [sys.executable, "-c", code], check=True, timeout=PATIENCE_SECONDS, env=child_environment()
+    )

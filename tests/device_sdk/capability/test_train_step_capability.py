@@ -72,8 +72,8 @@ def test_a_throttled_device_takes_a_smaller_k_and_says_so() -> None:
 
 def test_a_step_that_outlasts_the_box_ends_with_it() -> None:
     start = time.perf_counter()
-    choice = choose(1.0, slowdown=1e6, time_box_seconds=0.5)
-    assert time.perf_counter() - start < 3.0
+    choice = choose(1.0, slowdown=1e9, time_box_seconds=0.5)
+    assert time.perf_counter() - start < 60.0  # a step would take hours
     assert (choice.k, choice.fits) == (1, False)
     assert "time box" in choice.reason
 

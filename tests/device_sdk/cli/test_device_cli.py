@@ -17,6 +17,7 @@ from device_sdk.cli.arguments import ProgressLine
 from device_sdk.factorisation import ITEMS, USERS, packaged_artifact
 from device_sdk.home.home import Home
 from device_sdk.trainer import Trainer
+from tests.fakes.waiting import PATIENCE_SECONDS
 
 BENCH = ["bench", "--items", "200", "--interactions", "300", "--max-k", "8", "--time-box", "2"]
 
@@ -100,6 +101,8 @@ def test_failures_are_1_and_say_why(
     assert "'eve' is not among" in capsys.readouterr().err
     assert main(["train", "--interactions", str(views), "--out", f"{nowhere}/x"]) == 1
     assert "does not exist" in capsys.readouterr().err
+    assert main(["train", "--interactions", str(views), "--out", str(tmp_path)]) == 1
+    assert "--out:" in (said := capsys.readouterr().err) and "is a folder" in said
     assert main(["train", "--interactions", str(views), "--lr", "1e30"]) == 1
     assert "not finite" in capsys.readouterr().err
 
@@ -162,7 +165,7 @@ def test_nothing_is_lost_on_ctrl_c(tmp_path: Path, views: Path) -> None:
             assert child.poll() is None
         time.sleep(0.1)
         child.send_signal(signal.SIGINT)
-        printed, errors = child.communicate(timeout=30)
+        printed, errors = child.communicate(timeout=PATIENCE_SECONDS)
     finally:
         child.kill()
         child.wait()

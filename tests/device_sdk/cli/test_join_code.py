@@ -15,6 +15,7 @@ import pytest
 
 from tests.brokers.mosquitto import Mosquitto
 from tests.fakes.small_aggregator import SmallAggregator
+from tests.fakes.waiting import PATIENCE_SECONDS
 
 JOIN = (sys.executable, "-m", "device_sdk.cli", "join")
 SILENT = "mqtt://127.0.0.1:1"
@@ -81,7 +82,9 @@ def test_a_code_from_a_file_joins(
 ) -> None:
     (tmp_path / "code").write_text(f"{aggregator.code()}\n\n")
     given = ("--code-file", str(tmp_path / "code"), "--home", str(tmp_path / "home"))
-    done = subprocess.run([*JOIN, mosquitto.url, *given], capture_output=True, timeout=60)
+    done = subprocess.run(
+        [*JOIN, mosquitto.url, *given], capture_output=True, timeout=PATIENCE_SECONDS
+    )
     assert done.returncode == 0, done.stderr
     assert done.stderr == b""
 
@@ -101,7 +104,7 @@ def test_a_code_typed_at_the_prompt_is_not_echoed(
                 assert more, prompt
                 prompt += more
             os.write(ours, code.encode() + b"\n")
-            output, errors = process.communicate(timeout=60)
+            output, errors = process.communicate(timeout=PATIENCE_SECONDS)
             assert process.returncode == 0, errors
             assert b"joined as device" in output
             os.set_blocking(ours, False)
@@ -120,7 +123,9 @@ def test_a_code_among_the_arguments_joins_and_is_said_to_be_visible(
 ) -> None:
     code = aggregator.code()
     given = (code, "--home", str(tmp_path / "home"))
-    done = subprocess.run([*JOIN, mosquitto.url, *given], capture_output=True, timeout=60)
+    done = subprocess.run(
+        [*JOIN, mosquitto.url, *given], capture_output=True, timeout=PATIENCE_SECONDS
+    )
     assert done.returncode == 0
     assert b"every user of this machine can read it" in done.stderr
     assert code.encode() not in done.stderr
@@ -147,7 +152,7 @@ def test_a_code_that_is_missing_or_no_code_says_so(
         input=given,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_SECONDS,
     )
     assert done.returncode == 1
     assert told in done.stderr

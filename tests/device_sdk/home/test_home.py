@@ -503,7 +503,7 @@ def test_a_home_that_is_killed_while_it_is_brought_up_to_date_opens(tmp_path: Pa
         folder = _third_format(tmp_path / str(statements))
         process = context.Process(target=_open_and_die, args=(folder, statements))
         process.start()
-        process.join(60)
+        process.join()
         with sqlite3.connect(folder / "device.sqlite") as left:
             seen.add(*left.execute("PRAGMA user_version").fetchone())
         left.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import select
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,8 +23,9 @@ from device_sdk.link.events import (
 from device_sdk.link.settings import LinkSettings
 from tests.brokers.authority import Authority
 from tests.brokers.fixtures import MakeMosquitto
-from tests.brokers.links import MakeLink, await_event
+from tests.brokers.links import QUICK, SUSPICIOUS, MakeLink, await_event
 from tests.brokers.mosquitto import Mosquitto, password_file
+from tests.fakes.waiting import PATIENCE_SECONDS
 
 
 def test_message_there_and_back_on_mqtt_5(mosquitto: Mosquitto, make_link: MakeLink) -> None:
@@ -33,13 +35,13 @@ def test_message_there_and_back_on_mqtt_5(mosquitto: Mosquitto, make_link: MakeL
     assert connected.limits.receive_maximum == 20  # Mosquitto's default, which paho ignores
     assert await_event(link, Subscribed) == Subscribed("a/+", 1)
     delivery = link.publish("a/b", b"payload")
-    assert delivery.wait(3) is Outcome.ACKNOWLEDGED
+    assert delivery.wait(PATIENCE_SECONDS) is Outcome.ACKNOWLEDGED
     assert await_event(link, Message) == Message("a/b", b"payload", False)
 
 
 def test_retained_messages_are_marked(mosquitto: Mosquitto, make_link: MakeLink) -> None:
     sender = make_link(mosquitto.url)
-    assert sender.publish("kept", b"1", retain=True).wait(3) is Outcome.ACKNOWLEDGED
+    assert sender.publish("kept", b"1", retain=True).wait(PATIENCE_SECONDS) is Outcome.ACKNOWLEDGED
     receiver = make_link(mosquitto.url, subscriptions=("kept",))
     assert await_event(receiver, Message) == Message("kept", b"1", True)
 
@@ -55,10 +57,10 @@ def test_unsubscribe_ends_a_subscription(mosquitto: Mosquitto, make_link: MakeLi
 
 
 def test_falls_back_to_3_1_1(amqtt_url: str, make_link: MakeLink) -> None:
-    link = make_link(amqtt_url, subscriptions=("a/+",))
+    link = make_link(amqtt_url, SUSPICIOUS, subscriptions=("a/+",))
     assert await_event(link, Connected).version is MqttVersion.V311
     await_event(link, Subscribed)
-    assert link.publish("a/b", b"old").wait(3) is Outcome.ACKNOWLEDGED
+    assert link.publish("a/b", b"old").wait(PATIENCE_SECONDS) is Outcome.ACKNOWLEDGED
     assert await_event(link, Message).payload == b"old"
 
 
@@ -70,7 +72,7 @@ def test_messages_keep_their_order_and_none_is_lost(
     deliveries = [link.publish("a", b"%d" % number) for number in range(900)]
     received = [await_event(link, Message).payload for _ in range(900)]
     assert received == [b"%d" % number for number in range(900)]
-    assert {delivery.wait(3) for delivery in deliveries} == {Outcome.ACKNOWLEDGED}
+    assert {delivery.wait(PATIENCE_SECONDS) for delivery in deliveries} == {Outcome.ACKNOWLEDGED}
 
 
 def test_full_queue_of_events_stops_reading_and_drops_nothing(
@@ -81,7 +83,7 @@ def test_full_queue_of_events_stops_reading_and_drops_nothing(
     await_event(link, Subscribed)
     sender = make_link(mosquitto.url)
     sent = [sender.publish("a", b"%d" % number) for number in range(300)]
-    assert {delivery.wait(3) for delivery in sent} == {Outcome.ACKNOWLEDGED}
+    assert {delivery.wait(PATIENCE_SECONDS) for delivery in sent} == {Outcome.ACKNOWLEDGED}
     time.sleep(0.2)
     assert [await_event(link, Message).payload for _ in range(300)] == [
         b"%d" % number for number in range(300)
@@ -133,9 +135,9 @@ def test_user_and_password_and_acl(
 
     link = make_link(f"mqtt://anna:p%40ss%2Fword@127.0.0.1:{broker.port}")
     await_event(link, Connected)
-    assert link.publish("mine/a", b"").wait(3) is Outcome.ACKNOWLEDGED
+    assert link.publish("mine/a", b"").wait(PATIENCE_SECONDS) is Outcome.ACKNOWLEDGED
     denied = link.publish("theirs/a", b"")
-    assert denied.wait(3) is Outcome.REFUSED
+    assert denied.wait(PATIENCE_SECONDS) is Outcome.REFUSED
     assert await_event(link, PublishRefused).code == 135
     assert "authorized" in denied.detail.lower()
 
@@ -152,18 +154,18 @@ def test_limits_of_the_broker_are_kept(make_mosquitto: MakeMosquitto, make_link:
     assert limits.maximum_packet_bytes == 2000
     assert limits.receive_maximum == 3
     too_large = link.publish("a", bytes(2000))
-    assert too_large.wait(3) is Outcome.REFUSED
+    assert too_large.wait(PATIENCE_SECONDS) is Outcome.REFUSED
     assert await_event(link, PublishRefused).code is None
-    assert link.publish("a", b"", retain=True).wait(3) is Outcome.REFUSED
+    assert link.publish("a", b"", retain=True).wait(PATIENCE_SECONDS) is Outcome.REFUSED
     many = [link.publish("a", bytes(1900)) for _ in range(50)]
-    assert {delivery.wait(3) for delivery in many} == {Outcome.ACKNOWLEDGED}
+    assert {delivery.wait(PATIENCE_SECONDS) for delivery in many} == {Outcome.ACKNOWLEDGED}
     assert link.connected
 
 
 def test_idle_connection_stays_up_and_hardly_wakes(
     mosquitto: Mosquitto, make_link: MakeLink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    link = make_link(mosquitto.url)
+    link = make_link(mosquitto.url, replace(QUICK, keepalive_seconds=1))
     await_event(link, Connected)
     waits = 0
     poll = select.poll

@@ -20,6 +20,7 @@ ENTRIES = {"x": SampleEntry("float32", (3,)), "y": SampleEntry("int64", ())}
 floats = st.floats(-1e6, 1e6, width=32)
 
 
+@pytest.mark.filterwarnings("error")
 @given(
     hnp.arrays(np.float32, st.tuples(st.integers(1, 5), st.just(3)), elements=floats),
     st.sampled_from(["uint8", "deflate", "float32"]),

@@ -25,6 +25,7 @@ from device_sdk.methods.registry import (
     method_names,
 )
 from device_sdk.train.job import RoundTrainer, learner_class, needs_receipts
+from tests.fakes.waiting import PATIENCE_SECONDS
 
 ROOT = Path(__file__).resolve().parents[3]
 BUILT_IN = ["attention", "fedavg", "mutual", "scatter", "teacher_logits"]
@@ -197,7 +198,11 @@ def test_a_device_that_does_not_train_loads_neither_learners_nor_the_registrys_r
         "print(*[n for n in sys.modules if n.startswith('device_sdk.methods.')])\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=True,
     )
     loaded = set(done.stdout.split())
     assert not {name for name in loaded if name.endswith(".learner")} - {
@@ -212,7 +217,11 @@ def test_only_the_tasks_learner_is_loaded() -> None:
         "print(*[n for n in sys.modules if n.endswith('.learner')])\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=True,
     )
     assert set(done.stdout.split()) == {
         "device_sdk.methods.learner",

@@ -37,6 +37,7 @@ from tests.fakes.killed_rounds import (
     make_home,
     run_with_deaths,
 )
+from tests.fakes.waiting import wait_until
 
 TRAINING = FedAvgTraining(epochs=2, batch_size=0, learning_rate=0.1)
 
@@ -160,10 +161,7 @@ def test_a_device_without_data_sits_out_and_predicts_once_it_has_some(
             mosquitto.url, code, tmp_path / "device", pace=BRISK, link_settings=QUICK
         ) as device:
             device.start()
-            until = time.monotonic() + 20
-            while device.status().outcome != "declined":
-                assert time.monotonic() < until, device.status()
-                time.sleep(0.02)
+            wait_until(lambda: device.status().outcome == "declined", device.status)
             assert "given no data" in device.status().detail
             with pytest.raises(NothingLearnt, match="no round has been trained"):
                 device.predict({"x": local_data(0).train["x"]})
@@ -174,9 +172,7 @@ def test_a_device_without_data_sits_out_and_predicts_once_it_has_some(
                 return local_data(len(asked))
 
             device.provide(source)
-            while (device.status().trained_round or 0) < 3:
-                assert time.monotonic() < until, device.status()
-                time.sleep(0.02)
+            wait_until(lambda: (device.status().trained_round or 0) >= 3, device.status)
             assert len(asked) >= 2  # asked at the start of each round
             said = device.predict({"x": local_data(0).train["x"]})["prediction"]
             assert said.shape == (10, 3) and np.isfinite(said).all()
@@ -216,19 +212,14 @@ def test_no_update_is_sent_of_labels_that_are_no_class(
             mosquitto.url, code, tmp_path / "device", pace=BRISK, link_settings=QUICK, data=wrong
         ) as device:
             device.start()
-            until = time.monotonic() + 30
-            while device.status().outcome != "failed":
-                assert time.monotonic() < until, device.status()
-                time.sleep(0.02)
+            wait_until(lambda: device.status().outcome == "failed", device.status)
             status = device.status()
             assert "labels that are no class" in status.detail
             assert status.verdict != "counted"
             # Why is told, and nothing that was learnt of them.
             assert not any(row.body for row in device._home.rounds.outbox())
             device.provide(good)
-            while (device.status().receipted_round or 0) == 0:
-                assert time.monotonic() < until, device.status()
-                time.sleep(0.02)
+            wait_until(lambda: (device.status().receipted_round or 0) > 0, device.status)
             assert device.status().verdict == "counted"
     finally:
         server.kill()

@@ -17,6 +17,7 @@ from device_sdk.home.home import Home
 from device_sdk.home.round_store import RoundOutcome
 from tests.device_sdk.conftest import MakeDevice
 from tests.fakes.small_aggregator import SmallAggregator
+from tests.fakes.waiting import PATIENCE_SECONDS
 
 SCRIPT = Path(__file__).parents[2] / "fakes" / "dying_device.py"
 
@@ -35,7 +36,7 @@ def spawn(home: Path, point: str) -> subprocess.Popen[str]:
 
 def end(process: subprocess.Popen[str]) -> None:
     process.kill()
-    process.communicate(timeout=10)
+    process.communicate(timeout=PATIENCE_SECONDS)
 
 
 def is_consistent(folder: Path) -> int | None:
@@ -78,7 +79,9 @@ def test_a_death_at_any_point_loses_and_doubles_nothing(
     device.close()
     manifest = aggregator.open_round()
     process = spawn(device.home, point)
-    process.wait(20)  # its standard input stays open: the end of that would end it too
+    process.wait(
+        PATIENCE_SECONDS
+    )  # its standard input stays open: the end of that would end it too
     end(process)
     assert process.returncode == -signal.SIGKILL
     assert is_consistent(device.home) == (manifest.round if committed else None)
@@ -149,7 +152,7 @@ def test_sigterm_ends_the_command_cleanly_and_the_outbox_stays(
     )
     aggregator.await_(lambda: bool(aggregator.seen.bodies))
     process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=10)
+    output, _ = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 0
     assert "1 users, 6 interactions" in output
     assert is_consistent(device.home) == 1

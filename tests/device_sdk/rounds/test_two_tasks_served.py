@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,15 +15,9 @@ from tests.fakes.array_device import local_data
 from tests.fakes.brisk import BRISK
 from tests.fakes.handmade import linear_artifact
 from tests.fakes.homes import command, invite, make_home, serving
+from tests.fakes.waiting import wait_until
 
 ROUND = "quorum = 1\ndeadline_seconds = 20.0\npause_seconds = 0.2"
-
-
-def until(true: Callable[[], bool], seconds: float = 30.0) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "did not come true"
-        time.sleep(0.02)
 
 
 def test_one_home_takes_part_in_a_task_on_clicks_and_one_on_arrays(
@@ -36,7 +28,9 @@ def test_one_home_takes_part_in_a_task_on_clicks_and_one_on_arrays(
     air = tmp_path / "air.toml"
     air.write_text(
         f'[task]\nname = "air"\nmethod = "fedavg"\nartifacts = ["{tmp_path / "linear"}"]\n'
-        f"[round]\n{ROUND}\n[fedavg.training]\nepochs = 1\nlearning_rate = 0.1\n"
+        # The device declines the first round, and nobody else takes part in it.
+        f"[round]\n{ROUND.replace('20.0', '3.0')}\n"
+        "[fedavg.training]\nepochs = 1\nlearning_rate = 0.1\n"
     )
     (code,) = invite(home)
     options = TrainingOptions(k=4)
@@ -48,18 +42,18 @@ def test_one_home_takes_part_in_a_task_on_clicks_and_one_on_arrays(
         with device:
             device.record_all([(f"item-{n}", "anna") for n in range(5)])
             device.start()
-            until(lambda: device.status().verdict == "counted")
+            wait_until(lambda: device.status().verdict == "counted")
             # The fleet gets a second task; nobody enrols again.
             assert command(home, "task", "add", "air", "--from", str(air)) == 0
-            until(lambda: len(device.tasks()) == 2)
-            until(lambda: {each.name: each.outcome for each in device.tasks()}["air"] != "")
+            wait_until(lambda: len(device.tasks()) == 2)
+            wait_until(lambda: {each.name: each.outcome for each in device.tasks()}["air"] != "")
             of_air, of_clicks = device.tasks()
             assert (of_air.name, of_air.method, of_air.outcome) == ("air", "fedavg", "declined")
             assert not of_air.takes_part and "given no data" in of_air.why_not
             assert of_clicks.takes_part and of_clicks.method == "scatter"
             assert device.status().task == "default", "one that it takes part in, as before"
             device.provide(local_data(0), task="air")
-            until(lambda: device.status(task="air").verdict == "counted")
+            wait_until(lambda: device.status(task="air").verdict == "counted")
             with pytest.raises(ValueError, match=r"name one, task='air' \(air, default\)"):
                 device.status()
             assert device.predict({"x": local_data(0).train["x"]})["prediction"].shape[0] == 10
@@ -72,10 +66,10 @@ def test_one_home_takes_part_in_a_task_on_clicks_and_one_on_arrays(
             assert "fedavg" in told and "scatter" in told
             # Gone again: the model stays, to predict with.
             assert command(home, "task", "retire", "air") == 0
-            until(lambda: not device.tasks()[0].takes_part)
+            wait_until(lambda: not device.tasks()[0].takes_part)
             assert "does not serve it" in device.tasks()[0].why_not
             last = device.status().receipted_round or 0
-            until(lambda: (device.status().receipted_round or 0) > last)
+            wait_until(lambda: (device.status().receipted_round or 0) > last)
             assert device.predict({"x": local_data(0).train["x"]})["prediction"].shape[0] == 10
             assert device.status().problem == ""
         with Device.open(folder, data={"air": local_data(0)}, options=options) as again:
@@ -122,20 +116,20 @@ def test_two_tasks_share_their_catalogue_and_their_artifact(
         for name in ("air", "water", "films"):
             assert command(home, "task", "add", name, "--from", str(tmp_path / f"{name}.toml")) == 0
         with enrolled(codes[0], "one") as one:
-            until(lambda: counts(one, "air", "water", "default", "films"))
+            wait_until(lambda: counts(one, "air", "water", "default", "films"))
             contents = served.parts.store.contents.all().values()
             assert {each.tasks for each in contents} == {(1, 4), (2, 3)}
             # What goes leaves what others need; the first task cannot go, and loses nothing.
             for name in ("air", "films"):
                 assert command(home, "task", "retire", name) == 0
             last = one.status(task="water").receipted_round or 0
-            until(lambda: (one.status(task="water").receipted_round or 0) > last)
+            wait_until(lambda: (one.status(task="water").receipted_round or 0) > last)
         with enrolled(codes[1], "other") as other:
-            until(lambda: counts(other, "water", "default"))
+            wait_until(lambda: counts(other, "water", "default"))
         contents = served.parts.store.contents.all().values()
         assert {each.tasks for each in contents} == {(1,), (3,)}
-        until(lambda: not served.parts.store.retained.superseded())
+        wait_until(lambda: not served.parts.store.retained.superseded())
         assert command(home, "task", "retire", "water") == 0
-        until(lambda: not served.parts.store.retained.superseded())
+        wait_until(lambda: not served.parts.store.retained.superseded())
         contents = served.parts.store.contents.all().values()
         assert {each.tasks for each in contents} == {(1,)}

@@ -26,6 +26,7 @@ from device_sdk.runtime.checkpoint import (
 )
 from tests.fakes.child_environment import child_environment
 from tests.fakes.handmade import factor_artifact, linear_artifact
+from tests.fakes.waiting import PATIENCE_SECONDS
 
 SAMPLE = encode_checkpoint(
     Checkpoint("0" * 64, 3, {"w": np.arange(4, dtype=np.float32), "step": np.array(2)})
@@ -207,7 +208,7 @@ def test_a_process_killed_while_saving_leaves_a_whole_file(tmp_path: Path) -> No
         assert child.stdout.readline() == "ready\n"
         time.sleep(float(rng.uniform(0, 0.05)))
         child.send_signal(signal.SIGKILL)
-        child.wait(timeout=30)
+        child.wait(timeout=PATIENCE_SECONDS)
         child.stdout.close()
         found = load_checkpoint(path)
         assert (found.state["w"] == found.seed).all()
@@ -237,7 +238,7 @@ def test_a_full_disk_leaves_the_old_file(linear: Path, tmp_path: Path) -> None:
     )
     assert resource.RLIMIT_FSIZE is not None
     done = subprocess.run(
-        [sys.executable, "-c", code], timeout=60, check=False, env=child_environment()
+        [sys.executable, "-c", code], timeout=PATIENCE_SECONDS, check=False, env=child_environment()
     )
     assert done.returncode == 7
     assert (tmp_path / "c").read_bytes() == before

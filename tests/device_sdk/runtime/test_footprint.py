@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tests.fakes.child_environment import child_environment
 from tests.fakes.handmade import linear_artifact
+from tests.fakes.waiting import PATIENCE_SECONDS
 
 PROGRAM = """
 import sys
@@ -43,7 +44,7 @@ def _run(tmp_path: Path, imports: str) -> None:
         env=environment,
         cwd=work,
         check=True,
-        timeout=60,
+        timeout=PATIENCE_SECONDS,
         capture_output=True,
         text=True,
     )

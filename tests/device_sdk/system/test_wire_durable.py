@@ -65,3 +65,37 @@ def test_a_device_s_database_flushes_to_the_medium(tmp_path: Path) -> None:
     for pragma in ("fullfsync", "checkpoint_fullfsync"):
         assert database.row(f"PRAGMA {pragma}") == (1,)
     database.close()
+
+
+def test_a_file_that_is_linked_to_is_replaced_and_the_link_stays(tmp_path: Path) -> None:
+    (tmp_path / "far").mkdir()
+    far, link = tmp_path / "far" / "real", tmp_path / "link"
+    link.symlink_to(far)
+    for data in (b"first", b"second"):
+        durable.write_atomically(link, data)
+        assert link.is_symlink() and far.read_bytes() == data
+    assert sorted(os.listdir(tmp_path)) == ["far", "link"]
+    assert os.listdir(tmp_path / "far") == ["real"]
+    circle = tmp_path / "circle"
+    circle.symlink_to(circle)
+    with pytest.raises(OSError, match="symbolic links"):
+        durable.write_atomically(circle, b"")
+
+
+@pytest.mark.parametrize("path", ["folder", ".", "/", "pipe", "link", "file/below"])
+def test_what_is_no_file_is_not_replaced_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_bytes(b"before")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("pipe")
+
+    def seen() -> dict[str, int]:
+        return {each: os.lstat(each).st_mode for each in os.listdir()}
+
+    before = seen()
+    with pytest.raises(OSError, match=r"is a folder|no regular file|Not a directory"):
+        durable.write_atomically(Path(path), b"after")
+    assert seen() == before

@@ -1,0 +1,58 @@
+"""A task's artifacts, checked and packed for sending."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from aggregator.errors import AggregatorError
+from device_sdk.artifact import MANIFEST_FILE, Artifact, ArtifactError, load_artifact
+from device_sdk.wire.publish.artifact_bundle import pack_artifact
+from device_sdk.wire.publish.task_messages import OfferedArtifact
+
+
+@dataclass(frozen=True)
+class ArtifactContent:
+    """An artifact as it travels, and as a method reads its first parameters.
+
+    ``companion``: the artifact that goes with it, if any.
+    """
+
+    artifact_id: bytes
+    content: bytes
+    artifact: Artifact
+    companion: ArtifactContent | None = None
+
+    def offer(self) -> OfferedArtifact:
+        return OfferedArtifact(
+            self.artifact_id,
+            self.artifact.manifest.name,
+            len(self.content),
+            None if self.companion is None else self.companion.offer(),
+        )
+
+
+def read_artifacts(
+    folders: tuple[Path, ...], companions: tuple[Path, ...]
+) -> tuple[ArtifactContent, ...]:
+    """A task's artifacts, each with its companion if there are any. Raises AggregatorError."""
+    if not companions:
+        return tuple(read_artifact(folder) for folder in folders)
+    return tuple(
+        read_artifact(folder, read_artifact(companion))
+        for folder, companion in zip(folders, companions, strict=True)
+    )
+
+
+def read_artifact(folder: Path, companion: ArtifactContent | None = None) -> ArtifactContent:
+    """Check an artifact as a device would, and pack it. Raises AggregatorError."""
+    try:
+        artifact = load_artifact(folder)
+        names = [MANIFEST_FILE, *artifact.manifest.files]
+        files = {name: (folder / name).read_bytes() for name in names}
+        content = pack_artifact(files)
+    except (ArtifactError, OSError, ValueError) as error:
+        raise AggregatorError(f"the artifact {folder} cannot be published: {error}") from None
+    artifact_id = hashlib.sha256(files[MANIFEST_FILE]).digest()
+    return ArtifactContent(artifact_id, content, artifact, companion)

@@ -1,0 +1,126 @@
+"""Commands at the same moment: what one looked at is still so when it writes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from aggregator.home import AggregatorHome
+from aggregator.store import Store
+from aggregator.store.devices import DeviceRow
+from device_sdk.system.lock import FileLock
+from tests.fakes.homes import command, make_home, serving
+from tests.fakes.tasks import add_task, task_text
+
+NAME = b"\x01" * 16
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> AggregatorHome:
+    home = make_home(tmp_path, "mqtt://127.0.0.1:1", "quorum = 1")
+    store = home.open_store()
+    store.devices.add(DeviceRow(NAME, NAME * 2, NAME, NAME * 2, 0, NAME[:8], 0, 1))
+    store.database.close()
+    add_task(home, "air", task_text(home, "air"))
+    with serving(home):
+        pass
+    return home
+
+
+def overtaken(
+    home: AggregatorHome,
+    monkeypatch: pytest.MonkeyPatch,
+    first: Callable[[Store], object],
+    *arguments: str,
+) -> int:
+    """Run a command that waits for another one's transaction, which does ``first``."""
+    waits, result = threading.Event(), list[int]()
+    acquire = FileLock.try_acquire
+
+    def noticed(lock: FileLock) -> bool:
+        if acquire(lock):
+            return True
+        waits.set()
+        return False
+
+    monkeypatch.setattr(FileLock, "try_acquire", noticed)
+    store = home.open_store()
+    thread = threading.Thread(target=lambda: result.append(command(home, *arguments)))
+    with store.database.transaction():
+        thread.start()
+        assert waits.wait(10)
+        first(store)
+    thread.join(30)
+    store.database.close()
+    return result[0]
+
+
+def test_labels_of_two_commands_are_both_kept(
+    home: AggregatorHome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def label(store: Store) -> None:
+        store.devices.set_labels(NAME, {"site": "north"})
+
+    arguments = ("devices", "label", NAME.hex(), "room=3")
+    assert overtaken(home, monkeypatch, label, *arguments) == 0
+    store = home.open_store()
+    (row,) = store.devices.all()
+    assert row.labels == {"site": "north", "room": "3"}
+    store.database.close()
+
+
+@pytest.mark.parametrize("wish", [("models", "--pin"), ("rollback", "--to")])
+def test_a_version_is_of_no_use_when_its_model_was_just_dropped(
+    home: AggregatorHome, monkeypatch: pytest.MonkeyPatch, wish: tuple[str, str]
+) -> None:
+    def drop(store: Store) -> None:
+        store.database.execute("UPDATE versions SET model = NULL WHERE task = 1")
+
+    assert overtaken(home, monkeypatch, drop, *wish, "0", "--task", "default") == 1
+    store = home.open_store()
+    versions = store.first.versions
+    assert [each.pinned for each in versions.all()] == [False] and versions.awaited() is None
+    store.database.close()
+
+
+def test_of_two_commands_that_add_one_name_one_does(
+    home: AggregatorHome,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    mine, other = tmp_path / "mine.toml", task_text(home, "other")
+    mine.write_text(task_text(home, "mine", width=12))
+
+    def add(store: Store) -> None:
+        store.tasks.add("boats", "tasks/boats.toml", other)
+
+    arguments = ("task", "add", "boats", "--from", str(mine))
+    assert overtaken(home, monkeypatch, add, *arguments) == 1
+    assert "there is a task 'boats' already" in capsys.readouterr().err
+    store = home.open_store()
+    assert [row.unwritten for row in store.tasks.all() if row.name == "boats"] == [other]
+    store.database.close()
+
+
+@pytest.mark.parametrize("action", ["pause", "resume", "replace"])
+def test_a_task_that_is_being_retired_stays_so(
+    home: AggregatorHome,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    action: str,
+) -> None:
+    def retire(store: Store) -> None:
+        store.tasks.set_state(2, "retiring")
+
+    more = ["--from", str(home.folder / "tasks" / "air.toml")] if action == "replace" else []
+    assert overtaken(home, monkeypatch, retire, "task", action, "air", *more) == 1
+    assert "is being retired" in capsys.readouterr().err
+    store = home.open_store()
+    row = store.tasks.find(2)
+    assert (row.state, row.request) == ("retiring", None)
+    store.database.close()

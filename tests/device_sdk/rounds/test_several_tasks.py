@@ -287,6 +287,30 @@ def test_first_trainings_that_crash_spend_a_day_and_no_more(tmp_path: Path) -> N
     bench.home.close()
 
 
+def test_what_a_clock_far_ahead_let_be_spent_is_not_of_the_day_when_that_comes(
+    tmp_path: Path,
+) -> None:
+    bench = make_bench(tmp_path / "home", TrainingOptions(seconds_a_day=50))
+    bench.now_seconds += 86_400 - bench.now_seconds % 86_400
+    bench.train_seconds = {"default": 50.0}
+    bench.aggregator.offset_seconds = 3 * 86_400.0
+    bench.aggregator.rotate_descriptor(lifetime_seconds=30 * 86_400)
+    bench.restart()
+    bench.aggregator.open_round()
+    bench.run(100)
+    assert outcomes(bench, "default") == [RoundOutcome.TRAINED]
+    root = bench.participant.sessions.root_fingerprint
+    bench.home.membership.trust(root, 0, int(bench.now_seconds))
+    bench.aggregator.offset_seconds = 0.0
+    bench.aggregator.rotate_descriptor(lifetime_seconds=30 * 86_400)
+    bench.restart()
+    for _ in range(4):
+        bench.aggregator.open_round()
+        bench.run(86_400)
+    assert outcomes(bench, "default") == [RoundOutcome.TRAINED] * 5
+    bench.home.close()
+
+
 def test_a_days_bytes_bound_what_is_fetched_and_sent(tmp_path: Path) -> None:
     bench = make_bench(tmp_path / "home", TrainingOptions(bytes_a_day=40_000))
     bench.now_seconds += 86_400 - bench.now_seconds % 86_400

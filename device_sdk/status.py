@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from device_sdk.evaluation.metrics import METRICS
 from device_sdk.evaluation.report import EvaluationReport
-from device_sdk.home.task_store import TaskRow
+from device_sdk.home.task_store import KnownTask
 from device_sdk.link.broker_url import parse_broker_url
 from device_sdk.world import DeviceWorld
 
@@ -114,7 +114,7 @@ def read_tasks(world: DeviceWorld) -> tuple[TaskStatus, ...]:
     now = home.membership.load()
     gone = "this device has left its fleet" if now is not None and now.has_left else ""
     found = []
-    for row in home.tasks.all() or [TaskRow(own.task, own.cohort, served=True)]:
+    for row in home.tasks.all() or [KnownTask(own.task, own.cohort, served=True)]:
         why_not = gone or reason_against(world, row)
         last, model = home.rounds.last(row.name), home.models.model_mark(row.name)
         found.append(
@@ -132,7 +132,7 @@ def read_tasks(world: DeviceWorld) -> tuple[TaskStatus, ...]:
     return tuple(found)
 
 
-def reason_against(world: DeviceWorld, row: TaskRow) -> str:
+def reason_against(world: DeviceWorld, row: KnownTask) -> str:
     """Why a member of the fleet does not take part in a task; empty where it does."""
     wishes = world.wishes()
     if not row.served:

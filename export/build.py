@@ -31,7 +31,7 @@ from export.step import (
     train_step,
 )
 from export.trace import Spec, record
-from export.verify import Report, open_session, run_on_example, verify_artifact
+from export.verify import Verification, open_session, run_on_example, verify_artifact
 from export.write import write_artifact
 
 BATCH_DTYPES = (torch.float32, torch.int64, torch.int32, torch.uint8, torch.bool)
@@ -43,7 +43,7 @@ class Exported:
 
     directory: Path
     manifest: Manifest
-    report: Report | None
+    report: Verification | None
 
     @property
     def id(self) -> str:

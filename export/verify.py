@@ -58,7 +58,7 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class Report:
+class Verification:
     """What verification measured.
 
     ``unmoved`` names the parameters whose gradient was zero in every batch (never used, behind a
@@ -245,7 +245,7 @@ def verify_artifact(
     *,
     seed: int = 0,
     steps: int = STEPS,
-) -> Report:
+) -> Verification:
     """Compare the graphs with torch on random batches; raise ExportError where they differ.
 
     ``evaluating``: the graphs in evaluation mode: "infer", and "evaluate" if there is one.
@@ -288,7 +288,7 @@ def verify_artifact(
                 where = (steps, count, sizes)
                 found += _compare_evaluating(problem, double, inputs, name, session, where)
     members = (member.name for slot in problem.parameter_slots for member in slot.members)
-    report = Report(tuple(found), tuple(name for name in members if name not in moved))
+    report = Verification(tuple(found), tuple(name for name in members if name not in moved))
     worst = report.worst
     if worst.excess > 1:
         raise ExportError(

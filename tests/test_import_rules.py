@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.shape import PRODUCT, shape_of
 from tests.fakes.waiting import PATIENCE_SECONDS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -306,3 +307,8 @@ def test_the_aggregator_imports_no_more_of_the_device_than_the_contract() -> Non
     }
     beyond = {name for name in device if not any(_below(name, part) for part in _CONTRACT)}
     assert not beyond - packages
+
+
+def test_a_class_name_stands_once() -> None:
+    """In one file of the product: a reader who searches for it finds one thing."""
+    assert shape_of(ROOT, PRODUCT).twice == {}

@@ -25,7 +25,7 @@ from aggregator.cli.shown import short_id
 from aggregator.errors import AggregatorError
 from aggregator.store import Store
 from aggregator.store.devices import DeviceRow
-from aggregator.store.participations import Participation
+from aggregator.store.participations import LastParticipation
 from aggregator.store.tasks import TaskRow
 from aggregator.task.selector import served_selector
 from device_sdk.system.printable import ago, printable
@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         chosen = {row.name for row in tasks_of(store, arguments)}
         tasks = [_Task(store, row) for row in store.tasks.all()]
-        devices = [_Seen(row, tasks, chosen) for row in store.devices.all()]
+        devices = [_SeenDevice(row, tasks, chosen) for row in store.devices.all()]
         tried = store.tokens.tried_by_strangers()
     finally:
         store.database.close()
@@ -150,7 +150,7 @@ class _Task:
 class _Part:
     """What a device did last in one task. ``report`` None: it told nothing that can be read."""
 
-    def __init__(self, task: str | None, row: Participation) -> None:
+    def __init__(self, task: str | None, row: LastParticipation) -> None:
         self.task, self.row = task, row
         self.report: Report | None = None
         if row.report is not None:
@@ -188,7 +188,7 @@ class _Part:
         }
 
 
-class _Seen:
+class _SeenDevice:
     """A device, and what it did in each of the tasks that it is meant for, or took part in:
     ``parts``, of those ``chosen``; all else is over all tasks."""
 
@@ -198,7 +198,7 @@ class _Seen:
         self.row = row
         active = row.revoked_unix_seconds is None
         parts = [
-            _Part(task.name, task.participations.get(row.device_id, Participation()))
+            _Part(task.name, task.participations.get(row.device_id, LastParticipation()))
             for task in tasks
             if (active and task.selector.admits(row.labels)) or row.device_id in task.participations
         ]
@@ -214,7 +214,7 @@ class _Seen:
     def lines(self, now: float, several: bool) -> Iterator[dict[str, str]]:
         """One for each task, named where there are several."""
         row, details = self.row, self.details
-        for part in self.parts or [_Part(None, Participation())]:
+        for part in self.parts or [_Part(None, LastParticipation())]:
             yield {
                 "device": short_id(row),
                 "name": printable(row.name or "-"),

@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
         now, serves = time.time(), is_served(home)
         registry = Registry(store.devices)
         tasks = [
-            _Seen(store.task(row.number), row, registry, arguments.rounds)
+            _SeenTask(store.task(row.number), row, registry, arguments.rounds)
             for row in tasks_of(store, arguments)
         ]
         if arguments.json:
@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-class _Seen:
+class _SeenTask:
     """One task, as the database has it."""
 
     def __init__(
@@ -141,7 +141,7 @@ def _known(registry: Registry, device_ids: Iterable[bytes]) -> list[DeviceRow]:
     return [each for each in found if each is not None]
 
 
-def _print(store: Store, tasks: list[_Seen], now: float, serves: bool) -> None:
+def _print(store: Store, tasks: list[_SeenTask], now: float, serves: bool) -> None:
     devices = list(store.devices.all())
     revoked = sum(1 for row in devices if row.revoked_unix_seconds is not None)
     several = len(tasks) > 1
@@ -188,13 +188,13 @@ def _print(store: Store, tasks: list[_Seen], now: float, serves: bool) -> None:
         _print_waiting(task)
 
 
-def _print_head(task: _Seen) -> None:
+def _print_head(task: _SeenTask) -> None:
     label = task.store.facts.label or f"{task.row.name or ''} not served yet".strip()
     print(f"task         {printable(label)}")
     print(f"version      {task.version}")
 
 
-def _print_rounds(task: _Seen, now: float) -> None:
+def _print_rounds(task: _SeenTask, now: float) -> None:
     if task.rounds:
         print()
         print(tabulate([_line(row, now) for row in task.rounds], headers="keys", tablefmt="plain"))
@@ -219,7 +219,7 @@ def _print_rounds(task: _Seen, now: float) -> None:
         )
 
 
-def _print_waiting(task: _Seen) -> None:
+def _print_waiting(task: _SeenTask) -> None:
     for row in task.rounds:
         if row.held is not None:
             _print_held(row.round, row.held)
@@ -254,7 +254,7 @@ def _line(row: RoundRow, now: float) -> dict[str, str]:
     }
 
 
-def _as_json(store: Store, tasks: list[_Seen], now: float, serves: bool) -> dict[str, object]:
+def _as_json(store: Store, tasks: list[_SeenTask], now: float, serves: bool) -> dict[str, object]:
     first = _task_as_json(tasks[0])
     return {
         "task": first["task"],
@@ -270,7 +270,7 @@ def _as_json(store: Store, tasks: list[_Seen], now: float, serves: bool) -> dict
     }
 
 
-def _evaluation_as_json(seen: _Seen) -> dict[str, object] | None:
+def _evaluation_as_json(seen: _SeenTask) -> dict[str, object] | None:
     if not seen.evaluated:
         return None
     found = seen.evaluated[0]
@@ -286,7 +286,7 @@ def _listed(devices: Iterable[DeviceRow]) -> list[dict[str, object]]:
     return [{"device_id": each.device_id.hex(), "name": each.name} for each in devices]
 
 
-def _task_as_json(seen: _Seen) -> dict[str, object]:
+def _task_as_json(seen: _SeenTask) -> dict[str, object]:
     return {
         "name": seen.row.name,
         "task": seen.store.facts.label,

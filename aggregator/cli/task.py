@@ -30,7 +30,7 @@ from aggregator.task.file import (
     read_task,
     served_cohort,
 )
-from aggregator.task.request import Request, file_digest, write_task_files
+from aggregator.task.request import ReplaceRequest, file_digest, write_task_files
 from aggregator.task.warm_start import WarmStart
 from device_sdk.artifact import read_manifest
 from device_sdk.system.printable import printable
@@ -257,7 +257,7 @@ def _replace(home: AggregatorHome, store: Store, arguments: argparse.Namespace) 
             "versions of the model so far are compared with no later one, and are dropped as new "
             f"ones come: models --task {row.name} --pin N keeps one"
         )
-    request = Request(new.text, warm_start, arguments.now, file_digest(_file(home, row)))
+    request = ReplaceRequest(new.text, warm_start, arguments.now, file_digest(_file(home, row)))
     with store.database.transaction():
         _row(store, arguments.name)  # another command may have retired it meanwhile
         store.tasks.set_request(row.number, request.write())

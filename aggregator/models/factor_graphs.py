@@ -174,7 +174,7 @@ def fold_in_graph(
     return _model(graph, metadata, producer)
 
 
-def _newton_step(width: int) -> write.Graph:
+def _newton_step(width: int) -> write.GraphWriter:
     """The body of a loop over u, float64 [K, 1]."""
     body = _Body("newton_")
     mine, theirs = body("MatMul", "own", "u"), body("MatMul", "all", "u")
@@ -238,7 +238,7 @@ def _least(body: _Body, values: str) -> str:
     return body("ReduceMin", values, keepdims=0)
 
 
-def _elimination(width: int) -> write.Graph:
+def _elimination(width: int) -> write.GraphWriter:
     """The body of a loop over the columns of [H | g]: it ends as [1 | H^-1 g]."""
     body = _Body("eliminate_")
     shape = (width, width + 1)

@@ -12,7 +12,7 @@ from aggregator.rounds.evaluator import Evaluator
 from aggregator.rounds.machine import RoundMachine
 from aggregator.shared import TaskShared
 from aggregator.store.evaluations import DeviceEvaluation
-from aggregator.store.participations import Participation
+from aggregator.store.participations import LastParticipation
 from aggregator.store.reports import KEPT_ROUNDS, StoredReport
 from aggregator.store.rounds import RoundRow
 from aggregator.store.update_log import NOTED, LoggedUpdate, StoredVerdict
@@ -30,8 +30,8 @@ from device_sdk.wire.publish.receipts import (
     update_digest,
 )
 from device_sdk.wire.publish.report import (
-    Outcome,
     Report,
+    ReportedOutcome,
     known_reason,
     read_report,
     write_outcome,
@@ -71,7 +71,7 @@ class Repeats:
 
 
 _UPDATE = int(RecordType.UPDATE)
-_NOTHING = Participation()
+_NOTHING = LastParticipation()
 _COUNTED = Verdict.COUNTED  # named for every update: an enum looks its members up each time
 
 
@@ -120,7 +120,7 @@ class Ingest:
         """Updates of the current round by the width that the device trained."""
         self.outcomes: Counter[tuple[str, str]] = Counter()
         """Of the reports since the start, by outcome and reason."""
-        self._seen: dict[bytes, Participation] = {}
+        self._seen: dict[bytes, LastParticipation] = {}
         self._late: list[StoredReport] = []
 
     def __len__(self) -> int:
@@ -367,7 +367,7 @@ def read_told(update: UpdateMessage) -> Report:
     """A contribution's report. Raises ``WireError``, also for one that trained and sends nothing,
     or sends something and did not train."""
     report = read_report(update.report or b"")
-    if (report.outcome is Outcome.TRAINED) is not bool(update.body):
+    if (report.outcome is ReportedOutcome.TRAINED) is not bool(update.body):
         raise WireError("bad-field", "an update goes with what was trained, and with nothing else")
     return report
 

@@ -17,7 +17,7 @@ from aggregator.store import Store, TaskStore
 from aggregator.store.checkpoints import MethodCheckpoint
 from aggregator.task.artifacts import read_artifacts
 from aggregator.task.file import Task, read_catalogue_file, served_catalogue, stored_catalogue
-from aggregator.task.request import Request
+from aggregator.task.request import ReplaceRequest
 from aggregator.task.warm_start import WarmStart
 from device_sdk.artifact import read_manifest
 from device_sdk.methods.state import RestoreError
@@ -128,7 +128,11 @@ def commit(store: TaskStore, replacement: Replacement, now_unix_seconds: int) ->
 
 
 def replace_task(
-    store: TaskStore, names: tuple[str, str], new: Task, request: Request, now_unix_seconds: int
+    store: TaskStore,
+    names: tuple[str, str],
+    new: Task,
+    request: ReplaceRequest,
+    now_unix_seconds: int,
 ) -> None:
     """Plan and commit; ``names`` as in :func:`plan`. Raises AggregatorError, and then nothing has
     changed."""

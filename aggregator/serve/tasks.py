@@ -28,7 +28,7 @@ from aggregator.task.file import (
     read_task,
     served_cohort,
 )
-from aggregator.task.request import Request, file_digest, write_task_files
+from aggregator.task.request import ReplaceRequest, file_digest, write_task_files
 from aggregator.task_log import about
 
 _LOG = logging.getLogger(__name__)
@@ -278,7 +278,7 @@ class TaskBoard:
 
     def _replace(self, row: TaskRow) -> bool:
         parts, store = self._parts.get(row.number), self._store.task(row.number)
-        request = Request.read(row.request or "")
+        request = ReplaceRequest.read(row.request or "")
         # The round of a task that cannot be served cannot end.
         if parts is not None and parts.rounds.current is None:
             parts.upkeep.between_rounds()  # what was asked for before it

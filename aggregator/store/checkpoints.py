@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.store.database import TaskTable
+from aggregator.store.database import TableOfTask
 from device_sdk.artifact import safetensors
 from device_sdk.artifact.errors import ArtifactError
 from device_sdk.methods.state import State
@@ -32,7 +32,7 @@ class MethodCheckpoint:
     state: State
 
 
-class Checkpoints(TaskTable):
+class Checkpoints(TableOfTask):
     """A task's rows of the table ``checkpoints``: at most one of each kind."""
 
     def put(self, checkpoint: MethodCheckpoint) -> None:

@@ -526,7 +526,7 @@ class Table:
         self._database = database
 
 
-class TaskTable(Table):
+class TableOfTask(Table):
     """One task's rows of such a table."""
 
     def __init__(self, database: Database, task: int) -> None:

@@ -10,7 +10,7 @@ from typing import NamedTuple, cast
 
 from aggregator.evaluation.figures import Figure
 from aggregator.evaluation.stopping import Evaluated
-from aggregator.store.database import TaskTable
+from aggregator.store.database import TableOfTask
 from aggregator.store.devices import STAYS
 from device_sdk.evaluation.report import STAGES, Stage
 
@@ -35,7 +35,7 @@ class EvaluatedVersion:
     figures: tuple[Figure, ...]
 
 
-class Evaluations(TaskTable):
+class Evaluations(TableOfTask):
     """A task's rows of the tables ``device_evaluations`` and ``figures``."""
 
     def note(self, version: int, said: Iterable[DeviceEvaluation]) -> None:

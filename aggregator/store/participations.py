@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from aggregator.store.database import TaskTable
+from aggregator.store.database import TableOfTask
 
 
-class Participation(NamedTuple):
+class LastParticipation(NamedTuple):
     """A device's newest update that was counted, and what it told of its newest round.
 
     Attributes:
@@ -31,19 +31,19 @@ _TOLD = ", ".join(
 )
 
 
-class Participations(TaskTable):
+class Participations(TableOfTask):
     """A task's rows of the table ``participations``."""
 
-    def all(self) -> dict[bytes, Participation]:
+    def all(self) -> dict[bytes, LastParticipation]:
         """By the device's id."""
         query = (
             "SELECT device_id, counted_unix, width, told_unix, round, report "
             "FROM participations WHERE task = ?"
         )
         rows = self._database.rows(query, (self._task,))
-        return {device_id: Participation(*rest) for device_id, *rest in rows}
+        return {device_id: LastParticipation(*rest) for device_id, *rest in rows}
 
-    def note(self, seen: Mapping[bytes, Participation]) -> None:
+    def note(self, seen: Mapping[bytes, LastParticipation]) -> None:
         """What devices did, by their ids, beside what is known of them: of each the newer update
         and the newer round."""
         # One statement for both: two take twice the time, and each update comes by here.

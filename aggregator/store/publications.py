@@ -6,13 +6,13 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from aggregator.store.database import Database, Table, TaskTable
+from aggregator.store.database import Database, Table, TableOfTask
 from aggregator.store.facts import Facts, TaskFacts
 
 # What is retained on the broker, as it was sealed, to be sent again byte for byte.
 
 
-class Publications(TaskTable):
+class Publications(TableOfTask):
     """A task's rows of the table ``publications``, in parts.
 
     A part is ``round``, or ``attachment.`` or ``content.`` and an id: what is replaced together.

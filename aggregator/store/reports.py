@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from aggregator.store.database import TaskTable
+from aggregator.store.database import TableOfTask
 from aggregator.store.devices import STAYS
 from device_sdk.wire.publish.report import Report
 
@@ -59,7 +59,7 @@ class NotTrained(NamedTuple):
     device_ids: tuple[bytes, ...]
 
 
-class Reports(TaskTable):
+class Reports(TableOfTask):
     """A task's rows of the table ``reports``, of its last ``KEPT_ROUNDS`` rounds."""
 
     def add(self, reports: Sequence[StoredReport]) -> None:

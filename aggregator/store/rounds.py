@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.store.database import TaskTable
+from aggregator.store.database import TableOfTask
 
 _COLUMNS = (
     "round, generation, version, opened_unix, deadline_unix, seed, threshold, expected, items, "
@@ -43,7 +43,7 @@ class RoundRow:
     opening: int = 0
 
 
-class Rounds(TaskTable):
+class Rounds(TableOfTask):
     """A task's rows of the table ``rounds``."""
 
     def add(self, row: RoundRow) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from aggregator.store.database import TaskTable
+from aggregator.store.database import TableOfTask
 
 
 class LoggedUpdate(NamedTuple):
@@ -35,7 +35,7 @@ class StoredVerdict(NamedTuple):
     reason: str | None
 
 
-class UpdateLog(TaskTable):
+class UpdateLog(TableOfTask):
     """A task's rows of the tables ``updates`` and ``verdicts``.
 
     Their statements name the task's number themselves: rows need not be written out again.

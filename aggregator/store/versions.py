@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from aggregator.errors import AggregatorError
 from aggregator.store.checkpoints import pack_state, unpack_state
-from aggregator.store.database import Database, TaskTable
+from aggregator.store.database import Database, TableOfTask
 from aggregator.store.facts import TaskFacts
 
 _COLUMNS = (
@@ -57,7 +57,7 @@ class Ranking:
     higher_is_better: bool
 
 
-class Versions(TaskTable):
+class Versions(TableOfTask):
     """A task's. A row stays when its model is dropped."""
 
     def __init__(self, database: Database, task: int, facts: TaskFacts) -> None:

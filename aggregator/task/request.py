@@ -17,7 +17,7 @@ from device_sdk.system.files import write_atomically
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class ReplaceRequest:
     """A task is to be replaced by what the file ``text`` says.
 
     ``warm_start``: the model that it begins with where names and shapes fit, as
@@ -36,7 +36,7 @@ class Request:
         return json.dumps(asdict(self))
 
     @classmethod
-    def read(cls, stored: str) -> Request:
+    def read(cls, stored: str) -> ReplaceRequest:
         """The inverse of :meth:`write`."""
         values = json.loads(stored)
         if isinstance(values["warm_start"], bool):  # as versions before wrote it

@@ -35,7 +35,7 @@ from device_sdk.wire.publish.receipts import (
     with_report,
     write_update,
 )
-from device_sdk.wire.publish.report import Details, Outcome, Report, write_report
+from device_sdk.wire.publish.report import Details, Report, ReportedOutcome, write_report
 from device_sdk.wire.publish.topics import Topics, UpTopic
 from device_sdk.wire.seal.device_session import SessionOpening
 from device_sdk.wire.seal.freshness import Freshness
@@ -119,7 +119,7 @@ def _messages(
         if reports:
             # Seconds and bytes differ from device to device, as they do.
             details = Details("0.1.0", "1.22.0", "linux-aarch64", "k=16", index / 64, 9000 + index)
-            told = write_report(Report(Outcome.TRAINED, "", details))
+            told = write_report(Report(ReportedOutcome.TRAINED, "", details))
             body, record = with_report(told, body), RecordType.CONTRIBUTION
         payload = write_update(identity, body)
         topic = topics.write(UpTopic(0, device.handle))

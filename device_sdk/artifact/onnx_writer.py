@@ -20,11 +20,11 @@ _CODES = {name: code for code, name in ONNX_ELEMENT_TYPES.items()}
 _FLOAT, _INT, _STRING, _GRAPH, _INTS = 1, 2, 3, 5, 7
 
 
-class Graph(bytes):
+class GraphWriter(bytes):
     """A graph's message, as the value of a node's attribute (a loop's body)."""
 
 
-Attribute = int | float | str | Sequence[int] | Graph
+Attribute = int | float | str | Sequence[int] | GraphWriter
 
 
 def number(field: int, value: int) -> bytes:
@@ -88,7 +88,7 @@ def node(
 
 def _attribute(name: str, value: Attribute) -> bytes:
     match value:
-        case Graph():
+        case GraphWriter():
             held, kind = data(6, value), _GRAPH
         case int():
             held, kind = number(3, value), _INT
@@ -107,14 +107,14 @@ def graph(
     inputs: Iterable[bytes],
     outputs: Iterable[bytes],
     initializers: Iterable[bytes] = (),
-) -> Graph:
+) -> GraphWriter:
     """A GraphProto of such parts."""
     parts = [data(1, each) for each in nodes]
     parts.append(data(2, name))
     parts += [data(5, each) for each in initializers]
     parts += [data(11, each) for each in inputs]
     parts += [data(12, each) for each in outputs]
-    return Graph(b"".join(parts))
+    return GraphWriter(b"".join(parts))
 
 
 def model(

@@ -15,7 +15,7 @@ from device_sdk.home.interaction_store import InteractionStore
 from device_sdk.home.membership import MembershipStore, RequestCounter
 from device_sdk.home.model_store import AttachmentStore, ModelStore
 from device_sdk.home.round_store import RoundStore
-from device_sdk.home.task_store import SpentStore, TaskStore
+from device_sdk.home.task_store import KnownTasks, SpentStore
 from device_sdk.system.files import write_atomically
 from device_sdk.system.lock import FileLock
 from device_sdk.wire.codec.errors import WireError
@@ -66,7 +66,7 @@ class Home:
         self.rounds = RoundStore(self.database)
         self.models = ModelStore(self.database)
         self.attachments = AttachmentStore(self.database)
-        self.tasks = TaskStore(self.database)
+        self.tasks = KnownTasks(self.database)
         self.spent = SpentStore(self.database)
 
     def identity(self, *, create: bool = False) -> Ed25519PrivateKey:

@@ -14,7 +14,7 @@ _ID_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True)
-class TaskRow:
+class KnownTask:
     """One task.
 
     ``served``: whether it is for this device, as last heard. The rest is known once the terms of a
@@ -30,21 +30,21 @@ class TaskRow:
     artifacts: tuple[bytes, ...] = ()
 
 
-class TaskStore(HomeStore):
+class KnownTasks(HomeStore):
     """Every task that this device ever heard was for it."""
 
-    def all(self) -> list[TaskRow]:
+    def all(self) -> list[KnownTask]:
         """In the order of their names."""
         rows = self._database.rows(
             "SELECT name, cohort, served, generation, method, takes, artifacts FROM task "
             "ORDER BY name"
         )
         return [
-            TaskRow(name, cohort, bool(served), generation, method or "", takes, _ids(artifacts))
+            KnownTask(name, cohort, bool(served), generation, method or "", takes, _ids(artifacts))
             for name, cohort, served, generation, method, takes, artifacts in rows
         ]
 
-    def find(self, name: str) -> TaskRow | None:
+    def find(self, name: str) -> KnownTask | None:
         """One of them."""
         return next((row for row in self.all() if row.name == name), None)
 

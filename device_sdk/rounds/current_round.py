@@ -23,7 +23,7 @@ from device_sdk.methods.learner import Declined
 from device_sdk.rounds.actions import Actions
 from device_sdk.rounds.budget import DayBudget, OverBudget
 from device_sdk.rounds.open_round import OpenRound, Retry
-from device_sdk.rounds.reports import Reports
+from device_sdk.rounds.reports import Reporter
 from device_sdk.rounds.sender import Sender
 from device_sdk.rounds.session import SessionKeeper
 from device_sdk.rounds.turns import Ready, Turns
@@ -31,7 +31,7 @@ from device_sdk.train.job import TrainedRound, TrainingJob, needs_receipts
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.publish.manifest import Order, RoundManifest, order, read_manifest, selected
 from device_sdk.wire.publish.receipts import UpdateIdentity
-from device_sdk.wire.publish.report import Outcome, Reason
+from device_sdk.wire.publish.report import Reason, ReportedOutcome
 from device_sdk.wire.seal.broadcast import (
     derive_broadcast_keys,
     find_group_key,
@@ -258,7 +258,7 @@ class CurrentRound:
         self._sessions = sessions
         self._sender = sender
         self._actions = actions
-        self._reports = Reports(world, sessions)
+        self._reports = Reporter(world, sessions)
         self._intake = ManifestIntake(world, sessions)
         self._connected = False
         self._held_back = False
@@ -479,7 +479,7 @@ class CurrentRound:
             job,
             result,
             self._sessions.time.largest_unix_seconds,
-            self._reports.of(Outcome.TRAINED, None, received_bytes, result),
+            self._reports.of(ReportedOutcome.TRAINED, None, received_bytes, result),
         )
         self._close()
         self._sender.add(row)
@@ -575,7 +575,7 @@ class CurrentRound:
             return None
         declined = outcome in (RoundOutcome.DECLINED, RoundOutcome.OVER_BUDGET)
         report = self._reports.of(
-            Outcome.DECLINED if declined else Outcome.FAILED,
+            ReportedOutcome.DECLINED if declined else ReportedOutcome.FAILED,
             reason,
             0 if self._round is None else self._round.received_bytes,
         )

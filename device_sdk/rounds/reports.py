@@ -16,9 +16,9 @@ from device_sdk.train.job import TrainedRound
 from device_sdk.wire.publish.report import (
     MOST_TEXT_BYTES,
     Details,
-    Outcome,
     Reason,
     Report,
+    ReportedOutcome,
     write_report,
 )
 from device_sdk.world import DeviceWorld
@@ -26,7 +26,7 @@ from device_sdk.world import DeviceWorld
 _MOST_COUNT = 2**32 - 1
 
 
-class Reports:
+class Reporter:
     """Makes reports for as long as there is an aggregator that reads them."""
 
     def __init__(self, world: DeviceWorld, sessions: SessionKeeper) -> None:
@@ -35,7 +35,7 @@ class Reports:
 
     def of(
         self,
-        outcome: Outcome,
+        outcome: ReportedOutcome,
         reason: Reason | None = None,
         received_bytes: int = 0,
         result: TrainedRound | None = None,

@@ -25,7 +25,7 @@ from device_sdk.home.live import Live, LiveFile, read_live
 from device_sdk.local_data import LocalData
 from device_sdk.train.job import TrainedRound, TrainingJob
 from device_sdk.train.scatter import ScatterTrainer
-from device_sdk.wire.publish.report import Outcome
+from device_sdk.wire.publish.report import ReportedOutcome
 from device_sdk.world import TrainingOptions
 from tests.brokers.links import QUICK
 from tests.brokers.mosquitto import Mosquitto
@@ -233,7 +233,7 @@ def test_a_round_that_waited_too_long_is_declined_and_the_next_one_is_not(
         assert device.status().problem == "" and not aggregator.seen.bodies
         aggregator.await_(lambda: len(aggregator.seen.reports) == 1)
         [(_, report)] = aggregator.seen.reports
-        assert (report.outcome, report.reason) == (Outcome.DECLINED, "not-now")
+        assert (report.outcome, report.reason) == (ReportedOutcome.DECLINED, "not-now")
         yes.set()
         aggregator.open_round()
         await_receipt(aggregator, device, 2)

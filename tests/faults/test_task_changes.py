@@ -28,7 +28,7 @@ from device_sdk.wire.publish.catalogue import catalogue_id
 from device_sdk.wire.publish.content import SHARED, open_content_head
 from device_sdk.wire.publish.manifest import ChunkSet
 from device_sdk.wire.publish.receipts import RecordType, UpdateIdentity, with_report, write_update
-from device_sdk.wire.publish.report import Details, Outcome, Report, write_report
+from device_sdk.wire.publish.report import Details, Report, ReportedOutcome, write_report
 from device_sdk.wire.publish.topics import ChunkTopic, Topics
 from device_sdk.wire.seal.broadcast import find_group_key, read_manifest_label
 from device_sdk.wire.seal.signature import public_key
@@ -113,7 +113,7 @@ def count_one(home: AggregatorHome) -> None:
     identity = UpdateIdentity(DEVICES[0], "air", row.generation, row.round)
     body = encode_scatter_update(Update(1, tensors), 8, "float32")
     said = write_evaluations(ranked(np.arange(4)))
-    report = Report(Outcome.TRAINED, "", Details("1", "1", "linux", "k=3"), said)
+    report = Report(ReportedOutcome.TRAINED, "", Details("1", "1", "linux", "k=3"), said)
     payload = write_update(identity, with_report(write_report(report), body))
     assert parts.inbox.offer(DEVICES[0], payload, RecordType.CONTRIBUTION) is None
     (settled,) = air.ingest.commit()

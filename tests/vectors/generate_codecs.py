@@ -35,7 +35,7 @@ from device_sdk.wire.publish.receipts import (
     write_receipt,
     write_update,
 )
-from device_sdk.wire.publish.report import Details, Outcome, Reason, Report, write_report
+from device_sdk.wire.publish.report import Details, Reason, Report, ReportedOutcome, write_report
 from device_sdk.wire.publish.standing import Standing, write_standing
 from device_sdk.wire.publish.topics import (
     ChunkTopic,
@@ -96,13 +96,15 @@ MANIFEST = RoundManifest(
 
 REPORTS = {
     "trained": Report(
-        Outcome.TRAINED,
+        ReportedOutcome.TRAINED,
         "",
         Details("0.1.0", "1.22.0", "linux-aarch64", "k=8", 1.5, 40_960, {"site": "north"}),
         b"\xa0",
     ),
-    "failed": Report(Outcome.FAILED, Reason.NOT_FINITE.value, Details("0.1.0", "", "linux-x86_64")),
-    "declined": Report(Outcome.DECLINED, Reason.NO_DATA.value),
+    "failed": Report(
+        ReportedOutcome.FAILED, Reason.NOT_FINITE.value, Details("0.1.0", "", "linux-x86_64")
+    ),
+    "declined": Report(ReportedOutcome.DECLINED, Reason.NO_DATA.value),
 }
 
 

@@ -28,7 +28,7 @@ _MOST_COUNT = 2**32 - 1
 _FIELDS = ("outcome", "reason")
 
 
-class Outcome(Enum):
+class ReportedOutcome(Enum):
     """How a round ended on a device that was selected for it."""
 
     TRAINED = "trained"
@@ -117,13 +117,13 @@ class Report:
     Raises ValueError, naming what is wrong.
     """
 
-    outcome: Outcome
+    outcome: ReportedOutcome
     reason: str = ""
     details: Details | None = None
     evaluation: bytes = b""
 
     def __post_init__(self) -> None:
-        if (self.outcome is Outcome.TRAINED) is bool(self.reason):
+        if (self.outcome is ReportedOutcome.TRAINED) is bool(self.reason):
             raise ValueError("a reason goes with what was not trained, and with nothing else")
         if self.reason:
             require_name("reason", self.reason)
@@ -182,7 +182,7 @@ def read_report(data: bytes) -> Report:
         raise WireError("bad-field", "an evaluation that is no byte string, or an empty one")
     try:
         return Report(
-            Outcome(record.text("outcome", 16)),
+            ReportedOutcome(record.text("outcome", 16)),
             record.text("reason", _MOST_REASON),
             _unpacked(record.take("details")) if "details" in record else None,
             evaluation,

@@ -12,7 +12,7 @@ import pytest
 from aggregator.cli import main
 from aggregator.home import AggregatorHome, serve_lock
 from aggregator.store.devices import DeviceRow
-from aggregator.store.participations import Participation
+from aggregator.store.participations import LastParticipation
 from aggregator.store.reports import KEPT_ROUNDS, StoredReport
 from aggregator.store.rounds import RoundRow
 from device_sdk.wire.seal.enrolment_code import parse_code
@@ -142,7 +142,7 @@ def test_status_and_devices_show_what_matters(
     store = home.open_store()
     with store.database.transaction():
         store.devices.add(device(1))
-        seen = {bytes([1]) * 16: Participation(int(time.time()) - 300, 16)}
+        seen = {bytes([1]) * 16: LastParticipation(int(time.time()) - 300, 16)}
         store.first.participations.note(seen)
         row = RoundRow(1, 1, 0, time.time() - 9, time.time() + 60, bytes(32), 2**64 - 1, 1, 20)
         store.first.rounds.add(row)
@@ -181,7 +181,7 @@ def test_devices_has_a_line_for_each_task_that_a_device_is_meant_for(
         store.devices.set_labels(one, {"site": "north"})
         store.devices.revoke(gone, 1)
         # One that took part before its label was changed is shown there all the same.
-        store.task(number).participations.note({moved: Participation(int(time.time()))})
+        store.task(number).participations.note({moved: LastParticipation(int(time.time()))})
     store.database.close()
 
     def lines(*arguments: str) -> list[tuple[str, str]]:

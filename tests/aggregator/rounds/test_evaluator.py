@@ -33,7 +33,7 @@ from device_sdk.wire.publish.receipts import (
     with_report,
     write_update,
 )
-from device_sdk.wire.publish.report import Details, Outcome, Report, write_report
+from device_sdk.wire.publish.report import Details, Report, ReportedOutcome, write_report
 from tests.fakes.homes import ITEMS, WIDTH, command, make_home
 
 DEVICES = [bytes([index]) * 16 for index in range(20)]
@@ -117,7 +117,9 @@ class Fleet:
         row = self.parts.first.rounds.current
         assert row is not None
         evaluation = write_evaluations(said) if isinstance(said, EvaluationReport) else said or b""
-        outcome = (Outcome.TRAINED, "") if trained else (Outcome.DECLINED, "not-now")
+        outcome = (
+            (ReportedOutcome.TRAINED, "") if trained else (ReportedOutcome.DECLINED, "not-now")
+        )
         report = Report(*outcome, Details("1", "1", "linux", "k=8"), evaluation)
         identity = UpdateIdentity(device, "default", row.generation, row.round - rounds_ago)
         content = with_report(write_report(report), self.body if trained else b"")

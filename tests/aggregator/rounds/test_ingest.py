@@ -23,7 +23,7 @@ from aggregator.rounds.ingest import Settled
 from aggregator.rounds.machine import RoundClosed, RoundOpened
 from aggregator.serve.assembly import World, assemble
 from aggregator.store.devices import DeviceRow
-from aggregator.store.participations import Participation
+from aggregator.store.participations import LastParticipation
 from aggregator.store.rounds import RoundRow
 from aggregator.task.file import read_task
 from device_sdk.artifact import Artifact
@@ -198,7 +198,7 @@ def test_what_is_staged_together_is_counted_in_the_order_it_came(desk: Desk) -> 
     with desk.parts.store.database.transaction():
         desk.ingest.save_seen()
     assert desk.parts.store.first.participations.all() == {
-        device: Participation(ended_at, width)
+        device: LastParticipation(ended_at, width)
         for device, width in ((CLEO, 3), (ANNA, 5), (BERT, 3))
     }
 
@@ -208,9 +208,9 @@ def test_who_was_counted_is_written_down_once(desk: Desk) -> None:
     desk.now_seconds += 1.0
     desk.count(BERT, body())  # with it, ANNA's
     with desk.parts.store.database.transaction():
-        desk.parts.store.first.participations.note({ANNA: Participation(7, 7)})
+        desk.parts.store.first.participations.note({ANNA: LastParticipation(7, 7)})
         desk.ingest.save_seen()
-    assert desk.parts.store.first.participations.all()[ANNA] == Participation(7, 7)
+    assert desk.parts.store.first.participations.all()[ANNA] == LastParticipation(7, 7)
 
 
 def test_with_nothing_staged_nothing_is_written(desk: Desk) -> None:

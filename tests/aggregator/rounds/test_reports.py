@@ -22,9 +22,9 @@ from device_sdk.wire.publish.receipts import (
 )
 from device_sdk.wire.publish.report import (
     Details,
-    Outcome,
     Reason,
     Report,
+    ReportedOutcome,
     read_report,
     write_report,
 )
@@ -32,9 +32,9 @@ from tests.aggregator.rounds.test_ingest import ANNA, BERT, CLEO, LATER, Desk, b
 from tests.fakes.homes import make_home
 
 DETAILS = Details("0.1.0", "1.22.0", "linux-aarch64", "k=3", 1.5, 4000, {"site": "north"})
-TRAINED = Report(Outcome.TRAINED, "", DETAILS, b"\xa0")
-NO_DATA = Report(Outcome.DECLINED, Reason.NO_DATA.value)
-NOT_FINITE = Report(Outcome.FAILED, Reason.NOT_FINITE.value, DETAILS)
+TRAINED = Report(ReportedOutcome.TRAINED, "", DETAILS, b"\xa0")
+NO_DATA = Report(ReportedOutcome.DECLINED, Reason.NO_DATA.value)
+NOT_FINITE = Report(ReportedOutcome.FAILED, Reason.NOT_FINITE.value, DETAILS)
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def test_an_update_and_its_report_are_one_thing(desk: Desk) -> None:
     for _ in range(2):
         assert offer(desk, identity, TRAINED, body()) == ("counted", "")
     assert offer(desk, identity, NOT_FINITE) == ("conflict", "")
-    assert offer(desk, identity, Report(Outcome.TRAINED), body()) == ("conflict", "")
+    assert offer(desk, identity, Report(ReportedOutcome.TRAINED), body()) == ("conflict", "")
     assert desk.offer(identity, body()) == ("conflict", "")
     row = desk.row
     (stored,) = desk.parts.store.database.rows("SELECT * FROM reports")
@@ -154,7 +154,7 @@ def test_who_was_not_asked_has_nothing_to_tell(desk: Desk) -> None:
 
 
 def test_what_came_too_late_is_kept_once_and_lengthens_no_round(desk: Desk) -> None:
-    identity, late = desk.identity(ANNA), Report(Outcome.FAILED, Reason.TOO_LATE.value)
+    identity, late = desk.identity(ANNA), Report(ReportedOutcome.FAILED, Reason.TOO_LATE.value)
     stranger = desk.identity(LATER)
     desk.next_round()
     for _ in range(2):
@@ -181,7 +181,7 @@ def test_the_newest_outcome_stays_with_the_device_and_old_rounds_go(desk: Desk) 
         desk.ingest.save_seen()
     found = store.first.participations.all()[ANNA]
     assert found.report is not None
-    assert read_report(found.report) == Report(Outcome.TRAINED, "", DETAILS)
+    assert read_report(found.report) == Report(ReportedOutcome.TRAINED, "", DETAILS)
     assert (found.round, found.told_unix_seconds) == (KEPT_ROUNDS + 4, int(desk.now_seconds))
 
 
@@ -189,11 +189,11 @@ def test_what_came_too_late_of_an_older_round_is_not_the_newest_outcome(desk: De
     late = desk.identity(ANNA)
     desk.next_round()
     assert offer(desk, desk.identity(ANNA), TRAINED, body()) == ("counted", "")
-    assert offer(desk, late, Report(Outcome.FAILED, Reason.TOO_LATE.value)) == ("noted", "")
+    assert offer(desk, late, Report(ReportedOutcome.FAILED, Reason.TOO_LATE.value)) == ("noted", "")
     desk.ingest.commit()
     found = desk.parts.store.first.participations.all()[ANNA]
     assert found.round == 2 and found.report is not None
-    assert read_report(found.report).outcome is Outcome.TRAINED
+    assert read_report(found.report).outcome is ReportedOutcome.TRAINED
 
 
 def test_a_revoked_device_is_forgotten_with_what_it_told(desk: Desk) -> None:
@@ -207,7 +207,7 @@ def test_a_revoked_device_is_forgotten_with_what_it_told(desk: Desk) -> None:
 
 def test_a_device_s_own_words_do_not_grow_the_counters(desk: Desk) -> None:
     for device, word in ((ANNA, "made-up"), (BERT, "also-made-up")):
-        offer(desk, desk.identity(device), Report(Outcome.FAILED, word))
+        offer(desk, desk.identity(device), Report(ReportedOutcome.FAILED, word))
     assert desk.ingest.outcomes == {("failed", "other"): 2}
 
 

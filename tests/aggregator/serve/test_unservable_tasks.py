@@ -13,7 +13,7 @@ from aggregator.serve.tasks import TaskParts
 from aggregator.store import TaskStore
 from aggregator.store.tasks import FIRST
 from aggregator.task.file import Task
-from aggregator.task.request import Request
+from aggregator.task.request import ReplaceRequest
 from device_sdk.wire.publish.receipts import Verdict
 from tests.brokers.mosquitto import Mosquitto
 from tests.fakes.client import ScriptedDevice
@@ -46,7 +46,7 @@ def with_companion(folder: Path) -> str:
 def ask(home: AggregatorHome, number: int, text: str) -> None:
     """What ``task replace`` asks for once it has found nothing wrong."""
     store = home.open_store()
-    store.tasks.set_request(number, Request(text).write())
+    store.tasks.set_request(number, ReplaceRequest(text).write())
     store.database.close()
 
 

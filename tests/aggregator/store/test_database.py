@@ -15,7 +15,7 @@ from aggregator.errors import AggregatorError
 from aggregator.store import Database, Store
 from aggregator.store.checkpoints import pack_state, unpack_state
 from aggregator.store.database import SCHEMA_VERSION
-from aggregator.store.participations import Participation
+from aggregator.store.participations import LastParticipation
 from device_sdk.artifact import safetensors
 from tests.aggregator.methods.stored_states import stored
 from tests.fakes.homes import make_home
@@ -131,8 +131,8 @@ def test_what_a_device_did_last_is_of_the_task_whose_round_it_told_of(tmp_path: 
     connection.close()
     store = Store(Database(path))
     # Of b, no round is left that it told of: it is taken for the first task's.
-    assert store.first.participations.all() == {b"b": Participation(77, 8, 77, None, b"told b")}
-    assert store.task(2).participations.all() == {b"a": Participation(77, 8, 77, 3, b"told a")}
+    assert store.first.participations.all() == {b"b": LastParticipation(77, 8, 77, None, b"told b")}
+    assert store.task(2).participations.all() == {b"a": LastParticipation(77, 8, 77, 3, b"told a")}
     assert [row.device_id for row in store.devices.all()] == [b"a", b"b", b"c"]
     store.database.close()
 

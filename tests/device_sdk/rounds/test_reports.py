@@ -20,7 +20,7 @@ from device_sdk.rounds.participant import Participant
 from device_sdk.train.job import TrainedRound, TrainingJob
 from device_sdk.train.reasons import reason_of
 from device_sdk.wire.publish.receipts import RecordType, UpdateIdentity
-from device_sdk.wire.publish.report import Outcome, Reason, Report
+from device_sdk.wire.publish.report import Reason, Report, ReportedOutcome
 from device_sdk.world import TrainingOptions
 from tests.fakes.in_memory import Bench
 
@@ -44,7 +44,7 @@ def test_an_update_takes_its_report_with_it(tmp_path: Path) -> None:
     bench.aggregator.open_round()
     bench.run(1)
     (report,) = reports(bench)
-    assert (report.outcome, report.reason, report.evaluation) == (Outcome.TRAINED, "", b"")
+    assert (report.outcome, report.reason, report.evaluation) == (ReportedOutcome.TRAINED, "", b"")
     details = report.details
     assert details is not None
     assert (details.option, details.labels) == ("k=8", {"site": "north"})
@@ -62,7 +62,7 @@ def test_a_round_without_an_update_is_told_once_and_leaves_no_verdict(bench: Ben
     bench.run(1)
     ((identity, report),) = bench.aggregator.seen.reports
     assert (identity.round, identity.generation) == (manifest.round, manifest.generation)
-    assert (report.outcome, report.reason) == (Outcome.FAILED, "error")
+    assert (report.outcome, report.reason) == (ReportedOutcome.FAILED, "error")
     assert bench.aggregator.seen.bodies == [] and bench.home.rounds.outbox() == []
     assert bench.home.rounds.last_receipted() is None
 
@@ -73,7 +73,7 @@ def test_an_app_may_keep_all_but_the_outcome(tmp_path: Path) -> None:
     bench.run(1)
     bench.aggregator.open_round()
     bench.run(1)
-    assert reports(bench) == [Report(Outcome.TRAINED)]
+    assert reports(bench) == [Report(ReportedOutcome.TRAINED)]
 
 
 def test_nothing_is_told_of_rounds_that_did_not_ask_for_this_device(bench: Bench) -> None:
@@ -89,7 +89,7 @@ def test_chunks_that_never_came_are_told_after_the_deadline(bench: Bench) -> Non
     bench.aggregator.open_round(deadline_seconds=60)
     bench.run(61)
     assert [(each.outcome, each.reason) for each in reports(bench)] == [
-        (Outcome.FAILED, "too-late")
+        (ReportedOutcome.FAILED, "too-late")
     ]
 
 

@@ -23,9 +23,9 @@ from device_sdk.wire.publish.report import (
     MOST_LABELS_BYTES,
     MOST_OUTCOME_BYTES,
     Details,
-    Outcome,
     Reason,
     Report,
+    ReportedOutcome,
     read_report,
     require_own_labels,
     write_outcome,
@@ -56,10 +56,12 @@ DETAILS = st.builds(
 )
 EVALUATIONS = st.binary(max_size=40) | st.just(bytes(MOST_EVALUATION_BYTES))
 REPORTS = st.one_of(
-    st.builds(Report, st.just(Outcome.TRAINED), st.just(""), st.none() | DETAILS, EVALUATIONS),
+    st.builds(
+        Report, st.just(ReportedOutcome.TRAINED), st.just(""), st.none() | DETAILS, EVALUATIONS
+    ),
     st.builds(
         Report,
-        st.sampled_from([Outcome.DECLINED, Outcome.FAILED]),
+        st.sampled_from([ReportedOutcome.DECLINED, ReportedOutcome.FAILED]),
         SLUGS | st.sampled_from([each.value for each in Reason]),
         st.none() | DETAILS,
         EVALUATIONS,
@@ -79,7 +81,7 @@ def test_the_longest_of_everything_fits() -> None:
     seconds = 1234.567
     labels = {"site": "n" * (MOST_LABELS_BYTES - 1 - 5 - 2)}
     longest = Details("s" * 16, "r" * 16, "p" * 18, "o" * 16, seconds, 2**32 - 1, labels)
-    report = Report(Outcome.DECLINED, "r" * 24, longest, bytes(MOST_EVALUATION_BYTES))
+    report = Report(ReportedOutcome.DECLINED, "r" * 24, longest, bytes(MOST_EVALUATION_BYTES))
     assert len(write_outcome(report)) == MOST_OUTCOME_BYTES
     assert read_report(write_report(report)) == report
     with pytest.raises(ValueError, match="57 bytes, a report has room for 56"):

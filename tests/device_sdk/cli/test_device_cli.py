@@ -151,7 +151,9 @@ def test_train_measures_when_given_a_deadline(
 @pytest.mark.skipif(os.name == "nt", reason="sends SIGINT to a child process")
 def test_nothing_is_lost_on_ctrl_c(tmp_path: Path, views: Path) -> None:
     out = tmp_path / "trained"
-    program = "import sys; from device_sdk.cli import main; sys.exit(main())"
+    # Where the tests run in a shell's background, SIGINT is ignored, and children inherit that.
+    heeded = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    program = f"{heeded}; import sys; from device_sdk.cli import main; sys.exit(main())"
     options = ["--interactions", str(views), "--epochs", "10000000", "--out", str(out)]
     child = subprocess.Popen(
         [sys.executable, "-c", program, "train", *options],

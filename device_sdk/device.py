@@ -424,6 +424,8 @@ class Device:
         # What is new to this device, and may not concern its app, asks for no name yet.
         rows = [row for row in self._home.tasks.all() if row.method]
         names = [row.name for row in rows if not reason_against(self._world, row)]
+        if self._has_left():
+            names = names[:1]  # it takes part in none, and they all say so
         return self._one_of(names, task)
 
     def _recommender(self, task: str | None) -> Recommender:

@@ -396,6 +396,8 @@ def _as_successor(
         assert inherits is not None
         replacement |= asdict(inherits)
     except AggregatorError as error:
+        if arguments.warm_start is not None:
+            raise  # as task replace would
         replacement["problem"] = str(error)
     return _checked(file, new) | {
         "changes": [asdict(each) for each in found],

@@ -233,9 +233,9 @@ class Aggregation:
             self._method.restore(version.state)
             self.items = self._binding.items_of(self._method)
             if self._keeper is not None and not self._keeper.knows(version.version):
-                # Made before versions were kept.
+                # Made by a replacement, or before versions were kept.
                 with self._store.database.transaction():
-                    self._note(version.version, version.round, 0)
+                    self._note(version.version, version.round, 0, self._replaced(version.version))
             if open_round is None:
                 return
             if partial is not None and partial.round == open_round.round:
@@ -251,6 +251,12 @@ class Aggregation:
                 f"the stored state does not fit the task file's settings: {error}. Change them "
                 "back, or have it begin anew with tessera-aggregator task replace"
             ) from None
+
+    def _replaced(self, version: int) -> str:
+        facts = self._store.facts
+        if version == 0 or version not in (facts.judged_from, facts.replaced_at):
+            return ""
+        return "another model" if version == facts.judged_from else "other settings"
 
     def _absorb_log(self, row: RoundRow) -> bool:
         """Whether all of the log behind ``_last_seq`` could be absorbed."""

@@ -51,7 +51,16 @@ def changes(
     values = tomllib.loads(served)
     folder = new.path.parent
     before, after = (dict(_flat(_spelt(each, folder))) for each in (values, _of(new)))
-    keys = [key for key in sorted(before | after) if before.get(key) != after.get(key)]
+    usual = {
+        "task.name": {None, TaskTable().name, new.path.stem},
+        "task.cohort": {None, TaskTable().cohort},
+    }
+    keys = [
+        key
+        for key in sorted(before | after)
+        if before.get(key) != after.get(key)
+        and not (key in usual and {before.get(key), after.get(key)} <= usual[key])
+    ]
     changed = set(_ARTIFACTS)
     if in_use:
         # At the same place there may be another artifact by now, or the same one at another.

@@ -33,8 +33,8 @@ def run(arguments: argparse.Namespace) -> int:
     with Device.open(arguments.home, read_only=True) as device:
         tasks = device.tasks()
         named = arguments.task
-        if named is None and sum(each.takes_part for each in tasks) > 1:
-            named = next(each.name for each in tasks if each.takes_part)
+        if named is None and len(tasks) > 1:
+            named = next((each.name for each in tasks if each.takes_part), None)
         try:
             status = device.status(task=named)
         except ValueError as error:

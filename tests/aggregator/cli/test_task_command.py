@@ -194,6 +194,9 @@ def test_a_file_for_the_first_task_is_checked_and_replaces_it(
         }
         found = checked(wider, "--replace", "films")
         assert "nothing of it fits: it has items [20, 8]" in found["replacement"]["problem"]
+        for asked in ("latest", "nosuch@best"):  # what task replace would refuse
+            said = refused(wider, "--replace", "films", "--warm-start", asked)
+            assert f"--warm-start {asked}" in said
         command(home, "task", "check", str(plain), "--replace", "films")
         said = capsys.readouterr().out
         assert "no device enrols again" in said and "kept     items [20, 8]" in said

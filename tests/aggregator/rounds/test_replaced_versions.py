@@ -86,6 +86,7 @@ def test_figures_of_a_model_that_was_replaced_are_no_measure(
     assert "best by hr10" in run(fleet, "models")
     wider(fleet, "--now")
     assert best(fleet, run) == (None, [], [3, 2, 0])  # 0 while no other takes its place
+    assert "another model" in run(fleet, "models")
     out = str(tmp_path / "best.safetensors")
     said = run(fleet, "model", "--version", "best", "--out", out, fails=True)
     assert "no kept version of the present model (3 and later) has a figure of 'hr10'" in said
@@ -178,7 +179,7 @@ def test_what_was_asked_for_first_is_done_first(tmp_path: Path, run: Callable[..
     assert fleet.parts.first.rounds.tick() is not None
     assert fleet.parts.tasks.between_rounds(fleet.parts.first)
     found = [(each.version, each.origin) for each in versions(fleet).all()]
-    assert found[:2] == [(5, ""), (4, "version 1")]
+    assert found[:2] == [(5, "other settings"), (4, "version 1")]
     np.testing.assert_array_equal(versions(fleet).model(5)["items"], one)
 
 

@@ -232,3 +232,15 @@ def test_a_wish_that_a_version_before_wrote_is_read() -> None:
         assert ReplaceRequest.read(text) == ReplaceRequest("[task]", warm_start, True)
     wish = ReplaceRequest("[task]", "air@best")
     assert ReplaceRequest.read(wish.write()) == wish
+
+
+def test_a_name_that_is_said_or_left_out_is_no_change(tmp_path: Path) -> None:
+    home = home_with("scatter", tmp_path)
+    path = home.task_files / "air.toml"
+    path.parent.mkdir()
+    text = home.task_file.read_text().partition("[broker]")[0].replace("items.tsv", "../items.tsv")
+    said = text.replace("[task]", '[task]\nname = "air"\ncohort = "all"')
+    fleet = read_task(home.task_file).fleet
+    for before, after in ((text, said), (said, text)):
+        path.write_text(after)
+        assert changes(before, read_task(path, fleet), lambda task: True) == []

@@ -126,6 +126,8 @@ def test_two_tasks_share_their_catalogue_and_their_artifact(
             wait_until(lambda: (one.status(task="water").receipted_round or 0) > last)
         with enrolled(codes[1], "other") as other:
             wait_until(lambda: counts(other, "water", "default"))
+            other.leave()
+            assert other.status().left, "which task's status is asked for is of no matter then"
         contents = served.parts.store.contents.all().values()
         assert {each.tasks for each in contents} == {(1,), (3,)}
         wait_until(lambda: not served.parts.store.retained.superseded())

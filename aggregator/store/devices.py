@@ -74,7 +74,8 @@ class Devices(Table):
         for table in ("reports", "device_evaluations"):
             self._database.execute(f"DELETE FROM {table} WHERE device_id = ?", (device_id,))
         self._database.execute(
-            "UPDATE participations SET report = NULL WHERE device_id = ?", (device_id,)
+            "UPDATE participations SET report = NULL, width = NULL WHERE device_id = ?",
+            (device_id,),
         )
 
     def set_labels(self, device_id: bytes, labels: Labels) -> None:

@@ -134,6 +134,7 @@ def test_a_device_with_nan_data_is_shown_by_reason_and_another_leaves(
             third.start()
         (gone,) = [each for each in listed() if each["device_id"] == third.device_id]
         assert gone["revoked_unix_seconds"] is not None and gone["tasks"][0]["outcome"] is None
+        assert gone["tasks"][0]["option"] is None
         assert third.predict({"x": local_data(2).train["x"]})["prediction"].shape[1] > 0
 
         serve.stop()

@@ -465,7 +465,7 @@ def _name_in(path: Path) -> tuple[str, bool]:
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
         found = values.get("task", {}).get("name")
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, AttributeError):
+    except (OSError, ValueError, RecursionError, AttributeError):
         return path.stem, False
     is_first = any(each in values for each in FLEET_TABLES)
     return found if isinstance(found, str) else path.stem, is_first and found is None

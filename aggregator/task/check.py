@@ -185,7 +185,7 @@ def taken_in(path: Path, names: Mapping[str, str] | None = None, fleet: str = ""
         values = tomllib.loads(text)
     except OSError as error:
         raise TaskError(f"{path} cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise TaskError(f"{path} is not TOML: {error}") from None
     task = values.get("task", {})
     if not isinstance(task, dict):

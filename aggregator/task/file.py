@@ -305,7 +305,7 @@ def parse_task(
     said = source or path
     try:
         values = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise TaskError(f"{said} is not TOML: {error}") from None
     try:
         return _task(TomlTable(values), path, text, fleet)
@@ -491,7 +491,7 @@ def read_catalogue_file(path: Path) -> Catalogue:
     """Row 0 is the first line. Raises AggregatorError, naming the line."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise AggregatorError(f"the catalogue {path} cannot be read: {error}") from None
     parts = [line.partition("\t") for line in lines]
     try:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from aggregator.errors import TaskError
+from aggregator.errors import AggregatorError, TaskError
 from aggregator.methods.fedavg import FedAvgBinding, FedAvgSettings
 from aggregator.methods.scatter import ScatterTable
 from aggregator.task.evaluation import EvaluationSettings
@@ -23,6 +23,7 @@ from aggregator.task.file import (
     RoundSettings,
     StoreSettings,
     TaskTable,
+    read_catalogue_file,
     read_task,
 )
 from aggregator.task.template import meanings, task_template
@@ -212,12 +213,18 @@ def test_user_and_password_come_from_files(tmp_path: Path) -> None:
         (GOOD + "[rounds]\n", "rounds is unknown here; known are"),
         ("task = 3\n", "task must be a table"),
         ("[task\n", "is not TOML"),
+        ("task = " + "[" * 5000 + "]" * 5000 + "\n", "is not TOML"),
     ],
 )
 def test_a_slip_names_its_key(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(TaskError, match=message) as caught:
         read_task(write(tmp_path, text))
     assert str(tmp_path / "task.toml") in str(caught.value)
+
+
+def test_a_catalogue_no_file_can_be_called_is_named() -> None:
+    with pytest.raises(AggregatorError, match=r"the catalogue .* cannot be read"):
+        read_catalogue_file(Path("items\0.tsv"))
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

@@ -39,17 +39,14 @@ class Upkeep:
         """What the operator asked for while nobody served, an older version or a catalogue with new
         items: taken in now, or after the round.
 
-        Raises AggregatorError where the catalogue is not usable and no round needs to go on without
-        it; before anything is taken in.
+        Inside a transaction: raises AggregatorError, maybe after an older version was taken in,
+        where the catalogue is not usable and no round needs to go on without it.
         """
-        takes_in = not in_a_round and not self._aggregation.participants
-        if takes_in and self._catalogue is not None:
-            read_continued_catalogue(self._catalogue, self._store)
         if not in_a_round:
             self._go_back()
         if self._catalogue is None:
             return
-        if takes_in:
+        if not in_a_round and not self._aggregation.participants:
             self._take_in(self._catalogue)
             return
         try:

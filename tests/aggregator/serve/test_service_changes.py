@@ -95,6 +95,30 @@ def test_settings_that_are_refused_change_nothing_of_what_waits_beside_them(
         assert anna.take_part(3, anna.body(items=ITEMS + 1)).verdict is Verdict.COUNTED
 
 
+def test_settings_beside_an_unusable_catalogue_lose_no_rollback(
+    mosquitto: Mosquitto, tmp_path: Path
+) -> None:
+    """The older version was taken in before the catalogue was found wrong: all of it is undone."""
+    home = make_home(tmp_path, mosquitto.url, ALONE)
+    file, text = home.folder / "items.tsv", home.task_file.read_text()
+    with serving(home) as served, ScriptedDevice(mosquitto.url, invite(home)[0]) as anna:
+        anna.enrol().join()
+        assert anna.take_part(1).verdict is Verdict.COUNTED
+        anna.await_round(2)
+        assert command(home, "rollback", "--to", "0") == 0
+        file.write_text("moved\n" + file.read_text())
+        home.task_file.write_text(
+            text.replace("deadline_seconds = 60.0", "deadline_seconds = 50.0")
+        )
+        assert anna.take_part(2).verdict is Verdict.COUNTED
+        third = anna.await_round(3)
+        store = served.parts.store.first
+        origins = [(each.version, each.origin) for each in store.versions.all()[:2]]
+        assert origins == [(3, "version 0"), (2, "")]
+        assert third.version == 3 == served.parts.first.aggregation.version
+        assert "does not begin with" in (store.fleet.tasks.find(store.number).problem or "")
+
+
 @pytest.mark.parametrize("quorum", [1, 2])
 def test_items_appended_while_nobody_served_are_taken_in_after_the_round(
     mosquitto: Mosquitto, tmp_path: Path, caplog: pytest.LogCaptureFixture, quorum: int

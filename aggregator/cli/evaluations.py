@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
         row = task_of(store, arguments)
         name, own = row.name or "", store.task(row.number)
         found, ranking = own.evaluations.latest(arguments.versions), ranking_of(home, store, row)
-        best = next((each.version for each in own.versions.ranked(ranking)), None)
+        best = own.versions.best(ranking)
     finally:
         store.database.close()
     if arguments.json:

@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
             return 0
         rows = versions.all() if arguments.all else versions.kept()
         ranking, rollback = ranking_of(home, store, task), Rollback.of(own)
-        best = next((row.version for row in versions.ranked(ranking)), None)
+        best = versions.best(ranking)
     finally:
         store.database.close()
     if arguments.json:

@@ -117,6 +117,10 @@ class Versions(TableOfTask):
         """
         return _ranked(self._comparable(), ranking)
 
+    def best(self, ranking: Ranking | None) -> int | None:
+        """The first of :meth:`ranked`; None where there is none."""
+        return next((row.version for row in self.ranked(ranking)), None)
+
     def model(self, version: int) -> dict[str, NDArray[Any]]:
         """The model of a version that is kept. Raises AggregatorError where it is gone."""
         row = self._database.row(

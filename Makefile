@@ -36,7 +36,7 @@ $(STAMP): pyproject.toml constraints.txt
 		"make PYTHON=/path/to/python3.11" >&2; exit 1; }
 	test -x $(RUN) || "$(PYTHON)" -m venv $(VENV)
 	$(RUN) -m pip install --quiet --constraint constraints.txt \
-		--editable '.[aggregator,export,demo,dev]'
+		--editable '.[aggregator,cluster,export,demo,simulate,dev]'
 	touch $@
 
 .PHONY: test

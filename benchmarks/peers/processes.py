@@ -68,9 +68,8 @@ class Peer:
         return self._rounds[-1]
 
     def end(self) -> Costs:
-        """What all of them cost; the process then ends."""
+        """What all of them cost; the process then ends by itself."""
         found = self._ask("end")
-        self._process.wait(_END_SECONDS)
         return Costs(self._versions, tuple(self._rounds), found["errors"], found["peak_bytes"])
 
     def close(self) -> None:

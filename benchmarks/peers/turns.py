@@ -21,8 +21,6 @@ from typing import Protocol
 
 from benchmarks.peers.workload import Floats, Workload
 
-_KB = 1 if sys.platform == "darwin" else 1024
-
 
 class Framework(Protocol):
     """Some framework's way through a workload."""
@@ -57,7 +55,13 @@ class OneProcess:
         return sum(one.ru_utime + one.ru_stime for one in used)
 
     def peak_bytes(self) -> int:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _KB
+        if sys.platform == "linux":
+            # getrusage would tell the peak of the process that started this one, if that is higher.
+            for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+                if line.startswith("VmHWM:"):
+                    return int(line.split()[1]) * 1024
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024
 
 
 class Turns:

@@ -25,8 +25,8 @@ from benchmarks.peers.record import record
 from benchmarks.recommendation.split import load_split
 
 ROWS = (
-    Row("Tessera, each device in NumPy", "tessera_rounds", ("alone",)),
-    Row("Tessera, each device by the graph", "tessera_rounds", ("graph",)),
+    Row("Tessera, each device alone", "tessera_rounds", ("numpy",)),
+    Row("Tessera, each alone, by the train graph", "tessera_rounds", ("graph",)),
     Row("pfl, whole matrices", "pfl_rounds", ("dense",), "pfl"),
     Row("pfl, touched rows", "pfl_rounds", ("rows",), "pfl"),
     Row("FedJAX", "fedjax_rounds", (), "fedjax"),

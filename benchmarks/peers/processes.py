@@ -125,7 +125,17 @@ def install(rows: Sequence[Row], environments: Path) -> None:
         print(f"installing {pins} into {stamp.parent}", file=sys.stderr, flush=True)
         venv.create(stamp.parent, with_pip=True, clear=True)
         # Every package is pinned, so that nothing is left to choose.
-        command = [str(python), "-m", "pip", "install", "--quiet", "--no-deps", "-r", str(pins)]
+        command = [
+            str(python),
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--no-cache-dir",
+            "--no-deps",
+            "-r",
+            str(pins),
+        ]
         kept = {key: value for key, value in os.environ.items() if key != "PIP_CONSTRAINT"}
         subprocess.run(command, check=True, env=kept)
         stamp.write_text(pins.read_text(encoding="utf-8"), encoding="utf-8")

@@ -108,9 +108,10 @@ def table(found: Sequence[tuple[Comparison, Measured]], whole: int) -> str:
     A framework whose result is another's has no times: they would mean nothing.
     """
     lines = [
-        _line(name, comparison.devices, costs)
+        # A stored outcome has lost its order.
+        _line(name, comparison.devices, measured.costs[name])
         for comparison, measured in found
-        for name, costs in measured.costs.items()
+        for name in comparison.rows
     ]
     for name, by_devices in _sizes(found).items():
         if len(by_devices) > 1 and whole not in by_devices:

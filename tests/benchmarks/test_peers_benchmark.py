@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.harness import StoredRuns
 from benchmarks.peers import processes
 from benchmarks.peers.__main__ import ROWS
 from benchmarks.peers.compare import (
@@ -175,6 +176,16 @@ def test_the_first_round_is_no_part_of_the_others() -> None:
     line = table([compared(6040, JAX=one)], 6040).splitlines()[-1]
     cells = [cell.strip() for cell in line.strip("|").split("|")]
     assert cells == ["JAX", "6,040", "1.00, 2.00, 3.00", "4.00", "9.00", "5", "1e-06"]
+
+
+def test_lines_stand_in_the_order_of_the_comparison(tmp_path: Path) -> None:
+    comparison, measured = compared(6040, Tessera=costs(9.0, 3.0), JAX=costs(9.0, 1.0))
+    stored = StoredRuns[Comparison, Measured](tmp_path, "peers", Measured)
+    stored.save(comparison, measured)
+    back = stored.load(comparison)
+    assert back == measured
+    lines = table([(comparison, back)], 6040).splitlines()
+    assert "Tessera" in lines[-2] and "JAX" in lines[-1]
 
 
 def test_another_result_has_no_times() -> None:

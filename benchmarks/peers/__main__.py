@@ -45,7 +45,7 @@ environments (pfl 260 MB, FedJAX 670 MB, Flower 530 MB) are kept for the next ti
 """
 _EPILOG = """\
 Flower needs minutes for the whole fleet, so that smaller ones are measured and a line is drawn
-through them; --flower-whole measures all 6,040 devices too (3 GB or more).
+through them; --flower-whole measures all 6,040 devices too (4 GB).
 """
 
 

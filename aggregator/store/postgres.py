@@ -448,7 +448,9 @@ class PostgresDatabase(Database):
             return b"b" + value
         if isinstance(value, str):
             return b"t" + value.encode()
-        return (b"r" if isinstance(value, float) else b"i") + repr(value).encode()
+        if isinstance(value, float):
+            return b"r" + repr(float(value)).encode()
+        return b"i" + str(int(value)).encode()  # a truth value too, as in SQLite
 
     def from_any(self, stored: Any) -> Any:
         """See :class:`Database`."""

@@ -224,8 +224,11 @@ class Participant:
                 self.farewell.session_opened()
             self._retry_refused()
             return
+        if len(payload) > 1 and payload[1] == MessageType.NO_SESSION:
+            self.sessions.on_no_session(payload)
+            return
         if len(payload) > 1 and payload[1] < FIRST_ENVELOPE_TYPE:
-            raise WireError("bad-type", "neither a session's reply nor an envelope")
+            raise WireError("bad-type", "no reply, no denial and no envelope")
         received = self.sessions.receive(payload)
         kind = received.message_type
         if received.fragment is not None or kind not in _TAKEN:

@@ -17,6 +17,7 @@ from device_sdk.wire.seal.broadcast import GroupKey
 from device_sdk.wire.seal.descriptor import Descriptor, read_descriptor
 from device_sdk.wire.seal.device_session import DeviceCredential, SessionOpening
 from device_sdk.wire.seal.freshness import Freshness
+from device_sdk.wire.seal.no_session import read_no_session
 from device_sdk.wire.seal.placement import Placement
 from device_sdk.wire.seal.presence import PresenceWatch, read_presence
 from device_sdk.wire.seal.session import DeviceSessions
@@ -105,6 +106,7 @@ class SessionKeeper:
         self._wanted = True
         self._answers = self._new_backoff(self._pace.answer_seconds)
         self._reopens = self._new_backoff(self._pace.reopen_seconds)
+        self._renewals = self._new_backoff(self._pace.renew_seconds)
         self.time = TrustedTime(clock, self._store.largest_time())
         self._unanswered = 0
         self._attempts = 0  # since the last reply
@@ -239,6 +241,26 @@ class SessionKeeper:
         self._watch.session_opened(opened.incarnation)
         self.opened += 1
 
+    def on_no_session(self, message: bytes) -> None:
+        """The aggregator says that it does not hold a session. Where it is the one in use, all are
+        dropped and another is opened soon; each further time after a longer wait.
+
+        Raises ``WireError``, and nothing changes: ``unknown-session`` for any other session.
+        """
+        denial = read_no_session(message)
+        if denial.session_id != self._sessions.in_use:
+            raise WireError("unknown-session", "a denial of a session that is not in use")
+        if not self._watch.may_deny(denial.incarnation):
+            raise WireError("old-incarnation", "a denial by another life of the aggregator")
+        signing = self.signing()
+        assert self.descriptor is not None
+        denial.verify(self._handle, self.descriptor, signing)
+        self._sessions.close()
+        if self._opening is None:
+            soon = self._clock() + self._renewals.next_seconds()
+            self._next_seconds = min(soon, self._next_seconds) if self._wanted else soon
+            self._wanted = True
+
     def on_placement(self, placement: Placement) -> None:
         """The aggregator said where this device belongs. Raises ``sqlite3.Error``."""
         if placement != self._placement:
@@ -254,6 +276,7 @@ class SessionKeeper:
     def went_well(self) -> None:
         """The session proved good (a receipt came, a manifest opened): next wait is short again."""
         self._reopens.reset()
+        self._renewals.reset()
 
     def tick(self) -> None:
         """Do what is due."""

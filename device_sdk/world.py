@@ -137,7 +137,9 @@ class Pace:
             opened after a random wait of up to this, so that a fleet does not come at once.
         renew_seconds: a session that the aggregator says it does not hold is replaced after a
             random wait of up to this.
-        most_seconds: the longest wait.
+        cell_seconds: a device that was told to be in a cell, and finds no session there for so
+            long and up to twice as long, looks for one at the broker that it enrolled at.
+        most_seconds: the longest wait of the others.
         ask_seconds: what ``only_when`` of the options refuses is asked again after this.
         unanswered_sends: after so many sends without a receipt the session is opened anew.
 
@@ -149,6 +151,7 @@ class Pace:
     fetch_seconds: float = 15.0
     reopen_seconds: float = 10.0
     renew_seconds: float = 1.0
+    cell_seconds: float = 300.0
     most_seconds: float = 600.0
     unanswered_sends: int = 3
     ask_seconds: float = 10.0

@@ -82,7 +82,8 @@ class SessionKeeper:
         self._credential = DeviceCredential(grant.device_id, home.identity(), grant.admission_key)
         self._least_serial = membership.least_serial
         self._topics, self._handle = world.topics, grant.handle
-        self._placement = grant.placement
+        self.placement = grant.placement
+        """The newest that the aggregator told."""
         self.up_topic = self._own_topic()
         """Where what is sealed goes: the topic that the session in use was opened on."""
         self._actions = actions
@@ -117,6 +118,11 @@ class SessionKeeper:
     def is_open(self) -> bool:
         """Whether there is a session to send under."""
         return not self._sessions.needs_session()
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether there is a session, and no other wanted."""
+        return self.is_open and not self._wanted
 
     @property
     def problem(self) -> str:
@@ -261,11 +267,17 @@ class SessionKeeper:
             self._next_seconds = min(soon, self._next_seconds) if self._wanted else soon
             self._wanted = True
 
-    def on_placement(self, placement: Placement) -> None:
-        """The aggregator said where this device belongs. Raises ``sqlite3.Error``."""
-        if placement != self._placement:
+    def place(self, placement: Placement) -> None:
+        """This device belongs there from now on. Raises ``sqlite3.Error``."""
+        if placement != self.placement:
             self._store.place(placement)
-            self._placement = placement
+            self.placement = placement
+
+    def start_anew(self) -> None:
+        """Whoever is asked next knows nothing of this device's sessions, nor of its open."""
+        self._sessions.close()
+        self._opening = None
+        self._wanted, self._next_seconds = True, self._clock()
 
     def reopen(self) -> None:
         """Open a new session after a random wait; each further one comes after a longer wait."""
@@ -305,7 +317,7 @@ class SessionKeeper:
         return self._next_seconds
 
     def _own_topic(self) -> str:
-        return self._topics.write(UpTopic(self._placement.shard, self._handle))
+        return self._topics.write(UpTopic(self.placement.shard, self._handle))
 
     def _life(self) -> bytes | None:
         """The life of the aggregator to ask; None before any is known."""

@@ -29,7 +29,7 @@ from device_sdk.link.link import Link
 from device_sdk.link.outbound import LinkError
 from device_sdk.methods.learner import Declined
 from device_sdk.observer import Observer
-from device_sdk.rounds.actions import Publish, Subscribe, Unsubscribe
+from device_sdk.rounds.actions import MoveTo, Publish, Subscribe, Unsubscribe
 from device_sdk.rounds.current_round import CurrentRound
 from device_sdk.rounds.participant import Participant
 from device_sdk.status import DeviceStatus, TaskStatus, read_status, read_tasks
@@ -64,6 +64,8 @@ class Agent:
         leaves: bool = False,
         ended: Callable[[], None] = lambda: None,
     ) -> None:
+        # Root and placement may be others than when the device was opened.
+        world = replace(world, membership=world.home.membership.load() or world.membership)
         training_rng, jitter, link_rng = world.rng.spawn(3)
         training_world = replace(world, rng=training_rng)
         self._trainer, self._observer, self._ended = trainer, observer, ended
@@ -77,8 +79,9 @@ class Agent:
         self.participant = Participant(replace(world, rng=jitter), leaves=leaves)
         self.left = threading.Event()
         membership = world.membership
+        self._broker = membership.broker
         self._link = Link(
-            membership.url,
+            self._broker(membership.grant.cell),
             rng=link_rng,
             clock=world.clock,
             tls=membership.tls,
@@ -137,7 +140,7 @@ class Agent:
             else:
                 self._pause_seconds = _FIRST_PAUSE_SECONDS
             if self._observer is not None:
-                self._observer.look(self.live())
+                self._observer.look(self.live(), str(self._broker(self.participant.cell.here)))
         if self._observer is not None:
             self._observer.stopped()
         self._ended()
@@ -174,6 +177,8 @@ class Agent:
                     self._link.subscribe(topic_filter, optional=optional)
                 case Unsubscribe(topic_filter):
                     self._link.unsubscribe(topic_filter)
+                case MoveTo(cell):
+                    self._link.redirect(self._broker(cell))
 
     def _take(self, event: Event) -> None:
         match event:

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from aggregator.keys.enrolment import Enrolment
 from aggregator.keys.fence import Fence
 from aggregator.keys.fleet import FleetKeys
 from aggregator.keys.registry import Registry
+from aggregator.publish.mirror import ChunkMirror
 from aggregator.publish.publisher import Publisher
 from aggregator.publish.standing import Announcements
 from aggregator.refusals import Refusals
@@ -152,6 +154,10 @@ def assemble(
         unix_clock,
         lambda: store.facts.openings + 1,
     )
+    place = settings.cluster.chunk_store
+    if place and "://" not in place:
+        place = str(home.folder / Path(place).expanduser())
+    mirror = ChunkMirror(place, clock) if place else None
     link = BrokerLinks(shared, SHARD, link_settings, link_rngs)
     return Parts(
         **vars(shared),
@@ -162,7 +168,7 @@ def assemble(
         tasks=board,
         announcements=Announcements(shared.topics, presence, lambda: board.names, keys.current),
         standings=Standings(shared, board, table),
-        outgoing=Outgoing(link, store.retained),
+        outgoing=Outgoing(link, store.retained, mirror),
         keys=keys,
         fence=Fence(presence, last_life, home.folder, keys.descriptors, clock),
         housekeeping=Housekeeping(

@@ -32,7 +32,19 @@ class Unsubscribe:
     topic_filter: str
 
 
-Action = Publish | Subscribe | Unsubscribe
+@dataclass(frozen=True, slots=True)
+class Download:
+    """Ask the fleet's mirror for the chunk that ``topic`` retains, by its message's SHA-256.
+
+    It is handed on like a retained message of the topic; where it is not to be had there, that is
+    said (:meth:`~device_sdk.rounds.participant.Participant.not_mirrored`).
+    """
+
+    topic: str
+    digest: bytes
+
+
+Action = Publish | Subscribe | Unsubscribe | Download
 
 
 Actions = deque[Action]

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from device_sdk.conditions import Gate
 from device_sdk.home.live import Live, read_live
 from device_sdk.home.round_store import RoundOutcome
+from device_sdk.link.broker_url import TlsFiles
 from device_sdk.link.events import (
     Connected,
     ConnectRefused,
@@ -26,7 +27,6 @@ from device_sdk.link.events import (
     Subscribed,
     SubscribeRefused,
 )
-from device_sdk.link.broker_url import TlsFiles
 from device_sdk.link.link import Link
 from device_sdk.link.outbound import LinkError
 from device_sdk.methods.learner import Declined
@@ -61,14 +61,14 @@ class Downloads:
         self._topics: dict[bytes, set[str]] = {}
         self._said = ""
 
-    def ask(self, topic: str, digest: bytes) -> None:
+    def ask(self, url: str, topic: str, digest: bytes) -> None:
         """Ask for the chunk that a topic retains. Raises ValueError for a URL or TLS files that
-        cannot be used."""
+        cannot be used: the broker is asked when nothing comes."""
         is_new = digest not in self._topics
         self._topics.setdefault(digest, set()).add(topic)
-        if self._mirror is None or self._mirror.url != self._world.membership.mirror:
+        if self._mirror is None or self._mirror.url != url:
             self.stop()
-            self._mirror = self._new_mirror()
+            self._mirror = self._new_mirror(url)
             self._mirror.fetch(self._topics)  # with what the one before has not told of
         elif is_new:
             self._mirror.fetch([digest])
@@ -90,14 +90,13 @@ class Downloads:
         if self._mirror is not None:
             self._mirror.stop()
 
-    def _new_mirror(self) -> Mirror:
+    def _new_mirror(self, url: str) -> Mirror:
         # Here, since most devices have none: it loads an HTTP client.
         from device_sdk.link.mirror import Mirror
 
-        membership = self._world.membership
-        tls = membership.tls
+        tls = self._world.membership.tls
         return Mirror(
-            membership.mirror,
+            url,
             most_bytes=MAX_MESSAGE_BYTES,
             clock=self._world.clock,
             tls=None if tls is None else TlsFiles(tls.ca_file).context(),
@@ -243,8 +242,8 @@ class Agent:
                     self._link.subscribe(topic_filter, optional=optional)
                 case Unsubscribe(topic_filter):
                     self._link.unsubscribe(topic_filter)
-                case Download(topic, digest):
-                    self._downloads.ask(topic, digest)
+                case Download(mirror, topic, digest):
+                    self._downloads.ask(mirror, topic, digest)
 
     def _take(self, event: Event) -> None:
         match event:

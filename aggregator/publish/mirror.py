@@ -1,4 +1,4 @@
-"""Chunks in a folder or bucket that web servers show: whoever can write there can take, not fake."""
+"""Chunks in a folder or bucket that a web server shows, by their hash: none can be faked."""
 
 from __future__ import annotations
 

@@ -45,7 +45,9 @@ def parse_mirror_url(text: str) -> MirrorUrl:
     if not text.isascii() or not text.isprintable() or " " in text:
         raise ValueError("a mirror's URL is written in printable ASCII, without spaces")
     secure = parts.scheme == "https"
-    return MirrorUrl(secure, parts.hostname, port or (443 if secure else 80), parts.path.rstrip("/"))
+    return MirrorUrl(
+        secure, parts.hostname, port or (443 if secure else 80), parts.path.rstrip("/")
+    )
 
 
 class Mirror:
@@ -224,9 +226,7 @@ class _Connection:
         return connection
 
 
-def _body(
-    answer: http.client.HTTPResponse, most_bytes: int, is_late: Callable[[], bool]
-) -> bytes:
+def _body(answer: http.client.HTTPResponse, most_bytes: int, is_late: Callable[[], bool]) -> bytes:
     if answer.status != 200:
         raise ConnectionError(f"it answers {answer.status} {answer.reason[:100]}")
     body = bytearray()

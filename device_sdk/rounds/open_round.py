@@ -96,7 +96,7 @@ class Fetch:
         self._sessions = sessions
         self._actions = actions
         self._topics, self._filter = world.topics, world.topics.chunk_filter(content_id)
-        self._mirrored = bool(world.membership.mirror)
+        self._mirror = sessions.mirror
         self._head_message = b""
         self.chunks: ChunkSet | None = None
         """None while the head has not come."""
@@ -118,23 +118,22 @@ class Fetch:
 
     def not_mirrored(self) -> None:
         """The mirror lacks a chunk: the broker has all of them."""
-        if self._mirrored:
-            self._mirrored = False
-            self.start()
+        if self._mirror:
+            self.ask_again()
 
     def ask_again(self) -> None:
         """Nothing has come for a while: ask the broker, whoever was asked before."""
-        self._mirrored = False
+        self._mirror = ""
         self.start()
 
     def _ask_for_chunks(self, chunks: ChunkSet) -> None:
-        if not self._mirrored:
+        if not self._mirror:
             self._actions.append(Subscribe(self._filter))
             return
         first = 0 if self.kind is None else HEAD_INDEX + 1
         for index, digest in chunks.digests():
             topic = ChunkTopic(self.content_id, first + index)
-            self._actions.append(Download(self._topics.write(topic), digest))
+            self._actions.append(Download(self._mirror, self._topics.write(topic), digest))
 
     def stop(self) -> None:
         """Unsubscribe."""

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from tests.brokers.mosquitto import Mosquitto
 from tests.device_sdk.test_device_with_aggregator import _TASK, Operator, await_status, enrolled
@@ -20,7 +20,7 @@ class Pages(SimpleHTTPRequestHandler):
     """Python's own web server, with the answers counted."""
 
     protocol_version = "HTTP/1.1"
-    answers: Counter[int] = Counter()
+    answers: ClassVar[Counter[int]] = Counter()
 
     def log_request(self, code: Any = "-", size: Any = "-") -> None:
         self.answers[int(code)] += 1

@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(tabulate(lines, headers=("simulator", "devices", "seconds a round", "peak memory")))
     if not options.skip_own:
         # A process of its own, so that nothing that was loaded here counts.
-        own = [sys.executable, "-m", "benchmarks.scatter", "--full-round"]
+        own = [sys.executable, "-m", "benchmarks.scatter.full_round"]
         print("Tessera, real training:", flush=True)
         subprocess.run(own, check=True, cwd=_ROOT)
     return 0

@@ -54,15 +54,17 @@ def descend(
     items: NDArray[Any], training: ScatterTraining, step: FactorStep, drawn: Sequence[Drawn]
 ) -> list[Moved | LearnerError]:
     """One step of each device at ``items``, float16 or float32 [items, K]; their order is kept."""
-    found: list[Moved | LearnerError] = [
-        Moved(one.users, np.empty(0, dtype=np.int64), np.empty((0, len(one.columns)), dtype=np.float32))
-        for one in drawn
-    ]
+    found: dict[int, Moved | LearnerError] = {}
     for batch in _batches(drawn, items.shape):
         moved = _apart(items, training, step, [drawn[place] for place in batch])
-        for place, one in zip(batch, moved, strict=True):
-            found[place] = one
-    return found
+        found.update(zip(batch, moved, strict=True))
+    return [found[place] if place in found else _unmoved(one) for place, one in enumerate(drawn)]
+
+
+def _unmoved(drawn: Drawn) -> Moved:
+    """Of a device without triples."""
+    values = np.empty((0, len(drawn.columns)), dtype=np.float32)
+    return Moved(drawn.users, np.empty(0, dtype=np.int64), values)
 
 
 def _batches(drawn: Sequence[Drawn], shape: tuple[int, ...]) -> Iterator[list[int]]:
@@ -76,7 +78,8 @@ def _batches(drawn: Sequence[Drawn], shape: tuple[int, ...]) -> Iterator[list[in
         batch: list[int] = []
         size = 0
         for place in places:
-            more = 9 * shape[0] + 8 * len(drawn[place].triples) * shape[1]
+            triples, users = len(drawn[place].triples), len(drawn[place].users)
+            more = 9 * shape[0] + 8 * triples * (shape[1] + users)
             if batch and size + more > _TOGETHER_BYTES:
                 yield batch
                 batch, size = [], 0
@@ -90,7 +93,8 @@ def _apart(
 ) -> Sequence[Moved | LearnerError]:
     """A batch's steps; where one of them fails, each half is tried by itself."""
     try:
-        return _together(items, training, step, drawn)
+        with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is refused
+            return _together(items, training, step, drawn)
     except LearnerError as error:
         if len(drawn) == 1:
             return [error]
@@ -105,75 +109,96 @@ def _together(
     items: NDArray[Any], training: ScatterTraining, step: FactorStep, drawn: Sequence[Drawn]
 ) -> list[Moved]:
     """A batch's steps in one. Raises LearnerError where one device's fails."""
-    width, k = items.shape[1], len(drawn[0].columns)
-    lengths = [len(one.triples) for one in drawn]
-    counts = [len(one.users) for one in drawn]
-    users = np.concatenate([one.users for one in drawn])
-    user = _shifted([one.triples.user for one in drawn], lengths, counts)
-    weight = np.concatenate([one.triples.weight for one in drawn])
-    # Device by device, as if each had a catalogue of its own.
-    catalogues = [len(items)] * len(drawn)
-    named, positive, negative = touched_rows(
-        _shifted([one.triples.positive for one in drawn], lengths, catalogues),
-        _shifted([one.triples.negative for one in drawn], lengths, catalogues),
-        len(items) * len(drawn),
-    )
-    bounds = np.searchsorted(named, np.arange(len(drawn) + 1) * len(items))
-    own_rows = np.diff(bounds)
-    rows = named - (np.arange(len(drawn)) * len(items)).repeat(own_rows)
-    blocks = Blocks(counts, own_rows.tolist())
-
-    touched = items.take(rows, axis=0).astype(np.float32, copy=False)
+    all_of = _laid(drawn, len(items))
+    users, triples, blocks = all_of.users, all_of.triples, all_of.blocks
+    touched = items.take(all_of.rows, axis=0).astype(np.float32, copy=False)
     if not is_finite(touched):
         raise LearnerError("the broadcast's 'items' hold values that are not finite")
-    offset = np.zeros(len(user), dtype=np.float32)
-    part_of_users, part_of_items = users, touched
-    if k < width:
-        each = np.arange(len(users))[:, None]
-        columns = np.stack([one.columns for one in drawn]).repeat(counts, axis=0)
-        part_of_users = users[each, columns]
-        part_of_items = np.empty((len(touched), k), dtype=np.float32)
-        for one, (_, of_rows, _) in zip(drawn, blocks, strict=True):
-            touched[of_rows].take(one.columns, 1, part_of_items[of_rows], "clip")
+    offset = np.zeros(len(triples), dtype=np.float32)
+    some_users, some_items = users, touched
+    partial = len(drawn[0].columns) < items.shape[1]
+    if partial:
+        columns = np.array([one.columns for one in drawn]).repeat(all_of.counts, axis=0)
+        places = np.arange(len(users))[:, None], columns
+        some_users = users[places]
+        parts = zip(drawn, blocks, strict=True)
+        some_items = np.concatenate(
+            [touched[rows].take(one.columns, 1) for one, (_, rows, _) in parts]
+        )
         if training.scores == "residual":
             # Constant over the step, so that the drawn columns fit what the others leave over.
             rest = users.copy()
-            rest[each, columns] = 0
+            rest[places] = 0
             scores = blocks.scores(rest, touched)
-            offset = scores.take(blocks.cells_of(user, positive))
-            offset -= scores.take(blocks.cells_of(user, negative))
-    gradients = step.gradients(
-        part_of_users,
-        part_of_items,
-        FactorBatch(
-            user, positive, negative, weight, offset, training.user_l2, training.item_l2, blocks
-        ),
-    )
-    sizes = np.bincount(user, weight, len(users))
+            offset = scores.take(blocks.cells_of(triples.user, triples.positive))
+            offset -= scores.take(blocks.cells_of(triples.user, triples.negative))
+    batch = FactorBatch(
+        triples.user, triples.positive, triples.negative, triples.weight, offset,
+        training.user_l2, training.item_l2, blocks,
+    )  # fmt: skip
+    gradients = step.gradients(some_users, some_items, batch)
+    sizes = np.bincount(triples.user, triples.weight, len(users))
     # A sum over n triples grows like n, its noise like sqrt(n): this rate suits users of any n.
     rates = (training.user_learning_rate / np.sqrt(np.maximum(sizes, 1))).astype(np.float32)
-    part_of_users = part_of_users - rates[:, None] * gradients.users
-    if k < width:
-        users[each, columns] = part_of_users
+    some_users = some_users - rates[:, None] * gradients.users
+    if partial:
+        users[places] = some_users
     else:
-        users = part_of_users
+        users = some_users
     if not is_finite(users):
         raise LearnerError(
             "training diverged: a user's vector is not finite; lower the rates",
             Reason.NOT_FINITE,
         )
     return [
-        Moved(users[mine].copy(), rows[of_rows], gradients.items[of_rows])
-        for mine, of_rows, _ in blocks
+        Moved(users[mine].copy(), all_of.rows[rows], gradients.items[rows])
+        for mine, rows, _ in blocks
     ]
 
 
-def _shifted(parts: Sequence[Rows], lengths: Sequence[int], sizes: Sequence[int]) -> Rows:
-    """Numbers of devices' own things, of which each has ``sizes``, counted through all devices."""
+@dataclass(frozen=True, slots=True, eq=False)
+class _Laid:
+    """Devices side by side: ``users`` [all users, K], a copy, and ``rows`` of the catalogue
+    [all rows], of which ``triples`` name the places. ``counts``: users by device."""
+
+    users: Floats
+    counts: list[int]
+    rows: Rows
+    triples: Triples
+    blocks: Blocks
+
+
+def _laid(drawn: Sequence[Drawn], catalogue: int) -> _Laid:
+    counts = [len(one.users) for one in drawn]
+    lengths = [len(one.triples) for one in drawn]
+    # As if each device had a catalogue of its own.
+    begins = np.arange(0, catalogue * (len(drawn) + 1), catalogue)
+    named, positive, negative = touched_rows(
+        _joined([one.triples.positive for one in drawn], begins, lengths),
+        _joined([one.triples.negative for one in drawn], begins, lengths),
+        catalogue * len(drawn),
+    )
+    ends = named.searchsorted(begins)
+    own_rows = ends[1:] - ends[:-1]
+    return _Laid(
+        users=np.concatenate([one.users for one in drawn]),
+        counts=counts,
+        rows=named - begins[:-1].repeat(own_rows),
+        triples=Triples(
+            _joined([one.triples.user for one in drawn], np.cumsum([0, *counts]), lengths),
+            positive,
+            negative,
+            np.concatenate([one.triples.weight for one in drawn]),
+        ),
+        blocks=Blocks(counts, own_rows.tolist()),
+    )
+
+
+def _joined(parts: Sequence[Rows], begins: Rows, lengths: Sequence[int]) -> Rows:
+    """One array of all, each counted from its device's beginning."""
     if len(parts) == 1:
         return parts[0]
-    before = np.cumsum(sizes) - sizes
-    return np.concatenate(parts) + before.repeat(lengths)
+    return np.concatenate(parts) + begins[:-1].repeat(lengths)
 
 
 def touched_rows(positive: Rows, negative: Rows, catalogue: int) -> tuple[Rows, Rows, Rows]:

@@ -63,6 +63,7 @@ def left_out(total: int, columns: Columns) -> Columns:
 
 
 Floats = NDArray[np.float32]
+Rows = NDArray[np.int64]
 
 
 class LocalPositives(Protocol):

@@ -51,7 +51,7 @@ class Unliked:
 
     def draw(self, users: Rows, rng: np.random.Generator) -> Rows:
         """One item row for each entry of ``users``, int64 like it; none of them may lack any."""
-        each = users if len(self.counts) > 1 else 0  # one user's numbers need no look-up
+        each = 0 if len(self.counts) == 1 else users  # one user's numbers need no look-up
         # The largest random() is 1 - 2**-53, so that no product rounds up to its count.
         rank = (rng.random(len(users)) * self.counts[each]).astype(np.int64)
         passed = self._keys.searchsorted(each * self._stride + rank, "right")

@@ -187,9 +187,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for step in STEPS:
         marks = {tuple(one["mark"] for one in found[way]) for way in found if way.endswith(step)}
         if marks:
-            print(
-                f"{step}: item matrices after each round {'the same' if len(marks) == 1 else 'differ'}"
-            )
+            print(f"{step}: item matrices {'the same' if len(marks) == 1 else 'differ'}")
     return 0
 
 

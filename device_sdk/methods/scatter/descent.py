@@ -93,8 +93,7 @@ def _apart(
 ) -> Sequence[Moved | LearnerError]:
     """A batch's steps; where one of them fails, each half is tried by itself."""
     try:
-        with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is refused
-            return _together(items, training, step, drawn)
+        return _together(items, training, step, drawn)
     except LearnerError as error:
         if len(drawn) == 1:
             return [error]
@@ -129,9 +128,7 @@ def _together(
             # Constant over the step, so that the drawn columns fit what the others leave over.
             rest = users.copy()
             rest[places] = 0
-            scores = blocks.scores(rest, touched)
-            offset = scores.take(blocks.cells_of(triples.user, triples.positive))
-            offset -= scores.take(blocks.cells_of(triples.user, triples.negative))
+            offset = blocks.margins(rest, touched, triples.user, triples.positive, triples.negative)
     batch = FactorBatch(
         triples.user, triples.positive, triples.negative, triples.weight, offset,
         training.user_l2, training.item_l2, blocks,
@@ -170,35 +167,36 @@ class _Laid:
 
 def _laid(drawn: Sequence[Drawn], catalogue: int) -> _Laid:
     counts = [len(one.users) for one in drawn]
-    lengths = [len(one.triples) for one in drawn]
     # As if each device had a catalogue of its own.
-    begins = np.arange(0, catalogue * (len(drawn) + 1), catalogue)
+    catalogues = [catalogue] * len(drawn)
     named, positive, negative = touched_rows(
-        _joined([one.triples.positive for one in drawn], begins, lengths),
-        _joined([one.triples.negative for one in drawn], begins, lengths),
+        _joined([one.triples.positive for one in drawn], catalogues),
+        _joined([one.triples.negative for one in drawn], catalogues),
         catalogue * len(drawn),
     )
-    ends = named.searchsorted(begins)
-    own_rows = ends[1:] - ends[:-1]
+    begins = np.arange(len(drawn)) * catalogue
+    ends = [*named.searchsorted(begins[1:]).tolist(), len(named)]
+    own_rows = [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
     return _Laid(
         users=np.concatenate([one.users for one in drawn]),
         counts=counts,
-        rows=named - begins[:-1].repeat(own_rows),
+        rows=named - begins.repeat(own_rows),
         triples=Triples(
-            _joined([one.triples.user for one in drawn], np.cumsum([0, *counts]), lengths),
+            _joined([one.triples.user for one in drawn], counts),
             positive,
             negative,
             np.concatenate([one.triples.weight for one in drawn]),
         ),
-        blocks=Blocks(counts, own_rows.tolist()),
+        blocks=Blocks(counts, own_rows),
     )
 
 
-def _joined(parts: Sequence[Rows], begins: Rows, lengths: Sequence[int]) -> Rows:
-    """One array of all, each counted from its device's beginning."""
+def _joined(parts: Sequence[Rows], sizes: Sequence[int]) -> Rows:
+    """Numbers of what each device has ``sizes`` of, counted through all devices, in one array."""
     if len(parts) == 1:
         return parts[0]
-    return np.concatenate(parts) + begins[:-1].repeat(lengths)
+    begins = np.cumsum(sizes) - sizes
+    return np.concatenate(parts) + begins.repeat([len(part) for part in parts])
 
 
 def touched_rows(positive: Rows, negative: Rows, catalogue: int) -> tuple[Rows, Rows, Rows]:

@@ -62,13 +62,23 @@ class Blocks:
         # Where each device has one user, there are as many cells as rows.
         return row if self._one_each else self._lines.take(user) + row
 
-    def scores(self, users: Floats, items: Floats) -> Floats:
-        """All tables at ``users`` [users, k] and ``items`` [rows, k], float32 [cells]."""
+    def margins(
+        self,
+        users: Floats,
+        items: Floats,
+        user: NDArray[np.int64],
+        positive: NDArray[np.int64],
+        negative: NDArray[np.int64],
+    ) -> Floats:
+        """By how much triples' liked items score above the others at ``users`` [users, k] and
+        ``items`` [rows, k], float32 [triples]; what is not finite is the caller's to refuse."""
         scores = np.empty(self.cells, dtype=np.float32)
-        for mine, rows, cells in self:
-            table = scores[cells].reshape(mine.stop - mine.start, -1)
-            np.dot(users[mine], items[rows].T, out=table)
-        return scores
+        with np.errstate(over="ignore", invalid="ignore"):
+            for mine, rows, cells in self:
+                table = scores[cells].reshape(mine.stop - mine.start, -1)
+                np.dot(users[mine], items[rows].T, out=table)
+            liked, other = self.cells_of(user, positive), self.cells_of(user, negative)
+            return scores.take(liked) - scores.take(other)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -165,11 +175,11 @@ class NumpyStep:
     def gradients(self, users: Floats, items: Floats, batch: FactorBatch) -> FactorGradients:
         blocks = batch.blocks or Blocks([len(users)], [len(items)])
         found = FactorGradients(np.empty_like(users), np.empty_like(items))
+        margin = blocks.margins(users, items, batch.user, batch.positive, batch.negative)
+        liked = blocks.cells_of(batch.user, batch.positive)
+        other = blocks.cells_of(batch.user, batch.negative)
         with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is refused below
-            scores = blocks.scores(users, items)
-            liked = blocks.cells_of(batch.user, batch.positive)
-            other = blocks.cells_of(batch.user, batch.negative)
-            margin = scores.take(liked) - scores.take(other) + batch.offset
+            margin += batch.offset
             # -weight * sigmoid(-margin), without overflow on either side.
             pull = batch.weight * np.expm1(-np.logaddexp(np.float32(0.0), -margin))
             pulls = np.bincount(liked, pull, blocks.cells)
@@ -182,9 +192,10 @@ class NumpyStep:
             item_l2 = (batch.item_l2 * by_item).astype(np.float32)[:, None]
             for mine, rows, cells in blocks:
                 pulled = table[cells].reshape(mine.stop - mine.start, -1)
-                np.dot(pulled, items[rows], out=found.users[mine])
-                np.dot(pulled.T, users[mine], out=found.items[rows])
-                np.add(found.items[rows], item_l2[rows] * items[rows], out=found.items[rows])
+                own, gradients = items[rows], found.items[rows]
+                np.dot(pulled, own, out=found.users[mine])
+                np.dot(pulled.T, users[mine], out=gradients)
+                gradients += item_l2[rows] * own
             np.add(found.users, user_l2 * users, out=found.users)
         if not (is_finite(margin) and is_finite(found.users) and is_finite(found.items)):
             raise LearnerError(

@@ -93,7 +93,8 @@ def _apart(
 ) -> Sequence[Moved | LearnerError]:
     """A batch's steps; where one of them fails, each half is tried by itself."""
     try:
-        return _together(items, training, step, drawn)
+        with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is refused
+            return _together(items, training, step, drawn)
     except LearnerError as error:
         if len(drawn) == 1:
             return [error]

@@ -71,14 +71,13 @@ class Blocks:
         negative: NDArray[np.int64],
     ) -> Floats:
         """By how much triples' liked items score above the others at ``users`` [users, k] and
-        ``items`` [rows, k], float32 [triples]; what is not finite is the caller's to refuse."""
+        ``items`` [rows, k], float32 [triples]."""
         scores = np.empty(self.cells, dtype=np.float32)
-        with np.errstate(over="ignore", invalid="ignore"):
-            for mine, rows, cells in self:
-                table = scores[cells].reshape(mine.stop - mine.start, -1)
-                np.dot(users[mine], items[rows].T, out=table)
-            liked, other = self.cells_of(user, positive), self.cells_of(user, negative)
-            return scores.take(liked) - scores.take(other)
+        for mine, rows, cells in self:
+            table = scores[cells].reshape(mine.stop - mine.start, -1)
+            np.dot(users[mine], items[rows].T, out=table)
+        liked, other = self.cells_of(user, positive), self.cells_of(user, negative)
+        return scores.take(liked) - scores.take(other)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -175,10 +174,10 @@ class NumpyStep:
     def gradients(self, users: Floats, items: Floats, batch: FactorBatch) -> FactorGradients:
         blocks = batch.blocks or Blocks([len(users)], [len(items)])
         found = FactorGradients(np.empty_like(users), np.empty_like(items))
-        margin = blocks.margins(users, items, batch.user, batch.positive, batch.negative)
         liked = blocks.cells_of(batch.user, batch.positive)
         other = blocks.cells_of(batch.user, batch.negative)
         with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is refused below
+            margin = blocks.margins(users, items, batch.user, batch.positive, batch.negative)
             margin += batch.offset
             # -weight * sigmoid(-margin), without overflow on either side.
             pull = batch.weight * np.expm1(-np.logaddexp(np.float32(0.0), -margin))
@@ -197,7 +196,8 @@ class NumpyStep:
                 np.dot(pulled.T, users[mine], out=gradients)
                 gradients += item_l2[rows] * own
             np.add(found.users, user_l2 * users, out=found.users)
-        if not (is_finite(margin) and is_finite(found.users) and is_finite(found.items)):
+            finite = is_finite(margin) and is_finite(found.users) and is_finite(found.items)
+        if not finite:
             raise LearnerError(
                 "the train step failed: its loss or a gradient is not finite; lower the rates",
                 Reason.NOT_FINITE,

@@ -128,7 +128,7 @@ class TripleSource:
         lengths = np.array([len(part) for part in parts[1:]], dtype=np.int64).reshape(-1, 2)
         self._user = np.array(taking, dtype=np.int64).repeat(lengths.sum(axis=1))
         self._positive = np.concatenate(parts)
-        is_pseudo = np.tile((False, True), len(taking)).repeat(lengths.reshape(-1))
+        is_pseudo = (np.arange(lengths.size) % 2 == 1).repeat(lengths.reshape(-1))
         self._weight = np.where(is_pseudo, settings.pseudo_weight, 1).astype(np.float32)
         # Who borrows a negative: the pseudo-items, or nobody.
         self._borrows = is_pseudo & (not settings.hides_sizes)
@@ -170,14 +170,18 @@ def _lenders(user: Rows, borrows: NDArray[np.bool_], users: int) -> tuple[Rows, 
     ``user`` is increasing, and each user's borrowing triples stand behind its others. A user's n-th
     one takes the n-th other's, round and round; without any it has its own.
     """
-    places = np.arange(len(user))
-    triples = np.bincount(user, minlength=users)
     lending = np.bincount(user[~borrows], minlength=users)
     borrows = borrows & (lending > 0)[user]
-    first, lending = (np.cumsum(triples) - triples)[user], lending[user]
-    lender = np.where(borrows, first + (places - first - lending) % np.maximum(lending, 1), places)
-    draws = ~borrows
-    return user[draws], (np.cumsum(draws) - 1).take(lender)
+    drawing = user[~borrows]
+    lender = np.cumsum(~borrows) - 1
+    borrower = user[borrows]
+    if len(borrower):
+        borrowing = np.bincount(borrower, minlength=users)
+        # A user's first draw, and which of its borrowing triples each is.
+        first = (np.cumsum(np.bincount(drawing, minlength=users)) - lending)[borrower]
+        rank = np.arange(len(borrower)) - (np.cumsum(borrowing) - borrowing)[borrower]
+        lender[borrows] = first + rank % lending[borrower]
+    return drawing, lender
 
 
 def _negative_candidates(

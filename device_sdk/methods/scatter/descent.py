@@ -196,7 +196,7 @@ def _joined(parts: Sequence[Rows], sizes: Sequence[int]) -> Rows:
     """Numbers of what each device has ``sizes`` of, counted through all devices, in one array."""
     if len(parts) == 1:
         return parts[0]
-    begins = np.cumsum(sizes) - sizes
+    begins = np.cumsum(sizes, dtype=np.int64) - np.array(sizes, dtype=np.int64)
     return np.concatenate(parts) + begins.repeat([len(part) for part in parts])
 
 

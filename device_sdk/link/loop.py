@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeAlias
 
@@ -162,13 +162,18 @@ class LinkLoop:
 
     # What a Connection calls.
 
-    def arrived(self, message: Message) -> None:
-        """A message came."""
-        self.events.put(message)
+    def arrived(self, messages: Sequence[Message]) -> None:
+        """Messages came."""
+        self.events.put_messages(messages)
+
+    def written(self, mids: Sequence[int]) -> None:
+        """The socket took publications at QoS 0."""
+        entries = [self._in_flight[0].pop(mid, None) or self._in_flight[1].pop(mid) for mid in mids]
+        settle([delivery for delivery, _ in entries], Outcome.ACKNOWLEDGED, "")
 
     def acknowledged(self, mid: int, code: int, detail: str) -> None:
         """The broker answered a publication."""
-        entry = self._in_flight[0].pop(mid, None) or self._in_flight[1].pop(mid, None)
+        entry = self._in_flight[1].pop(mid, None)
         if entry is None:
             return
         if code < _FAILURE:

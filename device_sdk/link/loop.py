@@ -168,8 +168,12 @@ class LinkLoop:
 
     def written(self, mids: Sequence[int]) -> None:
         """The socket took publications at QoS 0."""
-        entries = [self._in_flight[0].pop(mid, None) or self._in_flight[1].pop(mid) for mid in mids]
-        settle([delivery for delivery, _ in entries], Outcome.ACKNOWLEDGED, "")
+        gone = []
+        for mid in mids:
+            for waiting in self._in_flight:  # a broker may know no QoS 1
+                if mid in waiting:
+                    gone.append(waiting.pop(mid)[0])
+        settle(gone, Outcome.ACKNOWLEDGED, "")
 
     def acknowledged(self, mid: int, code: int, detail: str) -> None:
         """The broker answered a publication."""

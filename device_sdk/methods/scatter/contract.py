@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from device_sdk.fields import Within
 from device_sdk.wire.arrays.exchange import TrainingSettings, Update
@@ -86,5 +87,9 @@ def decode_scatter_updates(
 
 
 def _update(sparse: SparseRows, round_id: int, sender: str) -> Update:
-    tensors = {"columns": sparse.columns, "rows": sparse.rows, "values": sparse.values}
+    tensors: dict[str, NDArray[Any]] = {
+        "columns": sparse.columns,
+        "rows": sparse.rows,
+        "values": sparse.values,
+    }
     return Update(round_id=round_id, tensors=tensors, sender=sender)

@@ -16,8 +16,6 @@ from device_sdk.wire.seal.session_table import SessionTable
 
 _LOG = logging.getLogger(__name__)
 _SWEEP_SECONDS = 10.0
-_ERASE_SECONDS = 1.0
-"""Between two, at least: it writes anew what was written since, and short rounds end often."""
 _FORGET_SECONDS = 60.0
 _DAY_SECONDS = 86_400.0
 
@@ -135,15 +133,14 @@ class Housekeeping:
                 self._refusals.save(self._store.refusals)
         if self._erase_due and now >= self._next_erase_seconds:
             self._erase_due = not self._store.database.erase_deleted()
-            wait_seconds = _SWEEP_SECONDS if self._erase_due else _ERASE_SECONDS
-            self._next_erase_seconds = now + wait_seconds
+            if self._erase_due:
+                self._next_erase_seconds = now + _SWEEP_SECONDS
         if now >= self._next_forget_seconds:
             self._next_forget_seconds = now + _FORGET_SECONDS
             self._forget(now)
 
     def something_was_deleted(self) -> None:
-        """Updates, a key, a publication: erased from the disk in the next turn, or a second after
-        the last time; later only where that is not possible."""
+        """Updates, a key, a publication: erased from the disk in the next turn, or soon."""
         self._erase_due = True
 
     def _forget(self, now: float) -> None:

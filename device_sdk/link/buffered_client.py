@@ -94,6 +94,9 @@ class PacketCutter:
                     wanted = self._admits is None or self._admits(held[name:end_of_name])
                     if wanted and read:
                         message = self._read(first, held[name:end_of_name], start, after)
+                        # Acknowledgements leave in the order of arrival: behind one of paho's all
+                        # are.
+                        read = message is not None
                     if message is not None or not wanted:
                         if run < at:
                             parts.append(held[run:at])
@@ -199,6 +202,7 @@ class BufferedClient(Client):
         self._had_its_share = False
         self._behind = bytearray()
         self._gathering = False
+        self._paho_owes = False  # acknowledgements, maybe, that wait behind others in its queue
         self._written_bytes = 0
         self._next_number = _FIRST_NUMBER
         self._unwritten: deque[tuple[int, int]] = deque()  # where in all bytes it ends, number
@@ -249,6 +253,7 @@ class BufferedClient(Client):
                 self.loop_write()
             finally:
                 self._gathering = False
+            self._paho_owes = self.want_write()
             if not self._write_behind():
                 return
 
@@ -290,7 +295,8 @@ class BufferedClient(Client):
                     self._cutter.add(received)
                 self._had_its_share = True
                 # Not what follows a CONNACK at once: nobody has been told of that yet.
-                read = self._reading and self._on_messages is not None
+                owed = self._paho_owes and self.want_write()
+                read = self._reading and self._on_messages is not None and not owed
                 parts, answers = self._cutter.cut(_MOST_PACKETS, read=read)
                 self._parts.extend(parts)
                 self._behind += answers
@@ -299,6 +305,7 @@ class BufferedClient(Client):
             part = self._parts.popleft()
             if isinstance(part, bytes):
                 self._ready, self._taken = part, 0
+                self._paho_owes = True
             elif self._on_messages is not None:
                 self._on_messages(part.messages)
                 self._behind += part.answers

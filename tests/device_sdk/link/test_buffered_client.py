@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from paho.mqtt.client import MQTT_CLEAN_START_FIRST_ONLY
 from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
@@ -280,6 +280,7 @@ def packets(draw: st.DrawFn) -> tuple[list[bytes], bool]:
 
 
 @settings(max_examples=80, deadline=None)
+@example(([b"2\x08\x00\x01t\x00\x01\x02\x01\x01", b"2\x06\x00\x01t\x00\n\x00"], True), [])
 @given(packets(), st.lists(st.integers(1, 60), max_size=6))
 def test_publications_are_read_as_paho_reads_them(
     given_packets: tuple[list[bytes], bool], cuts: list[int]

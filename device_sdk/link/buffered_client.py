@@ -33,7 +33,7 @@ _PUBACK = b"\x40\x02"
 _INCOMPLETE = -1
 
 
-class Arrived(NamedTuple):
+class PlainPublications(NamedTuple):
     """Publications that followed each other, and the acknowledgements that they are owed."""
 
     messages: list[Message]
@@ -60,7 +60,9 @@ class PacketCutter:
         """Append what the socket brought."""
         self._held, self._place = self._held[self._place :] + received, 0
 
-    def cut(self, most: int, *, read: bool = False) -> tuple[list[bytes | Arrived], bytes]:
+    def cut(
+        self, most: int, *, read: bool = False
+    ) -> tuple[list[bytes | PlainPublications], bytes]:
         """The next whole packets, at most ``most`` of them, and the acknowledgements that are due
         for publications left out in between.
 
@@ -69,9 +71,9 @@ class PacketCutter:
         not as they should be, are not.
         """
         held, at, end = self._held, self._place, len(self._held)
-        parts: list[bytes | Arrived] = []
+        parts: list[bytes | PlainPublications] = []
         answers = bytearray()
-        arrived: Arrived | None = None  # where the last packet was one of them
+        arrived: PlainPublications | None = None  # where the last packet was one of them
         run = at  # where the packets begin that are passed on as they are, and follow each other
         packets = 0
         while packets < most and end - at >= 2:
@@ -106,7 +108,7 @@ class PacketCutter:
                             answers += _PUBACK + packet_id if packet_id else b""
                             continue
                         if arrived is None:
-                            arrived = Arrived([], bytearray())
+                            arrived = PlainPublications([], bytearray())
                             parts.append(arrived)
                         arrived.messages.append(message)
                         if packet_id:
@@ -195,7 +197,7 @@ class BufferedClient(Client):
         self._cutter = PacketCutter(admits, five=self._five)
         self._on_messages = on_messages
         self._on_written = on_written
-        self._parts: deque[bytes | Arrived] = deque()  # that were cut, and not taken
+        self._parts: deque[bytes | PlainPublications] = deque()  # that were cut, and not taken
         self._ready = b""
         self._taken = 0  # of ``_ready``, by paho
         self._reading = False

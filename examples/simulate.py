@@ -16,10 +16,11 @@ from pathlib import Path
 import numpy as np
 
 from aggregator.methods.scatter import ScatterMethod, ScatterSettings, initial_items
+from aggregator.simulate.engine import Simulation
+from aggregator.simulate.scatter_fleet import mixed_columns, scatter_fleet
 from benchmarks.harness import default_data_folder
 from benchmarks.recommendation.metrics import quality, sampled_ranks
 from benchmarks.recommendation.split import LeaveOneOut, hold_out_validation, load_split
-from benchmarks.simulator import Simulation, mixed_columns, scatter_fleet
 from device_sdk import Trainer
 from device_sdk.factorisation import packaged_artifact
 from device_sdk.methods.scatter.factor_step import TrainerStep

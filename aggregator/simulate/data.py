@@ -1,0 +1,225 @@
+"""What each virtual device learns from: a function's answer, made sure of before a round opens.
+
+The function is called with the number of devices and a ``numpy.random.Generator``. It returns one
+entry a device, in a sequence or any other iterable; entries of a sequence may be made when they are
+asked for. An entry is, for a method on arrays, what ``Device.open(data=...)`` takes; for a
+method with a catalogue, the items that the device's user touched, oldest first, as ids or rows of
+the catalogue, or a mapping from several users' names to such items.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aggregator.errors import AggregatorError
+from device_sdk.evaluation.terms import EvaluationTerms
+from device_sdk.local_data import LocalData
+from device_sdk.system.printable import printable
+from device_sdk.train.evaluate import HeldOutItem
+from device_sdk.train.scatter import without_latest
+
+Rows = NDArray[np.int64]
+Entries = Sequence[Any]
+DataFunction = Callable[[int, np.random.Generator], Iterable[Any]]
+
+_NOTHING: Rows = np.empty(0, dtype=np.int64)
+
+
+class DataError(AggregatorError):
+    """The function that gives the data, or what it gave, cannot be used."""
+
+
+def find_function(said: str) -> DataFunction:
+    """The function that ``module:function``, or ``path/file.py:function``, names. Raises DataError.
+
+    Modules are looked for in the present folder first.
+    """
+    source, colon, name = said.rpartition(":")
+    if not colon or not source or not name.isidentifier():
+        raise DataError(f"--data is {said!r}; expected module:function or file.py:function")
+    try:
+        module = _from_file(Path(source)) if source.endswith(".py") else _by_name(source)
+    except DataError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise DataError(f"{source} cannot be imported: {type(error).__name__}: {error}") from error
+    found = getattr(module, name, None)
+    if found is None:
+        known = [
+            each
+            for each, value in vars(module).items()
+            if inspect.isfunction(value) and not each.startswith("_")
+        ]
+        raise DataError(f"{source} has no {name}; its functions are {', '.join(known) or 'none'}")
+    if not callable(found):
+        raise DataError(f"{said} is a {type(found).__name__}; expected a function(devices, rng)")
+    return found  # type: ignore[no-any-return]
+
+
+def _from_file(path: Path) -> Any:
+    if not path.is_file():
+        raise DataError(f"--data names {path}, which is no file")
+    # Found again by that name: a process of a cluster imports it too.
+    name = f"_tessera_data_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path.resolve())
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _by_name(name: str) -> Any:
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    return importlib.import_module(name)
+
+
+def entries_of(said: str, devices: int, rng: np.random.Generator) -> Entries:
+    """The entries of so many devices. Raises DataError, naming the function, where it fails or
+    returns anything else."""
+    function = find_function(said)
+    try:
+        inspect.signature(function).bind(devices, rng)
+    except TypeError:
+        raise DataError(
+            f"{said} must take two arguments: the number of devices and an rng"
+        ) from None
+    except ValueError:
+        pass  # what is built in does not tell
+    try:
+        found: Any = function(devices, rng)
+        if not (isinstance(found, Sized) and hasattr(found, "__getitem__")):
+            found = list(islice(iter(found), devices))
+    except TypeError as error:
+        if "found" in locals():
+            raise _wrong(said, locals()["found"]) from None
+        raise _failed(said, error) from error
+    except DataError:
+        raise
+    except Exception as error:
+        raise _failed(said, error) from error
+    if isinstance(found, (str, bytes, Mapping, LocalData)):
+        raise _wrong(said, found)
+    if len(found) < devices:
+        raise DataError(
+            f"{said} returned data of {len(found)} devices; {devices} were asked for (--devices)"
+        )
+    entries: Entries = found
+    return entries
+
+
+def _wrong(said: str, found: object) -> DataError:
+    return DataError(
+        f"{said} returned a {type(found).__name__}; expected a sequence or an iterator with the "
+        "data of one device an entry"
+    )
+
+
+def _failed(said: str, error: Exception) -> DataError:
+    return DataError(f"{said} failed: {type(error).__name__}: {error}")
+
+
+def entry_of(entries: Entries, device: int) -> Any:
+    """One device's entry. Raises DataError."""
+    try:
+        return entries[device]
+    except Exception as error:
+        raise DataError(
+            f"the data of device {device} failed: {type(error).__name__}: {error}"
+        ) from error
+
+
+# Methods on arrays.
+
+
+def arrays_of(entries: Entries, device: int) -> LocalData:
+    """A device's samples. Raises DataError."""
+    entry = entry_of(entries, device)
+    if not isinstance(entry, LocalData) and callable(entry):
+        try:
+            entry = entry()
+        except Exception as error:
+            raise DataError(
+                f"the data of device {device} failed: {type(error).__name__}: {error}"
+            ) from error
+    if not isinstance(entry, LocalData):
+        raise DataError(
+            f"the data of device {device} is a {type(entry).__name__}; expected a "
+            "device_sdk.LocalData, or a function without arguments that returns one"
+        )
+    return entry
+
+
+# Methods with a catalogue: a device's interactions.
+
+
+def interactions_of(
+    entries: Entries,
+    device: int,
+    catalogue: Mapping[str, int],
+    evaluation: EvaluationTerms | None,
+) -> tuple[tuple[Rows, ...], list[HeldOutItem]]:
+    """Per user of a device the rows to train on, rising, and what is held out of them where the
+    task evaluates. Items that the catalogue does not have are left out, as on a device.
+
+    Raises DataError.
+    """
+    entry = entry_of(entries, device)
+    users = list(entry.values()) if isinstance(entry, Mapping) else [entry]
+    rows, latest = [], []
+    for items in users:
+        own = _rows(items, device, catalogue)
+        rows.append(np.unique(own))
+        # An item that is recorded again stays where it was.
+        first = np.unique(own, return_index=True)[1]
+        latest.append(own[first.max()] if len(own) else -1)
+    positives = tuple(rows)
+    if evaluation is None:
+        return positives, []
+    numbers = np.array([len(each) for each in positives], dtype=np.int64)
+    kept, held, _ = without_latest(positives, np.array(latest, dtype=np.int64), numbers, _NOTHING)
+    return kept, held
+
+
+def _rows(items: Any, device: int, catalogue: Mapping[str, int]) -> Rows:
+    if isinstance(items, np.ndarray) and items.ndim == 1 and items.dtype.kind in "iu":
+        return _within(items.astype(np.int64), device, catalogue)
+    if not isinstance(items, (str, bytes, Mapping)) and isinstance(items, Iterable):
+        listed = list(items)
+        if all(isinstance(each, str) for each in listed):
+            known = [catalogue[each] for each in listed if each in catalogue]
+            if listed and not known:
+                raise DataError(
+                    f"the catalogue has none of the items of device {device}, such as "
+                    f"{printable(str(listed[0]))!r}"
+                )
+            return np.array(known, dtype=np.int64)
+        if all(
+            isinstance(each, (int, np.integer)) and not isinstance(each, bool) for each in listed
+        ):
+            return _within(np.array(listed, dtype=np.int64), device, catalogue)
+    raise DataError(
+        f"the data of device {device} is a {type(items).__name__}; expected its user's items, "
+        "oldest first, as ids or rows of the catalogue, or a mapping from users to their items"
+    )
+
+
+def _within(rows: Rows, device: int, catalogue: Mapping[str, int]) -> Rows:
+    if len(rows) and (rows.min() < 0 or rows.max() >= len(catalogue)):
+        raise DataError(
+            f"the data of device {device} names row {int(rows.max())}; the catalogue has "
+            f"{len(catalogue)} items"
+        )
+    return rows

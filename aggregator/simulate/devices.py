@@ -26,7 +26,6 @@ from aggregator.simulate.traffic import PublishedRound
 from aggregator.task.file import Task, read_catalogue_file
 from device_sdk.artifact import Manifest, read_manifest
 from device_sdk.errors import DeviceError
-from device_sdk.evaluation.report import write_evaluations
 from device_sdk.evaluation.terms import EvaluationTerms
 from device_sdk.factorisation import packaged_artifact
 from device_sdk.methods.learner import Declined, Learner, LearnerError, LearnerParts
@@ -170,7 +169,7 @@ def _evaluates(published: PublishedRound, terms: TaskTerms, chosen: Chosen) -> b
 
 
 def _written(found: RoundEvaluation | None) -> bytes:
-    return b"" if found is None else write_evaluations(found.report)
+    return b"" if found is None else found.written
 
 
 def _failed(device: int, error: Exception, fetched_bytes: int = 0) -> Answer:

@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from aggregator.simulate.intervals import paired_difference, spread
 from benchmarks.channels import ScatterChannel
-from benchmarks.harness import StoredRuns, paired_difference, spread
+from benchmarks.harness import StoredRuns
 from benchmarks.recommendation.split import hold_out_validation
 from benchmarks.scatter.cost import published_bytes
 from benchmarks.scatter.execute import execute

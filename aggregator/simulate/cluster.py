@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import shutil
 import tempfile
 from collections import deque
@@ -34,6 +35,12 @@ def on_ray(address: str, workers: int | None) -> Any:
 
     Raises AggregatorError where Ray is missing.
     """
+    # Read once, when ray is imported: nothing is told to anybody, and nothing written into the home
+    # folder, where Ray would put a token of its own making.
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    if not address and "RAY_AUTH_MODE" not in os.environ:
+        os.environ["RAY_AUTH_MODE"] = "token"
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
     try:
         import ray  # noqa: F401
     except ImportError:
@@ -64,28 +71,29 @@ class RayDevices(VirtualDevices):
     """See the module. ``close`` ends a Ray that was started here, and removes what it wrote."""
 
     def __init__(self, settings: DeviceSettings, address: str, workers: int | None) -> None:
-        # Read when ray is imported and when it starts: nothing is told to anybody.
-        os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
         import ray
 
         self._ray: Any = ray
-        self._folder: str | None = None
-        if address:
-            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-        else:
-            # A short path: a socket's may have 107 bytes.
-            self._folder = tempfile.mkdtemp(prefix="tessera-")
-            ray.init(
-                num_cpus=workers or os.cpu_count(),
-                include_dashboard=False,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-                _temp_dir=self._folder,
-            )
+        # A short path: a socket's may have 107 bytes.
+        self._folder = None if address else tempfile.mkdtemp(prefix="tessera-")
         try:
-            count = workers or max(1, int(ray.cluster_resources().get("CPU", 1)))
+            if address:
+                ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+            else:
+                ray.init(
+                    num_cpus=workers or os.cpu_count(),
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,
+                    _temp_dir=self._folder,
+                )
+            count = workers or max(1, int(self._ray.cluster_resources().get("CPU", 1)))
             kind: Any = ray.remote(num_cpus=1, max_restarts=0)(_Worker)
             self._workers = [kind.remote(settings) for _ in range(count)]
+        except (OSError, RuntimeError, ConnectionError, ValueError) as error:
+            self.close()
+            where = f"the cluster at {address} cannot be used" if address else "Ray did not start"
+            raise AggregatorError(f"{where}: {error}") from error
         except BaseException:
             self.close()
             raise

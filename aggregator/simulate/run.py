@@ -131,4 +131,5 @@ def _maker(arguments: argparse.Namespace) -> MakeDevices:
         raise AggregatorError(f"--cluster is {cluster!r}; expected ray, or ray:ADDRESS")
     from aggregator.simulate.cluster import on_ray
 
-    return on_ray(address, arguments.workers)
+    made: MakeDevices = on_ray(address, arguments.workers)
+    return made

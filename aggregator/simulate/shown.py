@@ -181,7 +181,7 @@ def _some(count: int, most: int) -> list[int]:
 
 
 def _failures(played: Mapping[str, Any]) -> int:
-    return sum(played["failed"].values()) + sum(played["refused"].values())
+    return int(sum(played["failed"].values()) + sum(played["refused"].values()))
 
 
 def duration(seconds: float) -> str:

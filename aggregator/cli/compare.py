@@ -27,10 +27,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the command."""
-    from aggregator.simulate.record import Record
+    from aggregator.simulate.record import SimulationRecord
     from aggregator.simulate.shown import draw, runs_table
 
-    records = [Record.read(path) for path in arguments.runs]
+    records = [SimulationRecord.read(path) for path in arguments.runs]
     print(runs_table(records))
     metrics = {each.ranking.metric for each in records if each.ranking is not None}
     if len(metrics) > 1:

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from aggregator.errors import AggregatorError
-from aggregator.simulate.devices import Answer, Chosen, DeviceSettings, VirtualDevices
+from aggregator.simulate.devices import Chosen, DeviceAnswer, DeviceSettings, VirtualDevices
 from aggregator.simulate.traffic import PublishedRound
 
 _BLOCK = 64
@@ -60,7 +60,7 @@ class _Worker:
     def __init__(self, settings: DeviceSettings) -> None:
         self._devices = settings.make()
 
-    def round(self, published: PublishedRound, chosen: Sequence[Chosen]) -> list[Answer]:
+    def round(self, published: PublishedRound, chosen: Sequence[Chosen]) -> list[DeviceAnswer]:
         return list(self._devices.round(published, chosen))
 
     def settle(self, number: int, counted: Mapping[int, bool]) -> None:
@@ -98,7 +98,7 @@ class RayDevices(VirtualDevices):
             self.close()
             raise
 
-    def round(self, published: PublishedRound, chosen: Sequence[Chosen]) -> Iterator[Answer]:
+    def round(self, published: PublishedRound, chosen: Sequence[Chosen]) -> Iterator[DeviceAnswer]:
         shared = self._ray.put(published)
         blocks = iter(_blocks(chosen))
         waiting: deque[Any] = deque()

@@ -32,6 +32,7 @@ Rows = NDArray[np.int64]
 Entries = Sequence[Any]
 DataFunction = Callable[[int, np.random.Generator], Iterable[Any]]
 
+_LOOKED_AT = 10
 _NOTHING: Rows = np.empty(0, dtype=np.int64)
 
 
@@ -100,16 +101,17 @@ def entries_of(said: str, devices: int, rng: np.random.Generator) -> Entries:
         pass  # what is built in does not tell
     try:
         found: Any = function(devices, rng)
-        if not (isinstance(found, Sized) and hasattr(found, "__getitem__")):
-            found = list(islice(iter(found), devices))
-    except TypeError as error:
-        if "found" in locals():
-            raise _wrong(said, locals()["found"]) from None
-        raise _failed(said, error) from error
-    except DataError:
-        raise
     except Exception as error:
         raise _failed(said, error) from error
+    if not (isinstance(found, Sized) and hasattr(found, "__getitem__")):
+        try:
+            each = iter(found)
+        except TypeError:
+            raise _wrong(said, found) from None
+        try:
+            found = list(islice(each, devices))
+        except Exception as error:
+            raise _failed(said, error) from error
     if isinstance(found, (str, bytes, Mapping, LocalData)):
         raise _wrong(said, found)
     if len(found) < devices:
@@ -177,9 +179,10 @@ def interactions_of(
     Raises DataError.
     """
     entry = entry_of(entries, device)
-    users = list(entry.values()) if isinstance(entry, Mapping) else [entry]
     rows, latest = [], []
-    for items in users:
+    for items in (_listed(each, device) for each in _by_user(entry)):
+        if len(items) == 0:
+            continue  # a device knows of a user by what the user touched
         own = _rows(items, device, catalogue)
         rows.append(np.unique(own))
         # An item that is recorded again stays where it was.
@@ -193,33 +196,53 @@ def interactions_of(
     return kept, held
 
 
-def _rows(items: Any, device: int, catalogue: Mapping[str, int]) -> Rows:
-    if isinstance(items, np.ndarray) and items.ndim == 1 and items.dtype.kind in "iu":
-        return _within(items.astype(np.int64), device, catalogue)
-    if not isinstance(items, (str, bytes, Mapping)) and isinstance(items, Iterable):
-        listed = list(items)
-        if all(isinstance(each, str) for each in listed):
-            known = [catalogue[each] for each in listed if each in catalogue]
-            if listed and not known:
-                raise DataError(
-                    f"the catalogue has none of the items of device {device}, such as "
-                    f"{printable(str(listed[0]))!r}"
-                )
-            return np.array(known, dtype=np.int64)
-        if all(
-            isinstance(each, (int, np.integer)) and not isinstance(each, bool) for each in listed
-        ):
-            return _within(np.array(listed, dtype=np.int64), device, catalogue)
-    raise DataError(
-        f"the data of device {device} is a {type(items).__name__}; expected its user's items, "
-        "oldest first, as ids or rows of the catalogue, or a mapping from users to their items"
-    )
+def require_known(entries: Entries, devices: int, catalogue: Mapping[str, int]) -> None:
+    """Raises DataError where the catalogue knows nothing of what the first devices have: it is of
+    other ids."""
+    first = range(min(devices, _LOOKED_AT))
+    listed = [
+        each
+        for device in first
+        for own in _by_user(entry_of(entries, device))
+        for each in _listed(own, device)
+    ]
+    if listed and not any(not isinstance(each, str) or each in catalogue for each in listed):
+        known = next(iter(catalogue))
+        raise DataError(
+            f"the catalogue has none of the items of the first {len(first)} devices, such as "
+            f"{printable(repr(listed[0]))}; it has items such as {printable(repr(known))}"
+        )
 
 
-def _within(rows: Rows, device: int, catalogue: Mapping[str, int]) -> Rows:
-    if len(rows) and (rows.min() < 0 or rows.max() >= len(catalogue)):
+def _by_user(entry: Any) -> list[Any]:
+    return list(entry.values()) if isinstance(entry, Mapping) else [entry]
+
+
+def _listed(items: Any, device: int) -> Sequence[Any] | NDArray[Any]:
+    if isinstance(items, np.ndarray) and items.ndim == 1:
+        return items
+    if not isinstance(items, (str, bytes, Mapping, np.ndarray)) and isinstance(items, Iterable):
+        return list(items)
+    raise _no_items(items, device)
+
+
+def _rows(items: Sequence[Any] | NDArray[Any], device: int, catalogue: Mapping[str, int]) -> Rows:
+    if all(isinstance(each, str) for each in items):
+        known = [catalogue[each] for each in items if each in catalogue]
+        return np.array(known, dtype=np.int64)
+    if not all(isinstance(each, (int, np.integer)) for each in items):
+        raise _no_items(next(e for e in items if not isinstance(e, (int, np.integer))), device)
+    rows = np.asarray(items, dtype=np.int64)
+    if rows.min() < 0 or rows.max() >= len(catalogue):
         raise DataError(
             f"the data of device {device} names row {int(rows.max())}; the catalogue has "
             f"{len(catalogue)} items"
         )
     return rows
+
+
+def _no_items(found: object, device: int) -> DataError:
+    return DataError(
+        f"the data of device {device} holds a {type(found).__name__}; expected its user's items, "
+        "oldest first, as ids or rows of the catalogue, or a mapping from users to their items"
+    )

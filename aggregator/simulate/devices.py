@@ -18,9 +18,16 @@ import numpy as np
 
 from aggregator.errors import AggregatorError
 from aggregator.rounds.evaluator import option_name
-from aggregator.simulate.data import DataError, Entries, arrays_of, entries_of, interactions_of
+from aggregator.simulate.data import (
+    DataError,
+    Entries,
+    arrays_of,
+    entries_of,
+    interactions_of,
+    require_known,
+)
 from aggregator.simulate.engine import groups, most_in_a_group, train_many, with_wanted
-from aggregator.simulate.fleet import Purpose, VirtualFleet, stream
+from aggregator.simulate.fleet import StreamPurpose, VirtualFleet, stream
 from aggregator.simulate.states import StateStore
 from aggregator.simulate.traffic import PublishedRound
 from aggregator.task.file import Task, read_catalogue_file
@@ -56,7 +63,7 @@ class Chosen(NamedTuple):
     trains: bool = True
 
 
-class Answer(NamedTuple):
+class DeviceAnswer(NamedTuple):
     """What a device made of a round.
 
     Attributes:
@@ -84,7 +91,7 @@ class VirtualDevices(ABC):
     """The devices of a run, or a part of them. One round after another."""
 
     @abstractmethod
-    def round(self, published: PublishedRound, chosen: Sequence[Chosen]) -> Iterator[Answer]:
+    def round(self, published: PublishedRound, chosen: Sequence[Chosen]) -> Iterator[DeviceAnswer]:
         """What each of these devices makes of the round, in their order; none of them twice.
 
         What a device is to keep of its training is kept when its answer is given.
@@ -111,7 +118,7 @@ class DeviceSettings:
     def entries(self) -> Entries:
         """Every device's data. Raises DataError."""
         fleet = self.fleet
-        return entries_of(self.data, fleet.devices, stream(fleet.seed, Purpose.DATA))
+        return entries_of(self.data, fleet.devices, stream(fleet.seed, StreamPurpose.DATA))
 
     def make(self) -> VirtualDevices:
         """The devices, as installed packages train the task's method. Raises AggregatorError."""
@@ -144,7 +151,7 @@ class _Streams:
     """A device's generators in a round: as a real one's, that was begun with this seed."""
 
     def __init__(self, seed: int, number: int, device: int) -> None:
-        self._seeds = np.random.SeedSequence([seed, int(Purpose.TRAIN), number, device])
+        self._seeds = np.random.SeedSequence([seed, int(StreamPurpose.TRAIN), number, device])
         self.rng = np.random.default_rng(self._seeds)
 
     def evaluation(self, terms: EvaluationTerms, seconds: float) -> RoundEvaluation:
@@ -172,11 +179,13 @@ def _written(found: RoundEvaluation | None) -> bytes:
     return b"" if found is None else found.written
 
 
-def _failed(device: int, error: Exception, fetched_bytes: int = 0) -> Answer:
+def _failed(device: int, error: Exception, fetched_bytes: int = 0) -> DeviceAnswer:
     detail = f"{type(error).__name__}: {error}"
     if isinstance(error, (LearnerError, Declined)):
         detail = str(error)
-    return Answer(device, reason=reason_of(error).value, detail=detail, fetched_bytes=fetched_bytes)
+    return DeviceAnswer(
+        device, reason=reason_of(error).value, detail=detail, fetched_bytes=fetched_bytes
+    )
 
 
 # Scatter: interactions, and k columns.
@@ -214,11 +223,12 @@ class ScatterDevices(VirtualDevices):
         self._evaluation = None if task.evaluation is None else task.evaluation.terms
         self._step = factor_step(task.artifacts[0] if task.artifacts else packaged_artifact())
         self._entries = settings.entries()
+        require_known(self._entries, self._fleet.devices, self._catalogue)
         self._states = StateStore()
         self._kept: OrderedDict[int, tuple[ScatterLearner, list[HeldOutItem], int]] = OrderedDict()
         self._room = kept_bytes
 
-    def round(self, published: PublishedRound, chosen: Sequence[Chosen]) -> Iterator[Answer]:
+    def round(self, published: PublishedRound, chosen: Sequence[Chosen]) -> Iterator[DeviceAnswer]:
         terms, broadcast = published.read()
         for group in groups(chosen, most_in_a_group(broadcast)):
             prepared = [self._prepared(published, terms, broadcast, each) for each in group]
@@ -234,20 +244,20 @@ class ScatterDevices(VirtualDevices):
         broadcast: Broadcast,
         each: _Prepared,
         found: Update | LearnerError | None,
-    ) -> Answer:
+    ) -> DeviceAnswer:
         device, learner, items = each.chosen.device, each.learner, items_of(broadcast)
         self._keep(device, learner, each.held, each.triples)
         if isinstance(found, LearnerError):
             return _failed(device, found)
         option = f"k={learner.columns}"
         if found is None:
-            return Answer(device, option, evaluation=_written(each.evaluation))
+            return DeviceAnswer(device, option, evaluation=_written(each.evaluation))
         width = items.shape[1]
         body = encode_scatter_update(found, width, terms.update_codec, each.streams.rng)
         if each.ranks is not None:
             each.ranks.stage("personal", learner.users, items)
         seconds = self._fleet.seconds(device, each.triples, learner.columns / width)
-        return Answer(device, option, seconds, body, evaluation=_written(each.evaluation))
+        return DeviceAnswer(device, option, seconds, body, evaluation=_written(each.evaluation))
 
     def _prepared(
         self, published: PublishedRound, terms: TaskTerms, broadcast: Broadcast, chosen: Chosen
@@ -315,7 +325,7 @@ class ArrayDevices(VirtualDevices):
         """By device and attachment what it fetched last, which it does not fetch again."""
         self._trainers: dict[Path, Trainer] = {}
 
-    def round(self, published: PublishedRound, chosen: Sequence[Chosen]) -> Iterator[Answer]:
+    def round(self, published: PublishedRound, chosen: Sequence[Chosen]) -> Iterator[DeviceAnswer]:
         terms, broadcast = published.read()
         opened = published.offered()
         for each in chosen:
@@ -335,7 +345,7 @@ class ArrayDevices(VirtualDevices):
         opened: Broadcast,
         chosen: Chosen,
         fetched: list[int],
-    ) -> Answer:
+    ) -> DeviceAnswer:
         device = chosen.device
         data = arrays_of(self._entries, device)
         samples = data.samples
@@ -349,7 +359,7 @@ class ArrayDevices(VirtualDevices):
             learner, trainer = self._learner(device, place, data, streams.rng)
             evaluation = evaluate_received(learner, trainer, broadcast, data, found)
         if not chosen.trains:
-            return Answer(device, option, evaluation=_written(found))
+            return DeviceAnswer(device, option, evaluation=_written(found))
 
         learner, trainer = self._learner(device, place, data, streams.rng)
         if opened.attachments:
@@ -364,7 +374,7 @@ class ArrayDevices(VirtualDevices):
             self._states.put(device, learner.state())
             self._trained[device] = place
         seconds = self._fleet.seconds(device, samples, self._parts[place])
-        return Answer(
+        return DeviceAnswer(
             device, option, seconds, body, evaluation=_written(found), fetched_bytes=fetched[0]
         )
 

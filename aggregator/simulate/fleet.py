@@ -28,7 +28,7 @@ _LOGNORMAL = re.compile(r"lognormal:([0-9]*\.?[0-9]+)")
 _MOST_CLASSES = 64
 
 
-class Purpose(IntEnum):
+class StreamPurpose(IntEnum):
     """What a stream of random numbers is for: the second entry of its seed."""
 
     MODEL = 0
@@ -40,7 +40,7 @@ class Purpose(IntEnum):
     TRAIN = 5
 
 
-def stream(seed: int, purpose: Purpose, *rest: int) -> np.random.Generator:
+def stream(seed: int, purpose: StreamPurpose, *rest: int) -> np.random.Generator:
     """The generator of a purpose; ``rest``: of which round, of which device."""
     return np.random.default_rng([seed, int(purpose), *rest])
 
@@ -167,7 +167,7 @@ class VirtualFleet:
 
     @cached_property
     def _dealt(self) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
-        rng = stream(self.seed, Purpose.FLEET)
+        rng = stream(self.seed, StreamPurpose.FLEET)
         shares = np.array([each.share for each in self.speeds.classes])
         # Dealt like cards: shares are met as nearly as whole devices allow.
         edges = np.cumsum(shares / shares.sum())
@@ -221,7 +221,7 @@ class VirtualFleet:
 
     def fates(self, number: int) -> NDArray[np.int8]:
         """What happens to each device in round ``number``, int8 [devices] of :class:`Fate`."""
-        drawn = stream(self.seed, Purpose.FATES, number).random(self.devices)
+        drawn = stream(self.seed, StreamPurpose.FATES, number).random(self.devices)
         chances = self.failures
         away = np.array([each.dropout for each in self.speeds.classes])[self._dealt[0]]
         edge = np.maximum(away, chances.dropout)

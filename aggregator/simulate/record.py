@@ -23,6 +23,8 @@ from aggregator.simulate.fleet import Failures, Speeds
 from aggregator.simulate.task_rounds import PlayedRound
 from aggregator.store.versions import Ranking
 from aggregator.task.file import Task
+from device_sdk.evaluation.report import STAGES
+from device_sdk.fields import Fields, Within
 from device_sdk.system.files import write_atomically
 from device_sdk.system.printable import printable
 from device_sdk.system.version import __version__
@@ -100,9 +102,9 @@ class Recorder:
         """All that was asked for was done."""
         self._record["state"] = FINISHED
 
-    def made(self) -> Record:
+    def made(self) -> SimulationRecord:
         """What there is so far."""
-        return Record(self._record)
+        return SimulationRecord(self._record)
 
     def write(self, path: Path) -> None:
         """Replace the file, whole or not at all; its folder is made."""
@@ -111,7 +113,7 @@ class Recorder:
         write_atomically(path, f"{text}\n".encode())
 
 
-class Record:
+class SimulationRecord:
     """A record as it is read.
 
     Args:
@@ -124,7 +126,7 @@ class Record:
         self._values = values
 
     @classmethod
-    def read(cls, path: Path) -> Record:
+    def read(cls, path: Path) -> SimulationRecord:
         """The record in a file."""
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
@@ -137,18 +139,11 @@ class Record:
                 f"{path} is of format version {values.get('format_version')!r}; this version of "
                 f"Tessera reads {FORMAT_VERSION}"
             )
-        found = cls(values)
         try:
-            for seed in range(len(found.runs)):
-                for each in found.rounds(seed):
-                    _ = each["number"], each["counted"], each["selected"], each["down_bytes"]
-                    found.figures_of(each)
-            _ = found.name, found.method, found.devices, found.ranking, found.state
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise AggregatorError(
-                f"{path} lacks something that a record has: {type(error).__name__}: {error}"
-            ) from None
-        return found
+            _require_sound(_Fields(values))
+        except AggregatorError as error:
+            raise AggregatorError(f"{path} is not as simulate writes a record: {error}") from None
+        return cls(values)
 
     @property
     def name(self) -> str:
@@ -220,6 +215,58 @@ class Record:
             x.append(len(self.rounds(run)))
             y.append(newest)
         return x, y
+
+
+class _Fields(Fields):
+    __slots__ = ()
+    fault = AggregatorError
+
+
+_COUNTS = tuple(
+    ["number", "selected", "counted", "late", "silent", "crashed", "down_bytes", "up_bytes"]
+)
+_COUNT, _SECONDS = Within(0, 2**62), Within(0, 1e15)
+
+
+def _require_sound(root: _Fields) -> None:
+    """Whether there is all that is shown of a record. Raises AggregatorError, naming the key."""
+    root.text("name", 100)
+    root.text("state", 100)
+    _Fields(root.mapping("task"), "task").text("method", 100)
+    _Fields(root.mapping("asked"), "asked").integer("devices", Within(1, 2**62))
+    if root.take("best_by") is not None:
+        best = _Fields(root.mapping("best_by"), "best_by")
+        best.text("metric", 100)
+        best.boolean("higher_is_better")
+    for run in _maps(root, "runs"):
+        for each in _maps(run, "rounds"):
+            for name in _COUNTS:
+                each.integer(name, _COUNT)
+            for name in ("began_seconds", "seconds"):
+                each.number(name, _SECONDS)
+            for name in ("failed", "refused"):
+                counts = _Fields(each.mapping(name), each.name(name))
+                for reason in counts.names():
+                    counts.integer(reason, _COUNT)
+            _require_figures(each)
+        if run.take("newest", None) is not None:
+            _require_figures(_Fields(run.mapping("newest"), run.name("newest")))
+
+
+def _require_figures(held: _Fields) -> None:
+    for each in _maps(held, "figures"):
+        each.choice("stage", STAGES)
+        each.text("metric", 100)
+        for name in ("part", "value"):
+            if each.take(name) is not None:
+                _ = each.text(name, 100) if name == "part" else each.number(name)
+
+
+def _maps(fields: _Fields, key: str) -> Iterable[_Fields]:
+    for place, each in enumerate(fields.array(key)):
+        if not isinstance(each, dict):
+            raise fields.error(f"{key}[{place}]", "must be a map")
+        yield _Fields(each, fields.name(f"{key}[{place}]"))
 
 
 def _made_with() -> dict[str, str]:

@@ -12,13 +12,13 @@ from tabulate import tabulate
 
 from aggregator.evaluation.words import shown
 from aggregator.simulate.intervals import interval
-from aggregator.simulate.record import Record
+from aggregator.simulate.record import SimulationRecord
 
 _MOST_LINES = 24
 _MOST_COLUMNS = 4
 
 
-def rounds_table(record: Record) -> str:
+def rounds_table(record: SimulationRecord) -> str:
     """A record's rounds: means over its seeds, and all of them where they are few."""
     metrics = record.metrics[:_MOST_COLUMNS]
     longest = max((len(record.rounds(run)) for run in range(len(record.runs))), default=0)
@@ -32,7 +32,7 @@ def rounds_table(record: Record) -> str:
     return tabulate(lines, headers="keys", tablefmt="plain", disable_numparse=True)
 
 
-def _round_line(record: Record, place: int, metrics: Sequence[str]) -> dict[str, str]:
+def _round_line(record: SimulationRecord, place: int, metrics: Sequence[str]) -> dict[str, str]:
     runs = range(len(record.runs))
     played = [record.rounds(run)[place] for run in runs if place < len(record.rounds(run))]
 
@@ -57,7 +57,7 @@ def _round_line(record: Record, place: int, metrics: Sequence[str]) -> dict[str,
     return line
 
 
-def runs_table(records: Sequence[Record]) -> str:
+def runs_table(records: Sequence[SimulationRecord]) -> str:
     """One line a record: the last and the best figure of each, over its seeds."""
     lines = []
     for record in records:
@@ -82,7 +82,7 @@ def runs_table(records: Sequence[Record]) -> str:
     return tabulate(lines, headers="keys", tablefmt="plain", disable_numparse=True)
 
 
-def _costs(record: Record) -> dict[str, str]:
+def _costs(record: SimulationRecord) -> dict[str, str]:
     played = [each for run in range(len(record.runs)) for each in record.rounds(run)]
     seeds = max(1, len(record.runs))
     down = sum(each["down_bytes"] for each in played) / seeds / record.devices
@@ -100,7 +100,7 @@ def _costs(record: Record) -> dict[str, str]:
     }
 
 
-def draw(records: Sequence[Record], path: Path) -> None:
+def draw(records: Sequence[SimulationRecord], path: Path) -> None:
     """The figures of all records over each other, and what each cost. Raises ImportError where
     matplotlib is missing."""
     import matplotlib
@@ -142,7 +142,7 @@ def draw(records: Sequence[Record], path: Path) -> None:
     pyplot.close(figure)
 
 
-def _draw_curve(axis: Any, record: Record, metric: str, colour: str) -> None:
+def _draw_curve(axis: Any, record: SimulationRecord, metric: str, colour: str) -> None:
     """The mean over the seeds, and its 95 % interval as a band."""
     by_round: dict[int, list[float]] = {}
     for run in range(len(record.runs)):
@@ -159,7 +159,7 @@ def _draw_curve(axis: Any, record: Record, metric: str, colour: str) -> None:
         axis.fill_between(x, mean - half, mean + half, color=colour, alpha=0.2, linewidth=0)
 
 
-def _newest(record: Record, run: int, metric: str) -> float | None:
+def _newest(record: SimulationRecord, run: int, metric: str) -> float | None:
     return record.figures_of(record.runs[run].get("newest", {"figures": []})).get(metric)
 
 

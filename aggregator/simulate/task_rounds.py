@@ -21,8 +21,14 @@ from aggregator.evaluation.stopping import Evaluated, stalled_since
 from aggregator.evaluation.words import figure_name
 from aggregator.methods.method import RoundSummary
 from aggregator.rounds.machine import LAST_ROUNDS, deadline_seconds
-from aggregator.simulate.devices import Answer, Chosen, DeviceSettings, VirtualDevices, device_id
-from aggregator.simulate.fleet import Fate, Purpose, stream
+from aggregator.simulate.devices import (
+    Chosen,
+    DeviceAnswer,
+    DeviceSettings,
+    VirtualDevices,
+    device_id,
+)
+from aggregator.simulate.fleet import Fate, StreamPurpose, stream
 from aggregator.simulate.traffic import PublishedRound, publish, terms_of, update_bytes
 from aggregator.task.artifacts import read_artifacts
 from aggregator.task.file import read_catalogue_file
@@ -75,7 +81,7 @@ class PlayedRound:
 
 
 @dataclass(slots=True)
-class _Tally:
+class _RoundTally:
     """What is counted while a round's answers come."""
 
     counted: int = 0
@@ -102,7 +108,7 @@ class TaskSimulation:
         self._task, self._fleet, self._devices = task, fleet, devices
         lacking = max(task.round.wait_for_devices, task.round.quorum)
         if fleet.devices < lacking:
-            key = "wait_for_devices" if task.round.wait_for_devices == lacking else "quorum"
+            key = "quorum" if task.round.quorum == lacking else "wait_for_devices"
             raise AggregatorError(
                 f"{task.path}: no round makes a version with {fleet.devices} devices: round.{key} "
                 f"is {lacking}"
@@ -111,7 +117,7 @@ class TaskSimulation:
         self._terms = terms_of(task, artifacts)
         catalogue = None if task.catalogue is None else read_catalogue_file(task.catalogue)
         self._items = 0 if catalogue is None else len(catalogue)
-        rng = stream(fleet.seed, Purpose.MODEL)
+        rng = stream(fleet.seed, StreamPurpose.MODEL)
         try:
             self.method = task.binding.build(self._items, rng, [e.artifact for e in artifacts])
         except ValueError as error:
@@ -169,7 +175,7 @@ class TaskSimulation:
         training = [
             Chosen(each) for each in devices if fates[each] not in (Fate.SILENT, Fate.CRASHES)
         ]
-        tally = _Tally()
+        tally = _RoundTally()
         for answer in self._devices.round(published, training):
             self._take(published, answer, Fate(int(fates[answer.device])), deadline, tally)
         self._devices.settle(self._number, tally.verdicts)
@@ -245,7 +251,7 @@ class TaskSimulation:
     def _publish(self, number: int, deadline: float) -> PublishedRound:
         opened = self.method.open_round(number)
         threshold = min(EVERYONE, int(self._task.round.share * 2**64))
-        rng = stream(self._fleet.seed, Purpose.PUBLISH, number)
+        rng = stream(self._fleet.seed, StreamPurpose.PUBLISH, number)
         try:
             return publish(self._task, self._terms, opened, threshold, deadline, rng)
         except ValueError as error:
@@ -265,7 +271,12 @@ class TaskSimulation:
         ]
 
     def _take(
-        self, published: PublishedRound, answer: Answer, fate: Fate, deadline: float, tally: _Tally
+        self,
+        published: PublishedRound,
+        answer: DeviceAnswer,
+        fate: Fate,
+        deadline: float,
+        tally: _RoundTally,
     ) -> None:
         """Count an answer's update, or say why not."""
         tally.fetched_bytes += answer.fetched_bytes
@@ -297,7 +308,7 @@ class TaskSimulation:
         if tally.counted + len(self._carried) >= self._task.round.quorum:
             tally.held.clear()  # it makes a version: nothing is carried over
 
-    def _note(self, answer: Answer) -> None:
+    def _note(self, answer: DeviceAnswer) -> None:
         if answer.evaluation:
             self._said[answer.device] = (answer.option, answer.evaluation)
 

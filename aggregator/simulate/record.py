@@ -222,9 +222,7 @@ class _Fields(Fields):
     fault = AggregatorError
 
 
-_COUNTS = tuple(
-    ["number", "selected", "counted", "late", "silent", "crashed", "down_bytes", "up_bytes"]
-)
+_COUNTS = ("number", "selected", "counted", "late", "silent", "crashed", "down_bytes", "up_bytes")
 _COUNT, _SECONDS = Within(0, 2**62), Within(0, 1e15)
 
 

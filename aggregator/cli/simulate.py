@@ -157,7 +157,9 @@ def run(arguments: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         interrupted = True
     finally:
-        recorder.write(path)
+        # What could not even begin leaves the record of before.
+        if recorder.played:
+            recorder.write(path)
     record = recorder.made()
     print(rounds_table(record))
     print()

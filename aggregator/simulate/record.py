@@ -79,6 +79,11 @@ class Recorder:
         }
         self._runs: list[dict[str, Any]] = self._record["runs"]
 
+    @property
+    def played(self) -> bool:
+        """Whether there is anything to keep."""
+        return any(run["rounds"] for run in self._runs)
+
     def begin(self, seed: int) -> None:
         """A run begins."""
         self._runs.append({"seed": seed, "state": INTERRUPTED, "rounds": [], "took": []})

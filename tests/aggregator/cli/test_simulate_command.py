@@ -111,6 +111,14 @@ def test_what_cannot_be_done_is_said(
     assert said in capsys.readouterr().err
 
 
+def test_what_cannot_begin_leaves_the_record_of_before(folder: Path, example: str) -> None:
+    assert simulate() == 0
+    before = (folder / "runs/films.json").read_bytes()
+    assert simulate("--devices", "4") == 1
+    assert simulate("--data", "films/data.py:nothing") == 1
+    assert (folder / "runs/films.json").read_bytes() == before
+
+
 def test_a_task_file_is_refused_as_serve_refuses_it(
     folder: Path, example: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -219,6 +219,7 @@ class ScatterDevices(VirtualDevices):
         task = settings.task
         assert task.catalogue is not None
         self._fleet = settings.fleet
+        _refuse_other_classes(self._fleet, "artifact", "trains columns (k), and no artifact")
         self._catalogue = read_catalogue_file(task.catalogue).rows
         self._evaluation = None if task.evaluation is None else task.evaluation.terms
         self._step = factor_step(task.artifacts[0] if task.artifacts else packaged_artifact())
@@ -302,6 +303,14 @@ def _kept_bytes(triples: int) -> int:
     return 6000 + 110 * triples
 
 
+def _refuse_other_classes(fleet: VirtualFleet, name: str, otherwise: str) -> None:
+    for each in fleet.speeds.classes:
+        if getattr(each, name):
+            raise AggregatorError(
+                f"--speeds: the class {each.name!r} has {name}; a device of this task {otherwise}"
+            )
+
+
 # Methods on arrays: one device after another, for all of them share a trainer an artifact.
 
 
@@ -311,6 +320,7 @@ class ArrayDevices(VirtualDevices):
     def __init__(self, settings: DeviceSettings, kind: type[Learner]) -> None:
         task = settings.task
         self._fleet, self._kind = settings.fleet, kind
+        _refuse_other_classes(self._fleet, "k", "trains an artifact, and no columns")
         self._folders, self._companions = task.artifacts, task.companions
         manifests = [read_manifest(folder) for folder in task.artifacts]
         self._names = [each.name for each in manifests]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from aggregator.errors import AggregatorError
 from aggregator.simulate.devices import (
     ArrayDevices,
     Chosen,
@@ -17,7 +19,7 @@ from aggregator.simulate.devices import (
     ScatterDevices,
     device_id,
 )
-from aggregator.simulate.fleet import Speeds, StreamPurpose, VirtualFleet
+from aggregator.simulate.fleet import CapabilityClass, Speeds, StreamPurpose, VirtualFleet
 from aggregator.simulate.task_rounds import TaskSimulation
 from aggregator.simulate.traffic import PublishedRound
 from aggregator.task.artifacts import read_artifact
@@ -191,3 +193,22 @@ def test_a_device_without_data_that_fits_fails_alone(tmp_path: Path) -> None:
     (first, *_) = TaskSimulation(settings, devices).rounds(1)
     assert dict(first.failed) == {"bad-data": 1} and first.counted == first.selected - 1
     assert first.failure.startswith("device 0: ")
+
+
+def test_a_class_of_another_kind_of_method_is_refused(tmp_path: Path) -> None:
+    columns = Speeds.read("k:2,4")
+    model = Speeds((CapabilityClass("weak", artifact="small"),))
+    for settings, speeds, said in (
+        (
+            array_settings(tmp_path),
+            columns,
+            "'k=2' has k; a device of this task trains an",
+        ),
+        (scatter_settings(tmp_path), model, "'weak' has artifact; a device of this task trains co"),
+    ):
+        fleet = replace(settings.fleet, speeds=speeds)
+        with pytest.raises(AggregatorError, match=said):
+            replace(settings, fleet=fleet).make()
+    unknown = replace(array_settings(tmp_path), fleet=VirtualFleet(3, 0, model))
+    with pytest.raises(AggregatorError, match="'small'; the task has linear"):
+        TaskSimulation(unknown, unknown.make()).round()

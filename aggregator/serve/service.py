@@ -272,7 +272,7 @@ class Service:
             case Refusal():
                 parts.refusals.note(result.error, result.device_id)
                 if result.answer is not None and parts.fence.passed:
-                    parts.outgoing.send_receipt(result.answer.topic, result.answer.payload)
+                    parts.outgoing.send_receipts([result.answer[:2]])
                 if result.error.reason == "old-incarnation":
                     self._show_presence_again()
             case Left():

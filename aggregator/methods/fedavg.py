@@ -146,7 +146,7 @@ class FedAvgMethod(Additive, Method):
             chosen.clip_multiple,
             outlier_multiple=chosen.outlier_multiple,
             length=euclidean_norm(self._model[: self._trained]),
-            others=2 if chosen.clip_multiple or chosen.samples_multiple else 0,
+            others=2,
         )
         self._buffers_length = euclidean_norm(self._model[self._trained :])
         self._variances = np.concatenate(
@@ -217,11 +217,10 @@ class FedAvgMethod(Additive, Method):
                     f"{one.wire_name} is {values.dtype} {values.shape}; expected float32 "
                     f"{one.wire_shape}",
                 )
-            most = self._most_pull if one.kind == "parameter" else self._most_buffers_pull
+            pull = self._most_pull if one.kind == "parameter" else self._most_buffers_pull
+            most = min(_LARGEST_VALUE, pull / weight)
             # NaN fails the comparison too.
-            if values.size and not float(np.abs(values).max()) <= min(
-                _LARGEST_VALUE, most / weight
-            ):
+            if values.size and not float(np.abs(values).max()) <= most:
                 raise Refused("bad-values", "a value is not finite or is absurdly large")
 
     @property

@@ -578,8 +578,8 @@ class UpdateLimits(Additive):
 
     @property
     def absurd_norm(self) -> float:
-        """1,024 times the fleet's median norm, or first model's length: no update is so long."""
-        return self._following(_NORM, MOST_MEDIANS, self._length)
+        """1,024 times the fleet's median norm or, where that is 0, the first model's length."""
+        return MOST_MEDIANS * (self._fleet.median(_NORM) or max(self._length, 1.0))
 
     def most_length(self, place: int, length: float) -> float:
         """The largest that another measure, a length, may be: ``clip_multiple`` times the fleet's
@@ -590,7 +590,7 @@ class UpdateLimits(Additive):
 
     def absurd_length(self, place: int, length: float) -> float:
         """As :attr:`absurd_norm`, of another measure."""
-        return self._following(_OTHERS + place, MOST_MEDIANS, length)
+        return MOST_MEDIANS * (self._fleet.median(_OTHERS + place) or max(length, 1.0))
 
     def usual(self, place: int) -> float:
         """The median of another measure, over however few devices; 0 where nothing is known."""

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from aggregator.errors import AggregatorError
-from aggregator.store import Database, Store
+from aggregator.store import SQLiteDatabase, Store
 from device_sdk.system.lock import FileLock
 
 
@@ -61,7 +61,7 @@ class AggregatorHome:
     def open_store(self) -> Store:
         """The store. Raises AggregatorError when there is none, and where it is an older version's
         while that version's ``serve`` runs, which would not know it any more."""
-        return Store(Database(self.database, taken_over_in=self._taking_over))
+        return Store(SQLiteDatabase(self.database, taken_over_in=self._taking_over))
 
     @contextmanager
     def _taking_over(self) -> Iterator[None]:

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from aggregator.errors import AggregatorError
 from aggregator.home import AggregatorHome
-from aggregator.store import Database, Store
+from aggregator.store import SQLiteDatabase, Store
 from aggregator.store.devices import IssuedDescriptor
 from device_sdk.system.files import flush_folder
 from device_sdk.wire.codec.errors import WireError
@@ -100,7 +100,7 @@ def initialise(
     mandate = _delegate(home, signing_key(seed), (), first, now_unix_seconds, lives, random_bytes)
     expires = now_unix_seconds + lives.descriptor_seconds
     descriptor = _issue_keys(home, mandate, first, expires, random_bytes)
-    store = Store(Database(home.database, create=True))
+    store = Store(SQLiteDatabase(home.database, create=True))
     with store.database.transaction():
         store.facts.generation = now_unix_seconds
         store.facts.root_fingerprint = descriptor.root_fingerprint

@@ -1,11 +1,11 @@
-"""Everything the aggregator must not lose: one SQLite file in write-ahead mode."""
+"""Everything the aggregator must not lose: one SQLite file, or a PostgreSQL database."""
 
 from __future__ import annotations
 
 from functools import cached_property
 
 from aggregator.store.checkpoints import Checkpoints
-from aggregator.store.database import STORE_FAILURES, Database
+from aggregator.store.database import STORE_FAILURES, Database, OutcomeUnknown, StoreError
 from aggregator.store.devices import Devices, Secrets, Tokens
 from aggregator.store.evaluations import Evaluations
 from aggregator.store.facts import Facts, RefusalCounts, TaskFacts
@@ -13,11 +13,20 @@ from aggregator.store.participations import Participations
 from aggregator.store.publications import AttachmentBooks, Contents, Publications, Retained
 from aggregator.store.reports import Reports
 from aggregator.store.rounds import Rounds
+from aggregator.store.sqlite import SQLiteDatabase
 from aggregator.store.tasks import FIRST, Tasks
 from aggregator.store.update_log import UpdateLog
 from aggregator.store.versions import Versions
 
-__all__ = ["STORE_FAILURES", "Database", "Store", "TaskStore"]
+__all__ = [
+    "STORE_FAILURES",
+    "Database",
+    "OutcomeUnknown",
+    "SQLiteDatabase",
+    "Store",
+    "StoreError",
+    "TaskStore",
+]
 
 
 class Store:

@@ -15,7 +15,7 @@ import pytest
 from aggregator.errors import AggregatorError
 from aggregator.methods.method import Method
 from aggregator.rounds.machine import RoundOpened
-from aggregator.store import Database
+from aggregator.store import SQLiteDatabase
 from device_sdk.artifact import Artifact
 from device_sdk.wire.arrays.exchange import Update
 from device_sdk.wire.publish.receipts import (
@@ -377,14 +377,14 @@ class _Killed(BaseException):
     pass
 
 
-class _DyingDatabase(Database):
+class _DyingDatabase(SQLiteDatabase):
     """Ends the process at the n-th commit, before or after it."""
 
     left, when = 0, ""
 
-    def transaction(self):  # type: ignore[no-untyped-def]
-        """See :class:`Database`."""
-        outer = super().transaction()
+    def transaction(self, *, shared=False):  # type: ignore[no-untyped-def]
+        """See :class:`SQLiteDatabase`."""
+        outer = super().transaction(shared=shared)
 
         class _Transaction:
             def __enter__(self) -> None:

@@ -18,7 +18,7 @@ import pytest
 from aggregator.rounds.machine import RoundClosed, RoundEvent
 from aggregator.serve.assembly import World, assemble
 from aggregator.serve.service import Parts
-from aggregator.store import Database, Store
+from aggregator.store import SQLiteDatabase, Store
 from aggregator.store.devices import DeviceRow
 from aggregator.store.evaluations import EvaluatedVersion
 from aggregator.store.reports import OutcomeCount
@@ -45,15 +45,15 @@ class Crash(BaseException):
     """The process ended here."""
 
 
-class CrashingDatabase(Database):
+class CrashingDatabase(SQLiteDatabase):
     """Ends the process at the ``left``-th commit, just before or just after it."""
 
     left = 0
     when = ""
 
     @contextmanager
-    def transaction(self) -> Iterator[None]:
-        with super().transaction():
+    def transaction(self, *, shared: bool = False) -> Iterator[None]:
+        with super().transaction(shared=shared):
             yield
             self.left -= 1
             if self.left == 0 and self.when == "before":

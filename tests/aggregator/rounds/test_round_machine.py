@@ -29,7 +29,7 @@ from aggregator.methods.method import Binding, Method
 from aggregator.rounds.machine import RoundClosed, RoundOpened
 from aggregator.serve.assembly import World, assemble
 from aggregator.serve.service import Parts
-from aggregator.store import Database, Store
+from aggregator.store import SQLiteDatabase, Store
 from aggregator.store.devices import DeviceRow
 from aggregator.task.file import read_task
 from device_sdk.methods.scatter.contract import encode_scatter_update
@@ -60,14 +60,14 @@ class Crash(BaseException):
     """The process ended here."""
 
 
-class CrashingDatabase(Database):
+class CrashingDatabase(SQLiteDatabase):
     """Ends the process at the next commit, just before or just after it."""
 
     armed: str | None = None
 
     @contextmanager
-    def transaction(self) -> Iterator[None]:
-        with super().transaction():
+    def transaction(self, *, shared: bool = False) -> Iterator[None]:
+        with super().transaction(shared=shared):
             yield
             if self.armed == "before":
                 raise Crash

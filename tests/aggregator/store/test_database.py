@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from aggregator.errors import AggregatorError
-from aggregator.store import Database, Store
+from aggregator.store import SQLiteDatabase, Store
 from aggregator.store.checkpoints import pack_state, unpack_state
-from aggregator.store.database import SCHEMA_VERSION
 from aggregator.store.participations import LastParticipation
+from aggregator.store.schema import SCHEMA_VERSION
 from device_sdk.artifact import safetensors
 from tests.aggregator.methods.stored_states import stored
 from tests.fakes.homes import make_home
@@ -95,7 +95,7 @@ def test_a_file_of_each_older_version_becomes_one_of_this(tmp_path: Path, versio
     new = _shape(path)
     _set_back(path, version)
     assert _shape(path) != new
-    store = Store(Database(path))
+    store = Store(SQLiteDatabase(path))
     assert store.first.rounds.latest() == [] and store.facts.served_seconds == 0.0
     store.database.close()
     assert _shape(path) == new
@@ -129,7 +129,7 @@ def test_what_a_device_did_last_is_of_the_task_whose_round_it_told_of(tmp_path: 
         )
     connection.commit()
     connection.close()
-    store = Store(Database(path))
+    store = Store(SQLiteDatabase(path))
     # Of b, no round is left that it told of: it is taken for the first task's.
     assert store.first.participations.all() == {b"b": LastParticipation(77, 8, 77, None, b"told b")}
     assert store.task(2).participations.all() == {b"a": LastParticipation(77, 8, 77, 3, b"told a")}
@@ -147,7 +147,7 @@ def test_a_checkpoint_of_an_older_version_is_read_and_replaced_by_one_of_this(
     connection.execute("INSERT INTO checkpoints VALUES ('version', 7, 0, 5, ?)", (written,))
     connection.commit()
     connection.close()
-    store = Store(Database(path))
+    store = Store(SQLiteDatabase(path))
     for _ in range(2):
         found = store.first.checkpoints.get("version")
         assert found is not None and (found.round, found.version) == (7, 5)
@@ -182,7 +182,7 @@ def test_what_an_older_version_deleted_is_in_no_byte_of_the_file_it_becomes(tmp_
     connection.close()
     probes = [body[at : at + 64] for at in range(0, len(body), 1000)]
     assert sum(each in path.read_bytes() for each in probes) > 100
-    database = Database(path)
+    database = SQLiteDatabase(path)
     assert database.erase_deleted()  # what serve does as it starts
     for each in path.parent.glob(f"{path.name}*"):
         found = each.read_bytes()
@@ -196,12 +196,12 @@ def test_a_file_of_a_newer_version_is_refused(tmp_path: Path) -> None:
     connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
     connection.close()
     with pytest.raises(AggregatorError, match="install a newer one"):
-        Database(path)
+        SQLiteDatabase(path)
 
 
 def _write(path: Path, first: int, count: int, ready: Connection) -> None:
     """Another process: commits, and checkpoints after nearly each of them."""
-    database = Database(path)
+    database = SQLiteDatabase(path)
     database._connection.execute("PRAGMA wal_autocheckpoint = 1")
     ready.send(None)
     ready.recv()
@@ -229,7 +229,7 @@ def test_processes_that_write_and_checkpoint_at_once_lose_nothing(tmp_path: Path
     for process, _ in writers:
         process.join()
         assert process.exitcode == 0
-    database = Database(path)
+    database = SQLiteDatabase(path)
     assert database.row("SELECT count(*) FROM refusals") == (450,)
     assert database.row("PRAGMA integrity_check") == ("ok",)
     database.close()
@@ -238,9 +238,9 @@ def test_processes_that_write_and_checkpoint_at_once_lose_nothing(tmp_path: Path
 def test_no_checkpoint_meets_another_connection_s_transaction(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("aggregator.store.database._BUSY_SECONDS", 0.05)
+    monkeypatch.setattr("aggregator.store.sqlite._BUSY_SECONDS", 0.05)
     path = make_home(tmp_path, _URL).database
-    one, other = Database(path), Database(path)
+    one, other = SQLiteDatabase(path), SQLiteDatabase(path)
     with one.transaction():
         # Not even before the transaction has written anything, when SQLite's own lock is all that
         # it has: a checkpoint would go on without it.
@@ -260,7 +260,7 @@ def test_a_transaction_waits_for_another_process_s(tmp_path: Path) -> None:
     process = context.Process(target=_hold, args=(path, theirs))
     process.start()
     ours.recv()
-    database = Database(path)
+    database = SQLiteDatabase(path)
     started = time.monotonic()
     database.execute("INSERT INTO refusals VALUES ('late', 1)")
     assert time.monotonic() - started > 0.3
@@ -270,7 +270,7 @@ def test_a_transaction_waits_for_another_process_s(tmp_path: Path) -> None:
 
 
 def _hold(path: Path, ready: Connection) -> None:
-    database = Database(path)
+    database = SQLiteDatabase(path)
     with database.transaction():
         database.execute("INSERT INTO refusals VALUES ('first', 1)")
         ready.send(None)
@@ -279,7 +279,7 @@ def _hold(path: Path, ready: Connection) -> None:
 
 
 def test_flushes_reach_the_medium_on_systems_that_need_to_be_asked(tmp_path: Path) -> None:
-    database = Database(make_home(tmp_path, _URL).database)
+    database = SQLiteDatabase(make_home(tmp_path, _URL).database)
     for pragma in ("fullfsync", "checkpoint_fullfsync"):
         assert database.row(f"PRAGMA {pragma}") == (1,)
     assert database.row("PRAGMA synchronous") == (2,)

@@ -23,7 +23,8 @@ import pytest
 from aggregator.errors import AggregatorError
 from aggregator.home import AggregatorHome, serve_lock
 from aggregator.serve.assembly import World, assemble
-from aggregator.store.database import SCHEMA_VERSION, Database
+from aggregator.store import SQLiteDatabase
+from aggregator.store.schema import SCHEMA_VERSION
 from aggregator.task.file import read_task
 
 
@@ -151,7 +152,7 @@ def _die(path: Path, statement: int) -> None:
         return connection
 
     sqlite3.connect = traced  # type: ignore[assignment]
-    Database(path).close()
+    SQLiteDatabase(path).close()
 
 
 def test_a_kill_in_the_midst_leaves_the_old_home_or_the_new_one(home: AggregatorHome) -> None:

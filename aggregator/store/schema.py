@@ -1,0 +1,296 @@
+"""The tables, in one text for every engine, and what brings an older store to them."""
+
+from __future__ import annotations
+
+import re
+
+# The tables. A change of them is a new version, with a step that brings an older file to it.
+
+SCHEMA_VERSION = 5
+
+SCHEMA = """
+CREATE TABLE facts (name TEXT PRIMARY KEY, value ANY NOT NULL) STRICT;
+CREATE TABLE descriptors (
+    serial INTEGER PRIMARY KEY,
+    message BLOB NOT NULL,
+    honoured_until_unix INTEGER          -- NULL: the current one
+) STRICT;
+CREATE TABLE group_keys (epoch INTEGER PRIMARY KEY, key BLOB NOT NULL) STRICT;
+CREATE TABLE tokens (
+    token_id BLOB PRIMARY KEY,
+    secret BLOB NOT NULL,
+    created_unix INTEGER NOT NULL,
+    expires_unix INTEGER NOT NULL,
+    replaces BLOB,
+    device_id BLOB,                      -- who used it
+    strangers INTEGER NOT NULL DEFAULT 0,
+    last_stranger BLOB,                  -- the key of the latest stranger who tried to
+    name TEXT,                           -- of the device that will use it
+    labels TEXT NOT NULL DEFAULT '{}'    -- JSON: likewise
+) STRICT;
+CREATE TABLE devices (
+    device_id BLOB PRIMARY KEY,
+    identity BLOB NOT NULL,
+    handle BLOB NOT NULL UNIQUE,
+    admission_key BLOB NOT NULL,         -- zeros once it is revoked
+    shard INTEGER NOT NULL,
+    token_id BLOB NOT NULL,
+    enrolled_unix INTEGER NOT NULL,
+    first_round INTEGER NOT NULL,        -- takes part from this opening on, see rounds.opening
+    revoked_unix INTEGER,
+    labels TEXT NOT NULL DEFAULT '{}',   -- JSON: what tasks choose their devices by
+    name TEXT                            -- the operator's
+) STRICT;
+CREATE TABLE tasks (
+    task INTEGER PRIMARY KEY,            -- 1: the first, whose file has the fleet's tables
+    name TEXT UNIQUE,                    -- NULL: the first one, before it was served
+    state TEXT NOT NULL,                 -- 'active', 'paused', 'retiring' or 'retired'
+    file TEXT NOT NULL,                  -- the task file, relative to the home
+    served TEXT,                         -- the file's text that the state belongs to
+    unwritten TEXT,                      -- what the file is to hold, until it does
+    request TEXT,                        -- JSON: what the operator wants it replaced by
+    problem TEXT                         -- why it is not served, or not as the file says
+) STRICT;
+CREATE TABLE task_facts (
+    task INTEGER NOT NULL,
+    name TEXT NOT NULL,
+    value ANY NOT NULL,
+    PRIMARY KEY (task, name)
+) STRICT;
+CREATE TABLE rounds (
+    task INTEGER NOT NULL,
+    round INTEGER NOT NULL,
+    generation INTEGER NOT NULL,
+    version INTEGER NOT NULL,            -- what its broadcast carries
+    opened_unix REAL NOT NULL,
+    deadline_unix REAL NOT NULL,
+    seed BLOB NOT NULL,
+    threshold BLOB NOT NULL,             -- 8 bytes little-endian: SQLite has no unsigned integers
+    expected INTEGER NOT NULL,
+    items INTEGER NOT NULL,
+    closed_unix REAL,                    -- NULL: open
+    next_version INTEGER,                -- NULL when the quorum was missed
+    participants INTEGER,
+    metrics TEXT,                        -- JSON
+    arrivals BLOB,                       -- float32, seconds after the round opened
+    held TEXT,                           -- why the round may not close
+    forgotten INTEGER NOT NULL DEFAULT 0,
+    closed_served_seconds REAL,          -- how long serve had run, in all, when it was seen closed
+    opening INTEGER NOT NULL,            -- the how-manieth round of any task it was to open
+    PRIMARY KEY (task, round)
+) STRICT;
+CREATE INDEX remembered ON rounds (task, round) WHERE forgotten = 0;
+CREATE TABLE updates (                   -- the log: what is not part of a version yet
+    task INTEGER NOT NULL,
+    seq INTEGER NOT NULL,
+    round INTEGER NOT NULL,
+    device_id BLOB NOT NULL,
+    arrived_seconds REAL NOT NULL,
+    quarantined TEXT,                    -- why it could not be absorbed
+    body BLOB NOT NULL,
+    PRIMARY KEY (task, seq)
+) STRICT;
+CREATE TABLE verdicts (
+    task INTEGER NOT NULL,
+    generation INTEGER NOT NULL,
+    round INTEGER NOT NULL,
+    device_id BLOB NOT NULL,
+    body_sha256 BLOB NOT NULL,
+    reason TEXT,                         -- NULL: counted; 'noted': a report alone; else refused
+    PRIMARY KEY (task, generation, round, device_id)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE reports (                   -- of the last rounds, see Reports
+    task INTEGER NOT NULL,
+    generation INTEGER NOT NULL,
+    round INTEGER NOT NULL,
+    device_id BLOB NOT NULL,
+    outcome TEXT NOT NULL,
+    reason TEXT NOT NULL,                -- empty where it trained
+    sdk TEXT,                            -- NULL, like what follows, where the app keeps it
+    runtime TEXT,
+    platform TEXT,
+    option TEXT,                         -- columns or artifact that was trained
+    seconds REAL,
+    received_bytes INTEGER,
+    PRIMARY KEY (task, generation, round, device_id)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE participations (            -- each device's newest, in each task
+    task INTEGER NOT NULL,
+    device_id BLOB NOT NULL,
+    counted_unix INTEGER,                -- of its newest update that was counted
+    width INTEGER,                       -- of that one; NULL: it had no columns
+    told_unix INTEGER,                   -- when it told last how a round ended
+    round INTEGER,                       -- which one
+    report BLOB,                         -- as it came, without evaluation; NULL: revoked since
+    PRIMARY KEY (task, device_id)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE checkpoints (
+    task INTEGER NOT NULL,
+    kind TEXT NOT NULL,                  -- 'version', or 'partial' within an open round
+    round INTEGER NOT NULL,
+    seq INTEGER NOT NULL,
+    version INTEGER NOT NULL,
+    state BLOB NOT NULL,
+    PRIMARY KEY (task, kind)
+) STRICT;
+CREATE TABLE publications (
+    topic TEXT PRIMARY KEY,
+    task INTEGER NOT NULL,
+    part TEXT NOT NULL,                  -- 'attachment.ID', 'contents' or 'round'
+    place INTEGER NOT NULL,              -- the order of sending
+    message BLOB                         -- NULL: to be cleared from the broker
+) STRICT;
+CREATE TABLE versions (
+    task INTEGER NOT NULL,
+    version INTEGER NOT NULL,
+    round INTEGER NOT NULL,              -- that made it; 0: the first one
+    closed_unix REAL NOT NULL,
+    devices INTEGER NOT NULL,
+    artifact TEXT NOT NULL,              -- of its parameters, hexadecimal; empty: none
+    origin TEXT NOT NULL,                -- of one that no round made
+    bytes INTEGER NOT NULL,              -- of the model; 0: the method keeps none
+    metrics TEXT NOT NULL,               -- JSON
+    pinned INTEGER NOT NULL DEFAULT 0,
+    awaited INTEGER NOT NULL DEFAULT 0,  -- to become the next version
+    model BLOB,                          -- safetensors; NULL: dropped
+    items INTEGER NOT NULL,              -- of the catalogue, that it has vectors of
+    PRIMARY KEY (task, version)
+) STRICT;
+CREATE INDEX awaited_versions ON versions (task) WHERE awaited = 1;
+CREATE TABLE device_evaluations (        -- until their version is followed by another
+    task INTEGER NOT NULL,
+    version INTEGER NOT NULL,
+    device_id BLOB NOT NULL,
+    part TEXT NOT NULL,                  -- its capacity class; empty: none named
+    report BLOB NOT NULL,
+    PRIMARY KEY (task, version, device_id)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE figures (
+    task INTEGER NOT NULL,
+    version INTEGER NOT NULL,
+    stage TEXT NOT NULL,
+    metric TEXT NOT NULL,
+    part TEXT NOT NULL,                  -- empty: the fleet
+    round INTEGER NOT NULL,              -- the last one that evaluated the version
+    devices INTEGER NOT NULL,
+    samples REAL NOT NULL,
+    capped INTEGER NOT NULL,
+    value REAL,                          -- NULL: the statistics do not define it, here and below
+    error_bound REAL,
+    median REAL,
+    deciles TEXT NOT NULL,               -- JSON
+    PRIMARY KEY (task, version, stage, metric, part)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE refusals (reason TEXT PRIMARY KEY, count INTEGER NOT NULL) STRICT;
+"""
+FIRST_TASK = """
+INSERT INTO tasks (task, state, file) VALUES (1, 'active', 'task.toml')
+"""
+
+_TASK_TABLES = ("rounds", "updates", "verdicts", "checkpoints", "publications")
+
+
+def _table_of(name: str) -> str:
+    """The statements that make a table of the present schema, with its indices."""
+    found = [each for each in SCHEMA.split(";\n") if re.search(rf"(TABLE|ON) {name} \(", each)]
+    return "".join(f"{each};\n" for each in found)
+
+
+def _renamed(name: str) -> str:
+    return f"ALTER TABLE {name} RENAME TO old_{name};\n"
+
+
+def _copied(name: str, columns: str, values: str) -> str:
+    return (
+        f"INSERT INTO {name} ({columns}) SELECT {values} FROM old_{name};\nDROP TABLE old_{name};\n"
+    )
+
+
+def _one_task_becomes_the_first() -> str:
+    """What there is belongs to the one task that a home had, task 1 from now on."""
+    rounds = (
+        "round, generation, version, opened_unix, deadline_unix, seed, threshold, expected, "
+        "items, closed_unix, next_version, participants, metrics, arrivals, held, forgotten, "
+        "closed_served_seconds"
+    )
+    updates = "seq, round, device_id, arrived_seconds, quarantined, body"
+    verdicts = "generation, round, device_id, body_sha256, reason"
+    checkpoints = "kind, round, seq, version, state"
+    publications = "topic, part, place, message"
+    moved = "('task', 'catalogue', 'sealed_contents', 'unpublished', 'attachments')"
+    return "".join(
+        (
+            "DROP INDEX remembered;\n",
+            "INSERT OR REPLACE INTO facts SELECT 'openings', coalesce(max(round), 0) "
+            "FROM rounds;\n",
+            *(_renamed(name) for name in _TASK_TABLES),
+            *(
+                _table_of(name)
+                for name in (
+                    *_TASK_TABLES,
+                    "tasks",
+                    "task_facts",
+                    "versions",
+                    "reports",
+                    "device_evaluations",
+                    "figures",
+                )
+            ),
+            _copied("rounds", f"task, {rounds}, opening", f"1, {rounds}, round"),
+            _copied("updates", f"task, {updates}", f"1, {updates}"),
+            _copied("verdicts", f"task, {verdicts}", f"1, {verdicts}"),
+            _copied("checkpoints", f"task, {checkpoints}", f"1, {checkpoints}"),
+            _copied("publications", f"task, {publications}", f"1, {publications}"),
+            f"INSERT INTO task_facts SELECT 1, name, value FROM facts WHERE name IN {moved};\n",
+            "INSERT INTO task_facts SELECT 1, 'key_epoch', "
+            "CAST(substr(value, 1, instr(value, ' ') - 1) AS INTEGER) FROM facts "
+            "WHERE name = 'sealed_contents' AND value != '';\n",
+            f"DELETE FROM facts WHERE name IN {moved};\n",
+            FIRST_TASK.strip() + ";\n",
+            "UPDATE tasks SET name = (SELECT substr(value, 1, instr(value, ' ') - 1) "
+            "FROM task_facts WHERE name = 'task');\n",
+            "ALTER TABLE devices ADD COLUMN labels TEXT NOT NULL DEFAULT '{}';\n",
+            "ALTER TABLE devices ADD COLUMN name TEXT;\n",
+            "ALTER TABLE devices ADD COLUMN last_report_unix INTEGER;\n",
+            "ALTER TABLE devices ADD COLUMN last_report BLOB;\n",
+            "ALTER TABLE tokens ADD COLUMN name TEXT;\n",
+            "ALTER TABLE tokens ADD COLUMN labels TEXT NOT NULL DEFAULT '{}';\n",
+        )
+    )
+
+
+def _devices_did_something_in_a_task() -> str:
+    """What was kept once for each device is of the task whose round it told of last, or the first:
+    of others it is known when the device tells of them again."""
+    dropped = ("last_counted_unix", "last_width", "last_report_unix", "last_report")
+    return "".join(
+        (
+            _table_of("participations"),
+            "INSERT INTO participations "
+            "(task, device_id, counted_unix, width, told_unix, round, report) "
+            "SELECT coalesce(newest.task, 1), devices.device_id, last_counted_unix, last_width, "
+            "last_report_unix, newest.round, last_report FROM devices LEFT JOIN "
+            "(SELECT reports.device_id, task, round, max(opening) FROM reports "
+            "JOIN rounds USING (task, round) GROUP BY reports.device_id) AS newest "
+            "ON newest.device_id = devices.device_id "
+            "WHERE last_counted_unix IS NOT NULL OR last_report_unix IS NOT NULL;\n",
+            *(f"ALTER TABLE devices DROP COLUMN {each};\n" for each in dropped),
+        )
+    )
+
+
+STEPS = {
+    1: """
+ALTER TABLE rounds ADD COLUMN closed_served_seconds REAL;
+CREATE INDEX remembered ON rounds (round) WHERE forgotten = 0;
+UPDATE devices SET admission_key = zeroblob(32) WHERE revoked_unix IS NOT NULL;
+""",
+    # Checkpoints of before are read as they are; those from now on are safetensors.
+    2: "",
+    3: _one_task_becomes_the_first(),
+    4: _devices_did_something_in_a_task(),
+}
+"""By the version that a file has, what makes it one of the next version."""
+
+WITHOUT_ERASING = frozenset((1,))
+"""Versions whose programs freed what they deleted, and did not overwrite it."""

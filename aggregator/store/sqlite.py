@@ -1,0 +1,241 @@
+"""The store as one SQLite file: how it is made, opened and written to."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from aggregator.errors import AggregatorError
+from aggregator.store.database import ALONE_WITHIN_SHARED, HELD_OUTSIDE, Database
+from aggregator.store.schema import FIRST_TASK, SCHEMA, SCHEMA_VERSION, STEPS, WITHOUT_ERASING
+from device_sdk.system.files import SQLITE_FLUSH_PRAGMAS
+from device_sdk.system.lock import FileLock
+
+_APPLICATION_ID = 0x54455353  # "TESS"
+_BUSY_SECONDS = 10.0
+_WHOLE = ("BEGIN IMMEDIATE", "COMMIT", ("ROLLBACK",))
+_NESTED = ("SAVEPOINT nested", "RELEASE nested", ("ROLLBACK TO nested", "RELEASE nested"))
+_LOCK_POLL_SECONDS = 0.002
+# 64 MB of log: what is written back to the file again and again (the verdicts' tree) is written
+# once for many groups.
+_CHECKPOINT_PAGES = 16_000
+
+
+class SQLiteDatabase(Database):
+    """A file in write-ahead mode. Every commit is on disk when :meth:`transaction` ends.
+
+    The operator's commands write to the same file while the server runs: writers wait for each
+    other, and :meth:`changed_elsewhere` tells when to look again.
+
+    Whoever writes, or moves the write-ahead log into the file, holds a lock of ours meanwhile.
+    SQLite's own would do but for an error in its versions 3.7.0 to 3.51.2: a commit of one
+    connection in the midst of another's checkpoint may lose pages (sqlite.org/wal.html, "The
+    WAL-Reset Bug"). So no two of the two ever meet here, whichever SQLite this Python came with.
+    Reading takes no lock.
+
+    A file of an older version is made one of this within ``taken_over_in()``.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        create: bool = False,
+        taken_over_in: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        if create:
+            # Made by us first, so that nobody else can ever read it: it holds secrets. SQLite gives
+            # its journals the same mode.
+            try:
+                os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+            except FileExistsError:
+                raise AggregatorError(f"{path} exists already") from None
+        elif not path.exists():
+            raise AggregatorError(
+                f"{path} does not exist; run tessera-aggregator init --home {path.parent} first"
+            )
+        try:
+            self._write_lock = FileLock(path.with_name(f"{path.name}.lock"))
+        except OSError as error:
+            raise AggregatorError(f"{path} cannot be used: {error}") from None
+        self._connection = sqlite3.connect(
+            path, isolation_level=None, check_same_thread=False, cached_statements=256
+        )
+        try:
+            self._prepare(path, create, taken_over_in)
+        except sqlite3.DatabaseError as error:
+            self.close()
+            raise AggregatorError(f"{path} cannot be used: {error}") from None
+        except AggregatorError:
+            self.close()
+            raise
+        self._shared = False
+        self._seen_version = self._data_version()
+
+    def _prepare(
+        self, path: Path, create: bool, taken_over_in: Callable[[], AbstractContextManager[None]]
+    ) -> None:
+        run = self._connection.execute
+        run(f"PRAGMA busy_timeout = {int(1000 * _BUSY_SECONDS)}")
+        run("PRAGMA journal_mode = WAL")
+        run("PRAGMA synchronous = FULL")
+        for pragma in SQLITE_FLUSH_PRAGMAS:
+            run(pragma)
+        run("PRAGMA foreign_keys = ON")
+        # What is deleted is overwritten; see also erase_deleted.
+        run("PRAGMA secure_delete = ON")
+        # Checkpoints happen within a COMMIT, so under the lock.
+        run(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
+        if create:
+            with self.transaction():
+                self._run_script(SCHEMA + FIRST_TASK)
+                run(f"PRAGMA application_id = {_APPLICATION_ID}")
+                run(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        if run("PRAGMA application_id").fetchone()[0] != _APPLICATION_ID:
+            raise AggregatorError(f"{path} is no aggregator's database")
+        if (version := self._version()) != SCHEMA_VERSION:
+            with taken_over_in() if version in STEPS else nullcontext():
+                self._migrate(path)
+
+    def _migrate(self, path: Path) -> None:
+        if self._version() in WITHOUT_ERASING:
+            # Its free pages hold updates and keys. First: after a crash it is done again.
+            with self._alone():
+                self._connection.execute("VACUUM")
+        with self.transaction():
+            # Read again: another process may have done it meanwhile.
+            while (version := self._version()) != SCHEMA_VERSION:
+                if version not in STEPS:
+                    raise AggregatorError(
+                        f"{path} has schema version {version}, this program reads up to "
+                        f"{SCHEMA_VERSION}: install a newer one"
+                    )
+                self._run_script(STEPS[version])
+                self._connection.execute(f"PRAGMA user_version = {version + 1}")
+
+    def _run_script(self, script: str) -> None:
+        for statement in script.split(";\n"):
+            self._connection.execute(statement)
+
+    def _version(self) -> int:
+        return int(self._connection.execute("PRAGMA user_version").fetchone()[0])
+
+    @contextmanager
+    def transaction(self, *, shared: bool = False) -> Iterator[None]:
+        """See :class:`Database`. There is one writer at a time, shared or not."""
+        run = self._connection.execute
+        nested = self._connection.in_transaction
+        if not nested:
+            self._shared = shared
+        elif self._shared and not shared:
+            raise RuntimeError(ALONE_WITHIN_SHARED)
+        begin, commit, rollback = _NESTED if nested else _WHOLE
+        with nullcontext() if nested else self._alone():
+            run(begin)
+            try:
+                yield
+                run(commit)
+            except BaseException:
+                # A full disk may have rolled back already, or have left the transaction open:
+                # rolling back what is not there would hide the error that says what is wrong.
+                if self._connection.in_transaction:
+                    for each in rollback:
+                        run(each)
+                raise
+
+    def execute(self, sql: str, values: Sequence[Any] = ()) -> int:
+        """See :class:`Database`."""
+        if self._connection.in_transaction:
+            return self._connection.execute(sql, values).rowcount
+        with self.transaction():
+            return self._connection.execute(sql, values).rowcount
+
+    def execute_many(self, sql: str, rows: Iterable[Sequence[Any]]) -> None:
+        """See :class:`Database`."""
+        if self._connection.in_transaction:
+            self._connection.executemany(sql, rows)
+            return
+        with self.transaction():
+            self._connection.executemany(sql, rows)
+
+    def erase_deleted(self) -> bool:
+        """Leave nothing in the file or its log of what was deleted; whether that was possible.
+
+        ``secure_delete`` overwrites deleted rows in new versions of their pages, but the log holds
+        the versions before, and the file too until the log was moved into it. Not possible while
+        another process reads, or on a full disk: to be tried again.
+        """
+        with self._alone():
+            # No waiting for readers: the server has other things to do.
+            self._connection.execute("PRAGMA busy_timeout = 0")
+            try:
+                row = self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+            except sqlite3.OperationalError:
+                return False  # what must be on the disk is there: a commit says what is wrong
+            finally:
+                self._connection.execute(f"PRAGMA busy_timeout = {int(1000 * _BUSY_SECONDS)}")
+        return bool(row[0] == 0)
+
+    def insert(self, table: str, *values: Any, replace: bool = False) -> None:
+        """See :class:`Database`."""
+        verb = "INSERT OR REPLACE" if replace else "INSERT"
+        places = ", ".join("?" * len(values))
+        self.execute(f"{verb} INTO {table} VALUES ({places})", values)
+
+    def rows(self, sql: str, values: Sequence[Any] = ()) -> Iterator[tuple[Any, ...]]:
+        """See :class:`Database`: one at a time."""
+        yield from self._connection.execute(sql, values)
+
+    def row(self, sql: str, values: Sequence[Any] = ()) -> tuple[Any, ...] | None:
+        """See :class:`Database`."""
+        found: tuple[Any, ...] | None = self._connection.execute(sql, values).fetchone()
+        return found
+
+    def hold(
+        self, sql: str, values: Sequence[Any] = (), *, shared: bool = False
+    ) -> tuple[Any, ...] | None:
+        """See :class:`Database`. A transaction is the only one: all rows are held."""
+        if not self._connection.in_transaction:
+            raise RuntimeError(HELD_OUTSIDE)
+        return self.row(sql, values)
+
+    def now(self) -> float:
+        """See :class:`Database`: this machine's clock, to a millisecond."""
+        row = self.row("SELECT (julianday('now') - 2440587.5) * 86400.0")
+        assert row is not None
+        return float(row[0])
+
+    def changed_elsewhere(self) -> bool:
+        """See :class:`Database`."""
+        version = self._data_version()
+        changed = version != self._seen_version
+        self._seen_version = version
+        return changed
+
+    def close(self) -> None:
+        """See :class:`Database`."""
+        # The last one to close moves the log into the file and removes it. SQLite does that only
+        # where no other connection is left.
+        self._connection.close()
+        self._write_lock.close()
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        patience = _BUSY_SECONDS
+        while not self._write_lock.try_acquire():
+            if patience <= 0.0:
+                raise sqlite3.OperationalError("another process has been writing to it for long")
+            time.sleep(_LOCK_POLL_SECONDS)
+            patience -= _LOCK_POLL_SECONDS
+        try:
+            yield
+        finally:
+            self._write_lock.release()
+
+    def _data_version(self) -> int:
+        return int(self._connection.execute("PRAGMA data_version").fetchone()[0])

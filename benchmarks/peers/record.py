@@ -11,12 +11,14 @@ from aggregator.methods.scatter import ScatterMethod, ScatterSettings, initial_i
 from aggregator.methods.server_optimizer import OptimizerSettings
 from benchmarks.peers.workload import Floats, Rows, Workload
 from benchmarks.simulator import scatter_fleet
+from device_sdk.methods.learner import LearnerError
 from device_sdk.methods.scatter.factor_step import (
     FactorBatch,
     FactorGradients,
     FactorStep,
     NumpyStep,
 )
+from device_sdk.methods.scatter.learner import ScatterLearner
 from device_sdk.wire.arrays.exchange import Update
 
 # The items move by so much of the sum of all devices' gradients: far enough to tell a difference.
@@ -47,14 +49,18 @@ class Fleet:
         first = initial_items(items, columns, _SPREAD, np.random.default_rng(of_items))
         self.method = ScatterMethod(first, settings)
 
-    def round(self, number: int) -> Iterator[Update]:
-        """Round ``number``, from 1: every device alone, its update absorbed and then handed on."""
+    def round(self, number: int, together: int = 1) -> Iterator[Update]:
+        """Round ``number``, from 1: so many devices train in one call, by default each alone; an
+        update is absorbed and then handed on."""
         broadcast = self.method.open_round(number)
-        for learner in self.learners:
-            update = learner.train(broadcast)
-            self.method.check(update)
-            self.method.absorb(update)
-            yield update
+        for start in range(0, len(self.learners), together):
+            group = self.learners[start : start + together]
+            for update in ScatterLearner.train_many(group, broadcast):
+                if isinstance(update, LearnerError):
+                    raise update
+                self.method.check(update)
+                self.method.absorb(update)
+                yield update
         self.method.close_round()
 
     @property

@@ -1,4 +1,4 @@
-"""Rounds of Tessera's simulation: ``python -m benchmarks.peers.tessera_rounds WORKLOAD STEP``.
+"""Rounds of Tessera's simulation: ``python -m benchmarks.peers.tessera_rounds WORKLOAD STEP [N]``.
 
 Its devices draw the workload's triples themselves, from the workload's seed, and within the time
 that is measured; in the first round they also prepare them.
@@ -32,9 +32,11 @@ _STEPS = {"numpy": _numpy, "graph": _graph}
 
 
 class AloneRounds:
-    """See :class:`~benchmarks.peers.turns.Framework`: one device after another."""
+    """See :class:`~benchmarks.peers.turns.Framework`: one device after another, or as many as
+    ``together`` in one call."""
 
-    def __init__(self, workload: Workload, step: str) -> None:
+    def __init__(self, workload: Workload, step: str, together: int = 1) -> None:
+        self._together = together
         shape = workload.items.shape
         self._fleet = Fleet(positives_of(workload), *shape, workload.seed, _STEPS[step]())
 
@@ -50,9 +52,10 @@ class AloneRounds:
         """Nothing: the devices draw their triples themselves."""
 
     def round(self, number: int) -> None:
-        for _ in self._fleet.round(number + 1):
+        for _ in self._fleet.round(number + 1, self._together):
             pass
 
 
 if __name__ == "__main__":
-    take_turns(("numpy", "onnxruntime"), partial(AloneRounds, step=sys.argv[2]))
+    together = int(sys.argv[3]) if len(sys.argv) > 3 else 1
+    take_turns(("numpy", "onnxruntime"), partial(AloneRounds, step=sys.argv[2], together=together))

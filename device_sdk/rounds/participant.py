@@ -7,8 +7,9 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 
-from device_sdk.rounds.actions import Actions, Subscribe, Unsubscribe
+from device_sdk.rounds.actions import Actions, MoveTo, Subscribe, Unsubscribe
 from device_sdk.rounds.budget import DayBudget
+from device_sdk.rounds.cell import CellChoice
 from device_sdk.rounds.current_round import CurrentRound
 from device_sdk.rounds.farewell import Farewell
 from device_sdk.rounds.roster import Roster
@@ -28,6 +29,7 @@ from device_sdk.wire.publish.topics import (
     TasksTopic,
     Topic,
 )
+from device_sdk.wire.seal.placement import read_placement
 from device_sdk.world import DeviceWorld
 
 # Bad input, counted by reason and logged once per reason.
@@ -64,6 +66,7 @@ class RefusedMessages:
 
 
 _TIME_SAVED_EVERY_SECONDS = 3600.0
+_TAKEN = (RecordType.RECEIPT, RecordType.STANDING, RecordType.PLACEMENT)
 
 
 class Participant:
@@ -82,6 +85,7 @@ class Participant:
         self.actions = Actions()
         self.refusals = RefusedMessages()
         self.sessions = SessionKeeper(world, self.actions)
+        self.cell = CellChoice(world, self.sessions)
         self.sender = Sender(world, self.sessions, self.actions)
         self.budget = DayBudget(world, self.sessions.time)
         self.rounds: dict[str, CurrentRound] = {}
@@ -117,6 +121,7 @@ class Participant:
         """The broker's connection came or went."""
         self._is_connected = value
         self.sessions.connected(value)
+        self.cell.connected(value)
         self.sender.connected(value and self.farewell is None)
         for each in self.rounds.values():
             each.connected(value)
@@ -183,8 +188,18 @@ class Participant:
         except WireError as error:
             self.refusals.count(what, error)
 
+    def not_mirrored(self, topic_text: str) -> None:
+        """The fleet's mirror lacks the chunk that this topic retains: the broker is asked."""
+        topic = self._topics.parse(topic_text)
+        if isinstance(topic, ChunkTopic):
+            for each in self.rounds.values():
+                each.not_mirrored(topic.content_id)
+
     def tick(self) -> None:
         """Do what is due."""
+        if self.cell.tick():
+            self.connected(False)
+            self.actions.append(MoveTo(self.cell.here))
         self.sessions.tick()
         self.sender.tick()
         if self.farewell is not None:
@@ -208,6 +223,7 @@ class Participant:
             *(each.next_seconds() for each in self.rounds.values()),
             self._turn_seconds,
             self.sessions.next_seconds(),
+            self.cell.next_seconds(),
             self.sender.next_seconds(),
             math.inf if self.farewell is None else self.farewell.next_seconds(),
             self._save_time_seconds,
@@ -216,18 +232,25 @@ class Participant:
     def _on_down(self, payload: bytes) -> None:
         if len(payload) > 1 and payload[1] == MessageType.SESSION_REPLY:
             self.sessions.on_reply(payload)
+            self.cell.session_opened()
             self._roster.standing = None
             self.sender.session_opened()
             if self.farewell is not None:
                 self.farewell.session_opened()
             self._retry_refused()
             return
+        if len(payload) > 1 and payload[1] == MessageType.NO_SESSION:
+            self.sessions.on_no_session(payload)
+            return
         if len(payload) > 1 and payload[1] < FIRST_ENVELOPE_TYPE:
-            raise WireError("bad-type", "neither a session's reply nor an envelope")
+            raise WireError("bad-type", "no reply, no denial and no envelope")
         received = self.sessions.receive(payload)
         kind = received.message_type
-        if received.fragment is not None or kind not in (RecordType.RECEIPT, RecordType.STANDING):
-            raise WireError("bad-type", "devices take whole receipts and standings, nothing else")
+        if received.fragment is not None or kind not in _TAKEN:
+            raise WireError("bad-type", "a device takes no such record, and none in parts")
+        if kind == RecordType.PLACEMENT:
+            self.cell.told(read_placement(received.payload))
+            return
         if kind == RecordType.STANDING:
             self._roster.standing = read_standing(received.payload)
             self._heed_tasks()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
@@ -11,11 +12,14 @@ from device_sdk.home.membership import seen
 from device_sdk.rounds.actions import Actions, Publish
 from device_sdk.system.clock import Backoff
 from device_sdk.wire.codec.errors import WireError
+from device_sdk.wire.publish.topics import UpTopic
 from device_sdk.wire.seal import signature
 from device_sdk.wire.seal.broadcast import GroupKey
 from device_sdk.wire.seal.descriptor import Descriptor, read_descriptor
 from device_sdk.wire.seal.device_session import DeviceCredential, SessionOpening
 from device_sdk.wire.seal.freshness import Freshness
+from device_sdk.wire.seal.no_session import read_no_session
+from device_sdk.wire.seal.placement import Placement
 from device_sdk.wire.seal.presence import PresenceWatch, read_presence
 from device_sdk.wire.seal.session import DeviceSessions
 from device_sdk.wire.seal.tasks import ServedTasks, TasksWatch
@@ -67,7 +71,8 @@ _SENDS_AN_ATTEMPT = 3
 class SessionKeeper:
     """Descriptor, presence and replies in; opens out through ``actions``.
 
-    A session survives the loss of the broker's connection: it belongs to the two ends only.
+    A session survives the loss of the broker's connection: it belongs to the two ends only. It
+    stays on the shard that it was opened on: a placement holds from the next open on.
     """
 
     def __init__(self, world: DeviceWorld, actions: Actions) -> None:
@@ -77,7 +82,11 @@ class SessionKeeper:
         self._store = home.membership
         self._credential = DeviceCredential(grant.device_id, home.identity(), grant.admission_key)
         self._least_serial = membership.least_serial
-        self._up = world.up_topic
+        self._topics, self._handle = world.topics, grant.handle
+        self.placement = replace(grant.placement, mirror=membership.mirror)
+        """The newest that the aggregator told."""
+        self.up_topic = self._own_topic()
+        """Where what is sealed goes: the topic that the session in use was opened on."""
         self._actions = actions
         self._pace, self._clock, self._rng = world.pace, clock, world.rng
         self.root_fingerprint = membership.root_fingerprint
@@ -92,12 +101,14 @@ class SessionKeeper:
         self._watch = PresenceWatch()
         self._tasks = TasksWatch()
         self._opening: SessionOpening | None = None
+        self._opening_topic = self.up_topic
         self._sends = 0
         self._connected = False
         self._next_seconds = clock()  # of the next open or repetition
         self._wanted = True
         self._answers = self._new_backoff(self._pace.answer_seconds)
         self._reopens = self._new_backoff(self._pace.reopen_seconds)
+        self._renewals = self._new_backoff(self._pace.renew_seconds)
         self.time = TrustedTime(clock, self._store.largest_time())
         self._unanswered = 0
         self._attempts = 0  # since the last reply
@@ -108,6 +119,11 @@ class SessionKeeper:
     def is_open(self) -> bool:
         """Whether there is a session to send under."""
         return not self._sessions.needs_session()
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether there is a session, and no other wanted."""
+        return self.is_open and not self._wanted
 
     @property
     def problem(self) -> str:
@@ -227,9 +243,42 @@ class SessionKeeper:
         self._wanted = False
         self._answers.reset()
         self._sessions.install(opened.session)
+        self.up_topic = self._opening_topic
         self.group_keys = opened.group_keys
         self._watch.session_opened(opened.incarnation)
         self.opened += 1
+
+    def on_no_session(self, message: bytes) -> None:
+        """The aggregator says that it does not hold a session. Where it is the one in use, all are
+        dropped and another is opened soon; each further time after a longer wait.
+
+        Raises ``WireError``, and nothing changes: ``unknown-session`` for any other session.
+        """
+        denial = read_no_session(message)
+        if denial.session_id != self._sessions.in_use:
+            raise WireError("unknown-session", "a denial of a session that is not in use")
+        if not self._watch.may_deny(denial.incarnation):
+            raise WireError("old-incarnation", "a denial by another life of the aggregator")
+        signing = self.signing()
+        assert self.descriptor is not None
+        denial.verify(self._handle, self.descriptor, signing)
+        self._sessions.close()
+        if self._opening is None:
+            soon = self._clock() + self._renewals.next_seconds()
+            self._next_seconds = min(soon, self._next_seconds) if self._wanted else soon
+            self._wanted = True
+
+    def place(self, placement: Placement) -> None:
+        """This device belongs there from now on. Raises ``sqlite3.Error``."""
+        if placement != self.placement:
+            self._store.place(placement)
+            self.placement = placement
+
+    def start_anew(self) -> None:
+        """Whoever is asked next knows nothing of this device's sessions, nor of its open."""
+        self._sessions.close()
+        self._opening = None
+        self._wanted, self._next_seconds = True, self._clock()
 
     def reopen(self) -> None:
         """Open a new session after a random wait; each further one comes after a longer wait."""
@@ -240,6 +289,7 @@ class SessionKeeper:
     def went_well(self) -> None:
         """The session proved good (a receipt came, a manifest opened): next wait is short again."""
         self._reopens.reset()
+        self._renewals.reset()
 
     def tick(self) -> None:
         """Do what is due."""
@@ -253,11 +303,11 @@ class SessionKeeper:
         self._next_seconds = self._clock() + wait
         if self._opening is None or self._sends >= _SENDS_AN_ATTEMPT:
             self._opening = None
-            self._opening = self._new_opening()
+            self._opening, self._opening_topic = self._new_opening(), self._own_topic()
             self._sends = 0
         self._sends += 1
         self._unanswered += 1
-        self._actions.append(Publish(self._up, self._opening.message))
+        self._actions.append(Publish(self._opening_topic, self._opening.message))
 
     def next_seconds(self) -> float:
         """The monotonic time at which :meth:`tick` has something to do; infinite for never."""
@@ -266,6 +316,9 @@ class SessionKeeper:
         if self.descriptor is None or self._life() is None:
             return math.inf
         return self._next_seconds
+
+    def _own_topic(self) -> str:
+        return self._topics.write(UpTopic(self.placement.shard, self._handle))
 
     def _life(self) -> bytes | None:
         """The life of the aggregator to ask; None before any is known."""

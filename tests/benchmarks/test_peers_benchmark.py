@@ -111,9 +111,12 @@ def test_a_device_without_interactions_is_refused() -> None:
         record([*likes(), np.empty(0, np.int64)], ITEMS, K, 1, seed=7)
 
 
+@pytest.mark.parametrize("together", [1, 4])
 @pytest.mark.parametrize(("step", "most"), [("numpy", 0.0), ("graph", TOLERANCE)])
-def test_tessera_draws_the_same_triples_again(workload: Workload, step: str, most: float) -> None:
-    rounds = AloneRounds(workload, step)
+def test_tessera_draws_the_same_triples_again(
+    workload: Workload, step: str, most: float, together: int
+) -> None:
+    rounds = AloneRounds(workload, step, together)
     for number in range(ROUNDS):
         rounds.prepare(number)
         rounds.round(number)

@@ -53,6 +53,11 @@ class Keyring:
             raise ValueError("a keyring needs the keys of at least the current descriptor")
         self._newest = max(self._by_serial)
 
+    @property
+    def newest(self) -> ServingKeys:
+        """Those of the current descriptor."""
+        return self._by_serial[self._newest]
+
     def find(self, serial: int, now_unix_seconds: int) -> ServingKeys:
         """Keys for a message that names ``serial``.
 

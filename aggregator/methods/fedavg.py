@@ -206,7 +206,7 @@ class FedAvgMethod(Additive, Method):
         if set(update.tensors) != {one.wire_name for one in self._layout}:
             raise Refused("bad-tensors", "the update's tensors are not those of the model")
         self._check_metadata(update)
-        if self._held.nbytes > MOST_HELD_BYTES or self._kept >= MOST_UPDATES:
+        if self.full:
             raise Refused("round-full", "this round holds as many updates as memory is set aside")
         weight = self._weight(update)
         for one in self._layout:
@@ -222,6 +222,11 @@ class FedAvgMethod(Additive, Method):
             # NaN fails the comparison too.
             if values.size and not float(np.abs(values).max()) <= most:
                 raise Refused("bad-values", "a value is not finite or is absurdly large")
+
+    @property
+    def full(self) -> bool:
+        """See :class:`~aggregator.methods.method.Method`."""
+        return self._held.nbytes > MOST_HELD_BYTES or self._kept >= MOST_UPDATES
 
     @property
     def adds_up(self) -> bool:

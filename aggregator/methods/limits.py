@@ -354,18 +354,20 @@ _LEAST_ALIKE = 32
 """Voices of a class among the 256 that make it a class of its own. Whoever wants to be the majority
 of such a class needs a sixteenth of the fleet."""
 _MOST_APART = 16.0
-"""How much larger than the fleet's a class's median may be taken to be. While a model takes off,
-devices of all columns are ahead of the others by a factor of ten."""
+"""How much larger than the fleet's the median of the class ahead may be taken to be. While a model
+takes off, devices of all columns are ahead of the others by a factor of ten."""
 
 
 class Outliers(Additive):
     """Tells updates apart by their size and their peak, each against the fleet's median.
 
     The *size* of an update [rows, columns] is the root mean square of its values. Devices that
-    train more columns run ahead while a model takes off, so it is compared with the updates of as
-    many columns, to a power of two, where at least 32 of the 256 voices are such. The *peak*
-    is the size of the largest row over the mean size of the rows: from 1 to the number of rows,
-    whatever the update is multiplied by.
+    train more columns run ahead while a model takes off, and the others follow in a single round.
+    So all are compared with the class that is ahead: updates of as many columns, to a power of two,
+    of which there are at least 32 among the 256 voices. How many columns an update has is its
+    sender's own claim: a class of its own would bound nobody who knows of it. The *peak* is the
+    size of the largest row over the mean size of the rows: from 1 to the number of rows, whatever
+    the update is multiplied by.
 
     Args:
         multiple: an update is an outlier with a size or a peak of more than so many medians.
@@ -405,9 +407,9 @@ class Outliers(Additive):
         seen = _seen(found)
         if seen is None or not self.known:
             return False
-        size, peak, width = seen
-        usual = self._alike.get(width, self._usual[0])
-        outlier = size > self._multiple * usual or peak > self._multiple * self._usual[1]
+        size, peak, _ = seen
+        outlier = size > self._multiple * self._usual_size
+        outlier = outlier or peak > self._multiple * self._usual_peak
         self._count += outlier
         return outlier
 
@@ -428,12 +430,11 @@ class Outliers(Additive):
     def _judge_by(self, voices: Mapping[bytes, Voice]) -> None:
         self._known = len(voices)
         seen = np.asarray(list(voices.values()), dtype=np.float64).reshape(-1, 3)
-        self._usual = np.median(seen[:, :2], axis=0).tolist() if len(seen) else [0.0, 0.0]
-        self._alike: dict[float, float] = {}
-        for width in set(seen[:, 2].tolist()):
-            alike = seen[seen[:, 2] == width, 0]
-            if len(alike) >= _LEAST_ALIKE:
-                self._alike[width] = min(float(np.median(alike)), _MOST_APART * self._usual[0])
+        sizes, _, widths = seen.T
+        usual, self._usual_peak = np.median(seen[:, :2], axis=0).tolist() if len(seen) else (0, 0)
+        classes = [sizes[widths == width] for width in set(widths.tolist())]
+        ahead = [float(np.median(alike)) for alike in classes if len(alike) >= _LEAST_ALIKE]
+        self._usual_size = min(max([usual, *ahead]), _MOST_APART * usual)
 
     def _schema(self) -> Schema:
         return {"count": COUNT}

@@ -117,6 +117,12 @@ class Method(ABC):
         """
         return False
 
+    @property
+    def full(self) -> bool:
+        """Whether the open round holds all that it may: ``check`` refuses any other update with
+        reason ``round-full``. Here: never."""
+        return False
+
     def share(self) -> State:
         """What was absorbed in the open round, as named arrays (copies): sums, counts, and little
         else. Raises TypeError where it does not add up."""

@@ -277,7 +277,7 @@ class ScatterMethod(Additive, Method):
                 f"values are {values.dtype} {values.shape}; expected float32 "
                 f"{(len(rows), len(columns))}",
             )
-        if self._held.nbytes > MOST_HELD_BYTES or self._participants >= MOST_UPDATES:
+        if self.full:
             raise Refused("round-full", "this round holds as many updates as memory is set aside")
         # A small sum of squares, a fifth of the cost, settles the common case. NaN fails both.
         flat = values.reshape(-1)
@@ -285,6 +285,11 @@ class ScatterMethod(Additive, Method):
             return
         if not float(np.abs(values).max()) <= self._most_value:
             raise Refused("bad-values", "a value is not finite or is absurdly large")
+
+    @property
+    def full(self) -> bool:
+        """See :class:`~aggregator.methods.method.Method`."""
+        return self._held.nbytes > MOST_HELD_BYTES or self._participants >= MOST_UPDATES
 
     @property
     def adds_up(self) -> bool:

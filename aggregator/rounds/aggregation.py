@@ -110,6 +110,11 @@ class Aggregation:
     def check(self, update: Update) -> None:
         self._method.check(update)
 
+    @property
+    def full(self) -> bool:
+        """Whether the open round can take no further update."""
+        return self._method.full
+
     def next_seq(self) -> int:
         return self._last_seq + 1
 

@@ -196,7 +196,9 @@ class RoundMachine:
         over = self._left(row, now) <= 0 and not _is_within(
             self._earliest_close_unix, now, self._settings.resume_grace_seconds
         )
-        return self._close(row, now) if everyone_came or over else None
+        # Whoever comes to a full round loses it. Without quorum, though, the next would begin full.
+        full = self._aggregation.full and self._aggregation.participants >= self._settings.quorum
+        return self._close(row, now) if everyone_came or over or full else None
 
     @property
     def stopped(self) -> bool:

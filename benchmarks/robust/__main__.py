@@ -85,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _suite(method: str, options: argparse.Namespace, folder: Path) -> Suite[Any, Any]:
     if method == "scatter":
-        return scatter.ScatterSuite(options.root, options.artifact)
+        return scatter.ScatterSuite(options.root, options.artifact, everyone=options.everyone)
     return clicks.ClickSuite("fedavg" if method == "fedavg" else "logits", options.root, folder)
 
 
@@ -103,6 +103,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--one-device",
         action="store_true",
         help="one device in every round sends any value: what a task's default limits leave of it",
+    )
+    parser.add_argument(
+        "--everyone", action="store_true", help="scatter: all devices take part in each round"
     )
     parser.add_argument("--split", choices=("test", "validation"), default="test")
     parser.add_argument("--options", help="names of defences, separated by semicolons")

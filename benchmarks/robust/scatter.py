@@ -55,11 +55,13 @@ class Outcome:
         exposure: share of those users, who do not know the promoted item, that have it among
             their ten best of the whole catalogue.
         epoch_seconds: mean wall-clock time of an epoch.
+        most_outliers: updates that were left out in the round in which most were.
     """
 
     hit_ratio: Mapping[str, float]
     exposure: Mapping[str, float]
     epoch_seconds: float
+    most_outliers: float = 0.0
 
 
 _ADMIRED = 10
@@ -170,10 +172,11 @@ def execute(
     method = ScatterMethod(first, experiment.settings)
     channel = ScatterChannel(experiment.codec, np.random.default_rng(coding))
     simulation = Simulation(method, learners, np.random.default_rng(cohorts), channel)
+    most_outliers = 0.0
     began = time.perf_counter()
     for epoch in range(1, experiment.epochs + 1):
-        for _ in simulation.epoch(experiment.cohort or split.users, always):
-            pass
+        for summary in simulation.epoch(experiment.cohort or split.users, always):
+            most_outliers = max(most_outliers, summary.metrics.get("outliers", 0.0))
         progress(
             f"epoch {epoch}/{experiment.epochs}, {(time.perf_counter() - began) / epoch:.1f} s each"
         )
@@ -190,7 +193,7 @@ def execute(
         hit_ratio[str(share)] = quality(ranks[rest]).hit_ratio
         exposed[str(share)] = float(np.nanmean(sees[rest]))
     progress(f"HR@10 {hit_ratio}, exposure {exposed}, {spent:.0f} s")
-    return Outcome(hit_ratio, exposed, spent / experiment.epochs)
+    return Outcome(hit_ratio, exposed, spent / experiment.epochs, most_outliers)
 
 
 def exposure(users: Floats, items: Floats, split: LeaveOneOut, item: int, n: int = 10) -> Floats:
@@ -207,6 +210,8 @@ def exposure(users: Floats, items: Floats, split: LeaveOneOut, item: int, n: int
 
 RECOMMENDED = "guarded"
 _DATA = "ml-100k"
+_RATE_OF_ALL = 0.05
+"""Of the server, where a pass is a single round."""
 
 OPTIONS = (
     Option(UNPROTECTED, "no protection", lambda base: base),
@@ -241,6 +246,7 @@ class ScatterSuite(Suite[Experiment, Outcome]):
     Args:
         root: the data folder; None for the default one.
         artifact: another factorisation artifact's folder.
+        everyone: whether all devices take part in each round.
     """
 
     options = OPTIONS
@@ -248,15 +254,20 @@ class ScatterSuite(Suite[Experiment, Outcome]):
     devices = 943
     outcome = Outcome
 
-    def __init__(self, root: Path | None, artifact: Path | None) -> None:
+    def __init__(self, root: Path | None, artifact: Path | None, *, everyone: bool = False) -> None:
         self._root = root
+        self._everyone = everyone
         self._artifact = artifact
         self._splits: dict[SplitKind, LeaveOneOut] = {}
         self._step: FactorStep | None = None
 
     def experiment(self, split: SplitKind, seed: int, option: Option, rounds: int) -> Experiment:
         """See :func:`base_experiment`."""
-        return base_experiment(split, seed, option, rounds)
+        found = base_experiment(split, seed, option, rounds)
+        if not self._everyone:
+            return found
+        optimizer = replace(found.settings.optimizer, learning_rate=_RATE_OF_ALL)
+        return replace(found, cohort=0, settings=replace(found.settings, optimizer=optimizer))
 
     def run(self, trial: Trial[Experiment], progress: Callable[[str], None]) -> Outcome:
         """See :class:`Suite`."""

@@ -93,14 +93,30 @@ def wide(seed: int) -> Any:
     return values(seed, 10.0, columns=64)
 
 
-def test_updates_of_many_columns_may_all_be_larger_than_the_others() -> None:
+def test_all_are_measured_by_the_columns_that_are_ahead() -> None:
     one = Outliers(3.0)
     heard(one, [wide(seed) if seed % 4 == 0 else values(seed, columns=8) for seed in range(120)])
     assert holds(one, wide(500)), "30 of them are measured by the fleet as a whole"
     heard(one, [wide(seed) if seed % 4 == 0 else values(seed, columns=8) for seed in range(200)], 2)
     assert not holds(one, wide(500))
-    assert holds(one, values(500, 10.0, columns=8))
+    assert not holds(one, values(500, 10.0, columns=8)), "these may follow in the next round"
     assert not holds(one, values(501, 10.0, columns=100))
+    assert holds(one, values(500, 40.0, columns=8))
+
+
+def test_a_class_that_lags_behind_lowers_no_limit() -> None:
+    one = Outliers(3.0)
+    heard(one, [values(seed, 0.1 if seed % 4 else 1.0) for seed in range(40)])
+    heard(one, [values(seed, 1.0 if seed % 4 else 0.1, columns=8) for seed in range(200)], 2)
+    assert not any(holds(one, values(seed, columns=k)) for k in (4, 8, 64) for seed in range(20))
+
+
+def test_a_quarter_of_the_fleet_lifts_the_limit_sixteen_fold_at_most() -> None:
+    one = Outliers(3.0)
+    claims = [values(seed, 1e6 * 10**k, columns=1 << k) for k in range(2) for seed in range(32)]
+    heard(one, [*(values(seed) for seed in range(192)), *claims])
+    assert not any(holds(one, values(seed, 16.0)) for seed in range(20))
+    assert all(holds(one, values(seed, 160.0, columns=k)) for k in (1, 4) for seed in range(20))
 
 
 def test_a_class_of_ones_own_does_not_lift_the_limit() -> None:

@@ -429,3 +429,32 @@ def test_a_device_that_the_draw_left_out_is_told_so_from_its_first_round_on(
     assert desk.offer(desk.identity(ANNA), body()) == ("refused", "not-selected")
     assert desk.offer(desk.identity(LATER), body()) == ("refused", "joined-later")
     desk.parts.store.database.close()
+
+
+def test_a_round_that_is_full_closes_at_once(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task's first round is held: who comes when its memory is full would lose it."""
+    monkeypatch.setattr("aggregator.methods.scatter.MOST_HELD_BYTES", 100)
+    rounds = desk.parts.first.rounds
+    desk.count(ANNA, body())
+    assert rounds.tick() is None
+    desk.count(BERT, body())
+    closed = rounds.tick()
+    assert isinstance(closed, RoundClosed)
+    assert closed.summary.participants == 2 and closed.silent == {CLEO}
+    desk.open()
+    desk.count(CLEO, body())
+
+
+def test_a_full_round_without_quorum_waits_for_its_end(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aggregator.methods.scatter.MOST_HELD_BYTES", 10)
+    desk.count(ANNA, body())
+    assert desk.parts.first.rounds.tick() is None
+    identity = desk.identity(BERT)
+    assert desk.offer(identity, body()) is None
+    (settled,) = desk.ingest.commit()
+    assert told(settled, identity, body()) == ("refused", "round-full")
+    desk.now_seconds = desk.row.deadline_unix_seconds
+    closed = desk.parts.first.rounds.tick()
+    assert isinstance(closed, RoundClosed) and closed.next_version is None

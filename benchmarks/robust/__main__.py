@@ -76,6 +76,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(suite.single_table(one))
                 continue
             found = suite.found(selection, options.results, table_only=options.table_only)
+            if options.against:
+                before = suite.found(selection, options.against, table_only=True)
+                print(f"\nML-100K, {_METHODS[method][0]}, {selection.split} samples")
+                for table in suite.difference_tables(found, before):
+                    print(f"\n{table}")
+                continue
             shown = [one.name for one in suite.options if one.name in selection.options]
             print(f"\nML-100K, {_METHODS[method][0]}, {selection.split} samples")
             for table in suite.tables(found, shown):
@@ -119,6 +125,12 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     add_run_options(parser, seeds=1)
     parser.add_argument("--epochs", type=int, default=0, help="fewer passes, for a quick look")
+    parser.add_argument(
+        "--against",
+        type=Path,
+        metavar="RESULTS",
+        help="print the difference from the same runs of another tree, stored there by --results",
+    )
     parser.add_argument("--artifact", type=Path, help="another factorisation artifact's folder")
     return parser.parse_args(arguments)
 

@@ -34,6 +34,7 @@ from benchmarks.robust.table import (
     UNPROTECTED,
     Found,
     change_table,
+    difference_table,
     promotion_table,
     single_table,
 )
@@ -283,6 +284,19 @@ class ScatterSuite(Suite[Experiment, Outcome]):
         """HR@10."""
         share = 1 / self.devices
         return single_table(found, share, lambda one: one.hit_ratio, "HR@10 of the other users")
+
+    def difference_tables(self, found: Found[Outcome], before: Found[Outcome]) -> list[str]:
+        """HR@10, and the round in which most updates were left out."""
+        return [
+            difference_table(found, before, lambda one: one.hit_ratio, "HR@10 of honest users"),
+            difference_table(
+                found,
+                before,
+                lambda one: dict.fromkeys(one.hit_ratio, one.most_outliers),
+                "most outliers in a round",
+                digits=0,
+            ),
+        ]
 
     def tables(self, found: Found[Outcome], options: Sequence[str]) -> list[str]:
         """HR@10, and who sees the promoted item."""

@@ -143,6 +143,10 @@ class Suite(ABC, Generic[ExperimentT, OutcomeT]):
     def tables(self, found: Found[OutcomeT], options: Sequence[str]) -> list[str]:
         """The tables of what was found."""
 
+    @abstractmethod
+    def difference_tables(self, found: Found[OutcomeT], before: Found[OutcomeT]) -> list[str]:
+        """The tables of what was found, next to what the same runs found before."""
+
     def _watched(self, trial: Trial[ExperimentT], label: str) -> OutcomeT:
         with progress_line(label) as progress:
             return self.run(trial, progress)

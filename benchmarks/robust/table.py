@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from tabulate import tabulate
 
-from aggregator.simulate.intervals import spread
+from aggregator.simulate.intervals import paired_difference, spread
 from benchmarks.robust.attacks import MAGNITUDES, PROMOTING, SHARES, SINGLE, Attack
 
 UNPROTECTED = "none"
@@ -72,6 +72,34 @@ def promotion_table(
             cells.append(f"{spread(values).mean:.1f} %" if values else "")
         lines.append((option, *cells))
     headers = (title, "clean", *_attack_headers(promoting))
+    return tabulate(lines, headers=headers, tablefmt="github", disable_numparse=True)
+
+
+def difference_table(
+    found: Found[OutcomeT],
+    before: Found[OutcomeT],
+    measure: Measure[OutcomeT],
+    title: str,
+    digits: int = 4,
+) -> str:
+    """The measure's means, and the mean of ``found`` minus ``before`` with its 95 % interval, over
+    the seeds that both have."""
+    lines = []
+    for case, by_seed in found.items():
+        option, attack, share = case
+        earlier = before.get(case, {})
+        seeds = sorted(by_seed.keys() & earlier.keys())
+        if not seeds:
+            continue
+        now, then = (
+            [measure(one[seed])[str(share)] for seed in seeds] for one in (by_seed, earlier)
+        )
+        change = paired_difference(now, then)
+        means = [f"{spread(values).mean:.{digits}f}" for values in (then, now)]
+        name = f"{option}, {attack} of {share:.0%}" if attack else option
+        shown = f"{change.mean:+.{digits}f} ± {change.half_width:.{digits}f}"
+        lines.append((name, len(seeds), *means, shown))
+    headers = (title, "seeds", "before", "after", "difference")
     return tabulate(lines, headers=headers, tablefmt="github", disable_numparse=True)
 
 

@@ -145,6 +145,23 @@ def test_tables_compare_with_the_clean_run_on_the_same_users() -> None:
     assert [cell in shown for cell in ("70.0 %", "30.0 %", "patient, 5%")] == [True] * 3
 
 
+def test_two_trees_are_compared_on_the_seeds_that_both_ran() -> None:
+    def outcome(hit_ratio: float, most_outliers: float) -> Outcome:
+        return Outcome({"0.05": hit_ratio}, {"0.05": 0.0}, 1.0, most_outliers)
+
+    case = ("guarded", "flip", 0.05)
+    before = {case: {0: outcome(0.5, 40), 1: outcome(0.6, 60), 2: outcome(0.9, 0)}}
+    found = {
+        case: {0: outcome(0.51, 20), 1: outcome(0.63, 30)},
+        ("default", "", 0.0): {0: outcome(0.5, 0)},
+    }
+    quality, left_out = ScatterSuite(None, None).difference_tables(found, before)
+    (line,) = quality.splitlines()[2:]
+    cells = [cell.strip() for cell in line.strip("|").split("|")]
+    assert cells == ["guarded, flip of 5%", "2", "0.5500", "0.5700", "+0.0200 ± 0.1271"]
+    assert left_out.splitlines()[2].split("|")[3:5] == [" 50       ", " 25      "]
+
+
 def test_a_stored_run_that_did_not_measure_all_but_one_device_is_no_part_of_that_table() -> None:
     share = 1 / 40
     earlier = Outcome({"0.0": 0.5}, {}, 1.0)

@@ -26,6 +26,7 @@ from benchmarks.robust.table import (
     UNPROTECTED,
     Found,
     change_table,
+    difference_table,
     promotion_table,
     single_table,
 )
@@ -117,6 +118,10 @@ class ClickSuite(Suite[Experiment, Outcome]):
         """AUC."""
         share = 1 / self.devices
         return single_table(found, share, lambda one: one.auc, "AUC of the other devices")
+
+    def difference_tables(self, found: Found[Outcome], before: Found[Outcome]) -> list[str]:
+        """AUC."""
+        return [difference_table(found, before, lambda one: one.auc, "AUC of honest devices")]
 
     def tables(self, found: Found[Outcome], options: Sequence[str]) -> list[str]:
         """AUC, cross-entropy, and what is predicted of the promoted item."""

@@ -431,10 +431,11 @@ class Outliers(Additive):
         self._known = len(voices)
         seen = np.asarray(list(voices.values()), dtype=np.float64).reshape(-1, 3)
         sizes, _, widths = seen.T
-        usual, self._usual_peak = np.median(seen[:, :2], axis=0).tolist() if len(seen) else (0, 0)
+        usual, peak = np.median(seen[:, :2], axis=0) if len(seen) else np.zeros(2)
         classes = [sizes[widths == width] for width in set(widths.tolist())]
         ahead = [float(np.median(alike)) for alike in classes if len(alike) >= _LEAST_ALIKE]
-        self._usual_size = min(max([usual, *ahead]), _MOST_APART * usual)
+        self._usual_size = min(max([float(usual), *ahead]), _MOST_APART * float(usual))
+        self._usual_peak = float(peak)
 
     def _schema(self) -> Schema:
         return {"count": COUNT}

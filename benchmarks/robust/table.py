@@ -82,8 +82,8 @@ def difference_table(
     title: str,
     digits: int = 4,
 ) -> str:
-    """The measure's means, and the mean of ``found`` minus ``before`` with its 95 % interval, over
-    the seeds that both have."""
+    """The measure's means, and the mean of ``found`` minus ``before`` with its 95 % interval by
+    Student's t, over the seeds that both have."""
     lines = []
     for case, by_seed in found.items():
         option, attack, share = case
@@ -97,7 +97,8 @@ def difference_table(
         change = paired_difference(now, then)
         means = [f"{spread(values).mean:.{digits}f}" for values in (then, now)]
         name = f"{option}, {attack} of {share:.0%}" if attack else option
-        shown = f"{change.mean:+.{digits}f} ± {change.half_width:.{digits}f}"
+        width = f" ± {change.half_width:.{digits}f}" if len(seeds) > 1 else ""
+        shown = f"{change.mean:+.{digits}f}{width}"
         lines.append((name, len(seeds), *means, shown))
     headers = (title, "seeds", "before", "after", "difference")
     return tabulate(lines, headers=headers, tablefmt="github", disable_numparse=True)

@@ -25,6 +25,7 @@ from device_sdk.wire.codec.message import require_name
 from device_sdk.wire.publish.catalogue import Catalogue, read_catalogue
 from device_sdk.wire.publish.task_messages import BROADCAST_CODECS, UPDATE_CODECS
 from device_sdk.wire.publish.topics import Topics
+from device_sdk.wire.seal.placement import Placement
 
 SHIPPED_PREFIX = "shipped:"
 _DAY_SECONDS = 86_400
@@ -234,6 +235,7 @@ class ClusterSettings:
             raise ValueError("chunks and chunk_store are given together or not at all")
         if self.chunks:
             parse_mirror_url(self.chunks)
+            Placement(0, mirror=self.chunks)  # as devices are told
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,8 +81,8 @@ class AggregatorHome:
         if self.store_url is None:
             if identified:
                 raise AggregatorError(
-                    f"{self.folder} has its store in PostgreSQL, and nothing says where: see "
-                    "store under [cluster] in its task file"
+                    f"{self.folder} has its store in PostgreSQL, and no URL of it was given: the "
+                    "commands serve a store in a file only"
                 )
             return Store(open_database(self.database, taken_over_in=self._taking_over))
         if not identified:

@@ -203,7 +203,8 @@ class PostgresDatabase(Database):
         if "tessera_store" not in tables:
             holds = "holds what is no aggregator's" if tables else "is empty"
             raise AggregatorError(
-                f"{self.where} {holds}; tessera-aggregator init makes a store in an empty database"
+                f"{self.where} {holds}; a store is made in an empty database, with its home or by "
+                "moving one there"
             )
         version, found = self._version_and_identity()
         if identity not in ("", found):

@@ -233,7 +233,7 @@ class _Connection:
 def _answers_within(left_seconds: Callable[[], float]) -> type[http.client.HTTPResponse]:
     """Answers of which head, body and trailers have so much time together."""
 
-    class Answer(http.client.HTTPResponse):
+    class TimedAnswer(http.client.HTTPResponse):
         def __init__(
             self,
             sock: socket.socket,
@@ -244,7 +244,7 @@ def _answers_within(left_seconds: Callable[[], float]) -> type[http.client.HTTPR
             super().__init__(sock, debuglevel, method, url)
             self.fp = io.BufferedReader(_Timed(sock, self.fp.detach(), left_seconds))
 
-    return Answer
+    return TimedAnswer
 
 
 class _Timed(io.RawIOBase):

@@ -218,7 +218,7 @@ class MetricsSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class ClusterSettings:
+class ClusterTable:
     """The table ``[cluster]``.
 
     Attributes:
@@ -259,7 +259,7 @@ class SharedSettings:
     admission: AdmissionSettings
     metrics_port: int
     """On the loopback interface; 0 for none."""
-    cluster: ClusterSettings = field(default_factory=ClusterSettings)
+    cluster: ClusterTable = field(default_factory=ClusterTable)
 
 
 FLEET_TABLES = ("broker", "keys", "admission", "metrics", "cluster")
@@ -343,7 +343,7 @@ def _fleet(root: TomlTable, folder: Path) -> SharedSettings:
         descriptor_seconds=root.table("keys").read(KeySettings).descriptor_days * _DAY_SECONDS,
         admission=root.table("admission").read(AdmissionSettings),
         metrics_port=root.table("metrics").read(MetricsSettings).port,
-        cluster=root.table("cluster").read(ClusterSettings),
+        cluster=root.table("cluster").read(ClusterTable),
     )
 
 

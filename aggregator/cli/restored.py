@@ -67,7 +67,7 @@ def _begin_generation(home: AggregatorHome, after: int) -> None:
         store.facts.rotation_due = True
         for task in tasks:
             for row in task.rounds.latest():
-                if row.closed_unix_seconds is None:
+                if row.unfinished:
                     task.rounds.give_up(row.round, now)
             task.checkpoints.drop_partial()
     print(

@@ -97,7 +97,7 @@ class _SeenTask:
     def open_round(self) -> RoundRow | None:
         """The one that is open."""
         row = self.rounds[0] if self.rounds else None
-        return None if row is None or row.closed_unix_seconds is not None else row
+        return row if row is not None and row.unfinished else None
 
     def _awaited(self, registry: Registry, selector: Selector) -> list[DeviceRow]:
         """Whom the open round waits for."""
@@ -237,6 +237,8 @@ def _print_held(number: int, why: str) -> None:
 def _line(row: RoundRow, now: float) -> dict[str, str]:
     if row.threshold == 0:
         state = "rests"
+    elif row.unfinished and row.closed_unix_seconds is not None:
+        state = "held" if row.held else "is closed"
     elif row.closed_unix_seconds is None:
         left = row.deadline_unix_seconds - now
         state = "held" if row.held else f"open, {span(left)} left" if left > 0 else "open"

@@ -388,7 +388,7 @@ def _seen(task: TaskParts) -> TaskSnapshot:
         widths=dict(task.ingest.widths),
         outcomes=dict(task.ingest.outcomes),
         unpublished=rounds.unpublished,
-        finished=tuple(row for row in latest if row.closed_unix_seconds is not None),
+        finished=tuple(row for row in latest if not row.unfinished),
         evaluated=next(iter(task.store.evaluations.latest()), None),
         stopped=rounds.stopped,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 
 from aggregator.store.checkpoints import Checkpoints
+from aggregator.store.cluster import GrantedCounters, Leases, Shares, Workers
 from aggregator.store.database import STORE_FAILURES, Database, OutcomeUnknown, StoreError
 from aggregator.store.devices import Devices, Secrets, Tokens
 from aggregator.store.evaluations import Evaluations
@@ -43,6 +44,9 @@ class Store:
         self.retained = Retained(database)
         self.contents = Contents(database, self.facts)
         self.tasks = Tasks(database)
+        self.lease = Leases(database)
+        self.workers = Workers(database)
+        self.granted = GrantedCounters(database)
 
     def task(self, number: int) -> TaskStore:
         """A task's tables."""
@@ -64,6 +68,7 @@ class TaskStore:
         self.facts = TaskFacts(database, number, fleet.facts)
         self.rounds = Rounds(database, number)
         self.log = UpdateLog(database, number)
+        self.shares = Shares(database, number)
         self.reports = Reports(database, number)
         self.participations = Participations(database, number)
         self.checkpoints = Checkpoints(database, number)

@@ -17,6 +17,7 @@ _COLUMNS = "task, name, state, file, served, unwritten, request, problem"
 TASK_TABLES = (
     "rounds",
     "updates",
+    "shares",
     "verdicts",
     "reports",
     "participations",

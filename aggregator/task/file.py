@@ -13,6 +13,7 @@ from aggregator.methods.method import Binding, read_binding
 from aggregator.store import TaskStore
 from aggregator.store.versions import Ranking
 from aggregator.tables import TomlTable
+from aggregator.task.cluster import ClusterSettings, read_cluster
 from aggregator.task.evaluation import EvaluationSettings, read_evaluation
 from aggregator.task.selector import Selector, read_selector
 from aggregator.task.warm_start import WarmStart
@@ -236,9 +237,11 @@ class SharedSettings:
     admission: AdmissionSettings
     metrics_port: int
     """On the loopback interface; 0 for none."""
+    cluster: ClusterSettings | None = None
+    """None: the file has no such table."""
 
 
-FLEET_TABLES = ("broker", "keys", "admission", "metrics")
+FLEET_TABLES = ("broker", "keys", "admission", "metrics", "cluster")
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,6 +322,7 @@ def _fleet(root: TomlTable, folder: Path) -> SharedSettings:
         descriptor_seconds=root.table("keys").read(KeySettings).descriptor_days * _DAY_SECONDS,
         admission=root.table("admission").read(AdmissionSettings),
         metrics_port=root.table("metrics").read(MetricsSettings).port,
+        cluster=read_cluster(root.table("cluster")) if "cluster" in root else None,
     )
 
 

@@ -21,7 +21,7 @@ from device_sdk.local_data import DataSource
 from device_sdk.methods.scatter.triples import PoolSettings
 from device_sdk.system.clock import Clock, MonotonicClock, awake_clock
 from device_sdk.wire.publish.report import require_own_labels
-from device_sdk.wire.publish.topics import Topics, UpTopic
+from device_sdk.wire.publish.topics import Topics
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,12 +194,6 @@ class DeviceWorld:
     def topics(self) -> Topics:
         """Of the fleet."""
         return Topics(self.membership.prefix)
-
-    @property
-    def up_topic(self) -> str:
-        """Where all that this device sends goes."""
-        grant = self.membership.grant
-        return self.topics.write(UpTopic(grant.shard, grant.handle))
 
     def of_task(self, task: str, cohort: str) -> DeviceWorld:
         """As the parts see it that know one task: the membership's names are the task's."""

@@ -16,6 +16,7 @@ from device_sdk.wire.seal.enrolment import CodeUse, EnrolmentDesk, EnrolmentOutc
 from device_sdk.wire.seal.enrolment_code import EnrolmentCode, new_code
 from device_sdk.wire.seal.enrolment_message import EnrolRefusal, Grant
 from device_sdk.wire.seal.keys import RandomBytes
+from device_sdk.wire.seal.placement import Placement, own_placement
 
 # Enrolment codes that bind what is in force when they are made.
 
@@ -41,7 +42,8 @@ class EnrolmentAnswer:
 class Enrolment:
     """Judges requests by the :class:`EnrolmentDesk` and commits what it decides.
 
-    ``first_round`` tells from which round on a device that enrols now takes part.
+    ``first_round`` tells from which round on a device that enrols now takes part, ``placement_of``
+    where the device of an id belongs; the desk goes by the same.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class Enrolment:
         refusals: Refusals,
         unix_clock: Callable[[], float],
         first_round: Callable[[], int],
+        placement_of: Callable[[bytes], Placement] = own_placement,
     ) -> None:
         self._desk = desk
         self._store = store
@@ -59,6 +62,7 @@ class Enrolment:
         self._refusals = refusals
         self._unix_clock = unix_clock
         self._first_round = first_round
+        self._placement_of = placement_of
 
     def answer(self, message: bytes) -> EnrolmentAnswer:
         """The answer, after all it says is durable.
@@ -79,7 +83,14 @@ class Enrolment:
         binding = None
         device = None if row.device_id is None else self._store.devices.find(row.device_id)
         if device is not None:
-            grant = Grant(device.device_id, device.handle, device.admission_key, device.shard)
+            placement = self._placement_of(device.device_id)
+            grant = Grant(
+                device.device_id,
+                device.handle,
+                device.admission_key,
+                placement.shard,
+                placement.cell,
+            )
             revoked = device.revoked_unix_seconds is not None
             binding = CodeUse(device.identity, grant, revoked)
         return Token(row.token_id, row.secret, row.expires_unix_seconds, binding)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import TypeAlias
 
 from aggregator.store import Store
@@ -10,6 +11,8 @@ from aggregator.store.devices import DeviceRow, Devices, Labels
 from aggregator.store.rounds import RoundRow
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.publish.manifest import selected
+from device_sdk.wire.publish.topics import UpTopic
+from device_sdk.wire.seal.placement import FIRST_SHARD, shard_of
 from device_sdk.wire.seal.session_table import RegisteredDevice
 
 # Revoking a device: from the registry, and from what is published next.
@@ -38,6 +41,7 @@ class Registry:
         self._by_handle: dict[bytes, DeviceRow] = {}
         self._by_id: dict[bytes, DeviceRow] = {}
         self._revoked: dict[bytes, bytes] = {}  # handle to device id
+        self._moved: dict[bytes, int] = {}  # device id to shard, not in the table yet
         self.revision = 0
         """Rises with every change."""
         self.labels_revision = 0
@@ -103,7 +107,7 @@ class Registry:
         self._by_id[row.device_id] = row
 
     def by_handle(self, handle: bytes) -> DeviceRow:
-        """The device of a topic. Raises ``WireError``: ``revoked``, ``unknown-handle``."""
+        """The device of a handle. Raises ``WireError``: ``revoked``, ``unknown-handle``."""
         row = self._by_handle.get(handle)
         if row is None:
             if handle in self._revoked:
@@ -111,10 +115,31 @@ class Registry:
             raise WireError("unknown-handle", "no device has this topic")
         return row
 
-    def owner(self, handle: bytes) -> bytes | None:
-        """The id of a topic's device; None for one that is revoked or unknown. For any thread."""
-        row = self._by_handle.get(handle)
-        return None if row is None else row.device_id
+    def sender(self, topic: UpTopic) -> DeviceRow:
+        """The device of a topic. Raises ``WireError``: as :meth:`by_handle`, or ``wrong-topic`` for
+        a shard that is not the device's."""
+        row = self.by_handle(topic.handle)
+        if not _is_heard(row, topic.shard):
+            raise WireError("wrong-topic", "the device belongs to another shard")
+        return row
+
+    def owner(self, topic: UpTopic) -> bytes | None:
+        """The id of a topic's device; None for a topic of nobody's. For any thread."""
+        row = self._by_handle.get(topic.handle)
+        return None if row is None or not _is_heard(row, topic.shard) else row.device_id
+
+    def moved(self, row: DeviceRow, shard: int) -> None:
+        """A device opened a session on a shard: it is there from now on."""
+        if row.shard != shard:
+            row = replace(row, shard=shard)
+            self._by_handle[row.handle] = self._by_id[row.device_id] = row
+            self._moved[row.device_id] = shard
+
+    def save_moves(self) -> None:
+        """Write down who moved since the last time. To be called often: many move at once."""
+        if self._moved:
+            self._devices.move(self._moved)
+            self._moved.clear()
 
     def by_id(self, device_id: bytes) -> DeviceRow | None:
         """The device of an id, unless it was revoked."""
@@ -146,6 +171,12 @@ class Registry:
     def devices(self) -> Iterable[DeviceRow]:
         """Those that are not revoked."""
         return self._by_id.values()
+
+
+def _is_heard(row: DeviceRow, shard: int) -> bool:
+    """On the shard it was on last, its own, and the first, where a home that comes back from a
+    backup may believe itself to be."""
+    return shard == row.shard or shard in (FIRST_SHARD, shard_of(row.device_id))
 
 
 def credential(row: DeviceRow) -> RegisteredDevice:

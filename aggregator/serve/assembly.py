@@ -26,6 +26,7 @@ from aggregator.rounds.version_keeper import VersionKeeper
 from aggregator.serve.broker_links import BrokerLinks
 from aggregator.serve.housekeeping import Housekeeping, Upkeep
 from aggregator.serve.outgoing import Outgoing
+from aggregator.serve.placements import PlacementOf, Placements
 from aggregator.serve.service import Parts
 from aggregator.serve.standings import Standings
 from aggregator.serve.tasks import TaskBoard, TaskParts
@@ -40,11 +41,11 @@ from device_sdk.wire.publish.topics import Topics
 from device_sdk.wire.seal.admission import TokenBuckets, WorkBudget
 from device_sdk.wire.seal.enrolment import EnrolmentDesk
 from device_sdk.wire.seal.keys import RandomBytes
+from device_sdk.wire.seal.placement import own_placement
 from device_sdk.wire.seal.presence import Presence, new_presence
 from device_sdk.wire.seal.session_table import SessionTable
 
 _LOG = logging.getLogger(__name__)
-SHARD = 0
 _BURST = 20.0
 _REFILL_PER_SECOND = 0.2
 LINK_SETTINGS = LinkSettings(
@@ -88,10 +89,11 @@ def assemble(
     task: Task,
     world: World,
     link_settings: LinkSettings = LINK_SETTINGS,
+    placement_of: PlacementOf = own_placement,
 ) -> Parts:
     """All parts, resumed from the store; the link is not started. Raises AggregatorError.
 
-    ``task``: the first one; the others are in the home.
+    ``task``: the first one; the others are in the home. ``placement_of``: where devices belong.
     """
     settings = task.fleet
     clock, unix_clock, random_bytes = world.clock, world.unix_clock, world.random_bytes
@@ -131,6 +133,7 @@ def assemble(
         enrolments.buckets,
         enrolments.budget,
         unix_clock,
+        placement_of=placement_of,
         random_bytes=random_bytes,
     )
     keys.watch(table.replace_keyring)
@@ -151,8 +154,9 @@ def assemble(
         shared.refusals,
         unix_clock,
         lambda: store.facts.openings + 1,
+        placement_of,
     )
-    link = BrokerLinks(shared, SHARD, link_settings, link_rngs)
+    link = BrokerLinks(shared, link_settings, link_rngs)
     return Parts(
         **vars(shared),
         link=link,
@@ -162,6 +166,7 @@ def assemble(
         tasks=board,
         announcements=Announcements(shared.topics, presence, lambda: board.names, keys.current),
         standings=Standings(shared, board, table),
+        placements=Placements(shared, table, placement_of),
         outgoing=Outgoing(link, store.retained),
         keys=keys,
         fence=Fence(presence, last_life, home.folder, keys.descriptors, clock),

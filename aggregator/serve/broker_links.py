@@ -223,7 +223,6 @@ class BrokerLinks:
     def __init__(
         self,
         shared: Shared,
-        shard: int,
         settings: LinkSettings,
         rngs: list[np.random.Generator],
     ) -> None:
@@ -243,7 +242,7 @@ class BrokerLinks:
         nudge = self._devices.nudge
         self._strangers = link(rng=rngs[1], admits=self._enrolment_limit.admits, on_event=nudge)
         self._own = link(rng=rngs[2], on_event=nudge)
-        self._up_filter = topics.up_filter(shard)
+        self._up_filter = topics.up_filter()
         # First, so that another life's are heard before anything is announced.
         self._devices.subscribe(topics.write(DescriptorTopic()))
         self._devices.subscribe(topics.write(PresenceTopic()))
@@ -315,7 +314,7 @@ class BrokerLinks:
         except (WireError, UnicodeDecodeError):
             return None
         if isinstance(parsed, UpTopic):
-            return self._registry.owner(parsed.handle)
+            return self._registry.owner(parsed)
         return topic if isinstance(parsed, DescriptorTopic | PresenceTopic | ProbeTopic) else None
 
     def _crowded(self, topic: bytes) -> bool:

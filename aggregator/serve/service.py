@@ -18,6 +18,7 @@ from aggregator.serve.broker_links import BrokerLinks
 from aggregator.serve.housekeeping import Housekeeping
 from aggregator.serve.metrics import Snapshot, TaskSnapshot
 from aggregator.serve.outgoing import Outgoing
+from aggregator.serve.placements import Placements
 from aggregator.serve.standings import Standings
 from aggregator.serve.tasks import TaskBoard, TaskParts
 from aggregator.serve.uplink import Answer, Arrived, Left, Refusal, Uplink
@@ -104,6 +105,7 @@ class Parts(Shared):
     tasks: TaskBoard
     announcements: Announcements
     standings: Standings
+    placements: Placements
     outgoing: Outgoing
     keys: FleetKeys
     fence: Fence
@@ -172,6 +174,7 @@ class Service:
         self._tick()
         self._look_at_files()
         self._send_all(parts.standings.due())
+        parts.registry.save_moves()
         if parts.announcements.names_changed():
             self._announce([parts.announcements.tasks()], [])
         self._tend_keys()
@@ -264,6 +267,7 @@ class Service:
                 parts.outgoing.send(result.topic, result.payload)
                 if result.opened:
                     self._send_all(parts.standings.opened(result.opened))
+                    self._send_all(parts.placements.opened(result.opened))
             case Refusal():
                 parts.refusals.note(result.error, result.device_id)
                 if result.error.reason == "old-incarnation":
@@ -272,6 +276,7 @@ class Service:
                 self._dismiss(result.device_id)
             case Arrived():
                 self._send_all(parts.standings.heard(result.device_id))
+                self._send_all(parts.placements.heard(result.device_id))
                 try:
                     settled = parts.inbox.offer(result.device_id, result.payload, result.record)
                 except WireError as error:

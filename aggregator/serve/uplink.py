@@ -104,12 +104,11 @@ class Uplink:
             gone = self._farewells.get(topic.handle) if self._farewells else None
             if gone is not None:
                 return gone
-            device = self._registry.by_handle(topic.handle)
-            if topic.shard != device.shard:
-                raise WireError("wrong-topic", "the device belongs to another shard")
+            device = self._registry.sender(topic)
             if message.payload[1:2] == _SESSION_OPEN:
                 known, keys = credential(device), self._group_keys()
                 reply = self._table.accept_open(known, message.payload, keys)
+                self._registry.moved(device, topic.shard)
                 down = self._topics.write(DownTopic(topic.handle))
                 return Answer(down, reply, device.device_id)
             if self._repeats.exhausted(device.device_id):

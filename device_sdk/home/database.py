@@ -26,7 +26,7 @@ from device_sdk.wire.arrays.tensors import (
 )
 from device_sdk.wire.codec.errors import WireError
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 # Pages of the file that stay in memory. A device reads little and seldom, and the kernel keeps the
 # file too; SQLite's own 2 MB would fill up over the rounds.
 _CACHE_KIB = 64
@@ -69,7 +69,8 @@ CREATE TABLE membership (
     admission_key BLOB NOT NULL, shard INTEGER NOT NULL,
     least_serial INTEGER NOT NULL DEFAULT 0,
     has_left INTEGER NOT NULL DEFAULT 0,
-    is_wish INTEGER NOT NULL DEFAULT 1);
+    is_wish INTEGER NOT NULL DEFAULT 1,
+    cell TEXT NOT NULL DEFAULT '');
 CREATE TABLE descriptor (
     one INTEGER PRIMARY KEY CHECK (one = 1), message BLOB NOT NULL);
 CREATE TABLE clock (
@@ -146,6 +147,7 @@ DROP TABLE attachment_before;
 {_TASKS}
 INSERT INTO task (name, cohort, served, owns_unnamed) SELECT task, cohort, 1, NULL FROM membership;
 """,
+    6: "ALTER TABLE membership ADD COLUMN cell TEXT NOT NULL DEFAULT ''",
 }
 
 

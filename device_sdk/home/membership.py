@@ -9,6 +9,7 @@ from device_sdk.home.database import HomeStore
 from device_sdk.link.broker_url import TlsFiles
 from device_sdk.wire.seal.descriptor import Descriptor, DescriptorSeen, read_descriptor
 from device_sdk.wire.seal.enrolment_message import Grant
+from device_sdk.wire.seal.placement import Placement
 
 # The counter of this device's requests to the aggregator: enrolments and opens.
 
@@ -58,6 +59,7 @@ class Membership:
     root_fingerprint: bytes
     """Of the root that is trusted now; it changes when the root in force hands over."""
     grant: Grant
+    """Its placement is the newest that the aggregator told."""
     least_serial: int = 0
     """Of descriptors under this root, where the device has accepted none yet."""
     is_wish: bool = True
@@ -74,7 +76,7 @@ class MembershipStore(HomeStore):
         row = self._database.row(
             "SELECT url, prefix, task, cohort, ca_file, certificate_file, key_file, "
             "root_fingerprint, device_id, handle, admission_key, shard, least_serial, is_wish, "
-            "has_left "
+            "has_left, cell "
             "FROM membership"
         )
         if row is None:
@@ -83,8 +85,8 @@ class MembershipStore(HomeStore):
         tls = TlsFiles(*files) if any(files) else None
         url, prefix, task, cohort = row[:4]
         root_fingerprint, device_id, handle, admission_key, shard, least_serial = row[7:13]
-        grant = Grant(device_id, handle, admission_key, shard)
-        wish, left = map(bool, row[13:])
+        grant = Grant(device_id, handle, admission_key, shard, row[15])
+        wish, left = map(bool, row[13:15])
         return Membership(
             url, prefix, task, cohort, tls, root_fingerprint, grant, least_serial, wish, left
         )
@@ -99,7 +101,10 @@ class MembershipStore(HomeStore):
         grant = membership.grant
         with self._database.transaction() as sql:
             sql.execute(
-                "INSERT INTO membership VALUES (1, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, ?)",
+                "INSERT INTO membership (one, url, prefix, task, cohort, ca_file, "
+                "certificate_file, key_file, root_fingerprint, device_id, handle, admission_key, "
+                "shard, least_serial, is_wish, cell) "
+                "VALUES (1, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (
                     membership.url,
                     membership.prefix,
@@ -113,10 +118,18 @@ class MembershipStore(HomeStore):
                     grant.shard,
                     membership.least_serial,
                     membership.is_wish,
+                    grant.cell,
                 ),
             )
             self.save_descriptor(descriptor)
             self.raise_time(unix_seconds)
+
+    def place(self, placement: Placement) -> None:
+        """Where this device belongs from now on."""
+        with self._database.transaction() as sql:
+            sql.execute(
+                "UPDATE membership SET shard = ?, cell = ?", (placement.shard, placement.cell)
+            )
 
     def leave(self) -> None:
         """The aggregator knows that this device has left: there is nothing to be sent any more."""

@@ -17,7 +17,6 @@ class Farewell:
     def __init__(self, world: DeviceWorld, sessions: SessionKeeper, actions: Actions) -> None:
         self._home, self._pace, self._clock = world.home, world.pace, world.clock
         self._digest = leave_digest(world.membership.grant.device_id)
-        self._up = world.up_topic
         self._sessions = sessions
         self._actions = actions
         self._next_seconds = 0.0
@@ -50,7 +49,7 @@ class Farewell:
             sealed = self._sessions.seal(RecordType.LEAVE, b"")
         except WireError:
             return  # the session has just run out: the keeper opens another
-        self._actions.append(Publish(self._up, sealed))
+        self._actions.append(Publish(self._sessions.up_topic, sealed))
 
     def next_seconds(self) -> float:
         """The monotonic time at which :meth:`tick` has something to do; infinite for never."""

@@ -28,6 +28,7 @@ from device_sdk.wire.publish.topics import (
     TasksTopic,
     Topic,
 )
+from device_sdk.wire.seal.placement import read_placement
 from device_sdk.world import DeviceWorld
 
 # Bad input, counted by reason and logged once per reason.
@@ -64,6 +65,7 @@ class RefusedMessages:
 
 
 _TIME_SAVED_EVERY_SECONDS = 3600.0
+_TAKEN = (RecordType.RECEIPT, RecordType.STANDING, RecordType.PLACEMENT)
 
 
 class Participant:
@@ -226,8 +228,11 @@ class Participant:
             raise WireError("bad-type", "neither a session's reply nor an envelope")
         received = self.sessions.receive(payload)
         kind = received.message_type
-        if received.fragment is not None or kind not in (RecordType.RECEIPT, RecordType.STANDING):
-            raise WireError("bad-type", "devices take whole receipts and standings, nothing else")
+        if received.fragment is not None or kind not in _TAKEN:
+            raise WireError("bad-type", "a device takes no such record, and none in parts")
+        if kind == RecordType.PLACEMENT:
+            self.sessions.on_placement(read_placement(received.payload))
+            return
         if kind == RecordType.STANDING:
             self._roster.standing = read_standing(received.payload)
             self._heed_tasks()

@@ -49,7 +49,6 @@ class Sender:
     def __init__(self, world: DeviceWorld, sessions: SessionKeeper, actions: Actions) -> None:
         self._store = world.home.rounds
         self._device_id = world.membership.grant.device_id
-        self._up = world.up_topic
         self._options, self._pace = world.options, world.pace
         self._clock, self._rng = world.clock, world.rng
         self._sessions = sessions
@@ -187,5 +186,5 @@ class Sender:
             return True  # the session has just run out: the keeper opens another, the update waits
         for envelope in envelopes:
             self.sent_bytes += len(envelope)
-            self._actions.append(Publish(self._up, envelope))
+            self._actions.append(Publish(self._sessions.up_topic, envelope))
         return len(envelopes) > 1

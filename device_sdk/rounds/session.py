@@ -11,11 +11,13 @@ from device_sdk.home.membership import seen
 from device_sdk.rounds.actions import Actions, Publish
 from device_sdk.system.clock import Backoff
 from device_sdk.wire.codec.errors import WireError
+from device_sdk.wire.publish.topics import UpTopic
 from device_sdk.wire.seal import signature
 from device_sdk.wire.seal.broadcast import GroupKey
 from device_sdk.wire.seal.descriptor import Descriptor, read_descriptor
 from device_sdk.wire.seal.device_session import DeviceCredential, SessionOpening
 from device_sdk.wire.seal.freshness import Freshness
+from device_sdk.wire.seal.placement import Placement
 from device_sdk.wire.seal.presence import PresenceWatch, read_presence
 from device_sdk.wire.seal.session import DeviceSessions
 from device_sdk.wire.seal.tasks import ServedTasks, TasksWatch
@@ -67,7 +69,8 @@ _SENDS_AN_ATTEMPT = 3
 class SessionKeeper:
     """Descriptor, presence and replies in; opens out through ``actions``.
 
-    A session survives the loss of the broker's connection: it belongs to the two ends only.
+    A session survives the loss of the broker's connection: it belongs to the two ends only. It
+    stays on the shard that it was opened on: a placement holds from the next open on.
     """
 
     def __init__(self, world: DeviceWorld, actions: Actions) -> None:
@@ -77,7 +80,10 @@ class SessionKeeper:
         self._store = home.membership
         self._credential = DeviceCredential(grant.device_id, home.identity(), grant.admission_key)
         self._least_serial = membership.least_serial
-        self._up = world.up_topic
+        self._topics, self._handle = world.topics, grant.handle
+        self._placement = grant.placement
+        self.up_topic = self._own_topic()
+        """Where what is sealed goes: the topic that the session in use was opened on."""
         self._actions = actions
         self._pace, self._clock, self._rng = world.pace, clock, world.rng
         self.root_fingerprint = membership.root_fingerprint
@@ -92,6 +98,7 @@ class SessionKeeper:
         self._watch = PresenceWatch()
         self._tasks = TasksWatch()
         self._opening: SessionOpening | None = None
+        self._opening_topic = self.up_topic
         self._sends = 0
         self._connected = False
         self._next_seconds = clock()  # of the next open or repetition
@@ -227,9 +234,16 @@ class SessionKeeper:
         self._wanted = False
         self._answers.reset()
         self._sessions.install(opened.session)
+        self.up_topic = self._opening_topic
         self.group_keys = opened.group_keys
         self._watch.session_opened(opened.incarnation)
         self.opened += 1
+
+    def on_placement(self, placement: Placement) -> None:
+        """The aggregator said where this device belongs. Raises ``sqlite3.Error``."""
+        if placement != self._placement:
+            self._store.place(placement)
+            self._placement = placement
 
     def reopen(self) -> None:
         """Open a new session after a random wait; each further one comes after a longer wait."""
@@ -253,11 +267,11 @@ class SessionKeeper:
         self._next_seconds = self._clock() + wait
         if self._opening is None or self._sends >= _SENDS_AN_ATTEMPT:
             self._opening = None
-            self._opening = self._new_opening()
+            self._opening, self._opening_topic = self._new_opening(), self._own_topic()
             self._sends = 0
         self._sends += 1
         self._unanswered += 1
-        self._actions.append(Publish(self._up, self._opening.message))
+        self._actions.append(Publish(self._opening_topic, self._opening.message))
 
     def next_seconds(self) -> float:
         """The monotonic time at which :meth:`tick` has something to do; infinite for never."""
@@ -266,6 +280,9 @@ class SessionKeeper:
         if self.descriptor is None or self._life() is None:
             return math.inf
         return self._next_seconds
+
+    def _own_topic(self) -> str:
+        return self._topics.write(UpTopic(self._placement.shard, self._handle))
 
     def _life(self) -> bytes | None:
         """The life of the aggregator to ask; None before any is known."""

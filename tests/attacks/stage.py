@@ -100,7 +100,7 @@ class Stage:
         filters = (
             self.topics.write(DescriptorTopic()),
             self.topics.write(PresenceTopic()),
-            self.topics.up_filter(0),
+            self.topics.up_filter(),
             self.topics.write(EnrolRequestTopic()),
         )
         self.link = StandInLink(self.broker, filters)
@@ -175,7 +175,8 @@ class Stage:
 
     def up_topic(self, place: int) -> str:
         """Where a device's messages go."""
-        return self.topics.write(UpTopic(0, self.devices[place].grant.handle))
+        grant = self.devices[place].grant
+        return self.topics.write(UpTopic(grant.shard, grant.handle))
 
     def sent_up(self, place: int, kind: int | None = None) -> list[bytes]:
         """Everything that was ever published on a device's topic, or of one type of message."""

@@ -40,7 +40,7 @@ def test_a_client_id_taken_over_delays_and_reveals_nothing(
         agent.start()
         _await_counted(fleet, agent, 1)
         down = topics.write(DownTopic(membership.grant.handle))
-        up = topics.write(UpTopic(0, membership.grant.handle))
+        up = topics.write(UpTopic(membership.grant.shard, membership.grant.handle))
         # The thief is thrown out again at once: what it may say again, somebody hears all the time.
         thief, listener = (
             Link(
@@ -86,7 +86,8 @@ def test_retained_uplinks_left_at_a_real_broker(mosquitto: Mosquitto, tmp_path: 
     fleet = make_fleet(tmp_path, mosquitto.url, 1, _ROUND, seed=1)
     topics = Topics()
     agent = make_agent(fleet.devices[0], 0)
-    up = topics.write(UpTopic(0, agent.participant._world.membership.grant.handle))
+    grant = agent.participant._world.membership.grant
+    up = topics.write(UpTopic(grant.shard, grant.handle))
     vandal = Link(mosquitto.url, rng=np.random.default_rng(1), clock=time.monotonic, settings=QUICK)
     vandal.start()
     sent = vandal.publish(up, b"\x01\x10" + os.urandom(200), retain=True)

@@ -155,7 +155,7 @@ class SmallAggregator:
         )
         ready = threading.Event()
         self._filters = {
-            self.topics.up_filter(0),
+            self.topics.up_filter(),
             self.topics.write(EnrolRequestTopic()),
         }
         for each in self._filters:

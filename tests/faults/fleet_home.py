@@ -15,6 +15,7 @@ from aggregator.store.devices import DeviceRow
 from device_sdk.home.home import Home as DeviceHome
 from device_sdk.home.membership import Membership
 from device_sdk.wire.seal.enrolment_message import Grant
+from device_sdk.wire.seal.placement import shard_of
 from tests.faults.known import ITEMS, MOST_DEVICES, WIDTH
 
 # A copy of every update that was ever committed, in the order of commits: the product's own log is
@@ -92,7 +93,8 @@ def make_fleet(
             path = folder / f"device-{place}"
             mine = DeviceHome(path, create=True)
             identity = mine.identity(create=True).public_key().public_bytes_raw()
-            grant = Grant(rng.bytes(16), rng.bytes(16), rng.bytes(32), 0)
+            device_id = rng.bytes(16)
+            grant = Grant(device_id, rng.bytes(16), rng.bytes(32), shard_of(device_id))
             mine.membership.save(
                 Membership(url, "tessera", "default", "all", None, fingerprint, grant),
                 descriptor,
@@ -106,7 +108,7 @@ def make_fleet(
                     identity,
                     grant.handle,
                     grant.admission_key,
-                    0,
+                    grant.shard,
                     rng.bytes(8),
                     int(time.time()),
                     1,

@@ -33,6 +33,7 @@ class RecordType(IntEnum):
     """An update with a report, or a report alone."""
     STANDING = 19
     LEAVE = 20
+    PLACEMENT = 21
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,8 +115,10 @@ class Topics:
         """The topic's text. Raises ValueError for ids, names or numbers that do not fit."""
         return f"{self.prefix}/{_tail(topic)}"
 
-    def up_filter(self, shard: int) -> str:
-        """Subscribes an aggregator to a shard's devices."""
+    def up_filter(self, shard: int | None = None) -> str:
+        """Subscribes an aggregator to a shard's devices; None: to those of all shards."""
+        if shard is None:
+            return f"{self.prefix}/up/+/+"
         _require_number("shard", shard, MOST_SHARDS - 1)
         return f"{self.prefix}/up/{shard}/+"
 

@@ -35,6 +35,7 @@ from device_sdk.wire.seal.freshness import Freshness, FreshnessMarks
 from device_sdk.wire.seal.handshake import ADMISSION_KEY_BYTES, DEVICE_ID_BYTES
 from device_sdk.wire.seal.keyring import Keyring
 from device_sdk.wire.seal.keys import RandomBytes, draw
+from device_sdk.wire.seal.placement import Placement, own_placement
 
 
 @dataclass(frozen=True)
@@ -158,7 +159,7 @@ class EnrolmentDesk:
     comes back, and then sends the answer to the mailbox.
 
     ``buckets`` bounds the requests under each code that cost public-key work, ``budget`` the work
-    for all of them.
+    for all of them. ``placement_of`` says where a device of an id belongs.
     """
 
     def __init__(
@@ -169,9 +170,11 @@ class EnrolmentDesk:
         budget: WorkBudget,
         unix_clock: Callable[[], float],
         *,
+        placement_of: Callable[[bytes], Placement] = own_placement,
         random_bytes: RandomBytes = os.urandom,
         unseal: hpke.Unseal = hpke.unseal,
     ) -> None:
+        self._placement_of = placement_of
         self._keyring = keyring
         self._marks = FreshnessMarks(incarnation)
         self._buckets = buckets
@@ -193,7 +196,7 @@ class EnrolmentDesk:
         self._marks.require_this_life(head.freshness)
         return head
 
-    def answer(self, message: bytes, token: Token, shard: int = 0) -> EnrolmentOutcome:
+    def answer(self, message: bytes, token: Token) -> EnrolmentOutcome:
         """Judge a request: HMAC and counter first, budget and bucket, then the public-key work.
 
         Raises ``WireError`` (no answer is due): ``old-incarnation``, ``wrong-token``,
@@ -212,7 +215,7 @@ class EnrolmentDesk:
         with self._budget.work():
             self._buckets.take(token.token_id)
             request = decode_request(message, head, token.secret, serving, self._unseal)
-            verdict, row = self._judge(request, token, shard, now_unix_seconds)
+            verdict, row = self._judge(request, token, now_unix_seconds)
             nonce = draw(self._random_bytes, NONCE_BYTES)
             said = EnrolAnswer(verdict, now_unix_seconds)
             answer = encode_answer(said, message, request.reply_secret, serving.signing, nonce)
@@ -227,13 +230,13 @@ class EnrolmentDesk:
         )
 
     def _judge(
-        self, request: EnrolRequest, token: Token, shard: int, now_unix_seconds: int
+        self, request: EnrolRequest, token: Token, now_unix_seconds: int
     ) -> tuple[Grant | EnrolRefusal, Token]:
         binding = token.binding
         if binding is None:
             if now_unix_seconds >= token.expires_unix_seconds:
                 return EnrolRefusal.CODE_EXPIRED, token
-            grant = self._new_grant(shard)
+            grant = self._new_grant()
             return grant, replace(token, binding=CodeUse(request.identity, grant))
         if binding.identity != request.identity:
             return EnrolRefusal.CODE_USED, token
@@ -243,12 +246,15 @@ class EnrolmentDesk:
         # have been lost on the way.
         return binding.grant, token
 
-    def _new_grant(self, shard: int) -> Grant:
+    def _new_grant(self) -> Grant:
+        device_id = draw(self._random_bytes, DEVICE_ID_BYTES)
+        placement = self._placement_of(device_id)
         return Grant(
-            device_id=draw(self._random_bytes, DEVICE_ID_BYTES),
+            device_id=device_id,
             handle=draw(self._random_bytes, HANDLE_BYTES),
             admission_key=draw(self._random_bytes, ADMISSION_KEY_BYTES),
-            shard=shard,
+            shard=placement.shard,
+            cell=placement.cell,
         )
 
 

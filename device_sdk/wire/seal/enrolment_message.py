@@ -36,6 +36,7 @@ from device_sdk.wire.seal.enrolment_code import TOKEN_ID_BYTES
 from device_sdk.wire.seal.freshness import FRESHNESS_BYTES, Freshness
 from device_sdk.wire.seal.handshake import ADMISSION_KEY_BYTES, DEVICE_ID_BYTES
 from device_sdk.wire.seal.keyring import ServingKeys
+from device_sdk.wire.seal.placement import Placement, placement_in
 from device_sdk.wire.seal.signature import SIGNATURE_BYTES, Purpose
 
 HANDLE_BYTES = 16
@@ -45,7 +46,6 @@ REPLY_SECRET_BYTES = 32
 NONCE_BYTES = 12
 MAX_REQUEST_BYTES = 4096
 MAX_ANSWER_BYTES = 1024
-SHARD_LIMIT = 2**16 - 1
 
 _PROOF_BYTES = 32
 _TIME_LIMIT = 2**63 - 1
@@ -100,13 +100,16 @@ class EnrolRequest:
 
 @dataclass(frozen=True)
 class Grant:
-    """What the aggregator assigns to a device, at random, for good."""
+    """What the aggregator assigns to a device: id, handle and key at random and for good, and the
+    placement of that day."""
 
     device_id: bytes
     handle: bytes
     """Name of the device's topics, 16 bytes."""
     admission_key: bytes
     shard: int
+    cell: str = ""
+    """See :class:`~device_sdk.wire.seal.placement.Placement`."""
 
     def __post_init__(self) -> None:
         lengths = (len(self.device_id), len(self.handle), len(self.admission_key))
@@ -115,8 +118,12 @@ class Grant:
                 f"device id, handle and admission key have {DEVICE_ID_BYTES}, {HANDLE_BYTES} and "
                 f"{ADMISSION_KEY_BYTES} bytes, got {lengths}"
             )
-        if not 0 <= self.shard <= SHARD_LIMIT:
-            raise ValueError(f"shard {self.shard} is not between 0 and {SHARD_LIMIT}")
+        Placement(self.shard, self.cell)
+
+    @property
+    def placement(self) -> Placement:
+        """Shard and cell."""
+        return Placement(self.shard, self.cell)
 
     def __repr__(self) -> str:
         return f"Grant(device_id={self.device_id.hex()}, shard={self.shard}, ...)"
@@ -139,7 +146,7 @@ class EnrolAnswer:
                 "admission": self.verdict.admission_key,
                 "device": self.verdict.device_id,
                 "handle": self.verdict.handle,
-                "shard": self.verdict.shard,
+                **self.verdict.placement.fields(),
             }
         else:
             refused = self.verdict.value
@@ -296,12 +303,15 @@ def _read_verdict(record: Record) -> Grant | EnrolRefusal:
             return EnrolRefusal(record.text("refused", 64))
         except ValueError as error:
             raise WireError("bad-field", "a refusal for an unknown reason") from error
-    grant = Record(record.take("grant"), ("admission", "device", "handle", "shard"))
+    fields = ("admission", "device", "handle", "shard")
+    grant = Record(record.take("grant"), fields, ("cell",))
+    placement = placement_in(grant)
     return Grant(
         grant.octets("device", DEVICE_ID_BYTES),
         grant.octets("handle", HANDLE_BYTES),
         grant.octets("admission", ADMISSION_KEY_BYTES),
-        grant.unsigned("shard", SHARD_LIMIT),
+        placement.shard,
+        placement.cell,
     )
 
 

@@ -11,6 +11,7 @@ import os
 import signal
 import sqlite3
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from device_sdk.home.round_store import OutboxRow, Participation, RoundOutcome, 
 from device_sdk.rounds.session import TrustedTime
 from device_sdk.wire.arrays.tensors import Codec, encode_tensors
 from device_sdk.wire.publish.receipts import Receipt, Verdict
+from device_sdk.wire.seal.placement import Placement
 from device_sdk.world import Pace
 
 NAMES = st.text(min_size=1, max_size=12).filter(lambda text: "\x00" not in text and _is_utf8(text))
@@ -268,6 +270,7 @@ def test_a_home_of_the_first_format_is_brought_up_to_date(tmp_path: Path) -> Non
             " report BLOB,",
             "\n    number INTEGER NOT NULL DEFAULT 0,",
             ",\n    is_wish INTEGER NOT NULL DEFAULT 1",
+            ",\n    cell TEXT NOT NULL DEFAULT ''",
             ", method TEXT",
         ):
             statement = statement.replace(gone, "")
@@ -306,6 +309,11 @@ def test_a_home_of_the_first_format_is_brought_up_to_date(tmp_path: Path) -> Non
     home.attachments.save("t", b"a" * 32, b"content")
     membership = home.membership.load()
     assert membership is not None and membership.least_serial == 0
+    assert membership.grant.placement == Placement(0)
+    home.membership.place(Placement(7, "north.fleet.example:8883"))
+    moved = home.membership.load()
+    assert moved is not None and moved.grant.placement.cell == "north.fleet.example:8883"
+    assert replace(moved, grant=membership.grant) == membership
     assert home.membership.descriptor(b"r" * 16) is None, "the aggregator's next one is waited for"
     assert home.requests.next() == 1
     home.close()

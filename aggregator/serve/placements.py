@@ -1,0 +1,60 @@
+"""Tells devices where they belong: those that opened a session elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TypeAlias
+
+from aggregator.shared import Shared
+from device_sdk.wire.codec.errors import WireError
+from device_sdk.wire.publish.receipts import RecordType
+from device_sdk.wire.publish.topics import DownTopic
+from device_sdk.wire.seal.placement import Placement, write_placement
+from device_sdk.wire.seal.session_table import SessionTable
+
+PlacementOf: TypeAlias = Callable[[bytes], Placement]
+"""Where the device of an id belongs."""
+
+
+class Placements:
+    """A placement follows the reply to an open, and comes once more behind the first thing that
+    the device says in that session: nobody acknowledges it. It is told to devices that are on
+    another shard than theirs, or not in their cell; ``here`` is the cell that these were heard in.
+
+    A device acts on it with its next session. One of before does not know the record, counts it as
+    something to refuse, and is heard where it is.
+    """
+
+    def __init__(
+        self, shared: Shared, table: SessionTable, placement_of: PlacementOf, here: str = ""
+    ) -> None:
+        self._registry, self._topics = shared.registry, shared.topics
+        self._table = table
+        self._placement_of = placement_of
+        self._here = here
+        self._unsure: set[bytes] = set()  # told in this session, and silent since
+
+    def opened(self, device_id: bytes) -> Iterator[tuple[str, bytes]]:
+        """Topic and message for a device whose session's reply was just sent."""
+        self._unsure.discard(device_id)
+        device = self._registry.by_id(device_id)
+        placement = self._placement_of(device_id)
+        if device is not None and placement != Placement(device.shard, self._here):
+            self._unsure.add(device_id)
+            yield from self._send(device_id)
+
+    def heard(self, device_id: bytes) -> Iterator[tuple[str, bytes]]:
+        """Topic and message for a device that just said something."""
+        if device_id in self._unsure:
+            self._unsure.remove(device_id)
+            yield from self._send(device_id)
+
+    def _send(self, device_id: bytes) -> Iterator[tuple[str, bytes]]:
+        device = self._registry.by_id(device_id)
+        payload = write_placement(self._placement_of(device_id))
+        try:
+            sealed = self._table.seal_newest(device_id, RecordType.PLACEMENT, payload)
+        except WireError:  # no session: it is told with the next one
+            return
+        if device is not None:
+            yield self._topics.write(DownTopic(device.handle)), sealed

@@ -1,0 +1,99 @@
+"""Where a device is heard: its shard, a level of the topic that it sends to, and its cell.
+
+A device has one of 4,096 shards for good. Which worker of an aggregator serves a shard, and at
+which broker, may change: a *cell* is a broker under a name that the operator resolves by DNS.
+A placement stands in the grant of an enrolment; a later one comes as a record in a session, as
+canonical CBOR of {shard} or {cell, shard}.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+
+from device_sdk.wire.codec import cbor
+from device_sdk.wire.codec.errors import WireError
+from device_sdk.wire.codec.message import Record
+
+SHARDS = 4096
+SHARD_LIMIT = 2**16 - 1
+"""The highest number that a topic can hold; those given out are below ``SHARDS``."""
+FIRST_SHARD = 0
+"""That of every device whose aggregator knew of no other."""
+MOST_CELL_BYTES = 259
+_MOST_HOST_BYTES = 253
+_MOST_PORT = 65_535
+_MOST_BYTES = 512
+_LABEL = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
+_CELL = re.compile(rf"({_LABEL}(?:\.{_LABEL})*)(?::([1-9][0-9]{{0,4}}))?")
+
+
+def shard_of(device_id: bytes) -> int:
+    """The shard of a device: the low 12 bits of SHA-256(label || 00 || id)'s first two bytes, which
+    are a little-endian number."""
+    digest = hashlib.sha256(b"tessera/1 shard\x00" + device_id).digest()
+    return int.from_bytes(digest[:2], "little") % SHARDS
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Raises ValueError, naming what is wrong."""
+
+    shard: int
+    cell: str = ""
+    """``host`` or ``host:port``, lower-case letters, digits, '-' and '.'; empty: the broker that
+    the device enrolled at."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.shard <= SHARD_LIMIT:
+            raise ValueError(f"shard {self.shard} is not between 0 and {SHARD_LIMIT}")
+        if self.cell:
+            split_cell(self.cell)
+
+    def fields(self) -> dict[str, cbor.CborValue]:
+        """As they stand in a record: a cell where there is one."""
+        shard: dict[str, cbor.CborValue] = {"shard": self.shard}
+        return shard | {"cell": self.cell} if self.cell else shard
+
+
+def split_cell(cell: str) -> tuple[str, int | None]:
+    """Host and port of a cell; None: the port that devices use already. Raises ValueError."""
+    found = _CELL.fullmatch(cell)
+    if found is not None:
+        host, port = found.groups()
+        if len(host) <= _MOST_HOST_BYTES and (port is None or int(port) <= _MOST_PORT):
+            return host, None if port is None else int(port)
+    raise ValueError(
+        f"cell {cell!r:.300} is none; expected host or host:port, in lower-case letters, digits, "
+        "'-' and '.'"
+    )
+
+
+def own_placement(device_id: bytes) -> Placement:
+    """Where a device belongs while there are no cells."""
+    return Placement(shard_of(device_id))
+
+
+def write_placement(placement: Placement) -> bytes:
+    """Canonical CBOR."""
+    return cbor.encode(placement.fields())
+
+
+def read_placement(payload: bytes) -> Placement:
+    """Parse a placement. Raises ``WireError``."""
+    record = Record(cbor.decode(payload, limit_bytes=_MOST_BYTES), ("shard",), ("cell",))
+    return placement_in(record)
+
+
+def placement_in(record: Record) -> Placement:
+    """The placement among the fields of a record. Raises ``WireError("bad-field")``."""
+    shard = record.unsigned("shard", SHARD_LIMIT)
+    if "cell" not in record:
+        return Placement(shard)
+    cell = record.text("cell", MOST_CELL_BYTES)
+    try:
+        split_cell(cell)
+    except ValueError:
+        raise WireError("bad-field", "a cell that is none") from None
+    return Placement(shard, cell)

@@ -4,15 +4,28 @@ from __future__ import annotations
 
 import copy
 import math
-from bisect import bisect_left, insort
-from collections.abc import Sequence
+import struct
+from bisect import insort
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from hashlib import blake2b
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from device_sdk.methods.state import COUNT, Entry, RestoreError, Schema, State, Stateful, unpack
+from aggregator.methods.sums import Additive, RefusedShare
+from device_sdk.methods.state import (
+    COUNT,
+    Entry,
+    RestoreError,
+    Schema,
+    State,
+    part,
+    prefixed,
+    unpack,
+)
 
 Floats = NDArray[np.float64]
 Squares = NDArray[np.float32] | NDArray[np.float64]
@@ -82,19 +95,12 @@ def measured(values: NDArray[np.float32]) -> Measured:
     return Measured(norm, median, math.sqrt(ordered.item(-1) / width), columns, squares)
 
 
-def row_sizes(values: NDArray[Any]) -> Floats:
-    """Root mean square of each row, float64 [rows]: comparable whatever the number of columns."""
-    wide = values.astype(np.float64)
-    sizes: Floats = np.sqrt(np.einsum("ij,ij->i", wide, wide) / max(1, values.shape[1]))
-    return sizes
-
-
 def bounded_rows(
     values: NDArray[np.float32], sizes: Floats, limit: float | Floats
 ) -> tuple[NDArray[np.float32], int]:
     """``values`` [rows, columns] with rows above ``limit`` scaled down to it, and how many were.
 
-    ``sizes`` are the rows', as :func:`row_sizes` has them or by another measure, [rows]; ``limit``
+    ``sizes`` are the rows', as :class:`Measured` has them or by another measure, [rows]; ``limit``
     is one for all rows or one for each.
     """
     large = sizes > limit
@@ -106,218 +112,358 @@ def bounded_rows(
     return values * scale[:, None], count
 
 
+# What is usual in a fleet: medians over a few devices, each of which has one voice.
+
+LEAST_VOICES = 3
+"""Voices of which one that lies cannot choose the median."""
+MOST_VOICES = 256
+_NAME_BYTES = 16
+
+Voice = tuple[float, ...]
+
+
+class Voices(Additive):
+    """A few measures of an update, of 256 devices heard of lately.
+
+    Of a round's devices those 256 have a voice whose ids, hashed with the round's number, come
+    first: whatever the order, and on however many shards they are heard. Where a round has fewer,
+    the voices of earlier rounds stay beside its own, the latest first. The aggregator draws the
+    ids, so nobody chooses to be among the first, and each round's are others.
+
+    Args:
+        measures: how many numbers an update is described by.
+
+    Of two updates of one device in a round the larger counts. Those without a sender are named by
+    what they say. A round that is given up leaves no trace: the next absorbs its updates again.
+    """
+
+    FRESH = True
+
+    def __init__(self, measures: int) -> None:
+        self._measures = measures
+        self._settled: dict[bytes, Voice] = {}  # the latest first
+        self.begin(0)
+
+    def begin(self, round_id: int) -> None:
+        """A round begins; forget what came since the last one that settled."""
+        self._round = round_id
+        self._salt = round_id.to_bytes(8, "little")
+        self._order: list[tuple[bytes, bytes]] = []  # rising: each voice's place, and its name
+        self._recent: dict[bytes, Voice] = {}
+
+    @property
+    def settled(self) -> Mapping[bytes, Voice]:
+        """What was known when the round opened, by the voices' names."""
+        return self._settled
+
+    @property
+    def together(self) -> dict[bytes, Voice]:
+        """This round's voices first, in the order of their places, then earlier ones."""
+        found = {name: self._recent[name] for _, name in self._order}
+        for name, values in self._settled.items():
+            if len(found) == MOST_VOICES:
+                break
+            found.setdefault(name, values)
+        return found
+
+    def note(self, sender: str, values: Sequence[float]) -> None:
+        """Take note of an accepted update: finite values, one a measure, none below 0."""
+        self._hear(bytes.fromhex(sender) if sender else _nameless(values), tuple(values))
+
+    def settle(self) -> None:
+        """The round made a version: what came in it stays."""
+        self._settled = self.together
+        self.begin(self._round)
+
+    def _hear(self, name: bytes, values: Voice) -> None:
+        recent, order = self._recent, self._order
+        if name in recent:
+            recent[name] = max(recent[name], values)
+            return
+        place = blake2b(name + self._salt, digest_size=8).digest(), name
+        if len(order) == MOST_VOICES and place > order[-1]:
+            return
+        insort(order, place)
+        recent[name] = values
+        if len(order) > MOST_VOICES:
+            del recent[order.pop()[1]]
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """``settled.names`` uint8 [voices, 16] and ``settled.values`` float64 [voices, measures],
+        the latest first; of the open round likewise ``recent.*``, and its number, ``round``."""
+        settled = prefixed("settled.", _packed(self._settled, self._measures))
+        return settled | prefixed("recent.", self._recent_state()) | self._round_state()
+
+    def share(self) -> dict[str, NDArray[Any]]:
+        """``names`` and ``values`` of the round's voices, and ``round``."""
+        return self._recent_state() | self._round_state()
+
+    def _recent_state(self) -> dict[str, NDArray[Any]]:
+        return _packed({name: self._recent[name] for _, name in self._order}, self._measures)
+
+    def _round_state(self) -> dict[str, NDArray[Any]]:
+        return {"round": np.asarray(self._round, dtype=np.int64)}
+
+    def restored(self, state: State) -> Voices:
+        """See :class:`~device_sdk.methods.state.Stateful`; what earlier versions stored too."""
+        found = Voices(self._measures)
+        if not state:
+            return found
+        if "settled.places" in state:
+            found._settled = _of_before(part("settled.", state), self._measures)
+            return found
+        own = {n: a for n, a in state.items() if "." not in n}
+        round_id = int(unpack({"round": COUNT}, own)["round"])
+        found._settled = _unpacked(part("settled.", state), self._measures)
+        found.begin(round_id)
+        for name, values in _unpacked(part("recent.", state), self._measures).items():
+            found._hear(name, values)
+        return found
+
+    def _read(self, share: State) -> dict[str, Any]:
+        own = dict(share)
+        number = unpack({"round": COUNT}, {n: own.pop(n) for n in ("round",) if n in own})["round"]
+        if number != self._round:
+            raise RefusedShare(f"the share is of round {number}, not of {self._round}")
+        return {"voices": _unpacked(own, self._measures)}
+
+    def _add(self, found: Mapping[str, Any]) -> None:
+        for name, values in found["voices"].items():
+            self._hear(name, values)
+
+
+def _nameless(values: Sequence[float]) -> bytes:
+    packed = struct.pack(f"<{len(values)}d", *values)
+    return blake2b(packed, digest_size=_NAME_BYTES).digest()
+
+
+def _packed(voices: Mapping[bytes, Voice], measures: int) -> dict[str, NDArray[Any]]:
+    names = np.frombuffer(b"".join(voices), dtype=np.uint8).reshape(len(voices), _NAME_BYTES)
+    values = np.asarray(list(voices.values()), dtype=np.float64).reshape(len(voices), measures)
+    return {"names": names.copy(), "values": values}
+
+
+def _unpacked(state: State, measures: int) -> dict[bytes, Voice]:
+    schema = {
+        "names": Entry(np.uint8, ("voices", _NAME_BYTES)),
+        "values": Entry(np.float64, ("voices", measures), least=0),
+    }
+    found = unpack(schema, state)
+    names = [name.tobytes() for name in found["names"]]
+    if len(set(names)) < len(names) or len(names) > MOST_VOICES:
+        raise RestoreError(f"'names' are expected to be at most {MOST_VOICES}, and to differ")
+    return dict(zip(names, map(tuple, found["values"].tolist()), strict=True))
+
+
+def _of_before(state: State, measures: int) -> dict[bytes, Voice]:
+    """Voices in the order of their commits, as they were once: the last is now the first."""
+    schema = {
+        "named": Entry(np.bool_, ("voices",)),
+        "senders": Entry(np.uint8, ("voices", _NAME_BYTES)),
+        "places": Entry(np.int64, ("voices",)),
+        "values": Entry(np.float64, ("voices", measures), least=0),
+        "count": COUNT,
+    }
+    own = unpack(schema, state)
+    rows = zip(own["named"].tolist(), own["senders"], own["values"].tolist(), strict=True)
+    found: dict[bytes, Voice] = {}
+    for named, sender, values in reversed(list(rows)):
+        found.setdefault(sender.tobytes() if named else _nameless(values), tuple(values))
+    return dict(islice(found.items(), MOST_VOICES))
+
+
+class FleetScale(Additive):
+    """Medians of a few measures of an update, over the fleet's :class:`Voices`.
+
+    They stay as they are for a whole round, that of its opening. Values are noted as they came,
+    before anything was scaled down.
+    """
+
+    PARTS = ("voices",)
+    FRESH = True
+
+    def __init__(self, measures: int) -> None:
+        self._measures = measures
+        self._voices = Voices(measures)
+        self._judge_by(self._voices.settled)
+
+    @property
+    def known(self) -> bool:
+        """Whether there are voices enough for a median that no single device chooses."""
+        return self._count >= LEAST_VOICES
+
+    def median(self, measure: int) -> float:
+        """Of one measure, the lower of two in the middle; 0 where nothing is known."""
+        return self._medians[measure]
+
+    def note(self, sender: str, values: Sequence[float]) -> None:
+        """Take note of an accepted update: finite values, one a measure, none below 0."""
+        self._voices.note(sender, values)
+
+    def begin(self, round_id: int) -> None:
+        """A round begins: what came before it is what its updates are judged by."""
+        self._voices.begin(round_id)
+        self._judge_by(self._voices.settled)
+
+    def look_again(self) -> None:
+        """Judge by this round's updates too, all of which were noted."""
+        self._judge_by(self._voices.together)
+
+    def settle(self) -> None:
+        """The round made a version: what came in it stays."""
+        self._voices.settle()
+
+    def _require_sound(self) -> None:
+        self._judge_by(self._voices.settled)
+
+    def _judge_by(self, voices: Mapping[bytes, Voice]) -> None:
+        self._count = len(voices)
+        middle = (self._count - 1) // 2
+        columns = [sorted(column) for column in zip(*voices.values(), strict=True)]
+        self._medians: list[float] = [column[middle] for column in columns] or [
+            0.0
+        ] * self._measures
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        return self._voices.state()
+
+    def share(self) -> dict[str, NDArray[Any]]:
+        return self._voices.share()
+
+    def restored(self, state: State) -> FleetScale:
+        found = copy.copy(self)
+        found._voices = self._voices.restored(state)
+        found._require_sound()
+        return found
+
+    def _read(self, share: State) -> dict[str, Any]:
+        return self._voices._read(share)
+
+    def _add(self, found: Mapping[str, Any]) -> None:
+        self._voices._add(found)
+
+
 # Which updates are out of line with the fleet's: far too large, or far too lopsided.
 #
 # A limit bounds what a hostile device adds; an update that no honest device would send need not
 # be bounded, it can be left out. The measures are an update's own, so that updates are judged
-# one by one, as they come, and the scale is the running median, which a minority does not
+# one by one, as they come, and the scale is the fleet's median, which a minority does not
 # choose.
 
-_WINDOW = 256
-"""Updates that the running medians are taken over."""
 _LEAST_ALIKE = 32
-"""Updates of a class within the window that make it a class of its own. Whoever wants to be the
-majority of such a class needs a sixteenth of all updates."""
+"""Voices of a class among the 256 that make it a class of its own. Whoever wants to be the majority
+of such a class needs a sixteenth of the fleet."""
 _MOST_APART = 16.0
 """How much larger than the fleet's a class's median may be taken to be. While a model takes off,
 devices of all columns are ahead of the others by a factor of ten."""
 
 
-class Outliers(Stateful):
-    """Tells updates apart by their size and their peak, each against its running median.
+class Outliers(Additive):
+    """Tells updates apart by their size and their peak, each against the fleet's median.
 
     The *size* of an update [rows, columns] is the root mean square of its values. Devices that
     train more columns run ahead while a model takes off, so it is compared with the updates of as
-    many columns, to a power of two, where the last 256 updates hold at least 32 of them. The *peak*
+    many columns, to a power of two, where at least 32 of the 256 voices are such. The *peak*
     is the size of the largest row over the mean size of the rows: from 1 to the number of rows,
     whatever the update is multiplied by.
 
     Args:
         multiple: an update is an outlier with a size or a peak of more than so many medians.
 
-    Both are noted for every update, outliers too, in the order of the commits. A round that is
-    given up leaves no trace, as with :class:`~aggregator.methods.limits.AdaptiveLimit`.
+    Both are noted for every update, outliers too. Medians stay as they were when the round opened;
+    a round that is given up leaves no trace.
     """
 
+    PARTS = ("voices",)
+    ADDED = ("count",)
     FRESH = True
 
     def __init__(self, multiple: float) -> None:
         self._multiple = multiple
-        self._settled: Floats = np.empty((0, 3), dtype=np.float64)
-        self._recent: Floats = self._settled
+        self._voices = Voices(3)
         self._count = 0
-
-    @property
-    def count(self) -> int:
-        return self._count
-
-    def holds(self, values: NDArray[np.float32]) -> bool:
-        """Take note of an accepted update, [rows, columns]; whether it is an outlier.
-
-        An update without rows, or of zeros, is none and is not noted.
-        """
-        if not values.size:
-            return False
-        sizes = row_sizes(values)
-        mean = float(sizes.mean())
-        if mean == 0:
-            return False
-        size, peak = float(np.sqrt(np.square(sizes).mean())), float(sizes.max()) / mean
-        width = values.shape[1].bit_length()
-        self._recent = np.vstack([self._recent[-(_WINDOW - 1) :], (size, peak, width)])
-        usual = np.median(self._recent[:, :2], axis=0)
-        alike = self._recent[self._recent[:, 2] == width, 0]
-        if len(alike) >= _LEAST_ALIKE:
-            usual[0] = min(float(np.median(alike)), _MOST_APART * usual[0])
-        found = bool(size > self._multiple * usual[0] or peak > self._multiple * usual[1])
-        self._count += found
-        return found
-
-    def begin(self) -> None:
-        """A round begins: forget what came since the last one that ended."""
-        self._recent = self._settled
-        self._count = 0
-
-    def settle(self) -> None:
-        """The round made a version: what came in it stays."""
-        self._settled = self._recent
-
-    def _schema(self) -> Schema:
-        noted = Entry(np.float64, ("updates", 3), least=0)
-        # Each has a number of updates of its own.
-        return {"settled": noted, "recent": replace(noted, shape=("noted", 3)), "count": COUNT}
-
-    def _require_sound(self) -> None:
-        if max(len(self._settled), len(self._recent)) > _WINDOW:
-            raise RestoreError(f"'settled' and 'recent' are expected to hold at most {_WINDOW}")
-
-
-# What is usual in a fleet: running medians in which every device has one voice.
-
-LEAST_VOICES = 3
-"""Voices of which one that lies cannot choose the median."""
-_SENDER_BYTES = 16
-
-
-class _Voices(Stateful):
-    """What was noted of each device that was heard of lately, the oldest first: where it stands
-    among the ``count`` updates, and its values. Updates without a sender are named by their place.
-    """
-
-    def __init__(self, measures: int) -> None:
-        self.measures = measures
-        self.noted: dict[str, tuple[int, tuple[float, ...]]] = {}
-        self.count = 0
-
-    def copy(self) -> _Voices:
-        found = copy.copy(self)
-        found.noted = dict(self.noted)
-        return found
-
-    def state(self) -> dict[str, NDArray[Any]]:
-        named = np.asarray([len(name) == 2 * _SENDER_BYTES for name in self.noted], dtype=np.bool_)
-        senders = np.zeros((len(named), _SENDER_BYTES), dtype=np.uint8)
-        for row, name in enumerate(self.noted):
-            if named[row]:
-                senders[row] = np.frombuffer(bytes.fromhex(name), dtype=np.uint8)
-        values = np.asarray([values for _, values in self.noted.values()], dtype=np.float64)
-        return {
-            "named": named,
-            "senders": senders,
-            "places": np.asarray([place for place, _ in self.noted.values()], dtype=np.int64),
-            "values": values.reshape(len(named), self.measures),
-            "count": np.asarray(self.count, dtype=np.int64),
-        }
-
-    def restored(self, state: State) -> _Voices:
-        schema = {
-            "named": Entry(np.bool_, ("voices",)),
-            "senders": Entry(np.uint8, ("voices", _SENDER_BYTES)),
-            "places": Entry(np.int64, ("voices",)),
-            "values": Entry(np.float64, ("voices", self.measures), least=0),
-            "count": COUNT,
-        }
-        own = unpack(schema, state)
-        found = _Voices(self.measures)
-        found.count = count = int(own["count"])
-        places = own["places"]
-        if (np.diff(places) <= 0).any() or not (
-            (places > max(0, count - _WINDOW)) & (places <= count)
-        ).all():
-            raise RestoreError(f"'places' are expected to rise within the last {_WINDOW} updates")
-        columns = (own["named"].tolist(), own["senders"], places.tolist(), own["values"].tolist())
-        for has, sender, place, row in zip(*columns, strict=True):
-            found.noted[sender.tobytes().hex() if has else str(place)] = (place, tuple(row))
-        if len(found.noted) != len(places):
-            raise RestoreError("a device has two of the 'senders'")
-        return found
-
-
-class FleetScale(Stateful):
-    """Medians of a few measures of an update, over the devices heard of in the last 256 updates.
-
-    Of each device its latest update counts: one that takes part in every round, while others come
-    now and then, is no more than one voice. Updates without a sender are voices of their own.
-
-    Args:
-        measures: how many numbers an update is described by.
-
-    Values are noted as they came, before anything was scaled down, in the order of the commits, so
-    the same updates in the same order give the same medians. A round that is given up leaves no
-    trace: its updates are absorbed again by the next.
-    """
-
-    PARTS = ("settled", "recent")
-    FRESH = True
-
-    def __init__(self, measures: int) -> None:
-        self._settled = _Voices(measures)
-        self.begin()
+        self._judge_by(self._voices.settled)
 
     @property
     def known(self) -> bool:
-        """Whether there are voices enough for a median that no single device chooses."""
-        return len(self._recent.noted) >= LEAST_VOICES
+        """Whether there are voices enough to tell updates apart."""
+        return self._known >= LEAST_VOICES
 
-    def note(self, sender: str, values: Sequence[float]) -> None:
-        """Take note of an accepted update: finite values, one a measure, none below 0."""
-        recent = self._recent
-        noted = recent.noted
-        recent.count = place = recent.count + 1
-        name = sender or str(place)
-        if name in noted:
-            self._drop(name)
-        noted[name] = (place, tuple(values))
-        for ordered, value in zip(self._ordered, values, strict=True):
-            insort(ordered, value)
-        for oldest, (when, _) in noted.items():
-            if when <= place - _WINDOW:
-                self._drop(oldest)  # at most one a call: all of the last so many are here
-            return
+    @property
+    def count(self) -> int:
+        """Of this round."""
+        return self._count
 
-    def median(self, measure: int) -> float:
-        """Of one measure, the lower of two in the middle; 0 where nothing is known."""
-        ordered = self._ordered[measure]
-        return ordered[(len(ordered) - 1) // 2] if ordered else 0.0
+    def note(self, sender: str, found: Measured) -> None:
+        """Take note of an accepted update; not of one without rows, or of zeros."""
+        if (seen := _seen(found)) is not None:
+            self._voices.note(sender, seen)
 
-    def begin(self) -> None:
-        """A round begins: forget what came since the last one that ended."""
-        self._recent = self._settled.copy()
-        self._require_sound()
+    def holds(self, found: Measured) -> bool:
+        """Whether the update is an outlier, which is counted; one without rows, or of zeros, is
+        none. While the fleet is not known, none is."""
+        seen = _seen(found)
+        if seen is None or not self.known:
+            return False
+        size, peak, width = seen
+        usual = self._alike.get(width, self._usual[0])
+        outlier = size > self._multiple * usual or peak > self._multiple * self._usual[1]
+        self._count += outlier
+        return outlier
+
+    def begin(self, round_id: int) -> None:
+        """A round begins: what came before it is what its updates are judged by."""
+        self._voices.begin(round_id)
+        self._count = 0
+        self._judge_by(self._voices.settled)
+
+    def look_again(self) -> None:
+        """Judge by this round's updates too, all of which were noted."""
+        self._judge_by(self._voices.together)
 
     def settle(self) -> None:
         """The round made a version: what came in it stays."""
-        self._settled = self._recent.copy()
+        self._voices.settle()
+
+    def _judge_by(self, voices: Mapping[bytes, Voice]) -> None:
+        self._known = len(voices)
+        seen = np.asarray(list(voices.values()), dtype=np.float64).reshape(-1, 3)
+        self._usual = np.median(seen[:, :2], axis=0).tolist() if len(seen) else [0.0, 0.0]
+        self._alike: dict[float, float] = {}
+        for width in set(seen[:, 2].tolist()):
+            alike = seen[seen[:, 2] == width, 0]
+            if len(alike) >= _LEAST_ALIKE:
+                self._alike[width] = min(float(np.median(alike)), _MOST_APART * self._usual[0])
+
+    def _schema(self) -> Schema:
+        return {"count": COUNT}
 
     def _require_sound(self) -> None:
-        noted = [values for _, values in self._recent.noted.values()]
-        self._ordered = [
-            sorted(values[measure] for values in noted) for measure in range(self._recent.measures)
-        ]
+        self._judge_by(self._voices.settled)
 
-    def _drop(self, name: str) -> None:
-        for ordered, value in zip(self._ordered, self._recent.noted.pop(name)[1], strict=True):
-            del ordered[bisect_left(ordered, value)]
+    def restored(self, state: State) -> Outliers:
+        """What earlier versions stored, the last 256 updates without their senders, is read."""
+        if "settled" not in state:
+            return super().restored(state)
+        noted = Entry(np.float64, ("updates", 3), least=0)
+        schema = {"settled": noted, "recent": replace(noted, shape=("noted", 3)), "count": COUNT}
+        settled = unpack(schema, state)["settled"]
+        found = copy.copy(self)
+        found._voices = Voices(3)
+        for values in settled[::-1][:MOST_VOICES].tolist():
+            found._voices._settled.setdefault(_nameless(values), tuple(values))
+        found._count = 0
+        found._require_sound()
+        return found
+
+
+def _seen(found: Measured) -> Voice | None:
+    """An update's size, peak and class; None without rows, or of zeros."""
+    if not found.largest_row:
+        return None
+    rows = found.rows
+    size = found.norm / math.sqrt(len(rows) * found.columns)
+    return size, found.largest_row / float(rows.mean()), float(found.columns.bit_length())
 
 
 # What is done to every update before it counts: outliers are left out, rows and norms are held
@@ -326,6 +472,8 @@ class FleetScale(Stateful):
 _FIRST_LENGTHS = 10.0
 """Lengths of the first model that an update may have while the fleet's norms are unknown: more
 than a round of honest training moves a model, far too little to carry it out of a codec's range."""
+_MOST_MEDIANS = 1024.0
+"""Of the fleet's, where no limit of norms holds: a sum of integers has to end somewhere."""
 _NORM, _ROW, _OTHERS = 0, 1, 2
 _LENGTHS = 1
 """Of the other measures, those that are lengths and come first."""
@@ -333,8 +481,12 @@ _LENGTHS = 1
 Floats32 = NDArray[np.float32]
 
 
-class UpdateLimits(Stateful):
+class UpdateLimits(Additive):
     """A fixed limit of an update's norm, a limit that follows the fleet, and one of single rows.
+
+    Updates are judged by what was known when their round opened, so that their order within it
+    says nothing. Where :attr:`known` is false, all of the round's are noted first, then
+    :meth:`look_again`, and judged by each other.
 
     Args:
         clip_norm: the largest Euclidean norm; 0 for no limit.
@@ -353,6 +505,7 @@ class UpdateLimits(Stateful):
     """
 
     PARTS = ("fleet", "outliers")
+    ADDED = ("bounded",)
 
     def __init__(
         self,
@@ -370,34 +523,39 @@ class UpdateLimits(Stateful):
         self._outlier_multiple = outlier_multiple
         self._length = length
         self._others = others
-        self._follows = bool(clip_multiple or row_multiple or others)
         self._parts_follow()
         self._bounded = 0
 
     @property
     def known(self) -> bool:
-        """Whether an update can be judged by the fleet: always, where no limit follows it."""
-        return self._fleet is None or self._fleet.known
+        """Whether an update can be judged by the fleet."""
+        return self._fleet.known and (self._outliers is None or self._outliers.known)
 
     def note(self, sender: str, found: Measured, others: Sequence[float] = ()) -> None:
-        """Take note of an accepted update as it came, once, in commit order; one without any length
-        says nothing of what is usual."""
-        if self._fleet is not None and (found.norm > 0 or any(others[:_LENGTHS])):
-            row = found.median_row if self._row_multiple else 0.0
-            self._fleet.note(sender, (found.norm, row, *others))
+        """Take note of an accepted update as it came; one without any length says nothing of what
+        is usual."""
+        if found.norm > 0 or any(others[:_LENGTHS]):
+            self._fleet.note(sender, (found.norm, found.median_row, *others))
+        if self._outliers is not None:
+            self._outliers.note(sender, found)
+
+    def look_again(self) -> None:
+        """Judge by this round's updates too, all of which were noted."""
+        for one in self._in_use():
+            one.look_again()
 
     def apply(
         self, values: Floats32, found: Measured, weight: float = 1.0
     ) -> tuple[Floats32, float]:
         """``values`` with large rows scaled down, and the factor, at most 1, that brings the whole
         update within the limits of its norm; 0 where it is an outlier. For an update that was
-        noted, once, in commit order, with what was :func:`measured` of it. One that weighs more
-        than usual, ``weight`` times, may be that much less long."""
-        if self._outliers is not None and self._outliers.holds(values):
+        :func:`measured` as ``found``, once. One that weighs more than usual, ``weight`` times, may
+        be that much less long."""
+        if self._outliers is not None and self._outliers.holds(found):
             return values, 0.0
         if not values.size:
             return values, 1.0
-        if self._row_multiple and self._fleet is not None and self._fleet.known:
+        if self._row_multiple and self._fleet.known:
             most = self._row_multiple * self._fleet.median(_ROW)
             if 0 < most < found.largest_row:
                 values, count = bounded_rows(values, found.rows, most)
@@ -409,6 +567,20 @@ class UpdateLimits(Stateful):
             limit = min(limit, following / max(1.0, weight))
         return values, 1.0 if found.norm <= limit else limit / found.norm
 
+    @property
+    def most_norm(self) -> float:
+        """The largest norm that :meth:`apply` leaves an update of usual weight; infinite without a
+        limit of norms."""
+        limit = self._clip_norm or math.inf
+        if self._clip_multiple:
+            limit = min(limit, self._following(_NORM, self._clip_multiple, self._length))
+        return limit
+
+    @property
+    def absurd_norm(self) -> float:
+        """1,024 times the fleet's median norm, or first model's length: no update is so long."""
+        return self._following(_NORM, _MOST_MEDIANS, self._length)
+
     def most_length(self, place: int, length: float) -> float:
         """The largest that another measure, a length, may be: ``clip_multiple`` times the fleet's
         median or, while that is unknown, ten times ``length``; infinite without the limit."""
@@ -416,9 +588,13 @@ class UpdateLimits(Stateful):
             return math.inf
         return self._following(_OTHERS + place, self._clip_multiple, length)
 
+    def absurd_length(self, place: int, length: float) -> float:
+        """As :attr:`absurd_norm`, of another measure."""
+        return self._following(_OTHERS + place, _MOST_MEDIANS, length)
+
     def usual(self, place: int) -> float:
         """The median of another measure, over however few devices; 0 where nothing is known."""
-        return 0.0 if self._fleet is None else self._fleet.median(_OTHERS + place)
+        return self._fleet.median(_OTHERS + place)
 
     def metrics(self) -> dict[str, float]:
         """Of this round: ``bounded_rows`` that were scaled down, and ``outliers``, in so far as
@@ -430,28 +606,30 @@ class UpdateLimits(Stateful):
             found["outliers"] = float(self._outliers.count)
         return found
 
-    def begin(self) -> None:
+    def begin(self, round_id: int) -> None:
         """A round begins; what was noted in one that made no version is forgotten."""
         self._bounded = 0
-        for one in (self._fleet, self._outliers):
-            if one is not None:
-                one.begin()
+        for one in self._in_use():
+            one.begin(round_id)
 
     def settle(self) -> None:
         """The round made a version."""
-        for one in (self._fleet, self._outliers):
-            if one is not None:
-                one.settle()
+        for one in self._in_use():
+            one.settle()
 
     def _schema(self) -> Schema:
         # What the state does not know starts afresh.
-        length = {"length": Entry(np.float64, least=0, optional=True)} if self._fleet else {}
-        bounded = {"bounded": replace(COUNT, optional=True)} if self._row_multiple else {}
-        return length | bounded
+        return {
+            "length": Entry(np.float64, least=0, optional=True),
+            "bounded": replace(COUNT, optional=True),
+        }
 
     def _parts_follow(self) -> None:
-        self._fleet = FleetScale(_OTHERS + self._others) if self._follows else None
+        self._fleet = FleetScale(_OTHERS + self._others)
         self._outliers = Outliers(self._outlier_multiple) if self._outlier_multiple else None
+
+    def _in_use(self) -> tuple[FleetScale | Outliers, ...]:
+        return (self._fleet,) if self._outliers is None else (self._fleet, self._outliers)
 
     def restored(self, state: State) -> UpdateLimits:
         """Limits with these settings that continue from ``state()``; this object is unchanged.
@@ -463,7 +641,6 @@ class UpdateLimits(Stateful):
         return super().restored({n: a for n, a in state.items() if n.split(".")[0] in used})
 
     def _following(self, measure: int, multiple: float, length: float) -> float:
-        assert self._fleet is not None
         median = self._fleet.median(measure) if self._fleet.known else 0.0
         # Where most devices send zeros, or too few are known, there is no scale but the model's.
         return multiple * median if median else _FIRST_LENGTHS * max(length, 1.0)

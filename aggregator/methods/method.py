@@ -15,7 +15,7 @@ from device_sdk.artifact import Artifact
 from device_sdk.evaluation.report import STAGES, Stage
 from device_sdk.fields import Fields, Within, is_settings
 from device_sdk.methods.registry import METHODS, MethodError, load_method
-from device_sdk.methods.state import State
+from device_sdk.methods.state import RestoreError, State
 from device_sdk.wire.arrays.exchange import Broadcast, Update, decode_update
 from device_sdk.wire.codec.errors import WireError
 
@@ -44,6 +44,11 @@ LOSSES = Within(-1e12, 1e12)
 """What a device may say of its loss."""
 
 
+class OlderRound(RestoreError):
+    """The state was taken within a round by an earlier version: its updates have to be absorbed
+    anew, from the state before it."""
+
+
 @dataclass(frozen=True, slots=True)
 class RoundSummary:
     """How a round ended: ``version`` is the one to publish next, ``metrics`` are for people."""
@@ -60,6 +65,10 @@ class Method(ABC):
     Order of calls: ``open_round``, then any number of ``check`` and ``absorb``, then
     ``close_round``. A round without quorum is given up by opening the next one; what was absorbed
     is forgotten and the version stays.
+
+    A round that *adds up* may be absorbed on several shards, each a method of the same state that
+    opened the same round. :meth:`merge` takes what each absorbed into one of them, which then
+    closes the round as if it had absorbed everything, bit for bit.
     """
 
     _round_id = 0
@@ -97,7 +106,36 @@ class Method(ABC):
 
     @abstractmethod
     def absorb(self, update: Update) -> None:
-        """Add a checked update. The same updates in the same order give the same bits."""
+        """Add a checked update. The same updates in the same order give the same bits; in any
+        order, where the round adds up."""
+
+    def absorb_all(self, updates: Sequence[Update]) -> None:
+        """Absorb them one after another. A method may do so faster, to the same bits; where it
+        raises, how many were absorbed is unknown."""
+        for update in updates:
+            self.absorb(update)
+
+    @property
+    def adds_up(self) -> bool:
+        """Whether the open round's updates enter as sums, which several shards may make apart.
+
+        Decided when the round opens, by settings and what was known then. Here: False.
+        """
+        return False
+
+    def share(self) -> State:
+        """What was absorbed in the open round, as named arrays (copies): sums, counts, and little
+        else. Raises TypeError where it does not add up."""
+        raise TypeError(f"a round of {type(self).__name__} does not add up")
+
+    def merge(self, share: State) -> None:
+        """Add another shard's :meth:`share`: in any order and grouping, the same bits.
+
+        Raises :class:`~device_sdk.methods.state.RestoreError` for arrays that do not fit,
+        :class:`~aggregator.methods.sums.RefusedShare` for those of another round or scale, and
+        changes nothing then; TypeError where the round does not add up.
+        """
+        raise TypeError(f"a round of {type(self).__name__} does not add up")
 
     @abstractmethod
     def close_round(self) -> RoundSummary:

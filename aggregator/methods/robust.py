@@ -6,7 +6,8 @@ definitions 1 (median) and 2 (trimmed mean).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, Any, Literal
@@ -15,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_sdk.fields import Within, require_declared
-from device_sdk.methods.state import COUNT, Entry, RestoreError, State, Stateful, part, unpack
+from device_sdk.methods.state import Entry, RestoreError, State, Stateful, part, unpack
 from device_sdk.wire.arrays.exchange import Scalar, Update
 
 Robust = Literal["none", "trimmed", "median"]
@@ -23,12 +24,16 @@ TrimShare = Annotated[float, Within(0, 0.5, below=True)]
 Multiple = Annotated[float, Within(1, or_zero=True)]
 """Of the fleet's median; 0 for no limit."""
 Floats = NDArray[np.float64]
+Floats32 = NDArray[np.float32]
+Indices = NDArray[np.int64]
 
 _SIGN = np.uint32(1 << 31)
 _ALL = np.uint32(0xFFFFFFFF)
 _LOW = np.uint64(0xFFFFFFFF)
 _BLOCK = 1 << 16
 """Coordinates of dense vectors that are sorted at a time."""
+_BLOCK_VALUES = 1 << 22
+"""Values of rows that are sorted at a time, about."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,211 +120,135 @@ def _restored(ordered: NDArray[Any]) -> NDArray[np.float32]:
     return bits.view(np.float32)
 
 
-# Updates that are held until their round closes, since a robust mean needs all of them at once.
+def touched_means(
+    updates: Iterable[tuple[Indices, Indices, Floats32]], shape: tuple[int, int], rule: RobustRule
+) -> Floats:
+    """Of each cell of a matrix ``shape`` [items, K] the robust mean over the updates that touched
+    it, times their number: float64.
+
+    ``updates``: each its rows and columns, rising, and its values [rows, columns]. Their order
+    does not matter.
+    """
+    held = list(updates)
+    items, width = shape
+    blocks = max(1, -(-sum(values.size for _, _, values in held) // _BLOCK_VALUES))
+    bounds = np.linspace(0, items, min(blocks, items) + 1).astype(np.int64)
+    parts = []
+    for first, end in pairwise(bounds.tolist()):
+        cells, found = [np.empty(0, dtype=np.int64)], [np.empty(0, dtype=np.float32)]
+        for rows, columns, values in held:
+            low, high = np.searchsorted(rows, (first, end))
+            cells.append(((rows[low:high] - first)[:, None] * width + columns).reshape(-1))
+            found.append(values[low:high].reshape(-1))
+        size = (end - first) * width
+        sums = touched_sums(np.concatenate(cells), np.concatenate(found), size, rule)
+        parts.append(sums.reshape(end - first, width))
+    return np.concatenate(parts)
+
+
+# Updates that are held until their round closes: a robust mean needs all of them at once, and in a
+# task's first round nothing is known that they could be judged by, or summed at what scale.
 #
-# Memory and the checkpoint within a round grow with the round's updates: what is here is 4
-# bytes a value and little else.
+# Memory and the checkpoint within a round grow with the round's updates.
 
 MOST_HELD_BYTES = 800_000_000
 """A round that holds more takes no further updates: a checkpoint is one SQLite blob, below 1 GB."""
-
-_BLOCK_VALUES = 1 << 22
-
-Floats32 = NDArray[np.float32]
-Indices = NDArray[np.int64]
+_SENDER_BYTES = 16
 
 
-class HeldRows(Stateful):
-    """Scatter's updates: [rows touched, columns drawn] each, in the order of their commits.
-
-    ``shape``: [items, K] of the matrix that they are about.
-    """
-
-    def __init__(self, shape: tuple[int, int]) -> None:
-        self._shape = shape
-        self._updates: list[tuple[NDArray[np.int32], NDArray[np.int32], Floats32]] = []
-        self._values = 0
-
-    def __len__(self) -> int:
-        return len(self._updates)
-
-    @property
-    def nbytes(self) -> int:
-        return 4 * self._values
-
-    def add(self, rows: Indices, columns: Indices, values: Floats32) -> None:
-        """Hold copies: the caller's arrays may be views of a buffer that is used again."""
-        self._updates.append((rows.astype(np.int32), columns.astype(np.int32), values.copy()))
-        self._values += values.size
-
-    def sums(self, rule: RobustRule) -> NDArray[np.float64]:
-        """Of each cell the robust mean over those who touched it, times their number."""
-        items, width = self._shape
-        blocks = max(1, -(-self._values // _BLOCK_VALUES))
-        bounds = np.linspace(0, items, min(blocks, items) + 1).astype(np.int64)
-        parts = [self._block(int(first), int(end), width, rule) for first, end in pairwise(bounds)]
-        return np.concatenate(parts)
-
-    def _block(self, first: int, end: int, width: int, rule: RobustRule) -> NDArray[np.float64]:
-        cells, values = [np.empty(0, dtype=np.int64)], [np.empty(0, dtype=np.float32)]
-        for rows, columns, block in self._updates:
-            low, high = np.searchsorted(rows, (first, end))
-            within = rows[low:high].astype(np.int64) - first
-            cells.append((within[:, None] * width + columns).reshape(-1))
-            values.append(block[low:high].reshape(-1))
-        size = (end - first) * width
-        sums = touched_sums(np.concatenate(cells), np.concatenate(values), size, rule)
-        return sums.reshape(end - first, width)
-
-    def state(self) -> dict[str, NDArray[Any]]:
-        """All updates end to end: ``rows`` and ``columns`` int32, ``values`` float32, and ``sizes``
-        int64 [updates, 2], their numbers of rows and columns. Nothing where none are held."""
-        if not self._updates:
-            return {}
-        rows, columns, values = zip(*self._updates, strict=True)
-        return {
-            "rows": np.concatenate(rows),
-            "columns": np.concatenate(columns),
-            "sizes": np.asarray([one.shape for one in values], dtype=np.int64),
-            "values": np.concatenate([one.reshape(-1) for one in values]),
-        }
-
-    def restored(self, state: State) -> HeldRows:
-        """Of this shape, what ``state()`` held; raises RestoreError where it does not fit."""
-        held = HeldRows(self._shape)
-        if not state:
-            return held
-        items, columns = self._shape
-        found = unpack(
-            {
-                "rows": Entry(np.int32, ("touched",), least=0, below=items),
-                "columns": Entry(np.int32, ("drawn",), least=0, below=columns),
-                "sizes": Entry(np.int64, ("updates", 2), least=0),
-                "values": Entry(np.float32, ("numbers",)),
-            },
-            state,
-        )
-        sizes = found.pop("sizes")
-        ends = {
-            "rows": sizes[:, 0].cumsum(),
-            "columns": sizes[:, 1].cumsum(),
-            "values": (sizes[:, 0] * sizes[:, 1]).cumsum(),
-        }
-        for name, end in ends.items():
-            if len(end) == 0 or int(end[-1]) != len(found[name]):
-                raise RestoreError(f"the held {name!r} and their sizes disagree")
-        cut = [np.split(found[name], end[:-1]) for name, end in ends.items()]
-        held._updates = [
-            (rows, columns, values.reshape(len(rows), len(columns)))
-            for rows, columns, values in zip(*cut, strict=True)
-        ]
-        held._values = len(found["values"])
-        return held
-
-
-class HeldVectors(Stateful):
-    """Dense updates, float32 [size] each, in the order of their commits."""
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._vectors: list[Floats32] = []
-
-    def __len__(self) -> int:
-        return len(self._vectors)
-
-    @property
-    def nbytes(self) -> int:
-        return 4 * self._size * len(self._vectors)
-
-    def add(self, vector: Floats32) -> None:
-        """Hold a vector, which from now on belongs to this object."""
-        self._vectors.append(vector)
-
-    def mean(self, rule: RobustRule) -> Floats32:
-        """The robust mean, float32 [size]. At least one vector must be held."""
-        return rule.mean(np.stack(self._vectors))
-
-    def state(self) -> dict[str, NDArray[Any]]:
-        """``vectors`` float32 [updates, size]; nothing where none are held."""
-        return {"vectors": np.stack(self._vectors)} if self._vectors else {}
-
-    def restored(self, state: State) -> HeldVectors:
-        """Of this size, what ``state()`` held; raises RestoreError where it does not fit."""
-        held = HeldVectors(self._size)
-        if state:
-            schema = {"vectors": Entry(np.float32, ("updates", self._size))}
-            held._vectors = list(unpack(schema, state)["vectors"])
-        return held
-
-
-def require_same_rule(held: int, participants: int, rule: RobustRule) -> None:
-    """Raises RestoreError where an open round's updates were not kept as ``rule`` needs them."""
-    if held != (participants if rule.holds else 0):
-        raise RestoreError(
-            "the state is of a round that was opened with another 'robust': set it back until that "
-            "round is closed"
-        )
-
-
-# Updates that wait until enough is known of the fleet to judge them.
-
-_MOST = 16
-"""A few: they come of devices of which too few are known, and each is held whole."""
-
-
-class Waiting(Stateful):
-    """The first updates of a task's life, in the order of their commits."""
+class HeldUpdates(Stateful):
+    """A round's updates, whole, in the order of their commits. All are of one method: they have
+    tensors and metadata of the same names and dtypes."""
 
     def __init__(self) -> None:
         self._updates: list[Update] = []
+        self.nbytes = 0
+        """Of their tensors."""
 
     def __len__(self) -> int:
         return len(self._updates)
 
-    @property
-    def full(self) -> bool:
-        return len(self._updates) >= _MOST
+    def __iter__(self) -> Iterator[Update]:
+        return iter(self._updates)
 
     def add(self, update: Update) -> None:
         """Hold a copy: the caller's arrays may be views of a buffer that is used again."""
         copies = {name: array.copy() for name, array in update.tensors.items()}
-        self._updates.append(Update(update.round_id, copies, update.metadata, update.sender))
+        self._hold(Update(update.round_id, copies, update.metadata, update.sender))
 
-    def take(self) -> Iterator[Update]:
-        updates, self._updates = self._updates, []
-        yield from updates
+    def _hold(self, update: Update) -> None:
+        self._updates.append(update)
+        self.nbytes += sum(array.nbytes for array in update.tensors.values())
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """Of update i: ``i.round`` int64, ``i.sender`` uint8 of the sender's letters,
-        ``i.tensor.*`` and, as scalars, ``i.said.*``; nothing where none waits."""
-        found: dict[str, NDArray[Any]] = {}
-        for place, update in enumerate(self._updates):
-            found[f"{place}.round"] = np.asarray(update.round_id, dtype=np.int64)
-            found[f"{place}.sender"] = np.frombuffer(update.sender.encode(), dtype=np.uint8)
-            for name, array in update.tensors.items():
-                found[f"{place}.tensor.{name}"] = array.copy()
-            for name, value in update.metadata.items():
-                found[f"{place}.said.{name}"] = np.asarray(value)
+        """``rounds`` int64 [updates], ``named`` bool [updates] and ``senders`` uint8 [updates, 16];
+        of each tensor ``values.*``, all updates' end to end, and ``shapes.*`` int64 [updates,
+        axes]; of the metadata ``said.*`` [updates]. Nothing where none are held."""
+        if not self._updates:
+            return {}
+        first = self._updates[0]
+        senders = b"".join(bytes.fromhex(each.sender or _NOBODY) for each in self._updates)
+        found: dict[str, NDArray[Any]] = {
+            "rounds": np.asarray([each.round_id for each in self._updates], dtype=np.int64),
+            "named": np.asarray([bool(each.sender) for each in self._updates], dtype=np.bool_),
+            "senders": np.frombuffer(senders, dtype=np.uint8).reshape(-1, _SENDER_BYTES).copy(),
+        }
+        for name in first.tensors:
+            arrays = [each.tensors[name] for each in self._updates]
+            found[f"values.{name}"] = np.concatenate([array.reshape(-1) for array in arrays])
+            found[f"shapes.{name}"] = np.asarray([array.shape for array in arrays], dtype=np.int64)
+        for name in first.metadata:
+            found[f"said.{name}"] = np.asarray([each.metadata[name] for each in self._updates])
         return found
 
-    def restored(self, state: State) -> Waiting:
+    def restored(self, state: State) -> HeldUpdates:
         """What ``state()`` held; raises RestoreError for anything else."""
-        found = Waiting()
-        rest = dict(state)
-        while rest:
-            prefix = f"{len(found)}."
-            own = part(prefix, rest)
-            rest = {name: array for name, array in rest.items() if not name.startswith(prefix)}
+        found = HeldUpdates()
+        if not state:
+            return found
+        schema = {
+            "rounds": Entry(np.int64, ("updates",), least=0),
+            "named": Entry(np.bool_, ("updates",)),
+            "senders": Entry(np.uint8, ("updates", _SENDER_BYTES)),
+        }
+        told = unpack(schema, {name: array for name, array in state.items() if "." not in name})
+        count = len(told["rounds"])
+        shapes = part("shapes.", state)
+        tensors = {
+            name: _apart(name, array, shapes.pop(name, None), count)
+            for name, array in part("values.", state).items()
+        }
+        said = {name: array.tolist() for name, array in part("said.", state).items()}
+        size = 3 + 2 * len(tensors) + len(said)
+        fits = all(isinstance(each, list) and len(each) == count for each in said.values())
+        if not tensors or shapes or not fits or len(state) != size:
+            raise RestoreError("the held updates' arrays are expected to go together")
+        senders = [sender.tobytes().hex() for sender in told["senders"]]
+        for place in range(count):
+            metadata: dict[str, Scalar] = {name: each[place] for name, each in said.items()}
+            sender = senders[place] if told["named"][place] else ""
+            own = {name: each[place] for name, each in tensors.items()}
             try:
-                found._updates.append(_update(own))
+                update = Update(int(told["rounds"][place]), own, metadata, sender)
             except (TypeError, ValueError) as error:
-                raise RestoreError(f"an update that waits cannot be read: {error!r}") from None
+                raise RestoreError(f"a held update cannot be read: {error!r}") from None
+            found._hold(update)
         return found
 
 
-def _update(own: State) -> Update:
-    told = {name: array for name, array in own.items() if "." not in name}
-    told = unpack({"round": COUNT, "sender": Entry(np.uint8, ("letters",))}, told)
-    said: dict[str, Scalar] = {name: array.item() for name, array in part("said.", own).items()}
-    tensors = {name: array.copy() for name, array in part("tensor.", own).items()}
-    return Update(int(told["round"]), tensors, said, told["sender"].tobytes().decode())
+_NOBODY = "00" * _SENDER_BYTES
+
+
+def _apart(
+    name: str, values: NDArray[Any], shapes: NDArray[Any] | None, count: int
+) -> list[NDArray[Any]]:
+    """Arrays that lie end to end in ``values``, by their ``shapes``."""
+    fits = shapes is not None and shapes.ndim == 2 and shapes.dtype == np.int64
+    if not fits or len(shapes) != count or values.ndim != 1 or shapes.min(initial=0) < 0:  # type: ignore[union-attr, arg-type]
+        raise RestoreError(f"the held {name!r} and their shapes disagree")
+    assert shapes is not None
+    sizes = [math.prod(shape) for shape in shapes.tolist()]
+    if sum(sizes) != len(values):
+        raise RestoreError(f"the held {name!r} and their shapes disagree")
+    parts = np.split(values, np.cumsum(sizes)[:-1])
+    return [each.reshape(shape) for each, shape in zip(parts, shapes.tolist(), strict=True)]

@@ -6,6 +6,7 @@ step 4: each device's gradient is scattered to the full width K, zero elsewhere,
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
@@ -14,23 +15,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.methods.limits import Measured, UpdateLimits, bounded_rows, euclidean_norm, measured
-from aggregator.methods.method import Binding, Method, Refused, RoundSummary
+from aggregator.methods.method import Binding, Method, OlderRound, Refused, RoundSummary
 from aggregator.methods.model import Arrays, ModelMismatch, fitted
 from aggregator.methods.robust import (
     MOST_HELD_BYTES,
-    HeldRows,
+    HeldUpdates,
     Multiple,
     Robust,
     RobustRule,
     TrimShare,
-    Waiting,
-    require_same_rule,
+    touched_means,
 )
 from aggregator.methods.server_optimizer import OptimizerSettings, ServerOptimizer
+from aggregator.methods.sums import MOST_UPDATES, Additive, FixedPointSum, RefusedShare
 from device_sdk.artifact import Artifact
 from device_sdk.fields import Within, require_declared
 from device_sdk.methods.scatter.contract import ScatterTraining, decode_scatter_update
-from device_sdk.methods.state import Entry, Schema, Stateful, counters
+from device_sdk.methods.state import Entry, RestoreError, Schema, State, counters
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 from device_sdk.wire.arrays.sparse import MAX_WIDTH
 
@@ -48,7 +49,7 @@ Floats = NDArray[np.float32]
 Counts = NDArray[np.int64]
 
 
-class ItemNorms(Stateful):
+class ItemNorms(Additive):
     """Counts who touches a row, and scales down rows that are too long for it.
 
     The items that were touched are ranked by how many accepted updates did so, ever, and divided
@@ -63,6 +64,7 @@ class ItemNorms(Stateful):
     """
 
     FRESH = True
+    ADDED = ("recent",)
 
     def __init__(self, multiple: float, items: int) -> None:
         self._multiple = multiple
@@ -168,19 +170,24 @@ def initial_items(items: int, columns: int, spread: float, rng: np.random.Genera
     return np.float32(spread) * rng.standard_normal((items, columns), dtype=np.float32)
 
 
-class ScatterMethod(Stateful, Method):
+class ScatterMethod(Additive, Method):
     """Keeps the item matrix V; see :class:`~aggregator.methods.method.Method` for the calls.
 
     Args:
         items: V to start from, float32 [items, K]; see :func:`initial_items`.
         settings: of the task.
 
-    Memory is that of a few matrices like V, however many updates are absorbed; with ``robust`` the
-    round's updates come on top.
+    A round adds up unless a ``robust`` rule needs all of its updates at once, or too little is
+    known of the fleet to judge them: in a task's first round, and while fewer than three devices
+    were heard of. What does not add up is held and judged when the round closes.
+
+    Memory is that of a few matrices like V, however many updates are absorbed; held ones come on
+    top.
     Raises ValueError when ``items`` is no finite, non-empty float32 matrix.
     """
 
-    PARTS = ("optimizer", "limits", "touches", "held", "waiting")
+    PARTS = ("optimizer", "limits", "touches", "held", "total")
+    ADDED = ("drawn", "participants", "clipped")
 
     def __init__(self, items: Floats, settings: ScatterSettings | None = None) -> None:
         if items.dtype != np.float32 or items.ndim != 2 or items.size == 0:
@@ -191,6 +198,8 @@ class ScatterMethod(Stateful, Method):
             raise ValueError("items holds values that are not finite")
         self._settings = settings if settings is not None else ScatterSettings()
         self._items = items.copy()
+        self._adds_up = 0
+        self._total: FixedPointSum | None = None
         self._parts_follow()
         self._rule = RobustRule(self._settings.robust, self._settings.trim_share)
         chosen = self._settings
@@ -230,6 +239,11 @@ class ScatterMethod(Stateful, Method):
         """The broadcast holds ``items`` and the devices' training settings."""
         self._begin(round_id)
         self._clear()
+        if self._limits.known and not self._rule.holds:
+            self._adds_up = 1
+            self._bounds_follow()
+            bound = min(self._limits.most_norm, self._most_value)
+            self._total = FixedPointSum(self._shape, bound)
         training = self._settings.training
         rate = training.user_learning_rate * self._optimizer.factor
         return Broadcast(
@@ -258,35 +272,32 @@ class ScatterMethod(Stateful, Method):
                 f"values are {values.dtype} {values.shape}; expected float32 "
                 f"{(len(rows), len(columns))}",
             )
-        if self._held.nbytes > MOST_HELD_BYTES:
+        if self._held.nbytes > MOST_HELD_BYTES or self._participants >= MOST_UPDATES:
             raise Refused("round-full", "this round holds as many updates as memory is set aside")
         # A small sum of squares, a fifth of the cost, settles the common case. NaN fails both.
         flat = values.reshape(-1)
-        if float(flat.dot(flat)) <= _SMALL_SQUARES:
+        if float(flat.dot(flat)) <= self._small_squares:
             return
-        if not float(np.abs(values).max()) <= _LARGEST_VALUE:
+        if not float(np.abs(values).max()) <= self._most_value:
             raise Refused("bad-values", "a value is not finite or is absurdly large")
 
-    def absorb(self, update: Update) -> None:
-        """Adds the scattered gradient; ``update`` must have passed ``check``.
+    @property
+    def adds_up(self) -> bool:
+        """See :class:`~aggregator.methods.method.Method`."""
+        return bool(self._adds_up)
 
-        The first updates of a task's life wait until three devices' norms are known, or the round
-        closes: whoever comes first is judged by those who come next.
-        """
+    def absorb(self, update: Update) -> None:
+        """Adds the scattered gradient, or holds the update until the round closes; it must have
+        passed ``check``."""
+        if self._total is None:
+            self._held.add(update)
+            return
         found = measured(update.tensors["values"])
         self._limits.note(update.sender, found)
-        if not (self._limits.known or self._waiting.full):
-            self._waiting.add(update)
-            return
-        self._add_waiting()
-        self._add(update, found)
+        self._add_to(self._total, *self._judged(update, found))
 
-    def _add_waiting(self) -> None:
-        if len(self._waiting):
-            for waited in self._waiting.take():
-                self._add(waited, measured(waited.tensors["values"]))
-
-    def _add(self, update: Update, found: Measured) -> None:
+    def _judged(self, update: Update, found: Measured) -> tuple[Counts, Counts, Floats]:
+        """The rows, columns and values of an update that count."""
         columns, rows = update.tensors["columns"], update.tensors["rows"]
         values, factor = self._limits.apply(update.tensors["values"], found)
         if factor == 0:
@@ -294,33 +305,50 @@ class ScatterMethod(Stateful, Method):
         elif factor < 1:
             values = values * np.float32(factor)
             self._clipped += 1
-        if self._rule.holds:
-            self._held.add(rows, columns, values)
-        elif len(columns) == (width := self._items.shape[1]):
-            self._sum[rows] += values
-        else:
-            # One flat index is several times faster here than a pair of broadcast ones, and
-            # add.at of one dtype adds in place.
-            flat = (rows * width)[:, None] + columns
-            np.add.at(
-                self._sum.reshape(-1), flat.reshape(-1), values.astype(np.float64).reshape(-1)
-            )
         if self._touches is not None:
             self._touches.note(rows)
         self._drawn[columns] += 1
         self._participants += 1
+        return rows, columns, values
+
+    def _add_to(self, total: FixedPointSum, rows: Counts, columns: Counts, values: Floats) -> None:
+        units = total.units(values)
+        if len(columns) == (width := self._items.shape[1]):
+            total.array[rows] += units
+        else:
+            # One flat index is several times faster here than a pair of broadcast ones, and
+            # add.at of one dtype adds in place.
+            flat = (rows * width)[:, None] + columns
+            np.add.at(total.array.reshape(-1), flat.reshape(-1), units.reshape(-1))
+
+    def _sum(self) -> NDArray[np.float64]:
+        """Of what was absorbed, float64 [items, K]; what was held is judged now."""
+        if self._total is not None:
+            return self._total.value
+        sized = [(update, measured(update.tensors["values"])) for update in self._held]
+        for update, found in sized:
+            self._limits.note(update.sender, found)
+        if not self._limits.known:
+            self._limits.look_again()
+        judged = [self._judged(update, found) for update, found in sized]
+        if self._rule.holds:
+            return touched_means(judged, self._shape, self._rule)
+        largest = max((float(np.abs(v).max()) for _, _, v in judged if v.size), default=0.0)
+        total = FixedPointSum(self._shape, largest)
+        for rows, columns, values in judged:
+            self._add_to(total, rows, columns, values)
+        return total.value
 
     def close_round(self) -> RoundSummary:
         """Metrics: ``clipped`` updates, ``gradient_norm``, ``columns_mean`` drawn a device,
         ``bounded_rows`` with ``row_multiple``, ``outliers`` with ``outlier_multiple``, and
         ``bounded_items`` with ``item_multiple``."""
-        self._add_waiting()
+        total = self._sum()
         participants = self._participants
         metrics = {"clipped": float(self._clipped), **self._limits.metrics()}
         if participants:
             by_column = self._settings.aggregator == "coverage"
             divisor = np.maximum(self._drawn, 1) if by_column else participants
-            total = self._held.sums(self._rule) if self._rule.holds else self._sum
             gradient = (total / divisor).astype(np.float32)
             moved = self._optimizer.step(self._items, gradient)
             if not np.isfinite(moved).all():
@@ -346,7 +374,7 @@ class ScatterMethod(Stateful, Method):
         Between rounds only: raises ValueError when updates of an open round are held, or when the
         vectors do not fit. The version rises, since what devices hold is no longer current.
         """
-        if self._participants or len(self._waiting):
+        if self._participants or len(self._held):
             raise ValueError("the catalogue can grow between rounds only: close this round first")
         if rows.dtype != np.float32 or rows.ndim != 2 or rows.shape[1] != self._shape[1]:
             raise ValueError(
@@ -362,41 +390,92 @@ class ScatterMethod(Stateful, Method):
         self._version += 1
         self._clear()
 
+    def share(self) -> dict[str, NDArray[Any]]:
+        """See :class:`~aggregator.methods.method.Method`; most of it is ``total.sum``, int64
+        [items, K]."""
+        self._require_adding_up()
+        return super().share()
+
+    def merge(self, share: State) -> None:
+        """See :class:`~aggregator.methods.method.Method`."""
+        self._require_adding_up()
+        super().merge(share)
+
     def _schema(self) -> Schema:
         width = self._shape[1]
         return {
             # The catalogue's length is the state's.
             "items": Entry(np.float32, ("items", width)),
-            "sum": Entry(np.float64, ("items", width)),
             "drawn": Entry(np.int64, (width,), least=0),
-            "counters": counters("version", "round_id", "participants", "clipped"),
+            "counters": counters("version", "round_id", "participants", "clipped", "adds_up"),
         }
+
+    def restored(self, state: State) -> ScatterMethod:
+        """What earlier versions stored between rounds is read; raises OlderRound for what they
+        stored within one."""
+        return super().restored(_of_now(state))
 
     def _parts_follow(self) -> None:
         multiple = self._settings.item_multiple
         self._optimizer = ServerOptimizer(self._settings.optimizer, self._shape)
         self._touches = ItemNorms(multiple, len(self._items)) if multiple else None
-        self._held = HeldRows(self._shape)
-        self._waiting = Waiting()
+        self._held = HeldUpdates()
+
+        self._total = FixedPointSum(self._shape) if self._adds_up else None
 
     def _require_sound(self) -> None:
-        require_same_rule(len(self._held), self._participants, self._rule)
+        if self._adds_up and self._rule.holds:
+            raise RestoreError(
+                "the state is of a round that was opened with another 'robust': set it back until "
+                "that round is closed"
+            )
+        self._bounds_follow()
+
+    def _require_adding_up(self) -> None:
+        if not self._adds_up:
+            raise TypeError(f"round {self._round_id} does not add up: its updates are held")
+
+    def _read(self, share: State) -> dict[str, Any]:
+        found = super()._read(share)
+        if self._participants + int(found["participants"]) > MOST_UPDATES:
+            raise RefusedShare(f"a round of more than {MOST_UPDATES} updates could overflow")
+        return found
 
     @property
     def _shape(self) -> tuple[int, int]:
         return (self._items.shape[0], self._items.shape[1])
 
+    def _bounds_follow(self) -> None:
+        """What ``check`` takes: where no limit shortens updates, a sum of integers needs one."""
+        unbounded = self._adds_up and math.isinf(self._limits.most_norm)
+        most = self._limits.absurd_norm if unbounded else math.inf
+        self._most_value = min(_LARGEST_VALUE, most)
+        # No value above the most hides in a sum of squares so much smaller, however it was rounded.
+        self._small_squares = min(_SMALL_SQUARES, (self._most_value / 4) ** 2)
+
     def _clear(self) -> None:
-        # float64: sums of a hundred thousand float32 updates keep their small ones.
-        self._sum = np.zeros(self._shape, dtype=np.float64)
+        self._adds_up = 0
+        self._total = None
+        self._held = HeldUpdates()
         self._drawn = np.zeros(self._shape[1], dtype=np.int64)
-        self._held = HeldRows(self._shape)
-        self._waiting = Waiting()
-        self._limits.begin()
+        self._limits.begin(self._round_id)
         if self._touches is not None:
             self._touches.begin()
         self._participants = 0
         self._clipped = 0
+        self._bounds_follow()
+
+
+def _of_now(state: State) -> State:
+    """A state of earlier versions, whose sums were floats, as one of now."""
+    if "sum" not in state:
+        return state
+    counted = state.get("counters", np.zeros(0))
+    within = state["sum"].any() or any(n.startswith(("held.", "waiting.")) for n in state)
+    if within or (counted.shape == (4,) and counted[2]):
+        raise OlderRound("the state's 'sum' is of a round that an earlier version had open")
+    found = {name: array for name, array in state.items() if name != "sum"}
+    return {**found, "counters": np.append(counted, np.zeros(1, counted.dtype))}
 
 
 def _check_indices(reason: str, indices: NDArray[Any], bound: int) -> None:

@@ -1,0 +1,131 @@
+"""Sums of integers: the same bits in any order, after any restart, over any number of shards."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device_sdk.methods.state import COUNT, Entry, Schema, State, Stateful, part, prefixed, unpack
+
+MOST_UPDATES = 1 << 24
+"""Of a round that adds up."""
+_MOST_UNITS = 1 << 38
+"""Of one update in one cell: so many from each of so many updates stay within 2^62."""
+_LEAST_BOUND = 2.0**-60
+"""Smaller ones are taken for this: the square of any such value is 0 in float32."""
+
+Ints = NDArray[np.int64]
+
+
+class RefusedShare(ValueError):
+    """A share of another round, or that was summed at another scale."""
+
+
+class Additive(Stateful):
+    """Something of which a part is added up over a round's updates, on one shard or on several.
+
+    ``ADDED`` names what adds: entries of the schema, of integers, and single counts. What of
+    ``PARTS`` is additive adds what it names itself; the rest is the same on every shard.
+    """
+
+    ADDED: ClassVar[tuple[str, ...]] = ()
+
+    def share(self) -> dict[str, NDArray[Any]]:
+        """What came since the round opened, as named arrays (copies)."""
+        found = {name: np.array(getattr(self, f"_{name}"), dtype=np.int64) for name in self.ADDED}
+        for name, held in self._additive_parts():
+            found.update(prefixed(f"{name}.", held.share()))
+        return found
+
+    def merge(self, share: State) -> None:
+        """Add what another shard absorbed: in any order and grouping, the same bits.
+
+        Raises :class:`~device_sdk.methods.state.RestoreError` for arrays that do not fit and
+        RefusedShare for those of another round or scale, and changes nothing then.
+        """
+        self._add(self._read(share))
+
+    def _read(self, share: State) -> dict[str, Any]:
+        """The arrays of ``share``, checked; those of a part under its name."""
+        parts = dict(self._additive_parts())
+        schema = self._schema()
+        own = {n: a for n, a in share.items() if n.split(".")[0] not in parts or "." not in n}
+        added = {name: replace(schema.get(name, COUNT), optional=False) for name in self.ADDED}
+        found: dict[str, Any] = unpack(added, own)
+        for name, held in parts.items():
+            found[name] = held._read(part(f"{name}.", share))
+        return found
+
+    def _add(self, found: Mapping[str, Any]) -> None:
+        """Add what :meth:`_read` returned."""
+        for name in self.ADDED:
+            array, own = found[name], getattr(self, f"_{name}")
+            setattr(self, f"_{name}", own + (array if array.ndim else array.item()))
+        for name, held in self._additive_parts():
+            held._add(found[name])
+
+    def _additive_parts(self) -> list[tuple[str, Additive]]:
+        found = [(name, getattr(self, f"_{name}")) for name in self.PARTS]
+        return [(name, held) for name, held in found if isinstance(held, Additive)]
+
+
+class FixedPointSum(Additive):
+    """Sums float values as whole units of ``2**-exponent``, in int64.
+
+    Args:
+        shape: of the sum.
+        bound: no value that is added is larger, up to what a norm in float32 may be wrong by.
+
+    The exponent is the largest with which values of the bound are below 2^38 units, so that
+    MOST_UPDATES of them cannot overflow. A value is rounded to the nearest unit. The error of a sum
+    of n values is therefore at most n / 2 units and, where a factor has made a value longer than
+    float64, 2^-15 units a value more: below n * bound * 2^-36.
+    """
+
+    ADDED = ("sum",)
+
+    def __init__(self, shape: tuple[int, ...], bound: float = 1.0) -> None:
+        self._shape = shape
+        # bound < 2 ** (its binary exponent); twice that is what such values stay below.
+        self._exponent = 37 - math.frexp(max(bound, _LEAST_BOUND))[1]
+        self._sum: Ints = np.zeros(shape, dtype=np.int64)
+
+    @property
+    def array(self) -> Ints:
+        """The sum in units, to add :meth:`units` to in place."""
+        return self._sum
+
+    @property
+    def value(self) -> NDArray[np.float64]:
+        """The sum, rounded once."""
+        return np.ldexp(self._sum.astype(np.float64), -self._exponent)
+
+    def units(self, values: NDArray[np.float32], factor: float = 1.0) -> Ints:
+        """``values * factor`` in units."""
+        wide = np.multiply(values, math.ldexp(factor, self._exponent), dtype=np.float64)
+        np.rint(wide, out=wide)
+        return wide.astype(np.int64)
+
+    def share(self) -> dict[str, NDArray[Any]]:
+        """``sum`` int64, and ``exponent``: how many units are 1, as a power of two."""
+        return {**super().share(), "exponent": np.asarray(self._exponent, dtype=np.int64)}
+
+    def _read(self, share: State) -> dict[str, Any]:
+        found = unpack(self._schema(), share)
+        if found["exponent"] != self._exponent:
+            raise RefusedShare(
+                f"the share is summed at 2^-{found['exponent']}, this round at 2^-{self._exponent}"
+            )
+        return found
+
+    def _schema(self) -> Schema:
+        most = MOST_UPDATES * _MOST_UNITS
+        return {
+            "sum": Entry(np.int64, self._shape, least=-most, below=most + 1),
+            "exponent": Entry(np.int64),
+        }

@@ -77,13 +77,13 @@ class Registry:
                 gone.append(device_id)
         return sorted(gone)
 
-    def look_up(self, handle: bytes) -> None:
-        """Take in a device that another process has let in just now, if there is one."""
-        if handle in self._by_handle or handle in self._revoked:
-            return
+    def look_up(self, handle: bytes) -> bool:
+        """Take in a device that another process has let in just now; whether there is one."""
         row = self._devices.by_handle(handle)
-        if row is not None and row.revoked_unix_seconds is None:
-            self.add(row)
+        if row is None or row.revoked_unix_seconds is not None:
+            return False
+        self.add(row)
+        return True
 
     def reload(self) -> list[bytes]:
         """Read the table again; the ids of devices that were revoked since."""

@@ -90,6 +90,7 @@ class OpenRounds(Protocol):
 
     @property
     def generation(self) -> int: ...
+    def find_open(self, generation: int, number: int) -> RoundRow | None: ...
     def next_number(self) -> int: ...
     def awaits(self, device_id: bytes) -> bool: ...
     def is_selected(self, device_id: bytes) -> bool: ...
@@ -160,8 +161,8 @@ class Ingest:
     def judge(self, update: UpdateMessage) -> Settled | None:
         """Judge an update. What is known already is settled at once, the rest is staged."""
         identity = update.identity
-        row = self._rounds.current
-        if row is None or (identity.generation, identity.round) != (row.generation, row.round):
+        row = self._rounds.find_open(identity.generation, identity.round)
+        if row is None:
             return self._offer_for_closed(update)
         return self._offer_for_open(update, row)
 

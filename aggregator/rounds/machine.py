@@ -194,7 +194,9 @@ class RoundMachine:
         self._attendance.look(row)
         # A clock that was set back gives the round its length once more, and no year on top.
         self._began_unix = min(self._began_unix, now)
-        everyone_came = not self._attendance.missing and (self.arrived > 0 or self._all_were_revoked(row))
+        everyone_came = not self._attendance.missing and (
+            self.arrived > 0 or self._all_were_revoked(row)
+        )
         over = self._left(row, now) <= 0 and not _is_within(
             self._earliest_close_unix, now, self._settings.resume_grace_seconds
         )
@@ -215,6 +217,13 @@ class RoundMachine:
         if self.current is None or _rests(self.current):
             return None
         return self._left(self.current, self._unix_clock())
+
+    def find_open(self, generation: int, number: int) -> RoundRow | None:
+        """The current round, where it is the one of these numbers."""
+        row = self.current
+        if row is None or (row.generation, row.round) != (generation, number):
+            return None
+        return row
 
     def awaits(self, device_id: bytes) -> bool:
         """Whether a device was selected for the current round and has no verdict in it yet."""
@@ -327,6 +336,7 @@ class RoundMachine:
         if self._may_go_on():
             threshold = min(EVERYONE, int(self._settings.share * 2**64))
             self._late.round_opens(number)
+            self._store.late.forget(number - LAST_ROUNDS)
             seconds = deadline_seconds(self._settings, self._times())
         else:
             # The last version is published too, in a round that selects nobody.
@@ -412,7 +422,11 @@ class RoundMachine:
     def _times(self) -> list[NDArray[np.float32]]:
         stored = self._store.rounds.arrivals(LAST_ROUNDS)
         if stored:
-            stored[0] = np.concatenate([stored[0], self._late.seconds()])
+            late = (
+                self._late.seconds(),
+                self._store.late.seconds(self.next_number() - LAST_ROUNDS),
+            )
+            stored[0] = np.concatenate([stored[0], *late])
         return stored
 
 

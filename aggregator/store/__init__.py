@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 
 from aggregator.store.checkpoints import Checkpoints
-from aggregator.store.cluster import GrantedCounters, Leases, Shares, Workers
+from aggregator.store.cluster import GrantedCounters, Late, Leases, Shares, Workers
 from aggregator.store.database import STORE_FAILURES, Database, OutcomeUnknown, StoreError
 from aggregator.store.devices import Devices, Secrets, Tokens
 from aggregator.store.evaluations import Evaluations
@@ -69,6 +69,7 @@ class TaskStore:
         self.rounds = Rounds(database, number)
         self.log = UpdateLog(database, number)
         self.shares = Shares(database, number)
+        self.late = Late(database, number)
         self.reports = Reports(database, number)
         self.participations = Participations(database, number)
         self.checkpoints = Checkpoints(database, number)

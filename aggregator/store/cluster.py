@@ -234,6 +234,38 @@ def _share(row: tuple[object, ...]) -> ShareRow:
     return ShareRow(*numbers, times, None if state is None else bytes(state))  # type: ignore[arg-type, call-overload]
 
 
+_MOST_LATE = 20_000
+"""Of a round: beyond it the slow are many enough to decide the deadline."""
+
+
+class Late(TableOfTask):
+    """A task's rows of the table ``late_arrivals``: when devices came that missed a round's end."""
+
+    def note(self, round_number: int, device_id: bytes, seconds: float) -> None:
+        """The first time of each device counts; ``seconds`` after the round opened."""
+        query = "SELECT count(*) FROM late_arrivals WHERE task = ? AND round = ?"
+        row = self._database.row(query, (self._task, round_number))
+        if row is not None and row[0] < _MOST_LATE:
+            with self._database.transaction(shared=True):
+                self._database.execute(
+                    "INSERT INTO late_arrivals VALUES (?, ?, ?, ?) "
+                    "ON CONFLICT (task, round, device_id) DO NOTHING",
+                    (self._task, round_number, device_id, seconds),
+                )
+
+    def seconds(self, since_round: int) -> NDArray[np.float32]:
+        """Of this round and those after it."""
+        query = "SELECT seconds FROM late_arrivals WHERE task = ? AND round >= ?"
+        found = self._database.rows(query, (self._task, since_round))
+        return np.array([row[0] for row in found], np.float32)
+
+    def forget(self, before_round: int) -> None:
+        """What is no measure any more."""
+        self._database.execute(
+            "DELETE FROM late_arrivals WHERE task = ? AND round < ?", (self._task, before_round)
+        )
+
+
 # Counters of the opens that were granted in this life, whichever worker did.
 
 _COUNTER_BYTES = 8

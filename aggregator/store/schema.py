@@ -209,6 +209,13 @@ CREATE TABLE shares (                    -- what workers have of rounds that are
     state BLOB,                          -- NULL: bodies are kept
     PRIMARY KEY (task, round, slot)
 ) STRICT;
+CREATE TABLE late_arrivals (             -- as workers saw them, of the last rounds
+    task INTEGER NOT NULL,
+    round INTEGER NOT NULL,
+    device_id BLOB NOT NULL,
+    seconds REAL NOT NULL,               -- after the round opened
+    PRIMARY KEY (task, round, device_id)
+) STRICT, WITHOUT ROWID;
 CREATE TABLE freshness (                 -- opens granted in a cluster's life
     sender BLOB PRIMARY KEY,
     counter BLOB NOT NULL                -- 8 bytes, most significant first
@@ -325,7 +332,15 @@ UPDATE devices SET admission_key = zeroblob(32) WHERE revoked_unix IS NOT NULL;
     3: _one_task_becomes_the_first(),
     4: _devices_did_something_in_a_task(),
     5: "".join(
-        _table_of(name) for name in ("lease", "workers", "shares", "freshness", "device_changes")
+        _table_of(name)
+        for name in (
+            "lease",
+            "workers",
+            "shares",
+            "late_arrivals",
+            "freshness",
+            "device_changes",
+        )
     ),
 }
 """By the version that a file has, what makes it one of the next version."""

@@ -18,6 +18,7 @@ TASK_TABLES = (
     "rounds",
     "updates",
     "shares",
+    "late_arrivals",
     "verdicts",
     "reports",
     "participations",

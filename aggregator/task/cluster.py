@@ -10,11 +10,9 @@ from typing import Annotated, NamedTuple
 from aggregator.tables import TomlTable
 from device_sdk.fields import Within
 from device_sdk.link.broker_url import BrokerUrl, parse_broker_url
+from device_sdk.wire.seal.placement import SHARDS, split_cell
 
-SHARDS = 4096
-"""Virtual shards: each device is in one, for good."""
 MOST_WORKERS = 1024
-_NAME = re.compile(r"[a-z0-9]([a-z0-9.:-]{0,251}[a-z0-9])?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +123,10 @@ def _cells(listed: Sequence[dict[str, object]], table: TomlTable) -> Iterator[Ce
     for number, values in enumerate(listed, 1):
         one = TomlTable(values, table.name(f"cells, the {number}."))
         read = one.read(CellTable)
-        if not _NAME.fullmatch(read.name):
-            raise one.error("name", "is no host as devices reach it, such as eu.mqtt.example:8883")
+        try:
+            split_cell(read.name)
+        except ValueError as error:
+            raise one.error("name", f"is not usable: {error}") from None
         if read.name in names:
             raise one.error("name", f"is {read.name!r}, as of a cell before it")
         names.add(read.name)

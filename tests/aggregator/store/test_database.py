@@ -24,7 +24,7 @@ _URL = "mqtt://127.0.0.1:1"
 # What each version added, undone: the newest first.
 _UNDO = {
     6: "DROP TABLE lease; DROP TABLE workers; DROP TABLE shares; DROP TABLE freshness; "
-    "DROP TABLE device_changes;",
+    "DROP TABLE device_changes; DROP TABLE late_arrivals;",
     5: """
 DROP TABLE participations;
 ALTER TABLE devices ADD COLUMN last_counted_unix INTEGER;

@@ -1,0 +1,50 @@
+"""The coordinator's half of a round: what workers took in, put together when the round closes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from aggregator.rounds.aggregation import Aggregation
+from aggregator.store.checkpoints import unpack_state
+from aggregator.store.cluster import ShareRow
+from aggregator.store.rounds import RoundRow
+
+Fetch = Callable[[int, ShareRow], bytes | None]
+"""A worker's own copy of the state that a row of task so-and-so has, where it still has it."""
+
+
+class GatheredAggregation(Aggregation):
+    """Absorbs nothing before the round closes: bodies then, by device, and workers' sums. The same
+    updates give the same bits, whoever took them in, and in whatever order."""
+
+    def resume(self, open_round: RoundRow | None) -> None:
+        with self._store.database.transaction():
+            self._store.checkpoints.drop_partial()
+        self._restore(open_round)
+        self.participants = self._waiting()
+
+    def carry_over(self, row: RoundRow) -> None:
+        """What rounds without quorum left waits for the end of this one, too."""
+        self._restore(row)
+        self.participants = self._waiting()
+
+    def gather(self, row: RoundRow, now_unix_seconds: float) -> bool:
+        """End the round's entry, once what is being committed is; then take in everything."""
+        with self._store.database.transaction():
+            self._store.rounds.end_entry(row.round, now_unix_seconds)
+        self._restore(row)
+        for logged in self._store.log.by_device():
+            try:
+                self._method.absorb(self.decode(logged.body, logged.round, logged.device_id))
+            except Exception as error:
+                self._quarantine(row, logged, error)
+                return False
+            self.participants += 1
+        for share in self._store.shares.all():
+            if share.state is not None:
+                self._method.merge(unpack_state(share.state))
+        self.participants = self._waiting()
+        return True
+
+    def _waiting(self) -> int:
+        return self._store.log.waiting() + self._store.shares.summed()

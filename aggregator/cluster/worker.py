@@ -7,7 +7,7 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from aggregator.cluster.follower import RoundFollower, ShareKeeper
 from aggregator.cluster.marks import StoredMarks
@@ -361,10 +361,9 @@ class _Parts:
     def _receive(self, message: Message) -> None:
         refusals = self._shared.refusals
         result = self._uplink.receive(message)
-        if isinstance(result, Refusal) and result.error.reason == "unknown-handle":
-            # Enrolled a moment ago, perhaps.
-            if self._uplink.look_up(message):
-                result = self._uplink.receive(message)
+        unknown = isinstance(result, Refusal) and result.error.reason == "unknown-handle"
+        if unknown and self._uplink.look_up(message):  # enrolled a moment ago
+            result = self._uplink.receive(message)
         match result:
             case Answer() if result.opened:
                 self._opened.append((result.opened, result))
@@ -479,12 +478,3 @@ def run_on_thread(worker: Worker, ended: Callable[[BaseException | None], None])
 
     threading.Thread(target=work, name="tessera-worker", daemon=True).start()
     return stopping
-
-
-def with_broker_of(post: Post) -> Post:
-    """The post with the broker of its cell in the place of the fleet's."""
-    cell = post.slot.cell
-    if cell.broker is None:
-        return post
-    broker = replace(post.settings.broker, url=cell.broker)
-    return replace(post, settings=replace(post.settings, broker=broker))

@@ -336,7 +336,6 @@ class RoundMachine:
         if self._may_go_on():
             threshold = min(EVERYONE, int(self._settings.share * 2**64))
             self._late.round_opens(number)
-            self._store.late.forget(number - LAST_ROUNDS)
             seconds = deadline_seconds(self._settings, self._times())
         else:
             # The last version is published too, in a round that selects nobody.
@@ -359,6 +358,7 @@ class RoundMachine:
             broadcast = self._aggregation.open_round(number)
             with self._store.database.transaction():
                 self._store.rounds.add(row)
+                self._store.late.forget(number - LAST_ROUNDS)
                 self._store.fleet.facts.openings = row.opening
                 self._seal_round(row, broadcast)
         except STORE_FAILURES:

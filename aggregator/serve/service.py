@@ -35,6 +35,7 @@ from device_sdk.link.events import (
 )
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.publish.topics import DescriptorTopic, PresenceTopic
+from device_sdk.wire.seal.presence import Presence
 from device_sdk.wire.seal.session_table import SessionTable
 
 # Which of its subscriptions the broker grants the aggregator.
@@ -111,6 +112,9 @@ class Parts(Shared):
     fence: Fence
     housekeeping: Housekeeping
     sleep: Callable[[float], None]
+    life: Presence
+    changed: Callable[[], bool]
+    """Whether the operator did something since the last call."""
 
     @property
     def first(self) -> TaskParts:
@@ -155,7 +159,7 @@ class Service:
                 wait_seconds = min(wait_seconds, max(0.0, left))
         group = parts.first.task.store.group_updates
         events = parts.link.events(most=group, timeout_seconds=wait_seconds)
-        if parts.store.database.changed_elsewhere():
+        if parts.changed():
             self._look_again()
         for event in events:
             self._handle(event)
@@ -355,7 +359,7 @@ class Service:
     def _look_again(self) -> None:
         """The operator changed something: revoked, rotated, asked for a task or version."""
         parts = self._parts
-        for device_id in parts.registry.reload():
+        for device_id in parts.registry.refresh():
             parts.store.devices.forget_told(device_id)  # what came while it was being revoked
             parts.table.end(device_id)
             for task in parts.tasks.served:
@@ -387,7 +391,7 @@ def _seen(task: TaskParts) -> TaskSnapshot:
         current=rounds.current,
         seconds_left=rounds.seconds_left(),
         arrived=rounds.arrived,
-        participants=task.aggregation.participants,
+        participants=max(task.aggregation.participants, rounds.arrived),
         quorum=task.task.round.quorum,
         counted=task.ingest.counted,
         widths=dict(task.ingest.widths),

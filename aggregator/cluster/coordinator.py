@@ -172,7 +172,7 @@ class Crew:
                     each.rounds.generation,
                     each.task,
                     tuple(
-                        one.artifact
+                        (one.artifact_id, one.content)
                         for one in read_artifacts(each.task.artifacts, each.task.companions)
                     ),
                 )

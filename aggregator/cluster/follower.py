@@ -35,6 +35,7 @@ class ShareKeeper:
 
     def __init__(self, served: ServedTask, shared: TaskShared, slot: int, epoch: int) -> None:
         self._served, self._store = served, shared.store
+        self._artifacts = served.artifacts()
         self._slot, self._epoch = slot, epoch
         self._method: Method | None = None
         self._items = 0
@@ -62,7 +63,7 @@ class ShareKeeper:
             return False
         binding = served.task.binding
         method = binding.build(
-            row.items, np.random.default_rng([store.fleet.facts.seed, 0]), served.artifacts
+            row.items, np.random.default_rng([store.fleet.facts.seed, 0]), self._artifacts
         )
         try:
             method.restore(version.state)

@@ -9,8 +9,11 @@ from aggregator.home import AggregatorHome
 from aggregator.keys.fleet import FleetKeys
 from aggregator.task.cluster import ClusterSettings, Slot
 from aggregator.task.file import SharedSettings, Task
-from device_sdk.artifact import Artifact
+from device_sdk.artifact import Artifact, Manifest
+from device_sdk.artifact.load import checked_initial
+from device_sdk.artifact.manifest import INITIAL_FILE, MANIFEST_FILE
 from device_sdk.system.version import __version__
+from device_sdk.wire.publish.artifact_bundle import unpack_artifact
 from device_sdk.wire.seal.descriptor import read_descriptor, root_of
 from device_sdk.wire.seal.keyring import Keyring, serving_keys
 from device_sdk.wire.seal.keys import KeyKind, read_key, signing_key
@@ -56,7 +59,17 @@ class ServedTask:
     number: int
     generation: int
     task: Task
-    artifacts: tuple[Artifact, ...]
+    bundles: tuple[tuple[bytes, bytes], ...]
+    """Ids of the task's artifacts, and their files as devices get them."""
+
+    def artifacts(self) -> tuple[Artifact, ...]:
+        """Without their graphs: nothing is trained here."""
+        found = []
+        for artifact_id, content in self.bundles:
+            files = unpack_artifact(content, artifact_id)
+            manifest = Manifest.parse(files[MANIFEST_FILE])
+            found.append(Artifact(manifest, {}, checked_initial(manifest, files[INITIAL_FILE])))
+        return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)

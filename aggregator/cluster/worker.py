@@ -87,6 +87,7 @@ class WorkerStatus:
     slot: int
     epoch: int
     revision: int
+    connected: bool
     sessions: int
     counted: int
     ended: str = ""
@@ -127,6 +128,7 @@ class Worker:
             self._post.slot.number,
             self._epoch,
             self._revision,
+            parts is not None and parts.heard,
             0 if parts is None else len(parts.table),
             0 if parts is None else sum(each.ingest.counted for each in parts.board.served),
             self._ended,
@@ -252,6 +254,8 @@ class _Parts:
         self._opened: list[tuple[bytes, Answer]] = []
         self._next_look = self._next_beat = self._next_sweep = clock()
         self._next_commit: dict[int, float] = {}
+        self.heard = False
+        """Whether all of its shards' devices can be heard and answered."""
 
     def take(self, orders: Orders) -> None:
         """Go by these orders."""
@@ -325,7 +329,7 @@ class _Parts:
         keeper = ShareKeeper(served, shared, self._slot.number, self._epoch)
         number = served.number
         rounds = RoundFollower(shared, self._slot, keeper, lambda: self._leave_round(number))
-        parts = {option_name(each.manifest.name) for each in served.artifacts}
+        parts = {option_name(each.manifest.name) for each in served.artifacts()}
         task = served.task
         evaluator = Evaluator(store, shared.registry, task.name, task.evaluation, parts)
         ingest = Ingest(shared, rounds, keeper, evaluator)
@@ -347,8 +351,10 @@ class _Parts:
                 case Message():
                     self._receive(event)
                 case Connected():
+                    self.heard = True
                     _LOG.info("connected to %s", self._shared.settings.broker.url)
                 case Disconnected() | ConnectRefused():
+                    self.heard = False
                     _LOG.warning(
                         "no connection to %s (%s); next try in %.1f s",
                         self._shared.settings.broker.url,

@@ -1,4 +1,4 @@
-"""A cluster on this machine without Ray: workers as threads, or as processes that can be stopped."""
+"""A cluster on this machine without Ray: workers as threads, or as processes to be killed."""
 
 from __future__ import annotations
 
@@ -55,6 +55,9 @@ class Threads:
 
     def statuses(self) -> list[WorkerStatus]:
         return [each.status() for each in self.workers]
+
+    def connected(self) -> bool:
+        return all(each.connected for each in self.statuses())
 
     def stop(self) -> None:
         for each in self._stopping:
@@ -127,6 +130,10 @@ class Processes:
     def statuses(self) -> list[WorkerStatus]:
         return []
 
+    def connected(self) -> bool:
+        """Once each."""
+        return self.log.read_text().count("connected to") >= len(self.workers)
+
     def stop(self) -> None:
         for worker in self.workers:
             worker.signal(signal.SIGCONT)
@@ -181,6 +188,7 @@ def coordinated(
     ready.wait()
     try:
         if made:
+            wait_until(made[0].runtime.connected, lambda: "workers do not connect")
             yield made[0]
     finally:
         stopping.set()

@@ -1,0 +1,88 @@
+"""kill -9 of workers and of the coordinator, and a process that was frozen and comes back."""
+
+from __future__ import annotations
+
+import random
+import signal
+import threading
+import time
+from pathlib import Path
+
+from aggregator.home import AggregatorHome
+from aggregator.task.cluster import Cell, ClusterSettings
+from tests.aggregator.serve.test_service_killed import Stubborn
+from tests.brokers.mosquitto import Mosquitto
+from tests.fakes.client import ScriptedDevice
+from tests.fakes.clusters import Coordinated, Processes, coordinated
+from tests.fakes.homes import invite, make_home
+from tests.fakes.waiting import wait_until
+
+DEVICES, ROUNDS = 6, 6
+ROUND = f"""quorum = {DEVICES}
+wait_for_devices = {DEVICES}
+deadline_seconds = 120.0
+most_rounds = {ROUNDS}"""
+TWO = ClusterSettings((Cell("", None, 2),))
+
+
+def _rounds(home: AggregatorHome) -> list[tuple[int, int | None, int | None]]:
+    store = home.open_store()
+    rows = [row for row in store.first.rounds.latest(50) if not row.unfinished]
+    store.database.close()
+    return sorted((row.round, row.participants, row.next_version) for row in rows)
+
+
+def _epochs(running: Coordinated) -> list[int]:
+    return [row.epoch for row in running.parts.store.workers.all()]
+
+
+def _runtime(running: Coordinated) -> Processes:
+    assert isinstance(running.runtime, Processes)
+    return running.runtime
+
+
+def test_workers_that_are_killed_lose_nothing(mosquitto: Mosquitto, tmp_path: Path) -> None:
+    home = make_home(tmp_path, mosquitto.url, ROUND)
+    with coordinated(home, TWO, processes=True) as running:
+        stubborn = [
+            Stubborn(ScriptedDevice(mosquitto.url, code, seed))
+            for seed, code in enumerate(invite(home, DEVICES))
+        ]
+        for each in stubborn:
+            each.device.enrol().join()
+        threads = [threading.Thread(target=each.run) for each in stubborn]
+        for thread in threads:
+            thread.start()
+        chance, kills = random.Random(5), 0
+        while any(thread.is_alive() for thread in threads):
+            time.sleep(chance.uniform(0.2, 0.8))
+            if kills < 4:
+                _runtime(running).workers[kills % 2].signal(signal.SIGKILL)
+                kills += 1
+        for thread in threads:
+            thread.join()
+        log = _runtime(running).log
+        assert [each.error for each in stubborn] == [None] * DEVICES, log.read_text()
+        for each in stubborn:
+            each.device.disconnect()
+        wait_until(lambda: len(_rounds(home)) >= ROUNDS, lambda: log.read_text())
+    assert all(each.counted == list(range(1, ROUNDS + 1)) for each in stubborn)
+    assert _rounds(home) == [(n, DEVICES, n) for n in range(1, ROUNDS + 1)]
+
+
+def test_a_frozen_worker_that_comes_back_writes_nothing_and_ends(
+    mosquitto: Mosquitto, tmp_path: Path
+) -> None:
+    home = make_home(tmp_path, mosquitto.url, ROUND)
+    with coordinated(home, TWO, processes=True) as running:
+        runtime = _runtime(running)
+        wait_until(lambda: len(_epochs(running)) == 2, lambda: runtime.log.read_text())
+        zombie = runtime.workers[0]
+        zombie.signal(signal.SIGSTOP)
+        # Taken for dead: another one gets its slot.
+        runtime.workers[0] = type(zombie)(zombie.post, runtime.log)
+        wait_until(lambda: _epochs(running)[0] == 2, lambda: runtime.log.read_text())
+        zombie.signal(signal.SIGCONT)
+        assert zombie.wait() == 3
+        assert "held by epoch 2" in runtime.log.read_text()
+        assert runtime.workers[0].ended() is None

@@ -14,6 +14,7 @@ from functools import cache, partial
 from device_sdk.conditions import Gate
 from device_sdk.home.live import Live, read_live
 from device_sdk.home.round_store import RoundOutcome
+from device_sdk.link.broker_url import BrokerUrl, parse_broker_url
 from device_sdk.link.events import (
     Connected,
     ConnectRefused,
@@ -29,7 +30,7 @@ from device_sdk.link.link import Link
 from device_sdk.link.outbound import LinkError
 from device_sdk.methods.learner import Declined
 from device_sdk.observer import Observer
-from device_sdk.rounds.actions import Publish, Subscribe, Unsubscribe
+from device_sdk.rounds.actions import MoveTo, Publish, Subscribe, Unsubscribe
 from device_sdk.rounds.current_round import CurrentRound
 from device_sdk.rounds.participant import Participant
 from device_sdk.status import DeviceStatus, TaskStatus, read_status, read_tasks
@@ -37,6 +38,7 @@ from device_sdk.train.failures import FailedTrainings
 from device_sdk.train.job import RoundTrainer, TrainingJob, load_trainer
 from device_sdk.train.reasons import reason_of
 from device_sdk.wire.publish.report import Reason
+from device_sdk.wire.seal.placement import split_cell
 from device_sdk.world import DeviceWorld
 
 _log = logging.getLogger("tessera.device")
@@ -64,6 +66,8 @@ class Agent:
         leaves: bool = False,
         ended: Callable[[], None] = lambda: None,
     ) -> None:
+        # Root and placement may be others than when the device was opened.
+        world = replace(world, membership=world.home.membership.load() or world.membership)
         training_rng, jitter, link_rng = world.rng.spawn(3)
         training_world = replace(world, rng=training_rng)
         self._trainer, self._observer, self._ended = trainer, observer, ended
@@ -77,8 +81,9 @@ class Agent:
         self.participant = Participant(replace(world, rng=jitter), leaves=leaves)
         self.left = threading.Event()
         membership = world.membership
+        self._enrolled_at = parse_broker_url(membership.url)
         self._link = Link(
-            membership.url,
+            self._broker_of(membership.grant.cell),
             rng=link_rng,
             clock=world.clock,
             tls=membership.tls,
@@ -174,6 +179,11 @@ class Agent:
                     self._link.subscribe(topic_filter, optional=optional)
                 case Unsubscribe(topic_filter):
                     self._link.unsubscribe(topic_filter)
+                case MoveTo(cell):
+                    self._link.redirect(self._broker_of(cell))
+
+    def _broker_of(self, cell: str) -> BrokerUrl:
+        return self._enrolled_at.at(*split_cell(cell)) if cell else self._enrolled_at
 
     def _take(self, event: Event) -> None:
         match event:

@@ -135,7 +135,11 @@ class Pace:
         fetch_seconds: chunks that did not come for so long are asked for again.
         reopen_seconds: a new session because of a new presence, an unknown key epoch or silence is
             opened after a random wait of up to this, so that a fleet does not come at once.
-        most_seconds: the longest wait.
+        renew_seconds: a session that the aggregator says it does not hold is replaced after a
+            random wait of up to this.
+        cell_seconds: a device that was told to be in a cell, and finds no session there for so
+            long and up to twice as long, looks for one at the broker that it enrolled at.
+        most_seconds: the longest wait of the others.
         ask_seconds: what ``only_when`` of the options refuses is asked again after this.
         unanswered_sends: after so many sends without a receipt the session is opened anew.
 
@@ -146,6 +150,8 @@ class Pace:
     repeat_seconds: float = 2.0
     fetch_seconds: float = 15.0
     reopen_seconds: float = 10.0
+    renew_seconds: float = 1.0
+    cell_seconds: float = 300.0
     most_seconds: float = 600.0
     unanswered_sends: int = 3
     ask_seconds: float = 10.0
@@ -155,7 +161,8 @@ class Pace:
             value = getattr(self, each.name)
             if isinstance(value, bool) or not math.isfinite(value) or value <= 0:
                 raise ValueError(f"{each.name} is {value!r}; expected a number above 0")
-        if self.most_seconds < max(self.answer_seconds, self.fetch_seconds, self.reopen_seconds):
+        first = (self.answer_seconds, self.fetch_seconds, self.reopen_seconds, self.renew_seconds)
+        if self.most_seconds < max(first):
             raise ValueError(f"most_seconds is {self.most_seconds}, below one of the first waits")
 
 

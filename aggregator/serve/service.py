@@ -274,6 +274,8 @@ class Service:
                     self._send_all(parts.placements.opened(result.opened))
             case Refusal():
                 parts.refusals.note(result.error, result.device_id)
+                if result.answer is not None and parts.fence.passed:
+                    parts.outgoing.send_receipt(result.answer.topic, result.answer.payload)
                 if result.error.reason == "old-incarnation":
                     self._show_presence_again()
             case Left():

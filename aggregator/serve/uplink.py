@@ -12,6 +12,7 @@ from aggregator.keys.enrolment import Enrolment
 from aggregator.keys.registry import credential
 from aggregator.rounds.ingest import Repeats
 from aggregator.shared import Shared
+from aggregator.store.devices import DeviceRow
 from device_sdk.link.events import Message
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.codec.message import MessageType
@@ -62,10 +63,12 @@ class Left(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A message that was refused; ``device_id`` is empty while the sender is not proven."""
+    """A message that was refused; ``device_id`` is empty while the sender is not proven. ``answer``
+    is what the device is told all the same, if anything."""
 
     error: WireError
     device_id: bytes
+    answer: Answer | None = None
 
 
 class Uplink:
@@ -114,7 +117,10 @@ class Uplink:
                 return Answer(down, reply, device.device_id)
             if self._repeats.exhausted(device.device_id):
                 raise WireError("too-many-repeats", "the device asks for old verdicts too often")
-            received = self._table.receive(message.payload, device.device_id)
+            try:
+                received = self._table.receive(message.payload, device.device_id)
+            except WireError as error:
+                return Refusal(error, b"", self._denial(error, device, topic, message.payload))
             device_id = device.device_id  # proven by the envelope's tag
             record = received.message_type
             if record != _UPDATE and record != _CONTRIBUTION:
@@ -129,6 +135,19 @@ class Uplink:
             return None if payload is None else Arrived(device_id, payload, record)
         except WireError as error:
             return Refusal(error, device_id)
+
+    def _denial(
+        self, error: WireError, device: DeviceRow, topic: UpTopic, payload: bytes
+    ) -> Answer | None:
+        """To an envelope of a session that is not open here. Only where the device opens its
+        sessions: elsewhere somebody else may have put it there."""
+        if error.reason != "unknown-session" or topic.shard != device.shard:
+            return None
+        try:
+            denial = self._table.deny(device.device_id, device.handle, payload)
+        except WireError:
+            return None
+        return Answer(self._topics.write(DownTopic(device.handle)), denial)
 
     def receipt(self, device_id: bytes, receipt: Receipt) -> Answer | None:
         """A sealed receipt; None when the device is gone or has no session."""

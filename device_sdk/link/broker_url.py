@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import ssl
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -42,6 +42,10 @@ class BrokerUrl:
     def authority(self) -> str:
         """``host:port``, an IPv6 address in brackets."""
         return authority(self.host, self.port)
+
+    def at(self, host: str, port: int | None) -> BrokerUrl:
+        """The same way to another broker; ``port``: None for the same."""
+        return replace(self, host=host, port=self.port if port is None else port)
 
     def __str__(self) -> str:
         """The address without user, password and query, fit for a log."""

@@ -151,11 +151,12 @@ class Connection:
 
     def close(self, end: ConnectionEnd) -> None:
         """Say goodbye if the broker still listens, and close the socket."""
-        if self.limits is not None and self.end is None and end.reason == "stopped":
+        if self.limits is not None and self.end is None and end.reason in ("stopped", "moved"):
+            self.end = end
             try:
                 self._client.say_goodbye()
             except Exception as error:
-                end = ConnectionEnd("stopped", f"without goodbye: {type(error).__name__}")
+                self.end = ConnectionEnd(end.reason, f"without goodbye: {type(error).__name__}")
         self._finish(end)
 
     def _make_client(self) -> BufferedClient:

@@ -84,7 +84,8 @@ class Disconnected:
     """There is no connection, or a try to make one failed. The next comes in ``retry_seconds``.
 
     ``reason`` is a slug: ``unreachable``, ``tls``, ``timeout``, ``no-connack``, ``version``,
-    ``closed``, ``server`` (the broker said why), ``stalled``, ``consumer-stalled``, ``protocol``.
+    ``closed``, ``server`` (the broker said why), ``stalled``, ``consumer-stalled``, ``protocol``,
+    ``moved`` (to another broker, as we wished).
     ``code`` is the broker's reason code where it sent one.
     """
 

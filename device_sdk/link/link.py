@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -61,6 +62,7 @@ class Link:
         # 22 letters and digits: within what every 3.1.1 broker must take.
         self.client_id = client_id if client_id is not None else rng.bytes(11).hex()
         settings = settings or LinkSettings()
+        self._proxy = settings.proxy
         proxy = proxy_for(parsed, settings.proxy)
         way = BrokerWay(parsed, context, self.client_id, settings, clock, admits, proxy)
         self._loop = LinkLoop(way, rng, on_event)
@@ -89,6 +91,13 @@ class Link:
             return True
         thread.join(timeout_seconds)
         return not thread.is_alive()
+
+    def redirect(self, url: BrokerUrl) -> None:
+        """Be connected to this broker from now on, with the same TLS files, client id and
+        subscriptions; what is not sent yet goes there. Raises ValueError for another scheme."""
+        if url.scheme != self._loop.way.url.scheme:
+            raise ValueError(f"the link speaks {self._loop.way.url.scheme}, not {url.scheme}")
+        self._loop.redirect(replace(self._loop.way, url=url, proxy=proxy_for(url, self._proxy)))
 
     @property
     def connected(self) -> bool:

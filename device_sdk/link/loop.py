@@ -101,16 +101,17 @@ _VERSION_FAILURES = ("no-connack", "version", "timeout", "protocol")
 class LinkLoop:
     """Everything that happens on a link's thread; :class:`~device_sdk.link.link.Link` is its face.
 
-    ``queue``, ``subscriptions``, ``events`` and ``waker`` are safe between threads, ``limits`` may
-    be read from any (None without a connection), and ``done`` tells of publications' fates. All
-    else belongs to the thread that calls :meth:`run`. ``rng`` draws the back-off's jitter.
-    ``on_event``: see :class:`~device_sdk.link.link.Link`.
+    ``queue``, ``subscriptions``, ``events`` and ``waker`` are safe between threads, ``way`` and
+    ``limits`` may be read from any (None without a connection), and ``done`` tells of publications'
+    fates. All else belongs to the thread that calls :meth:`run`. ``rng`` draws the back-off's
+    jitter. ``on_event``: see :class:`~device_sdk.link.link.Link`.
     """
 
     def __init__(
         self, way: BrokerWay, rng: np.random.Generator, on_event: Callable[[], None] | None
     ) -> None:
-        self._way, self._settings, self._clock = way, way.settings, way.clock
+        self.way, self._settings, self._clock = way, way.settings, way.clock
+        self._used = way  # by the connection of the moment
         settings = way.settings
         make_backoff = partial(
             Backoff,
@@ -160,6 +161,11 @@ class LinkLoop:
         # A link that sleeps between two connections takes no notice of work, only of its end.
         self.waker.wake(again=True)
 
+    def redirect(self, way: BrokerWay) -> None:
+        """Connect that way from now on, at once, from any thread."""
+        self.way = way
+        self.waker.wake(again=True)
+
     # What a Connection calls.
 
     def arrived(self, message: Message) -> None:
@@ -203,15 +209,22 @@ class LinkLoop:
                 unsuited = end.reason in _VERSION_FAILURES and self._never_accepted
                 if unsuited and self._versions.rejected():
                     continue
-                retry_seconds = self._backoff.next_seconds()
+                retry_seconds = self._backoff.next_seconds() if not self._is_redirected() else 0.0
                 self._report(end, retry_seconds)
-                self.waker.sleep(retry_seconds, self._clock, lambda: self._stopping)
+                self.waker.sleep(
+                    retry_seconds, self._clock, lambda: self._stopping or self._is_redirected()
+                )
         finally:
             self.close()
 
+    def _is_redirected(self) -> bool:
+        return self.way is not self._used
+
     def _one_connection(self) -> ConnectionEnd:
         self._never_accepted = True
-        connection = Connection(self._way, self._versions.current, self)
+        if self._is_redirected():
+            self._used, self._versions = self.way, VersionChoice()
+        connection = Connection(self._used, self._versions.current, self)
         opened_seconds = self._clock()
         try:
             connection.open()
@@ -248,6 +261,9 @@ class LinkLoop:
         if self.limits is not None:
             self._send(connection, self.limits, now)
             connection.flush()
+        if self._is_redirected():
+            connection.close(ConnectionEnd("moved", "on the way to another broker"))
+            return
         if self._stopping and self._flushed(now):
             connection.close(ConnectionEnd("stopped", "the link was stopped"))
             return

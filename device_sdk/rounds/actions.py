@@ -32,7 +32,14 @@ class Unsubscribe:
     topic_filter: str
 
 
-Action = Publish | Subscribe | Unsubscribe
+@dataclass(frozen=True, slots=True)
+class MoveTo:
+    """Be connected to the broker of this cell; empty: to the one that the device enrolled at."""
+
+    cell: str
+
+
+Action = Publish | Subscribe | Unsubscribe | MoveTo
 
 
 Actions = deque[Action]

@@ -7,8 +7,9 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 
-from device_sdk.rounds.actions import Actions, Subscribe, Unsubscribe
+from device_sdk.rounds.actions import Actions, MoveTo, Subscribe, Unsubscribe
 from device_sdk.rounds.budget import DayBudget
+from device_sdk.rounds.cell import CellChoice
 from device_sdk.rounds.current_round import CurrentRound
 from device_sdk.rounds.farewell import Farewell
 from device_sdk.rounds.roster import Roster
@@ -84,6 +85,7 @@ class Participant:
         self.actions = Actions()
         self.refusals = RefusedMessages()
         self.sessions = SessionKeeper(world, self.actions)
+        self.cell = CellChoice(world, self.sessions)
         self.sender = Sender(world, self.sessions, self.actions)
         self.budget = DayBudget(world, self.sessions.time)
         self.rounds: dict[str, CurrentRound] = {}
@@ -119,6 +121,7 @@ class Participant:
         """The broker's connection came or went."""
         self._is_connected = value
         self.sessions.connected(value)
+        self.cell.connected(value)
         self.sender.connected(value and self.farewell is None)
         for each in self.rounds.values():
             each.connected(value)
@@ -187,6 +190,9 @@ class Participant:
 
     def tick(self) -> None:
         """Do what is due."""
+        if self.cell.tick():
+            self.connected(False)
+            self.actions.append(MoveTo(self.cell.here))
         self.sessions.tick()
         self.sender.tick()
         if self.farewell is not None:
@@ -210,6 +216,7 @@ class Participant:
             *(each.next_seconds() for each in self.rounds.values()),
             self._turn_seconds,
             self.sessions.next_seconds(),
+            self.cell.next_seconds(),
             self.sender.next_seconds(),
             math.inf if self.farewell is None else self.farewell.next_seconds(),
             self._save_time_seconds,
@@ -218,20 +225,24 @@ class Participant:
     def _on_down(self, payload: bytes) -> None:
         if len(payload) > 1 and payload[1] == MessageType.SESSION_REPLY:
             self.sessions.on_reply(payload)
+            self.cell.session_opened()
             self._roster.standing = None
             self.sender.session_opened()
             if self.farewell is not None:
                 self.farewell.session_opened()
             self._retry_refused()
             return
+        if len(payload) > 1 and payload[1] == MessageType.NO_SESSION:
+            self.sessions.on_no_session(payload)
+            return
         if len(payload) > 1 and payload[1] < FIRST_ENVELOPE_TYPE:
-            raise WireError("bad-type", "neither a session's reply nor an envelope")
+            raise WireError("bad-type", "no reply, no denial and no envelope")
         received = self.sessions.receive(payload)
         kind = received.message_type
         if received.fragment is not None or kind not in _TAKEN:
             raise WireError("bad-type", "a device takes no such record, and none in parts")
         if kind == RecordType.PLACEMENT:
-            self.sessions.on_placement(read_placement(received.payload))
+            self.cell.told(read_placement(received.payload))
             return
         if kind == RecordType.STANDING:
             self._roster.standing = read_standing(received.payload)

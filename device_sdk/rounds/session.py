@@ -17,6 +17,7 @@ from device_sdk.wire.seal.broadcast import GroupKey
 from device_sdk.wire.seal.descriptor import Descriptor, read_descriptor
 from device_sdk.wire.seal.device_session import DeviceCredential, SessionOpening
 from device_sdk.wire.seal.freshness import Freshness
+from device_sdk.wire.seal.no_session import read_no_session
 from device_sdk.wire.seal.placement import Placement
 from device_sdk.wire.seal.presence import PresenceWatch, read_presence
 from device_sdk.wire.seal.session import DeviceSessions
@@ -81,7 +82,8 @@ class SessionKeeper:
         self._credential = DeviceCredential(grant.device_id, home.identity(), grant.admission_key)
         self._least_serial = membership.least_serial
         self._topics, self._handle = world.topics, grant.handle
-        self._placement = grant.placement
+        self.placement = grant.placement
+        """The newest that the aggregator told."""
         self.up_topic = self._own_topic()
         """Where what is sealed goes: the topic that the session in use was opened on."""
         self._actions = actions
@@ -105,6 +107,7 @@ class SessionKeeper:
         self._wanted = True
         self._answers = self._new_backoff(self._pace.answer_seconds)
         self._reopens = self._new_backoff(self._pace.reopen_seconds)
+        self._renewals = self._new_backoff(self._pace.renew_seconds)
         self.time = TrustedTime(clock, self._store.largest_time())
         self._unanswered = 0
         self._attempts = 0  # since the last reply
@@ -115,6 +118,11 @@ class SessionKeeper:
     def is_open(self) -> bool:
         """Whether there is a session to send under."""
         return not self._sessions.needs_session()
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether there is a session, and no other wanted."""
+        return self.is_open and not self._wanted
 
     @property
     def problem(self) -> str:
@@ -239,11 +247,37 @@ class SessionKeeper:
         self._watch.session_opened(opened.incarnation)
         self.opened += 1
 
-    def on_placement(self, placement: Placement) -> None:
-        """The aggregator said where this device belongs. Raises ``sqlite3.Error``."""
-        if placement != self._placement:
+    def on_no_session(self, message: bytes) -> None:
+        """The aggregator says that it does not hold a session. Where it is the one in use, all are
+        dropped and another is opened soon; each further time after a longer wait.
+
+        Raises ``WireError``, and nothing changes: ``unknown-session`` for any other session.
+        """
+        denial = read_no_session(message)
+        if denial.session_id != self._sessions.in_use:
+            raise WireError("unknown-session", "a denial of a session that is not in use")
+        if not self._watch.may_deny(denial.incarnation):
+            raise WireError("old-incarnation", "a denial by another life of the aggregator")
+        signing = self.signing()
+        assert self.descriptor is not None
+        denial.verify(self._handle, self.descriptor, signing)
+        self._sessions.close()
+        if self._opening is None:
+            soon = self._clock() + self._renewals.next_seconds()
+            self._next_seconds = min(soon, self._next_seconds) if self._wanted else soon
+            self._wanted = True
+
+    def place(self, placement: Placement) -> None:
+        """This device belongs there from now on. Raises ``sqlite3.Error``."""
+        if placement != self.placement:
             self._store.place(placement)
-            self._placement = placement
+            self.placement = placement
+
+    def start_anew(self) -> None:
+        """Whoever is asked next knows nothing of this device's sessions, nor of its open."""
+        self._sessions.close()
+        self._opening = None
+        self._wanted, self._next_seconds = True, self._clock()
 
     def reopen(self) -> None:
         """Open a new session after a random wait; each further one comes after a longer wait."""
@@ -254,6 +288,7 @@ class SessionKeeper:
     def went_well(self) -> None:
         """The session proved good (a receipt came, a manifest opened): next wait is short again."""
         self._reopens.reset()
+        self._renewals.reset()
 
     def tick(self) -> None:
         """Do what is due."""
@@ -282,7 +317,7 @@ class SessionKeeper:
         return self._next_seconds
 
     def _own_topic(self) -> str:
-        return self._topics.write(UpTopic(self._placement.shard, self._handle))
+        return self._topics.write(UpTopic(self.placement.shard, self._handle))
 
     def _life(self) -> bytes | None:
         """The life of the aggregator to ask; None before any is known."""

@@ -22,10 +22,12 @@ from aggregator.keys.folder import USUAL_LIVES, Lives, initialise
 from aggregator.methods.method import Binding
 from aggregator.rounds.machine import RoundEvent
 from aggregator.serve.assembly import LINK_SETTINGS, World, assemble
+from aggregator.serve.placements import PlacementOf
 from aggregator.serve.service import Parts, Service
 from aggregator.store import Store
 from aggregator.task.file import read_task
 from device_sdk.link.settings import LinkSettings
+from device_sdk.wire.seal.placement import own_placement
 from tests.fakes.waiting import PATIENCE_SECONDS, wait_until
 
 ITEMS, WIDTH = 20, 8
@@ -84,6 +86,7 @@ def serving(
     home: AggregatorHome,
     binding: Binding | None = None,
     link_settings: LinkSettings = LINK_SETTINGS,
+    placement_of: PlacementOf = own_placement,
 ) -> Iterator[Serving]:
     """Serve a home in this process until the block ends; errors of the service come out here.
 
@@ -103,7 +106,7 @@ def serving(
             if binding is not None:
                 task = replace(task, binding=binding)
             world = World(time.monotonic, time.time, np.random.default_rng(3), os.urandom)
-            parts = assemble(home, home.open_store(), task, world, link_settings)
+            parts = assemble(home, home.open_store(), task, world, link_settings, placement_of)
             mine = Serving(parts, Service(parts))
             mine.service = Service(parts, mine.rounds.append)
             holder.append(mine)

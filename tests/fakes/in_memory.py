@@ -16,7 +16,7 @@ from device_sdk.home.round_store import RoundOutcome
 from device_sdk.link.events import Message
 from device_sdk.local_data import DataSource, LocalData
 from device_sdk.methods.scatter.contract import encode_scatter_update
-from device_sdk.rounds.actions import Publish, Subscribe, Unsubscribe
+from device_sdk.rounds.actions import MoveTo, Publish, Subscribe, Unsubscribe
 from device_sdk.rounds.current_round import CurrentRound
 from device_sdk.rounds.participant import Participant
 from device_sdk.train.job import TrainedRound, TrainingJob
@@ -99,6 +99,9 @@ class Bench:
         self.given: dict[str, DataSource] | None = None
         self.chosen: tuple[str, ...] = ()
         self.published: list[tuple[float, int]] = []
+        self.moves: list[tuple[float, str]] = []
+        self.away: set[str] = set()
+        """Cells that cannot be reached; the empty one is where the device enrolled."""
         self._rng = np.random.default_rng(seed)
         self.home = Home(folder, create=True)
         self._enrol()
@@ -119,6 +122,12 @@ class Bench:
         if value:
             for each in list(self.broker.filters):
                 self.broker.subscribe(each)
+
+    def reach(self, cell: str, value: bool) -> None:
+        """The broker of a cell comes or goes."""
+        (self.away.discard if value else self.away.add)(cell)
+        if self.participant.cell.here == cell and self.connected != value:
+            self.set_connected(value)
 
     def run(self, seconds: float) -> None:
         """Everything that happens within ``seconds``."""
@@ -163,6 +172,9 @@ class Bench:
                     self.broker.subscribe(topic_filter)
                 case Unsubscribe(topic_filter):
                     self.broker.filters.discard(topic_filter)
+                case MoveTo(cell):
+                    self.moves.append((self.now_seconds, cell))
+                    self.set_connected(cell not in self.away)
         if self.connected and self.broker.to_device:
             busy = True
             topic, payload, retained = self.broker.to_device.popleft()

@@ -66,6 +66,7 @@ from device_sdk.wire.seal.enrolment import EnrolmentDesk, Token
 from device_sdk.wire.seal.enrolment_code import new_code
 from device_sdk.wire.seal.enrolment_message import read_request_head
 from device_sdk.wire.seal.keyring import Keyring, serving_keys
+from device_sdk.wire.seal.placement import Placement, write_placement
 from device_sdk.wire.seal.presence import new_presence, sign_presence
 from device_sdk.wire.seal.session_table import RegisteredDevice, SessionTable
 from device_sdk.wire.seal.tasks import ServedTasks, sign_tasks
@@ -139,6 +140,8 @@ class SmallAggregator:
         """By cohort, the admission keys of its members."""
         self.cohort_key = b"\xc0" * 32
         self.group_keys: tuple[GroupKey, ...] = (new_group_key(1),)
+        self.placement_of: Callable[[bytes], Placement | None] = lambda device_id: None
+        """What follows a session's reply."""
         self._tokens: dict[bytes, Token] = {}
         self._handles: dict[bytes, tuple[RegisteredDevice, bytes]] = {}
         self._verdicts: dict[bytes, Verdict] = {}
@@ -332,6 +335,11 @@ class SmallAggregator:
         record = write_standing(self.standing)
         self.down(handle, self._sessions.seal_newest(device_id, RecordType.STANDING, record))
 
+    def tell_placement(self, handle: bytes, device_id: bytes, placement: Placement) -> None:
+        """Send a placement in the device's session."""
+        record = write_placement(placement)
+        self.down(handle, self._sessions.seal_newest(device_id, RecordType.PLACEMENT, record))
+
     def rounds_seen(self) -> list[int]:
         """Rounds of the updates that came, each once: a busy machine may send one twice."""
         return list(dict.fromkeys(identity.round for identity, _ in self.seen.bodies))
@@ -410,6 +418,8 @@ class SmallAggregator:
                 self.down(topic.handle, reply)
                 if self.standing is not None:
                     self.tell_standing(topic.handle, device_id)
+                if (placement := self.placement_of(device_id)) is not None:
+                    self.tell_placement(topic.handle, device_id, placement)
             return
         received = self._sessions.receive(event.payload, device_id)
         if received.message_type == RecordType.LEAVE:

@@ -60,6 +60,7 @@ from device_sdk.wire.publish.task_messages import (
 from device_sdk.wire.publish.topics import Topics
 from device_sdk.wire.seal.broadcast import WRAPPED_BYTES
 from device_sdk.wire.seal.enrolment_code import parse_code
+from device_sdk.wire.seal.placement import read_placement, write_placement
 from device_sdk.wire.seal.session import Fragment
 from tests.fuzz.target import Target
 
@@ -128,6 +129,10 @@ def _receipt(data: bytes) -> None:
 
 def _standing(data: bytes) -> None:
     assert write_standing(read_standing(data)) == data
+
+
+def _placement(data: bytes) -> None:
+    assert write_placement(read_placement(data)) == data
 
 
 def _update(data: bytes) -> None:
@@ -357,6 +362,12 @@ CODEC_TARGETS = (
         _WIRE,
     ),
     Target("standing", _standing, lambda: _hex(vectors("codecs")["standing"]["payload"]), _WIRE),
+    Target(
+        "placement",
+        _placement,
+        lambda: _hex(*(each["payload"] for each in vectors("placement")["placements"]["records"])),
+        _WIRE,
+    ),
     Target("update", _update, lambda: _hex(vectors("codecs")["update"]["payload"]), _WIRE),
     Target("contribution", _contribution, _contributions, _WIRE),
     Target("report", _report, lambda: _hex(*vectors("codecs")["reports"].values()), _WIRE),

@@ -55,6 +55,7 @@ from device_sdk.wire.seal.handshake import (
 )
 from device_sdk.wire.seal.keyring import Keyring
 from device_sdk.wire.seal.keys import fingerprint
+from device_sdk.wire.seal.no_session import read_no_session, sign_no_session
 from device_sdk.wire.seal.presence import read_presence
 from device_sdk.wire.seal.session import Direction, DirectionKeys, EnvelopeCipher, read_header
 from device_sdk.wire.seal.signature import Purpose
@@ -215,6 +216,11 @@ def _table(data: bytes) -> None:
     _fleet().table.receive(data, _ANNA.device_id)
 
 
+def _no_session(data: bytes) -> None:
+    denial = read_no_session(data)
+    denial.verify(bytes(16), _DESCRIPTOR, _SERVING.signing.public_key())
+
+
 def _broadcast_parts(data: bytes) -> None:
     """A manifest or chunk made by somebody who knows the group key and not the signing key."""
     public = _SERVING.signing.public_key()
@@ -281,6 +287,7 @@ SEALED_TARGETS = (
         lambda: _body_of(_messages("tasks", "message")[0], 66),
         _WIRE,
     ),
+    Target("no-session", _no_session, lambda: [_denial()], _WIRE),
     Target("open", _open, lambda: [_open_message()], _WIRE),
     Target("tagged-open", _tagged_open, lambda: [_untagged(_open_message(), _OPEN_TAG_AT)], _WIRE),
     Target("unsealed-open", _unsealed_open, lambda: [_open_body()], _WIRE),
@@ -303,6 +310,10 @@ SEALED_TARGETS = (
         _WIRE,
     ),
 )
+
+
+def _denial() -> bytes:
+    return sign_no_session(bytes(8), INCARNATION, bytes(16), _DESCRIPTOR, _SERVING.signing)
 
 
 def _open_message() -> bytes:
@@ -332,8 +343,9 @@ def _enrol_request() -> EnrolRequest:
 
 
 def _answer_bodies() -> list[bytes]:
-    grant = Grant(bytes(16), bytes(16), bytes(32), 0)
-    return [EnrolAnswer(each, NOW).to_body() for each in (grant, EnrolRefusal.REVOKED)]
+    ids = bytes(16), bytes(16), bytes(32)
+    granted = Grant(*ids, 0), Grant(*ids, 5, "north.example:8883")
+    return [EnrolAnswer(each, NOW).to_body() for each in (*granted, EnrolRefusal.REVOKED)]
 
 
 def _succeeded() -> Descriptor:

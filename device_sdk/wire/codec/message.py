@@ -32,6 +32,7 @@ class MessageType(IntEnum):
     MANIFEST = 7
     CHUNK = 8
     TASKS = 9
+    NO_SESSION = 10
 
 
 FIRST_ENVELOPE_TYPE = 16

@@ -57,6 +57,11 @@ class Keyring:
         """By serial, the newest last."""
         return iter(sorted(self._by_serial.values(), key=lambda each: each.descriptor.serial))
 
+    @property
+    def newest(self) -> ServingKeys:
+        """Those of the current descriptor."""
+        return self._by_serial[self._newest]
+
     def find(self, serial: int, now_unix_seconds: int) -> ServingKeys:
         """Keys for a message that names ``serial``.
 

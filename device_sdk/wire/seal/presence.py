@@ -97,6 +97,12 @@ class PresenceWatch:
         presence = self._shown if unanswered % 2 else self._newest
         return None if presence is None else presence.incarnation
 
+    def may_deny(self, incarnation: bytes) -> bool:
+        """Whether a life's word counts that a session is not open there: of the one that answered
+        last, and of the newest. So not of one that was thought to have ended."""
+        newest = None if self._newest is None else self._newest.incarnation
+        return incarnation in (self.session, newest)
+
     def should_reopen(self, presence: Presence) -> bool:
         """Whether to open a new session (after a random wait) because of this presence."""
         self._shown = presence

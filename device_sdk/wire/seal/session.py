@@ -390,6 +390,11 @@ class DeviceSessions:
         """Send under ``session`` from now on."""
         self._sessions = [*self._sessions, session][-self._MOST :]
 
+    @property
+    def in_use(self) -> bytes | None:
+        """Id of the session that is sent under; None for none."""
+        return self._sessions[-1].session_id if self._sessions else None
+
     def needs_session(self) -> bool:
         """Whether there is none to send under, or only a spent one."""
         return not self._sessions or self._sessions[-1].is_spent()

@@ -21,6 +21,7 @@ from device_sdk.wire.seal.handshake import (
 )
 from device_sdk.wire.seal.keyring import Keyring
 from device_sdk.wire.seal.keys import RandomBytes, draw
+from device_sdk.wire.seal.no_session import sign_no_session
 from device_sdk.wire.seal.session import (
     SECRET_BYTES,
     SESSION_ID_BYTES,
@@ -33,6 +34,7 @@ from device_sdk.wire.seal.session import (
 )
 
 PENDING_SECONDS = 300.0
+_DENIALS_PER_SECOND = 0.5
 MOST_PENDING = 4
 MOST_REPEATS = 8
 """Times that one open is answered again: more than a device sends it, and QoS 1 doubles that."""
@@ -73,9 +75,9 @@ class SessionTable:
     replaces it at its first valid envelope, so a lost reply costs the device no session.
 
     ``clock`` gives monotonic seconds, ``unix_clock`` Unix time in seconds. ``buckets`` bounds the
-    opens of each device that cost public-key work, ``budget`` the work for all of them. A reply
-    goes out under the keys of the descriptor that the open named. ``marks``: of a life that is not
-    this process's alone.
+    opens of each device that cost public-key work, ``budget`` the work for all of them, denials
+    included. A reply goes out under the keys of the descriptor that the open named. ``marks``: of a
+    life that is not this process's alone.
     """
 
     def __init__(
@@ -96,6 +98,8 @@ class SessionTable:
         self._incarnation = incarnation
         self._marks = FreshnessMarks(incarnation) if marks is None else marks
         self._buckets = buckets
+        # Apart: whoever may write to a device's topic can ask for denials, and for no open.
+        self._denials = TokenBuckets(1.0, _DENIALS_PER_SECOND, clock)
         self._budget = budget
         self._clock = clock
         self._unix_clock = unix_clock
@@ -177,6 +181,20 @@ class SessionTable:
                 self._promote(seat, place)
                 return received
         raise AssertionError("the table of owners names a session that its device does not have")
+
+    def deny(self, device_id: bytes, handle: bytes, message: bytes) -> bytes:
+        """The signed word to a device that the session of an envelope, which :meth:`receive`
+        refused as ``unknown-session``, is not open here.
+
+        Raises ``WireError``: ``too-many`` (one in two seconds for each device), ``busy``.
+        """
+        session_id = read_header(message).session_id
+        self._denials.take(device_id)
+        with self._budget.work():
+            keys = self._keyring.newest
+            return sign_no_session(
+                session_id, self._incarnation, handle, keys.descriptor, keys.signing
+            )
 
     def seal(
         self,

@@ -35,6 +35,7 @@ class Purpose(Enum):
     SESSION_OPEN = b"tessera/1 session open"
     SESSION_REPLY = b"tessera/1 session reply"
     MANIFEST = b"tessera/1 manifest"
+    NO_SESSION = b"tessera/1 no session"
 
 
 def sign(key: Ed25519PrivateKey, purpose: Purpose, message: bytes) -> bytes:

@@ -103,8 +103,8 @@ def test_who_never_hears_of_its_shard_goes_on_where_it_is(make_stage: MakeStage)
     stage.kill_aggregator()
     stage.start_aggregator()
     for device in stage.devices:
-        device.participant.sessions.on_placement(Placement(FIRST_SHARD))
-        device.participant.sessions.on_placement = lambda placement: None  # type: ignore[method-assign]
+        device.participant.cell.told(Placement(FIRST_SHARD))
+        device.participant.cell.told = lambda placement: None  # type: ignore[method-assign]
     rounds(stage, 2)
     restart(stage)
     rounds(stage, 2)

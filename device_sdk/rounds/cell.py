@@ -1,0 +1,104 @@
+"""Which broker to be at: that of the device's cell, or the one that it enrolled at."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from device_sdk.rounds.session import SessionKeeper
+from device_sdk.system.clock import Backoff
+from device_sdk.wire.seal.placement import Placement
+from device_sdk.world import DeviceWorld
+
+_SHORT_ANSWERS = 3
+_MOST_RETURN = 12
+
+
+class CellChoice:
+    """A device is in its cell. Where no session is to be had there, it looks elsewhere by turns.
+
+    * Without a session in its cell for ``cell_seconds`` and up to twice that, it goes to the broker
+      that it enrolled at, and back after a few answers' time if it has none there either: then it
+      is the network that is away, and not the cell.
+    * With a session there it forgets the cell, which may be gone for good. It has one again where
+      it is told so. To the one that it has fled from it returns after a wait that grows from
+      ``cell_seconds`` to twelve times as much, and stays only for a few answers' time if there is
+      still no session to be had; to another, at once.
+    * What was sent and not answered is sent again wherever it is: sessions end with the move.
+    """
+
+    def __init__(self, world: DeviceWorld, sessions: SessionKeeper) -> None:
+        self._clock, self._rng, self._pace = world.clock, world.rng, world.pace
+        self._sessions = sessions
+        self.here = sessions.placement.cell
+        """Where the device is connected, or tries to be; empty: where it enrolled."""
+        self._connected = False
+        self._fled = ""
+        self._returns = Backoff(
+            self._rng,
+            first_seconds=self._pace.cell_seconds,
+            most_seconds=_MOST_RETURN * self._pace.cell_seconds,
+        )
+        self._leave_seconds = math.inf  # if there is no session until then
+        self._move_seconds = math.inf  # even with one
+
+    def connected(self, value: bool) -> None:
+        """The broker's connection came or went."""
+        self._connected = value
+
+    def session_opened(self) -> None:
+        """There is a session here."""
+        placement = self._sessions.placement
+        if self.here:
+            self._fled = ""
+            self._returns.reset()
+        elif placement.cell:
+            self._fled = placement.cell
+            self._sessions.place(replace(placement, cell=""))
+
+    def told(self, placement: Placement) -> None:
+        """The aggregator said where this device belongs. Raises ``sqlite3.Error``."""
+        if placement == self._sessions.placement:
+            return
+        self._sessions.place(placement)
+        self._move_seconds = math.inf
+        if placement.cell != self.here:
+            returns = placement.cell and placement.cell == self._fled
+            self._move_seconds = self._clock() + (self._returns.next_seconds() if returns else 0.0)
+
+    def tick(self) -> bool:
+        """Do what is due; whether the device goes to another broker, ``here``, now."""
+        now, cell = self._clock(), self._sessions.placement.cell
+        if self._is_served():
+            self._leave_seconds = math.inf
+            return now >= self._move_seconds and self._go(cell)
+        if not self._has_choice():
+            return False
+        if self._leave_seconds == math.inf:
+            self._leave_seconds = now + self._stay_seconds()
+        return now >= self._leave_seconds and self._go("" if self.here else cell)
+
+    def next_seconds(self) -> float:
+        """The monotonic time at which :meth:`tick` has something to do; infinite for never."""
+        if self._is_served():
+            return self._move_seconds
+        if self._leave_seconds == math.inf and self._has_choice():
+            return self._clock()  # the time begins to run
+        return self._leave_seconds
+
+    def _is_served(self) -> bool:
+        return self._connected and self._sessions.is_settled
+
+    def _has_choice(self) -> bool:
+        return bool(self.here or self._sessions.placement.cell)
+
+    def _stay_seconds(self) -> float:
+        is_away = not self.here or self.here == self._fled
+        first = _SHORT_ANSWERS * self._pace.answer_seconds if is_away else self._pace.cell_seconds
+        return float(first * self._rng.uniform(1.0, 2.0))
+
+    def _go(self, cell: str) -> bool:
+        self.here, self._connected = cell, False
+        self._leave_seconds = self._move_seconds = math.inf
+        self._sessions.start_anew()
+        return True

@@ -1,0 +1,189 @@
+"""Sessions that the aggregator lost: it says so, and nobody else can."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from aggregator.serve.uplink import Refusal
+from device_sdk.link.events import Message
+from device_sdk.wire.codec.message import MessageType
+from device_sdk.wire.publish.receipts import RecordType
+from device_sdk.wire.publish.topics import DownTopic, UpTopic
+from device_sdk.wire.seal.no_session import read_no_session, sign_no_session
+from device_sdk.wire.seal.placement import FIRST_SHARD
+from tests.attacks.conftest import MakeStage
+from tests.attacks.stage import Stage
+from tests.fakes.parties import key_from
+
+OPEN, DENIAL, UPDATE = MessageType.SESSION_OPEN, MessageType.NO_SESSION, RecordType.CONTRIBUTION
+HOUR = 3600.0
+
+
+def lose(stage: Stage, place: int = 0) -> None:
+    """The aggregator forgets a device's sessions, as it does where a worker dies."""
+    stage.parts.table.end(stage.devices[place].grant.device_id)
+
+
+def down(stage: Stage, place: int) -> str:
+    return stage.topics.write(DownTopic(stage.devices[place].grant.handle))
+
+
+def denials(stage: Stage) -> list[bytes]:
+    return [payload for _, payload in stage.broker.seen if payload[1:2] == bytes([DENIAL])]
+
+
+def opened(stage: Stage) -> list[int]:
+    return [device.participant.sessions.opened for device in stage.devices]
+
+
+def session_of(stage: Stage, place: int) -> bytes:
+    return stage.sent_up(place, UPDATE)[-1][4:12]
+
+
+def await_word(stage: Stage) -> None:
+    """Until device 0 has sent its next update."""
+    sent = len(stage.sent_up(0, UPDATE))
+    while len(stage.sent_up(0, UPDATE)) == sent:
+        stage.run(0.05)
+
+
+def denied(stage: Stage) -> bytes:
+    """Device 0's session is lost, it is told so, and has another."""
+    lose(stage)
+    await_word(stage)
+    stage.run(2.0)
+    assert opened(stage) == [2, 1, 1] and len(denials(stage)) == 1
+    return denials(stage)[0]
+
+
+def forged(stage: Stage, place: int, **changed: object) -> bytes:
+    """What the aggregator would say of a device's session in use, but for what is changed."""
+    keys = stage.parts.keys.current()
+    said = {
+        "session_id": session_of(stage, place),
+        "incarnation": stage.incarnation(),
+        "handle": stage.devices[place].grant.handle,
+        "descriptor": keys.descriptor,
+        "signing": keys.signing,
+        **changed,
+    }
+    return sign_no_session(**said)  # type: ignore[arg-type]
+
+
+def refused(stage: Stage, place: int) -> dict[str, int]:
+    return dict(stage.devices[place].participant.refusals.counts())
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_lost_session_costs_a_round_trip_where_the_device_is_told(
+    make_stage: MakeStage, told: bool
+) -> None:
+    stage = make_stage(round_lines="quorum = 3\ndeadline_seconds = 120\npause_seconds = 5")
+    stage.run_until(lambda: stage.parts.first.aggregation.version == 1)
+    if not told:
+        stage.drop = lambda parcel: parcel.payload[1:2] == bytes([DENIAL])
+    lose(stage)
+    await_word(stage)
+    said = stage.now_seconds
+    while stage.devices[0].home.rounds.outbox_size()[0] > 0:
+        stage.run(0.05)
+    seconds = stage.now_seconds - said
+    assert opened(stage) == [2, 1, 1]
+    assert seconds <= 1.1 if told else seconds > 20
+
+
+def test_an_aggregator_that_restarts_denies_the_sessions_of_its_last_life(
+    make_stage: MakeStage,
+) -> None:
+    stage = make_stage(round_lines="quorum = 3\ndeadline_seconds = 120\npause_seconds = 5")
+    stage.run_until(lambda: stage.parts.first.aggregation.version == 1)
+    stage.kill_aggregator()
+    stage.start_aggregator()
+    await_word(stage)
+    stage.run_until(lambda: stage.parts.first.aggregation.version == 2, 20.0)
+    assert opened(stage) == [2, 2, 2]
+    lives = {read_no_session(each).incarnation for each in denials(stage)}
+    assert lives <= {stage.incarnation()}
+
+
+def test_a_denial_of_a_session_of_before_is_ignored(stage: Stage) -> None:
+    old = denied(stage)
+    for _ in range(50):
+        stage.broker.publish(down(stage, 0), old)
+        stage.run(1.0)
+    assert opened(stage) == [2, 1, 1]
+    assert refused(stage, 0) == {"unknown-session": 50}
+
+
+def test_a_denial_for_another_device_is_ignored(stage: Stage) -> None:
+    mine = denied(stage)
+    stage.broker.publish(down(stage, 1), mine)
+    # Even if the aggregator could be brought to deny its session, on the first one's topic.
+    handle = stage.devices[0].grant.handle
+    stage.broker.publish(down(stage, 1), forged(stage, 1, handle=handle))
+    stage.run(60.0)
+    assert opened(stage) == [2, 1, 1]
+    assert refused(stage, 1) == {"unknown-session": 1, "bad-signature": 1}
+
+
+def test_a_denial_that_the_aggregator_did_not_sign_is_ignored(stage: Stage) -> None:
+    right = forged(stage, 0)
+    unsigned = right[:-64] + bytes(64)
+    thief = forged(stage, 0, signing=key_from("a thief"))
+    for message in (unsigned, thief, right[:-1], right + b"\x00"):
+        stage.broker.publish(down(stage, 0), message)
+    stage.run(60.0)
+    assert opened(stage) == [1, 1, 1]
+    assert refused(stage, 0) == {"bad-signature": 2, "truncated": 1, "too-large": 1}
+
+
+def test_a_denial_by_a_life_that_is_over_is_ignored(stage: Stage) -> None:
+    stage.broker.publish(down(stage, 0), forged(stage, 0, incarnation=os.urandom(16)))
+    stage.run(60.0)
+    assert opened(stage) == [1, 1, 1] and refused(stage, 0) == {"old-incarnation": 1}
+
+
+def test_envelopes_of_made_up_sessions_cost_few_signatures_and_no_session(stage: Stage) -> None:
+    envelope = stage.sent_up(0, UPDATE)[-1]
+    for _ in range(100):
+        for _ in range(30):
+            made_up = envelope[:4] + os.urandom(8) + envelope[12:]
+            stage.broker.publish(stage.up_topic(0), made_up)
+        stage.run(1.0)
+    assert stage.refusals("unknown-session") >= 3000
+    assert len(denials(stage)) <= 1 + 0.5 * 100
+    assert opened(stage) == [1, 1, 1]
+    assert refused(stage, 0).keys() == {"unknown-session"}
+
+
+def test_an_aggregator_that_loses_every_session_is_not_pestered(make_stage: MakeStage) -> None:
+    stage = make_stage(round_lines="quorum = 1\ndeadline_seconds = 14400", devices=1)
+    stage.run_until(lambda: stage.parts.first.rounds.current is not None)
+    device, told = stage.devices[0], 0
+    until = stage.now_seconds + 6 * HOUR
+    counted = stage.parts.first.ingest.counted
+    stage.drop = lambda parcel: parcel.payload[1:2] == bytes([RecordType.RECEIPT])
+    while stage.now_seconds < until:
+        if device.participant.sessions.opened > told:
+            told = device.participant.sessions.opened
+            lose(stage)
+        stage.run(0.5)
+    assert len(stage.sent_up(0, OPEN)) <= 150, "about one in five minutes"
+    stage.drop = lambda parcel: False
+    stage.run(1300.0)
+    assert stage.parts.first.ingest.counted > counted
+    assert device.home.rounds.outbox_size()[0] == 0
+
+
+def test_what_is_put_on_another_shard_is_not_denied(stage: Stage) -> None:
+    """In a cluster another worker hears it, which holds no session of the device."""
+    lose(stage)
+    grant = stage.devices[0].grant
+    envelope = stage.sent_up(0, UPDATE)[-1]
+    for shard, answered in ((FIRST_SHARD, False), (grant.shard, True)):
+        topic = stage.topics.write(UpTopic(shard, grant.handle))
+        result = stage.parts.uplink.receive(Message(topic, envelope, False))
+        assert isinstance(result, Refusal) and result.error.reason == "unknown-session"
+        assert (result.answer is not None) == answered

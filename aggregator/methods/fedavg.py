@@ -15,64 +15,40 @@ from typing import Annotated, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.methods.limits import Measured, UpdateLimits, clip_factor, euclidean_norm, measured
-from aggregator.methods.method import LOSSES, Binding, Method, Refused, RoundSummary, Said
+from aggregator.methods.limits import (
+    MOST_MEDIANS,
+    Measured,
+    UpdateLimits,
+    clip_factor,
+    euclidean_norm,
+    measured,
+)
+from aggregator.methods.method import (
+    LOSSES,
+    Binding,
+    Method,
+    OlderRound,
+    Refused,
+    RoundSummary,
+    Said,
+)
 from aggregator.methods.model import Arrays, fitted
 from aggregator.methods.robust import (
     MOST_HELD_BYTES,
-    HeldVectors,
+    HeldUpdates,
     Multiple,
     Robust,
     RobustRule,
     TrimShare,
-    Waiting,
-    require_same_rule,
 )
 from aggregator.methods.server_optimizer import OptimizerSettings, ServerOptimizer
+from aggregator.methods.sums import MOST_UPDATES, Additive, FixedPointSum, RefusedShare
 from device_sdk.artifact import Artifact
 from device_sdk.evaluation.report import STAGES, Stage
 from device_sdk.fields import Within, require_declared
 from device_sdk.methods.fedavg.contract import FedAvgTraining, SharedTensor, shared_tensors
-from device_sdk.methods.state import COUNT, Entry, Schema, Stateful, counters
+from device_sdk.methods.state import Entry, RestoreError, Schema, State, counters
 from device_sdk.wire.arrays.exchange import Broadcast, Update
-
-# A weighted mean of vectors that arrive one after another.
-
-
-class WeightedMean(Stateful):
-    """Sums in float64, so that a hundred thousand float32 vectors keep their small entries."""
-
-    def __init__(self, size: int) -> None:
-        self._sum = np.zeros(size, dtype=np.float64)
-        self._weight = 0.0
-        self._count = 0
-
-    @property
-    def count(self) -> int:
-        """The number of vectors."""
-        return self._count
-
-    @property
-    def weight(self) -> float:
-        """Their weights' sum."""
-        return self._weight
-
-    def add(self, values: NDArray[np.float32], weight: float) -> None:
-        """Add one vector, float32 [size], with a weight above 0."""
-        self._sum += values.astype(np.float64) * weight
-        self._weight += weight
-        self._count += 1
-
-    def mean(self) -> NDArray[np.float32]:
-        """float32 [size]; zeros before the first vector."""
-        if self._count == 0:
-            return np.zeros(len(self._sum), dtype=np.float32)
-        return (self._sum / self._weight).astype(np.float32)
-
-    def _schema(self) -> Schema:
-        size = (len(self._sum),)
-        return {"sum": Entry(np.float64, size), "weight": Entry(np.float64), "count": COUNT}
-
 
 Floats = NDArray[np.float32]
 # Far above any difference of a model that trains, far below what could overflow a sum of them.
@@ -81,6 +57,10 @@ _SAMPLE_COUNTS = Within(1, 1 << 40)
 _VARIANCE = "running_var"
 """What torch calls a buffer that no honest device takes below 0."""
 _BUFFERS, _SAMPLES = 0, 1
+_MOST_WEIGHT = 1 << 38
+"""A device's: so much from each of 2^24 stays within 2^62."""
+_LOSS_UNITS, _LOSS_LIMB = 1 << 30, 1 << 32
+"""Losses are summed in units of 2^-30, as whole numbers in two parts: a high and a low one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +104,7 @@ class FedAvgSettings:
         require_declared(self)
 
 
-class FedAvgMethod(Stateful, Method):
+class FedAvgMethod(Additive, Method):
     """Keeps the global model and moves it by the devices' mean difference.
 
     Args:
@@ -132,10 +112,15 @@ class FedAvgMethod(Stateful, Method):
         buffers: likewise; float buffers (batch norm's statistics) are averaged, others left out.
         settings: of the task.
 
+    A round adds up unless a ``robust`` rule needs all of its updates at once, or too little is
+    known of the fleet to judge them: in a task's first round, and while fewer than three devices
+    were heard of. What does not add up is held and judged when the round closes.
+
     Raises ValueError where there is nothing to share or a value is not finite.
     """
 
-    PARTS = ("mean", "optimizer", "limits", "held", "waiting")
+    PARTS = ("optimizer", "limits", "held", "moved", "buffers_moved")
+    ADDED = ("kept", "clipped", "weight_sum", "losses")
 
     def __init__(
         self,
@@ -161,12 +146,15 @@ class FedAvgMethod(Stateful, Method):
             chosen.clip_multiple,
             outlier_multiple=chosen.outlier_multiple,
             length=euclidean_norm(self._model[: self._trained]),
-            others=2 if chosen.clip_multiple or chosen.samples_multiple else 0,
+            others=2,
         )
         self._buffers_length = euclidean_norm(self._model[self._trained :])
         self._variances = np.concatenate(
             [np.full(one.size, one.name.endswith(_VARIANCE)) for one in self._layout]
         )
+        self._adds_up = 0
+        self._moved: FixedPointSum | None = None
+        self._buffers_moved: FixedPointSum | None = None
         self._clear()
 
     @property
@@ -196,6 +184,11 @@ class FedAvgMethod(Stateful, Method):
         """
         self._begin(round_id)
         self._clear()
+        if self._limits.known and not self._rule.holds:
+            self._adds_up = 1
+            self._bounds_follow()
+            self._moved = FixedPointSum((self._trained,), self._bound)
+            self._buffers_moved = FixedPointSum((self._untrained,), self._buffers_bound)
         return Broadcast(
             round_id=round_id,
             version=self._version,
@@ -213,8 +206,9 @@ class FedAvgMethod(Stateful, Method):
         if set(update.tensors) != {one.wire_name for one in self._layout}:
             raise Refused("bad-tensors", "the update's tensors are not those of the model")
         self._check_metadata(update)
-        if self._held.nbytes > MOST_HELD_BYTES:
+        if self._held.nbytes > MOST_HELD_BYTES or self._kept >= MOST_UPDATES:
             raise Refused("round-full", "this round holds as many updates as memory is set aside")
+        weight = self._weight(update)
         for one in self._layout:
             values = update.tensors[one.wire_name]
             if values.dtype != np.float32 or values.shape != one.wire_shape:
@@ -223,62 +217,96 @@ class FedAvgMethod(Stateful, Method):
                     f"{one.wire_name} is {values.dtype} {values.shape}; expected float32 "
                     f"{one.wire_shape}",
                 )
+            pull = self._most_pull if one.kind == "parameter" else self._most_buffers_pull
+            most = min(_LARGEST_VALUE, pull / weight)
             # NaN fails the comparison too.
-            if values.size and not float(np.abs(values).max()) <= _LARGEST_VALUE:
+            if values.size and not float(np.abs(values).max()) <= most:
                 raise Refused("bad-values", "a value is not finite or is absurdly large")
 
+    @property
+    def adds_up(self) -> bool:
+        """See :class:`~aggregator.methods.method.Method`."""
+        return bool(self._adds_up)
+
     def absorb(self, update: Update) -> None:
-        """Adds the difference, unless it is an outlier; ``update`` must have passed ``check``.
-
-        The first updates of a task's life wait until three devices' norms are known, or the round
-        closes: whoever comes first is judged by those who come next.
-        """
-        values = _flat(self._layout, update.tensors)
-        # As one row: a model has none that could be compared.
-        parameters, buffers = values[None, : self._trained], values[self._trained :]
-        found = measured(parameters)
-        self._limits.note(update.sender, found, (euclidean_norm(buffers), self._samples(update)))
-        if not (self._limits.known or self._waiting.full):
-            self._waiting.add(update)
+        """Adds the difference, unless it is an outlier, or holds the update until the round closes;
+        it must have passed ``check``."""
+        if not self._adds_up:
+            self._held.add(update)
             return
-        self._add_waiting()
-        self._add(update, values, found)
+        values = _flat(self._layout, update.tensors)
+        found = self._noted(update, values)
+        judged = self._judged(update, values, found)
+        if judged is not None:
+            self._add_pull(*judged)
 
-    def _add_waiting(self) -> None:
-        for waited in self._waiting.take():
-            values = _flat(self._layout, waited.tensors)
-            self._add(waited, values, measured(values[None, : self._trained]))
+    def _noted(self, update: Update, values: Floats) -> Measured:
+        """How large the difference is; the limits heard of it."""
+        # As one row: a model has none that could be compared.
+        found = measured(values[None, : self._trained])
+        buffers = euclidean_norm(values[self._trained :])
+        self._limits.note(update.sender, found, (buffers, float(self._samples(update))))
+        return found
 
-    def _add(self, update: Update, values: Floats, found: Measured) -> None:
-        self._loss += float(update.metadata["loss"])
+    def _judged(self, update: Update, values: Floats, found: Measured) -> tuple[Floats, int] | None:
+        """The difference as it counts, and its weight; None where it is an outlier."""
+        units = round(float(update.metadata["loss"]) * _LOSS_UNITS)
+        self._losses += divmod(units, _LOSS_LIMB)
         values = self._honest_variances(values)
         weight = self._weight(update)
         # What weighs more may move less far: it is the product that moves the model.
         heavier = weight / (self._limits.usual(_SAMPLES) or weight)
         _, factor = self._limits.apply(values[None, : self._trained], found, heavier)
         if factor == 0:
-            return
+            return None
         if factor < 1:
             values = values * np.float32(factor)
             self._clipped += 1
-        values = self._bounded_buffers(values)
-        if self._rule.holds:
-            self._held.add(values)
-        else:
-            self._mean.add(values, weight)
+        self._kept += 1
+        self._weight_sum += weight
+        return self._bounded_buffers(values), weight
+
+    def _add_pull(self, values: Floats, weight: int) -> None:
+        assert self._moved is not None and self._buffers_moved is not None
+        trained = self._trained
+        for total, each in (
+            (self._moved, values[:trained]),
+            (self._buffers_moved, values[trained:]),
+        ):
+            units = total.array
+            units += total.units(each, weight)
+
+    def _difference(self) -> Floats:
+        """The mean of what was absorbed; what was held is judged now."""
+        if not self._adds_up:
+            each = [(update, _flat(self._layout, update.tensors)) for update in self._held]
+            sized = [(update, values, self._noted(update, values)) for update, values in each]
+            if not self._limits.known:
+                self._limits.look_again()
+            judged = [one for one in (self._judged(*each) for each in sized) if one is not None]
+            if self._rule.holds and judged:
+                self._weight_sum = self._kept
+                return self._rule.mean(np.stack([values for values, _ in judged]))
+            pulls = [np.abs(values).astype(np.float64) * weight for values, weight in judged]
+            own = max((float(pull[: self._trained].max()) for pull in pulls), default=0.0)
+            others = max((float(p[self._trained :].max(initial=0)) for p in pulls), default=0.0)
+            self._moved = FixedPointSum((self._trained,), own)
+            self._buffers_moved = FixedPointSum((self._untrained,), others)
+            for values, weight in judged:
+                self._add_pull(values, weight)
+        assert self._moved is not None and self._buffers_moved is not None
+        total = np.concatenate([self._moved.value, self._buffers_moved.value])
+        # Without anything that is kept, the mean is of no difference at all.
+        return (total / max(1, self._weight_sum)).astype(np.float32)
 
     def close_round(self) -> RoundSummary:
         """Metrics: ``clipped`` updates, ``outliers`` with ``outlier_multiple``, mean ``loss`` of
         the devices, ``update_norm`` of the mean difference and the ``weight`` behind it: samples
         or devices."""
-        self._add_waiting()
-        kept = len(self._held) + self._mean.count
+        difference = self._difference()
         metrics = {"clipped": float(self._clipped), **self._limits.metrics()}
-        participants = kept + int(metrics.get("outliers", 0))
+        participants = self._kept + int(metrics.get("outliers", 0))
         if participants:
-            held = len(self._held) > 0
-            # Without anything that is kept, the mean is of no difference at all.
-            difference = self._held.mean(self._rule) if held else self._mean.mean()
             trained = self._trained
             moved = np.empty_like(self._model)
             moved[:trained] = self._optimizer.step(
@@ -294,24 +322,74 @@ class FedAvgMethod(Stateful, Method):
             self._limits.settle()
             self._version += 1
             metrics["update_norm"] = float(np.linalg.norm(difference[:trained]))
-            metrics["loss"] = self._loss / participants
-            metrics["weight"] = float(kept) if held else self._mean.weight
+            high, low = self._losses.tolist()
+            metrics["loss"] = (high * _LOSS_LIMB + low) / _LOSS_UNITS / participants
+            metrics["weight"] = float(self._weight_sum)
         self._clear()
         return RoundSummary(self._round_id, self._version, participants, metrics)
+
+    def share(self) -> dict[str, NDArray[Any]]:
+        """See :class:`~aggregator.methods.method.Method`; most of it is ``moved.sum``, int64
+        [parameters]."""
+        self._require_adding_up()
+        return super().share()
+
+    def merge(self, share: State) -> None:
+        """See :class:`~aggregator.methods.method.Method`."""
+        self._require_adding_up()
+        super().merge(share)
 
     def _schema(self) -> Schema:
         return {
             "model": Entry(np.float32, self._model.shape),
-            "counters": counters("version", "round_id", "clipped"),
-            "loss": Entry(np.float64),
+            "counters": counters("version", "round_id", "clipped", "kept", "weight_sum", "adds_up"),
+            "losses": Entry(np.int64, (2,)),
         }
 
+    def restored(self, state: State) -> FedAvgMethod:
+        """What earlier versions stored between rounds is read; raises OlderRound for what they
+        stored within one."""
+        return super().restored(_of_now(state))
+
     def _parts_follow(self) -> None:
-        self._held = HeldVectors(len(self._model))
-        self._waiting = Waiting()
+        self._held = HeldUpdates()
+        sums = bool(self._adds_up)
+        self._moved = FixedPointSum((self._trained,)) if sums else None
+        self._buffers_moved = FixedPointSum((self._untrained,)) if sums else None
 
     def _require_sound(self) -> None:
-        require_same_rule(len(self._held), self._mean.count + len(self._held), self._rule)
+        if self._adds_up and self._rule.holds:
+            raise RestoreError(
+                "the state is of a round that was opened with another 'robust': set it back until "
+                "that round is closed"
+            )
+        self._bounds_follow()
+
+    def _require_adding_up(self) -> None:
+        if not self._adds_up:
+            raise TypeError(f"round {self._round_id} does not add up: its updates are held")
+
+    def _read(self, share: State) -> dict[str, Any]:
+        found = super()._read(share)
+        if self._kept + int(found["kept"]) > MOST_UPDATES:
+            raise RefusedShare(f"a round of more than {MOST_UPDATES} updates could overflow")
+        return found
+
+    def _bounds_follow(self) -> None:
+        """How far a value times its weight may pull, and what ``check`` takes of it: where no limit
+        shortens updates, a sum of integers needs one."""
+        usual, heaviest = self._limits.usual(_SAMPLES), self._heaviest
+        length = self._buffers_length
+        self._bound = self._limits.most_pull(usual, heaviest)
+        self._buffers_bound = self._limits.most_length(_BUFFERS, length) * heaviest
+        self._most_pull = self._most_buffers_pull = math.inf
+        if self._adds_up and math.isinf(self._bound):
+            self._bound = self._most_pull = self._limits.absurd_norm * usual
+        if self._adds_up and math.isinf(self._buffers_bound):
+            self._most_buffers_pull = self._limits.absurd_length(_BUFFERS, length) * usual
+            # A variance below 0 may be lifted by as much as the model's own.
+            own = float(np.abs(self._model[self._trained :]).max(initial=0)) * heaviest
+            self._buffers_bound = max(self._most_buffers_pull, own)
 
     def _check_metadata(self, update: Update) -> None:
         said = Said(update.metadata)
@@ -324,15 +402,24 @@ class FedAvgMethod(Stateful, Method):
     def _by_samples(self) -> bool:
         return self._settings.training.weighting == "samples"
 
-    def _samples(self, update: Update) -> float:
-        return float(update.metadata["samples"]) if self._by_samples else 1.0
+    def _samples(self, update: Update) -> int:
+        return int(update.metadata["samples"]) if self._by_samples else 1
 
-    def _weight(self, update: Update) -> float:
-        samples, chosen = self._samples(update), self._settings
-        most = float(chosen.most_samples) or math.inf
-        if chosen.samples_multiple and (usual := self._limits.usual(_SAMPLES)):
-            most = min(most, chosen.samples_multiple * usual)
-        return min(samples, most)
+    @property
+    def _untrained(self) -> int:
+        return len(self._model) - self._trained
+
+    @property
+    def _heaviest(self) -> int:
+        """What no update weighs more than."""
+        chosen, usual = self._settings, self._limits.usual(_SAMPLES)
+        most = min(float(chosen.most_samples) or math.inf, _MOST_WEIGHT)
+        if usual:
+            most = min(most, (chosen.samples_multiple or MOST_MEDIANS) * usual)
+        return max(1, int(most))
+
+    def _weight(self, update: Update) -> int:
+        return min(self._samples(update), self._heaviest)
 
     def _honest_variances(self, values: Floats) -> Floats:
         """A variance is at least 0, so that a mean of them is: below, a model has no output."""
@@ -356,11 +443,27 @@ class FedAvgMethod(Stateful, Method):
         return np.split(self._model, ends[:-1])
 
     def _clear(self) -> None:
-        self._mean = WeightedMean(len(self._model))
+        self._adds_up = 0
         self._parts_follow()
-        self._limits.begin()
+        self._limits.begin(self._round_id)
+        self._kept = 0
         self._clipped = 0
-        self._loss = 0.0
+        self._weight_sum = 0
+        self._losses = np.zeros(2, dtype=np.int64)
+        self._bounds_follow()
+
+
+def _of_now(state: State) -> State:
+    """A state of earlier versions, whose sums were floats, as one of now."""
+    if "mean.sum" not in state:
+        return state
+    counted = state.get("counters", np.zeros(0))
+    within = state.get("mean.count", np.zeros(())).any()
+    if within or any(name.startswith(("held.", "waiting.")) for name in state):
+        raise OlderRound("the state's 'mean' is of a round that an earlier version had open")
+    found = {n: a for n, a in state.items() if n != "loss" and not n.startswith("mean.")}
+    zeros = np.zeros(3, counted.dtype)
+    return {**found, "counters": np.append(counted, zeros), "losses": np.zeros(2, np.int64)}
 
 
 def _flat(layout: tuple[SharedTensor, ...], tensors: Mapping[str, NDArray[Any]]) -> Floats:

@@ -472,7 +472,7 @@ def _seen(found: Measured) -> Voice | None:
 _FIRST_LENGTHS = 10.0
 """Lengths of the first model that an update may have while the fleet's norms are unknown: more
 than a round of honest training moves a model, far too little to carry it out of a codec's range."""
-_MOST_MEDIANS = 1024.0
+MOST_MEDIANS = 1024.0
 """Of the fleet's, where no limit of norms holds: a sum of integers has to end somewhere."""
 _NORM, _ROW, _OTHERS = 0, 1, 2
 _LENGTHS = 1
@@ -567,19 +567,19 @@ class UpdateLimits(Additive):
             limit = min(limit, following / max(1.0, weight))
         return values, 1.0 if found.norm <= limit else limit / found.norm
 
-    @property
-    def most_norm(self) -> float:
-        """The largest norm that :meth:`apply` leaves an update of usual weight; infinite without a
-        limit of norms."""
-        limit = self._clip_norm or math.inf
+    def most_pull(self, usual: float = 1.0, heaviest: float = 1.0) -> float:
+        """The largest norm times weight that :meth:`apply` leaves an update, where ``usual`` is the
+        usual weight and none is above ``heaviest``; infinite without a limit of norms."""
+        most = self._clip_norm * heaviest or math.inf
         if self._clip_multiple:
-            limit = min(limit, self._following(_NORM, self._clip_multiple, self._length))
-        return limit
+            following = self._following(_NORM, self._clip_multiple, self._length)
+            most = min(most, following * (usual or heaviest))
+        return most
 
     @property
     def absurd_norm(self) -> float:
-        """1,024 times the fleet's median norm, or first model's length: no update is so long."""
-        return self._following(_NORM, _MOST_MEDIANS, self._length)
+        """1,024 times the fleet's median norm or, where that is 0, the first model's length."""
+        return MOST_MEDIANS * (self._fleet.median(_NORM) or max(self._length, 1.0))
 
     def most_length(self, place: int, length: float) -> float:
         """The largest that another measure, a length, may be: ``clip_multiple`` times the fleet's
@@ -590,7 +590,7 @@ class UpdateLimits(Additive):
 
     def absurd_length(self, place: int, length: float) -> float:
         """As :attr:`absurd_norm`, of another measure."""
-        return self._following(_OTHERS + place, _MOST_MEDIANS, length)
+        return MOST_MEDIANS * (self._fleet.median(_OTHERS + place) or max(length, 1.0))
 
     def usual(self, place: int) -> float:
         """The median of another measure, over however few devices; 0 where nothing is known."""

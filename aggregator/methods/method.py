@@ -109,12 +109,6 @@ class Method(ABC):
         """Add a checked update. The same updates in the same order give the same bits; in any
         order, where the round adds up."""
 
-    def absorb_all(self, updates: Sequence[Update]) -> None:
-        """Absorb them one after another. A method may do so faster, to the same bits; where it
-        raises, how many were absorbed is unknown."""
-        for update in updates:
-            self.absorb(update)
-
     @property
     def adds_up(self) -> bool:
         """Whether the open round's updates enter as sums, which several shards may make apart.

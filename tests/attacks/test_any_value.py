@@ -26,10 +26,10 @@ _VALUES = [1e3, 1e6, 1e11, 1e12, -1e12]
 _PLAIN = OptimizerSettings(name="plain", learning_rate=1.0)
 
 
-def _scatter_body(place: int, number: int, value: float | None) -> bytes:
+def _scatter_body(place: int, number: int, value: float | None, usual: float = 0.01) -> bytes:
     rng = np.random.default_rng([place, number])
     rows, columns = np.arange(0, ITEMS, 1 if value else 2), np.arange(WIDTH)
-    values = 0.01 * rng.standard_normal((len(rows), WIDTH))
+    values = usual * rng.standard_normal((len(rows), WIDTH))
     if value is not None:
         values = np.full_like(values, value)
     tensors = {"rows": rows, "columns": columns, "values": values.astype(np.float32)}
@@ -106,7 +106,8 @@ def test_one_device_of_any_value_stops_no_round_under_the_defaults(
 
 
 def _held_body(place: int, generation: int, number: int) -> bytes:
-    return _scatter_body(place, number, 1e11 if place == 0 and number == 2 else None)
+    """In round 2 one sends what a task without limits still takes, and float16 does not hold."""
+    return _scatter_body(place, number, 4e5 if place == 0 and number == 2 else None, 10.0)
 
 
 def test_a_version_that_could_not_be_published_is_not_made_and_its_round_is_held(
@@ -128,7 +129,7 @@ def test_a_version_that_could_not_be_published_is_not_made_and_its_round_is_held
         current = stage.parts.first.rounds.current
         assert current is not None and current.round == 2
         assert current.held is not None and "float16's largest" in current.held
-        assert stage.parts.first.aggregation.version == 1 and np.abs(_published(stage)).max() < 10
+        assert stage.parts.first.aggregation.version == 1 and np.abs(_published(stage)).max() < 200
         capsys.readouterr()
         assert stage.command("status") == 0
         assert "round 2 is held" in capsys.readouterr().out
@@ -143,7 +144,7 @@ def test_a_version_that_could_not_be_published_is_not_made_and_its_round_is_held
     stage.start_aggregator()
     assert stage.command("release") == 0
     stage.run_until(lambda: stage.parts.first.aggregation.version == 4)
-    assert np.abs(_published(stage)).max() < 10
+    assert np.abs(_published(stage)).max() < 200
     assert [stage.verdict(place, 2) for place in range(4)] == ["counted"] * 4
 
 

@@ -41,7 +41,7 @@ def known_body(place: int, generation: int, round_number: int) -> bytes:
 
     Row ``round % ITEMS`` gets: in the first column the check value, in the device's own column 1,
     so that the sums show how often each device was counted; in the last column a fraction, whose
-    sum depends on the order of addition.
+    sum in floats would depend on the order of addition.
     """
     if not 0 <= place < MOST_DEVICES:
         raise ValueError(f"device {place}; the method has room for {MOST_DEVICES}")
@@ -75,10 +75,12 @@ class KnownSums(ScatterMethod):
 
     def close_round(self) -> RoundSummary:
         """See :class:`~aggregator.methods.method.Method`."""
+        total = self._sum()
         if self._participants:
             fade = np.ones(WIDTH)
             fade[_NOISE_COLUMN] = 0.7  # keep the fraction small, and the bits in motion
-            self._items = (self._items * fade + self._sum).astype(np.float32)
+            self._items = (self._items * fade + total).astype(np.float32)
+            self._limits.settle()
             self._version += 1
         participants = self._participants
         self._clear()

@@ -273,13 +273,13 @@ def _check_bits(fleet: FleetHome, database: sqlite3.Connection, items: NDArray[n
     audit = database.execute("SELECT round, device_id, body FROM audit ORDER BY n").fetchall()
     if len(audit) != len({row[:2] for row in audit}):
         raise Mismatch("an update was committed twice")
-    carried: list[tuple[int, bytes]] = []
+    carried: list[tuple[int, bytes, bytes]] = []
     query = "SELECT round, next_version FROM rounds ORDER BY round"
     for number, following in database.execute(query).fetchall():
         method.open_round(number)
-        carried += [(row[0], row[2]) for row in audit if row[0] == number]
-        for of, body in carried:
-            method.absorb(binding.decode(body, of, fleet.items))
+        carried += [row for row in audit if row[0] == number]
+        for of, device_id, body in carried:
+            method.absorb(binding.decode(body, of, fleet.items, device_id.hex()))
         if following is not None:
             method.close_round()
             carried = []

@@ -1,7 +1,9 @@
 """Methods in the middle of a round, and what earlier versions of this program stored of them.
 
-``states/*.npz`` were written with the commit 84f1e0f: of each case ``middle``, the state within its
-last round, and ``end``, the state after the rest of that round and the opening of the next.
+``states/*.npz`` hold of each case ``middle``, the state within its last round, and ``end``, the
+state after the rest of that round and the opening of the next. They were written with the commit
+84f1e0f; those of scatter and averaging, which sum integers since, with the one that brought that.
+What be46148 wrote of these, when they summed floats, is in ``states/floats``.
 """
 
 from __future__ import annotations
@@ -220,9 +222,13 @@ CASES = {
 }
 
 
-def stored(case: str, when: str) -> State:
+FLOATS = tuple(name for name, case in CASES.items() if case.method in ("scatter", "fedavg"))
+"""Cases of which ``states/floats`` has one too."""
+
+
+def stored(case: str, when: str, folder: str = "") -> State:
     """``middle`` or ``end`` of a case, as the earlier version stored it."""
-    with np.load(STATES / f"{case}.npz", allow_pickle=False) as file:
+    with np.load(STATES / folder / f"{case}.npz", allow_pickle=False) as file:
         return {n.removeprefix(f"{when}/"): file[n] for n in file.files if n.startswith(when)}
 
 

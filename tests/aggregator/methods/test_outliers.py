@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from aggregator.methods.fedavg import FedAvgMethod, FedAvgSettings
-from aggregator.methods.limits import Outliers
+from aggregator.methods.limits import Outliers, measured
 from aggregator.methods.scatter import ScatterMethod, ScatterSettings
 from aggregator.methods.server_optimizer import OptimizerSettings
+from aggregator.store.checkpoints import pack_state
 from device_sdk.methods.state import RestoreError
 from device_sdk.wire.arrays.exchange import Update
 
@@ -25,109 +26,156 @@ def values(seed: int, scale: float = 1.0, rows: int = 20, columns: int = 4) -> A
 
 def settled(multiple: float = 3.0, updates: int = 40) -> Outliers:
     found = Outliers(multiple)
-    assert not any(found.holds(values(seed)) for seed in range(updates))
+    heard(found, [values(seed) for seed in range(updates)])
+    assert not any(holds(found, values(seed)) for seed in range(updates))
     return found
+
+
+def heard(one: Outliers, sent: list[Any], round_id: int = 1) -> None:
+    """A round of these updates, after which the next one opens."""
+    one.begin(round_id)
+    for each in sent:
+        one.note("", measured(each))
+    one.settle()
+    one.begin(round_id + 1)
+
+
+def holds(one: Outliers, sent: Any) -> bool:
+    return one.holds(measured(sent))
 
 
 def test_an_update_far_too_large_is_an_outlier() -> None:
     one = settled()
-    assert one.holds(values(50, -10.0))
-    assert not one.holds(values(51, 2.0))
-    assert not one.holds(values(52, 0.01)), "a small update harms nobody"
+    assert holds(one, values(50, -10.0))
+    assert not holds(one, values(51, 2.0))
+    assert not holds(one, values(52, 0.01)), "a small update harms nobody"
     assert one.count == 1
 
 
+def test_while_the_fleet_is_not_known_none_is_one() -> None:
+    one = Outliers(3.0)
+    heard(one, [values(0), values(1)])
+    assert not one.known and not holds(one, values(50, 1e6))
+    one.note("", measured(values(2)))
+    one.look_again()
+    assert one.known and holds(one, values(50, 1e6))
+
+
 def test_a_minority_does_not_choose_what_is_usual() -> None:
+    one = Outliers(3.0)
+    sent = [values(seed, 1e6 if seed % 5 < 2 else 1.0) for seed in range(250)]
+    heard(one, sent)
+    assert [holds(one, each) for each in sent] == [seed % 5 < 2 for seed in range(250)]
+
+
+def test_what_comes_in_a_round_is_judged_by_what_came_before_it() -> None:
     one = settled()
     for seed in range(300):
-        hostile = seed % 5 < 2
-        assert one.holds(values(seed, 1e6 if hostile else 1.0)) == hostile
+        one.note("", measured(values(seed, 1e6)))
+    assert holds(one, values(7, 1e6)) and not holds(one, values(7))
 
 
 def test_a_row_out_of_proportion_makes_an_outlier_of_any_size() -> None:
     for scale in (1e-3, 1.0):
         one, lopsided = settled(), values(50, scale)
-        assert not one.holds(lopsided)
+        assert not holds(one, lopsided)
         lopsided[3] *= 10 * np.linalg.norm(lopsided, axis=1).max() / np.linalg.norm(lopsided[3])
-        assert one.holds(lopsided)
+        assert holds(one, lopsided)
 
 
 def test_few_rows_may_differ_as_they_like() -> None:
     one, pair = settled(), values(50, rows=2)
     pair[0] *= 1e-6
-    assert not one.holds(pair), "one row of two is at most twice their mean"
+    assert not holds(one, pair), "one row of two is at most twice their mean"
+
+
+def wide(seed: int) -> Any:
+    return values(seed, 10.0, columns=64)
 
 
 def test_updates_of_many_columns_may_all_be_larger_than_the_others() -> None:
     one = Outliers(3.0)
-    for seed in range(200):
-        columns = 64 if seed % 4 == 0 else 8
-        found = one.holds(values(seed, 10.0 if columns == 64 else 1.0, columns=columns))
-        # Until there are 32 of them, they are measured by the fleet as a whole.
-        assert found == (columns == 64 and 0 < seed < 31 * 4), seed
-    assert one.holds(values(500, 10.0, columns=8))
-    assert not one.holds(values(501, 10.0, columns=100))
+    heard(one, [wide(seed) if seed % 4 == 0 else values(seed, columns=8) for seed in range(120)])
+    assert holds(one, wide(500)), "30 of them are measured by the fleet as a whole"
+    heard(one, [wide(seed) if seed % 4 == 0 else values(seed, columns=8) for seed in range(200)], 2)
+    assert not holds(one, wide(500))
+    assert holds(one, values(500, 10.0, columns=8))
+    assert not holds(one, values(501, 10.0, columns=100))
 
 
 def test_a_class_of_ones_own_does_not_lift_the_limit() -> None:
-    one = settled(updates=200)
-    kept = [one.holds(values(seed, 10.0, columns=1)) for seed in range(31)]
-    assert all(kept), "a class needs 32 updates"
-    for seed in range(60):
-        one.holds(values(seed, 1e6, columns=1))
-    assert one.holds(values(99, 1e6, columns=1)), "no class is 16 times as large as the fleet"
+    fleet = [values(seed) for seed in range(200)]
+    one = Outliers(3.0)
+    heard(one, [*fleet, *(values(seed, 10.0, columns=1) for seed in range(31))])
+    assert holds(one, values(99, 10.0, columns=1)), "a class needs 32 updates"
+    heard(one, [*fleet, *(values(seed, 1e6, columns=1) for seed in range(56))], 2)
+    assert holds(one, values(99, 1e6, columns=1)), "no class is 16 times as large as the fleet"
 
 
 def test_nothing_and_zeros_are_no_outliers() -> None:
     one = settled()
-    before = one.state()["recent"].tobytes()
+    before = pack_state(one.state())
     for empty in (np.empty((0, 4), np.float32), np.zeros((3, 4), np.float32)):
-        assert not one.holds(empty)
-    assert one.state()["recent"].tobytes() == before
+        one.note("", measured(empty))
+        assert not holds(one, empty)
+    assert pack_state(one.state()) == before
 
 
-def test_the_window_follows_when_all_updates_change() -> None:
+def test_the_voices_follow_when_all_updates_change() -> None:
     one = settled(updates=300)
-    assert len(one.state()["recent"]) == 256
-    found = [one.holds(values(seed, 100.0)) for seed in range(200)]
-    assert found[0] and not found[-1]
+    heard(one, [values(seed, 100.0) for seed in range(200)], 2)
+    assert len(one.state()["voices.settled.values"]) == 256
+    assert not any(holds(one, values(seed, 100.0)) for seed in range(200))
 
 
 def test_a_round_that_was_given_up_is_forgotten() -> None:
     one = settled()
-    one.settle()
-    before = one.state()["settled"].tobytes()
-    one.holds(values(50, 10.0))
-    one.begin()
-    state = one.state()
-    assert (state["settled"].tobytes(), state["recent"].tobytes()) == (before, before)
-    assert one.count == 0
+    before = pack_state(one.state())
+    one.note("", measured(values(50, 10.0)))
+    assert holds(one, values(50, 10.0))
+    one.begin(2)
+    assert pack_state(one.state()) == before and one.count == 0
 
 
 def test_a_state_continues_bit_for_bit() -> None:
     one = settled(updates=100)
-    one.settle()
-    one.holds(values(101, 50.0))
+    one.note("", measured(values(101, 50.0)))
+    assert holds(one, values(101, 50.0))
     other = Outliers(3.0).restored(one.state())
     assert other.count == one.count == 1
     for seed in range(300):
-        scale = 1.0 + 9.0 * (seed % 7 == 0)
-        assert one.holds(values(seed, scale)) == other.holds(values(seed, scale))
-    assert {n: a.tobytes() for n, a in one.state().items()} == {
-        n: a.tobytes() for n, a in other.state().items()
-    }
+        for each in (one, other):
+            each.note("", measured(values(seed, 1.0 + 9.0 * (seed % 7 == 0))))
+    for each in (one, other):
+        each.settle()
+    assert pack_state(one.state()) == pack_state(other.state())
     assert Outliers(3.0).restored({}).count == 0
+
+
+def test_the_updates_that_an_earlier_version_noted_are_voices() -> None:
+    noted = np.asarray([[1.0, 2.0, 3.0]] * 100 + [[5.0, 2.0, 3.0]] * 5, dtype=np.float64)
+    noted[:, 0] += np.arange(105) / 1000
+    old = {"settled": noted, "recent": noted, "count": np.asarray(0)}
+    one = Outliers(3.0).restored(old)
+    assert one.known and len(one.state()["voices.settled.values"]) == 105
+    assert one.state()["voices.settled.values"][0].tolist() == noted[-1].tolist()
+    for bad in ({**old, "settled": -noted}, {**old, "recent": noted[:, :2]}, {"settled": noted}):
+        with pytest.raises(RestoreError):
+            Outliers(3.0).restored(bad)
 
 
 def test_states_that_do_not_fit_are_refused() -> None:
     good = settled(updates=3).state()
+    names, numbers = good["voices.settled.names"], good["voices.settled.values"]
     for bad in (
-        {"recent": good["recent"]},
-        {**good, "recent": good["recent"][:, :2]},
-        {**good, "recent": good["recent"].astype(np.float32)},
-        {**good, "settled": np.ones((257, 3))},
-        {**good, "settled": -good["recent"]},
-        {**good, "settled": np.full((1, 3), np.nan)},
+        {"voices.round": good["voices.round"]},
+        {**good, "voices.settled.values": numbers[:, :2]},
+        {**good, "voices.settled.values": numbers.astype(np.float32)},
+        {**good, "voices.settled.values": -numbers},
+        {**good, "voices.settled.values": np.full_like(numbers, np.nan)},
+        {**good, "voices.settled.names": names[:2]},
+        {**good, "voices.settled.names": names[[0, 0, 1]]},
+        {**good, "voices.round": np.asarray(-1, dtype=np.int64)},
         {**good, "count": np.asarray(-1, dtype=np.int64)},
         {**good, "count": np.asarray(1.0)},
     ):

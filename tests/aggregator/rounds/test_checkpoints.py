@@ -1,0 +1,132 @@
+"""A state written within a round: how often, and what is done with an earlier version's."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from aggregator.home import AggregatorHome
+from aggregator.methods.method import Method
+from aggregator.methods.scatter import ScatterBinding, ScatterMethod, ScatterTable, initial_items
+from aggregator.rounds.aggregation import Aggregation
+from aggregator.rounds.machine import RoundOpened
+from aggregator.serve.assembly import World, assemble
+from aggregator.serve.service import Parts
+from aggregator.store import TaskStore
+from aggregator.store.checkpoints import MethodCheckpoint, pack_state
+from aggregator.store.devices import DeviceRow
+from aggregator.store.rounds import RoundRow
+from aggregator.store.update_log import LoggedUpdate
+from aggregator.task.file import read_task
+from device_sdk.artifact import Artifact
+from device_sdk.methods.scatter.contract import encode_scatter_update
+from device_sdk.wire.arrays.exchange import Update
+from tests.fakes.homes import ITEMS, WIDTH, make_home
+
+DEVICES = 40
+
+
+class Binding(ScatterBinding):
+    def build(
+        self, items: int, rng: np.random.Generator, artifacts: Sequence[Artifact] = ()
+    ) -> Method:
+        return ScatterMethod(initial_items(items, WIDTH, 0.1, np.random.default_rng(0)))
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> AggregatorHome:
+    made = make_home(tmp_path, "mqtt://127.0.0.1:1", "quorum = 1\ndeadline_seconds = 100.0")
+    store = made.open_store()
+    with store.database.transaction():
+        for place in range(DEVICES):
+            name = bytes([place]) * 16
+            store.devices.add(DeviceRow(name, name * 2, name, name * 2, 0, name[:8], 0, 1))
+    store.database.close()
+    return made
+
+
+@pytest.fixture
+def parts(home: AggregatorHome) -> Iterator[Parts]:
+    world = World(time.monotonic, time.time, np.random.default_rng(1))
+    made = assemble(home, home.open_store(), read_task(home.task_file), world)
+    assert isinstance(made.first.rounds.tick(), RoundOpened)
+    yield made
+    made.store.database.close()
+
+
+def update(round_id: int, place: int) -> Update:
+    rng = np.random.default_rng([round_id, place])
+    tensors = {
+        "columns": np.arange(WIDTH),
+        "rows": np.arange(ITEMS),
+        "values": rng.standard_normal((ITEMS, WIDTH)).astype(np.float32),
+    }
+    return Update(round_id, tensors)
+
+
+def logged(row: RoundRow, seq: int, place: int) -> LoggedUpdate:
+    body = encode_scatter_update(update(row.round, place), WIDTH, "float32")
+    return LoggedUpdate(seq, row.round, bytes([place]) * 16, 0.0, body)
+
+
+class Desk:
+    """An aggregation on a real store, and its open round."""
+
+    def __init__(self, parts: Parts, updates: int) -> None:
+        self.store: TaskStore = parts.store.first
+        row = parts.first.rounds.current
+        assert row is not None
+        self.row = row
+        self._updates = updates
+        self.written: list[int] = []
+        self.aggregation = self.start()
+
+    def start(self) -> Aggregation:
+        binding = Binding("scatter", ScatterTable(columns=WIDTH))
+        made = Aggregation(binding, self.store, ITEMS, self._updates, lambda broadcast: None)
+        made.resume(self.row)
+        return made
+
+    def commit(self, places: range) -> None:
+        for place in places:
+            one = logged(self.row, self.aggregation.next_seq(), place)
+            with self.store.database.transaction():
+                self.store.log.append([one], [])
+            decoded = self.aggregation.decode(one.body, one.round, one.device_id)
+            self.aggregation.check(decoded)
+            assert self.aggregation.absorb(self.row, [(one, decoded)]) == {}
+            partial = self.store.checkpoints.get("partial")
+            if partial is not None and partial.seq not in self.written:
+                self.written.append(partial.seq)
+
+
+def test_what_is_held_is_written_more_rarely_the_more_there_is(parts: Parts) -> None:
+    desk = Desk(parts, 2)
+    desk.commit(range(DEVICES))
+    assert desk.written == [2, 4, 6, 8, 11, 16, 23, 34]
+    again = desk.start()
+    assert pack_state(again.state()) == pack_state(desk.aggregation.state())
+
+
+def test_a_checkpoint_of_an_earlier_version_is_passed_over_and_its_round_absorbed_anew(
+    parts: Parts,
+) -> None:
+    desk = Desk(parts, 100)
+    desk.commit(range(9))
+    state = dict(desk.aggregation.state())
+    held = [name for name in state if name.startswith("held.")]
+    assert held
+    older = {name: array for name, array in state.items() if name not in held}
+    older["counters"] = np.append(state["counters"][:2], [5, 0])
+    older["sum"] = np.ones((ITEMS, WIDTH))
+    with desk.store.database.transaction():
+        desk.store.checkpoints.put(MethodCheckpoint("partial", desk.row.round, 5, 0, older))
+    again = desk.start()
+    assert again.participants == desk.aggregation.participants == 9
+    assert again.next_seq() == 10
+    assert pack_state(again.state()) == pack_state(desk.aggregation.state())
+    assert again.close_round() == desk.aggregation.close_round()

@@ -5,25 +5,32 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 from aggregator.errors import AggregatorError
-from aggregator.store import SQLiteDatabase, Store
+from aggregator.store import Store, create_database, open_database
+from aggregator.store.move import copy_store
 from device_sdk.system.lock import FileLock
 
 
 class AggregatorHome:
-    """The layout. ``root.key`` may be moved away: only ``rotate`` needs it."""
+    """The layout. ``root.key`` may be moved away: only ``rotate`` needs it.
 
-    def __init__(self, folder: Path) -> None:
+    ``store_url``: of the PostgreSQL database that has the fleet's store; None: a file has it, here.
+    """
+
+    def __init__(self, folder: Path, store_url: str | None = None) -> None:
         self.folder = folder
+        self.store_url = store_url
         self.keys = folder / "keys"
         """Folder of the key files, mode 0700."""
         self.root_key = self.keys / "root.key"
         self.next_root_key = self.keys / "next-root.key"
         """The root key to be, until ``rotate root`` has put it in the place of the old one."""
         self.database = folder / "aggregator.sqlite"
+        self.store_identity = folder / "store.id"
+        """Says which store is this home's, where a URL names it."""
         self.task_file = folder / "task.toml"
         self.held = False
         """Whether this process holds it: see :func:`serve_lock`."""
@@ -53,15 +60,58 @@ class AggregatorHome:
             taken = sorted(os.listdir(self.keys))
         except OSError as error:
             raise AggregatorError(f"{self.folder} cannot be made: {error}") from None
-        if taken or self.database.exists():
+        if taken or self.database.exists() or self.store_identity.exists():
             raise AggregatorError(
                 f"{self.folder} holds an aggregator already; choose another --home, or keep this"
             )
 
+    def create_store(self) -> Store:
+        """A store for a home that was just made. Raises AggregatorError."""
+        if self.store_url is None:
+            return Store(create_database(self.database))
+        database = create_database(self.store_url)
+        self.store_identity.write_text(f"{database.identity}\n")
+        return Store(database)
+
     def open_store(self) -> Store:
-        """The store. Raises AggregatorError when there is none, and where it is an older version's
-        while that version's ``serve`` runs, which would not know it any more."""
-        return Store(SQLiteDatabase(self.database, taken_over_in=self._taking_over))
+        """The store. Raises AggregatorError when there is none, when it is another fleet's, and
+        where it is an older version's while that version's ``serve`` runs, which would not know it
+        any more."""
+        identified = self.store_identity.exists()
+        if self.store_url is None:
+            if identified:
+                raise AggregatorError(
+                    f"{self.folder} has its store in PostgreSQL, and nothing says where: see "
+                    "store under [cluster] in its task file"
+                )
+            return Store(open_database(self.database, taken_over_in=self._taking_over))
+        if not identified:
+            raise AggregatorError(
+                f"{self.folder} has no store in PostgreSQL; make the home anew with one, or leave "
+                "the store's URL out"
+            )
+        identity = self.store_identity.read_text().strip()
+        return Store(open_database(self.store_url, identity=identity))
+
+    def move_store(self) -> None:
+        """Copy what the file has to the empty database that ``store_url`` names; the home's store
+        is there from then on, and the file stays as ``aggregator.sqlite.moved``.
+
+        Raises AggregatorError, and then the file is the store as before. Not while ``serve`` runs,
+        nor any command.
+        """
+        assert self.store_url is not None
+        with serve_lock(self):
+            if self.store_identity.exists():
+                raise AggregatorError(f"{self.folder} has its store in PostgreSQL already")
+            with (
+                closing(open_database(self.database)) as source,
+                closing(create_database(self.store_url)) as target,
+            ):
+                with source.transaction():
+                    copy_store(source, target)
+                    self.store_identity.write_text(f"{target.identity}\n")
+            self.database.rename(self.database.with_name(f"{self.database.name}.moved"))
 
     @contextmanager
     def _taking_over(self) -> Iterator[None]:

@@ -17,8 +17,17 @@ from hypothesis import HealthCheck, settings
 
 from tests.brokers.fixtures import amqtt_url, make_mosquitto, mosquitto
 from tests.brokers.links import make_link
+from tests.servers.fixtures import make_database, postgres, store_url
 
-__all__ = ["amqtt_url", "make_link", "make_mosquitto", "mosquitto"]
+__all__ = [
+    "amqtt_url",
+    "make_database",
+    "make_link",
+    "make_mosquitto",
+    "mosquitto",
+    "postgres",
+    "store_url",
+]
 
 # A busy machine is not a bug, so no profile has a deadline per example.
 settings.register_profile(

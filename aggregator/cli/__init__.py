@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 
-from aggregator.errors import AggregatorError
+from aggregator.errors import AggregatorError, StoreError
 from device_sdk.system.command_line import Program
 
 main = Program(
@@ -44,6 +44,8 @@ examples: a fleet in five steps
         AggregatorError: "{error}",
         sqlite3.Error: "the database cannot be used: {error}. Nothing that was receipted is lost; "
         "mend the disk and start again",
+        StoreError: "the store cannot be used: {error}. Nothing that was receipted is lost; start "
+        "again when it answers",
         OSError: "{error}",
     },
     extra="aggregator",

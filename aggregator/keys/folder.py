@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from aggregator.errors import AggregatorError
 from aggregator.home import AggregatorHome
-from aggregator.store import SQLiteDatabase, Store
+from aggregator.store import Store
 from aggregator.store.devices import IssuedDescriptor
 from device_sdk.system.files import flush_folder
 from device_sdk.wire.codec.errors import WireError
@@ -94,13 +94,13 @@ def initialise(
 ) -> Descriptor:
     """Make all keys, the first descriptor and the database. Raises AggregatorError."""
     home.make()
+    store = home.create_store()
     seed = generate(KeyKind.ED25519, random_bytes)
     write_key(home.root_key, KeyKind.ED25519, seed)
     first = _first_serial(0, now_unix_seconds)
     mandate = _delegate(home, signing_key(seed), (), first, now_unix_seconds, lives, random_bytes)
     expires = now_unix_seconds + lives.descriptor_seconds
     descriptor = _issue_keys(home, mandate, first, expires, random_bytes)
-    store = Store(SQLiteDatabase(home.database, create=True))
     with store.database.transaction():
         store.facts.generation = now_unix_seconds
         store.facts.root_fingerprint = descriptor.root_fingerprint

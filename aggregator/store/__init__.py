@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+from aggregator.errors import OutcomeUnknown, StoreError
 from aggregator.store.checkpoints import Checkpoints
 from aggregator.store.cluster import GrantedCounters, Late, Leases, Shares, Workers
-from aggregator.store.database import STORE_FAILURES, Database, OutcomeUnknown, StoreError
+from aggregator.store.database import STORE_FAILURES, Database
 from aggregator.store.devices import Devices, Secrets, Tokens
 from aggregator.store.evaluations import Evaluations
 from aggregator.store.facts import Facts, RefusalCounts, TaskFacts
@@ -19,6 +24,9 @@ from aggregator.store.tasks import FIRST, Tasks
 from aggregator.store.update_log import UpdateLog
 from aggregator.store.versions import Versions
 
+if TYPE_CHECKING:
+    from aggregator.store.postgres import PostgresDatabase
+
 __all__ = [
     "STORE_FAILURES",
     "Database",
@@ -27,6 +35,8 @@ __all__ = [
     "Store",
     "StoreError",
     "TaskStore",
+    "create_database",
+    "open_database",
 ]
 
 
@@ -77,3 +87,34 @@ class TaskStore:
         self.evaluations = Evaluations(database, number)
         self.publications = Publications(database, number)
         self.attachments = AttachmentBooks(self.facts)
+
+
+def create_database(where: Path | str) -> Database:
+    """A new store: in a file that is not there yet, or an empty database that a URL
+    ``postgresql://...`` names. Raises AggregatorError."""
+    if isinstance(where, Path):
+        return SQLiteDatabase(where, create=True)
+    return _postgres()(where, create=True)
+
+
+def open_database(
+    where: Path | str,
+    *,
+    identity: str = "",
+    taken_over_in: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> Database:
+    """The store of a file or a URL, which is there. Raises AggregatorError.
+
+    ``identity``: what that store has to be, where it is said. A file of an older version is made
+    one of this within ``taken_over_in()``.
+    """
+    if isinstance(where, Path):
+        return SQLiteDatabase(where, taken_over_in=taken_over_in)
+    return _postgres()(where, identity=identity)
+
+
+def _postgres() -> type[PostgresDatabase]:
+    # Imported where it is asked for: whoever has one machine has no psycopg.
+    from aggregator.store.postgres import PostgresDatabase
+
+    return PostgresDatabase

@@ -8,16 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-
-class StoreError(Exception):
-    """The store cannot be reached, or would not do what it was asked. What was not committed is
-    rolled back."""
-
-
-class OutcomeUnknown(StoreError):
-    """The connection was lost in the midst of a commit, and nobody can tell what became of it: all
-    of the transaction is kept, or nothing. Whoever asked for it has to look."""
-
+from aggregator.errors import StoreError
+from aggregator.store.schema import or_replace
 
 STORE_FAILURES = (sqlite3.Error, StoreError, OSError)
 """What a disk or a connection does: full or gone, say. It is no fault of what was to be written."""
@@ -37,6 +29,9 @@ class Database(ABC):
     guard: Callable[[], None] = staticmethod(lambda: None)
     """Called first in each transaction, to hold what gives this process the right to write. Where
     it raises, nothing is written."""
+
+    identity = ""
+    """Which store it is, where its place alone does not say it: drawn when it was made."""
 
     @abstractmethod
     def transaction(self, *, shared: bool = False) -> AbstractContextManager[None]:
@@ -61,9 +56,19 @@ class Database(ABC):
     def execute_many(self, sql: str, rows: Iterable[Sequence[Any]]) -> None:
         """Run one statement for each of many rows, as :meth:`execute` does."""
 
-    @abstractmethod
     def insert(self, table: str, *values: Any, replace: bool = False) -> None:
         """Add a row of all the table's columns, in their order; ``replace``: one of that key."""
+        places = ", ".join("?" * len(values))
+        end = f" {or_replace(table)}" if replace else ""
+        self.execute(f"INSERT INTO {table} VALUES ({places}){end}", values)
+
+    def to_any(self, value: int | float | str | bytes) -> Any:
+        """A value for a column of type ``ANY``."""
+        return value
+
+    def from_any(self, stored: Any) -> Any:
+        """The value that such a column holds."""
+        return stored
 
     @abstractmethod
     def rows(self, sql: str, values: Sequence[Any] = ()) -> Iterator[tuple[Any, ...]]:

@@ -12,7 +12,7 @@ from aggregator.store.database import Table
 from device_sdk.wire.seal.broadcast import GroupKey
 from device_sdk.wire.seal.enrolment_code import EnrolmentCode
 
-STAYS = "NOT EXISTS (SELECT 1 FROM devices WHERE device_id = ?3 AND revoked_unix NOT NULL)"
+STAYS = "NOT EXISTS (SELECT 1 FROM devices WHERE device_id = ?3 AND revoked_unix IS NOT NULL)"
 """Of a statement whose third value is a device: what it told may wait while it is revoked."""
 
 # The registry: a device's row is its credential.
@@ -65,9 +65,9 @@ class Devices(Table):
         """Revoke, and delete its admission key and what it reported; whether it was not revoked
         before."""
         changed = self._database.execute(
-            "UPDATE devices SET revoked_unix = ?, admission_key = zeroblob(32) "
+            "UPDATE devices SET revoked_unix = ?, admission_key = ? "
             "WHERE device_id = ? AND revoked_unix IS NULL",
-            (now_unix_seconds, device_id),
+            (now_unix_seconds, bytes(32), device_id),
         )
         if changed:
             self._changed(device_id)
@@ -256,8 +256,8 @@ class Secrets(Table):
     def issue(self, serial: int, message: bytes, retire_others_at_unix_seconds: int) -> None:
         """Make this descriptor the current one; no other is honoured longer than said."""
         self._database.execute(
-            "UPDATE descriptors SET honoured_until_unix = "
-            "min(coalesce(honoured_until_unix, ?1), ?1)",
+            "UPDATE descriptors SET honoured_until_unix = CASE WHEN honoured_until_unix < ?1 "
+            "THEN honoured_until_unix ELSE ?1 END",
             (retire_others_at_unix_seconds,),
         )
         self._database.insert("descriptors", serial, message, None)

@@ -12,9 +12,11 @@ from aggregator.evaluation.figures import Figure
 from aggregator.evaluation.stopping import Evaluated
 from aggregator.store.database import TableOfTask
 from aggregator.store.devices import STAYS
+from aggregator.store.schema import or_replace
 from device_sdk.evaluation.report import STAGES, Stage
 
 _FIGURE = "stage, metric, part, devices, samples, capped, value, error_bound, median, deciles"
+_AT_ONCE = 1000  # of at most 4 KiB each
 
 
 class DeviceEvaluation(NamedTuple):
@@ -43,18 +45,22 @@ class Evaluations(TableOfTask):
         version again, in a later round, takes the place of what it said before; of a device that
         was revoked nothing is kept."""
         self._database.execute_many(
-            f"INSERT OR REPLACE INTO device_evaluations SELECT ?1, ?2, ?3, ?4, ?5 WHERE {STAYS}",
-            ((self._task, version, *each) for each in said),
+            f"INSERT INTO device_evaluations SELECT ?1, ?2, ?3, ?4, ?5 WHERE {STAYS} "
+            f"{or_replace('device_evaluations')}",
+            [(self._task, version, *each) for each in sorted(said, key=lambda one: one.device_id)],
         )
 
     def said(self, version: int) -> Iterator[DeviceEvaluation]:
         """One at a time, by device."""
         query = (
             "SELECT device_id, part, report FROM device_evaluations "
-            "WHERE task = ? AND version = ? ORDER BY device_id"
+            "WHERE task = ? AND version = ? AND device_id > ? ORDER BY device_id LIMIT ?"
         )
-        for row in self._database.rows(query, (self._task, version)):
-            yield DeviceEvaluation(*row)
+        last = b""
+        while page := list(self._database.rows(query, (self._task, version, last, _AT_ONCE))):
+            for row in page:
+                yield DeviceEvaluation(*row)
+            last = page[-1][0]
 
     def forget(self, before_version: int) -> int:
         """Delete what devices said of versions before this one; how many."""
@@ -99,7 +105,7 @@ class Evaluations(TableOfTask):
         """The fleet's figures of one metric, the oldest first."""
         query = (
             "SELECT version, round, value FROM figures WHERE task = ? AND stage = ? "
-            "AND metric = ? AND part = '' AND value NOT NULL ORDER BY version"
+            "AND metric = ? AND part = '' AND value IS NOT NULL ORDER BY version"
         )
         return [Evaluated(*row) for row in self._database.rows(query, (self._task, stage, metric))]
 

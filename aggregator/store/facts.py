@@ -77,10 +77,10 @@ class Facts(Named):
 
     def get(self, name: str) -> Any:
         row = self._database.row("SELECT value FROM facts WHERE name = ?", (name,))
-        return None if row is None else row[0]
+        return None if row is None else self._database.from_any(row[0])
 
     def put(self, name: str, value: Any) -> None:
-        self._database.insert("facts", name, value, replace=True)
+        self._database.insert("facts", name, self._database.to_any(value), replace=True)
 
 
 class TaskFacts(Named):
@@ -131,10 +131,11 @@ class TaskFacts(Named):
     def get(self, name: str) -> Any:
         query = "SELECT value FROM task_facts WHERE task = ? AND name = ?"
         row = self._database.row(query, (self._task, name))
-        return None if row is None else row[0]
+        return None if row is None else self._database.from_any(row[0])
 
     def put(self, name: str, value: Any) -> None:
-        self._database.insert("task_facts", self._task, name, value, replace=True)
+        stored = self._database.to_any(value)
+        self._database.insert("task_facts", self._task, name, stored, replace=True)
 
 
 # How often what was refused, since the beginning.
@@ -144,8 +145,8 @@ class RefusalCounts(Table):
     def add(self, counts: Mapping[str, int]) -> None:
         self._database.execute_many(
             "INSERT INTO refusals VALUES (?, ?) "
-            "ON CONFLICT (reason) DO UPDATE SET count = count + excluded.count",
-            counts.items(),
+            "ON CONFLICT (reason) DO UPDATE SET count = refusals.count + excluded.count",
+            sorted(counts.items()),
         )
 
     def all(self) -> dict[str, int]:

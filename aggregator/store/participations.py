@@ -26,7 +26,8 @@ class LastParticipation(NamedTuple):
 
 
 _TOLD = ", ".join(
-    f"{name} = iif(excluded.round >= coalesce(round, 0), excluded.{name}, {name})"
+    f"{name} = CASE WHEN excluded.round >= coalesce(participations.round, 0) "
+    f"THEN excluded.{name} ELSE participations.{name} END"
     for name in ("told_unix", "round", "report")
 )
 
@@ -49,8 +50,9 @@ class Participations(TableOfTask):
         # One statement for both: two take twice the time, and each update comes by here.
         self._database.execute_many(
             f"INSERT INTO participations VALUES ({self._task}, ?, ?, ?, ?, ?, ?) "
-            "ON CONFLICT DO UPDATE SET counted_unix = coalesce(excluded.counted_unix, "
-            "counted_unix), width = iif(excluded.counted_unix IS NULL, width, excluded.width), "
+            "ON CONFLICT (task, device_id) DO UPDATE SET counted_unix = "
+            "coalesce(excluded.counted_unix, participations.counted_unix), width = CASE WHEN "
+            "excluded.counted_unix IS NULL THEN participations.width ELSE excluded.width END, "
             f"{_TOLD}",
-            ((device_id, *row) for device_id, row in seen.items()),
+            [(device_id, *seen[device_id]) for device_id in sorted(seen)],
         )

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from aggregator.store.database import Database, Table, TableOfTask
 from aggregator.store.facts import Facts, TaskFacts
+from aggregator.store.schema import or_replace
 
 # What is retained on the broker, as it was sealed, to be sent again byte for byte.
 
@@ -36,7 +37,7 @@ class Publications(TableOfTask):
             (self._task, part),
         )
         self._database.execute_many(
-            "INSERT OR REPLACE INTO publications VALUES (?, ?, ?, ?, ?)",
+            f"INSERT INTO publications VALUES (?, ?, ?, ?, ?) {or_replace('publications')}",
             [
                 (topic, self._task, part, place, message)
                 for place, (topic, message) in enumerate(messages)
@@ -46,7 +47,7 @@ class Publications(TableOfTask):
     def topics(self, part: str) -> list[str]:
         """Topics of a part, in order of sending."""
         query = (
-            "SELECT topic FROM publications WHERE task = ? AND part = ? AND message NOT NULL "
+            "SELECT topic FROM publications WHERE task = ? AND part = ? AND message IS NOT NULL "
             "ORDER BY place"
         )
         return [row[0] for row in self._database.rows(query, (self._task, part))]
@@ -64,7 +65,9 @@ class Retained(Table):
 
     def topics(self) -> list[str]:
         """All topics in order of sending: contents first, since a round's manifest names them."""
-        query = "SELECT topic FROM publications WHERE message NOT NULL ORDER BY task, part, place"
+        query = (
+            "SELECT topic FROM publications WHERE message IS NOT NULL ORDER BY task, part, place"
+        )
         return [row[0] for row in self._database.rows(query)]
 
     def message(self, topic: str) -> bytes | None:

@@ -67,7 +67,9 @@ class Reports(TableOfTask):
         was revoked none."""
         places = ", ".join(f"?{place + 1}" for place in range(len(StoredReport._fields)))
         self._database.execute_many(
-            f"INSERT OR IGNORE INTO reports SELECT {self._task}, {places} WHERE {STAYS}", reports
+            f"INSERT INTO reports SELECT {self._task}, {places} WHERE {STAYS} "
+            "ON CONFLICT DO NOTHING",
+            reports,
         )
 
     def has(self, generation: int, number: int, device_id: bytes) -> bool:

@@ -132,9 +132,8 @@ class Rounds(TableOfTask):
         """How many rounds opened, of this version and later ones, that somebody could take part in:
         not those that rest."""
         row = self._database.row(
-            "SELECT count(*) FROM rounds WHERE task = ? AND version >= ? "
-            "AND threshold != zeroblob(8)",
-            (self._task, since_version),
+            "SELECT count(*) FROM rounds WHERE task = ? AND version >= ? AND threshold != ?",
+            (self._task, since_version, bytes(8)),
         )
         return 0 if row is None else int(row[0])
 
@@ -164,7 +163,7 @@ class Rounds(TableOfTask):
         """
         self._database.execute(
             "UPDATE rounds SET closed_served_seconds = ? WHERE task = ? AND forgotten = 0 "
-            "AND closed_unix NOT NULL AND closed_served_seconds IS NULL",
+            "AND closed_unix IS NOT NULL AND closed_served_seconds IS NULL",
             (served_seconds, self._task),
         )
         query = (

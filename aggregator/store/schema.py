@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 
-# The tables. A change of them is a new version, with a step that brings an older file to it.
+# The tables, in SQLite's words; ``postgres`` has a word of its own for each type. A change of them
+# is a new version, with a step that brings an older store to it: one that both engines understand,
+# since PostgreSQL began with version 5.
 
 SCHEMA_VERSION = 6
 
@@ -228,6 +232,45 @@ CREATE TABLE device_changes (            -- of the table devices, newest last
 FIRST_TASK = """
 INSERT INTO tasks (task, state, file) VALUES (1, 'active', 'task.toml')
 """
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A table: the declared type of each column, in their order, and the columns of its key."""
+
+    columns: Mapping[str, str]
+    key: tuple[str, ...]
+
+
+def _shapes() -> dict[str, Shape]:
+    shapes = {}
+    for name, inner in re.findall(
+        r"^CREATE TABLE (\w+) \((.*?)\) STRICT", re.sub(r" *--.*", "", SCHEMA), re.S | re.M
+    ):
+        parts = [part.strip() for part in re.split(r",(?![^(]*\))", inner)]
+        columns = {
+            part.split()[0]: part.split()[1] for part in parts if "PRIMARY KEY (" not in part
+        }
+        key = [part.split()[0] for part in parts if part.endswith("PRIMARY KEY")]
+        for part in parts:
+            if part.startswith("PRIMARY KEY ("):
+                key = re.findall(r"\w+", part)[2:]
+        shapes[name] = Shape(columns, tuple(key))
+    return shapes
+
+
+TABLES = _shapes()
+"""Each table of the schema, by its name."""
+
+
+def or_replace(table: str) -> str:
+    """The end of an ``INSERT`` of whole rows that puts each in the place of one of its key."""
+    shape = TABLES[table]
+    others = ", ".join(
+        f"{each} = excluded.{each}" for each in shape.columns if each not in shape.key
+    )
+    return f"ON CONFLICT ({', '.join(shape.key)}) DO UPDATE SET {others}"
+
 
 _TASK_TABLES = ("rounds", "updates", "verdicts", "checkpoints", "publications")
 

@@ -183,12 +183,6 @@ class SQLiteDatabase(Database):
                 self._connection.execute(f"PRAGMA busy_timeout = {int(1000 * _BUSY_SECONDS)}")
         return bool(row[0] == 0)
 
-    def insert(self, table: str, *values: Any, replace: bool = False) -> None:
-        """See :class:`Database`."""
-        verb = "INSERT OR REPLACE" if replace else "INSERT"
-        places = ", ".join("?" * len(values))
-        self.execute(f"{verb} INTO {table} VALUES ({places})", values)
-
     def rows(self, sql: str, values: Sequence[Any] = ()) -> Iterator[tuple[Any, ...]]:
         """See :class:`Database`: one at a time."""
         yield from self._connection.execute(sql, values)

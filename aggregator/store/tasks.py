@@ -88,7 +88,7 @@ class Tasks(Table):
     def key_epochs(self) -> set[int]:
         """Epochs of the group keys under which something of a task is published."""
         query = "SELECT DISTINCT value FROM task_facts WHERE name = 'key_epoch'"
-        return {row[0] for row in self._database.rows(query)}
+        return {self._database.from_any(row[0]) for row in self._database.rows(query)}
 
     def add(self, name: str, file: str, text: str) -> int:
         """A new task, or a retired one that begins anew; its number.
@@ -99,7 +99,8 @@ class Tasks(Table):
         known = self.named(name)
         if known is None:
             self._database.execute(
-                "INSERT INTO tasks (name, state, file, unwritten) VALUES (?, 'active', ?, ?)",
+                "INSERT INTO tasks (task, name, state, file, unwritten) "
+                "SELECT max(task) + 1, ?, 'active', ?, ? FROM tasks",
                 (name, file, text),
             )
             known = self.named(name)

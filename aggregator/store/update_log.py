@@ -21,6 +21,7 @@ class LoggedUpdate(NamedTuple):
     body: bytes
 
 
+_BODIES_AT_ONCE = 64  # of two megabytes each, they still fit into memory
 NOTED = "noted"
 """In the place of a reason: a contribution without an update, whose report was taken."""
 
@@ -71,10 +72,12 @@ class UpdateLog(TableOfTask):
         """Updates to absorb, in order of their commits; quarantined ones are left out."""
         query = (
             "SELECT seq, round, device_id, arrived_seconds, body FROM updates "
-            "WHERE task = ? AND seq > ? AND quarantined IS NULL ORDER BY seq"
+            "WHERE task = ? AND seq > ? AND quarantined IS NULL ORDER BY seq LIMIT ?"
         )
-        for row in self._database.rows(query, (self._task, seq)):
-            yield LoggedUpdate(*row)
+        while page := list(self._database.rows(query, (self._task, seq, _BODIES_AT_ONCE))):
+            for row in page:
+                yield LoggedUpdate(*row)
+            seq = page[-1][0]
 
     def by_device(self) -> Iterator[LoggedUpdate]:
         """As :meth:`after` has all of them, in an order that does not tell who took them in: by
@@ -126,14 +129,14 @@ class UpdateLog(TableOfTask):
         """(round, device id, why) of updates in quarantine."""
         query = (
             "SELECT round, device_id, quarantined FROM updates "
-            "WHERE task = ? AND quarantined NOT NULL"
+            "WHERE task = ? AND quarantined IS NOT NULL"
         )
         return [(row[0], row[1], row[2]) for row in self._database.rows(query, (self._task,))]
 
     def drop_quarantined(self) -> int:
         """Delete the bodies in quarantine; their number."""
         return self._database.execute(
-            "DELETE FROM updates WHERE task = ? AND quarantined NOT NULL", (self._task,)
+            "DELETE FROM updates WHERE task = ? AND quarantined IS NOT NULL", (self._task,)
         )
 
     def clear(self) -> None:

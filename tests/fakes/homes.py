@@ -40,9 +40,10 @@ def make_home(
     more: str = "",
     *,
     lives: Lives = USUAL_LIVES,
+    store_url: str | None = None,
 ) -> AggregatorHome:
-    """A home with 20 items and K = 8."""
-    home = AggregatorHome(folder / "home")
+    """A home with 20 items and K = 8; its store is a file, or the database of a URL."""
+    home = AggregatorHome(folder / "home", store_url)
     initialise(home, int(time.time()), os.urandom, lives)
     lines = [f"item-{row}\tTitle {row}" for row in range(ITEMS)]
     (home.folder / "items.tsv").write_text("\n".join(lines) + "\n")

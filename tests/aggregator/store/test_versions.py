@@ -19,8 +19,8 @@ LOSS = Ranking("loss", higher_is_better=False)
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> TaskStore:
-    home = AggregatorHome(tmp_path / "home")
+def store(tmp_path: Path, store_url: str | None) -> TaskStore:
+    home = AggregatorHome(tmp_path / "home", store_url)
     initialise(home, int(time.time()), os.urandom)
     return home.open_store().first
 

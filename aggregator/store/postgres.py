@@ -1,0 +1,610 @@
+"""The store as a PostgreSQL database: for processes on several machines, see docs/store.md."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import lru_cache
+from itertools import count
+from typing import Any, TypeVar
+
+from aggregator.errors import AggregatorError, OutcomeUnknown, StoreError
+from aggregator.store.database import (
+    ALONE_WITHIN_SHARED,
+    HELD_OUTSIDE,
+    Database,
+)
+from aggregator.store.schema import FIRST_TASK, SCHEMA, SCHEMA_VERSION, STEPS, TABLES
+
+try:
+    import psycopg
+    from psycopg.conninfo import conninfo_to_dict
+    from psycopg.types.numeric import FloatBinaryDumper, Int8BinaryDumper
+    from psycopg.types.string import StrBinaryDumper
+except ImportError as error:
+    raise AggregatorError(
+        f"a store in PostgreSQL needs psycopg ({error}): pip install 'tessera-edge[cluster]'"
+    ) from None
+
+Answer = TypeVar("Answer")
+
+OLDEST_SERVER = 15
+"""PostgreSQL's major version from which on it will do."""
+
+_OWN_TABLES = """
+CREATE TABLE tessera_store (version BIGINT NOT NULL, identity TEXT COLLATE "C" NOT NULL);
+CREATE TABLE tessera_commits (
+    writer TEXT COLLATE "C" PRIMARY KEY,
+    number BIGINT NOT NULL,
+    at TIMESTAMPTZ NOT NULL
+)
+"""
+# Text is compared by its bytes, as SQLite does, whatever language the database was made for.
+_TYPES = {
+    "INTEGER": "BIGINT",
+    "REAL": "DOUBLE PRECISION",
+    "BLOB": "BYTEA",
+    "ANY": "BYTEA",
+    "TEXT": 'TEXT COLLATE "C"',
+}
+_WRITERS_LOCK = 0x54455353  # "TESS"
+_CHANNEL = "tessera_changes"
+_PATIENCE_SECONDS = 30.0
+_LONGEST_WAIT_SECONDS = 1.0
+_FORGOTTEN_AFTER = "90 days"
+# Of libpq, where the URL does not say: a peer that is gone is noticed within seconds, a server that
+# only reads is none of ours.
+_DEFAULTS = {
+    "connect_timeout": "5",
+    "keepalives_idle": "5",
+    "keepalives_interval": "2",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "10000",
+    "target_session_attrs": "read-write",
+}
+_LOCAL = ("", "localhost", "127.0.0.1", "::1")
+# By the server, where neither it nor the URL says: who holds others up is cut off.
+_TIMEOUTS = {"idle_in_transaction_session_timeout": "5s", "lock_timeout": "10s"}
+_SETTINGS = ("fsync", "synchronous_commit", "server_encoding", *_TIMEOUTS)
+
+
+class PostgresDatabase(Database):
+    """One connection to a database of the fleet's own, which comes back when it was lost.
+
+    **Writers.** A transaction takes an advisory lock, shared or alone, before all else, and holds
+    it until it is over. So one that is alone is what SQLite's would be, the only writer, and may
+    read and write without a thought of others; shared ones run beside each other. Each statement
+    sees what was committed before it (``READ COMMITTED``): behind that lock nothing weaker is seen.
+
+    **A lost connection.** Reading, and beginning a transaction, waits and tries again for half a
+    minute; a statement within a transaction fails, and all of the transaction with it. A commit
+    without an answer is looked up: each transaction leaves its number in its writer's row of
+    ``tessera_commits``, and that row can be held once the lost transaction is over.
+
+    **Changes.** Transactions that were alone notify the others; the socket tells
+    :meth:`changed_elsewhere`.
+
+    ``identity``: which store it has to be; without one any will do. No error and no ``repr`` shows
+    the URL's password.
+    """
+
+    def __init__(self, url: str, *, create: bool = False, identity: str = "") -> None:
+        self._settings = _settings(url)
+        self.where = _where(self._settings)
+        self._depth = 0
+        self._shared = self._wrote = self._changed = False
+        self._number = 0
+        try:
+            self._connection = self._connect()
+        except psycopg.Error as error:
+            raise AggregatorError(
+                f"{self.where} cannot be reached: {_told(error)}. Is it running, and does the "
+                "store's URL name it right?"
+            ) from None
+        try:
+            self._require_server()
+            if create:
+                self._create()
+            self.identity = self._require_store(identity)
+            self._writer = self._become_writer()
+        except psycopg.errors.InsufficientPrivilege as error:
+            self.close()
+            raise AggregatorError(
+                f"{self.where} cannot be used: {_told(error)}. The role that the URL names has to "
+                "own the database, or its tables and the right to make some"
+            ) from None
+        except psycopg.Error as error:
+            self.close()
+            raise AggregatorError(f"{self.where} cannot be used: {_told(error)}") from None
+        except AggregatorError:
+            self.close()
+            raise
+
+    def __repr__(self) -> str:
+        return f"PostgresDatabase({self.where})"
+
+    # -- connecting --------------------------------------------------------------------------------
+
+    def _connect(self) -> psycopg.Connection[tuple[Any, ...]]:
+        connection = psycopg.connect(
+            **self._settings,
+            autocommit=True,
+            cursor_factory=psycopg.RawCursor[tuple[Any, ...]],
+            client_encoding="UTF8",
+            application_name=f"{_APPLICATION}{SCHEMA_VERSION}",
+        )
+        for kind, dumper in ((int, _Int), (bool, _Int), (float, FloatBinaryDumper), (str, _Text)):
+            connection.adapters.register_dumper(kind, dumper)
+        connection.add_notify_handler(lambda notify: self._notified(notify.pid))
+        try:
+            found = connection.execute(
+                "SELECT name, setting FROM pg_settings WHERE name = ANY($1)", (list(_SETTINGS),)
+            )
+            self._server_settings = dict(found.fetchall())
+            script = [f"LISTEN {_CHANNEL}", "SET jit = off"]
+            # Durable when it ends, whatever others of this server's users do without.
+            if self._server_settings["synchronous_commit"] == "off":
+                script.append("SET synchronous_commit = on")
+            script += [
+                f"SET {name} = '{value}'"
+                for name, value in _TIMEOUTS.items()
+                if self._server_settings[name] == "0"
+            ]
+            connection.execute("; ".join(script), prepare=False)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _require_server(self) -> None:
+        version = self._connection.info.server_version
+        if version < OLDEST_SERVER * 10_000:
+            raise AggregatorError(
+                f"{self.where} is version {version // 10_000}; PostgreSQL {OLDEST_SERVER} or newer "
+                "is needed"
+            )
+        if self._server_settings["fsync"] != "on":
+            raise AggregatorError(
+                f"{self.where} runs with fsync = off: what it commits may be lost with its "
+                "machine's power. Set fsync = on there"
+            )
+        if self._server_settings["server_encoding"] != "UTF8":
+            raise AggregatorError(
+                f"{self.where} holds text as {self._server_settings['server_encoding']}: make the "
+                "database with ENCODING 'UTF8'"
+            )
+
+    def _create(self) -> None:
+        with self._connection.transaction():
+            self._alone()
+            if self._tables():
+                raise AggregatorError(
+                    f"{self.where} is not empty: each fleet has a database of its own, made with "
+                    "CREATE DATABASE"
+                )
+            for statement in (SCHEMA + FIRST_TASK).split(";\n"):
+                self._connection.execute(_definition(statement))
+            for table, shape in TABLES.items():
+                # What is sealed or learnt does not get smaller, and trying costs time.
+                wide = [name for name, kind in shape.columns.items() if kind == "BLOB"]
+                for column in wide:
+                    self._connection.execute(
+                        f"ALTER TABLE {table} ALTER {column} SET STORAGE EXTERNAL"
+                    )
+            self._connection.execute(_OWN_TABLES, prepare=False)
+            self._connection.execute(
+                "INSERT INTO tessera_store VALUES ($1, gen_random_uuid())", (SCHEMA_VERSION,)
+            )
+
+    def _require_store(self, identity: str) -> str:
+        tables = self._tables()
+        if "tessera_store" not in tables:
+            holds = "holds what is no aggregator's" if tables else "is empty"
+            raise AggregatorError(
+                f"{self.where} {holds}; tessera-aggregator init makes a store in an empty database"
+            )
+        version, found = self._version_and_identity()
+        if identity not in ("", found):
+            raise AggregatorError(
+                f"{self.where} holds another fleet's store: name this one's in the store's URL"
+            )
+        if version != SCHEMA_VERSION:
+            self._migrate()
+        self._require_rights()
+        return found
+
+    def _tables(self) -> set[str]:
+        found = self._connection.execute(
+            "SELECT tablename::text FROM pg_tables WHERE schemaname = current_schema()"
+        )
+        return {row[0] for row in found}
+
+    def _version_and_identity(self) -> tuple[int, str]:
+        row = self._connection.execute("SELECT version, identity FROM tessera_store").fetchone()
+        assert row is not None
+        return int(row[0]), str(row[1])
+
+    def _migrate(self) -> None:
+        with self._connection.transaction():
+            self._alone()
+            # Read again: another process may have done it meanwhile.
+            while (version := self._version_and_identity()[0]) != SCHEMA_VERSION:
+                if version not in STEPS:
+                    raise AggregatorError(
+                        f"{self.where} has schema version {version}, this program reads up to "
+                        f"{SCHEMA_VERSION}: install a newer one"
+                    )
+                older = self._connection.execute(
+                    "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
+                    "AND application_name LIKE $1 AND application_name != $2",
+                    (f"{_APPLICATION}%", f"{_APPLICATION}{SCHEMA_VERSION}"),
+                ).fetchone()
+                if older != (0,):
+                    raise AggregatorError(
+                        f"an older version made {self.where}, and its processes run: stop all of "
+                        "them first, then start this version's"
+                    )
+                for statement in STEPS[version].split(";\n"):
+                    if statement.strip():
+                        self._connection.execute(_definition(statement))
+                self._connection.execute("UPDATE tessera_store SET version = $1", (version + 1,))
+
+    def _require_rights(self) -> None:
+        found = self._connection.execute(
+            "SELECT name FROM unnest($1::text[]) AS name WHERE to_regclass(name) IS NULL "
+            "OR NOT (has_table_privilege(to_regclass(name), 'SELECT') "
+            "AND has_table_privilege(to_regclass(name), 'INSERT') "
+            "AND has_table_privilege(to_regclass(name), 'UPDATE') "
+            "AND has_table_privilege(to_regclass(name), 'DELETE'))",
+            ([*TABLES, "tessera_commits"],),
+        )
+        if missing := sorted(row[0] for row in found):
+            raise AggregatorError(
+                f"{self.where} cannot be used: its tables {', '.join(missing)} are missing, or the "
+                "role that the URL names may not read and write them"
+            )
+
+    def _become_writer(self) -> str:
+        self._connection.execute(
+            f"DELETE FROM tessera_commits WHERE at < now() - interval '{_FORGOTTEN_AFTER}'"
+        )
+        row = self._connection.execute(
+            "INSERT INTO tessera_commits VALUES (gen_random_uuid(), 0, now()) RETURNING writer"
+        ).fetchone()
+        assert row is not None
+        return str(row[0])
+
+    def _alone(self) -> None:
+        self._connection.execute("SELECT pg_advisory_xact_lock($1)", (_WRITERS_LOCK,))
+
+    # -- transactions ------------------------------------------------------------------------------
+
+    @contextmanager
+    def transaction(self, *, shared: bool = False) -> Iterator[None]:
+        """See :class:`Database`."""
+        if self._depth:
+            if self._shared and not shared:
+                raise RuntimeError(ALONE_WITHIN_SHARED)
+            with self._savepoint():
+                yield
+            return
+        self._begin(shared)
+        self._depth, self._shared, self._wrote = 1, shared, False
+        try:
+            try:
+                self.guard()
+                yield
+            except BaseException:
+                self._give_up()
+                raise
+            self._commit()
+        finally:
+            self._depth = 0
+
+    def _begin(self, shared: bool) -> None:
+        self._number += 1
+        kind = "_shared" if shared else ""
+        script = (
+            "BEGIN ISOLATION LEVEL READ COMMITTED; "
+            f"SELECT pg_advisory_xact_lock{kind}({_WRITERS_LOCK}); "
+            f"INSERT INTO tessera_commits VALUES ('{self._writer}', {self._number}, now()) "
+            "ON CONFLICT (writer) DO UPDATE SET number = excluded.number, at = excluded.at; "
+            "SELECT version FROM tessera_store"
+        )
+        try:
+            row = self._patiently(lambda: self._run(script).fetchone())
+        except BaseException:
+            self._give_up()
+            raise
+        if row != (SCHEMA_VERSION,):
+            self._give_up()
+            raise StoreError(
+                f"{self.where} was taken over by another version of this program meanwhile: "
+                "start this process with that version"
+            )
+
+    def _commit(self) -> None:
+        tell = self._wrote and not self._shared
+        try:
+            status = self._run(f"NOTIFY {_CHANNEL}; COMMIT" if tell else "COMMIT").statusmessage
+        except psycopg.Error as error:
+            if self._lost(error):
+                self._look_up(error)
+                return
+            self._give_up()
+            raise self._failure(error) from None
+        except BaseException:
+            self._connection.close()  # nobody waits for what became of it
+            raise
+        if status != "COMMIT":
+            raise StoreError(f"{self.where}: a statement had failed, so nothing was committed")
+
+    def _look_up(self, lost: psycopg.Error) -> None:
+        """What became of a commit that was not answered. Returns where it is kept."""
+        query = "SELECT number FROM tessera_commits WHERE writer = $1 FOR UPDATE"
+        try:
+            # Waits while the server still has the lost connection's transaction.
+            row = self._patiently(
+                lambda: self._connection.execute(query, (self._writer,)).fetchone()
+            )
+        except StoreError as error:
+            raise OutcomeUnknown(
+                f"{self.where} was lost in the midst of a commit ({_told(lost)}), and did not "
+                f"tell what became of it: {error}"
+            ) from None
+        if row is None:
+            raise OutcomeUnknown(
+                f"{self.where} was lost in the midst of a commit ({_told(lost)}), and knows "
+                "nothing of this process any more"
+            )
+        if row[0] != self._number:
+            raise self._failure(lost)
+
+    def _give_up(self) -> None:
+        try:
+            self._run("ROLLBACK")
+        except psycopg.Error:
+            self._connection.close()
+
+    @contextmanager
+    def _savepoint(self) -> Iterator[None]:
+        self._depth += 1
+        try:
+            self._within("SAVEPOINT nested")
+            try:
+                yield
+                self._within("RELEASE nested")
+            except BaseException:
+                with suppress(StoreError):  # the transaction is gone: what is raised says why
+                    self._within("ROLLBACK TO nested; RELEASE nested")
+                raise
+        finally:
+            self._depth -= 1
+
+    def _within(self, script: str) -> None:
+        try:
+            self._run(script)
+        except psycopg.Error as error:
+            raise self._failure(error) from None
+
+    # -- statements --------------------------------------------------------------------------------
+
+    def execute(self, sql: str, values: Sequence[Any] = ()) -> int:
+        """See :class:`Database`."""
+        if not self._depth:
+            with self.transaction():
+                return self.execute(sql, values)
+        changed = self._ask(sql, values).rowcount
+        self._wrote |= changed > 0
+        return changed
+
+    def execute_many(self, sql: str, rows: Iterable[Sequence[Any]]) -> None:
+        """See :class:`Database`. A plain ``INSERT`` is a ``COPY``, at a sixth of the work."""
+        if not self._depth:
+            with self.transaction():
+                self.execute_many(sql, rows)
+            return
+        self._wrote = True
+        copy = _as_copy(sql)
+        try:
+            with self._connection.cursor() as cursor:
+                if copy is None:
+                    cursor.executemany(_numbered(sql), rows)
+                    return
+                statement, types, first = copy
+                with cursor.copy(statement) as file:
+                    file.set_types(types)
+                    for row in rows:
+                        file.write_row((*first, *row))
+        except psycopg.Error as error:
+            raise self._failure(error) from None
+
+    def rows(self, sql: str, values: Sequence[Any] = ()) -> Iterator[tuple[Any, ...]]:
+        """See :class:`Database`: all of them are in memory."""
+        yield from self._ask(sql, values)
+
+    def row(self, sql: str, values: Sequence[Any] = ()) -> tuple[Any, ...] | None:
+        """See :class:`Database`."""
+        return self._ask(sql, values).fetchone()
+
+    def hold(
+        self, sql: str, values: Sequence[Any] = (), *, shared: bool = False
+    ) -> tuple[Any, ...] | None:
+        """See :class:`Database`."""
+        if not self._depth:
+            raise RuntimeError(HELD_OUTSIDE)
+        return self.row(f"{sql} FOR {'SHARE' if shared else 'UPDATE'}", values)
+
+    def now(self) -> float:
+        """See :class:`Database`."""
+        row = self.row("SELECT extract(epoch FROM clock_timestamp())::float8")
+        assert row is not None
+        return float(row[0])
+
+    def to_any(self, value: int | float | str | bytes) -> bytes:
+        """A tag, and the value as text or bytes: a column has one type here."""
+        if isinstance(value, bytes):
+            return b"b" + value
+        if isinstance(value, str):
+            return b"t" + value.encode()
+        return (b"r" if isinstance(value, float) else b"i") + repr(value).encode()
+
+    def from_any(self, stored: Any) -> Any:
+        """See :class:`Database`."""
+        tag, rest = stored[:1], stored[1:]
+        if tag == b"b":
+            return rest
+        return {b"t": str, b"r": float, b"i": int}[tag](rest.decode())
+
+    def changed_elsewhere(self) -> bool:
+        """See :class:`Database`."""
+        pgconn = self._connection.pgconn
+        try:
+            pgconn.consume_input()
+            while notify := pgconn.notifies():
+                self._notified(notify.be_pid)
+        except psycopg.Error:
+            self._connection.close()
+        if self._connection.closed:
+            return True  # who knows; whoever looks waits for the connection to come back
+        changed, self._changed = self._changed, False
+        return changed
+
+    def erase_deleted(self) -> bool:
+        """The server makes room of what was deleted by itself, and writes over it in its own time:
+        see docs/store.md."""
+        return True
+
+    def close(self) -> None:
+        """See :class:`Database`."""
+        self._connection.close()
+
+    def _ask(self, sql: str, values: Sequence[Any]) -> psycopg.Cursor[tuple[Any, ...]]:
+        def ask() -> psycopg.Cursor[tuple[Any, ...]]:
+            return self._connection.execute(_numbered(sql), values, binary=True)
+
+        if not self._depth:
+            return self._patiently(ask)
+        try:
+            return ask()
+        except psycopg.Error as error:
+            raise self._failure(error) from None
+
+    def _run(self, script: str) -> psycopg.Cursor[tuple[Any, ...]]:
+        """Statements without values in one message; the last one's answer."""
+        cursor = self._connection.execute(script, prepare=False)
+        while cursor.nextset():
+            pass
+        return cursor
+
+    def _patiently(self, ask: Callable[[], Answer]) -> Answer:
+        """What is asked outside of a transaction, again where the connection was lost."""
+        until_seconds = time.monotonic() + _PATIENCE_SECONDS
+        wait_seconds = 0.02
+        while True:
+            try:
+                if self._connection.closed:
+                    self._connection = self._connect()
+                    self._changed = True  # what was notified meanwhile, nobody heard
+                return ask()
+            except psycopg.Error as error:
+                if not self._lost(error) or time.monotonic() >= until_seconds:
+                    raise self._failure(error) from None
+            time.sleep(wait_seconds)
+            wait_seconds = min(2 * wait_seconds, _LONGEST_WAIT_SECONDS)
+
+    def _lost(self, error: psycopg.Error) -> bool:
+        """Whether the connection is gone. What a server says as it ends a session may come before
+        the end itself."""
+        if error.sqlstate in _ENDINGS:
+            self._connection.close()
+        return self._connection.closed
+
+    def _failure(self, error: psycopg.Error) -> StoreError:
+        if error.sqlstate == _LOCK_NOT_AVAILABLE:
+            return StoreError(f"{self.where}: another process has been writing to it for long")
+        return StoreError(f"{self.where}: {_told(error)}")
+
+    def _notified(self, process: int) -> None:
+        self._changed |= process != self._connection.info.backend_pid
+
+
+_APPLICATION = "tessera store "
+_ENDINGS = ("57P01", "57P02", "57P03", "57P05", "25P03")
+_LOCK_NOT_AVAILABLE = "55P03"
+
+
+class _Int(Int8BinaryDumper):
+    """Of all integers and truth values, however small: a statement has one type for each place."""
+
+
+class _Text(StrBinaryDumper):
+    """A text holds no NUL here, and devices may send one: it must not keep others' from being
+    stored."""
+
+    def dump(self, obj: str) -> Any:
+        return super().dump(obj.replace("\0", "\N{REPLACEMENT CHARACTER}"))
+
+
+def _settings(url: str) -> dict[str, Any]:
+    try:
+        given = conninfo_to_dict(url)
+    except psycopg.Error:
+        # What libpq says of it may hold a part of the password.
+        raise AggregatorError(
+            "the store's URL cannot be read; expected postgresql://USER@HOST:PORT/DATABASE, with "
+            "%XX for what is neither letter nor digit in a password"
+        ) from None
+    settings = {**_DEFAULTS, **given}
+    hosts = str(given.get("host", "")).split(",")
+    if "sslmode" not in given and not all(host in _LOCAL or host[0] in "/@" for host in hosts):
+        settings["sslmode"] = "verify-full"
+    return settings
+
+
+def _where(settings: dict[str, Any]) -> str:
+    host = settings.get("host") or settings.get("hostaddr") or "this machine"
+    port = f":{settings['port']}" if "port" in settings else ""
+    name = f", database {settings['dbname']}" if "dbname" in settings else ""
+    return f"PostgreSQL at {host}{port}{name}"
+
+
+def _told(error: psycopg.Error) -> str:
+    """In one line, and without the values that a server's details show."""
+    told = error.diag.message_primary or str(error)
+    return " ".join(told.split())
+
+
+def _definition(statement: str) -> str:
+    """A statement of the schema, or of a step, in PostgreSQL's words."""
+    statement = re.sub(r"--.*", "", statement)
+    if not re.match(r"\s*(CREATE|ALTER) TABLE", statement):
+        return statement
+    statement = re.sub(r"\)\s*STRICT(, WITHOUT ROWID)?\s*$", ")", statement)
+    return re.sub(rf"\b({'|'.join(_TYPES)})\b", lambda word: _TYPES[word[0]], statement)
+
+
+@lru_cache(maxsize=1024)
+def _numbered(sql: str) -> str:
+    """A statement's places as PostgreSQL numbers them."""
+    numbers = count(1)
+    return re.sub(r"\?(\d*)", lambda place: f"${place[1] or next(numbers)}", sql)
+
+
+@lru_cache(maxsize=1024)
+def _as_copy(sql: str) -> tuple[str, list[str], tuple[int, ...]] | None:
+    """For an ``INSERT`` of given values alone: the ``COPY``, its columns' types, and what stands
+    first in each row."""
+    found = re.fullmatch(r"INSERT INTO (\w+) \(([\w, ]+)\) VALUES \(((?:\d+, )*)\?(?:, \?)*\)", sql)
+    if found is None:
+        return None
+    table, columns, first = found.groups()
+    kinds = TABLES[table].columns
+    types = {"INTEGER": "int8", "REAL": "float8", "BLOB": "bytea", "ANY": "bytea", "TEXT": "text"}
+    return (
+        f"COPY {table} ({columns}) FROM STDIN (FORMAT BINARY)",
+        [types[kinds[column]] for column in columns.split(", ")],
+        tuple(map(int, re.findall(r"\d+", first))),
+    )

@@ -107,10 +107,10 @@ class AggregatorHome:
             with (
                 closing(open_database(self.database)) as source,
                 closing(create_database(self.store_url)) as target,
+                source.transaction(),
             ):
-                with source.transaction():
-                    copy_store(source, target)
-                    self.store_identity.write_text(f"{target.identity}\n")
+                copy_store(source, target)
+                self.store_identity.write_text(f"{target.identity}\n")
             self.database.rename(self.database.with_name(f"{self.database.name}.moved"))
 
     @contextmanager

@@ -186,11 +186,12 @@ def posts(
     home: AggregatorHome, store: Store, cluster: ClusterSettings, settings: SharedSettings
 ) -> list[Post]:
     """One for each worker."""
-    where = cluster.store or str(home.database.resolve())
+    where = home.store_url or home.database.resolve()
     return [
         Post(
             slot,
             where,
+            store.database.identity,
             cluster,
             in_cell(settings, slot.cell.broker),
             store.facts.root_fingerprint,

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
+from aggregator.errors import AggregatorError
 from aggregator.home import AggregatorHome
 from aggregator.keys.fleet import FleetKeys
+from aggregator.store import Store, open_database
 from aggregator.task.cluster import ClusterSettings, Slot
 from aggregator.task.file import SharedSettings, Task
 from device_sdk.artifact import Artifact, Manifest
@@ -25,18 +28,30 @@ class Post:
 
     Attributes:
         slot: its place.
-        store: a PostgreSQL URL, or the path of a SQLite file.
+        store: a PostgreSQL URL, or the path of a SQLite file on this machine.
+        identity: which store it has to be, where a URL names it.
         cluster, settings: the task file's, the broker already that of the worker's cell.
         root_fingerprint: the fleet's.
         program: the coordinator's version, which must be the worker's.
     """
 
     slot: Slot
-    store: str
+    store: Path | str
+    identity: str
     cluster: ClusterSettings
     settings: SharedSettings
     root_fingerprint: bytes
     program: str = __version__
+
+    def open_store(self) -> Store:
+        """Raises AggregatorError where the coordinator is another version, and where the store
+        cannot be reached."""
+        if self.program != __version__:
+            raise AggregatorError(
+                f"the coordinator is version {self.program}, this worker {__version__}: install "
+                "the same on all machines"
+            )
+        return Store(open_database(self.store, identity=self.identity))
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from aggregator.cluster.follower import RoundFollower, ShareKeeper
 from aggregator.cluster.marks import StoredMarks
 from aggregator.cluster.orders import Orders, Post, ServedTask, keyring_of
-from aggregator.errors import AggregatorError
 from aggregator.keys.registry import Registry, revoke
 from aggregator.refusals import Refusals
 from aggregator.rounds.evaluator import Evaluator, option_name
@@ -102,15 +101,10 @@ class Worker:
     """
 
     def __init__(
-        self, post: Post, store: Store, world: World, link_settings: LinkSettings = LINK_SETTINGS
+        self, post: Post, world: World, link_settings: LinkSettings = LINK_SETTINGS
     ) -> None:
-        if post.program != __version__:
-            store.database.close()
-            raise AggregatorError(
-                f"the coordinator is version {post.program}, this worker {__version__}: install "
-                "the same on all machines"
-            )
-        self._post, self._store, self._world = post, store, world
+        """Raises AggregatorError where its store cannot be used."""
+        self._post, self._store, self._world = post, post.open_store(), world
         self._link_settings = link_settings
         self._mail: queue.SimpleQueue[tuple[int, Orders]] = queue.SimpleQueue()
         self._revision = -1
@@ -377,6 +371,8 @@ class _Parts:
                 self._outgoing.send(result.topic, result.payload)
             case Refusal():
                 refusals.note(result.error, result.device_id)
+                if result.answer is not None:
+                    self._outgoing.send_receipt(result.answer.topic, result.answer.payload)
             case Left():
                 self._dismiss(result.device_id)
             case Arrived():

@@ -23,7 +23,6 @@ from aggregator.home import AggregatorHome
 from aggregator.rounds.machine import RoundEvent
 from aggregator.serve.assembly import World, assemble
 from aggregator.serve.service import Parts, Service
-from aggregator.store import SQLiteDatabase, Store
 from aggregator.task.cluster import ClusterSettings
 from aggregator.task.file import read_task
 from tests.fakes.waiting import PATIENCE_SECONDS, wait_until
@@ -38,10 +37,7 @@ class Threads:
 
     def __init__(self, posts: Sequence[Post]) -> None:
         self.errors: list[BaseException] = []
-        self.workers = [
-            Worker(post, Store(SQLiteDatabase(Path(post.store))), world(post.slot.number + 10))
-            for post in posts
-        ]
+        self.workers = [Worker(post, world(post.slot.number + 10)) for post in posts]
         self._told: dict[int, int] = {}
         self._running = 0
         self._stopping = [run_on_thread(each, self._ended) for each in self.workers]

@@ -9,13 +9,11 @@ import signal
 import sys
 import threading
 import time
-from pathlib import Path
 
 import numpy as np
 
 from aggregator.cluster.worker import Worker
 from aggregator.serve.assembly import World
-from aggregator.store import SQLiteDatabase, Store
 from aggregator.store.cluster import Deposed
 
 
@@ -33,7 +31,7 @@ def main() -> int:
     post = _read()
     rng = np.random.default_rng(os.getpid())
     world = World(time.monotonic, time.time, rng, os.urandom)
-    worker = Worker(post, Store(SQLiteDatabase(Path(post.store))), world)
+    worker = Worker(post, world)
 
     def listen() -> None:
         while (told := _read()) is not None:
@@ -50,4 +48,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    os._exit(main())  # a thread reads standard input still

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from aggregator.home import AggregatorHome
 from aggregator.task.cluster import Cell, ClusterSettings
+from device_sdk.wire.seal.handshake import read_open_head
+from device_sdk.wire.seal.placement import shard_of
 from tests.aggregator.serve.test_service_killed import Stubborn
 from tests.brokers.mosquitto import Mosquitto
 from tests.fakes.client import ScriptedDevice
@@ -32,8 +34,18 @@ def _rounds(home: AggregatorHome) -> list[tuple[int, int | None, int | None]]:
     return sorted((row.round, row.participants, row.next_version) for row in rows)
 
 
-def _epochs(running: Coordinated) -> list[int]:
-    return [row.epoch for row in running.parts.store.workers.all()]
+def _epochs(home: AggregatorHome) -> list[int]:
+    store = home.open_store()
+    found = [row.epoch for row in store.workers.all()]
+    store.database.close()
+    return found
+
+
+def _granted(home: AggregatorHome, device_id: bytes) -> int:
+    store = home.open_store()
+    found = store.granted.of(device_id)
+    store.database.close()
+    return found
 
 
 def _runtime(running: Coordinated) -> Processes:
@@ -76,13 +88,38 @@ def test_a_frozen_worker_that_comes_back_writes_nothing_and_ends(
     home = make_home(tmp_path, mosquitto.url, ROUND)
     with coordinated(home, TWO, processes=True) as running:
         runtime = _runtime(running)
-        wait_until(lambda: len(_epochs(running)) == 2, lambda: runtime.log.read_text())
+        wait_until(lambda: len(_epochs(home)) == 2, lambda: runtime.log.read_text())
         zombie = runtime.workers[0]
         zombie.signal(signal.SIGSTOP)
         # Taken for dead: another one gets its slot.
         runtime.workers[0] = type(zombie)(zombie.post, runtime.log)
-        wait_until(lambda: _epochs(running)[0] == 2, lambda: runtime.log.read_text())
+        wait_until(lambda: _epochs(home)[0] == 2, lambda: runtime.log.read_text())
         zombie.signal(signal.SIGCONT)
         assert zombie.wait() == 3
         assert "held by epoch 2" in runtime.log.read_text()
         assert runtime.workers[0].ended() is None
+
+
+def test_an_open_that_was_granted_is_not_granted_again_by_the_next_process(
+    mosquitto: Mosquitto, tmp_path: Path
+) -> None:
+    home = make_home(tmp_path, mosquitto.url, ROUND)
+    with coordinated(home, TWO, processes=True) as running:
+        runtime = _runtime(running)
+        device = ScriptedDevice(mosquitto.url, *invite(home)).enrol().join()
+        opening = device.new_opening()
+        device.publish_up(opening.message)
+        place = shard_of(device.require_grant().device_id) % 2
+        counter = read_open_head(opening.message).freshness.counter
+        device_id = device.require_grant().device_id
+        wait_until(lambda: _granted(home, device_id) == counter, lambda: "not granted")
+        epochs = _epochs(home)
+        runtime.workers[place].signal(signal.SIGKILL)
+        wait_until(
+            lambda: runtime.log.read_text().count("connected to") == 3, lambda: "not connected"
+        )
+        assert _epochs(home)[place] == epochs[place] + 1
+        device.publish_up(opening.message)
+        refused = "refused from an unknown sender: replayed"
+        wait_until(lambda: refused in runtime.log.read_text(), lambda: runtime.log.read_text())
+        device.disconnect()

@@ -1,0 +1,251 @@
+"""Workers as Ray's actors: placed, and started again, by Ray."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from aggregator.cluster.orders import KeyMaterial, Orders, Post, ServedTask
+from aggregator.cluster.worker import Worker, WorkerStatus, run_on_thread
+from aggregator.errors import AggregatorError
+from aggregator.serve.assembly import World
+from aggregator.store.cluster import Deposed
+
+_LOG = logging.getLogger(__name__)
+_START_SECONDS = 60.0
+_LONG_SECONDS = 30.0
+
+
+class WorkerActor:
+    """A worker in a process of Ray's. When that is killed, Ray starts another, which knows nothing:
+    it takes up its slot with the orders that it is told next, and what the store has."""
+
+    def __init__(self, post: Post) -> None:
+        line = f"worker {post.slot.number}: %(levelname)s %(message)s"
+        logging.basicConfig(level=logging.INFO, format=line, stream=sys.stderr, force=True)
+        world = World(time.monotonic, time.time, np.random.default_rng(), os.urandom)
+        self._worker = Worker(post, world)
+        self._done = threading.Event()
+        self._stopping = run_on_thread(self._worker, self._ended)
+
+    def follow(
+        self,
+        revision: int,
+        incarnation: bytes,
+        keys: tuple[KeyMaterial, ...],
+        tasks: tuple[ServedTask, ...],
+        absent: tuple[str, ...],
+    ) -> WorkerStatus:
+        """Keys come by themselves: an argument this small travels in the call, and lies in no
+        object store."""
+        self._worker.follow(revision, Orders(incarnation, keys, tasks, absent))
+        return self._worker.status()
+
+    def status(self) -> WorkerStatus:
+        return self._worker.status()
+
+    def share(self, task: int, round_number: int, commit: int) -> bytes | None:
+        """See :meth:`Worker.share`."""
+        return self._worker.share(task, round_number, commit)
+
+    def stop(self) -> None:
+        """Commit, answer, and end."""
+        self._stopping.set()
+        self._done.wait(_LONG_SECONDS)
+
+    def _ended(self, error: BaseException | None) -> None:
+        if error is not None:
+            logging.getLogger(__name__).error("%s", error)
+        self._done.set()
+        if error is not None:
+            # One that was deposed has a successor. Of all other errors Ray is to start another.
+            sys.stderr.flush()
+            os._exit(0 if isinstance(error, Deposed) else 1)
+
+
+@dataclass
+class _Hired:
+    """An actor, and what is known of it."""
+
+    post: Post
+    actor: Any
+    told: int = -1
+    asked: Any = None
+    asking: int = -1
+    status: WorkerStatus | None = None
+    said: str = ""
+
+
+class RayRuntime:
+    """Starts, or finds, an actor for each post; named, so that another coordinator finds them too.
+
+    ``address``: of a running cluster; None: one of our own on this machine, which ends with us and
+    leaves nothing behind. Raises AggregatorError where Ray is not installed, or not reached.
+    """
+
+    def __init__(self, posts: Sequence[Post], address: str | None) -> None:
+        # Before Ray is imported: it reads them once.
+        os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        try:
+            import ray
+        except ImportError as error:
+            raise AggregatorError(
+                f"--cluster ray needs Ray ({error}): pip install 'tessera-edge[cluster]'"
+            ) from None
+        self._ray = ray
+        self._own = address is None
+        self._folder = tempfile.mkdtemp(prefix="tessera-ray-") if address is None else None
+        namespace = f"tessera-{posts[0].root_fingerprint.hex()}"
+        common: dict[str, Any] = {
+            "namespace": namespace,
+            "log_to_driver": True,
+            "logging_level": logging.WARNING,
+            "configure_logging": False,
+        }
+        try:
+            if address is None:
+                ray.init(
+                    "local",
+                    include_dashboard=False,
+                    _temp_dir=self._folder,
+                    num_cpus=max(os.cpu_count() or 1, len(posts)),
+                    object_store_memory=256 << 20,
+                    **common,
+                )
+            else:
+                ray.init(address, **common)
+        except Exception as error:
+            self._remove_folder()
+            where = "a Ray of its own cannot be started here" if self._own else address
+            raise AggregatorError(
+                f"{where}: {_first_line(error)}. See docs/cluster.md"
+                if self._own
+                else f"the Ray cluster at {where} cannot be joined: {_first_line(error)}. Is it "
+                "running, of the same version, and does the address name its head?"
+            ) from None
+        self._class = ray.remote(WorkerActor)
+        self._hired = [self._hire(post) for post in posts]
+
+    def tend(self, revision: int, orders: Orders) -> None:
+        """See :class:`~aggregator.cluster.coordinator.Runtime`."""
+        for each in self._hired:
+            self._hear(each)
+            if each.asked is not None:
+                continue
+            each.asking = revision
+            if each.told != revision:
+                each.asked = each.actor.follow.remote(
+                    revision, orders.incarnation, orders.keys, orders.tasks, orders.absent
+                )
+            else:
+                each.asked = each.actor.status.remote()
+
+    def statuses(self) -> list[WorkerStatus]:
+        """What workers said last."""
+        return [each.status for each in self._hired if each.status is not None]
+
+    def share(self, slot: int, task: int, round_number: int, commit: int) -> bytes | None:
+        """A worker's own copy of what it committed; None where it has it no more, or is gone."""
+        ray = self._ray
+        for each in self._hired:
+            if each.post.slot.number == slot:
+                try:
+                    found = ray.get(each.actor.share.remote(task, round_number, commit), timeout=5)
+                except ray.exceptions.RayError:
+                    return None
+                return found if isinstance(found, bytes) else None
+        return None
+
+    def stop(self) -> None:
+        """Let workers commit and answer what they have, and end them; a Ray of our own, too."""
+        ray = self._ray
+        ending = [each.actor.stop.remote() for each in self._hired]
+        ray.wait(ending, num_returns=len(ending), timeout=_LONG_SECONDS)
+        for each in self._hired:
+            ray.kill(each.actor, no_restart=True)
+        self.leave()
+
+    def leave(self) -> None:
+        """Without a word to workers: another coordinator takes them over."""
+        self._ray.shutdown()
+        self._remove_folder()
+
+    def _hire(self, post: Post) -> _Hired:
+        options: dict[str, Any] = {
+            "name": f"worker-{post.slot.number}",
+            "max_restarts": -1,
+            "max_task_retries": 0,
+            "max_concurrency": 4,
+            "num_cpus": 1,
+            "get_if_exists": True,
+        }
+        if not self._own:
+            options["lifetime"] = "detached"
+        return _Hired(post, self._class.options(**options).remote(post))
+
+    def _hear(self, each: _Hired) -> None:
+        """Take an answer that has come."""
+        ray = self._ray
+        if each.asked is None:
+            return
+        done, _ = ray.wait([each.asked], timeout=0)
+        if not done:
+            return
+        asked, each.asked = each.asked, None
+        try:
+            status: WorkerStatus = ray.get(asked)
+        except ray.exceptions.ActorUnavailableError as error:
+            self._say(each, f"is started again ({_first_line(error)})")
+        except ray.exceptions.RayActorError as error:
+            each.told = -1
+            self._say(each, f"is gone: {_first_line(error)}")
+            if _is_dead(ray, each.actor):
+                each.actor = self._hire(each.post).actor
+        except ray.exceptions.RayError as error:
+            each.told = -1
+            self._say(each, f"cannot be asked: {_first_line(error)}")
+        else:
+            if each.status is not None and status.epoch < each.status.epoch:
+                each.told = -1
+            # One that Ray started anew follows no orders, and says so.
+            each.told = each.asking if status.revision in (-1, each.asking) else status.revision
+            if status.revision == -1 and each.status is not None and each.status.revision != -1:
+                each.told = -1
+            each.status, each.said = status, ""
+
+    def _say(self, each: _Hired, what: str) -> None:
+        each.told = -1
+        if each.said != what:
+            each.said = what
+            _LOG.warning("worker %s %s", each.post.slot, what)
+
+    def _remove_folder(self) -> None:
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _is_dead(ray: Any, actor: Any) -> bool:
+    """Whether Ray will not start it again."""
+    try:
+        ray.get(actor.__ray_ready__.remote(), timeout=0)
+    except ray.exceptions.ActorDiedError:
+        return True
+    except Exception:
+        return False
+    return False
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__

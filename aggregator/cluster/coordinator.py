@@ -13,8 +13,7 @@ from aggregator.cluster.cell_links import CellLinks
 from aggregator.cluster.gathering import GatheredAggregation
 from aggregator.cluster.marks import StoredMarks, life_of_cluster
 from aggregator.cluster.orders import Orders, Post, ServedTask, material
-from aggregator.cluster.worker import WorkerStatus, placement_in
-from aggregator.errors import AggregatorError
+from aggregator.cluster.worker import WorkerStatus, client_name, placement_in
 from aggregator.home import AggregatorHome
 from aggregator.rounds.attendance import Attendance, CommittedAttendance
 from aggregator.serve.assembly import Whole
@@ -61,10 +60,15 @@ class Coordinating(Whole):
         self, shared: Shared, settings: LinkSettings, rngs: list[np.random.Generator]
     ) -> BrokerLinks:
         links = []
-        for cell in self._cells:
+        root_fingerprint = shared.store.facts.root_fingerprint
+        for place, cell in enumerate(self._cells, 1):
             of_cell = replace(shared, settings=in_cell(shared.settings, cell.broker))
             each = [rng.spawn(1)[0] for rng in rngs]
-            links.append(BrokerLinks(of_cell, settings, each, Hears(up=())))
+            links.append(
+                BrokerLinks(
+                    of_cell, settings, each, Hears((), client=client_name(root_fingerprint, -place))
+                )
+            )
         # What a service asks of a link, both answer.
         return links[0] if len(links) == 1 else CellLinks(links)  # type: ignore[return-value]
 
@@ -134,7 +138,10 @@ class Runtime(Protocol):
         """What workers said last."""
 
     def stop(self) -> None:
-        """End all of them."""
+        """Let them commit and answer what they have, and end them."""
+
+    def leave(self) -> None:
+        """Without a word to them: another coordinator has them now."""
 
 
 class Crew:
@@ -198,14 +205,3 @@ def posts(
         )
         for slot in cluster.slots()
     ]
-
-
-def require_no_sums(store: Store) -> None:
-    """Raises AggregatorError where a round has sums of workers, which one process alone would
-    leave out."""
-    for row in store.tasks.all():
-        if store.task(row.number).shares.summed():
-            raise AggregatorError(
-                f"task {row.name} has sums of a cluster's workers that are in no version yet: let "
-                "its round end under serve --cluster ray first"
-            )

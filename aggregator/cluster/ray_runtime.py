@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import shutil
 import sys
 import tempfile
@@ -22,8 +23,9 @@ from aggregator.serve.assembly import World
 from aggregator.store.cluster import Deposed
 
 _LOG = logging.getLogger(__name__)
-_START_SECONDS = 60.0
 _LONG_SECONDS = 30.0
+_FROZEN_SECONDS = 15.0
+_MOST_FOLDER_BYTES = 40
 
 
 class WorkerActor:
@@ -79,9 +81,8 @@ class _Hired:
 
     post: Post
     actor: Any
-    told: int = -1
     asked: Any = None
-    asking: int = -1
+    asked_seconds: float = 0.0
     status: WorkerStatus | None = None
     said: str = ""
 
@@ -97,6 +98,8 @@ class RayRuntime:
         # Before Ray is imported: it reads them once.
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        os.environ.setdefault("RAY_DEDUP_LOGS", "0")
+        os.environ.setdefault("RAY_COLOR_PREFIX", "0")
         try:
             import ray
         except ImportError as error:
@@ -105,7 +108,11 @@ class RayRuntime:
             ) from None
         self._ray = ray
         self._own = address is None
-        self._folder = tempfile.mkdtemp(prefix="tessera-ray-") if address is None else None
+        self._folder: str | None = None
+        if address is None:
+            self._folder = _short_folder()
+            # Else it makes one in the user's home, and leaves it there.
+            os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         namespace = f"tessera-{posts[0].root_fingerprint.hex()}"
         common: dict[str, Any] = {
             "namespace": namespace,
@@ -143,8 +150,8 @@ class RayRuntime:
             self._hear(each)
             if each.asked is not None:
                 continue
-            each.asking = revision
-            if each.told != revision:
+            each.asked_seconds = time.monotonic()
+            if each.status is None or each.status.revision != revision:
                 each.asked = each.actor.follow.remote(
                     revision, orders.incarnation, orders.keys, orders.tasks, orders.absent
                 )
@@ -195,37 +202,34 @@ class RayRuntime:
         return _Hired(post, self._class.options(**options).remote(post))
 
     def _hear(self, each: _Hired) -> None:
-        """Take an answer that has come."""
+        """Take an answer that has come; replace who does not answer."""
         ray = self._ray
         if each.asked is None:
             return
         done, _ = ray.wait([each.asked], timeout=0)
         if not done:
+            if each.status is not None and time.monotonic() - each.asked_seconds > _FROZEN_SECONDS:
+                self._replace(each, "does not answer")
             return
         asked, each.asked = each.asked, None
         try:
-            status: WorkerStatus = ray.get(asked)
+            each.status, each.said = ray.get(asked), ""
         except ray.exceptions.ActorUnavailableError as error:
-            self._say(each, f"is started again ({_first_line(error)})")
-        except ray.exceptions.RayActorError as error:
-            each.told = -1
-            self._say(each, f"is gone: {_first_line(error)}")
-            if _is_dead(ray, each.actor):
-                each.actor = self._hire(each.post).actor
+            self._say(each, f"is started again: {_first_line(error)}")
+        except ray.exceptions.ActorDiedError as error:
+            self._replace(each, f"is gone: {_first_line(error)}")
         except ray.exceptions.RayError as error:
-            each.told = -1
             self._say(each, f"cannot be asked: {_first_line(error)}")
-        else:
-            if each.status is not None and status.epoch < each.status.epoch:
-                each.told = -1
-            # One that Ray started anew follows no orders, and says so.
-            each.told = each.asking if status.revision in (-1, each.asking) else status.revision
-            if status.revision == -1 and each.status is not None and each.status.revision != -1:
-                each.told = -1
-            each.status, each.said = status, ""
+
+    def _replace(self, each: _Hired, why: str) -> None:
+        """Another one in the place of one that Ray does not start again. The store keeps the one
+        before from writing, whether it is gone or not."""
+        self._say(each, why)
+        self._ray.kill(each.actor, no_restart=True)
+        each.actor, each.asked = self._hire(each.post).actor, None
 
     def _say(self, each: _Hired, what: str) -> None:
-        each.told = -1
+        each.status = None
         if each.said != what:
             each.said = what
             _LOG.warning("worker %s %s", each.post.slot, what)
@@ -235,15 +239,13 @@ class RayRuntime:
             shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def _is_dead(ray: Any, actor: Any) -> bool:
-    """Whether Ray will not start it again."""
-    try:
-        ray.get(actor.__ray_ready__.remote(), timeout=0)
-    except ray.exceptions.ActorDiedError:
-        return True
-    except Exception:
-        return False
-    return False
+def _short_folder() -> str:
+    """Ray's sockets lie some 60 bytes below it, and a socket's path has 107 at most."""
+    folder = tempfile.mkdtemp(prefix="tessera-")
+    if len(folder) > _MOST_FOLDER_BYTES:
+        os.rmdir(folder)
+        folder = tempfile.mkdtemp(prefix="tessera-", dir="/tmp")
+    return folder
 
 
 def _first_line(error: BaseException) -> str:

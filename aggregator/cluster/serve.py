@@ -16,6 +16,7 @@ from aggregator.home import AggregatorHome, is_served
 from aggregator.rounds.machine import RoundEvent
 from aggregator.serve.assembly import World, assemble
 from aggregator.serve.service import Service
+from aggregator.store.cluster import Deposed
 from aggregator.task.cluster import Cell, ClusterSettings
 from aggregator.task.file import Task
 from device_sdk.system.version import __version__
@@ -71,6 +72,14 @@ def coordinate(
         parts.link.start()
         try:
             service.run(stopping, tend)
-        finally:
+        except Deposed:
+            parts.link.stop()
+            runtime.leave()
+            store.database.close()
+            raise
+        except BaseException:
             runtime.stop()
             service.stop()
+            raise
+        runtime.stop()
+        service.stop()

@@ -44,6 +44,7 @@ _LOOK_SECONDS = 0.25
 _BEAT_SECONDS = 1.0
 _SWEEP_SECONDS = 10.0
 _FLUSH_SECONDS = 2.0
+_LEADERLESS_SECONDS = 600.0
 _GROUP = 256
 
 
@@ -55,6 +56,12 @@ def placement_in(cluster: ClusterSettings) -> Callable[[bytes], Placement]:
         return Placement(shard, cluster.cell_of(shard))
 
     return placement_of
+
+
+def client_name(root_fingerprint: bytes, slot: int) -> str:
+    """What a slot's client ids begin with, coordinators' being below 0. The same over restarts: the
+    broker ends the connections of a process that hangs when another has its place."""
+    return hashlib.sha256(root_fingerprint + slot.to_bytes(4, "big", signed=True)).hexdigest()[:20]
 
 
 @dataclass(frozen=True)
@@ -235,19 +242,22 @@ class _Parts:
         self._placements = Placements(
             shared, self.table, placement_in(post.cluster), slot.cell.name
         )
-        # The same over restarts, so that the broker ends the connection of a process that hangs.
-        name = hashlib.sha256(post.root_fingerprint + slot.number.to_bytes(4, "big")).hexdigest()
         filters = tuple(shared.topics.up_filter(shard) for shard in slot.shards())
         self.link = BrokerLinks(
             shared,
             link_settings,
             world.rng.spawn(3),
-            Hears(None if slot.of == 1 else filters, fleet=False, client=name[:20]),
+            Hears(
+                None if slot.of == 1 else filters,
+                fleet=False,
+                client=client_name(post.root_fingerprint, slot.number),
+            ),
         )
         self._outgoing = Outgoing(self.link, store.retained)
         self._opened: list[tuple[bytes, Answer]] = []
         self._next_look = self._next_beat = self._next_sweep = clock()
         self._next_commit: dict[int, float] = {}
+        self._led_seconds = clock()
         self.heard = False
         """Whether all of its shards' devices can be heard and answered."""
 
@@ -297,6 +307,10 @@ class _Parts:
             with self._store.database.transaction(shared=True):
                 self._store.workers.beat(self._slot.number)
                 self._shared.registry.save_moves()
+            if self._store.lease.is_held():
+                self._led_seconds = now
+            elif now - self._led_seconds > _LEADERLESS_SECONDS:
+                raise Deposed("nobody has coordinated for ten minutes: this worker ends")
         if now >= self._next_sweep:
             self._next_sweep = now + _SWEEP_SECONDS
             self.table.sweep()

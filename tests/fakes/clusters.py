@@ -130,6 +130,9 @@ class Processes:
         """Once each."""
         return self.log.read_text().count("connected to") >= len(self.workers)
 
+    def leave(self) -> None:
+        """They end by themselves: nobody tells them anything more."""
+
     def stop(self) -> None:
         for worker in self.workers:
             worker.signal(signal.SIGCONT)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -17,7 +19,7 @@ from tests.brokers.mosquitto import Mosquitto
 from tests.fakes.client import ScriptedDevice
 from tests.fakes.clusters import Coordinated, Processes, coordinated
 from tests.fakes.homes import invite, make_home
-from tests.fakes.waiting import wait_until
+from tests.fakes.waiting import PATIENCE_SECONDS, wait_until
 
 DEVICES, ROUNDS = 6, 6
 ROUND = f"""quorum = {DEVICES}
@@ -123,3 +125,66 @@ def test_an_open_that_was_granted_is_not_granted_again_by_the_next_process(
         refused = "refused from an unknown sender: replayed"
         wait_until(lambda: refused in runtime.log.read_text(), lambda: runtime.log.read_text())
         device.disconnect()
+
+
+class Coordinator:
+    """A coordinator's process."""
+
+    def __init__(self, home: AggregatorHome) -> None:
+        self.log = home.folder / "coordinators.log"
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "tests.fakes.coordinator_process", str(home.folder), "2"],
+                stdout=log,
+                stderr=log,
+            )
+
+    def await_said(self, words: str) -> None:
+        text = f"coordinator {self.process.pid} {words}"
+        wait_until(lambda: text in self.log.read_text(), self.log.read_text)
+
+
+def test_a_standby_takes_over_from_one_that_is_killed_or_frozen(
+    mosquitto: Mosquitto, tmp_path: Path
+) -> None:
+    home = make_home(tmp_path, mosquitto.url, ROUND)
+    coordinators = [Coordinator(home)]
+    coordinators[0].await_said("coordinating, term 1")
+    stubborn = [
+        Stubborn(ScriptedDevice(mosquitto.url, code, seed))
+        for seed, code in enumerate(invite(home, DEVICES))
+    ]
+    threads = [threading.Thread(target=each.run) for each in stubborn]
+    try:
+        for each in stubborn:
+            each.device.enrol().join()
+        coordinators.append(Coordinator(home))
+        coordinators[1].await_said("standing by")
+        for thread in threads:
+            thread.start()
+        wait_until(lambda: len(_rounds(home)) >= 1, coordinators[0].log.read_text)
+        coordinators[0].process.kill()
+        killed = time.monotonic()
+        coordinators[1].await_said("coordinating, term 2")
+        assert time.monotonic() - killed < 60  # ten seconds, on a machine that is not busy
+        wait_until(lambda: len(_rounds(home)) >= 3, coordinators[1].log.read_text)
+        coordinators.append(Coordinator(home))
+        coordinators[2].await_said("standing by")
+        coordinators[1].process.send_signal(signal.SIGSTOP)
+        coordinators[2].await_said("coordinating, term 3")
+        coordinators[1].process.send_signal(signal.SIGCONT)
+        assert coordinators[1].process.wait(PATIENCE_SECONDS) == 3
+        for thread in threads:
+            thread.join()
+        assert [each.error for each in stubborn] == [None] * DEVICES
+        wait_until(lambda: len(_rounds(home)) >= ROUNDS, coordinators[2].log.read_text)
+        coordinators[2].process.send_signal(signal.SIGTERM)
+        assert coordinators[2].process.wait(PATIENCE_SECONDS) == 0
+    finally:
+        for coordinator in coordinators:
+            coordinator.process.send_signal(signal.SIGCONT)
+            coordinator.process.kill()
+        for each in stubborn:
+            each.device.disconnect()
+    assert all(each.counted == list(range(1, ROUNDS + 1)) for each in stubborn)
+    assert _rounds(home) == [(n, DEVICES, n) for n in range(1, ROUNDS + 1)]

@@ -116,7 +116,7 @@ class Worker:
         self._mail: queue.SimpleQueue[tuple[int, Orders]] = queue.SimpleQueue()
         self._revision = -1
         self._epoch = 0
-        self._parts: _Parts | None = None
+        self._parts: WorkerParts | None = None
         self._ended = ""
 
     def follow(self, revision: int, orders: Orders) -> None:
@@ -172,7 +172,7 @@ class Worker:
         self._epoch = self._store.workers.start(
             slot.number, slot.cell.name, f"{len(slot.shards())} of {SHARDS}", __version__
         )
-        self._parts = _Parts(
+        self._parts = WorkerParts(
             self._post, self._store, self._world, self._link_settings, self._epoch, orders
         )
         self._parts.take(orders)
@@ -180,7 +180,7 @@ class Worker:
         self._parts.link.start()
         _LOG.info("worker %s serves its shards, epoch %d", slot, self._epoch)
 
-    def _take_orders(self, parts: _Parts) -> None:
+    def _take_orders(self, parts: WorkerParts) -> None:
         newest = None
         while not self._mail.empty():
             newest = self._mail.get()
@@ -190,7 +190,7 @@ class Worker:
             self._revision = revision
 
 
-class _Parts:
+class WorkerParts:
     """What a worker is made of once it knows its orders."""
 
     def __init__(
@@ -234,7 +234,7 @@ class _Parts:
         )
         self.board = _Board()
         self._reassembler, repeats = Reassembler(clock), Repeats(clock)
-        self._inbox = Inbox(shared.refusals, repeats)
+        self.inbox = Inbox(shared.refusals, repeats)
         self._uplink = Uplink(
             shared, self.table, self._reassembler, None, repeats, lambda: self._told_keys()
         )
@@ -279,7 +279,7 @@ class _Parts:
                 board.append(self._followed(served, before))
         self.board.served = board
         self.board.revision += 1
-        self._inbox.serve({each.task.name: each.ingest for each in board}, orders.absent)
+        self.inbox.serve({each.task.name: each.ingest for each in board}, orders.absent)
         self._orders = orders
         self._next_look = self._clock()
 
@@ -301,7 +301,7 @@ class _Parts:
         self._send_all(self._standings.due())
         if now >= self._next_look:
             self._next_look = now + _LOOK_SECONDS
-            self._look()
+            self.look()
         if now >= self._next_beat:
             self._next_beat = now + _BEAT_SECONDS
             with self._store.database.transaction(shared=True):
@@ -320,16 +320,39 @@ class _Parts:
                     each.ingest.save_seen()
                 self._shared.refusals.save(self._store.refusals)
 
-    def stop(self) -> None:
-        """Commit and answer what came, and end."""
+    def commit(self) -> None:
+        """Commit and answer what came, whatever the pace."""
         self._grant()
         for each in self.board.served:
             self._settle(self._commit(each))
+
+    def look(self) -> None:
+        """See what changed in the store."""
+        revision = self._shared.registry.revision
+        for device_id in self._shared.registry.refresh():
+            self.table.end(device_id)
+            _LOG.info("revoked %s: its sessions have ended", device_id.hex())
+        self._group_keys = self._store.secrets.group_keys()
+        for each in self.board.served:
+            if self._shared.registry.revision != revision:
+                each.rounds.registry_changed()
+            if each.rounds.refresh():
+                self._standings.remind(each.rounds.silent)
+                each.ingest.round_opened()
+
+    def stop(self) -> None:
+        """Commit and answer what came, and end."""
+        self.commit()
         with self._store.database.transaction(shared=True):
             for each in self.board.served:
                 each.ingest.save_seen()
             self._shared.refusals.save(self._store.refusals)
         self.link.stop(flush_seconds=_FLUSH_SECONDS)
+
+    def close(self) -> None:
+        """End without a word: what was not committed is forgotten."""
+        self.link.stop()
+        self._store.database.close()
 
     def _followed(self, served: ServedTask, before: Followed | None) -> Followed:
         store = self._store.task(served.number)
@@ -393,7 +416,7 @@ class _Parts:
                 self._send_all(self._standings.heard(result.device_id))
                 self._send_all(self._placements.heard(result.device_id))
                 try:
-                    settled = self._inbox.offer(result.device_id, result.payload, result.record)
+                    settled = self.inbox.offer(result.device_id, result.payload, result.record)
                 except WireError as error:
                     refusals.note(error, result.device_id)
                 else:
@@ -448,23 +471,9 @@ class _Parts:
         with self._store.database.transaction():
             revoke(self._store, device_id, int(self._unix_clock()))
         _LOG.info("%s has left", device_id.hex())
-        self._look()
+        self.look()
         if answer is not None:
             self._outgoing.send(answer.topic, answer.payload)
-
-    def _look(self) -> None:
-        """See what changed in the store."""
-        revision = self._shared.registry.revision
-        for device_id in self._shared.registry.refresh():
-            self.table.end(device_id)
-            _LOG.info("revoked %s: its sessions have ended", device_id.hex())
-        self._group_keys = self._store.secrets.group_keys()
-        for each in self.board.served:
-            if self._shared.registry.revision != revision:
-                each.rounds.registry_changed()
-            if each.rounds.refresh():
-                self._standings.remind(each.rounds.silent)
-                each.ingest.round_opened()
 
     def _send_all(self, messages: Iterable[tuple[str, bytes]]) -> None:
         for topic, payload in messages:

@@ -77,10 +77,13 @@ def _device(folder: str, below: str, libraries: str = "numpy") -> Rule:
     return Rule(f"device_sdk/{folder}", frozenset(names | set(libraries.split())))
 
 
-def _server(folder: str, below: str, banned: frozenset[str] = frozenset()) -> Rule:
+def _server(
+    folder: str, below: str, banned: frozenset[str] = frozenset(), libraries: str = ""
+) -> Rule:
     """A folder of the aggregator: itself, folders below it, the contract, the libraries."""
     names = {f"aggregator.{name}" for name in [folder, "errors", *below.split()]}
-    return Rule(f"aggregator/{folder}", frozenset(names | _CONTRACT | _SERVER), banned)
+    allowed = frozenset(names | _CONTRACT | _SERVER | set(libraries.split()))
+    return Rule(f"aggregator/{folder}", allowed, banned)
 
 
 RULES = (
@@ -121,12 +124,12 @@ RULES = (
     ),
     Rule(
         "aggregator",
-        frozenset({"aggregator", _CHECK} | _CONTRACT | _SERVER),
+        frozenset({"aggregator", "psycopg", _CHECK} | _CONTRACT | _SERVER),
         frozenset({"onnxruntime"}),
     ),
     _server("methods", "tables", banned=_OUTSIDE_A_METHOD),
     Rule("aggregator/evaluation", frozenset({"aggregator.evaluation", "numpy"} | _CONTRACT)),
-    _server("store", "evaluation methods"),
+    _server("store", "evaluation methods", libraries="psycopg"),
     _server("task", "evaluation methods store tables"),
     _server("keys", "home refusals store"),
     _server("rounds", "evaluation keys methods refusals shared store task task_log"),

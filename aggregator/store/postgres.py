@@ -91,7 +91,7 @@ class PostgresDatabase(Database):
     """
 
     def __init__(self, url: str, *, create: bool = False, identity: str = "") -> None:
-        self._settings = _settings(url)
+        self._settings = settings_of(url)
         self.where = _where(self._settings)
         self._depth = 0
         self._shared = self._wrote = self._changed = False
@@ -412,6 +412,9 @@ class PostgresDatabase(Database):
             with self._connection.cursor() as cursor:
                 if copy is None:
                     cursor.executemany(_numbered(sql), rows)
+                    # Its last message has the server put away the clock that would end a session
+                    # which falls silent in a transaction; any statement winds it up again.
+                    self._run("SELECT 1")
                     return
                 statement, types, first = copy
                 with cursor.copy(statement) as file:
@@ -449,7 +452,9 @@ class PostgresDatabase(Database):
             return b"b" + value
         if isinstance(value, str):
             return b"t" + value.encode()
-        return (b"r" if isinstance(value, float) else b"i") + repr(value).encode()
+        if isinstance(value, float):
+            return b"r" + repr(float(value)).encode()
+        return b"i" + str(int(value)).encode()  # a truth value too, as in SQLite
 
     def from_any(self, stored: Any) -> Any:
         """See :class:`Database`."""
@@ -548,15 +553,20 @@ class _Text(StrBinaryDumper):
         return super().dump(obj.replace("\0", "\N{REPLACEMENT CHARACTER}"))
 
 
-def _settings(url: str) -> dict[str, Any]:
+def settings_of(url: str) -> dict[str, Any]:
+    """What a URL says, and what holds where it does not. Raises AggregatorError."""
+    unreadable = AggregatorError(
+        "the store's URL cannot be read; expected postgresql://USER@HOST:PORT/DATABASE, with %XX "
+        "for what is neither letter nor digit in a password"
+    )
     try:
         given = conninfo_to_dict(url)
     except psycopg.Error:
-        # What libpq says of it may hold a part of the password.
-        raise AggregatorError(
-            "the store's URL cannot be read; expected postgresql://USER@HOST:PORT/DATABASE, with "
-            "%XX for what is neither letter nor digit in a password"
-        ) from None
+        raise unreadable from None  # what libpq says of it may hold a part of the password
+    # So may these, where one has signs that mean something in a URL.
+    parts = [str(given.get(name, "")) for name in ("host", "port", "dbname")]
+    if any("@" in part[1:] for part in parts) or not re.fullmatch(r"[\d,]*", parts[1]):
+        raise unreadable
     settings = {**_DEFAULTS, **given}
     hosts = str(given.get("host", "")).split(",")
     if "sslmode" not in given and not all(host in _LOCAL or host[0] in "/@" for host in hosts):

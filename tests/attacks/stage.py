@@ -14,7 +14,7 @@ from aggregator.methods.method import Binding
 from aggregator.serve.assembly import World, assemble
 from aggregator.serve.outgoing import Outgoing
 from aggregator.serve.service import Service
-from aggregator.store import SQLiteDatabase, Store
+from aggregator.store import Database, SQLiteDatabase, Store
 from aggregator.task.file import read_task
 from device_sdk.wire.publish.topics import (
     DescriptorTopic,
@@ -50,7 +50,7 @@ class Stage:
         *,
         pace: Pace | None = None,
         body: Callable[[int, int, int], bytes] = known_body,
-        database: type[SQLiteDatabase] = SQLiteDatabase,
+        database: Callable[[Path], Database] = SQLiteDatabase,
         binding: Binding | None = None,
         items: int = ITEMS,
         codec: str = "float32",

@@ -66,8 +66,7 @@ class Proxy:
             return
         try:
             data = ready.recv(65_536)
-            if data:
-                self._peers[ready].sendall(data)
+            if data and self._forward(data, self._peers[ready]):
                 return
         except OSError:
             pass
@@ -75,3 +74,8 @@ class Proxy:
         del self._peers[other]
         ready.close()
         other.close()
+
+    def _forward(self, data: bytes, to: socket.socket) -> bool:
+        """Whether the connection goes on."""
+        to.sendall(data)
+        return True

@@ -1,0 +1,363 @@
+"""What a store in PostgreSQL adds: connections that are lost, servers that will not do."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from aggregator.errors import AggregatorError, OutcomeUnknown, StoreError
+from aggregator.store import Store, create_database, open_database
+from aggregator.store.postgres import settings_of
+from aggregator.store.reports import StoredReport
+from aggregator.store.schema import SCHEMA_VERSION, STEPS
+from aggregator.store.update_log import StoredVerdict
+from tests.brokers.mosquitto import free_port
+from tests.fakes.homes import make_home
+from tests.fakes.waiting import PATIENCE_SECONDS, wait_until
+from tests.servers.commit_cut import CommitCut, Where
+from tests.servers.fixtures import MakeDatabase
+from tests.servers.postgres import PostgresServer
+
+
+@pytest.fixture
+def url(make_database: MakeDatabase) -> str:
+    """Of a database with a store."""
+    made = make_database()
+    create_database(made).close()
+    return made
+
+
+@pytest.fixture
+def cut(postgres: PostgresServer) -> Iterator[CommitCut]:
+    proxy = CommitCut(postgres.port)
+    yield proxy
+    proxy.stop()
+
+
+def through(url: str, cut: CommitCut) -> Store:
+    return Store(open_database(re.sub(r":\d+/", f":{cut.port}/", url)))
+
+
+@contextmanager
+def opened(url: str) -> Iterator[Store]:
+    with closing(open_database(url)) as database:
+        yield Store(database)
+
+
+# -- a connection that is lost ---------------------------------------------------------------------
+
+
+def test_a_commit_without_an_answer_is_looked_up_and_found(url: str, cut: CommitCut) -> None:
+    store = through(url, cut)
+    cut.arm("after")
+    store.refusals.add({"late": 1})  # no error: it is kept
+    assert store.refusals.all() == {"late": 1}
+    store.database.close()
+
+
+@pytest.mark.parametrize("where", ["before", "late"])
+def test_a_commit_that_did_not_arrive_is_told_from_one_that_did(
+    url: str, cut: CommitCut, where: Where
+) -> None:
+    store = through(url, cut)
+    cut.arm(where)
+    failed = False
+    try:
+        store.refusals.add({"late": 1})
+    except StoreError as error:
+        failed = not isinstance(error, OutcomeUnknown)
+    # What arrives late is waited for, since the server holds that transaction's row until it ends.
+    assert store.refusals.all() == ({} if failed else {"late": 1})
+    assert failed == (where == "before")
+    store.refusals.add({"late": 1})  # the connection is another one
+    store.database.close()
+
+
+def test_a_commit_that_nobody_can_look_up_is_an_error_of_its_own(
+    url: str, cut: CommitCut, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aggregator.store.postgres._PATIENCE_SECONDS", 0.3)
+    store = through(url, cut)
+    cut.arm("after", stays_dead=True)
+    with pytest.raises(OutcomeUnknown, match="midst of a commit"):
+        store.refusals.add({"late": 1})
+    with pytest.raises(StoreError) as gone:
+        store.refusals.add({"late": 1})
+    assert not isinstance(gone.value, OutcomeUnknown), "this one was never begun"
+    cut.dead = False
+    assert store.refusals.all() == {"late": 1}, "who looks finds out"
+    store.database.close()
+
+
+def test_a_crash_of_the_server_takes_back_what_was_not_committed(
+    url: str, postgres: PostgresServer
+) -> None:
+    with opened(url) as store:
+        store.refusals.add({"kept": 1})
+        with pytest.raises(StoreError), store.database.transaction():
+            store.refusals.add({"lost": 1})
+            postgres.crash()
+            try:
+                with pytest.raises(StoreError):
+                    store.refusals.add({"too": 1})  # not outside of the transaction instead
+                with pytest.raises(StoreError), store.database.transaction():
+                    pass
+            finally:
+                postgres.start()
+            store.refusals.add({"lost": 1})
+        assert store.refusals.all() == {"kept": 1}
+        store.database.changed_elsewhere()
+        # Reading, and beginning to write, wait for a server that comes back.
+        for ask in (lambda: store.refusals.add({"kept": 1}), store.refusals.all):
+            postgres.crash()
+            later = threading.Timer(0.3, postgres.start)
+            later.start()
+            ask()
+            later.join(PATIENCE_SECONDS)
+        assert store.refusals.all() == {"kept": 2}
+        assert store.database.changed_elsewhere(), "nobody heard what was told meanwhile"
+
+
+@pytest.mark.parametrize("last", ["begin", "execute", "many", "copy"])
+def test_who_is_frozen_in_a_transaction_does_not_keep_others_waiting(url: str, last: str) -> None:
+    frozen = f"{url}?options=-c%20idle_in_transaction_session_timeout%3D300ms"
+    verdict = StoredVerdict(1, 1, b"a", bytes(32), None)
+    steps: dict[str, Callable[[Store], object]] = {
+        "begin": lambda store: None,
+        "execute": lambda store: store.facts.put("frozen", 1),
+        "many": lambda store: store.refusals.add({"frozen": 1}),
+        "copy": lambda store: store.first.log.append([], [verdict]),
+    }
+    with opened(frozen) as one, opened(url) as other:
+        with pytest.raises(StoreError, match="idle-in-transaction"), one.database.transaction():
+            steps[last](one)
+            other.refusals.add({"late": 1})  # waits until the server has cut the first one off
+            one.facts.put("frozen", 2)
+        assert other.refusals.all() == {"late": 1} and other.facts.get("frozen") is None
+        one.refusals.add({"late": 1})
+
+
+# -- who waits for whom ----------------------------------------------------------------------------
+
+
+def test_shared_ones_run_beside_each_other_and_one_alone_after_them(url: str) -> None:
+    with opened(url) as one, opened(url) as other, opened(url) as third:
+        began = threading.Event()
+
+        def alone() -> None:
+            with third.database.transaction():
+                began.set()
+
+        thread = threading.Thread(target=alone)
+        with one.database.transaction(shared=True), other.database.transaction(shared=True):
+            one.refusals.add({"one": 1})
+            other.refusals.add({"other": 1})
+            thread.start()
+            assert not began.wait(0.3)
+        thread.join(PATIENCE_SECONDS)
+        assert began.is_set() and third.refusals.all() == {"one": 1, "other": 1}
+
+
+def test_a_held_row_is_waited_for_by_who_would_hold_it(url: str) -> None:
+    query = "SELECT count FROM refusals WHERE reason = 'late'"
+    with opened(url) as one, opened(url) as other:
+        one.refusals.add({"late": 1})
+        found: list[object] = []
+
+        def add_one() -> None:
+            with other.database.transaction(shared=True):
+                found.append(other.database.hold(query))
+
+        thread = threading.Thread(target=add_one)
+        with one.database.transaction(shared=True):
+            assert one.database.hold(query) == (1,)
+            thread.start()
+            thread.join(0.3)
+            assert not found
+            one.refusals.add({"late": 1})
+        thread.join(PATIENCE_SECONDS)
+        assert found == [(2,)]
+        with one.database.transaction(shared=True), other.database.transaction(shared=True):
+            assert one.database.hold(query, shared=True) == (2,)
+            assert other.database.hold(query, shared=True) == (2,)
+
+
+def test_shared_commits_wake_nobody(url: str) -> None:
+    with opened(url) as one, opened(url) as other:
+        one.database.changed_elsewhere()
+        with other.database.transaction(shared=True):
+            other.refusals.add({"group": 1})
+        other.database.execute("UPDATE refusals SET count = 5 WHERE reason = 'nothing like it'")
+        other.refusals.add({"alone": 1})
+        wait_until(one.database.changed_elsewhere)
+        with other.database.transaction(shared=True):
+            other.refusals.add({"group": 1})
+        time.sleep(0.1)
+        assert not one.database.changed_elsewhere()
+
+
+# -- what is stored --------------------------------------------------------------------------------
+
+
+def test_a_text_that_postgresql_cannot_hold_does_not_fail_the_group_that_it_is_in(url: str) -> None:
+    with opened(url) as store:
+        reports = [
+            StoredReport(1, 1, b"a", "trained", "", "1.0", "", "li\0nux", "", None, None),
+            StoredReport(1, 1, b"b", "failed", "disk", "1.0", "", "linux", "", None, None),
+        ]
+        store.first.reports.add(reports)
+        assert store.first.reports.has(1, 1, b"a") and store.first.reports.has(1, 1, b"b")
+
+
+def test_a_statement_that_failed_fails_the_transaction_even_where_nobody_looked(url: str) -> None:
+    with opened(url) as store:
+        with pytest.raises(StoreError), store.database.transaction():
+            store.refusals.add({"late": 1})
+            with pytest.raises(StoreError):
+                store.database.execute("INSERT INTO refusals VALUES ('late', NULL)")
+        assert store.refusals.all() == {}
+
+
+def test_a_commit_is_on_disk_whatever_the_database_s_other_users_do_without(
+    url: str, postgres: PostgresServer
+) -> None:
+    postgres.run(f"ALTER DATABASE {url.rsplit('/', 1)[1]} SET synchronous_commit = off")
+    with opened(url) as store:
+        assert store.database.row("SHOW synchronous_commit") == ("on",)
+
+
+# -- what is refused -------------------------------------------------------------------------------
+
+
+def refusal(ask: Callable[[], object]) -> str:
+    with pytest.raises(AggregatorError) as refused:
+        ask()
+    assert refused.value.__suppress_context__ or refused.value.__context__ is None
+    return str(refused.value)
+
+
+def test_a_store_that_cannot_be_reached_is_named_without_its_password() -> None:
+    port = free_port()
+    said = refusal(lambda: open_database(f"postgresql://me:hush@127.0.0.1:{port}/fleet"))
+    assert f"127.0.0.1:{port}, database fleet" in said and "hush" not in said
+    for unreadable in ("me:hush%zz@h/d", "me:hush@hush@h/d", "me:hush/hush@h/d", "%"):
+        said = refusal(partial(open_database, f"postgresql://{unreadable}"))
+        assert "hush" not in said and "postgresql://USER@HOST" in said
+
+
+def test_no_password_is_shown_of_a_store_that_is_open(url: str) -> None:
+    with opened(url.replace("tessera@", "tessera:hush@")) as store:
+        assert "hush" not in repr(store.database)
+
+
+def test_what_is_sent_to_another_machine_is_sent_to_the_right_one() -> None:
+    for host in ("db.example", "10.0.0.3", "localhost,db.example"):
+        database = f"postgresql://{host}/fleet"
+        assert settings_of(database)["sslmode"] == "verify-full"
+        given = f"{database}?sslmode=require"
+        assert settings_of(given)["sslmode"] == "require"
+    for local in ("127.0.0.1", "localhost", "", "%2Frun%2Fpostgresql"):
+        assert "sslmode" not in settings_of(f"postgresql://{local}/fleet")
+
+
+def test_a_database_that_holds_something_else_is_left_alone(
+    make_database: MakeDatabase, postgres: PostgresServer, url: str
+) -> None:
+    empty = make_database()
+    assert "is empty" in refusal(lambda: open_database(empty))
+    postgres.run("CREATE TABLE devices (id BIGINT)", empty.rsplit("/", 1)[1])
+    assert "no aggregator's" in refusal(lambda: open_database(empty))
+    for taken in (empty, url):
+        assert "is not empty" in refusal(partial(create_database, taken))
+    assert "does not exist" in refusal(lambda: open_database(postgres.url("nowhere")))
+
+
+def test_another_fleet_s_store_is_refused(tmp_path: Path, make_database: MakeDatabase) -> None:
+    one = make_home(tmp_path / "one", "mqtt://127.0.0.1:1", store_url=make_database())
+    other = make_home(tmp_path / "other", "mqtt://127.0.0.1:1", store_url=make_database())
+    one.store_url, other.store_url = other.store_url, one.store_url
+    for home in (one, other):
+        assert "another fleet's" in refusal(home.open_store)
+
+
+def test_a_role_without_rights_is_told(url: str, postgres: PostgresServer) -> None:
+    name = url.rsplit("/", 1)[1]
+    role = f"stranger_{os.getpid()}"
+    postgres.run(f"CREATE ROLE {role} LOGIN")
+    try:
+        as_stranger = url.replace("tessera@", f"{role}@")
+        assert "role that the URL names" in refusal(lambda: open_database(as_stranger))
+        postgres.run(f"GRANT SELECT ON ALL TABLES IN SCHEMA public TO {role}", name)
+        assert "may not read and write" in refusal(lambda: open_database(as_stranger))
+        assert "role that the URL names" in refusal(
+            lambda: create_database(postgres.url("postgres").replace("tessera@", f"{role}@"))
+        )
+    finally:
+        postgres.run(f"DROP OWNED BY {role}", name)
+        postgres.run(f"DROP ROLE {role}")
+
+
+def test_a_server_that_may_lose_what_it_commits_is_refused(
+    url: str, postgres: PostgresServer
+) -> None:
+    try:
+        postgres.run("ALTER SYSTEM SET fsync = off")
+        postgres.run("SELECT pg_reload_conf()")
+        wait_until(lambda: postgres.run("SHOW fsync") == [("off",)])
+        assert "fsync = off" in refusal(lambda: open_database(url))
+    finally:
+        postgres.run("ALTER SYSTEM RESET fsync")
+        postgres.run("SELECT pg_reload_conf()")
+        wait_until(lambda: postgres.run("SHOW fsync") == [("on",)])
+
+
+def test_an_older_server_is_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aggregator.store.postgres.OLDEST_SERVER", 99)
+    assert "PostgreSQL 99 or newer" in refusal(lambda: open_database(url))
+
+
+# -- versions --------------------------------------------------------------------------------------
+
+
+def test_a_newer_store_is_refused(url: str, postgres: PostgresServer) -> None:
+    name = url.rsplit("/", 1)[1]
+    postgres.run(f"UPDATE tessera_store SET version = {SCHEMA_VERSION + 1}", name)
+    assert "install a newer one" in refusal(lambda: open_database(url))
+
+
+def test_an_older_store_is_taken_over_once_its_processes_are_gone(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    older = Store(open_database(url))
+    monkeypatch.setattr("aggregator.store.postgres.SCHEMA_VERSION", SCHEMA_VERSION + 1)
+    monkeypatch.setitem(
+        STEPS,
+        SCHEMA_VERSION,
+        "ALTER TABLE refusals ADD COLUMN note BLOB;\nUPDATE refusals SET note = NULL;\n",
+    )
+    assert "stop all of them" in refusal(lambda: open_database(url))
+    older.database.close()
+    wait_until(lambda: _taken_over(url))
+    with opened(url) as store:
+        columns = "SELECT data_type::text FROM information_schema.columns WHERE column_name = ?"
+        assert store.database.row(columns, ("note",)) == ("bytea",)
+        # What is of the version before finds that out when it would write.
+        monkeypatch.setattr("aggregator.store.postgres.SCHEMA_VERSION", SCHEMA_VERSION)
+        with pytest.raises(StoreError, match="another version"):
+            store.refusals.add({"late": 1})
+
+
+def _taken_over(url: str) -> bool:
+    try:
+        open_database(url).close()
+    except AggregatorError:
+        return False  # the server has not seen yet that the older one is gone
+    return True

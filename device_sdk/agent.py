@@ -14,7 +14,6 @@ from functools import cache, partial
 from device_sdk.conditions import Gate
 from device_sdk.home.live import Live, read_live
 from device_sdk.home.round_store import RoundOutcome
-from device_sdk.link.broker_url import BrokerUrl, parse_broker_url
 from device_sdk.link.events import (
     Connected,
     ConnectRefused,
@@ -38,7 +37,6 @@ from device_sdk.train.failures import FailedTrainings
 from device_sdk.train.job import RoundTrainer, TrainingJob, load_trainer
 from device_sdk.train.reasons import reason_of
 from device_sdk.wire.publish.report import Reason
-from device_sdk.wire.seal.placement import split_cell
 from device_sdk.world import DeviceWorld
 
 _log = logging.getLogger("tessera.device")
@@ -81,9 +79,9 @@ class Agent:
         self.participant = Participant(replace(world, rng=jitter), leaves=leaves)
         self.left = threading.Event()
         membership = world.membership
-        self._enrolled_at = parse_broker_url(membership.url)
+        self._broker = membership.broker
         self._link = Link(
-            self._broker_of(membership.grant.cell),
+            self._broker(membership.grant.cell),
             rng=link_rng,
             clock=world.clock,
             tls=membership.tls,
@@ -142,7 +140,7 @@ class Agent:
             else:
                 self._pause_seconds = _FIRST_PAUSE_SECONDS
             if self._observer is not None:
-                self._observer.look(self.live())
+                self._observer.look(self.live(), str(self._broker(self.participant.cell.here)))
         if self._observer is not None:
             self._observer.stopped()
         self._ended()
@@ -180,10 +178,7 @@ class Agent:
                 case Unsubscribe(topic_filter):
                     self._link.unsubscribe(topic_filter)
                 case MoveTo(cell):
-                    self._link.redirect(self._broker_of(cell))
-
-    def _broker_of(self, cell: str) -> BrokerUrl:
-        return self._enrolled_at.at(*split_cell(cell)) if cell else self._enrolled_at
+                    self._link.redirect(self._broker(cell))
 
     def _take(self, event: Event) -> None:
         match event:

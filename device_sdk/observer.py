@@ -9,7 +9,6 @@ import time
 
 from device_sdk.events import Callbacks, ConnectedEvent, ModelEvent, ProblemEvent, RoundEvent
 from device_sdk.home.live import Live, LiveFile
-from device_sdk.link.broker_url import parse_broker_url
 from device_sdk.world import DeviceWorld
 
 # A problem that comes right sooner (as it does at every start) is nobody's business.
@@ -26,7 +25,6 @@ class Observer:
     def __init__(self, world: DeviceWorld, callbacks: Callbacks) -> None:
         self._world, self._home = world, world.home
         self._callbacks = callbacks
-        self._broker = str(parse_broker_url(world.membership.url))
         self._file = LiveFile(world.home.folder, time.time)
         self._live = Live()
         self._changes = -1
@@ -39,19 +37,19 @@ class Observer:
         self.next_seconds = math.inf
         """By the clock, when a problem will have lasted long enough to be told; to look again."""
 
-    def look(self, live: Live) -> None:
-        """Tell what is other than at the last look. Never raises."""
+    def look(self, live: Live, broker: str) -> None:
+        """Tell what is other than at the last look; ``broker``: the one in use. Never raises."""
         try:
-            self._look(live)
+            self._look(live, broker)
         except Exception:
             if not self._failed:
                 _log.exception("what the device does cannot be told")
             self._failed = True
 
-    def _look(self, live: Live) -> None:
+    def _look(self, live: Live, broker: str) -> None:
         before, self._live = self._live, live
         if live.connected and not before.connected:
-            self._callbacks.tell(ConnectedEvent(self._broker))
+            self._callbacks.tell(ConnectedEvent(broker))
         self._look_at_problem(live.any_problem)
         changes = self._home.database.changes
         if changes != self._changes:

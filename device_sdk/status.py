@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from device_sdk.evaluation.metrics import METRICS
 from device_sdk.evaluation.report import EvaluationReport
 from device_sdk.home.task_store import KnownTask
-from device_sdk.link.broker_url import parse_broker_url
 from device_sdk.world import DeviceWorld
 
 
@@ -166,7 +165,7 @@ def read_status(world: DeviceWorld) -> DeviceStatus:
     return DeviceStatus(
         device_id=membership.grant.device_id.hex(),
         task=membership.task,
-        broker=str(parse_broker_url(membership.url)),
+        broker=str(membership.broker("" if now is None else now.grant.cell)),
         running=False,
         connected=False,
         session=False,

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from device_sdk.home.database import HomeStore
-from device_sdk.link.broker_url import TlsFiles
+from device_sdk.link.broker_url import BrokerUrl, TlsFiles, parse_broker_url
 from device_sdk.wire.seal.descriptor import Descriptor, DescriptorSeen, read_descriptor
 from device_sdk.wire.seal.enrolment_message import Grant
-from device_sdk.wire.seal.placement import Placement
+from device_sdk.wire.seal.placement import Placement, split_cell
 
 # The counter of this device's requests to the aggregator: enrolments and opens.
 
@@ -66,6 +66,11 @@ class Membership:
     """Whether task and cohort were named when it enrolled: it takes part in no other then."""
     has_left: bool = False
     """Whether it told the aggregator that it leaves, and was heard."""
+
+    def broker(self, cell: str) -> BrokerUrl:
+        """A cell's broker, reached as the one that this device enrolled at; empty: that one."""
+        enrolled_at = parse_broker_url(self.url)
+        return enrolled_at.at(*split_cell(cell)) if cell else enrolled_at
 
 
 class MembershipStore(HomeStore):

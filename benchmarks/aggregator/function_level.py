@@ -13,6 +13,7 @@ import numpy as np
 from aggregator.cli.serve import ease_collector
 from aggregator.keys.registry import credential
 from aggregator.methods.scatter import initial_items
+from aggregator.rounds.machine import RoundClosed, RoundOpened
 from aggregator.serve.assembly import World, assemble
 from aggregator.serve.service import Parts
 from aggregator.serve.uplink import Answer, Arrived
@@ -59,18 +60,26 @@ def measure_ingest(updates: int, folder: Path, *, reports: bool = False) -> Inge
 
     ``reports``: each is a contribution with a usual report.
 
-    Sessions belong to 500 devices; a device sends one update a round, so rounds follow each other.
+    Sessions belong to 500 devices; a device sends one update a round.
     """
     lines = "quorum = 1\ndeadline_seconds = 86400.0\n[admission]\nopens_share = 1.0"
     home = make_bench_home(folder, "mqtt://127.0.0.1:1", lines)
     store = home.open_store()
     rng = np.random.default_rng(2)
     devices = enrol_directly(store, updates, rng)
-    world = World(time.monotonic, time.time, rng)
+    later_seconds = 0.0
+    world = World(time.monotonic, lambda: time.time() + later_seconds, rng)
     parts = assemble(home, store, read_task(home.task_file), world)
-    assert parts.first.rounds.tick() is not None
+    assert isinstance(parts.first.rounds.tick(), RoundOpened)
     ease_collector()  # as serve does
     bodies = [scatter_body(rng) for _ in range(64)]
+    # A task's first round is held until its close: a later one is measured.
+    assert _ingest(parts, list(_messages(parts, devices[:3], bodies, reports))) == 3
+    for device in devices[:3]:
+        parts.table.end(device.credential.device_id)
+    later_seconds = 86400.0
+    assert isinstance(parts.first.rounds.tick(), RoundClosed)
+    assert isinstance(parts.first.rounds.tick(), RoundOpened)
     busy_seconds = 0.0
     early_mb = 0.0
     done = 0

@@ -1,4 +1,4 @@
-"""A coordinator's process whose workers are processes too: ``coordinator_process HOME WORKERS``."""
+"""A coordinator whose workers are processes too: ``coordinator_process HOME WORKERS STORE``."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from aggregator.task.file import read_task
 from tests.fakes.clusters import Processes, world
 
 
-def main(folder: str, workers: str) -> int:
+def main(folder: str, workers: str, store_url: str) -> int:
     logging.basicConfig(
         level=logging.INFO, format=f"%(asctime)s coordinator {os.getpid()} %(message)s"
     )
     stopping = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
-    home = AggregatorHome(Path(folder))
+    home = AggregatorHome(Path(folder), store_url or None)
     task = read_task(home.task_file)
     cluster = ClusterSettings((Cell("", None, int(workers)),))
     task = dataclasses.replace(task, fleet=dataclasses.replace(task.fleet, cluster=cluster))

@@ -18,8 +18,10 @@ ROUND = (
 )
 
 
-def test_two_workers_share_a_fleet(mosquitto: Mosquitto, tmp_path: Path) -> None:
-    home = make_home(tmp_path, mosquitto.url, ROUND)
+def test_two_workers_share_a_fleet(
+    mosquitto: Mosquitto, tmp_path: Path, store_url: str | None
+) -> None:
+    home = make_home(tmp_path, mosquitto.url, ROUND, store_url=store_url)
     cluster = ClusterSettings((Cell("", None, 2),))
     with coordinated(home, cluster) as running:
         devices = [

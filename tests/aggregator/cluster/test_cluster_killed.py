@@ -55,8 +55,10 @@ def _runtime(running: Coordinated) -> Processes:
     return running.runtime
 
 
-def test_workers_that_are_killed_lose_nothing(mosquitto: Mosquitto, tmp_path: Path) -> None:
-    home = make_home(tmp_path, mosquitto.url, ROUND)
+def test_workers_that_are_killed_lose_nothing(
+    mosquitto: Mosquitto, tmp_path: Path, store_url: str | None
+) -> None:
+    home = make_home(tmp_path, mosquitto.url, ROUND, store_url=store_url)
     with coordinated(home, TWO, processes=True) as running:
         stubborn = [
             Stubborn(ScriptedDevice(mosquitto.url, code, seed))
@@ -85,9 +87,9 @@ def test_workers_that_are_killed_lose_nothing(mosquitto: Mosquitto, tmp_path: Pa
 
 
 def test_a_frozen_worker_that_comes_back_writes_nothing_and_ends(
-    mosquitto: Mosquitto, tmp_path: Path
+    mosquitto: Mosquitto, tmp_path: Path, store_url: str | None
 ) -> None:
-    home = make_home(tmp_path, mosquitto.url, ROUND)
+    home = make_home(tmp_path, mosquitto.url, ROUND, store_url=store_url)
     with coordinated(home, TWO, processes=True) as running:
         runtime = _runtime(running)
         wait_until(lambda: len(_epochs(home)) == 2, lambda: runtime.log.read_text())
@@ -127,6 +129,9 @@ def test_an_open_that_was_granted_is_not_granted_again_by_the_next_process(
         device.disconnect()
 
 
+PROGRAM = (sys.executable, "-m", "tests.fakes.coordinator_process")
+
+
 class Coordinator:
     """A coordinator's process."""
 
@@ -134,7 +139,14 @@ class Coordinator:
         self.log = home.folder / "coordinators.log"
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.fakes.coordinator_process", str(home.folder), "2"],
+                [
+                    sys.executable,
+                    "-m",
+                    "tests.fakes.coordinator_process",
+                    str(home.folder),
+                    "2",
+                    home.store_url or "",
+                ],
                 stdout=log,
                 stderr=log,
             )
@@ -145,9 +157,9 @@ class Coordinator:
 
 
 def test_a_standby_takes_over_from_one_that_is_killed_or_frozen(
-    mosquitto: Mosquitto, tmp_path: Path
+    mosquitto: Mosquitto, tmp_path: Path, store_url: str | None
 ) -> None:
-    home = make_home(tmp_path, mosquitto.url, ROUND)
+    home = make_home(tmp_path, mosquitto.url, ROUND, store_url=store_url)
     coordinators = [Coordinator(home)]
     coordinators[0].await_said("coordinating, term 1")
     stubborn = [

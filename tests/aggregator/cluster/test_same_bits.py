@@ -26,6 +26,7 @@ from device_sdk.wire.publish.receipts import UpdateIdentity, write_update
 from device_sdk.wire.seal.placement import shard_of
 from tests.fakes.clusters import world
 from tests.fakes.homes import ITEMS, WIDTH, make_home
+from tests.servers.fixtures import MakeDatabase
 
 DEVICES, ROUNDS = 60, 3
 ROUND = f"quorum = 2\nwait_for_devices = {DEVICES}\ndeadline_seconds = 600.0"
@@ -110,7 +111,9 @@ def _model(home: AggregatorHome, workers: int, restarts: bool = False) -> str:
 
 
 @pytest.mark.parametrize("robust", ["none", "median"])
-def test_any_number_of_workers(tmp_path: Path, robust: str) -> None:
+def test_any_number_of_workers_and_either_store(
+    tmp_path: Path, robust: str, make_database: MakeDatabase
+) -> None:
     more = f'robust = "{robust}"\n[scatter.optimizer]\nname = "adam"'
     found = {}
     for workers in (1, 2, 8):
@@ -120,4 +123,8 @@ def test_any_number_of_workers(tmp_path: Path, robust: str) -> None:
     (tmp_path / "again").mkdir()
     home = make_home(tmp_path / "again", "mqtt://127.0.0.1:1", ROUND, more)
     found[0] = _model(home, 2, restarts=True)
+    (tmp_path / "postgres").mkdir()
+    folder, url = tmp_path / "postgres", make_database()
+    home = make_home(folder, "mqtt://127.0.0.1:1", ROUND, more, store_url=url)
+    found[-1] = _model(home, 3, restarts=True)
     assert len(set(found.values())) == 1, found

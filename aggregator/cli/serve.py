@@ -112,7 +112,8 @@ def _run_cluster(arguments: argparse.Namespace) -> int:
         if arguments.address is not None and home.store_url is None:
             raise AggregatorError(
                 "with --address the store has to be where all machines reach it: name a PostgreSQL "
-                "database as store under [cluster] in the task file (see docs/store.md)"
+                "database as store under [cluster] in the task file, and run tessera-aggregator "
+                "store --move (see docs/store.md)"
             )
         stack.enter_context(view)
         world = World(time.monotonic, time.time, np.random.default_rng(), os.urandom)

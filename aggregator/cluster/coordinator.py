@@ -24,6 +24,7 @@ from aggregator.store import Store, TaskStore
 from aggregator.task.artifacts import read_artifacts
 from aggregator.task.cluster import ClusterSettings
 from aggregator.task.file import SharedSettings
+from device_sdk.link.broker_url import BrokerUrl
 from device_sdk.link.settings import LinkSettings
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.seal.freshness import Freshness, FreshnessMarks
@@ -121,7 +122,7 @@ class OperatorWatch:
         )
 
 
-def in_cell(settings: SharedSettings, broker: object) -> SharedSettings:
+def in_cell(settings: SharedSettings, broker: BrokerUrl | None) -> SharedSettings:
     """The fleet's settings with the broker of a cell, if it has one of its own."""
     if broker is None:
         return settings

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -228,10 +228,10 @@ class Shares(TableOfTask):
         self._database.execute("DELETE FROM shares WHERE task = ?", (self._task,))
 
 
-def _share(row: tuple[object, ...]) -> ShareRow:
-    *numbers, arrivals, state = row
-    times = np.frombuffer(bytes(arrivals), dtype="<f4").astype(np.float32)  # type: ignore[call-overload]
-    return ShareRow(*numbers, times, None if state is None else bytes(state))  # type: ignore[arg-type, call-overload]
+def _share(row: tuple[Any, ...]) -> ShareRow:
+    number, slot, epoch, commits, counted, heard, arrivals, state = row
+    times = np.frombuffer(arrivals, dtype="<f4").astype(np.float32)
+    return ShareRow(number, slot, epoch, commits, counted, heard, times, state)
 
 
 _MOST_LATE = 20_000

@@ -137,7 +137,9 @@ class PostgresDatabase(Database):
         )
         for kind, dumper in ((int, _Int), (bool, _Int), (float, FloatBinaryDumper), (str, _Text)):
             connection.adapters.register_dumper(kind, dumper)
-        connection.add_notify_handler(lambda notify: self._notified(notify.pid))
+        connection.add_notify_handler(
+            lambda notify: self._notified(notify.pid != connection.info.backend_pid)
+        )
         try:
             found = connection.execute(
                 "SELECT name, setting FROM pg_settings WHERE name = ANY($1)", (list(_SETTINGS),)
@@ -532,8 +534,8 @@ class PostgresDatabase(Database):
             return StoreError(f"{self.where}: another process has been writing to it for long")
         return StoreError(f"{self.where}: {_told(error)}")
 
-    def _notified(self, process: int) -> None:
-        self._changed |= process != self._connection.info.backend_pid
+    def _notified(self, elsewhere: bool) -> None:
+        self._changed |= elsewhere
 
 
 _APPLICATION = "tessera store "

@@ -35,7 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
         url = named_store(home)
         if url is None:
             raise AggregatorError(
-                f"{home.task_file} names no database: write store = \"postgresql://...\" under "
+                f'{home.task_file} names no database: write store = "postgresql://..." under '
                 "[cluster] first"
             )
         home = AggregatorHome(home.folder, url)

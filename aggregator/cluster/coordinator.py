@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
@@ -18,6 +19,7 @@ from aggregator.home import AggregatorHome
 from aggregator.rounds.attendance import Attendance, CommittedAttendance
 from aggregator.serve.assembly import Whole
 from aggregator.serve.broker_links import BrokerLinks, Hears
+from aggregator.serve.metrics import Snapshot
 from aggregator.serve.service import Parts
 from aggregator.shared import Shared
 from aggregator.store import Store, TaskStore
@@ -168,6 +170,21 @@ class Crew:
             self._revision += 1
             self._orders = self._make()
         self._runtime.tend(self._revision, self._orders)
+
+    def complete(self, seen: Snapshot) -> Snapshot:
+        """What there is to see, with what workers have of it."""
+        found = self._runtime.statuses()
+        tasks = []
+        for task in seen.tasks:
+            of_task = [one for each in found for one in each.tasks if one.name == task.name]
+            widths, outcomes = Counter(task.widths), Counter(task.outcomes)
+            for one in of_task:
+                widths.update(one.widths)
+                outcomes.update(one.outcomes)
+            counted = task.counted + sum(one.counted for one in of_task)
+            tasks.append(replace(task, counted=counted, widths=widths, outcomes=outcomes))
+        sessions = seen.sessions + sum(each.sessions for each in found)
+        return replace(seen, sessions=sessions, tasks=tuple(tasks))
 
     def _make(self) -> Orders:
         parts = self._parts

@@ -61,7 +61,8 @@ def coordinate(
         except BaseException:
             store.database.close()
             raise
-        service, crew = Service(parts, on_round), Crew(runtime, home, parts)
+        crew = Crew(runtime, home, parts)
+        service = Service(parts, on_round, crew.complete)
         on_ready(service)
 
         def tend() -> None:

@@ -6,7 +6,7 @@ import hashlib
 import logging
 import queue
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from aggregator.cluster.follower import RoundFollower, ShareKeeper
@@ -87,6 +87,16 @@ class _Board:
 
 
 @dataclass(frozen=True, slots=True)
+class TaskCounts:
+    """What a worker counted of a task: since its start, and by width in the open round."""
+
+    name: str
+    counted: int
+    widths: Mapping[int, int]
+    outcomes: Mapping[tuple[str, str], int]
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerStatus:
     """What a worker says of itself. ``revision``: of the orders that it follows."""
 
@@ -95,8 +105,13 @@ class WorkerStatus:
     revision: int
     connected: bool
     sessions: int
-    counted: int
+    tasks: tuple[TaskCounts, ...]
     ended: str = ""
+
+    @property
+    def counted(self) -> int:
+        """Updates since its start, of all tasks."""
+        return sum(each.counted for each in self.tasks)
 
 
 class Worker:
@@ -131,7 +146,7 @@ class Worker:
             self._revision,
             parts is not None and parts.heard,
             0 if parts is None else len(parts.table),
-            0 if parts is None else sum(each.ingest.counted for each in parts.board.served),
+            () if parts is None else tuple(_counts(each) for each in parts.board.served),
             self._ended,
         )
 
@@ -478,6 +493,13 @@ class WorkerParts:
     def _send_all(self, messages: Iterable[tuple[str, bytes]]) -> None:
         for topic, payload in messages:
             self._outgoing.send(topic, payload)
+
+
+def _counts(each: Followed) -> TaskCounts:
+    ingest = each.ingest
+    return TaskCounts(
+        each.task.name, ingest.counted, ingest.widths.copy(), dict(ingest.outcomes.copy())
+    )
 
 
 def _same(before: ServedTask, now: ServedTask) -> bool:

@@ -123,11 +123,18 @@ class Parts(Shared):
 
 
 class Service:
-    """Runs on one thread. ``on_round`` is told what happens to rounds, from that thread."""
+    """Runs on one thread. ``on_round`` is told what happens to rounds, from that thread;
+    ``complete`` adds to what there is to see what other processes have of it."""
 
-    def __init__(self, parts: Parts, on_round: Callable[[RoundEvent], None] | None = None) -> None:
+    def __init__(
+        self,
+        parts: Parts,
+        on_round: Callable[[RoundEvent], None] | None = None,
+        complete: Callable[[Snapshot], Snapshot] = lambda seen: seen,
+    ) -> None:
         self._parts = parts
         self._on_round = on_round
+        self._complete = complete
         self._listening = Listening()
         self._fenced = {
             parts.topics.write(DescriptorTopic()): parts.fence.heard_descriptor,
@@ -218,7 +225,7 @@ class Service:
 
     def snapshot(self) -> Snapshot:
         parts = self._parts
-        return Snapshot(
+        seen = Snapshot(
             connected=parts.link.connected,
             broker=str(parts.settings.broker.url),
             devices=len(parts.registry),
@@ -230,6 +237,7 @@ class Service:
             broker_losses=parts.link.lost,
             tasks=tuple(_seen(task) for task in parts.tasks.served),
         )
+        return self._complete(seen)
 
     def _handle(self, event: Event) -> None:
         parts = self._parts

@@ -471,7 +471,7 @@ class PostgresDatabase(Database):
         try:
             pgconn.consume_input()
             while notify := pgconn.notifies():
-                self._notified(notify.be_pid)
+                self._notified(notify.be_pid != self._connection.info.backend_pid)
         except psycopg.Error:
             self._connection.close()
         if self._connection.closed:

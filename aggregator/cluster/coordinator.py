@@ -24,7 +24,7 @@ from aggregator.serve.service import Parts
 from aggregator.shared import Shared
 from aggregator.store import Store, TaskStore
 from aggregator.task.artifacts import read_artifacts
-from aggregator.task.cluster import ClusterSettings
+from aggregator.task.cluster import Cluster
 from aggregator.task.file import SharedSettings
 from device_sdk.link.broker_url import BrokerUrl
 from device_sdk.link.settings import LinkSettings
@@ -42,9 +42,9 @@ class Coordinating(Whole):
 
     aggregation = GatheredAggregation
 
-    def __init__(self, cluster: ClusterSettings) -> None:
+    def __init__(self, cluster: Cluster) -> None:
+        super().__init__(placement_in(cluster))
         self._cells = cluster.cells
-        self.placement_of = placement_in(cluster)
 
     def begin_life(
         self, store: Store, now_unix_seconds: int, random_bytes: RandomBytes
@@ -208,7 +208,7 @@ class Crew:
 
 
 def posts(
-    home: AggregatorHome, store: Store, cluster: ClusterSettings, settings: SharedSettings
+    home: AggregatorHome, store: Store, cluster: Cluster, settings: SharedSettings
 ) -> list[Post]:
     """One for each worker."""
     where = home.store_url or home.database.resolve()

@@ -14,7 +14,7 @@ from aggregator.store.checkpoints import pack_state, unpack_state
 from aggregator.store.cluster import RoundOver, ShareRow
 from aggregator.store.rounds import RoundRow
 from aggregator.store.update_log import LoggedUpdate
-from aggregator.task.cluster import Slot
+from aggregator.task.cluster import WorkerSlot
 from device_sdk.methods.state import RestoreError
 from device_sdk.wire.arrays.exchange import Update
 from device_sdk.wire.codec.errors import WireError
@@ -148,7 +148,7 @@ class RoundFollower:
     """
 
     def __init__(
-        self, shared: TaskShared, slot: Slot, keeper: ShareKeeper, leaving: Callable[[], None]
+        self, shared: TaskShared, slot: WorkerSlot, keeper: ShareKeeper, leaving: Callable[[], None]
     ) -> None:
         self._task, self._selector = shared.task.name, shared.task.selector
         self._store, self._registry = shared.store, shared.registry

@@ -10,7 +10,7 @@ from aggregator.errors import AggregatorError
 from aggregator.home import AggregatorHome
 from aggregator.keys.fleet import FleetKeys
 from aggregator.store import Store, open_database
-from aggregator.task.cluster import ClusterSettings, Slot
+from aggregator.task.cluster import Cluster, WorkerSlot
 from aggregator.task.file import SharedSettings, Task
 from device_sdk.artifact import Artifact, Manifest
 from device_sdk.artifact.load import checked_initial
@@ -35,10 +35,10 @@ class Post:
         program: the coordinator's version, which must be the worker's.
     """
 
-    slot: Slot
+    slot: WorkerSlot
     store: Path | str
     identity: str
-    cluster: ClusterSettings
+    cluster: Cluster
     settings: SharedSettings
     root_fingerprint: bytes
     program: str = __version__

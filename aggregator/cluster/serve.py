@@ -17,12 +17,12 @@ from aggregator.rounds.machine import RoundEvent
 from aggregator.serve.assembly import World, assemble
 from aggregator.serve.service import Service
 from aggregator.store.cluster import Deposed
-from aggregator.task.cluster import Cell, ClusterSettings
+from aggregator.task.cluster import Cell, Cluster
 from aggregator.task.file import Task
 from device_sdk.system.version import __version__
 
 _LOG = logging.getLogger(__name__)
-USUAL = ClusterSettings((Cell("", None, 2),))
+USUAL = Cluster((Cell("", None, 2),))
 """Where the task file has no table ``[cluster]``."""
 
 

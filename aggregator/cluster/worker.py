@@ -25,7 +25,7 @@ from aggregator.serve.uplink import Answer, Arrived, Left, Refusal, Uplink
 from aggregator.shared import Shared, TaskShared
 from aggregator.store import STORE_FAILURES, OutcomeUnknown, Store
 from aggregator.store.cluster import Deposed, RoundOver
-from aggregator.task.cluster import ClusterSettings
+from aggregator.task.cluster import Cluster
 from aggregator.task.file import Task
 from device_sdk.link.events import Connected, ConnectRefused, Disconnected, Event, Message
 from device_sdk.link.settings import LinkSettings
@@ -48,7 +48,7 @@ _LEADERLESS_SECONDS = 600.0
 _GROUP = 256
 
 
-def placement_in(cluster: ClusterSettings) -> Callable[[bytes], Placement]:
+def placement_in(cluster: Cluster) -> Callable[[bytes], Placement]:
     """Where the devices of a cluster belong."""
 
     def placement_of(device_id: bytes) -> Placement:

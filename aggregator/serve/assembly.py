@@ -87,11 +87,12 @@ class Bounds:
 
 class Whole:
     """An aggregator that does everything in one process. A cluster's coordinator differs in what
-    stands here."""
+    stands here. ``placement_of``: where devices belong."""
 
-    placement_of: PlacementOf = staticmethod(own_placement)
-    """Where devices belong."""
     aggregation: type[Aggregation] = Aggregation
+
+    def __init__(self, placement_of: PlacementOf = own_placement) -> None:
+        self.placement_of = placement_of
 
     def begin_life(
         self, store: Store, now_unix_seconds: int, random_bytes: RandomBytes

@@ -54,7 +54,7 @@ class Cell:
     workers: int
 
 
-class Slot(NamedTuple):
+class WorkerSlot(NamedTuple):
     """A worker's place: ``place`` among the ``of`` workers of its cell."""
 
     number: int
@@ -72,19 +72,19 @@ class Slot(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class ClusterSettings:
+class Cluster:
     """A whole table. ``store``: a URL, or None for the home's file."""
 
     cells: tuple[Cell, ...]
     store: str | None = None
     chunks: str | None = None
 
-    def slots(self) -> list[Slot]:
+    def slots(self) -> list[WorkerSlot]:
         """All workers' places."""
-        found: list[Slot] = []
+        found: list[WorkerSlot] = []
         for cell in self.cells:
             for place in range(cell.workers):
-                found.append(Slot(len(found), cell, place, cell.workers))
+                found.append(WorkerSlot(len(found), cell, place, cell.workers))
         return found
 
     def cell_of(self, shard: int) -> str:
@@ -98,7 +98,7 @@ class ClusterSettings:
         raise ValueError(f"shard {shard} is not below {SHARDS}")
 
 
-def read_cluster(table: TomlTable) -> ClusterSettings:
+def read_cluster(table: TomlTable) -> Cluster:
     """Raises TaskError, naming the key."""
     listed = table.take("cells", [])
     said = "workers" in table
@@ -115,7 +115,7 @@ def read_cluster(table: TomlTable) -> ClusterSettings:
     cells = tuple(_cells(listed, table)) or (Cell("", None, read.workers),)
     if sum(each.workers for each in cells) > MOST_WORKERS:
         raise table.error("cells", f"have more than {MOST_WORKERS} workers together")
-    return ClusterSettings(cells, read.store, read.chunks)
+    return Cluster(cells, read.store, read.chunks)
 
 
 def _cells(listed: Sequence[dict[str, object]], table: TomlTable) -> Iterator[Cell]:

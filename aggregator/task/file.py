@@ -13,7 +13,7 @@ from aggregator.methods.method import Binding, read_binding
 from aggregator.store import TaskStore
 from aggregator.store.versions import Ranking
 from aggregator.tables import TomlTable
-from aggregator.task.cluster import ClusterSettings, read_cluster
+from aggregator.task.cluster import Cluster, read_cluster
 from aggregator.task.evaluation import EvaluationSettings, read_evaluation
 from aggregator.task.selector import Selector, read_selector
 from aggregator.task.warm_start import WarmStart
@@ -237,7 +237,7 @@ class SharedSettings:
     admission: AdmissionSettings
     metrics_port: int
     """On the loopback interface; 0 for none."""
-    cluster: ClusterSettings | None = None
+    cluster: Cluster | None = None
     """None: the file has no such table."""
 
 

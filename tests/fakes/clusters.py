@@ -23,7 +23,7 @@ from aggregator.home import AggregatorHome
 from aggregator.rounds.machine import RoundEvent
 from aggregator.serve.assembly import World, assemble
 from aggregator.serve.service import Parts, Service
-from aggregator.task.cluster import ClusterSettings
+from aggregator.task.cluster import Cluster
 from aggregator.task.file import read_task
 from tests.fakes.waiting import PATIENCE_SECONDS, wait_until
 
@@ -151,7 +151,7 @@ class Coordinated:
 
 @contextmanager
 def coordinated(
-    home: AggregatorHome, cluster: ClusterSettings, *, processes: bool = False
+    home: AggregatorHome, cluster: Cluster, *, processes: bool = False
 ) -> Iterator[Coordinated]:
     """Coordinate a home in this process, with its workers, until the block ends."""
     stopping, ready = threading.Event(), threading.Event()

@@ -13,7 +13,7 @@ from pathlib import Path
 from aggregator.cluster.serve import coordinate
 from aggregator.home import AggregatorHome
 from aggregator.store.cluster import Deposed
-from aggregator.task.cluster import Cell, ClusterSettings
+from aggregator.task.cluster import Cell, Cluster
 from aggregator.task.file import read_task
 from tests.fakes.clusters import Processes, world
 
@@ -26,7 +26,7 @@ def main(folder: str, workers: str, store_url: str) -> int:
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
     home = AggregatorHome(Path(folder), store_url or None)
     task = read_task(home.task_file)
-    cluster = ClusterSettings((Cell("", None, int(workers)),))
+    cluster = Cluster((Cell("", None, int(workers)),))
     task = dataclasses.replace(task, fleet=dataclasses.replace(task.fleet, cluster=cluster))
     try:
         coordinate(

@@ -159,8 +159,8 @@ class EnrolmentDesk:
     comes back, and then sends the answer to the mailbox.
 
     ``buckets`` bounds the requests under each code that cost public-key work, ``budget`` the work
-    for all of them. ``placement_of`` says where a device of an id belongs. ``marks``: of a life that
-    is not this process's alone.
+    for all of them. ``placement_of`` says where a device of an id belongs. ``marks``: of a life
+    that is not this process's alone.
     """
 
     def __init__(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from aggregator.task.cluster import Cell, ClusterSettings
+from aggregator.task.cluster import Cell, Cluster
 from device_sdk.wire.publish.receipts import Verdict
 from device_sdk.wire.seal.placement import shard_of
 from tests.brokers.mosquitto import Mosquitto
@@ -22,7 +22,7 @@ def test_two_workers_share_a_fleet(
     mosquitto: Mosquitto, tmp_path: Path, store_url: str | None
 ) -> None:
     home = make_home(tmp_path, mosquitto.url, ROUND, store_url=store_url)
-    cluster = ClusterSettings((Cell("", None, 2),))
+    cluster = Cluster((Cell("", None, 2),))
     with coordinated(home, cluster) as running:
         devices = [
             ScriptedDevice(mosquitto.url, code, seed)

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from aggregator.home import AggregatorHome
-from aggregator.task.cluster import Cell, ClusterSettings
+from aggregator.task.cluster import Cell, Cluster
 from device_sdk.wire.seal.handshake import read_open_head
 from device_sdk.wire.seal.placement import shard_of
 from tests.aggregator.serve.test_service_killed import Stubborn
@@ -26,7 +26,7 @@ ROUND = f"""quorum = {DEVICES}
 wait_for_devices = {DEVICES}
 deadline_seconds = 120.0
 most_rounds = {ROUNDS}"""
-TWO = ClusterSettings((Cell("", None, 2),))
+TWO = Cluster((Cell("", None, 2),))
 
 
 def _rounds(home: AggregatorHome) -> list[tuple[int, int | None, int | None]]:

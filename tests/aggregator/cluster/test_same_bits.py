@@ -18,7 +18,7 @@ from aggregator.serve.assembly import LINK_SETTINGS, assemble
 from aggregator.store import Store
 from aggregator.store.checkpoints import pack_state
 from aggregator.store.devices import DeviceRow
-from aggregator.task.cluster import Cell, ClusterSettings
+from aggregator.task.cluster import Cell, Cluster
 from aggregator.task.file import read_task
 from device_sdk.methods.scatter.contract import encode_scatter_update
 from device_sdk.wire.arrays.exchange import Update
@@ -64,7 +64,7 @@ def _fill(store: Store) -> None:
 
 def _model(home: AggregatorHome, workers: int, restarts: bool = False) -> str:
     """Play the rounds; the SHA-256 of the state that they end with."""
-    cluster = ClusterSettings((Cell("", None, workers),))
+    cluster = Cluster((Cell("", None, workers),))
     with closing(home.open_store().database) as database:
         _fill(Store(database))
     task = read_task(home.task_file)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from pathlib import Path
 
-from aggregator.task.cluster import Cell, ClusterSettings
+from aggregator.task.cluster import Cell, Cluster
 from device_sdk.device import Device
 from device_sdk.link.broker_url import parse_broker_url
 from device_sdk.wire.seal.placement import shard_of
@@ -23,7 +23,7 @@ def test_each_device_is_served_at_its_cell(make_mosquitto: MakeMosquitto, tmp_pa
     brokers = [make_mosquitto(), make_mosquitto()]
     urls = [parse_broker_url(each.url) for each in brokers]
     cells = tuple(Cell(f"127.0.0.1:{url.port}", url, 1) for url in urls)
-    cluster = ClusterSettings(cells)
+    cluster = Cluster(cells)
     linear_artifact(tmp_path / "linear")
     home = make_home(
         tmp_path, brokers[0].url, 3, method="fedavg", settings={"epochs": 2, "batch_size": 4}

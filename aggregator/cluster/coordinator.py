@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from aggregator.cluster.cell_links import CellLinks
-from aggregator.cluster.gathering import GatheredAggregation
+from aggregator.cluster.gathering import Fetch, GatheredAggregation, from_store
 from aggregator.cluster.marks import StoredMarks, life_of_cluster
 from aggregator.cluster.orders import Orders, Post, ServedTask, material
 from aggregator.cluster.worker import WorkerStatus, client_name, placement_in
 from aggregator.home import AggregatorHome
+from aggregator.rounds.aggregation import Aggregation
 from aggregator.rounds.attendance import Attendance, CommittedAttendance
 from aggregator.serve.assembly import Whole
 from aggregator.serve.broker_links import BrokerLinks, Hears
@@ -23,6 +24,7 @@ from aggregator.serve.metrics import Snapshot
 from aggregator.serve.service import Parts
 from aggregator.shared import Shared
 from aggregator.store import Store, TaskStore
+from aggregator.store.cluster import ShareRow
 from aggregator.task.artifacts import read_artifacts
 from aggregator.task.cluster import Cluster
 from aggregator.task.file import SharedSettings
@@ -40,11 +42,16 @@ _TEND_SECONDS = 0.5
 class Coordinating(Whole):
     """A cluster's coordinator."""
 
-    aggregation = GatheredAggregation
-
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(placement_in(cluster))
         self._cells = cluster.cells
+        self.fetch: Fetch = from_store
+        """Where workers' sums are asked for first."""
+
+    def aggregation(self, *parts: Any) -> Aggregation:
+        made = GatheredAggregation(*parts)
+        made.fetch = lambda task, rows: self.fetch(task, rows)
+        return made
 
     def begin_life(
         self, store: Store, now_unix_seconds: int, random_bytes: RandomBytes
@@ -139,6 +146,10 @@ class Runtime(Protocol):
 
     def statuses(self) -> list[WorkerStatus]:
         """What workers said last."""
+
+    def shares(self, task: int, rows: Sequence[ShareRow]) -> list[bytes | None]:
+        """Workers' own copies of the states that these rows are of; None where the store is to be
+        asked. The one thing that waits, for some seconds at most."""
 
     def stop(self) -> None:
         """Let them commit and answer what they have, and end them."""

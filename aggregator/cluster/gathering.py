@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from aggregator.rounds.aggregation import Aggregation
 from aggregator.store.checkpoints import unpack_state
 from aggregator.store.cluster import ShareRow
 from aggregator.store.rounds import RoundRow
 
-Fetch = Callable[[int, ShareRow], bytes | None]
-"""A worker's own copy of the state that a row of task so-and-so has, where it still has it."""
+Fetch = Callable[[int, Sequence[ShareRow]], list[bytes | None]]
+"""Workers' own copies of the states that a task's rows are of: None for what none has any more."""
+
+
+def from_store(task: int, rows: Sequence[ShareRow]) -> list[bytes | None]:
+    """A :data:`Fetch` that asks nobody."""
+    return [None] * len(rows)
 
 
 class GatheredAggregation(Aggregation):
     """Absorbs nothing before the round closes: bodies then, by device, and workers' sums. The same
     updates give the same bits, whoever took them in, and in whatever order."""
+
+    fetch: Fetch = staticmethod(from_store)
 
     def resume(self, open_round: RoundRow | None) -> None:
         with self._store.database.transaction():
@@ -40,9 +47,10 @@ class GatheredAggregation(Aggregation):
                 self._quarantine(row, logged, error)
                 return False
             self.participants += 1
-        for share in self._store.shares.all():
-            if share.state is not None:
-                self._method.merge(unpack_state(share.state))
+        sums = self._store.shares.sums()
+        for share, fetched in zip(sums, self.fetch(self._store.number, sums), strict=True):
+            state = self._store.shares.state(share) if fetched is None else fetched
+            self._method.merge(unpack_state(state))
         self.participants = self._waiting()
         return True
 

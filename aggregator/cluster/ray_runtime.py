@@ -20,11 +20,12 @@ from aggregator.cluster.orders import KeyMaterial, Orders, Post, ServedTask
 from aggregator.cluster.worker import Worker, WorkerStatus, run_on_thread
 from aggregator.errors import AggregatorError
 from aggregator.serve.assembly import World
-from aggregator.store.cluster import Deposed
+from aggregator.store.cluster import Deposed, ShareRow
 
 _LOG = logging.getLogger(__name__)
 _LONG_SECONDS = 30.0
 _FROZEN_SECONDS = 15.0
+_SHARES_SECONDS = 5.0
 _MOST_FOLDER_BYTES = 40
 
 
@@ -56,9 +57,9 @@ class WorkerActor:
     def status(self) -> WorkerStatus:
         return self._worker.status()
 
-    def share(self, task: int, round_number: int, commit: int) -> bytes | None:
+    def share(self, epoch: int, task: int, round_number: int, commit: int) -> bytes | None:
         """See :meth:`Worker.share`."""
-        return self._worker.share(task, round_number, commit)
+        return self._worker.share(epoch, task, round_number, commit)
 
     def stop(self) -> None:
         """Commit, answer, and end."""
@@ -162,17 +163,24 @@ class RayRuntime:
         """What workers said last."""
         return [each.status for each in self._hired if each.status is not None]
 
-    def share(self, slot: int, task: int, round_number: int, commit: int) -> bytes | None:
-        """A worker's own copy of what it committed; None where it has it no more, or is gone."""
+    def shares(self, task: int, rows: Sequence[ShareRow]) -> list[bytes | None]:
+        """See :class:`~aggregator.cluster.coordinator.Runtime`: through Ray's object store."""
         ray = self._ray
-        for each in self._hired:
-            if each.post.slot.number == slot:
-                try:
-                    found = ray.get(each.actor.share.remote(task, round_number, commit), timeout=5)
-                except ray.exceptions.RayError:
-                    return None
-                return found if isinstance(found, bytes) else None
-        return None
+        actors = {each.post.slot.number: each.actor for each in self._hired}
+        asked = [
+            actors[row.slot].share.remote(row.epoch, task, row.round, row.commits)
+            if row.slot in actors
+            else ray.put(None)
+            for row in rows
+        ]
+        done, _ = ray.wait(asked, num_returns=len(asked), timeout=_SHARES_SECONDS)
+        found: list[bytes | None] = []
+        for each in asked:
+            try:
+                found.append(ray.get(each) if each in done else None)
+            except ray.exceptions.RayError:
+                found.append(None)  # a worker that is gone: the store has it
+        return found
 
     def stop(self) -> None:
         """Let workers commit and answer what they have, and end them; a Ray of our own, too."""

@@ -56,8 +56,10 @@ def coordinate(
         store = home.open_store()
         store.database.guard = lambda: lease.require(store)
         try:
-            parts = assemble(home, store, task, world, role=Coordinating(cluster))
+            role = Coordinating(cluster)
+            parts = assemble(home, store, task, world, role=role)
             runtime = start(posts(home, store, cluster, task.fleet))
+            role.fetch = runtime.shares
         except BaseException:
             store.database.close()
             raise

@@ -150,9 +150,10 @@ class Worker:
             self._ended,
         )
 
-    def share(self, task: int, round_number: int, commit: int) -> bytes | None:
-        """The state that this worker committed so, unless it has another by now."""
-        for each in [] if self._parts is None else self._parts.board.served:
+    def share(self, epoch: int, task: int, round_number: int, commit: int) -> bytes | None:
+        """The state that this start of the worker committed so, unless it has another by now."""
+        parts = self._parts if epoch == self._epoch else None
+        for each in [] if parts is None else parts.board.served:
             if each.served.number == task and each.keeper.committed is not None:
                 number, commits, state = each.keeper.committed
                 if (number, commits) == (round_number, commit):

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -89,10 +90,12 @@ class Whole:
     """An aggregator that does everything in one process. A cluster's coordinator differs in what
     stands here. ``placement_of``: where devices belong."""
 
-    aggregation: type[Aggregation] = Aggregation
-
     def __init__(self, placement_of: PlacementOf = own_placement) -> None:
         self.placement_of = placement_of
+
+    def aggregation(self, *parts: Any) -> Aggregation:
+        """Of a task, from what :class:`Aggregation` is made of."""
+        return Aggregation(*parts)
 
     def begin_life(
         self, store: Store, now_unix_seconds: int, random_bytes: RandomBytes

@@ -3,7 +3,7 @@ summed up of a round, and which opens were granted."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -192,11 +192,20 @@ class Shares(TableOfTask):
         row = self._database.row(query, (self._task, round_number, slot))
         return None if row is None else _share(row)
 
-    def all(self) -> Iterator[ShareRow]:
-        """All that are part of no version yet, by round and slot."""
-        query = f"SELECT {_SHARE} FROM shares WHERE task = ? ORDER BY round, slot"
-        for row in self._database.rows(query, (self._task,)):
-            yield _share(row)
+    def sums(self) -> list[ShareRow]:
+        """All that have a state and are part of no version yet, by round and slot; without it."""
+        query = (
+            "SELECT round, slot, epoch, commits, counted, heard, arrivals, NULL FROM shares "
+            "WHERE task = ? AND state IS NOT NULL ORDER BY round, slot"
+        )
+        return [_share(row) for row in self._database.rows(query, (self._task,))]
+
+    def state(self, row: ShareRow) -> bytes:
+        """What one of :meth:`sums` has."""
+        query = "SELECT state FROM shares WHERE task = ? AND round = ? AND slot = ?"
+        found = self._database.row(query, (self._task, row.round, row.slot))
+        assert found is not None
+        return bytes(found[0])
 
     def counts(self, round_number: int) -> Counts:
         row = self._database.row(

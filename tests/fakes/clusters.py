@@ -23,6 +23,7 @@ from aggregator.home import AggregatorHome
 from aggregator.rounds.machine import RoundEvent
 from aggregator.serve.assembly import World, assemble
 from aggregator.serve.service import Parts, Service
+from aggregator.store.cluster import ShareRow
 from aggregator.task.cluster import Cluster
 from aggregator.task.file import read_task
 from tests.fakes.waiting import PATIENCE_SECONDS, wait_until
@@ -39,6 +40,8 @@ class Threads:
         self.errors: list[BaseException] = []
         self.workers = [Worker(post, world(post.slot.number + 10)) for post in posts]
         self._told: dict[int, int] = {}
+        self.fetched = 0
+        """States that came from workers, and not from the store."""
         self._running = 0
         self._stopping = [run_on_thread(each, self._ended) for each in self.workers]
         self._running = len(self.workers)
@@ -51,6 +54,17 @@ class Threads:
 
     def statuses(self) -> list[WorkerStatus]:
         return [each.status() for each in self.workers]
+
+    def shares(self, task: int, rows: Sequence[ShareRow]) -> list[bytes | None]:
+        found = []
+        for row in rows:
+            worker = self.workers[row.slot]
+            found.append(worker.share(row.epoch, task, row.round, row.commits))
+        self.fetched += sum(each is not None for each in found)
+        return found
+
+    def leave(self) -> None:
+        self.stop()
 
     def connected(self) -> bool:
         return all(each.connected for each in self.statuses())
@@ -130,6 +144,10 @@ class Processes:
         """Once each."""
         return self.log.read_text().count("connected to") >= len(self.workers)
 
+    def shares(self, task: int, rows: Sequence[ShareRow]) -> list[bytes | None]:
+        """The store has them."""
+        return [None] * len(rows)
+
     def leave(self) -> None:
         """They end by themselves: nobody tells them anything more."""
 
@@ -162,9 +180,11 @@ def coordinated(
         try:
             task = read_task(home.task_file)
             store = home.open_store()
-            parts = assemble(home, store, task, world(), role=Coordinating(cluster))
+            role = Coordinating(cluster)
+            parts = assemble(home, store, task, world(), role=role)
             where = posts(home, store, cluster, task.fleet)
             runtime = Processes(where, home.folder) if processes else Threads(where)
+            role.fetch = runtime.shares
             mine = Coordinated(parts, Service(parts), runtime)
             mine.service = Service(parts, mine.rounds.append)
             crew = Crew(runtime, home, parts)

@@ -153,7 +153,7 @@ bench-attack: $(STAMP) ## honest throughput under floods; the aggregator's retur
 	$(RUN) -m benchmarks.aggregator.attack $(ARGS)
 
 .PHONY: bench-peers
-bench-peers: $(STAMP) ## the same work in other frameworks, each in an environment of its own
+bench-peers: $(STAMP) ## the same rounds in other simulators, each in an environment of its own
 	$(RUN) -m benchmarks.peers $(ARGS)
 
 .PHONY: shape

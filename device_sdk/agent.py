@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
+from typing import TYPE_CHECKING
 
 from device_sdk.conditions import Gate
 from device_sdk.home.live import Live, read_live
 from device_sdk.home.round_store import RoundOutcome
+from device_sdk.link.broker_url import TlsFiles
 from device_sdk.link.events import (
     Connected,
     ConnectRefused,
@@ -29,7 +31,7 @@ from device_sdk.link.link import Link
 from device_sdk.link.outbound import LinkError
 from device_sdk.methods.learner import Declined
 from device_sdk.observer import Observer
-from device_sdk.rounds.actions import MoveTo, Publish, Subscribe, Unsubscribe
+from device_sdk.rounds.actions import Download, MoveTo, Publish, Subscribe, Unsubscribe
 from device_sdk.rounds.current_round import CurrentRound
 from device_sdk.rounds.participant import Participant
 from device_sdk.status import DeviceStatus, TaskStatus, read_status, read_tasks
@@ -37,13 +39,70 @@ from device_sdk.train.failures import FailedTrainings
 from device_sdk.train.job import RoundTrainer, TrainingJob, load_trainer
 from device_sdk.train.reasons import reason_of
 from device_sdk.wire.publish.report import Reason
+from device_sdk.wire.seal.session import MAX_MESSAGE_BYTES
 from device_sdk.world import DeviceWorld
+
+if TYPE_CHECKING:
+    from device_sdk.link.mirror import Mirror
 
 _log = logging.getLogger("tessera.device")
 _FIRST_PAUSE_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 60.0
 # A training may take so many times what the last one took.
 _SPARE = 1.5
+
+
+class Downloads:
+    """What is asked of the fleet's mirror, and what came of it; made when there is something."""
+
+    def __init__(self, world: DeviceWorld, nudge: Callable[[], None]) -> None:
+        self._world, self._nudge = world, nudge
+        self._mirror: Mirror | None = None
+        self._topics: dict[bytes, set[str]] = {}
+        self._said = ""
+
+    def ask(self, url: str, topic: str, digest: bytes) -> None:
+        """Ask for the chunk that a topic retains. Raises ValueError for a URL or TLS files that
+        cannot be used: the broker is asked when nothing comes."""
+        is_new = digest not in self._topics
+        self._topics.setdefault(digest, set()).add(topic)
+        if self._mirror is None or self._mirror.url != url:
+            self.stop()
+            self._mirror = self._new_mirror(url)
+            self._mirror.fetch(self._topics)  # with what the one before has not told of
+        elif is_new:
+            self._mirror.fetch([digest])
+
+    def take(self) -> Iterator[tuple[str, bytes | None]]:
+        """Topic and message of what came; None where the mirror has none."""
+        if self._mirror is None:
+            return
+        for digest, chunk in self._mirror.take():
+            for topic in self._topics.pop(digest, ()):
+                yield topic, chunk
+        problem = self._mirror.problem
+        if problem and not self._said:
+            _log.warning("the fleet's mirror cannot be used: %s; the broker is asked", problem)
+        self._said = problem
+
+    def stop(self) -> None:
+        """Ask for nothing more."""
+        if self._mirror is not None:
+            self._mirror.stop()
+
+    def _new_mirror(self, url: str) -> Mirror:
+        # Here, since most devices have none: it loads an HTTP client.
+        from device_sdk.link.mirror import Mirror
+
+        tls = self._world.membership.tls
+        return Mirror(
+            url,
+            most_bytes=MAX_MESSAGE_BYTES,
+            clock=self._world.clock,
+            tls=None if tls is None else TlsFiles(tls.ca_file).context(),
+            proxy=self._world.link_settings.proxy,
+            on_result=self._nudge,
+        )
 
 
 class Agent:
@@ -88,6 +147,7 @@ class Agent:
             client_id=membership.grant.handle.hex(),
             settings=world.link_settings,
         )
+        self._downloads = Downloads(world, self._link.nudge)
         self._waiting: deque[Callable[[], None]] = deque([self.participant.start])
         self._stopping = threading.Event()
         self._pause_seconds = _FIRST_PAUSE_SECONDS
@@ -141,6 +201,7 @@ class Agent:
                 self._pause_seconds = _FIRST_PAUSE_SECONDS
             if self._observer is not None:
                 self._observer.look(self.live(), str(self._broker(self.participant.cell.here)))
+        self._downloads.stop()
         if self._observer is not None:
             self._observer.stopped()
         self._ended()
@@ -161,6 +222,13 @@ class Agent:
             events = self._link.events(timeout_seconds=timeout_seconds)
             # Each apart: one that fails must not take the others with it.
             self._waiting.extend(partial(self._take, event) for event in events)
+            for topic, chunk in self._downloads.take():
+                if chunk is None:
+                    self._waiting.append(partial(self.participant.not_mirrored, topic))
+                else:
+                    self._waiting.append(
+                        partial(self.participant.message, topic, chunk, retained=True)
+                    )
             self._waiting.append(self.participant.tick)
 
     def _act(self) -> None:
@@ -179,6 +247,8 @@ class Agent:
                     self._link.unsubscribe(topic_filter)
                 case MoveTo(cell):
                     self._link.redirect(self._broker(cell))
+                case Download(mirror, topic, digest):
+                    self._downloads.ask(mirror, topic, digest)
 
     def _take(self, event: Event) -> None:
         match event:

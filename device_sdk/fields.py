@@ -177,7 +177,12 @@ class Fields:
 
     def declared(self, key: str, hint: Any, default: Any = MISSING) -> Any:
         """A value of the type that a settings class declares, within the bounds beside it."""
-        hint, within, known = taken_apart(hint)
+        return self.typed(key, *taken_apart(hint), default)
+
+    def typed(
+        self, key: str, hint: Any, within: Within, known: tuple[str, ...], default: Any = MISSING
+    ) -> Any:
+        """As :meth:`declared`, of a declaration that was :func:`taken_apart`."""
         if known:
             return self.choice(key, known, default)
         if hint is bool:
@@ -236,11 +241,16 @@ def require_declared(settings: Settings) -> None:
 
     Of a class inside nothing is asked: it has looked at itself.
     """
-    hints = hints_of(type(settings))
-    values = Fields({name: getattr(settings, name) for name in hints})
-    for name, hint in hints.items():
-        if not is_settings(hint):
-            values.declared(name, hint)
+    declared = _declared_by(type(settings))
+    values = Fields({name: getattr(settings, name) for name in declared})
+    for name, parts in declared.items():
+        values.typed(name, *parts)
+
+
+@cache
+def _declared_by(kind: Any) -> dict[str, tuple[Any, Within, tuple[str, ...]]]:
+    # Kept by class: to look a type hint up takes longer than to look at the value.
+    return {n: taken_apart(hint) for n, hint in _hints_of(kind).items() if not is_settings(hint)}
 
 
 @cache

@@ -68,6 +68,7 @@ _CONTRACT = frozenset(
 _CHECK = "device_sdk.standalone_check"
 _SERVER = frozenset(
     {"numpy", "cryptography", "paho.mqtt", "rich", "tabulate", "scipy", "sklearn", "threadpoolctl"}
+    | {"fsspec"}
 )
 
 

@@ -17,13 +17,10 @@ from aggregator.rounds.machine import RoundEvent
 from aggregator.serve.assembly import World, assemble
 from aggregator.serve.service import Service
 from aggregator.store.cluster import Deposed
-from aggregator.task.cluster import Cell, Cluster
 from aggregator.task.file import Task
 from device_sdk.system.version import __version__
 
 _LOG = logging.getLogger(__name__)
-USUAL = Cluster((Cell("", None, 2),))
-"""Where the task file has no table ``[cluster]``."""
 
 
 def coordinate(
@@ -43,7 +40,7 @@ def coordinate(
     ``start`` gets workers running. ``standby``: wait while another process coordinates. Raises
     AggregatorError, and Deposed where another process took the lease.
     """
-    cluster = task.fleet.cluster or USUAL
+    cluster = task.fleet.cluster
     if is_served(home):
         raise AggregatorError(f"a serve without --cluster runs on {home.folder}: stop it first")
     with ExitStack() as stack:

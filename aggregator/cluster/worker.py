@@ -7,7 +7,7 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from aggregator.cluster.follower import RoundFollower, ShareKeeper
 from aggregator.cluster.marks import StoredMarks
@@ -255,8 +255,13 @@ class WorkerParts:
             shared, self.table, self._reassembler, None, repeats, lambda: self._told_keys()
         )
         self._standings = Standings(shared, self.board, self.table)
+        placement_of, chunks = placement_in(post.cluster), post.cluster.chunks
         self._placements = Placements(
-            shared, self.table, placement_in(post.cluster), slot.cell.name
+            shared,
+            self.table,
+            lambda device_id: replace(placement_of(device_id), mirror=chunks),
+            slot.cell.name,
+            always=store.facts.mirrored,
         )
         filters = tuple(shared.topics.up_filter(shard) for shard in slot.shards())
         self.link = BrokerLinks(

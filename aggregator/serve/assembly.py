@@ -6,7 +6,8 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from aggregator.keys.enrolment import Enrolment
 from aggregator.keys.fence import Fence
 from aggregator.keys.fleet import FleetKeys
 from aggregator.keys.registry import Registry
+from aggregator.publish.mirror import ChunkMirror
 from aggregator.publish.publisher import Publisher
 from aggregator.publish.standing import Announcements
 from aggregator.refusals import Refusals
@@ -44,7 +46,7 @@ from device_sdk.wire.seal.admission import TokenBuckets, WorkBudget
 from device_sdk.wire.seal.enrolment import EnrolmentDesk
 from device_sdk.wire.seal.freshness import FreshnessMarks
 from device_sdk.wire.seal.keys import RandomBytes
-from device_sdk.wire.seal.placement import own_placement
+from device_sdk.wire.seal.placement import Placement, own_placement
 from device_sdk.wire.seal.presence import Presence, new_presence
 from device_sdk.wire.seal.session_table import SessionTable
 
@@ -203,6 +205,16 @@ def assemble(
         lambda: store.facts.openings + 1,
         placement_of,
     )
+
+    def told(device_id: bytes) -> Placement:
+        return replace(placement_of(device_id), mirror=settings.cluster.chunks)
+
+    if settings.cluster.chunks and not store.facts.mirrored:
+        store.facts.mirrored = True
+    place = settings.cluster.chunk_store
+    if place and "://" not in place:
+        place = str(home.folder / Path(place).expanduser())
+    mirror = ChunkMirror(place, clock) if place else None
     link = role.links(shared, link_settings, link_rngs)
     return Parts(
         **vars(shared),
@@ -213,8 +225,8 @@ def assemble(
         tasks=board,
         announcements=Announcements(shared.topics, presence, lambda: board.names, keys.current),
         standings=Standings(shared, board, table),
-        placements=Placements(shared, table, placement_of),
-        outgoing=Outgoing(link, store.retained),
+        placements=Placements(shared, table, told, always=store.facts.mirrored),
+        outgoing=Outgoing(link, store.retained, mirror),
         keys=keys,
         fence=Fence(presence, last_life, home.folder, keys.descriptors, clock),
         housekeeping=Housekeeping(

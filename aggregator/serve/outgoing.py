@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
+from aggregator.publish.mirror import ChunkMirror, is_chunk
 from aggregator.serve.broker_links import BrokerLinks
 from aggregator.store.publications import Retained
 from device_sdk.link.events import Delivery, Outcome
@@ -17,12 +18,17 @@ class Outgoing:
     Receipts travel at QoS 0: the few messages that a broker lets wait for its acknowledgement,
     times the round trips in a second, would be all that a fleet gets. A receipt that is lost, or
     finds no room, does no harm: the device sends its update again and gets the same verdict.
-    Retained messages wait as topics; their bytes stay in the store until they are sent.
+    Retained messages wait as topics; their bytes stay in the store until they are sent. Chunks go
+    to the mirror, where there is one, before anything that names them goes to the broker.
     """
 
-    def __init__(self, link: BrokerLinks, retained: Retained) -> None:
+    def __init__(
+        self, link: BrokerLinks, retained: Retained, mirror: ChunkMirror | None = None
+    ) -> None:
         self._link = link
         self._retained = retained
+        self._mirror = mirror
+        self._unmirrored: deque[str] = deque()
         self._standing: deque[tuple[str, bytes]] = deque()
         self._topics: deque[str] = deque()
         self._clearing: dict[str, Delivery] = {}
@@ -42,6 +48,8 @@ class Outgoing:
         """Send retained messages: ``standing`` as given, then ``topics`` from the store."""
         self._standing.extend(standing)
         self._topics.extend(topics)
+        if self._mirror is not None:
+            self._unmirrored.extend(self._topics)
 
     def connection_lost(self) -> None:
         """Forget what waits: all of it is announced anew at the next connection."""
@@ -53,6 +61,8 @@ class Outgoing:
         """Send what there is room for."""
         while self._standing and self._publish(*self._standing[0], retain=True):
             self._standing.popleft()
+        if self._mirror is not None and not self._is_mirrored(self._mirror):
+            return
         while self._topics and not self._standing:
             message = self._retained.message(self._topics[0])
             if message is not None and not self._publish(self._topics[0], message, retain=True):
@@ -60,6 +70,22 @@ class Outgoing:
             self._topics.popleft()
         if not self._topics and not self._standing:
             self._clear()
+
+    def _is_mirrored(self, mirror: ChunkMirror) -> bool:
+        while self._unmirrored and mirror.has_room:
+            message = self._retained.message(self._unmirrored[0])
+            topic = self._unmirrored.popleft()
+            if message is not None and is_chunk(message):
+                mirror.put(topic, message)
+            if not self._unmirrored:
+                mirror.sweep()
+        # Where the mirror fails the broker has all of it all the same.
+        return bool(mirror.problem) or not (self._unmirrored or mirror.behind)
+
+    def stop(self) -> None:
+        """Write nothing more to the mirror."""
+        if self._mirror is not None:
+            self._mirror.stop()
 
     @property
     def busy(self) -> bool:
@@ -71,6 +97,8 @@ class Outgoing:
         for topic, delivery in list(self._clearing.items()):
             if delivery.outcome is Outcome.ACKNOWLEDGED:
                 self._retained.cleared(topic)
+                if self._mirror is not None:
+                    self._mirror.drop(topic)
             if delivery.outcome is not None:
                 del self._clearing[topic]
         if self._clearing:

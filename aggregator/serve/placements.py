@@ -20,26 +20,35 @@ class Placements:
     """A placement follows the reply to an open, and comes once more behind the first thing that
     the device says in that session: nobody acknowledges it. It is told to devices that are on
     another shard than theirs, or not in their cell; ``here`` is the cell that these were heard in.
+    ``always``: to all others too, for what a device knows of a mirror is known to nobody.
 
     A device acts on it with its next session. One of before does not know the record, counts it as
     something to refuse, and is heard where it is.
     """
 
     def __init__(
-        self, shared: Shared, table: SessionTable, placement_of: PlacementOf, here: str = ""
+        self,
+        shared: Shared,
+        table: SessionTable,
+        placement_of: PlacementOf,
+        here: str = "",
+        *,
+        always: bool = False,
     ) -> None:
         self._registry, self._topics = shared.registry, shared.topics
         self._table = table
         self._placement_of = placement_of
-        self._here = here
+        self._here, self._always = here, always
         self._unsure: set[bytes] = set()  # told in this session, and silent since
 
     def opened(self, device_id: bytes) -> Iterator[tuple[str, bytes]]:
         """Topic and message for a device whose session's reply was just sent."""
         self._unsure.discard(device_id)
         device = self._registry.by_id(device_id)
-        placement = self._placement_of(device_id)
-        if device is not None and placement != Placement(device.shard, self._here):
+        is_elsewhere = device is not None and (
+            self._placement_of(device_id) != Placement(device.shard, self._here)
+        )
+        if is_elsewhere or self._always:
             self._unsure.add(device_id)
             yield from self._send(device_id)
 

@@ -217,6 +217,7 @@ class Service:
             with parts.tasks.about(task):
                 self._settle(task.ingest.commit())
         parts.link.stop(flush_seconds=_FLUSH_SECONDS)
+        parts.outgoing.stop()
         with parts.store.database.transaction():
             for task in parts.tasks.served:
                 task.ingest.save_seen()

@@ -64,6 +64,8 @@ class Facts(Named):
     """Whether the group key must be another one from the next round on."""
     openings = Fact[int](int, 0)
     """How many rounds have opened, of all tasks: what devices and rounds are ordered by."""
+    mirrored = Fact[bool](bool, False)
+    """Whether devices were ever told of a mirror: then each is told where there is none."""
     contents = Fact[str](str, "")
     """Which artifacts and catalogues are published, for which tasks; see ``Contents``."""
     started_unix_seconds = Fact[int | None](int, None, "started")

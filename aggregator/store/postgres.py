@@ -403,7 +403,7 @@ class PostgresDatabase(Database):
         return changed
 
     def execute_many(self, sql: str, rows: Iterable[Sequence[Any]]) -> None:
-        """See :class:`Database`. A plain ``INSERT`` is a ``COPY``, at a sixth of the work."""
+        """See :class:`Database`. A plain ``INSERT`` is a ``COPY``, which is the least work."""
         if not self._depth:
             with self.transaction():
                 self.execute_many(sql, rows)

@@ -10,6 +10,7 @@ from typing import Annotated, NamedTuple
 from aggregator.tables import TomlTable
 from device_sdk.fields import Within
 from device_sdk.link.broker_url import BrokerUrl, parse_broker_url
+from device_sdk.link.mirror import parse_mirror_url
 from device_sdk.wire.seal.placement import SHARDS, split_cell
 
 MOST_WORKERS = 1024
@@ -22,12 +23,21 @@ class ClusterTable:
     Attributes:
         workers: processes that take updates in, where no cells are listed.
         store: a PostgreSQL URL, for more than one machine (default: the home's own file).
-        chunks: a folder or bucket that an HTTP server shows (default: brokers have all).
+        chunks: the URL under which a web server shows ``chunk_store``; devices are told of it, and
+            ask it before the broker. Empty: everything comes from the brokers.
+        chunk_store: a folder or, where fsspec knows it, a bucket (``s3://...``) to write them to.
     """
 
     workers: Annotated[int, Within(1, MOST_WORKERS)] = 2
     store: str | None = None
-    chunks: str | None = None
+    chunks: str = ""
+    chunk_store: str = ""
+
+    def __post_init__(self) -> None:
+        if bool(self.chunks) != bool(self.chunk_store):
+            raise ValueError("chunks and chunk_store are given together or not at all")
+        if self.chunks:
+            parse_mirror_url(self.chunks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +83,13 @@ class WorkerSlot(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """A whole table. ``store``: a URL, or None for the home's file."""
+    """A whole table. ``store``: a URL, or None for the home's file; the others as in
+    :class:`ClusterTable`."""
 
-    cells: tuple[Cell, ...]
+    cells: tuple[Cell, ...] = (Cell("", None, 2),)
     store: str | None = None
-    chunks: str | None = None
+    chunks: str = ""
+    chunk_store: str = ""
 
     def slots(self) -> list[WorkerSlot]:
         """All workers' places."""
@@ -115,7 +127,7 @@ def read_cluster(table: TomlTable) -> Cluster:
     cells = tuple(_cells(listed, table)) or (Cell("", None, read.workers),)
     if sum(each.workers for each in cells) > MOST_WORKERS:
         raise table.error("cells", f"have more than {MOST_WORKERS} workers together")
-    return Cluster(cells, read.store, read.chunks)
+    return Cluster(cells, read.store, read.chunks, read.chunk_store)
 
 
 def _cells(listed: Sequence[dict[str, object]], table: TomlTable) -> Iterator[Cell]:

@@ -237,8 +237,7 @@ class SharedSettings:
     admission: AdmissionSettings
     metrics_port: int
     """On the loopback interface; 0 for none."""
-    cluster: Cluster | None = None
-    """None: the file has no such table."""
+    cluster: Cluster = field(default_factory=Cluster)
 
 
 FLEET_TABLES = ("broker", "keys", "admission", "metrics", "cluster")
@@ -322,7 +321,7 @@ def _fleet(root: TomlTable, folder: Path) -> SharedSettings:
         descriptor_seconds=root.table("keys").read(KeySettings).descriptor_days * _DAY_SECONDS,
         admission=root.table("admission").read(AdmissionSettings),
         metrics_port=root.table("metrics").read(MetricsSettings).port,
-        cluster=read_cluster(root.table("cluster")) if "cluster" in root else None,
+        cluster=read_cluster(root.table("cluster")),
     )
 
 

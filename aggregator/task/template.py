@@ -33,7 +33,6 @@ _HEAD = """\
 """
 _BY_PRESENCE = {
     "evaluation": "without this # devices evaluate the model; those too old for it take no part",
-    "cluster": "without this # for serve --cluster ray, see docs/cluster.md",
 }
 """Tables that do something by standing there."""
 _EXAMPLES: dict[str, object] = {
@@ -46,7 +45,6 @@ _EXAMPLES: dict[str, object] = {
     "broker.certificate_file": "client.pem",
     "broker.key_file": "client.key",
     "cluster.store": "postgresql://tessera@store.example/tessera",
-    "cluster.chunks": "https://chunks.example/fleet",
 }
 _ONLY = """\
 # For the devices with some labels alone: only={site="north"}, or with a list of which any will do,

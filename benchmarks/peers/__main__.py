@@ -1,110 +1,142 @@
-"""``python -m benchmarks.peers``: one round of a fleet here and in Flower's simulator."""
+"""``python -m benchmarks.peers``: the same rounds in Tessera's simulation and in other ones."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import subprocess
-import sys
-import venv
+import platform
+import tempfile
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import TypedDict
 
-from tabulate import tabulate
+from benchmarks.harness import (
+    StoredRuns,
+    add_rows,
+    add_store_options,
+    data_folder,
+    named,
+    progress_line,
+    suite_parser,
+)
+from benchmarks.peers.compare import Comparison, Measured, table
+from benchmarks.peers.processes import Peer, Row, install, started
+from benchmarks.peers.record import record
+from benchmarks.recommendation.split import load_split
 
-_FLOWER = "flwr[simulation]>=1.29,<1.30"
+ROWS = (
+    Row("Tessera, each device alone", "tessera_rounds", ("numpy",)),
+    Row("Tessera, each alone, by the train graph", "tessera_rounds", ("graph",)),
+    Row("pfl, whole matrices", "pfl_rounds", ("dense",), "pfl"),
+    Row("pfl, touched rows", "pfl_rounds", ("rows",), "pfl"),
+    Row("FedJAX", "fedjax_rounds", (), "fedjax"),
+    Row("JAX by hand, all devices at once", "jax_rounds", (), "fedjax"),
+    Row("Flower", "flower_rounds", ("{temporary}",), "flower", by_turns=False),
+)
 _ROOT = Path(__file__).resolve().parents[2]
-_SCRIPT = Path(__file__).with_name("flower_round.py")
+_WHOLE = 6040
 
 _DESCRIPTION = """\
-Measures one round in which every device takes part: ours with real training on ML-1M (6,040
-devices, K = 32), Flower's simulation engine with clients that only return a 3,706 x 32 model.
-Flower is installed into an environment of its own (about 420 MB), which is kept for the next time.
+Runs the same rounds of scatter aggregation in each simulator: MovieLens 1M, a device a user, the
+same triples from the same seed, the same k, one step a device. Tessera's learners draw the triples
+and compute the result that all others must reach. Processor time is that of a process and all that
+it started, by turns; first rounds, with what is compiled or prepared once, are told apart. The
+environments (pfl 260 MB, FedJAX 670 MB, Flower 530 MB) are kept for the next time.
+"""
+_EPILOG = """\
+Flower needs minutes for the whole fleet, so that smaller ones are measured and a line is drawn
+through them; --flower-whole measures all 6,040 devices too (4 GB).
 """
 
 
-class _Found(TypedDict):
-    clients: int
-    round_seconds: list[float]
-    peak_bytes: int
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Install, measure, print; returns the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.peers",
-        description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    """Install, measure, print; returns 1 where a framework came to another result."""
+    options = _parse(arguments)
+    rows = [row for row in ROWS if row.name in named(options.rows, [row.name for row in ROWS])]
+    store = StoredRuns[Comparison, Measured](options.results, "peers", Measured)
+    found = []
+    for comparison in _comparisons(rows, options):
+        measured = store.load(comparison)
+        if measured is None and not options.table_only:
+            measured = _measure(comparison, rows, options)
+            store.save(comparison, measured)
+        if measured is not None:
+            found.append((comparison, measured))
+    print(table(found, options.devices))
+    costs = [one for _, measured in found for one in measured.costs.values()]
+    versions = {name: text for one in costs for name, text in one.versions.items()}
+    print()
+    print(", ".join(f"{name} {text}" for name, text in sorted(versions.items())))
+    for machine in dict.fromkeys(measured.machine for _, measured in found):
+        print(machine)
+    return 0 if all(one.agrees for one in costs) else 1
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = suite_parser("peers", _DESCRIPTION, _EPILOG)
+    add_rows(parser)
+    add_store_options(parser)
+    parser.add_argument("--devices", type=int, default=_WHOLE, help="(default: all 6,040 users)")
+    parser.add_argument("--k", type=int, default=32, help="columns of all devices (default: 32)")
+    parser.add_argument("--turns", type=int, default=5, help="rounds after the first (default: 5)")
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
-        "--clients",
+        "--flower-devices",
         type=int,
         nargs="+",
-        default=[100, 1000],
-        help="fleet sizes for Flower (default: 100 1000; 6040 takes minutes and about 6 GB)",
+        default=[200, 600],
+        help="fleets for Flower (default: 200 600)",
     )
-    parser.add_argument("--rounds", type=int, default=2, help="rounds of each size")
+    parser.add_argument("--flower-whole", action="store_true", help="Flower with --devices too")
     parser.add_argument(
-        "--environment",
+        "--environments",
         type=Path,
-        default=_ROOT / ".venv-flower",
-        help="where Flower is installed (default: .venv-flower)",
+        default=_ROOT,
+        help="where .venv-pfl, .venv-fedjax and .venv-flower are made (default: the repository)",
     )
-    parser.add_argument("--skip-own", action="store_true", help="measure Flower alone")
-    options = parser.parse_args(arguments)
-
-    _install(options.environment)
-    lines = []
-    for clients in options.clients:
-        found = _flower(options.environment, clients, options.rounds)
-        seconds = ", ".join(f"{one:.1f}" for one in found["round_seconds"])
-        memory = f"{found['peak_bytes'] / 1e6:,.0f} MB"
-        lines.append(("Flower, near-empty clients", f"{clients:,}", seconds, memory))
-    print(tabulate(lines, headers=("simulator", "devices", "seconds a round", "peak memory")))
-    if not options.skip_own:
-        # A process of its own, so that nothing that was loaded here counts.
-        own = [sys.executable, "-m", "benchmarks.scatter", "--full-round"]
-        print("Tessera, real training:", flush=True)
-        subprocess.run(own, check=True, cwd=_ROOT)
-    return 0
+    return parser.parse_args(arguments)
 
 
-def _python(folder: Path) -> Path:
-    return folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+def _comparisons(rows: Sequence[Row], options: argparse.Namespace) -> list[Comparison]:
+    """All that rest between their turns together, then each other row by itself."""
+    settings = {"k": options.k, "seed": options.seed}
+    together = tuple(row.name for row in rows if row.by_turns)
+    asked = []
+    if together:
+        asked.append(Comparison(together, options.devices, turns=options.turns, **settings))
+    sizes = [*options.flower_devices, *([options.devices] if options.flower_whole else [])]
+    for row in rows:
+        if not row.by_turns:
+            asked += [Comparison((row.name,), size, turns=3, **settings) for size in sizes]
+    return asked
 
 
-def _install(folder: Path) -> None:
-    python = _python(folder)
-    stamp = folder / ".installed"
-    if not stamp.exists():
-        print(f"installing {_FLOWER} into {folder}", file=sys.stderr, flush=True)
-        venv.create(folder, with_pip=True)
-        install = [str(python), "-m", "pip", "install", "--quiet", _FLOWER, "psutil"]
-        # The project's own version constraints are not Flower's.
-        subprocess.run(install, check=True, env=_clean_environment(folder))
-        stamp.write_text(_FLOWER, encoding="utf-8")
+def _measure(comparison: Comparison, rows: Sequence[Row], options: argparse.Namespace) -> Measured:
+    chosen = [row for row in rows if row.name in comparison.rows]
+    install(chosen, options.environments)
+    split = load_split(data_folder(options.root, "ml-1m"), "ml-1m")
+    with tempfile.TemporaryDirectory(prefix="peers-") as folder, ExitStack() as stack:
+        path = Path(folder) / "workload.npz"
+        rounds = comparison.turns + 1
+        users = split.train[: comparison.devices]
+        record(users, split.items, comparison.k, rounds, comparison.seed).save(path)
+        show = stack.enter_context(progress_line(f"{comparison.devices:,} devices"))
+        peers: dict[str, Peer] = {}
+        for row in chosen:
+            show(f"starting {row.name}")
+            peers[row.name] = stack.enter_context(started(row, path, options.environments))
+        for number in range(rounds):
+            # Nobody always follows the same one.
+            for name in list(peers)[:: 1 if number % 2 else -1]:
+                show(f"round {number + 1} of {rounds}: {name}")
+                peers[name].round()
+        costs = {name: peer.end() for name, peer in peers.items()}
+        show("done")
+    return Measured(_machine(), costs)
 
 
-def _flower(folder: Path, clients: int, rounds: int) -> _Found:
-    print(f"Flower with {clients} clients", file=sys.stderr, flush=True)
-    command = [str(_python(folder)), str(_SCRIPT), str(clients), str(rounds)]
-    done = subprocess.run(
-        command, check=False, capture_output=True, text=True, env=_clean_environment(folder)
-    )
-    if done.returncode:
-        raise SystemExit(f"Flower failed with {clients} clients:\n{done.stderr[-2000:]}")
-    found: _Found = json.loads(done.stdout.strip().splitlines()[-1])
-    return found
-
-
-def _clean_environment(folder: Path) -> dict[str, str]:
-    dropped = ("PIP_CONSTRAINT", "PYTHONPATH")
-    kept = {name: value for name, value in os.environ.items() if name not in dropped}
-    quiet = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
-    # Flower would otherwise keep its state in the user's home.
-    return {**kept, **quiet, "FLWR_HOME": str((folder / "flower-home").resolve())}
+def _machine() -> str:
+    return f"{os.cpu_count()} cores, {platform.machine()}, {platform.system()}"
 
 
 if __name__ == "__main__":

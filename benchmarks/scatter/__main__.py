@@ -19,7 +19,7 @@ from benchmarks.harness import (
     suite_parser,
 )
 from benchmarks.recommendation.split import DATA_SETS, LeaveOneOut, load_split_of
-from benchmarks.scatter.cost import measure_full_round, open_step, published_bytes
+from benchmarks.scatter.cost import open_step, published_bytes
 from benchmarks.scatter.execute import execute
 from benchmarks.scatter.experiment import Experiment, Outcome
 from benchmarks.scatter.presets import ROWS, preset
@@ -37,16 +37,13 @@ examples:
   python -m benchmarks.scatter --data ml-100k --seeds 3
   python -m benchmarks.scatter --data ml-1m --rows "all at K;unequal" --seeds 1
   python -m benchmarks.scatter --split validation --data ml-100k --seeds 2   (to choose settings)
-  python -m benchmarks.scatter --full-round                (time and memory of 6,040 devices)
+  python -m benchmarks.scatter.full_round                  (time and memory of 6,040 devices)
 """
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what is asked for; returns the exit status."""
     options = _parse(arguments)
-    if options.full_round:
-        print(measure_full_round(_data_folder(options), options.artifact, width=32))
-        return 0
     names = named(options.rows, [row.name for row in ROWS])
     rows = [row for row in ROWS if row.name in names]
     store = StoredRuns(options.results, "scatter", Outcome)
@@ -104,7 +101,6 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add_rows(parser)
     add_run_options(parser, seeds=None, said="10 and 3")
     parser.add_argument("--artifact", type=Path, help="another factorisation artifact's folder")
-    parser.add_argument("--full-round", action="store_true", help="measure one round of ML-1M")
     return parser.parse_args(arguments)
 
 

@@ -20,8 +20,8 @@ from tabulate import tabulate
 
 from benchmarks.device.timing import alternately
 from device_sdk.factorisation import packaged_artifact
+from device_sdk.methods.scatter.descent import touched_rows
 from device_sdk.methods.scatter.factor_step import FactorBatch, NumpyStep, TrainerStep
-from device_sdk.methods.scatter.learner import touched_rows
 from device_sdk.trainer import Trainer
 
 # Users of one device, their triples together, items in the catalogue.

@@ -70,7 +70,8 @@ CREATE TABLE membership (
     least_serial INTEGER NOT NULL DEFAULT 0,
     has_left INTEGER NOT NULL DEFAULT 0,
     is_wish INTEGER NOT NULL DEFAULT 1,
-    cell TEXT NOT NULL DEFAULT '');
+    cell TEXT NOT NULL DEFAULT '',
+    mirror TEXT NOT NULL DEFAULT '');
 CREATE TABLE descriptor (
     one INTEGER PRIMARY KEY CHECK (one = 1), message BLOB NOT NULL);
 CREATE TABLE clock (
@@ -147,7 +148,10 @@ DROP TABLE attachment_before;
 {_TASKS}
 INSERT INTO task (name, cohort, served, owns_unnamed) SELECT task, cohort, 1, NULL FROM membership;
 """,
-    6: "ALTER TABLE membership ADD COLUMN cell TEXT NOT NULL DEFAULT ''",
+    6: """
+ALTER TABLE membership ADD COLUMN cell TEXT NOT NULL DEFAULT '';
+ALTER TABLE membership ADD COLUMN mirror TEXT NOT NULL DEFAULT '';
+""",
 }
 
 

@@ -66,6 +66,8 @@ class Membership:
     """Whether task and cohort were named when it enrolled: it takes part in no other then."""
     has_left: bool = False
     """Whether it told the aggregator that it leaves, and was heard."""
+    mirror: str = field(default="", repr=False)
+    """The URL of the fleet's mirror, as the newest placement told it."""
 
     def broker(self, cell: str) -> BrokerUrl:
         """A cell's broker, reached as the one that this device enrolled at; empty: that one."""
@@ -81,7 +83,7 @@ class MembershipStore(HomeStore):
         row = self._database.row(
             "SELECT url, prefix, task, cohort, ca_file, certificate_file, key_file, "
             "root_fingerprint, device_id, handle, admission_key, shard, least_serial, is_wish, "
-            "has_left, cell "
+            "has_left, cell, mirror "
             "FROM membership"
         )
         if row is None:
@@ -92,8 +94,10 @@ class MembershipStore(HomeStore):
         root_fingerprint, device_id, handle, admission_key, shard, least_serial = row[7:13]
         grant = Grant(device_id, handle, admission_key, shard, row[15])
         wish, left = map(bool, row[13:15])
+        mirror = row[16]
         return Membership(
-            url, prefix, task, cohort, tls, root_fingerprint, grant, least_serial, wish, left
+            *(url, prefix, task, cohort, tls, root_fingerprint, grant, least_serial, wish, left),
+            mirror,
         )
 
     def save(self, membership: Membership, descriptor: Descriptor, unix_seconds: int) -> None:
@@ -133,7 +137,8 @@ class MembershipStore(HomeStore):
         """Where this device belongs from now on."""
         with self._database.transaction() as sql:
             sql.execute(
-                "UPDATE membership SET shard = ?, cell = ?", (placement.shard, placement.cell)
+                "UPDATE membership SET shard = ?, cell = ?, mirror = ?",
+                (placement.shard, placement.cell, placement.mirror),
             )
 
     def leave(self) -> None:

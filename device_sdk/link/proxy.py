@@ -60,9 +60,16 @@ def proxy_for(url: BrokerUrl, given: str | None) -> Proxy | None:
     the bare connection never does: few proxies let its ports through, and brokers beside the
     device are not behind one. Raises ValueError.
     """
+    if given is not None or url.path is not None:
+        return proxy_to(url.host, given)
+    return None
+
+
+def proxy_to(host: str, given: str | None) -> Proxy | None:
+    """As :func:`proxy_for`, to a host that takes the environment's proxy where none is given."""
     if given is not None:
         return parse_proxy_url(given) if given else None
-    if url.path is None or urllib.request.proxy_bypass(url.host):
+    if urllib.request.proxy_bypass(host):
         return None
     found = urllib.request.getproxies_environment()
     for kind in ("https", "all"):

@@ -114,6 +114,24 @@ class Learner(ABC):
     def train(self, broadcast: Broadcast) -> Update:
         """Train for one round; raises LearnerError, and then the state is unchanged."""
 
+    @classmethod
+    def train_many(
+        cls, learners: Sequence[Self], broadcast: Broadcast
+    ) -> Sequence[Update | LearnerError]:
+        """:meth:`train` of many devices' learners in one process, each as if it were alone.
+
+        For whoever simulates a fleet. One entry for each learner, in their order: its update, or
+        why it could not train, and then it is unchanged. Every learner draws from its own generator
+        what :meth:`train` draws. Here: one after another.
+        """
+        found: list[Update | LearnerError] = []
+        for learner in learners:
+            try:
+                found.append(learner.train(broadcast))
+            except LearnerError as error:
+                found.append(error)
+        return found
+
     def state(self) -> State:
         """Everything that must survive a restart, as named arrays (copies). Here: nothing."""
         return {}

@@ -39,7 +39,20 @@ class MoveTo:
     cell: str
 
 
-Action = Publish | Subscribe | Unsubscribe | MoveTo
+@dataclass(frozen=True, slots=True)
+class Download:
+    """Ask the mirror at this URL for the chunk that ``topic`` retains, by its message's SHA-256.
+
+    It is handed on like a retained message of the topic; where it is not to be had there, that is
+    said (:meth:`~device_sdk.rounds.participant.Participant.not_mirrored`).
+    """
+
+    mirror: str
+    topic: str
+    digest: bytes
+
+
+Action = Publish | Subscribe | Unsubscribe | MoveTo | Download
 
 
 Actions = deque[Action]

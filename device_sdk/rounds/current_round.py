@@ -421,6 +421,11 @@ class CurrentRound:
             raise
         self._advance(round_)
 
+    def not_mirrored(self, content_id: bytes) -> None:
+        """The fleet's mirror lacks a chunk of this content."""
+        if self._round is not None:
+            self._round.not_mirrored(content_id)
+
     def receipted(self) -> None:
         """An update got its receipt: the round may have waited for it."""
         if self._round is not None and self.job is None and self.question is None:

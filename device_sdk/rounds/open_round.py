@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from device_sdk.errors import RuntimeMissing
 from device_sdk.home.task_store import Takes
 from device_sdk.methods.learner import Declined, LearnerError
-from device_sdk.rounds.actions import Actions, Subscribe, Unsubscribe
+from device_sdk.rounds.actions import Actions, Download, Subscribe, Unsubscribe
 from device_sdk.rounds.budget import DayBudget
 from device_sdk.rounds.session import SessionKeeper
 from device_sdk.system.clock import Backoff
@@ -69,8 +69,9 @@ class Fetch:
 
     Of a broadcast (``kind`` None) the verified manifest names the chunks. Of an artifact, a
     catalogue or an attachment the signed head comes first and alone, then the chunks it names: in
-    this order nothing has to be kept that no signature vouches for. ``cohort`` and ``cohort_key``:
-    for what only some of the task's devices may read.
+    this order nothing has to be kept that no signature vouches for. Chunks come from the fleet's
+    mirror, where it has one; from the broker, once anything does not come from there. ``cohort``
+    and ``cohort_key``: for what only some of the task's devices may read.
     """
 
     def __init__(
@@ -94,7 +95,8 @@ class Fetch:
         self._cohort_key = cohort_key
         self._sessions = sessions
         self._actions = actions
-        self._filter = world.topics.chunk_filter(content_id)
+        self._topics, self._filter = world.topics, world.topics.chunk_filter(content_id)
+        self._mirror = sessions.placement.mirror
         self._head_message = b""
         self.chunks: ChunkSet | None = None
         """None while the head has not come."""
@@ -108,8 +110,30 @@ class Fetch:
         self.start()
 
     def start(self) -> None:
-        """Subscribe, or subscribe again: the broker sends what it retains."""
-        self._actions.append(Subscribe(self._head if self.chunks is None else self._filter))
+        """Ask for what is missing, or ask again: of the broker, which sends what it retains."""
+        if self.chunks is None:
+            self._actions.append(Subscribe(self._head))
+        else:
+            self._ask_for_chunks(self.chunks)
+
+    def not_mirrored(self) -> None:
+        """The mirror lacks a chunk: the broker has all of them."""
+        if self._mirror:
+            self.ask_again()
+
+    def ask_again(self) -> None:
+        """Nothing has come for a while: ask the broker, whoever was asked before."""
+        self._mirror = ""
+        self.start()
+
+    def _ask_for_chunks(self, chunks: ChunkSet) -> None:
+        if not self._mirror:
+            self._actions.append(Subscribe(self._filter))
+            return
+        first = 0 if self.kind is None else HEAD_INDEX + 1
+        for index, digest in chunks.digests():
+            topic = ChunkTopic(self.content_id, first + index)
+            self._actions.append(Download(self._mirror, self._topics.write(topic), digest))
 
     def stop(self) -> None:
         """Unsubscribe."""
@@ -137,7 +161,7 @@ class Fetch:
         # A head of a new epoch comes with new chunks; what was collected is worth nothing then.
         self._head_message = message
         self.chunks = ChunkSet(keys, label.broadcast_id, head.chunks, head.length)
-        self._actions.append(Subscribe(self._filter))
+        self._ask_for_chunks(self.chunks)
         return not self.chunks.missing
 
 
@@ -304,7 +328,12 @@ class OpenRound:
     def ask_again(self) -> None:
         """Subscribe again to what is missing."""
         for fetch in self.fetches.values():
-            fetch.start()
+            fetch.ask_again()
+
+    def not_mirrored(self, content_id: bytes) -> None:
+        """The mirror lacks a chunk of this content."""
+        if content_id in self.fetches:
+            self.fetches[content_id].not_mirrored()
 
     def job(self) -> TrainingJob:
         """The training job, once complete. Raises ``WireError``: ``bad-catalogue``, or parsers'."""

@@ -188,6 +188,13 @@ class Participant:
         except WireError as error:
             self.refusals.count(what, error)
 
+    def not_mirrored(self, topic_text: str) -> None:
+        """The fleet's mirror lacks the chunk that this topic retains: the broker is asked."""
+        topic = self._topics.parse(topic_text)
+        if isinstance(topic, ChunkTopic):
+            for each in self.rounds.values():
+                each.not_mirrored(topic.content_id)
+
     def tick(self) -> None:
         """Do what is due."""
         if self.cell.tick():

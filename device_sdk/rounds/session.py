@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
@@ -82,7 +83,7 @@ class SessionKeeper:
         self._credential = DeviceCredential(grant.device_id, home.identity(), grant.admission_key)
         self._least_serial = membership.least_serial
         self._topics, self._handle = world.topics, grant.handle
-        self.placement = grant.placement
+        self.placement = replace(grant.placement, mirror=membership.mirror)
         """The newest that the aggregator told."""
         self.up_topic = self._own_topic()
         """Where what is sealed goes: the topic that the session in use was opened on."""

@@ -106,6 +106,9 @@ class _Device(SimulatedDevice):
             return False
 
 
+_EVERY_COMMIT = frozenset({"database.transaction", "sqlite.transaction", "sqlite.execute"})
+
+
 def _where(error: BaseException) -> str:
     """The product's method whose commit failed."""
     frames = [
@@ -113,7 +116,7 @@ def _where(error: BaseException) -> str:
         for frame in traceback.extract_tb(error.__traceback__)
         if {"device_sdk", "aggregator"} & {*Path(frame.filename).parts}
     ]
-    return next(name for name in reversed(frames) if name != "database.transaction")
+    return next(name for name in reversed(frames) if name not in _EVERY_COMMIT)
 
 
 class _Witness:

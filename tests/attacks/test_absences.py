@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from device_sdk.wire.codec.message import MessageType
 from device_sdk.wire.publish.receipts import RecordType
 from device_sdk.world import Pace
 from tests.attacks.conftest import MakeStage
@@ -59,6 +60,8 @@ def test_what_is_trained_between_a_restart_s_list_and_the_new_session_is_reporte
     stage.run_until(lambda: stage.parts.first.aggregation.version == 1)
     stage.kill_aggregator()
     stage.start_aggregator()
+    # Nor is it told that its session is lost, which would shorten that wait.
+    stage.drop = lambda parcel: parcel.payload[1:2] == bytes([MessageType.NO_SESSION])
     trained = [device.jobs for device in stage.devices]
     opened = [device.participant.sessions.opened for device in stage.devices]
     # The pause between rounds is shorter than the wait of a fleet that is to come one by one.

@@ -15,6 +15,7 @@ _ASKED = {
     "attention": ["--seeds 3"],
     "distill": ["--seeds 3"],
     "mutual": ["--seeds 3"],
+    "peers": ["--flower-whole"],
     "privacy": ["--seeds 1"],
     "recommendation": [""],
     "robust": [

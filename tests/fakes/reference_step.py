@@ -35,7 +35,6 @@ class ReferenceStep:
         np.add.at(item_gradient, batch.positive, pull * u + weight * batch.item_l2 * p)
         np.add.at(item_gradient, batch.negative, -pull * u + weight * batch.item_l2 * n)
         return FactorGradients(
-            loss=reference_loss(wide_users, wide_items, batch),
             users=user_gradient.astype(np.float32),
             items=item_gradient.astype(np.float32),
         )

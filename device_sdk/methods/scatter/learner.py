@@ -9,19 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from device_sdk.methods.learner import Learner, LearnerError, State
 from device_sdk.methods.scatter.contract import ScatterTraining
-from device_sdk.methods.scatter.factor_step import FactorBatch, FactorStep
-from device_sdk.methods.scatter.triples import LocalTriples, PoolSettings, Triples
+from device_sdk.methods.scatter.descent import Drawn, Moved, descend
+from device_sdk.methods.scatter.factor_step import FactorStep
+from device_sdk.methods.scatter.triples import LocalTriples, PoolSettings
 from device_sdk.methods.state import Entry, unpack
 from device_sdk.recommend import top_items
 from device_sdk.wire.arrays.exchange import Broadcast, Update
-from device_sdk.wire.publish.report import Reason
 
 # Which columns of the factor matrices a device trains this round.
 
@@ -62,26 +62,8 @@ def left_out(total: int, columns: Columns) -> Columns:
     return np.flatnonzero(out)
 
 
-# The rows of the item matrix that a round's triples touch.
-
-Rows = NDArray[np.int64]
-
-
-def touched_rows(positive: Rows, negative: Rows, catalogue: int) -> tuple[Rows, Rows, Rows]:
-    """The distinct items, increasing, and where each of ``positive`` and ``negative`` lies in them.
-
-    All int64. A table over the catalogue is several times faster than sorting.
-    """
-    is_touched = np.zeros(catalogue, dtype=np.bool_)
-    is_touched[positive] = True
-    is_touched[negative] = True
-    rows = np.flatnonzero(is_touched)
-    place = np.empty(catalogue, dtype=np.int64)
-    place[rows] = np.arange(len(rows))
-    return rows, place.take(positive), place.take(negative)
-
-
 Floats = NDArray[np.float32]
+Rows = NDArray[np.int64]
 
 
 class LocalPositives(Protocol):
@@ -142,36 +124,60 @@ class ScatterLearner(Learner):
         Raises LearnerError when the broadcast lacks ``items`` or settings, or when the catalogue
         is too short for the local data; the learner is then unchanged.
         """
-        items = items_of(broadcast)
-        training = ScatterTraining.from_scalars(broadcast.settings, LearnerError)
+        (found,) = self.train_many((self,), broadcast)
+        if isinstance(found, LearnerError):
+            raise found
+        return found
+
+    @classmethod
+    def train_many(
+        cls, learners: Sequence[Self], broadcast: Broadcast
+    ) -> Sequence[Update | LearnerError]:
+        """See :class:`~device_sdk.methods.learner.Learner`; those of one step and k train together.
+
+        NumPy's step gives each the very bits that it has alone, the graph's rounds otherwise.
+        """
+        try:
+            items = items_of(broadcast)
+            training = ScatterTraining.from_scalars(broadcast.settings, LearnerError)
+        except LearnerError as error:
+            return [error] * len(learners)
+        found: dict[int, Update | LearnerError] = {}
+        drawn: dict[int, Drawn] = {}
+        by_step: dict[int, list[int]] = {}
+        for place, learner in enumerate(learners):
+            try:
+                drawn[place] = learner._draw(items, training)
+            except LearnerError as error:
+                found[place] = error
+                continue
+            by_step.setdefault(id(learner._step), []).append(place)
+        for places in by_step.values():
+            step = learners[places[0]]._step
+            moved = descend(items, training, step, [drawn[place] for place in places])
+            for place, one in zip(places, moved, strict=True):
+                if isinstance(one, LearnerError):
+                    found[place] = one
+                else:
+                    found[place] = learners[place]._keep(broadcast.round_id, drawn[place], one)
+        return [found[place] for place in range(len(learners))]
+
+    def _draw(self, items: NDArray[Any], training: ScatterTraining) -> Drawn:
+        """All of a round that is random. Raises LearnerError."""
         positives = self._interactions.positives()
-        rng = self._rng
-
         users = self._grown_users(len(positives), items.shape[1], training.user_spread)
-        pool, source = self._triples.of(positives, len(items), self._pool, rng)
-        triples = source.draw(training.most_triples, rng)
-        columns, deck = deal_columns(
-            self._deck if items.shape[1] == self._users.shape[1] else self._deck[:0],
-            items.shape[1],
-            self.columns,
-            rng,
-        )
+        pool, source = self._triples.of(positives, len(items), self._pool, self._rng)
+        triples = source.draw(training.most_triples, self._rng)
+        deck = self._deck if items.shape[1] == self._users.shape[1] else self._deck[:0]
+        columns, deck = deal_columns(deck, items.shape[1], self.columns, self._rng)
+        return Drawn(users, columns, triples, pool, deck)
 
-        rows, positive, negative = touched_rows(triples.positive, triples.negative, len(items))
-        if len(rows) == 0:
-            values = np.empty((0, len(columns)), dtype=np.float32)
-        else:
-            values = self._descend(
-                users,
-                items[rows],
-                columns,
-                replace(triples, positive=positive, negative=negative),
-                training,
-            )
-        self._users, self._pool, self._deck = users, pool, deck
+    def _keep(self, round_id: int, drawn: Drawn, moved: Moved) -> Update:
+        """Commit to a round's outcome."""
+        self._users, self._pool, self._deck = moved.users, drawn.pool, drawn.deck
         return Update(
-            round_id=broadcast.round_id,
-            tensors={"columns": columns, "rows": rows, "values": values},
+            round_id,
+            {"columns": drawn.columns, "rows": moved.rows, "values": moved.values},
         )
 
     def recommend(self, items: NDArray[Any], user: int, count: int) -> list[tuple[int, float]]:
@@ -213,60 +219,12 @@ class ScatterLearner(Learner):
         self._users, self._pool, self._deck = found["users"], found["pool"], found["deck"]
 
     def _grown_users(self, count: int, width: int, spread: float) -> Floats:
-        """A copy of U with a row for every user; all new where K is another than before."""
+        """U with a row for every user; all new where K is another than before."""
         known = self._users if self._users.shape[1] == width else np.empty((0, width), np.float32)
-        users = np.empty((max(count, len(known)), width), dtype=np.float32)
-        users[: len(known)] = known
-        fresh = self._rng.standard_normal((len(users) - len(known), width), dtype=np.float32)
-        users[len(known) :] = np.float32(spread) * fresh
-        return users
-
-    def _descend(
-        self,
-        users: Floats,
-        rows: NDArray[Any],
-        columns: Rows,
-        triples: Triples,
-        training: ScatterTraining,
-    ) -> Floats:
-        """Move ``users`` in place by one step; return the items' gradients, [rows, k_i].
-
-        The items of ``triples`` are places in ``rows``.
-        """
-        items = np.ascontiguousarray(rows, dtype=np.float32)
-        if not np.isfinite(items).all():
-            raise LearnerError("the broadcast's 'items' hold values that are not finite")
-        offset = np.zeros(len(triples), dtype=np.float32)
-        if training.scores == "residual" and len(columns) < users.shape[1]:
-            # Constant over the step, so that the drawn columns fit what the others leave over.
-            rest = users.copy()
-            rest[:, columns] = 0
-            scores = (rest @ items.T).reshape(-1)
-            first = triples.user * len(items)
-            offset = scores.take(first + triples.positive) - scores.take(first + triples.negative)
-        gradients = self._step.gradients(
-            users.take(columns, axis=1),
-            items.take(columns, axis=1),
-            FactorBatch(
-                user=triples.user,
-                positive=triples.positive,
-                negative=triples.negative,
-                weight=triples.weight,
-                offset=offset,
-                user_l2=training.user_l2,
-                item_l2=training.item_l2,
-            ),
-        )
-        sizes = np.bincount(triples.user, weights=triples.weight, minlength=len(users))
-        # A sum over n triples grows like n, its noise like sqrt(n): this rate suits users of any n.
-        rates = (training.user_learning_rate / np.sqrt(np.maximum(sizes, 1))).astype(np.float32)
-        users[:, columns] -= rates[:, None] * gradients.users
-        if not np.isfinite(users).all():
-            raise LearnerError(
-                "training diverged: a user's vector is not finite; lower the rates",
-                Reason.NOT_FINITE,
-            )
-        return gradients.items
+        if len(known) >= max(count, 1):
+            return known
+        fresh = self._rng.standard_normal((count - len(known), width), dtype=np.float32)
+        return np.concatenate([known, np.float32(spread) * fresh])
 
 
 def items_of(broadcast: Broadcast) -> NDArray[Any]:

@@ -38,7 +38,7 @@ class Unliked:
         if candidates is not None:
             place = np.zeros(catalogue, dtype=np.int64)
             place[candidates] = np.arange(total)
-        own = [np.unique(rows if place is None else place[rows]) for rows in positives]
+        own = [np.sort(rows if place is None else place[rows]) for rows in positives]
         lengths = np.array([len(rows) for rows in own], dtype=np.int64)
         self._candidates = candidates
         self._begin = np.cumsum(lengths) - lengths
@@ -51,10 +51,11 @@ class Unliked:
 
     def draw(self, users: Rows, rng: np.random.Generator) -> Rows:
         """One item row for each entry of ``users``, int64 like it; none of them may lack any."""
+        each = 0 if len(self.counts) == 1 else users  # one user's numbers need no look-up
         # The largest random() is 1 - 2**-53, so that no product rounds up to its count.
-        rank = (rng.random(len(users)) * self.counts[users]).astype(np.int64)
-        passed = np.searchsorted(self._keys, users * self._stride + rank, side="right")
-        item = rank + passed - self._begin[users]
+        rank = (rng.random(len(users)) * self.counts[each]).astype(np.int64)
+        passed = self._keys.searchsorted(each * self._stride + rank, "right")
+        item = rank + passed - self._begin[each]
         return item if self._candidates is None else self._candidates[item]
 
 
@@ -119,34 +120,29 @@ class TripleSource:
             own = [np.concatenate(pair) for pair in zip(positives, pseudo, strict=True)]
         candidates = _negative_candidates(pool, seen, settings)
         self._unliked = Unliked(own, len(seen), candidates)
-        none = np.empty(0, dtype=np.int64)
-        users, liked, is_pseudo = [none], [none], [none.astype(np.bool_)]
-        for user, (rows, extra) in enumerate(zip(positives, pseudo, strict=True)):
-            if len(rows) == 0 or self._unliked.counts[user] == 0:
-                continue
-            users.append(np.full(len(rows) + len(extra), user, dtype=np.int64))
-            liked += [rows, extra]
-            is_pseudo += [np.zeros(len(rows), np.bool_), np.ones(len(extra), np.bool_)]
-        self._user = np.concatenate(users)
-        self._positive = np.concatenate(liked)
-        self._borrows = np.concatenate(is_pseudo)
-        self._weight = np.where(self._borrows, settings.pseudo_weight, 1).astype(np.float32)
+        taking, parts = [], [np.empty(0, dtype=np.int64)]
+        for user, pair in enumerate(zip(positives, pseudo, strict=True)):
+            if len(pair[0]) and self._unliked.counts[user]:
+                taking.append(user)
+                parts += pair
+        lengths = np.array([len(part) for part in parts[1:]], dtype=np.int64).reshape(-1, 2)
+        self._user = np.array(taking, dtype=np.int64).repeat(lengths.sum(axis=1))
+        self._positive = np.concatenate(parts)
+        is_pseudo = (np.arange(lengths.size) % 2 == 1).repeat(lengths.reshape(-1))
+        self._weight = np.where(is_pseudo, settings.pseudo_weight, 1).astype(np.float32)
         # Who borrows a negative: the pseudo-items, or nobody.
-        self._borrows &= not settings.hides_sizes
-        self._lender = _lenders(self._user, self._borrows, len(positives))
+        self._borrows = is_pseudo & (not settings.hides_sizes)
+        self._drawing, self._lender = _lenders(self._user, self._borrows, len(positives))
 
     def draw(self, most: int, rng: np.random.Generator) -> Triples:
         """One epoch's triples: all, or ``most`` of them without replacement where it is not 0."""
         user, positive, weight = self._user, self._positive, self._weight
-        lender = self._lender
+        drawing, lender = self._drawing, self._lender
         if 0 < most < len(user):
             kept = np.sort(rng.choice(len(user), size=most, replace=False))
             user, positive, weight = user[kept], positive[kept], weight[kept]
-            lender = _lenders(user, self._borrows[kept], len(self._unliked.counts))
-        own = np.flatnonzero(lender == np.arange(len(lender)))
-        negative = np.empty(len(user), dtype=np.int64)
-        negative[own] = self._unliked.draw(user[own], rng)
-        return Triples(user, positive, negative[lender], weight)
+            drawing, lender = _lenders(user, self._borrows[kept], len(self._unliked.counts))
+        return Triples(user, positive, self._unliked.draw(drawing, rng).take(lender), weight)
 
 
 def _pseudo_items(
@@ -161,21 +157,31 @@ def _pseudo_items(
             # Half of what a user leaves over stays, to draw negatives from.
             part = part[: (catalogue - len(rows)) // 2]
         taken += count
-        parts.append(part[~np.isin(part, rows)])
+        liked = np.zeros(catalogue, dtype=np.bool_)
+        liked[rows] = True
+        parts.append(part[~liked[part]])
     return parts
 
 
-def _lenders(user: Rows, borrows: NDArray[np.bool_], users: int) -> Rows:
-    """For each triple, the place of the one whose negative it takes, int64 [triples].
+def _lenders(user: Rows, borrows: NDArray[np.bool_], users: int) -> tuple[Rows, Rows]:
+    """The users of the triples that draw a negative, in order, and for each triple the place of its
+    own or borrowed one among those, int64 [triples].
 
     ``user`` is increasing, and each user's borrowing triples stand behind its others. A user's n-th
     one takes the n-th other's, round and round; without any it has its own.
     """
-    places = np.arange(len(user))
-    lending = np.bincount(user[~borrows], minlength=users)[user]
-    first = np.searchsorted(user, user)
-    borrowed = first + (places - first - lending) % np.maximum(lending, 1)
-    return np.where(borrows & (lending > 0), borrowed, places)
+    lending = np.bincount(user[~borrows], minlength=users)
+    borrows = borrows & (lending > 0)[user]
+    drawing = user[~borrows]
+    lender = np.cumsum(~borrows) - 1
+    borrower = user[borrows]
+    if len(borrower):
+        borrowing = np.bincount(borrower, minlength=users)
+        # A user's first draw, and which of its borrowing triples each is.
+        first = (np.cumsum(np.bincount(drawing, minlength=users)) - lending)[borrower]
+        rank = np.arange(len(borrower)) - (np.cumsum(borrowing) - borrowing)[borrower]
+        lender[borrows] = first + rank % lending[borrower]
+    return drawing, lender
 
 
 def _negative_candidates(
@@ -319,8 +325,8 @@ class LocalTriples:
             self._source is not None
             and catalogue == self._catalogue
             and lengths == self._lengths
-            and np.array_equal(items, self._items)
-            and np.array_equal(pool, self._pool)
+            and (items == self._items).all()
+            and (pool is self._pool or np.array_equal(pool, self._pool))
         ):
             return self._pool, self._source
         _require_in_catalogue(items, catalogue)

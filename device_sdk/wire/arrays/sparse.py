@@ -69,7 +69,14 @@ def encode_ids(ids: NDArray[np.int64]) -> bytes:
     ):
         raise ValueError("ids must be strictly increasing, from 0 to 2^31 - 1")
     gaps = np.diff(ids, prepend=-1) - 1
-    return b"".join(encode_number(gap) for gap in gaps.tolist())
+    # Seven bits a column, as many columns as the largest takes.
+    most = max(1, -(-int(gaps.max(initial=0)).bit_length() // 7))
+    sevens = gaps[:, None] >> 7 * np.arange(most)
+    used = sevens > 0
+    used[:, 0] = True
+    sevens &= 127
+    sevens[:, :-1] |= used[:, 1:] * 128
+    return sevens[used].astype(np.uint8).tobytes()
 
 
 def decode_ids(data: bytes, offset: int, count: int, bound: int) -> tuple[NDArray[np.int64], int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 
@@ -248,6 +248,12 @@ class ChunkSet:
     def missing(self) -> int:
         """How many chunks have not come yet."""
         return len(self._digests) - len(self._parts)
+
+    def digests(self) -> Iterator[tuple[int, bytes]]:
+        """Index and SHA-256 of each chunk's message that has not come yet."""
+        for index, digest in enumerate(self._digests):
+            if index not in self._parts:
+                yield index, digest
 
     def add(self, message: bytes) -> bool:
         """Take a chunk's message; whether all are there now. One that came before is ignored.

@@ -3,14 +3,14 @@
 A device has one of 4,096 shards for good. Which worker of an aggregator serves a shard, and at
 which broker, may change: a *cell* is a broker under a name that the operator resolves by DNS.
 A placement stands in the grant of an enrolment; a later one comes as a record in a session, as
-canonical CBOR of {shard} or {cell, shard}.
+canonical CBOR of {cell, mirror, shard}, of which all but the last may be missing.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from device_sdk.wire.codec import cbor
 from device_sdk.wire.codec.errors import WireError
@@ -22,10 +22,12 @@ SHARD_LIMIT = 2**16 - 1
 FIRST_SHARD = 0
 """That of every device whose aggregator knew of no other."""
 MOST_CELL_BYTES = 259
+MOST_MIRROR_BYTES = 512
 _MOST_HOST_BYTES = 253
 _MOST_PORT = 65_535
-_MOST_BYTES = 512
+_MOST_BYTES = 1024
 _LABEL = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
+_MIRROR = re.compile(rf"https?://[!-~]{{1,{MOST_MIRROR_BYTES - 8}}}")
 _CELL = re.compile(rf"({_LABEL}(?:\.{_LABEL})*)(?::([1-9][0-9]{{0,4}}))?")
 
 
@@ -44,17 +46,22 @@ class Placement:
     cell: str = ""
     """``host`` or ``host:port``, lower-case letters, digits, '-' and '.'; empty: the broker that
     the device enrolled at."""
+    mirror: str = ""
+    """The URL under which a web server has the fleet's chunks; empty: none has. Not in grants,
+    which devices of before would refuse for it."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.shard <= SHARD_LIMIT:
             raise ValueError(f"shard {self.shard} is not between 0 and {SHARD_LIMIT}")
         if self.cell:
             split_cell(self.cell)
+        if self.mirror and not _MIRROR.fullmatch(self.mirror):
+            raise ValueError(f"mirror {self.mirror!r:.300} is no URL of http:// or https://")
 
     def fields(self) -> dict[str, cbor.CborValue]:
-        """As they stand in a record: a cell where there is one."""
-        shard: dict[str, cbor.CborValue] = {"shard": self.shard}
-        return shard | {"cell": self.cell} if self.cell else shard
+        """As they stand in a record: cell and mirror where there are such."""
+        said: dict[str, cbor.CborValue] = {"cell": self.cell, "mirror": self.mirror}
+        return {"shard": self.shard} | {name: text for name, text in said.items() if text}
 
 
 def split_cell(cell: str) -> tuple[str, int | None]:
@@ -82,8 +89,14 @@ def write_placement(placement: Placement) -> bytes:
 
 def read_placement(payload: bytes) -> Placement:
     """Parse a placement. Raises ``WireError``."""
-    record = Record(cbor.decode(payload, limit_bytes=_MOST_BYTES), ("shard",), ("cell",))
-    return placement_in(record)
+    record = Record(cbor.decode(payload, limit_bytes=_MOST_BYTES), ("shard",), ("cell", "mirror"))
+    placement = placement_in(record)
+    if "mirror" not in record:
+        return placement
+    mirror = record.text("mirror", MOST_MIRROR_BYTES)
+    if not _MIRROR.fullmatch(mirror):
+        raise WireError("bad-field", "a mirror that is none")
+    return replace(placement, mirror=mirror)
 
 
 def placement_in(record: Record) -> Placement:

@@ -26,7 +26,7 @@ from tests.fakes.homes import ServeProcess, Serving, invite, make_home, serving
 from tests.fakes.waiting import PATIENCE_SECONDS, wait_until
 
 ROUND = "quorum = 1\ndeadline_seconds = 60.0"
-UPDATES, ENROLMENTS = "tessera/up/0/+", "tessera/enrol/request"
+UPDATES, ENROLMENTS = "tessera/up/+/+", "tessera/enrol/request"
 DESCRIPTOR, PRESENCE = "tessera/all/descriptor", "tessera/all/presence"
 PROBES = "tessera/all/probe"
 NOT_AUTHORISED = 0x87
@@ -107,7 +107,7 @@ def test_mosquitto_with_wrong_rules_ends_serve_with_a_message(
     finally:
         process.kill()
     last = process.log.read_text().splitlines()[-1]
-    assert "the broker refused the subscription to tessera/up/0/+ 3 times" in last
+    assert "the broker refused the subscription to tessera/up/+/+ 3 times" in last
     assert "acl.template" in last
 
 

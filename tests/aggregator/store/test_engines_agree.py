@@ -321,22 +321,24 @@ def _rows(store: Store, table: str) -> Iterator[tuple[Any, ...]]:
         )
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_both_engines_say_and_hold_the_same(
     tmp_path: Path, make_database: MakeDatabase, seed: int
 ) -> None:
     one = Store(create_database(tmp_path / "store.sqlite"))
     other = Store(create_database(make_database()))
     of = Chance(seed)
+    filled: set[str] = set()
     for step in range(0, STEPS, AT_ONCE):
         with one.database.transaction(), other.database.transaction():
             for place in range(AT_ONCE):
                 action = draw(of)
                 said, too = answer(action, one), answer(action, other)
                 assert said == too, f"step {step + place}"
-        assert contents(one) == contents(other), f"by step {step + AT_ONCE}"
-    filled = sum(bool(rows) for rows in contents(one).values())
-    assert filled >= len(TABLES) - 4
+        held = contents(one)
+        assert held == contents(other), f"by step {step + AT_ONCE}"
+        filled |= {table for table, rows in held.items() if rows}
+    assert len(filled) >= len(TABLES) - 1, "the walk went past some tables"
     # And so does a store that the rows of either were copied to.
     for source, where in ((one, make_database()), (other, tmp_path / "copy.sqlite")):
         copy = Store(create_database(where))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -361,3 +363,29 @@ def _taken_over(url: str) -> bool:
     except AggregatorError:
         return False  # the server has not seen yet that the older one is gone
     return True
+
+
+# -- who needs it ----------------------------------------------------------------------------------
+
+
+def test_nothing_of_it_is_imported_for_a_store_in_a_file() -> None:
+    python(
+        "import sys, aggregator.home, aggregator.serve.service; assert 'psycopg' not in sys.modules"
+    )
+
+
+def test_without_psycopg_the_extra_is_named() -> None:
+    said = python(
+        "import sys; sys.modules['psycopg'] = None\n"
+        "from aggregator.store import open_database\n"
+        "from aggregator.errors import AggregatorError\n"
+        "try: open_database('postgresql://127.0.0.1/fleet')\n"
+        "except AggregatorError as error: print(error)"
+    )
+    assert "pip install 'tessera-edge[cluster]'" in said
+
+
+def python(code: str) -> str:
+    return subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True
+    ).stdout

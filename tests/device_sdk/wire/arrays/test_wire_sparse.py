@@ -13,6 +13,7 @@ from device_sdk.wire.arrays.sparse import (
     decode_ids,
     decode_sparse,
     encode_ids,
+    encode_number,
     encode_sparse,
 )
 from device_sdk.wire.arrays.tensors import dequantise, quantise, scale_values
@@ -179,6 +180,8 @@ def test_scales_round_up_and_tiny_rows_become_zero() -> None:
 @given(st.sets(st.integers(0, 2**31 - 1), max_size=60))
 def test_ids_round_trip(numbers: set[int]) -> None:
     ids = np.array(sorted(numbers), dtype=np.int64)
+    gaps = np.diff(ids, prepend=-1) - 1
+    assert encode_ids(ids) == b"".join(map(encode_number, gaps.tolist()))
     data = b"??" + encode_ids(ids) + b"!!"
     read, end = decode_ids(data, 2, len(ids), 2**31)
     np.testing.assert_array_equal(read, ids)

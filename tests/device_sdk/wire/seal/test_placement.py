@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -30,7 +31,10 @@ LABEL = r"[a-z0-9]([a-z0-9-]{0,10}[a-z0-9])?"
 HOSTS = st.from_regex(rf"{LABEL}(\.{LABEL}){{0,3}}", fullmatch=True)
 PORTS = st.none() | st.integers(1, 65_535)
 CELLS = st.builds(lambda host, port: host if port is None else f"{host}:{port}", HOSTS, PORTS)
-PLACEMENTS = st.builds(Placement, st.integers(0, 65_535), st.just("") | CELLS)
+MIRRORS = st.from_regex(r"https?://[!-~]{1,40}", fullmatch=True)
+PLACEMENTS = st.builds(
+    Placement, st.integers(0, 65_535), st.just("") | CELLS, st.just("") | MIRRORS
+)
 BAD_CELLS = [
     *("", " ", "a b", "a/b", "user@host", "mqtt://host", "host:", "host:0", "host:65536", ":1883"),
     *(
@@ -126,7 +130,7 @@ def test_a_grant_holds_a_placement(placement: Placement) -> None:
     grant = Grant(b"d" * 16, b"h" * 16, b"k" * 32, placement.shard, placement.cell)
     body = EnrolAnswer(grant, 5).to_body()
     assert _read_answer(cbor.decode(body, limit_bytes=1024)).verdict == grant
-    assert grant.placement == placement
+    assert grant.placement == replace(placement, mirror="")
 
 
 def test_a_grant_without_a_cell_has_the_bytes_of_before() -> None:
@@ -142,3 +146,15 @@ def test_a_grant_with_a_bad_cell_is_refused(cell: str) -> None:
     fields |= {"handle": b"h" * 16, "shard": 0, "cell": cell}
     with pytest.raises(WireError, match="bad-field"):
         _read_answer({"grant": fields, "refused": None, "time": 5})
+
+
+BAD_MIRRORS = ["", "ftp://a", "https://", "https://a b", "http://\u00f6", "https://" + "x" * 505]
+
+
+@pytest.mark.parametrize("mirror", BAD_MIRRORS, ids=repr)
+def test_what_is_no_url_is_no_mirror(mirror: str) -> None:
+    with pytest.raises(WireError, match="bad-field"):
+        read_placement(cbor.encode({"mirror": mirror, "shard": 1}))
+    if mirror:
+        with pytest.raises(ValueError, match="is no URL"):
+            Placement(1, mirror=mirror)

@@ -1,0 +1,180 @@
+"""Chunks in a folder or bucket that a web server shows, by their hash: none can be faked."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from aggregator.errors import AggregatorError
+from device_sdk.wire.codec.message import MessageType
+
+_LOG = logging.getLogger(__name__)
+_NAME = re.compile(r"[0-9a-f]{64}")
+_CHUNK = bytes((MessageType.CHUNK,))
+_MOST_BYTES = 64 << 20
+_REST_SECONDS, _LONGEST_REST_SECONDS = 5.0, 300.0
+_STOP_SECONDS = 2.0
+_PATIENCE_SECONDS = 30.0
+"""For one write: a bucket that hangs holds no round up for longer."""
+_ADVICE = "devices that ask it in vain ask the broker"
+
+
+def is_chunk(message: bytes) -> bool:
+    """Whether a retained message is a chunk: named by its hash, so that anybody may keep it."""
+    return message[1:2] == _CHUNK
+
+
+class ChunkMirror:
+    """Writes chunks to a place of fsspec's, each under the SHA-256 of its message, hexadecimal.
+
+    A thread of its own writes, so that nothing waits for a slow bucket but what names the chunks.
+    Where a write fails it tries again, with growing waits; meanwhile :attr:`behind` is False, and
+    devices that find a chunk missing fetch it from the broker. What is out of date is removed.
+    Files of other names are left alone: the place should be the fleet's own all the same.
+
+    Args:
+        place: a folder, or a URL that fsspec knows (``s3://bucket/fleet``).
+        clock: monotonic seconds.
+
+    Raises AggregatorError where fsspec, or what it needs for such a URL, is not installed.
+    """
+
+    def __init__(self, place: str, clock: Callable[[], float]) -> None:
+        try:
+            import fsspec  # type: ignore[import-untyped]
+
+            self._files, self._folder = fsspec.core.url_to_fs(place)
+        except (ImportError, ValueError) as error:
+            raise AggregatorError(
+                f"cluster.chunk_store is {place!r}, which cannot be written to: {error}. Install "
+                "tessera-edge[cluster], and what fsspec asks for"
+            ) from None
+        protocol = self._files.protocol
+        self._is_local = "file" in ((protocol,) if isinstance(protocol, str) else protocol)
+        self._clock = clock
+        self._moved_seconds = clock()
+        self._names: dict[str, str] = {}  # by topic
+        self._written: set[str] = set()
+        self._waiting: set[str] = set()
+        self._todo: deque[tuple[str, bytes]] = deque()
+        self._bytes = 0
+        self._changed = threading.Condition()
+        self._sweeps = self._stopping = False
+        self._thread: threading.Thread | None = None
+        self.problem = ""
+        """Why the last write failed; empty where it did not."""
+        self.failures = 0
+
+    @property
+    def has_room(self) -> bool:
+        """Whether to hand over more now."""
+        return self._bytes < _MOST_BYTES
+
+    @property
+    def behind(self) -> bool:
+        """Whether chunks wait to be written, and there is hope: what names them should wait."""
+        hopes = not self.problem and self._clock() < self._moved_seconds + _PATIENCE_SECONDS
+        return bool(self._todo) and hopes
+
+    def put(self, topic: str, message: bytes) -> None:
+        """Keep the chunk that a topic retains."""
+        name = hashlib.sha256(message).hexdigest()
+        with self._changed:
+            self._names[topic] = name
+            if name not in self._written and name not in self._waiting:
+                if not self._todo:
+                    self._moved_seconds = self._clock()
+                self._waiting.add(name)
+                self._todo.append((name, message))
+                self._bytes += len(message)
+            self._wake()
+
+    def drop(self, topic: str) -> None:
+        """What a topic retained is out of date, and goes with the next :meth:`sweep`."""
+        with self._changed:
+            self._names.pop(topic, None)
+
+    def sweep(self) -> None:
+        """Remove what no topic retains, once all that waits is written; an earlier life's too."""
+        with self._changed:
+            self._sweeps = True
+            self._wake()
+
+    def stop(self) -> None:
+        """End; what is not written is found missing, and fetched from the broker."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify()
+        if self._thread is not None:
+            self._thread.join(_STOP_SECONDS)
+
+    def _wake(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="tessera-mirror", daemon=True)
+            self._thread.start()
+        self._changed.notify()
+
+    def _run(self) -> None:
+        rest_seconds, listed = _REST_SECONDS, False
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._todo or self._sweeps or self._stopping)
+                if self._stopping:
+                    return
+                name, message = self._todo[0] if self._todo else ("", b"")
+            try:
+                if not listed:
+                    self._list()
+                    listed = True
+                if not name:
+                    self._remove_stale()
+                elif name not in self._written:
+                    self._write(name, message)
+            except Exception as error:  # whatever a bucket's library raises
+                self.failures += 1
+                if not self.problem:
+                    _LOG.warning("chunks cannot be written to the mirror: %r; %s", error, _ADVICE)
+                self.problem = f"{type(error).__name__}: {error}"
+                with self._changed:
+                    self._changed.wait_for(lambda: self._stopping, rest_seconds)
+                rest_seconds = min(2 * rest_seconds, _LONGEST_REST_SECONDS)
+                continue
+            if self.problem:
+                _LOG.info("chunks can be written to the mirror again")
+            rest_seconds, self.problem = _REST_SECONDS, ""
+            with self._changed:
+                if name:
+                    self._moved_seconds = self._clock()
+                    self._written.add(name)
+                    self._waiting.discard(name)
+                    self._todo.popleft()
+                    self._bytes -= len(message)
+
+    def _list(self) -> None:
+        """What an earlier life wrote is not written again."""
+        self._files.makedirs(self._folder, exist_ok=True)
+        for path in self._files.ls(self._folder, detail=False):
+            name = str(path).rsplit("/", 1)[-1]
+            if _NAME.fullmatch(name):
+                self._written.add(name)
+
+    def _write(self, name: str, message: bytes) -> None:
+        path = f"{self._folder}/{name}"
+        if self._is_local:
+            # Whole or not at all; buckets put a file in its place when it is whole.
+            self._files.pipe_file(f"{path}.part", message)
+            self._files.mv(f"{path}.part", path)
+        else:
+            self._files.pipe_file(path, message)
+
+    def _remove_stale(self) -> None:
+        with self._changed:
+            self._sweeps = False
+            stale = self._written - set(self._names.values())
+        for name in stale:
+            self._files.rm_file(f"{self._folder}/{name}")
+            self._written.discard(name)

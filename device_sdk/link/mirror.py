@@ -1,0 +1,241 @@
+"""What everybody downloads, by its SHA-256 from any web server; the broker has it too."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import queue
+import ssl
+import threading
+from base64 import b64encode
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from device_sdk.link.proxy import Proxy, proxy_to
+
+_CONNECTIONS = 4
+_IDLE_SECONDS = 10.0
+_READ_BYTES = 16_384
+_REST_SECONDS, _LONGEST_REST_SECONDS = 30.0, 900.0
+
+
+@dataclass(frozen=True, slots=True)
+class MirrorUrl:
+    """Where a mirror's files are: each named by the SHA-256 of what it holds, hexadecimal."""
+
+    secure: bool
+    host: str
+    port: int
+    path: str
+    """With no slash at its end."""
+
+
+def parse_mirror_url(text: str) -> MirrorUrl:
+    """Parse ``http://`` or ``https://``, host, and perhaps port and path. Raises ValueError."""
+    try:
+        parts = urlsplit(text)
+        port = parts.port
+    except ValueError:
+        raise ValueError("the mirror's URL cannot be parsed") from None
+    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
+        raise ValueError("a mirror's URL is http://HOST or https://HOST, port and path as needed")
+    if parts.username is not None or parts.query or parts.fragment:
+        raise ValueError("a mirror's URL has no user, query or fragment: anybody may read it")
+    if not text.isascii() or not text.isprintable() or " " in text:
+        raise ValueError("a mirror's URL is written in printable ASCII, without spaces")
+    secure = parts.scheme == "https"
+    return MirrorUrl(
+        secure, parts.hostname, port or (443 if secure else 80), parts.path.rstrip("/")
+    )
+
+
+class Mirror:
+    """Fetches on threads of its own, a few at once, and hands over what is what it should be.
+
+    Any failure (no answer, another status than 200, other bytes) is a failure of everything that
+    waits: the mirror rests then, for 30 seconds and up to 15 minutes as failures go on, and
+    meanwhile answers at once that it has nothing. So a mirror that is down, or lies, costs its
+    device little, and the broker is asked instead.
+
+    Args:
+        url: :func:`parse_mirror_url`'s text. Raises ValueError.
+        most_bytes: of one file.
+        clock: monotonic seconds.
+        tls: for ``https://``; the system's authorities when None.
+        proxy: as of :class:`~device_sdk.link.settings.LinkSettings`; None: the environment's.
+        timeout_seconds: for each file.
+        on_result: called on another thread when :meth:`take` has something.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        most_bytes: int,
+        clock: Callable[[], float],
+        tls: ssl.SSLContext | None = None,
+        proxy: str | None = None,
+        timeout_seconds: float = 10.0,
+        on_result: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.url = url
+        self._parsed = parse_mirror_url(url)
+        self._most_bytes, self._clock, self._timeout_seconds = most_bytes, clock, timeout_seconds
+        self._tls = (tls or ssl.create_default_context()) if self._parsed.secure else None
+        self._proxy = proxy_to(self._parsed.host, proxy)
+        self._on_result = on_result
+        self._wanted: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[tuple[bytes, bytes | None]] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._threads = 0
+        self._stopped = False
+        self._rest_seconds, self._rests_until = _REST_SECONDS, -1.0
+        self.problem = ""
+        """Why it rests; empty while it does not."""
+
+    def fetch(self, digests: Iterable[bytes]) -> None:
+        """Ask for files by their SHA-256, 32 bytes each; :meth:`take` tells of each of them."""
+        if self._stopped or self._clock() < self._rests_until:
+            for digest in digests:
+                self._results.put((digest, None))
+            self._on_result()
+            return
+        for digest in digests:
+            self._wanted.put(digest)
+            with self._lock:
+                if self._threads < _CONNECTIONS:
+                    self._threads += 1
+                    threading.Thread(target=self._run, name="tessera-mirror", daemon=True).start()
+
+    def take(self) -> list[tuple[bytes, bytes | None]]:
+        """What came since the last call: digest and file; None for one that is not to be had."""
+        found = []
+        while not self._results.empty():
+            found.append(self._results.get_nowait())
+        return found
+
+    def stop(self) -> None:
+        """Fetch nothing more; threads end with what they have in hand."""
+        self._stopped = True
+        for _ in range(_CONNECTIONS):
+            self._wanted.put(None)
+
+    def _run(self) -> None:
+        connection = _Connection(self._parsed, self._tls, self._proxy, self._timeout_seconds)
+        while True:
+            try:
+                digest = self._wanted.get(timeout=_IDLE_SECONDS)
+            except queue.Empty:
+                digest = None
+            if digest is None:
+                with self._lock:
+                    # Whoever asks now starts another thread, or finds this one still counted.
+                    if self._stopped or self._wanted.empty():
+                        self._threads -= 1
+                        break
+                continue
+            self._results.put((digest, self._fetched(connection, digest)))
+            self._on_result()
+        connection.close()
+
+    def _fetched(self, connection: _Connection, digest: bytes) -> bytes | None:
+        if self._clock() < self._rests_until:
+            return None
+        try:
+            end_seconds = self._clock() + self._timeout_seconds
+            name = digest.hex()
+            body = connection.get(name, self._most_bytes, lambda: self._clock() > end_seconds)
+            if hashlib.sha256(body).digest() != digest:
+                raise ConnectionError("what it has under a file's name is something else")
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            # ValueError: a name that no look-up takes.
+            connection.close()
+            with self._lock:
+                self.problem = f"{type(error).__name__}: {error}"
+                self._rests_until = self._clock() + self._rest_seconds
+                self._rest_seconds = min(2 * self._rest_seconds, _LONGEST_REST_SECONDS)
+            return None
+        with self._lock:
+            self._rest_seconds, self.problem = _REST_SECONDS, ""
+        return body
+
+
+class _Connection:
+    """One that is kept for several files, and made again when the server has closed it."""
+
+    def __init__(
+        self,
+        url: MirrorUrl,
+        tls: ssl.SSLContext | None,
+        proxy: Proxy | None,
+        timeout_seconds: float,
+    ) -> None:
+        self._url, self._tls, self._proxy = url, tls, proxy
+        self._timeout_seconds = timeout_seconds
+        self._open: http.client.HTTPConnection | None = None
+
+    def close(self) -> None:
+        if self._open is not None:
+            self._open.close()
+            self._open = None
+
+    def get(self, name: str, most_bytes: int, is_late: Callable[[], bool]) -> bytes:
+        """A file. Raises OSError, HTTPException."""
+        while True:
+            kept, self._open = self._open, None
+            connection = kept or self._connected()
+            try:
+                connection.request(
+                    "GET",
+                    f"{self._url.path}/{name}",
+                    headers={"Accept-Encoding": "identity", "User-Agent": "tessera"},
+                )
+                answer = connection.getresponse()
+            except (OSError, http.client.HTTPException):
+                connection.close()
+                if kept is None:
+                    raise
+                continue  # the server had closed what was kept
+            break
+        try:
+            body = _body(answer, most_bytes, is_late)
+        except BaseException:
+            connection.close()
+            raise
+        if answer.will_close:
+            connection.close()
+        else:
+            self._open = connection
+        return body
+
+    def _connected(self) -> http.client.HTTPConnection:
+        reached, timeout = self._proxy or self._url, self._timeout_seconds
+        if self._tls is not None:
+            connection: http.client.HTTPConnection = http.client.HTTPSConnection(
+                reached.host, reached.port, timeout=timeout, context=self._tls
+            )
+        else:
+            connection = http.client.HTTPConnection(reached.host, reached.port, timeout=timeout)
+        if self._proxy is not None:
+            headers = {}
+            if self._proxy.user is not None:
+                secret = b64encode(f"{self._proxy.user}:{self._proxy.password}".encode()).decode()
+                headers["Proxy-Authorization"] = f"Basic {secret}"
+            connection.set_tunnel(self._url.host, self._url.port, headers)
+        return connection
+
+
+def _body(answer: http.client.HTTPResponse, most_bytes: int, is_late: Callable[[], bool]) -> bytes:
+    if answer.status != 200:
+        raise ConnectionError(f"it answers {answer.status} {answer.reason[:100]}")
+    body = bytearray()
+    while part := answer.read1(_READ_BYTES):
+        body += part
+        if len(body) > most_bytes:
+            raise ConnectionError(f"it sends more than {most_bytes} bytes")
+        if is_late():
+            raise TimeoutError("it sends too slowly")
+    if answer.length:  # what the head announced and the body lacks
+        raise ConnectionError("it hung up in the midst of a file")
+    return bytes(body)

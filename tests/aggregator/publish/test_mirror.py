@@ -1,0 +1,112 @@
+"""Chunks in a folder and in a bucket, and what fails there."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from aggregator.errors import AggregatorError
+from aggregator.publish.mirror import ChunkMirror, is_chunk
+from device_sdk.wire.codec.message import MessageType, prefix
+from tests.fakes.waiting import wait_until
+
+CHUNKS = [prefix(MessageType.CHUNK) + bytes([number]) * 1000 for number in range(4)]
+
+
+def name(message: bytes) -> str:
+    return hashlib.sha256(message).hexdigest()
+
+
+def settle(mirror: ChunkMirror) -> None:
+    wait_until(lambda: not mirror.behind and not mirror._sweeps)
+
+
+def test_a_chunk_stands_under_its_hash_until_no_topic_retains_it(tmp_path: Path) -> None:
+    folder = tmp_path / "fleet"
+    mirror = ChunkMirror(str(folder), time.monotonic)
+    mirror.put("t/0", CHUNKS[0])
+    mirror.put("t/1", CHUNKS[1])
+    mirror.put("t/2", CHUNKS[1])  # two topics of one content
+    settle(mirror)
+    assert {each.name: each.read_bytes() for each in folder.iterdir()} == {
+        name(chunk): chunk for chunk in CHUNKS[:2]
+    }
+    mirror.put("t/0", CHUNKS[2])
+    mirror.drop("t/1")
+    mirror.sweep()
+    wait_until(lambda: not (folder / name(CHUNKS[0])).exists())
+    assert {each.name for each in folder.iterdir()} == {name(CHUNKS[1]), name(CHUNKS[2])}
+    mirror.stop()
+
+
+def test_another_life_writes_nothing_twice_and_removes_what_is_out_of_date(tmp_path: Path) -> None:
+    first = ChunkMirror(str(tmp_path), time.monotonic)
+    for number, chunk in enumerate(CHUNKS[:3]):
+        first.put(f"t/{number}", chunk)
+    settle(first)
+    first.stop()
+    (tmp_path / "index.html").write_text("somebody else's")
+    kept = tmp_path / name(CHUNKS[0])
+    written_ns = kept.stat().st_mtime_ns
+    second = ChunkMirror(str(tmp_path), time.monotonic)
+    second.put("t/0", CHUNKS[0])
+    second.put("t/3", CHUNKS[3])
+    second.sweep()
+    settle(second)
+    wait_until(lambda: not (tmp_path / name(CHUNKS[1])).exists())
+    expected = {name(CHUNKS[0]), name(CHUNKS[3]), "index.html"}
+    wait_until(lambda: {each.name for each in tmp_path.iterdir()} == expected)
+    assert kept.stat().st_mtime_ns == written_ns
+    second.stop()
+
+
+def test_a_bucket_of_fsspec() -> None:
+    files = fsspec.filesystem("memory")
+    mirror = ChunkMirror("memory://bucket/fleet", time.monotonic)
+    mirror.put("t/0", CHUNKS[0])
+    settle(mirror)
+    assert files.cat_file(f"/bucket/fleet/{name(CHUNKS[0])}") == CHUNKS[0]
+    mirror.stop()
+    files.rm("/bucket", recursive=True)
+
+
+def test_a_place_that_cannot_be_written_to_holds_nothing_up(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    blocked = tmp_path / "fleet"
+    blocked.write_text("a file where the folder should be")
+    mirror = ChunkMirror(str(blocked), time.monotonic)
+    for number, chunk in enumerate(CHUNKS):
+        mirror.put(f"t/{number}", chunk)
+    wait_until(lambda: bool(mirror.problem))
+    assert not mirror.behind
+    assert [each.message for each in caplog.records if "cannot be written" in each.message]
+    blocked.unlink()
+    wait_until(lambda: not mirror.problem and len(list(blocked.glob("*"))) == len(CHUNKS))
+    mirror.stop()
+
+
+def test_a_bucket_that_hangs_holds_publications_up_for_half_a_minute(tmp_path: Path) -> None:
+    now = [0.0]
+    mirror = ChunkMirror(str(tmp_path), lambda: now[0])
+    mirror._files.pipe_file = lambda path, data: time.sleep(3)
+    mirror.put("t/0", CHUNKS[0])
+    assert mirror.behind
+    now[0] = 31.0
+    assert not mirror.behind
+    mirror.stop()
+
+
+def test_a_place_that_fsspec_does_not_know() -> None:
+    with pytest.raises(AggregatorError, match=r"cluster\.chunk_store is 'nowhere://x'"):
+        ChunkMirror("nowhere://x", time.monotonic)
+
+
+def test_only_chunks_are_named_by_their_hash() -> None:
+    assert is_chunk(CHUNKS[0])
+    assert not is_chunk(prefix(MessageType.MANIFEST) + b"x" * 100)
+    assert not is_chunk(b"")

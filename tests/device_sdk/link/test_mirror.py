@@ -1,0 +1,225 @@
+"""Files by their hash from a real web server, and from servers that fail in every way."""
+
+from __future__ import annotations
+
+import hashlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from device_sdk.link.mirror import Mirror, parse_mirror_url
+from tests.fakes.waiting import wait_until
+
+FILES = {hashlib.sha256(body).digest(): body for body in (b"a" * 70_000, b"b", b"")}
+Answer = Callable[[BaseHTTPRequestHandler, bytes], None]
+
+
+def whole(handler: BaseHTTPRequestHandler, body: bytes) -> None:
+    handler.send_response(200)
+    handler.send_header("Content-Length", str(len(body)))
+    handler.end_headers()
+    handler.wfile.write(body)
+
+
+@contextmanager
+def web_server(answer: Answer = whole) -> Iterator[tuple[str, list[str]]]:
+    """A server of FILES under /fleet/, and the paths that it was asked for."""
+    asked: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            body = FILES.get(bytes.fromhex(self.path.rsplit("/", 1)[-1]))
+            if body is None or not self.path.startswith("/fleet/"):
+                self.send_error(404)
+            else:
+                answer(self, body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Says nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/fleet/", asked
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def collected(mirror: Mirror, count: int) -> dict[bytes, bytes | None]:
+    found: dict[bytes, bytes | None] = {}
+
+    def all_came() -> bool:
+        found.update(mirror.take())
+        return len(found) == count
+
+    wait_until(all_came)
+    return found
+
+
+@contextmanager
+def mirror_of(url: str, **settings: object) -> Iterator[Mirror]:
+    mirror = Mirror(url, most_bytes=1 << 17, clock=time.monotonic, proxy="", **settings)  # type: ignore[arg-type]
+    try:
+        yield mirror
+    finally:
+        mirror.stop()
+
+
+def test_files_come_by_their_hash_and_connections_are_kept() -> None:
+    with web_server() as (url, asked), mirror_of(url) as mirror:
+        mirror.fetch(FILES)
+        assert collected(mirror, len(FILES)) == FILES
+        assert sorted(asked) == sorted(f"/fleet/{digest.hex()}" for digest in FILES)
+        assert mirror.problem == ""
+
+
+def test_somebody_is_told_of_each_result() -> None:
+    told = threading.Event()
+    with web_server() as (url, _), mirror_of(url, on_result=told.set) as mirror:
+        mirror.fetch(list(FILES)[:1])
+        assert told.wait(60)
+
+
+def wrong_bytes(handler: BaseHTTPRequestHandler, body: bytes) -> None:
+    whole(handler, body + b"!")
+
+
+def too_many(handler: BaseHTTPRequestHandler, body: bytes) -> None:
+    handler.send_response(200)
+    handler.end_headers()
+    while True:
+        handler.wfile.write(b"x" * 65_536)
+
+
+def cut_short(handler: BaseHTTPRequestHandler, body: bytes) -> None:
+    handler.send_response(200)
+    handler.send_header("Content-Length", str(len(body) + 10))
+    handler.end_headers()
+    handler.wfile.write(body)
+    handler.close_connection = True
+
+
+def elsewhere(handler: BaseHTTPRequestHandler, body: bytes) -> None:
+    handler.send_response(302)
+    handler.send_header("Location", "http://127.0.0.1:1/")
+    handler.send_header("Content-Length", "0")
+    handler.end_headers()
+
+
+def no_http(handler: BaseHTTPRequestHandler, body: bytes) -> None:
+    handler.wfile.write(b"220 smtp.example\r\n")
+    handler.close_connection = True
+
+
+def silent(handler: BaseHTTPRequestHandler, body: bytes) -> None:
+    time.sleep(1.5)
+    handler.close_connection = True
+
+
+@pytest.mark.parametrize("answer", [wrong_bytes, too_many, cut_short, elsewhere, no_http, silent])
+def test_a_mirror_that_fails_or_lies_has_nothing_and_then_rests(answer: Answer) -> None:
+    first, second, _ = FILES
+    with web_server(answer) as (url, asked), mirror_of(url, timeout_seconds=0.5) as mirror:
+        mirror.fetch([first])
+        assert collected(mirror, 1) == {first: None}
+        assert mirror.problem
+        mirror.fetch([second])
+        assert collected(mirror, 1) == {second: None}
+        assert len(asked) == 1, "it rests"
+
+
+def test_a_server_that_sends_a_byte_now_and_then_is_left() -> None:
+    def trickle(handler: BaseHTTPRequestHandler, body: bytes) -> None:
+        handler.send_response(200)
+        handler.send_header("Content-Length", str(len(body)))
+        handler.end_headers()
+        for _ in range(100):
+            handler.wfile.write(b"x")
+            time.sleep(0.05)
+
+    with web_server(trickle) as (url, _), mirror_of(url, timeout_seconds=0.3) as mirror:
+        first = next(iter(FILES))
+        mirror.fetch([first])
+        assert collected(mirror, 1) == {first: None}
+
+
+def test_after_its_rest_it_is_asked_again() -> None:
+    now = [0.0]
+    fails = [True]
+
+    def at_first_not(handler: BaseHTTPRequestHandler, body: bytes) -> None:
+        (wrong_bytes if fails[0] else whole)(handler, body)
+
+    first = next(iter(FILES))
+    with web_server(at_first_not) as (url, _):
+        mirror = Mirror(url, most_bytes=1 << 17, clock=lambda: now[0], proxy="")
+        mirror.fetch([first])
+        assert collected(mirror, 1) == {first: None}
+        fails[0], now[0] = False, 31.0
+        mirror.fetch([first])
+        assert collected(mirror, 1) == {first: FILES[first]}
+        assert mirror.problem == ""
+        mirror.stop()
+
+
+def test_a_connection_that_the_server_closed_meanwhile_is_made_again() -> None:
+    def once(handler: BaseHTTPRequestHandler, body: bytes) -> None:
+        whole(handler, body)
+        handler.close_connection = True  # without having said so
+
+    with web_server(once) as (url, _), mirror_of(url) as mirror:
+        for digest, body in FILES.items():
+            mirror.fetch([digest])
+            assert collected(mirror, 1) == {digest: body}
+
+
+def test_nobody_there() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        with mirror_of(f"http://127.0.0.1:{taken.getsockname()[1]}") as mirror:
+            mirror.fetch(FILES)
+            assert collected(mirror, len(FILES)) == dict.fromkeys(FILES)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "ftp://host/",
+        "http://",
+        "https://user:secret@host/",
+        "https://host/?a=b",
+        "https://host/#a",
+        "https://host:0/",
+        "https://host:99999/",
+        "https://h\u00f6st/",
+        "https://host/a b",
+        "https://host/\r\nHost: other",
+        "https://[::1/",
+    ],
+)
+def test_urls_that_are_none(text: str) -> None:
+    with pytest.raises(ValueError, match="mirror's URL"):
+        parse_mirror_url(text)
+
+
+@given(st.text(max_size=60))
+def test_any_text_is_parsed_or_refused(text: str) -> None:
+    for each in (text, f"https://{text}"):
+        try:
+            url = parse_mirror_url(each)
+        except ValueError as error:
+            assert "mirror's URL" in str(error)
+        else:
+            assert url.host and 0 < url.port < 65_536 and not url.path.endswith("/")

@@ -6,7 +6,7 @@ import hashlib
 import logging
 import queue
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from aggregator.cluster.follower import RoundFollower, ShareKeeper
@@ -430,7 +430,7 @@ class WorkerParts:
             case Refusal():
                 refusals.note(result.error, result.device_id)
                 if result.answer is not None:
-                    self._outgoing.send_receipt(result.answer.topic, result.answer.payload)
+                    self._outgoing.send_receipts([result.answer[:2]])
             case Left():
                 self._dismiss(result.device_id)
             case Arrived():
@@ -479,13 +479,14 @@ class WorkerParts:
                 each.ingest.abandon()
             return settled + each.ingest.commit()
 
-    def _settle(self, settled: Iterable[Settled]) -> None:
-        for each in settled:
-            answer = self._uplink.receipt(each.device_id, each.receipt)
-            if answer is not None:
-                self._outgoing.send_receipt(answer.topic, answer.payload)
-            if each.receipt.reason == "not-eligible":
-                self._standings.remind([each.device_id])
+    def _settle(self, settled: Sequence[Settled]) -> None:
+        if not settled:
+            return
+        answers = [self._uplink.receipt(each.device_id, each.receipt) for each in settled]
+        self._outgoing.send_receipts([answer[:2] for answer in answers if answer is not None])
+        self._standings.remind(
+            [each.device_id for each in settled if each.receipt.reason == "not-eligible"]
+        )
 
     def _dismiss(self, device_id: bytes) -> None:
         answer = self._uplink.farewell(device_id)

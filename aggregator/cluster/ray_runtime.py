@@ -27,6 +27,7 @@ _LONG_SECONDS = 30.0
 _FROZEN_SECONDS = 15.0
 _SHARES_SECONDS = 5.0
 _ANSWER_SECONDS = 10.0
+_AGAIN_SECONDS = 5.0
 _MOST_FOLDER_BYTES = 40
 
 
@@ -88,6 +89,8 @@ class _Hired:
 
     post: Post
     actor: Any
+    again_seconds: float = 0.0
+    """Not before is another one hired in its place."""
     asked: Any = None
     asked_seconds: float = 0.0
     status: WorkerStatus | None = None
@@ -241,6 +244,7 @@ class RayRuntime:
         done, _ = ray.wait([each.asked], timeout=0)
         if not done:
             if each.status is not None and time.monotonic() - each.asked_seconds > _FROZEN_SECONDS:
+                each.asked = None
                 self._replace(each, "does not answer")
             return
         asked, each.asked = each.asked, None
@@ -257,8 +261,10 @@ class RayRuntime:
         """Another one in the place of one that Ray does not start again. The store keeps the one
         before from writing, whether it is gone or not."""
         self._say(each, why)
-        self._ray.kill(each.actor, no_restart=True)
-        each.actor, each.asked = self._hire(each.post).actor, None
+        now = time.monotonic()
+        if now >= each.again_seconds:
+            self._ray.kill(each.actor, no_restart=True)
+            each.actor, each.again_seconds = self._hire(each.post).actor, now + _AGAIN_SECONDS
 
     def _say(self, each: _Hired, what: str) -> None:
         each.status = None

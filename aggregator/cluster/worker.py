@@ -46,6 +46,8 @@ _SWEEP_SECONDS = 10.0
 _FLUSH_SECONDS = 2.0
 _LEADERLESS_SECONDS = 600.0
 _GROUP = 256
+_PATIENCE_SECONDS = 60.0
+_RETRY_SECONDS = 0.5
 
 
 def placement_in(cluster: Cluster) -> Callable[[bytes], Placement]:
@@ -132,6 +134,7 @@ class Worker:
         self._revision = -1
         self._epoch = 0
         self._parts: WorkerParts | None = None
+        self._failing_seconds = 0.0  # since when, or 0
         self._ended = ""
 
     def follow(self, revision: int, orders: Orders) -> None:
@@ -167,8 +170,7 @@ class Worker:
                 if self._parts is None:
                     self._await_orders()
                 else:
-                    self._parts.turn()
-                    self._take_orders(self._parts)
+                    self._work(self._parts)
             if self._parts is not None:
                 self._parts.stop()
         except BaseException as error:
@@ -195,6 +197,21 @@ class Worker:
         self._revision = revision
         self._parts.link.start()
         _LOG.info("worker %s serves its shards, epoch %d", slot, self._epoch)
+
+    def _work(self, parts: WorkerParts) -> None:
+        """One turn. A store that fails for a moment costs no session."""
+        try:
+            parts.turn()
+            self._take_orders(parts)
+        except STORE_FAILURES as error:
+            now = self._world.clock()
+            self._failing_seconds = self._failing_seconds or now
+            if now - self._failing_seconds > _PATIENCE_SECONDS:
+                raise
+            _LOG.warning("the store: %s", error)
+            self._world.sleep(_RETRY_SECONDS)
+        else:
+            self._failing_seconds = 0.0
 
     def _take_orders(self, parts: WorkerParts) -> None:
         newest = None
@@ -470,13 +487,17 @@ class WorkerParts:
             # What the store has is what counts: perhaps it was committed all the same, or another
             # worker has taken something of the same device.
             before = each.rounds.current
-            settled = each.ingest.sift()
-            if not settled and not isinstance(error, OutcomeUnknown):
+            try:
+                settled = each.ingest.sift()
+                each.rounds.begin_again()
+            except STORE_FAILURES:
+                each.ingest.abandon()
                 raise
-            each.rounds.begin_again()
             now = each.rounds.current
             if before is None or now is None or now.round != before.round:
                 each.ingest.abandon()
+            if not settled and not isinstance(error, OutcomeUnknown):
+                raise  # it stays staged
             return settled + each.ingest.commit()
 
     def _settle(self, settled: Sequence[Settled]) -> None:

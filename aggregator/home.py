@@ -81,8 +81,8 @@ class AggregatorHome:
         if self.store_url is None:
             if identified:
                 raise AggregatorError(
-                    f"{self.folder} has its store in PostgreSQL, and no URL of it was given: the "
-                    "commands serve a store in a file only"
+                    f"{self.folder} has its store in PostgreSQL, and nothing says where: see "
+                    "store under [cluster] in its task file"
                 )
             return Store(open_database(self.database, taken_over_in=self._taking_over))
         if not identified:
@@ -109,6 +109,7 @@ class AggregatorHome:
                 closing(create_database(self.store_url)) as target,
                 source.transaction(),
             ):
+                Store(source).lease.require_free()
                 copy_store(source, target)
                 self.store_identity.write_text(f"{target.identity}\n")
             self.database.rename(self.database.with_name(f"{self.database.name}.moved"))

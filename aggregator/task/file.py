@@ -13,12 +13,12 @@ from aggregator.methods.method import Binding, read_binding
 from aggregator.store import TaskStore
 from aggregator.store.versions import Ranking
 from aggregator.tables import TomlTable
+from aggregator.task.cluster import Cluster, read_cluster
 from aggregator.task.evaluation import EvaluationSettings, read_evaluation
 from aggregator.task.selector import Selector, read_selector
 from aggregator.task.warm_start import WarmStart
 from device_sdk.fields import OneOf, Within, hints_of
 from device_sdk.link.broker_url import BrokerUrl, TlsFiles, parse_broker_url
-from device_sdk.link.mirror import parse_mirror_url
 from device_sdk.link.proxy import proxy_for
 from device_sdk.methods.registry import MethodError
 from device_sdk.wire.codec.message import require_name
@@ -218,6 +218,7 @@ class MetricsSettings:
 
 
 @dataclass(frozen=True, slots=True)
+<<<<<<< HEAD
 class ClusterTable:
     """The table ``[cluster]``.
 
@@ -239,6 +240,8 @@ class ClusterTable:
 
 
 @dataclass(frozen=True, slots=True)
+=======
+>>>>>>> main
 class BrokerSettings:
     """Where the broker is, with what the named files hold."""
 
@@ -259,7 +262,11 @@ class SharedSettings:
     admission: AdmissionSettings
     metrics_port: int
     """On the loopback interface; 0 for none."""
+<<<<<<< HEAD
     cluster: ClusterTable = field(default_factory=ClusterTable)
+=======
+    cluster: Cluster = field(default_factory=Cluster)
+>>>>>>> main
 
 
 FLEET_TABLES = ("broker", "keys", "admission", "metrics", "cluster")
@@ -343,7 +350,11 @@ def _fleet(root: TomlTable, folder: Path) -> SharedSettings:
         descriptor_seconds=root.table("keys").read(KeySettings).descriptor_days * _DAY_SECONDS,
         admission=root.table("admission").read(AdmissionSettings),
         metrics_port=root.table("metrics").read(MetricsSettings).port,
+<<<<<<< HEAD
         cluster=root.table("cluster").read(ClusterTable),
+=======
+        cluster=read_cluster(root.table("cluster")),
+>>>>>>> main
     )
 
 

@@ -25,7 +25,6 @@ from device_sdk.wire.codec.message import require_name
 from device_sdk.wire.publish.catalogue import Catalogue, read_catalogue
 from device_sdk.wire.publish.task_messages import BROADCAST_CODECS, UPDATE_CODECS
 from device_sdk.wire.publish.topics import Topics
-from device_sdk.wire.seal.placement import Placement
 
 SHIPPED_PREFIX = "shipped:"
 _DAY_SECONDS = 86_400
@@ -218,30 +217,6 @@ class MetricsSettings:
 
 
 @dataclass(frozen=True, slots=True)
-<<<<<<< HEAD
-class ClusterTable:
-    """The table ``[cluster]``.
-
-    Attributes:
-        chunks: the URL under which a web server shows ``chunk_store``; devices are told of it, and
-            ask it before the broker. Empty: everything comes from the brokers.
-        chunk_store: a folder or, where fsspec knows it, a bucket (``s3://...``) to write them to.
-    """
-
-    chunks: str = ""
-    chunk_store: str = ""
-
-    def __post_init__(self) -> None:
-        if bool(self.chunks) != bool(self.chunk_store):
-            raise ValueError("chunks and chunk_store are given together or not at all")
-        if self.chunks:
-            parse_mirror_url(self.chunks)
-            Placement(0, mirror=self.chunks)  # as devices are told
-
-
-@dataclass(frozen=True, slots=True)
-=======
->>>>>>> main
 class BrokerSettings:
     """Where the broker is, with what the named files hold."""
 
@@ -262,11 +237,7 @@ class SharedSettings:
     admission: AdmissionSettings
     metrics_port: int
     """On the loopback interface; 0 for none."""
-<<<<<<< HEAD
-    cluster: ClusterTable = field(default_factory=ClusterTable)
-=======
     cluster: Cluster = field(default_factory=Cluster)
->>>>>>> main
 
 
 FLEET_TABLES = ("broker", "keys", "admission", "metrics", "cluster")
@@ -350,11 +321,7 @@ def _fleet(root: TomlTable, folder: Path) -> SharedSettings:
         descriptor_seconds=root.table("keys").read(KeySettings).descriptor_days * _DAY_SECONDS,
         admission=root.table("admission").read(AdmissionSettings),
         metrics_port=root.table("metrics").read(MetricsSettings).port,
-<<<<<<< HEAD
-        cluster=root.table("cluster").read(ClusterTable),
-=======
         cluster=read_cluster(root.table("cluster")),
->>>>>>> main
     )
 
 

@@ -77,7 +77,7 @@ class Aggregation:
         """The state of the moment of the last commit, bit for bit. Raises AggregatorError."""
         self._restore(open_round)
         if open_round is None:
-            self.participants = sum(1 for _ in self._store.log.after(0))
+            self.participants = self._store.log.waiting()
             return
         while not self._absorb_log(open_round):
             self._restore(open_round)
@@ -117,6 +117,18 @@ class Aggregation:
 
     def next_seq(self) -> int:
         return self._last_seq + 1
+
+    def keep(
+        self, row: RoundRow, group: Sequence[tuple[LoggedUpdate, Update]], heard: int
+    ) -> list[LoggedUpdate]:
+        """Called first in the transaction that settles ``heard`` devices, with what was accepted of
+        them: the updates whose bodies go into the log. Here: all."""
+        return [logged for logged, _ in group]
+
+    def gather(self, row: RoundRow, now_unix_seconds: float) -> bool:
+        """The round is to be closed: take in what others have of it; whether it can be closed.
+        Here: nothing, for all was absorbed as it came."""
+        return True
 
     def absorb(self, row: RoundRow, group: Sequence[tuple[LoggedUpdate, Update]]) -> dict[int, str]:
         """Absorb a group that was committed; those that failed, by seq, with the reason.
@@ -173,6 +185,7 @@ class Aggregation:
             self._note(summary.version, summary.round_id, summary.participants)
         self._made = None
         self._store.log.clear()
+        self._store.shares.clear()
         self.version = summary.version
         self.participants, self._last_seq, self._since_checkpoint = 0, 0, 0
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -99,48 +99,41 @@ class Aggregation:
         """The update of a device, who is named by the session it came in. Raises ``WireError``."""
         return self._binding.decode(body, round_id, self.items, device_id.hex())
 
-    def decode_each(
+    def read_each(
         self, bodies: Sequence[tuple[bytes, bytes]], round_id: int
     ) -> list[Update | WireError]:
-        """The updates of many devices, each body with its device's id, as :meth:`decode` has them;
-        an error in the place of a bad one."""
+        """The updates of many devices, each body with its device's id, as :meth:`decode` has them
+        and the method takes them; an error in the place of a bad one."""
         named = [(body, device_id.hex()) for body, device_id in bodies]
-        return self._binding.decode_each(named, round_id, self.items)
-
-    def check(self, update: Update) -> None:
-        self._method.check(update)
+        found = self._binding.decode_each(named, round_id, self.items)
+        refused = iter(self._method.check_each([u for u in found if isinstance(u, Update)]))
+        return [next(refused) or each if isinstance(each, Update) else each for each in found]
 
     def next_seq(self) -> int:
         return self._last_seq + 1
 
-    def absorb(self, row: RoundRow, group: Sequence[tuple[LoggedUpdate, Update]]) -> dict[int, str]:
-        """Absorb a group that was committed; those that failed, by seq, with the reason.
+    def absorb(
+        self, row: RoundRow, group: Sequence[tuple[LoggedUpdate, Update]]
+    ) -> Collection[int]:
+        """Absorb a group that was committed; the ``seq`` of those that failed.
 
         A failure quarantines the update and holds the round; the state is made again without it.
         """
-        failed: dict[int, str] = {}
-        for logged, update in group:
-            self._last_seq = logged.seq
-            if failed:
-                continue  # the log is absorbed anew below, these included
-            try:
-                self._method.absorb(update)
-            except Exception as error:
-                failed[logged.seq] = self._quarantine(row, logged, error)
-            else:
-                self.participants += 1
-                self._since_checkpoint += 1
-        if failed:
+        if not group:
+            return frozenset()
+        try:
+            self._method.absorb_each([update for _, update in group])
+        except Exception:
+            # Absorbed anew, one by one, the log says which.
             self.resume(row)
             still = {logged.seq for logged in self._store.log.after(0)}
-            failed = {
-                logged.seq: failed.get(logged.seq, "quarantined")
-                for logged, _ in group
-                if logged.seq not in still
-            }
-        elif self._since_checkpoint >= self._updates_between_checkpoints:
+            return frozenset(logged.seq for logged, _ in group if logged.seq not in still)
+        self._last_seq = group[-1][0].seq
+        self.participants += len(group)
+        self._since_checkpoint += len(group)
+        if self._since_checkpoint >= self._updates_between_checkpoints:
             self._checkpoint(row)
-        return failed
+        return frozenset()
 
     def close_round(self, revoked: Iterable[bytes] = ()) -> RoundSummary:
         """The method's ``close_round``; to be followed by :meth:`commit_version` or ``resume``.
@@ -294,7 +287,7 @@ class Aggregation:
             return self._checkpoint_updates
         return max(self._checkpoint_updates, self.participants // 3)
 
-    def _quarantine(self, row: RoundRow, logged: LoggedUpdate, error: Exception) -> str:
+    def _quarantine(self, row: RoundRow, logged: LoggedUpdate, error: Exception) -> None:
         why = f"{type(error).__name__}: {error}"
         _LOG.error(
             "update %d of %s passed its check but cannot be absorbed (%s): it is in quarantine, "
@@ -309,7 +302,6 @@ class Aggregation:
             self._store.log.quarantine(logged, row.generation, why)
             self._store.checkpoints.drop_partial()
             self._store.rounds.hold(row.round, f"update {logged.seq} is in quarantine: {why}")
-        return why
 
     def _checkpoint(self, row: RoundRow) -> None:
         state = self._method.state()

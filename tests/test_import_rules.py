@@ -127,7 +127,7 @@ RULES = (
     ),
     Rule(
         "aggregator",
-        frozenset({"aggregator", "psycopg", _CHECK} | _CONTRACT | _SERVER),
+        frozenset({"aggregator", "psycopg", "ray", _CHECK} | _CONTRACT | _SERVER),
         frozenset({"onnxruntime"}),
         apart="aggregator/simulate",
     ),
@@ -157,6 +157,11 @@ RULES = (
         | {"numpy", _CHECK},
     ),
     _server("serve", "evaluation home keys publish refusals rounds shared store task task_log"),
+    _server(
+        "cluster",
+        "evaluation home keys methods publish refusals rounds serve shared store task task_log",
+        libraries="ray",
+    ),
     Rule(
         "export",
         frozenset(

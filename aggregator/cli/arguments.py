@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import tomllib
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -33,7 +34,20 @@ def add_home(parser: argparse.ArgumentParser) -> None:
 
 
 def home_of(arguments: argparse.Namespace) -> AggregatorHome:
-    return AggregatorHome(arguments.home)
+    """The home, with its store where it is."""
+    home = AggregatorHome(arguments.home)
+    return AggregatorHome(home.folder, named_store(home)) if home.store_identity.exists() else home
+
+
+def named_store(home: AggregatorHome) -> str | None:
+    """The URL that the task file gives as ``store`` under ``[cluster]``; None for none, or for a
+    file that cannot be read, of which the command says itself what is wrong."""
+    try:
+        table = tomllib.loads(home.task_file.read_text(encoding="utf-8")).get("cluster", {})
+    except (OSError, ValueError, RecursionError):
+        return None
+    url = table.get("store") if isinstance(table, dict) else None
+    return url if isinstance(url, str) else None
 
 
 def add_task(

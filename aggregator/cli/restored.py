@@ -48,6 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _begin_generation(home: AggregatorHome, after: int) -> None:
     store = home.open_store()
+    store.lease.require_free()
     now = int(time.time())
     tasks = [store.task(each.number) for each in store.tasks.all()]
     newest = max(task.facts.generation for task in tasks)
@@ -67,7 +68,7 @@ def _begin_generation(home: AggregatorHome, after: int) -> None:
         store.facts.rotation_due = True
         for task in tasks:
             for row in task.rounds.latest():
-                if row.closed_unix_seconds is None:
+                if row.unfinished:
                     task.rounds.give_up(row.round, now)
             task.checkpoints.drop_partial()
     print(

@@ -15,11 +15,13 @@ from pathlib import Path
 import numpy as np
 
 from aggregator.cli.arguments import add_home, home_of
+from aggregator.errors import AggregatorError
 from aggregator.home import serve_lock
 from aggregator.serve.assembly import World, assemble
 from aggregator.serve.live import LiveView, PlainView, View
 from aggregator.serve.metrics import serve_metrics
 from aggregator.serve.service import Service
+from aggregator.store import Store
 from aggregator.task.file import read_task
 
 # Python's garbage collector in a process that serves: less often, and past what stays for good.
@@ -42,12 +44,22 @@ def ease_collector() -> None:
 DESCRIPTION = """\
 Runs rounds with the devices that enrolled. On a terminal it shows a live view, otherwise it logs a
 line for whatever happens. Ctrl-C or SIGTERM stop it cleanly; after a crash, or kill -9, start it
-again: the round goes on where it was, and nothing is counted twice."""
+again: the round goes on where it was, and nothing is counted twice.
+
+A fleet that one process is too small for: --cluster ray has several take in what devices send (the
+table [cluster] of the task file says how many), while this one coordinates them. With --local all
+of them run on this machine, under a Ray that is started for them and ends with them; with
+--address they run in a Ray cluster, on its machines, and the store has to be in PostgreSQL. A
+second one with --standby takes over within ten seconds of the first one's end. See
+docs/cluster.md."""
 
 EXAMPLES = """\
 examples:
   tessera-aggregator serve --home fleet
   tessera-aggregator serve --home fleet --plain >> fleet.log
+  tessera-aggregator serve --home fleet --cluster ray --local
+  tessera-aggregator serve --home fleet --cluster ray --address 10.0.0.5:6379
+  tessera-aggregator serve --home fleet --cluster ray --address 10.0.0.5:6379 --standby
 """
 
 
@@ -57,9 +69,93 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--task", type=Path, metavar="FILE", help="the task file (default: task.toml in the home)"
     )
     parser.add_argument("--plain", action="store_true", help="log lines, on a terminal too")
+    cluster = parser.add_argument_group("a fleet on several processes or machines")
+    cluster.add_argument(
+        "--cluster", choices=("ray",), help="workers take updates in; Ray places and restarts them"
+    )
+    where = cluster.add_mutually_exclusive_group()
+    where.add_argument(
+        "--local", action="store_true", help="on this machine, under a Ray of their own (default)"
+    )
+    where.add_argument(
+        "--address", metavar="HOST:PORT", help="in the Ray cluster whose head is there"
+    )
+    cluster.add_argument(
+        "--standby",
+        action="store_true",
+        help="with --address: wait while another serve coordinates, and take over when it is gone",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if arguments.cluster is None:
+        for name in ("local", "address", "standby"):
+            if getattr(arguments, name):
+                raise AggregatorError(f"--{name} goes with --cluster ray")
+        return _run_alone(arguments)
+    return _run_cluster(arguments)
+
+
+def _run_cluster(arguments: argparse.Namespace) -> int:
+    from aggregator.cluster.orders import Post
+    from aggregator.cluster.ray_runtime import RayRuntime
+    from aggregator.cluster.serve import coordinate
+
+    home = home_of(arguments)
+    if arguments.standby and arguments.address is None:
+        raise AggregatorError("--standby goes with --address: what --local runs ends with it")
+    live = sys.stdout.isatty() and not arguments.plain
+    view: View = LiveView() if live else PlainView(time.monotonic)
+    stopping = _stop_on_signals()
+    with ExitStack() as stack:
+        task = read_task(arguments.task or home.task_file)
+        if arguments.address is not None and home.store_url is None:
+            raise AggregatorError(
+                "with --address the store has to be where all machines reach it: name a PostgreSQL "
+                "database as store under [cluster] in the task file, and run tessera-aggregator "
+                "store --move (see docs/store.md)"
+            )
+        stack.enter_context(view)
+        world = World(time.monotonic, time.time, np.random.default_rng(), os.urandom)
+
+        def ready(service: Service) -> None:
+            ease_collector()
+            if task.fleet.metrics_port:
+                stack.enter_context(serve_metrics(task.fleet.metrics_port, service.last_snapshot))
+
+        def start(posts: list[Post]) -> RayRuntime:
+            runtime = RayRuntime(posts, arguments.address)
+            stopping.listen()  # Ray has taken the signals for itself
+            return runtime
+
+        coordinate(
+            home,
+            task,
+            world,
+            start,
+            stopping.is_set,
+            standby=arguments.standby,
+            on_round=view.round_event,
+            on_turn=view.show,
+            on_ready=ready,
+        )
+    logging.getLogger(__name__).info("stopped")
+    return 0
+
+
+def require_alone(store: Store) -> None:
+    """Raises AggregatorError while a cluster serves the fleet, and where a round has sums of its
+    workers, which one process alone would leave out."""
+    store.lease.require_free()
+    for task in store.tasks.all():
+        if store.task(task.number).shares.summed():
+            raise AggregatorError(
+                f"task {task.name} has sums of a cluster's workers that are in no version yet: let "
+                "its round end under serve --cluster ray first"
+            )
+
+
+def _run_alone(arguments: argparse.Namespace) -> int:
     home = home_of(arguments)
     live = sys.stdout.isatty() and not arguments.plain
     view: View = LiveView() if live else PlainView(time.monotonic)
@@ -69,7 +165,9 @@ def run(arguments: argparse.Namespace) -> int:
         task = read_task(arguments.task or home.task_file)
         stack.enter_context(view)
         world = World(time.monotonic, time.time, np.random.default_rng(), os.urandom)
-        parts = assemble(home, home.open_store(), task, world)
+        store = home.open_store()
+        require_alone(store)
+        parts = assemble(home, store, task, world)
         service = Service(parts, view.round_event)
         ease_collector()
         if task.fleet.metrics_port:
@@ -90,6 +188,11 @@ class _Flag:
     def is_set(self) -> bool:
         return self._set
 
+    def listen(self) -> None:
+        """Be set by whatever asks the process to end."""
+        signal.signal(signal.SIGTERM, self.set)
+        signal.signal(signal.SIGINT, self.set)
+
     def set(self, number: int, frame: object) -> None:
         if self._set:
             raise KeyboardInterrupt  # asked twice: at once
@@ -98,6 +201,5 @@ class _Flag:
 
 def _stop_on_signals() -> _Flag:
     flag = _Flag()
-    signal.signal(signal.SIGTERM, flag.set)
-    signal.signal(signal.SIGINT, flag.set)
+    flag.listen()
     return flag

@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
     home = home_of(arguments)
     store = home.open_store()
     try:
-        now, serves = time.time(), is_served(home)
+        now, serves = time.time(), is_served(home) or store.lease.is_held()
         registry = Registry(store.devices)
         tasks = [
             _SeenTask(store.task(row.number), row, registry, arguments.rounds)
@@ -66,6 +66,10 @@ def run(arguments: argparse.Namespace) -> int:
     finally:
         store.database.close()
     return 0
+
+
+_SILENT_SECONDS = 10.0
+"""A worker says each second that it lives."""
 
 
 class _SeenTask:
@@ -97,7 +101,7 @@ class _SeenTask:
     def open_round(self) -> RoundRow | None:
         """The one that is open."""
         row = self.rounds[0] if self.rounds else None
-        return None if row is None or row.closed_unix_seconds is not None else row
+        return row if row is not None and row.unfinished else None
 
     def _awaited(self, registry: Registry, selector: Selector) -> list[DeviceRow]:
         """Whom the open round waits for."""
@@ -148,6 +152,7 @@ def _print(store: Store, tasks: list[_SeenTask], now: float, serves: bool) -> No
     if not several:
         _print_head(tasks[0])
     print(f"serve        {'runs' if serves else 'does not run: no round opens or closes'}")
+    _print_cluster(store)
     print(f"devices      {len(devices) - revoked} active, {revoked} revoked")
     print(f"codes        {store.tokens.unused(int(now))} unused")
     for task in tasks:
@@ -186,6 +191,21 @@ def _print(store: Store, tasks: list[_SeenTask], now: float, serves: bool) -> No
         )
     for task in tasks:
         _print_waiting(task)
+
+
+def _print_cluster(store: Store) -> None:
+    lease = store.lease.find()
+    if lease is None or not store.lease.is_held():
+        return
+    now = store.database.now()
+    print(f"coordinator  {printable(lease.holder)}, term {lease.term}")
+    for each in store.workers.all():
+        silent = now - each.heartbeat_unix_seconds
+        cell = f"{printable(each.cell)}, " if each.cell else ""
+        print(
+            f"worker {each.slot:<5} {cell}{each.shards} shards, start {each.epoch}, "
+            f"{'heard of now' if silent < _SILENT_SECONDS else f'silent for {span(silent)}'}"
+        )
 
 
 def _print_head(task: _SeenTask) -> None:
@@ -237,6 +257,8 @@ def _print_held(number: int, why: str) -> None:
 def _line(row: RoundRow, now: float) -> dict[str, str]:
     if row.threshold == 0:
         state = "rests"
+    elif row.unfinished and row.closed_unix_seconds is not None:
+        state = "held" if row.held else "is closed"
     elif row.closed_unix_seconds is None:
         left = row.deadline_unix_seconds - now
         state = "held" if row.held else f"open, {span(left)} left" if left > 0 else "open"
@@ -265,9 +287,16 @@ def _as_json(store: Store, tasks: list[_SeenTask], now: float, serves: bool) -> 
         "refusals": store.refusals.all(),
         "unpublished": first["unpublished"],
         "serves": serves,
+        "coordinator": _lease_as_json(store),
+        "workers": [asdict(each) for each in store.workers.all()],
         "rounds": first["rounds"],
         "tasks": [_task_as_json(task) for task in tasks],
     }
+
+
+def _lease_as_json(store: Store) -> dict[str, object] | None:
+    row = store.lease.find()
+    return asdict(row) if row is not None and store.lease.is_held() else None
 
 
 def _evaluation_as_json(seen: _SeenTask) -> dict[str, object] | None:

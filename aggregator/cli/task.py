@@ -210,7 +210,7 @@ def _pause(home: AggregatorHome, store: Store, arguments: argparse.Namespace) ->
         store.tasks.set_state(row.number, "paused")
     latest = store.task(row.number).rounds.latest()
     ends = ""
-    if latest and latest[0].closed_unix_seconds is None:
+    if latest and latest[0].unfinished:
         ends = f"; round {latest[0].round} ends as usual"
     print(f"task {row.name} opens no further round{ends}")
     return 0
@@ -264,7 +264,7 @@ def _replace(home: AggregatorHome, store: Store, arguments: argparse.Namespace) 
         store.tasks.set_problem(row.number, None)
     latest = store.task(row.number).rounds.latest()
     # A round that rests, with nobody in it, need not end first.
-    open_round = bool(latest and latest[0].closed_unix_seconds is None and latest[0].threshold)
+    open_round = bool(latest and latest[0].unfinished and latest[0].threshold)
     if open_round and not arguments.now:
         print(f"task {row.name} is replaced when round {latest[0].round} has ended (or with --now)")
         return 0
@@ -490,7 +490,7 @@ def _tell(
 ) -> None:
     """Wait until a running ``serve`` has done it. Raises AggregatorError where it could not."""
     until = time.monotonic() + _WAIT_SECONDS
-    while is_served(home):
+    while is_served(home) or store.lease.is_held():
         row = store.tasks.find(number)
         if done(row):
             print(said)

@@ -46,6 +46,7 @@ class Registry:
         """Rises with every change."""
         self.labels_revision = 0
         """Rises when labels may have changed: a device that joins has those of its code."""
+        self._stored_revision = 0
         self.reload()
 
     def __len__(self) -> int:
@@ -54,8 +55,39 @@ class Registry:
     def revoked_ids(self) -> Iterable[bytes]:
         return self._revoked.values()
 
+    def refresh(self) -> list[bytes]:
+        """Take in what other processes changed; the ids of devices that were revoked since."""
+        stored = self._devices.revision()
+        if stored == self._stored_revision:
+            return []
+        changed = self._devices.changed_since(self._stored_revision)
+        if changed is None:
+            return self.reload()
+        self._stored_revision = stored
+        self.revision += 1
+        self.labels_revision += 1
+        gone = []
+        for device_id in changed:
+            row = self._devices.find(device_id)
+            if row is not None and row.revoked_unix_seconds is None:
+                self._by_handle[row.handle] = self._by_id[device_id] = row
+            elif row is not None and self._by_id.pop(device_id, None) is not None:
+                del self._by_handle[row.handle]
+                self._revoked[row.handle] = device_id
+                gone.append(device_id)
+        return sorted(gone)
+
+    def look_up(self, handle: bytes) -> bool:
+        """Take in a device that another process has let in just now; whether there is one."""
+        row = self._devices.by_handle(handle)
+        if row is None or row.revoked_unix_seconds is not None:
+            return False
+        self.add(row)
+        return True
+
     def reload(self) -> list[bytes]:
         """Read the table again; the ids of devices that were revoked since."""
+        self._stored_revision = self._devices.revision()
         rows = list(self._devices.all())
         active = [row for row in rows if row.revoked_unix_seconds is None]
         self.revision += 1

@@ -204,6 +204,12 @@ class Method(ABC):
         """
 
 
+def taken_of(method: Method, decoded: Sequence[Update | WireError]) -> list[Update | WireError]:
+    """What the method takes of ``decoded``; an error in the place of what it does not."""
+    refused = iter(method.check_each([each for each in decoded if isinstance(each, Update)]))
+    return [next(refused) or each if isinstance(each, Update) else each for each in decoded]
+
+
 Settings = TypeVar("Settings")
 
 

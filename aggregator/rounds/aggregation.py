@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from aggregator.errors import AggregatorError
-from aggregator.methods.method import Binding, Method, OlderRound, RoundSummary
+from aggregator.methods.method import Binding, Method, OlderRound, RoundSummary, taken_of
 from aggregator.methods.model import ModelMismatch
 from aggregator.rounds.version_keeper import VersionKeeper
 from aggregator.store import TaskStore
@@ -77,7 +77,7 @@ class Aggregation:
         """The state of the moment of the last commit, bit for bit. Raises AggregatorError."""
         self._restore(open_round)
         if open_round is None:
-            self.participants = sum(1 for _ in self._store.log.after(0))
+            self.participants = self._store.log.waiting()
             return
         while not self._absorb_log(open_round):
             self._restore(open_round)
@@ -105,12 +105,22 @@ class Aggregation:
         """The updates of many devices, each body with its device's id, as :meth:`decode` has them
         and the method takes them; an error in the place of a bad one."""
         named = [(body, device_id.hex()) for body, device_id in bodies]
-        found = self._binding.decode_each(named, round_id, self.items)
-        refused = iter(self._method.check_each([u for u in found if isinstance(u, Update)]))
-        return [next(refused) or each if isinstance(each, Update) else each for each in found]
+        return taken_of(self._method, self._binding.decode_each(named, round_id, self.items))
 
     def next_seq(self) -> int:
         return self._last_seq + 1
+
+    def keep(
+        self, row: RoundRow, group: Sequence[tuple[LoggedUpdate, Update]], heard: int
+    ) -> list[LoggedUpdate]:
+        """Called first in the transaction that settles ``heard`` devices, with what was accepted of
+        them: the updates whose bodies go into the log. Here: all."""
+        return [logged for logged, _ in group]
+
+    def gather(self, row: RoundRow, now_unix_seconds: float) -> bool:
+        """The round is to be closed: take in what others have of it; whether it can be closed.
+        Here: nothing, for all was absorbed as it came."""
+        return True
 
     def absorb(
         self, row: RoundRow, group: Sequence[tuple[LoggedUpdate, Update]]
@@ -161,6 +171,7 @@ class Aggregation:
             self._note(summary.version, summary.round_id, summary.participants)
         self._made = None
         self._store.log.clear()
+        self._store.shares.clear()
         self.version = summary.version
         self.participants, self._last_seq, self._since_checkpoint = 0, 0, 0
 

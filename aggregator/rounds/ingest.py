@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from aggregator.refusals import Refusals
-from aggregator.rounds.aggregation import Aggregation
 from aggregator.rounds.evaluator import Evaluator
-from aggregator.rounds.machine import RoundMachine
 from aggregator.shared import TaskShared
 from aggregator.store.evaluations import DeviceEvaluation
 from aggregator.store.participations import LastParticipation
@@ -22,6 +20,7 @@ from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.publish.receipts import (
     Receipt,
     RecordType,
+    UpdateIdentity,
     UpdateMessage,
     Verdict,
     read_contribution,
@@ -81,6 +80,41 @@ class Settled(NamedTuple):
     receipt: Receipt
 
 
+class OpenRounds(Protocol):
+    """What there is to know of a task's rounds where updates come in; see
+    :class:`~aggregator.rounds.machine.RoundMachine`."""
+
+    @property
+    def current(self) -> RoundRow | None:
+        """The round that takes updates."""
+
+    @property
+    def generation(self) -> int: ...
+    def find_open(self, generation: int, number: int) -> RoundRow | None: ...
+    def next_number(self) -> int: ...
+    def awaits(self, device_id: bytes) -> bool: ...
+    def is_selected(self, device_id: bytes) -> bool: ...
+    def selects(self, row: RoundRow, device_id: bytes) -> bool: ...
+    def heard_of(self, device_id: bytes, counted_seconds: float | None = None) -> None: ...
+    def came_late(self, row: RoundRow, device_id: bytes) -> None: ...
+    def reload_hold(self) -> None: ...
+
+
+class Absorbs(Protocol):
+    """Where a task's updates go; see :class:`~aggregator.rounds.aggregation.Aggregation`."""
+
+    def read_each(
+        self, bodies: Sequence[tuple[bytes, bytes]], round_id: int
+    ) -> list[exchange.Update | WireError]: ...
+    def next_seq(self) -> int: ...
+    def keep(
+        self, row: RoundRow, group: Sequence[tuple[LoggedUpdate, exchange.Update]], heard: int
+    ) -> list[LoggedUpdate]: ...
+    def absorb(
+        self, row: RoundRow, group: Sequence[tuple[LoggedUpdate, exchange.Update]]
+    ) -> Collection[int]: ...
+
+
 class _Staged(NamedTuple):
     update: UpdateMessage
     arrived_seconds: float
@@ -108,8 +142,8 @@ class Ingest:
     def __init__(
         self,
         shared: TaskShared,
-        rounds: RoundMachine,
-        aggregation: Aggregation,
+        rounds: OpenRounds,
+        aggregation: Absorbs,
         evaluator: Evaluator,
     ) -> None:
         self._task, self._store, self._registry = shared.task, shared.store, shared.registry
@@ -133,13 +167,14 @@ class Ingest:
     def judge(self, update: UpdateMessage) -> Settled | None:
         """Judge an update. What is known already is settled at once, the rest is staged."""
         identity = update.identity
-        row = self._rounds.current
-        if row is None or (identity.generation, identity.round) != (row.generation, row.round):
+        row = self._rounds.find_open(identity.generation, identity.round)
+        if row is None:
             return self._offer_for_closed(update)
         return self._offer_for_open(update, row)
 
     def commit(self) -> list[Settled]:
-        """Make what is staged durable, absorb it, and settle it; in the order it came."""
+        """Make what is staged durable, absorb it, and settle it; in the order it came. Where that
+        fails, it stays staged."""
         row = self._rounds.current
         if not self._staged or row is None:
             if self._late:
@@ -147,7 +182,6 @@ class Ingest:
                     self.save_seen()
             return []
         decided = self._decide(list(self._staged.values()), row)
-        self._staged.clear()
         group = [
             (each.logged, each.decoded)
             for each in decided
@@ -157,16 +191,35 @@ class Ingest:
         told = [(each.update, each.report) for each in decided if each.report is not None]
         for update, report in told:
             self._tell(update, report, now_unix_seconds)
-        with self._store.database.transaction():
-            self._store.log.append([logged for logged, _ in group], [d.verdict for d in decided])
+        with self._store.database.transaction(shared=True):
+            bodies = self._aggregation.keep(row, group, len(decided))
+            self._store.log.append(bodies, [each.verdict for each in decided])
             if told:
                 self._store.reports.add([_stored(update, report) for update, report in told])
             self._evaluator.note(row, [each.said for each in decided if each.said is not None])
             self.save_seen()
+        self.abandon()
         failed = self._aggregation.absorb(row, group)
         if failed:
             self._rounds.reload_hold()
         return [self._settle(each, failed, now_unix_seconds) for each in decided]
+
+    def abandon(self) -> None:
+        """Forget what is staged: it gets no receipt, and is sent again."""
+        self._staged.clear()
+
+    def sift(self) -> list[Settled]:
+        """Settle what is staged and has a verdict in the store all the same: that of a commit whose
+        outcome was not known, or of another process."""
+        settled = []
+        for key, staged in list(self._staged.items()):
+            identity, digest = staged.update.identity, staged.update.body_sha256
+            known = self._store.log.verdict(identity.generation, identity.round, identity.device_id)
+            if known is not None:
+                del self._staged[key]
+                self._rounds.heard_of(identity.device_id)
+                settled.append(_known(identity, digest, known))
+        return settled
 
     def save_seen(self) -> None:
         """Write down what devices told, and which were counted before this group; inside a
@@ -327,11 +380,7 @@ class Ingest:
         """The stored verdict, for the same body again."""
         if known.body_sha256 != update.body_sha256:
             return self._conflict(update)
-        if known.reason is None:
-            return _settled(update, Verdict.COUNTED)
-        if known.reason == NOTED:
-            return _settled(update, Verdict.NOTED)
-        return _settled(update, Verdict.REFUSED, known.reason)
+        return _known(update.identity, update.body_sha256, known)
 
     def _conflict(self, update: UpdateMessage) -> Settled:
         self._refusals.note_reason("conflict", update.identity.device_id)
@@ -391,6 +440,15 @@ def read_told(update: UpdateMessage) -> Report:
 def _stored(update: UpdateMessage, report: Report) -> StoredReport:
     identity = update.identity
     return StoredReport.of(identity.generation, identity.round, identity.device_id, report)
+
+
+def _known(identity: UpdateIdentity, digest: bytes, known: StoredVerdict) -> Settled:
+    """What to say of a body of which the store has a verdict, or one of another body."""
+    verdict, reason = Verdict.CONFLICT, ""
+    if known.body_sha256 == digest:
+        verdict = {None: Verdict.COUNTED, NOTED: Verdict.NOTED}.get(known.reason, Verdict.REFUSED)
+        reason = (known.reason or "") if verdict is Verdict.REFUSED else ""
+    return Settled(identity.device_id, Receipt(update_digest(identity, digest), verdict, reason))
 
 
 def _settled(update: UpdateMessage, verdict: Verdict, reason: str = "") -> Settled:

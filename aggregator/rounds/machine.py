@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 
 from aggregator.methods.method import RoundSummary
 from aggregator.rounds.aggregation import Aggregation
+from aggregator.rounds.attendance import Attendance
 from aggregator.rounds.evaluator import Evaluator
 from aggregator.shared import TaskShared
 from aggregator.store import STORE_FAILURES
@@ -133,6 +133,7 @@ class RoundMachine:
         aggregation: Aggregation,
         seal_round: SealRound,
         evaluator: Evaluator,
+        attendance: Attendance | None = None,
     ) -> None:
         self._task, self._settings = shared.task.name, shared.task.round
         self._selector = shared.task.selector
@@ -141,9 +142,7 @@ class RoundMachine:
         self._aggregation = aggregation
         self._seal_round = seal_round
         self._evaluator = evaluator
-        self._missing: set[bytes] = set()
-        self._any_heard = False
-        self._arrivals = array("f")
+        self._attendance = Attendance() if attendance is None else attendance
         self._late = LateArrivals()
         self._began_unix = 0.0
         self._earliest_close_unix = 0.0
@@ -162,12 +161,12 @@ class RoundMachine:
     @property
     def arrived(self) -> int:
         """Updates counted in the current round."""
-        return len(self._arrivals)
+        return self._attendance.counted
 
     @property
     def outstanding(self) -> int:
         """Selected devices that were not heard of in the current round."""
-        return len(self._missing)
+        return self._attendance.outstanding
 
     @property
     def generation(self) -> int:
@@ -190,9 +189,14 @@ class RoundMachine:
             # Nobody takes part in it; it ends when rounds may go on, or for another version.
             ends = self._may_go_on() or self._aggregation.goes_back
             return self._close(row, now) if ends else None
+        if row.closed_unix_seconds is not None:
+            return self._close(row, now)  # nothing enters any more: a process before did not finish
+        self._attendance.look(row)
         # A clock that was set back gives the round its length once more, and no year on top.
         self._began_unix = min(self._began_unix, now)
-        everyone_came = not self._missing and (self.arrived > 0 or self._all_were_revoked(row))
+        everyone_came = not self._attendance.missing and (
+            self.arrived > 0 or self._all_were_revoked(row)
+        )
         over = self._left(row, now) <= 0 and not _is_within(
             self._earliest_close_unix, now, self._settings.resume_grace_seconds
         )
@@ -214,9 +218,16 @@ class RoundMachine:
             return None
         return self._left(self.current, self._unix_clock())
 
+    def find_open(self, generation: int, number: int) -> RoundRow | None:
+        """The current round, where it is the one of these numbers."""
+        row = self.current
+        if row is None or (row.generation, row.round) != (generation, number):
+            return None
+        return row
+
     def awaits(self, device_id: bytes) -> bool:
         """Whether a device was selected for the current round and has no verdict in it yet."""
-        return device_id in self._missing
+        return device_id in self._attendance.missing
 
     def is_selected(self, device_id: bytes) -> bool:
         """Whether a device of the registry was selected for the current round."""
@@ -228,10 +239,7 @@ class RoundMachine:
 
     def heard_of(self, device_id: bytes, counted_seconds: float | None = None) -> None:
         """A device had its verdict; ``counted_seconds`` after the opening if it was counted."""
-        self._missing.discard(device_id)
-        self._any_heard = True
-        if counted_seconds is not None:
-            self._arrivals.append(counted_seconds)
+        self._attendance.heard_of(device_id, counted_seconds)
 
     def came_late(self, row: RoundRow, device_id: bytes) -> None:
         """A device's update of a closed round arrived; adaptive deadlines count it once.
@@ -244,12 +252,12 @@ class RoundMachine:
 
     def revoked(self, device_id: bytes) -> None:
         """A device that will not be heard of."""
-        self._missing.discard(device_id)
+        self._attendance.drop(device_id)
 
     def labels_changed(self) -> None:
         """Devices that the task does not admit any more are not waited for."""
         if self._selector and self.current is not None:
-            self._missing &= self._selected(self.current)
+            self._attendance.keep(self._selected(self.current))
 
     @property
     def eligible(self) -> int:
@@ -270,7 +278,7 @@ class RoundMachine:
         # Where nobody is missing any more, it was heard or revoked. A round that selected nobody
         # keeps its time, and one whose devices were all refused, or could not train: the next
         # would be no different.
-        return row.expected > 0 and not self._any_heard
+        return row.expected > 0 and not self._attendance.any_heard
 
     def reload_hold(self) -> None:
         """Look again whether the operator released the round."""
@@ -286,15 +294,13 @@ class RoundMachine:
         if self.unpublished is not None:
             _LOG.error("round %d is held: %s", self.next_number(), self.unpublished)
         latest = self._store.rounds.latest()
-        row = latest[0] if latest and latest[0].closed_unix_seconds is None else None
+        row = latest[0] if latest and latest[0].unfinished else None
         self._aggregation.resume(row)
         if row is None:
             return
         self.current = self._store.rounds.find(row.round)  # resuming may have held it
-        self._arrivals = array("f", self._store.log.arrivals(row.round))
         self._began_unix = row.opened_unix_seconds
-        judged = set(self._store.log.judged(row.generation, row.round))
-        self._missing, self._any_heard = self._selected(row) - judged, bool(judged)
+        self._attendance.resume(self._store, row, self._selected(row))
         self._earliest_close_unix = self._unix_clock() + self._settings.resume_grace_seconds
         if self.current is not None and self.current.held is not None:
             _LOG.error("round %d is held: %s", row.round, self.current.held)
@@ -352,15 +358,16 @@ class RoundMachine:
             broadcast = self._aggregation.open_round(number)
             with self._store.database.transaction():
                 self._store.rounds.add(row)
+                self._store.late.forget(number - LAST_ROUNDS)
                 self._store.fleet.facts.openings = row.opening
                 self._seal_round(row, broadcast)
         except STORE_FAILURES:
             raise
         except Exception as error:
             return self._hold(row, f"it could not be published: {error}", error)
-        self.current, self._missing, self._arrivals = row, missing, array("f")
+        self.current = row
+        self._attendance.begin(missing)
         self._played += int(not _rests(row))
-        self._any_heard = False
         self._began_unix, self._earliest_close_unix = now, 0.0
         self._aggregation.carry_over(row)
         self.reload_hold()
@@ -379,6 +386,11 @@ class RoundMachine:
         return RoundHeld(row, why)
 
     def _close(self, row: RoundRow, now: float) -> RoundClosed | RoundHeld:
+        if not self._aggregation.gather(row, now):
+            self.reload_hold()
+            why = "" if self.current is None else self.current.held or ""
+            return RoundHeld(row, why)
+        self._attendance.look(row)
         participants = self._aggregation.participants
         summary, made = RoundSummary(row.round, row.version, participants), None
         if participants >= self._settings.quorum:
@@ -387,7 +399,7 @@ class RoundMachine:
             except Exception as error:
                 return self._hold(row, f"the method could not close it: {error}", error)
             made = summary.version
-        times = np.asarray(self._arrivals, dtype=np.float32)
+        times = self._attendance.arrivals(row)
         with self._store.database.transaction():
             self._store.rounds.close(row.round, now, made, participants, summary.metrics, times)
             found = self._evaluator.round_closes(row, made=made not in (None, row.version))
@@ -398,8 +410,9 @@ class RoundMachine:
                 self._aggregation.commit_version(summary)
         if found:
             _LOG.info("%s", found)
-        silent = frozenset(self._missing)
-        self.current, self._missing = None, set()
+        silent = frozenset(self._attendance.missing)
+        self.current = None
+        self._attendance.begin(set())
         self._earliest_open_unix = now + self._settings.pause_seconds
         return RoundClosed(row, summary, made, silent=silent)
 
@@ -409,7 +422,11 @@ class RoundMachine:
     def _times(self) -> list[NDArray[np.float32]]:
         stored = self._store.rounds.arrivals(LAST_ROUNDS)
         if stored:
-            stored[0] = np.concatenate([stored[0], self._late.seconds()])
+            late = (
+                self._late.seconds(),
+                self._store.late.seconds(self.next_number() - LAST_ROUNDS),
+            )
+            stored[0] = np.concatenate([stored[0], *late])
         return stored
 
 

@@ -94,11 +94,12 @@ def commit(store: TaskStore, replacement: Replacement, now_unix_seconds: int) ->
     """
     task = replacement.task
     latest = store.rounds.latest()
-    dropped = sum(1 for _ in store.log.after(0))
+    dropped = store.log.waiting() + store.shares.summed()
     with store.database.transaction():
-        if latest and latest[0].closed_unix_seconds is None:
+        if latest and latest[0].unfinished:
             store.rounds.give_up(latest[0].round, now_unix_seconds)
         store.log.clear()
+        store.shares.clear()
         store.checkpoints.put(
             MethodCheckpoint(
                 "version",

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from aggregator.publish.publisher import Publisher
 from aggregator.publish.standing import Announcements
 from aggregator.refusals import Refusals
 from aggregator.rounds.aggregation import Aggregation
+from aggregator.rounds.attendance import Attendance
 from aggregator.rounds.evaluator import Evaluator, option_name, taken_for_one
 from aggregator.rounds.ingest import Inbox, Ingest, Repeats
 from aggregator.rounds.machine import RoundMachine
@@ -42,6 +44,7 @@ from device_sdk.wire.publish.chunks import Reassembler
 from device_sdk.wire.publish.topics import Topics
 from device_sdk.wire.seal.admission import TokenBuckets, WorkBudget
 from device_sdk.wire.seal.enrolment import EnrolmentDesk
+from device_sdk.wire.seal.freshness import FreshnessMarks
 from device_sdk.wire.seal.keys import RandomBytes
 from device_sdk.wire.seal.placement import Placement, own_placement
 from device_sdk.wire.seal.presence import Presence, new_presence
@@ -85,18 +88,61 @@ class Bounds:
         return cls(TokenBuckets(_BURST, _REFILL_PER_SECOND, clock), WorkBudget(share, clock))
 
 
+class Whole:
+    """An aggregator that does everything in one process. A cluster's coordinator differs in what
+    stands here. ``placement_of``: where devices belong."""
+
+    def __init__(self, placement_of: PlacementOf = own_placement) -> None:
+        self.placement_of = placement_of
+
+    def aggregation(self, *parts: Any) -> Aggregation:
+        """Of a task, from what :class:`Aggregation` is made of."""
+        return Aggregation(*parts)
+
+    def begin_life(
+        self, store: Store, now_unix_seconds: int, random_bytes: RandomBytes
+    ) -> Presence:
+        """A presence that started after all before it in this home, whatever the calendar says."""
+        last = store.facts.started_unix_seconds
+        started = now_unix_seconds if last is None else max(now_unix_seconds, last + 1)
+        presence = new_presence(started, random_bytes)
+        with store.database.transaction():
+            store.facts.started_unix_seconds = started  # before anybody hears of it
+        return presence
+
+    def marks(self, store: Store, life: Presence) -> FreshnessMarks:
+        """Of the enrolment requests that were answered in this life."""
+        return FreshnessMarks(life.incarnation)
+
+    def attendance(self, store: TaskStore) -> Attendance:
+        """Who was heard of in a task's rounds."""
+        return Attendance()
+
+    def links(
+        self, shared: Shared, settings: LinkSettings, rngs: list[np.random.Generator]
+    ) -> BrokerLinks:
+        """To the broker."""
+        return BrokerLinks(shared, settings, rngs)
+
+    def changed(self, store: Store) -> Callable[[], bool]:
+        """What tells whether the operator did something since it was asked last."""
+        return store.database.changed_elsewhere
+
+
 def assemble(
     home: AggregatorHome,
     store: Store,
     task: Task,
     world: World,
     link_settings: LinkSettings = LINK_SETTINGS,
-    placement_of: PlacementOf = own_placement,
+    role: Whole | None = None,
 ) -> Parts:
     """All parts, resumed from the store; the link is not started. Raises AggregatorError.
 
-    ``task``: the first one; the others are in the home. ``placement_of``: where devices belong.
+    ``task``: the first one; the others are in the home. ``role``: of a coordinator.
     """
+    role = Whole() if role is None else role
+    placement_of = role.placement_of
     settings = task.fleet
     clock, unix_clock, random_bytes = world.clock, world.unix_clock, world.random_bytes
     # One each: links draw on threads of their own.
@@ -106,7 +152,7 @@ def assemble(
     # Who may speak.
     keys = FleetKeys(home, store, unix_clock, random_bytes, settings.descriptor_seconds)
     last_life = store.facts.started_unix_seconds
-    presence = _begin_life(store, int(unix_clock()), random_bytes)
+    presence = role.begin_life(store, int(unix_clock()), random_bytes)
     shared = Shared(
         Registry(store.devices),
         Refusals(),
@@ -136,6 +182,7 @@ def assemble(
         enrolments.budget,
         unix_clock,
         placement_of=placement_of,
+        marks=role.marks(store, presence),
         random_bytes=random_bytes,
     )
     keys.watch(table.replace_keyring)
@@ -143,7 +190,7 @@ def assemble(
 
     # What is learnt.
     def make(store: TaskStore, task: Task) -> TaskParts:
-        return make_task(TaskShared.of(shared, task, store), keys, sealing_rng)
+        return make_task(TaskShared.of(shared, task, store), keys, sealing_rng, role)
 
     reassembler, repeats = Reassembler(clock), Repeats(clock)
     inbox = Inbox(shared.refusals, repeats)
@@ -168,7 +215,7 @@ def assemble(
     if place and "://" not in place:
         place = str(home.folder / Path(place).expanduser())
     mirror = ChunkMirror(place, clock) if place else None
-    link = BrokerLinks(shared, link_settings, link_rngs)
+    link = role.links(shared, link_settings, link_rngs)
     return Parts(
         **vars(shared),
         link=link,
@@ -186,17 +233,21 @@ def assemble(
             shared, lambda: [each.upkeep for each in board.served], table, reassembler
         ),
         sleep=world.sleep,
+        life=presence,
+        changed=role.changed(store),
     )
 
 
-def make_task(shared: TaskShared, keys: FleetKeys, rng: np.random.Generator) -> TaskParts:
+def make_task(
+    shared: TaskShared, keys: FleetKeys, rng: np.random.Generator, role: Whole
+) -> TaskParts:
     """A task's parts, resumed from its store. Raises AggregatorError."""
     task, store = shared.task, shared.store
     artifacts = read_artifacts(task.artifacts, task.companions)
     publisher = Publisher(shared, artifacts, keys.current, rng)
     catalogue = served_catalogue(store, task)
     parameters = tuple(each.artifact for each in artifacts)
-    aggregation = Aggregation(
+    aggregation = role.aggregation(
         task.binding,
         store,
         0 if catalogue is None else len(catalogue),
@@ -217,18 +268,10 @@ def make_task(shared: TaskShared, keys: FleetKeys, rng: np.random.Generator) -> 
         _LOG.warning("%s", alike)
     parts = {option_name(each) for each in names}
     evaluator = Evaluator(store, shared.registry, task.name, task.evaluation, parts)
-    rounds = RoundMachine(shared, aggregation, publisher.seal_round, evaluator)
+    rounds = RoundMachine(
+        shared, aggregation, publisher.seal_round, evaluator, role.attendance(store)
+    )
     upkeep = Upkeep(shared, aggregation, evaluator)
     upkeep.begin(in_a_round=rounds.current is not None)
     ingest = Ingest(shared, rounds, aggregation, evaluator)
     return TaskParts(task, store, aggregation, rounds, ingest, publisher, upkeep)
-
-
-def _begin_life(store: Store, now_unix_seconds: int, random_bytes: RandomBytes) -> Presence:
-    """A presence that started after all before it in this home, whatever the calendar says."""
-    last = store.facts.started_unix_seconds
-    started = now_unix_seconds if last is None else max(now_unix_seconds, last + 1)
-    presence = new_presence(started, random_bytes)
-    with store.database.transaction():
-        store.facts.started_unix_seconds = started  # before anybody hears of it
-    return presence

@@ -205,6 +205,22 @@ _SMALL_RECEIVE_MAXIMUM = 256
 _MOST_TOPICS = 8192
 
 
+@dataclass(frozen=True)
+class Hears:
+    """Which messages a process takes. Here: all of them, alone.
+
+    Attributes:
+        up: filters of the devices' topics; None for all.
+        fleet: the fleet's own descriptor and presence, and enrolment requests.
+        client: what its client ids begin with, where they stay the same over restarts: up to 20
+            letters and digits.
+    """
+
+    up: tuple[str, ...] | None = None
+    fleet: bool = True
+    client: str = ""
+
+
 class BrokerLinks:
     """Three connections, so that nobody's messages can stand in the way of another kind's.
 
@@ -225,6 +241,7 @@ class BrokerLinks:
         shared: Shared,
         settings: LinkSettings,
         rngs: list[np.random.Generator],
+        hears: Hears = Hears(),
     ) -> None:
         broker, topics, clock = shared.settings.broker, shared.topics, shared.clock
         self._parse = lru_cache(maxsize=_MOST_TOPICS)(topics.parse)
@@ -238,20 +255,28 @@ class BrokerLinks:
         if broker.proxy is not None:
             settings = replace(settings, proxy=broker.proxy)
         link = partial(Link, broker.url, clock=clock, tls=broker.tls, settings=settings)
-        self._devices = link(rng=rngs[0], admits=self._device_limits.admits)
+        ids = [f"{hears.client}{kind}" if hears.client else None for kind in "dso"]
+        self._devices = link(rng=rngs[0], admits=self._device_limits.admits, client_id=ids[0])
         nudge = self._devices.nudge
-        self._strangers = link(rng=rngs[1], admits=self._enrolment_limit.admits, on_event=nudge)
-        self._own = link(rng=rngs[2], on_event=nudge)
-        self._up_filter = topics.up_filter()
-        # First, so that another life's are heard before anything is announced.
-        self._devices.subscribe(topics.write(DescriptorTopic()))
-        self._devices.subscribe(topics.write(PresenceTopic()))
-        self._devices.subscribe(self._up_filter)
-        self._strangers.subscribe(topics.write(EnrolRequestTopic()))
+        self._strangers = link(
+            rng=rngs[1], admits=self._enrolment_limit.admits, on_event=nudge, client_id=ids[1]
+        )
+        self._own = link(rng=rngs[2], on_event=nudge, client_id=ids[2])
+        up = (topics.up_filter(),) if hears.up is None else hears.up
+        descriptor = topics.write(DescriptorTopic())
+        self._needed = frozenset(up or (descriptor,))
+        if hears.fleet:
+            # First, so that another life's are heard before anything is announced.
+            self._devices.subscribe(descriptor)
+            self._devices.subscribe(topics.write(PresenceTopic()))
+            self._strangers.subscribe(topics.write(EnrolRequestTopic()))
+        for each in up:
+            self._devices.subscribe(each)
+        self._started = (self._devices, self._own, *([self._strangers] if hears.fleet else ()))
         self._probe_topic = topics.write(ProbeTopic())
         self._devices.subscribe(self._probe_topic)
         self._probe = LossProbe(self._send_probe, shared.random_bytes(16), clock)
-        self._up_granted = False
+        self._granted: set[str] = set()
         self._unsaid: Connected | None = None
         self._said_small = False
         self._said_loss = False
@@ -267,7 +292,7 @@ class BrokerLinks:
         return self._probe.lost
 
     def start(self) -> None:
-        for link in self._links():
+        for link in self._started:
             link.start()
 
     def stop(self, *, flush_seconds: float = 0.0) -> None:
@@ -309,8 +334,9 @@ class BrokerLinks:
         """Messages beyond the limits since the last call, by device id; empty bytes for others."""
         return self._device_limits.take_refused() + self._enrolment_limit.take_refused()
 
-    def _links(self) -> tuple[Link, ...]:
-        return self._devices, self._strangers, self._own
+    @property
+    def _up_granted(self) -> bool:
+        return self._granted >= self._needed
 
     def _owner(self, topic: bytes) -> bytes | None:
         try:
@@ -331,13 +357,13 @@ class BrokerLinks:
             case Message():
                 events.append(event)
             case Disconnected() | ConnectRefused():
-                self._up_granted = False
+                self._granted.clear()
                 self._probe.interrupted()
                 self._tell_of(event, "devices cannot be heard")
             case Subscribed() | SubscribeRefused() if event.topic_filter == self._probe_topic:
                 return  # then nothing comes back, and nothing is judged
             case Subscribed():
-                self._up_granted |= event.topic_filter == self._up_filter
+                self._granted.add(event.topic_filter)
                 events.append(event)
             case Connected():
                 return

@@ -35,6 +35,7 @@ from device_sdk.link.events import (
 )
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.publish.topics import DescriptorTopic, PresenceTopic
+from device_sdk.wire.seal.presence import Presence
 from device_sdk.wire.seal.session_table import SessionTable
 
 # Which of its subscriptions the broker grants the aggregator.
@@ -111,6 +112,9 @@ class Parts(Shared):
     fence: Fence
     housekeeping: Housekeeping
     sleep: Callable[[float], None]
+    life: Presence
+    changed: Callable[[], bool]
+    """Whether the operator did something since the last call."""
 
     @property
     def first(self) -> TaskParts:
@@ -119,11 +123,18 @@ class Parts(Shared):
 
 
 class Service:
-    """Runs on one thread. ``on_round`` is told what happens to rounds, from that thread."""
+    """Runs on one thread. ``on_round`` is told what happens to rounds, from that thread;
+    ``complete`` adds to what there is to see what other processes have of it."""
 
-    def __init__(self, parts: Parts, on_round: Callable[[RoundEvent], None] | None = None) -> None:
+    def __init__(
+        self,
+        parts: Parts,
+        on_round: Callable[[RoundEvent], None] | None = None,
+        complete: Callable[[Snapshot], Snapshot] = lambda seen: seen,
+    ) -> None:
         self._parts = parts
         self._on_round = on_round
+        self._complete = complete
         self._listening = Listening()
         self._fenced = {
             parts.topics.write(DescriptorTopic()): parts.fence.heard_descriptor,
@@ -155,7 +166,7 @@ class Service:
                 wait_seconds = min(wait_seconds, max(0.0, left))
         group = parts.first.task.store.group_updates
         events = parts.link.events(most=group, timeout_seconds=wait_seconds)
-        if parts.store.database.changed_elsewhere():
+        if parts.changed():
             self._look_again()
         for event in events:
             self._handle(event)
@@ -215,7 +226,7 @@ class Service:
 
     def snapshot(self) -> Snapshot:
         parts = self._parts
-        return Snapshot(
+        seen = Snapshot(
             connected=parts.link.connected,
             broker=str(parts.settings.broker.url),
             devices=len(parts.registry),
@@ -227,6 +238,7 @@ class Service:
             broker_losses=parts.link.lost,
             tasks=tuple(_seen(task) for task in parts.tasks.served),
         )
+        return self._complete(seen)
 
     def _handle(self, event: Event) -> None:
         parts = self._parts
@@ -359,7 +371,7 @@ class Service:
     def _look_again(self) -> None:
         """The operator changed something: revoked, rotated, asked for a task or version."""
         parts = self._parts
-        for device_id in parts.registry.reload():
+        for device_id in parts.registry.refresh():
             parts.store.devices.forget_told(device_id)  # what came while it was being revoked
             parts.table.end(device_id)
             for task in parts.tasks.served:
@@ -391,13 +403,13 @@ def _seen(task: TaskParts) -> TaskSnapshot:
         current=rounds.current,
         seconds_left=rounds.seconds_left(),
         arrived=rounds.arrived,
-        participants=task.aggregation.participants,
+        participants=max(task.aggregation.participants, rounds.arrived),
         quorum=task.task.round.quorum,
         counted=task.ingest.counted,
         widths=dict(task.ingest.widths),
         outcomes=dict(task.ingest.outcomes),
         unpublished=rounds.unpublished,
-        finished=tuple(row for row in latest if row.closed_unix_seconds is not None),
+        finished=tuple(row for row in latest if not row.unfinished),
         evaluated=next(iter(task.store.evaluations.latest()), None),
         stopped=rounds.stopped,
     )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple, Protocol
 
-from aggregator.serve.tasks import TaskBoard
 from aggregator.shared import Shared
 from aggregator.store.devices import DeviceRow
+from aggregator.task.file import Task
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.publish.receipts import RecordType
 from device_sdk.wire.publish.standing import Standing, write_standing
@@ -26,6 +26,20 @@ class _Repeat(NamedTuple):
     """Until the one behind it."""
 
 
+class _Served(Protocol):
+    @property
+    def task(self) -> Task: ...
+
+
+class Board(Protocol):
+    """The tasks that are served; see :class:`~aggregator.serve.tasks.TaskBoard`."""
+
+    @property
+    def served(self) -> Sequence[_Served]: ...
+    @property
+    def revision(self) -> int: ...
+
+
 class Standings:
     """A standing holds for a session. It follows each opening, and is sent again when it changes.
 
@@ -38,7 +52,7 @@ class Standings:
     something to refuse.
     """
 
-    def __init__(self, shared: Shared, board: TaskBoard, table: SessionTable) -> None:
+    def __init__(self, shared: Shared, board: Board, table: SessionTable) -> None:
         self._registry, self._topics, self._clock = shared.registry, shared.topics, shared.clock
         self._board = board
         self._table = table

@@ -139,6 +139,11 @@ class TaskBoard:
         return list(self._parts.values())
 
     @property
+    def absent(self) -> tuple[str, ...]:
+        """Names of those that are not served at present, and will be."""
+        return tuple(self._absent.values())
+
+    @property
     def names(self) -> list[tuple[str, str]]:
         """Task and cohort of each."""
         return [(parts.task.name, parts.task.cohort) for parts in self.served]

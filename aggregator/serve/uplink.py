@@ -72,14 +72,15 @@ class Refusal:
 
 
 class Uplink:
-    """Opens what comes from the broker. ``group_keys``: what a session's reply tells."""
+    """Opens what comes from the broker. ``group_keys``: what a session's reply tells.
+    ``enrolment`` None: others see to it."""
 
     def __init__(
         self,
         shared: Shared,
         table: SessionTable,
         reassembler: Reassembler,
-        enrolment: Enrolment,
+        enrolment: Enrolment | None,
         repeats: Repeats,
         group_keys: Callable[[], tuple[GroupKey, ...]],
     ) -> None:
@@ -175,6 +176,13 @@ class Uplink:
                 self._farewells.popitem(last=False)
         return answer
 
+    def look_up(self, message: Message) -> bool:
+        """Ask the store for the device of a topic that none is known of; whether there is one."""
+        topic = self._parse(message.topic)
+        return isinstance(topic, UpTopic) and self._registry.look_up(topic.handle)
+
     def _enrol(self, payload: bytes) -> Answer:
+        if self._enrolment is None:
+            raise WireError("wrong-topic", "others see to enrolments")
         answer = self._enrolment.answer(payload)
         return Answer(self._topics.write(EnrolAnswerTopic(answer.mailbox)), answer.message)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from aggregator.errors import OutcomeUnknown, StoreError
 from aggregator.store.checkpoints import Checkpoints
+from aggregator.store.cluster import GrantedCounters, Late, Leases, Shares, Workers
 from aggregator.store.database import STORE_FAILURES, Database
 from aggregator.store.devices import Devices, Secrets, Tokens
 from aggregator.store.evaluations import Evaluations
@@ -53,6 +54,9 @@ class Store:
         self.retained = Retained(database)
         self.contents = Contents(database, self.facts)
         self.tasks = Tasks(database)
+        self.lease = Leases(database)
+        self.workers = Workers(database)
+        self.granted = GrantedCounters(database)
 
     def task(self, number: int) -> TaskStore:
         """A task's tables."""
@@ -74,6 +78,8 @@ class TaskStore:
         self.facts = TaskFacts(database, number, fleet.facts)
         self.rounds = Rounds(database, number)
         self.log = UpdateLog(database, number)
+        self.shares = Shares(database, number)
+        self.late = Late(database, number)
         self.reports = Reports(database, number)
         self.participations = Participations(database, number)
         self.checkpoints = Checkpoints(database, number)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -25,6 +25,10 @@ class Database(ABC):
     Places for values are ``?``, or ``?1``, ``?2``, ... in all of a statement. All methods may raise
     one of ``STORE_FAILURES``.
     """
+
+    guard: Callable[[], None] = staticmethod(lambda: None)
+    """Called first in each transaction, to hold what gives this process the right to write. Where
+    it raises, nothing is written."""
 
     identity = ""
     """Which store it is, where its place alone does not say it: drawn when it was made."""

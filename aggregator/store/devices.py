@@ -17,6 +17,9 @@ STAYS = "NOT EXISTS (SELECT 1 FROM devices WHERE device_id = ?3 AND revoked_unix
 
 # The registry: a device's row is its credential.
 
+_KEPT_CHANGES = 10_000
+"""Who looks less often than that reads the table anew."""
+
 Labels = Mapping[str, str]
 
 
@@ -47,6 +50,7 @@ class Devices(Table):
         values = {each.name: getattr(row, each.name) for each in fields(row)}
         values["labels"] = _packed(row.labels)
         self._database.insert("devices", *values.values())
+        self._changed(row.device_id)
 
     def all(self) -> Iterator[DeviceRow]:
         """Every device, revoked ones too, in the order of enrolment."""
@@ -66,6 +70,7 @@ class Devices(Table):
             (now_unix_seconds, bytes(32), device_id),
         )
         if changed:
+            self._changed(device_id)
             self.forget_told(device_id)
         return changed > 0
 
@@ -90,10 +95,37 @@ class Devices(Table):
         self._database.execute(
             "UPDATE devices SET labels = ? WHERE device_id = ?", (_packed(labels), device_id)
         )
+        self._changed(device_id)
 
     def set_name(self, device_id: bytes, name: str | None) -> None:
         """Name a device, or no longer (None)."""
         self._database.execute("UPDATE devices SET name = ? WHERE device_id = ?", (name, device_id))
+
+    def by_handle(self, handle: bytes) -> DeviceRow | None:
+        row = self._database.row("SELECT * FROM devices WHERE handle = ?", (handle,))
+        return None if row is None else _device(row)
+
+    def revision(self) -> int:
+        """Rises with each change of the table but for names."""
+        row = self._database.row("SELECT coalesce(max(revision), 0) FROM device_changes")
+        return 0 if row is None else int(row[0])
+
+    def changed_since(self, revision: int) -> list[bytes] | None:
+        """Ids of the devices that were changed after a revision; None where that is too long ago to
+        tell."""
+        query = "SELECT revision, device_id FROM device_changes WHERE revision > ? ORDER BY 1"
+        found = list(self._database.rows(query, (revision,)))
+        if len(found) < self.revision() - revision:
+            return None
+        return list(dict.fromkeys(device_id for _, device_id in found))
+
+    def _changed(self, device_id: bytes) -> None:
+        with self._database.transaction():
+            revision = self.revision() + 1
+            self._database.insert("device_changes", revision, device_id)
+            self._database.execute(
+                "DELETE FROM device_changes WHERE revision <= ?", (revision - _KEPT_CHANGES,)
+            )
 
 
 def _packed(labels: Labels) -> str:

@@ -70,6 +70,10 @@ class Facts(Named):
     """Which artifacts and catalogues are published, for which tasks; see ``Contents``."""
     started_unix_seconds = Fact[int | None](int, None, "started")
     """When the last life of this home began, as its presence said; None before the first."""
+    cluster_life = Fact[bytes | None](bytes, None)
+    """The incarnation of the life that a cluster's processes share; None before the first."""
+    cluster_started = Fact[int | None](int, None)
+    """When that one began. Another serve, and a restore, begin another."""
     served_seconds = Fact[float](float, 0.0)
     """How long ``serve`` has run in this home, in all: a clock that no calendar can turn."""
 

@@ -137,7 +137,9 @@ class PostgresDatabase(Database):
         )
         for kind, dumper in ((int, _Int), (bool, _Int), (float, FloatBinaryDumper), (str, _Text)):
             connection.adapters.register_dumper(kind, dumper)
-        connection.add_notify_handler(lambda notify: self._notified(notify.pid))
+        connection.add_notify_handler(
+            lambda notify: self._notified(notify.pid != connection.info.backend_pid)
+        )
         try:
             found = connection.execute(
                 "SELECT name, setting FROM pg_settings WHERE name = ANY($1)", (list(_SETTINGS),)
@@ -294,6 +296,7 @@ class PostgresDatabase(Database):
         self._depth, self._shared, self._wrote = 1, shared, False
         try:
             try:
+                self.guard()
                 yield
             except BaseException:
                 self._give_up()
@@ -468,7 +471,7 @@ class PostgresDatabase(Database):
         try:
             pgconn.consume_input()
             while notify := pgconn.notifies():
-                self._notified(notify.be_pid)
+                self._notified(notify.be_pid != self._connection.info.backend_pid)
         except psycopg.Error:
             self._connection.close()
         if self._connection.closed:
@@ -531,8 +534,8 @@ class PostgresDatabase(Database):
             return StoreError(f"{self.where}: another process has been writing to it for long")
         return StoreError(f"{self.where}: {_told(error)}")
 
-    def _notified(self, process: int) -> None:
-        self._changed |= process != self._connection.info.backend_pid
+    def _notified(self, elsewhere: bool) -> None:
+        self._changed |= elsewhere
 
 
 _APPLICATION = "tessera store "

@@ -20,6 +20,7 @@ _COLUMNS = (
 @dataclass(frozen=True, slots=True)
 class RoundRow:
     """One round. ``closed_unix_seconds`` None: open. ``next_version`` None: the quorum was missed.
+    Closed, with ``participants`` None: nothing enters any more, and its version is being made.
 
     ``held``: why the round may not close before the operator looked. ``forgotten``: its verdicts
     were deleted. ``opening``: the how-manieth round of any task it was to open.
@@ -41,6 +42,11 @@ class RoundRow:
     held: str | None = None
     forgotten: bool = False
     opening: int = 0
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether it is open, or being closed."""
+        return self.participants is None
 
 
 class Rounds(TableOfTask):
@@ -88,6 +94,21 @@ class Rounds(TableOfTask):
                 number,
             ),
         )
+
+    def end_entry(self, number: int, closed_unix_seconds: float) -> None:
+        """Nothing enters any more: the first half of :meth:`close`, where others take updates in.
+        To be done in a transaction of its own."""
+        self._database.execute(
+            "UPDATE rounds SET closed_unix = ? WHERE task = ? AND round = ? "
+            "AND closed_unix IS NULL",
+            (closed_unix_seconds, self._task, number),
+        )
+
+    def is_open(self, number: int) -> bool:
+        """Whether updates may enter; inside a transaction, up to whose end that stays so."""
+        query = "SELECT closed_unix FROM rounds WHERE task = ? AND round = ?"
+        row = self._database.hold(query, (self._task, number), shared=True)
+        return row is not None and row[0] is None
 
     def give_up(self, number: int, closed_unix_seconds: float) -> None:
         """Close an open round without a version; its updates stay in the log."""

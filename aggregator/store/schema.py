@@ -10,7 +10,7 @@ from dataclasses import dataclass
 # is a new version, with a step that brings an older store to it: one that both engines understand,
 # since PostgreSQL began with version 5.
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 
 SCHEMA = """
 CREATE TABLE facts (name TEXT PRIMARY KEY, value ANY NOT NULL) STRICT;
@@ -186,6 +186,48 @@ CREATE TABLE figures (
     PRIMARY KEY (task, version, stage, metric, part)
 ) STRICT, WITHOUT ROWID;
 CREATE TABLE refusals (reason TEXT PRIMARY KEY, count INTEGER NOT NULL) STRICT;
+CREATE TABLE lease (
+    one INTEGER PRIMARY KEY,             -- 1
+    holder TEXT NOT NULL,                -- who coordinates the cluster
+    term INTEGER NOT NULL,
+    until_unix REAL NOT NULL,            -- by the store's clock
+    program TEXT NOT NULL                -- its version
+) STRICT;
+CREATE TABLE workers (
+    slot INTEGER PRIMARY KEY,
+    epoch INTEGER NOT NULL,              -- rises with each start
+    cell TEXT NOT NULL,
+    shards TEXT NOT NULL,                -- in words
+    program TEXT NOT NULL,
+    heartbeat_unix REAL NOT NULL
+) STRICT;
+CREATE TABLE shares (                    -- what workers have of rounds that are in no version yet
+    task INTEGER NOT NULL,
+    round INTEGER NOT NULL,
+    slot INTEGER NOT NULL,
+    epoch INTEGER NOT NULL,
+    commits INTEGER NOT NULL,
+    counted INTEGER NOT NULL,
+    heard INTEGER NOT NULL,
+    arrivals BLOB NOT NULL,              -- float32, seconds after the round opened
+    state BLOB,                          -- NULL: bodies are kept
+    PRIMARY KEY (task, round, slot)
+) STRICT;
+CREATE TABLE late_arrivals (             -- as workers saw them, of the last rounds
+    task INTEGER NOT NULL,
+    round INTEGER NOT NULL,
+    device_id BLOB NOT NULL,
+    seconds REAL NOT NULL,               -- after the round opened
+    PRIMARY KEY (task, round, device_id)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE freshness (                 -- opens granted in a cluster's life
+    sender BLOB PRIMARY KEY,
+    counter BLOB NOT NULL                -- 8 bytes, most significant first
+) STRICT, WITHOUT ROWID;
+CREATE TABLE device_changes (            -- of the table devices, newest last
+    revision INTEGER PRIMARY KEY,
+    device_id BLOB NOT NULL
+) STRICT;
 """
 FIRST_TASK = """
 INSERT INTO tasks (task, state, file) VALUES (1, 'active', 'task.toml')
@@ -332,6 +374,17 @@ UPDATE devices SET admission_key = zeroblob(32) WHERE revoked_unix IS NOT NULL;
     2: "",
     3: _one_task_becomes_the_first(),
     4: _devices_did_something_in_a_task(),
+    5: "".join(
+        _table_of(name)
+        for name in (
+            "lease",
+            "workers",
+            "shares",
+            "late_arrivals",
+            "freshness",
+            "device_changes",
+        )
+    ),
 }
 """By the version that a file has, what makes it one of the next version."""
 

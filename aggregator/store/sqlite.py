@@ -138,6 +138,8 @@ class SQLiteDatabase(Database):
         with nullcontext() if nested else self._alone():
             run(begin)
             try:
+                if not nested:
+                    self.guard()
                 yield
                 run(commit)
             except BaseException:

@@ -17,6 +17,8 @@ _COLUMNS = "task, name, state, file, served, unwritten, request, problem"
 TASK_TABLES = (
     "rounds",
     "updates",
+    "shares",
+    "late_arrivals",
     "verdicts",
     "reports",
     "participations",

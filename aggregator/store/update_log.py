@@ -79,6 +79,29 @@ class UpdateLog(TableOfTask):
                 yield LoggedUpdate(*row)
             seq = page[-1][0]
 
+    def by_device(self) -> Iterator[LoggedUpdate]:
+        """As :meth:`after` has all of them, in an order that does not tell who took them in: by
+        round and device."""
+        last = (0, b"")
+        query = (
+            "SELECT seq, round, device_id, arrived_seconds, body FROM updates "
+            "WHERE task = ?1 AND quarantined IS NULL "
+            "AND (round > ?2 OR (round = ?2 AND device_id > ?3)) "
+            "ORDER BY round, device_id LIMIT 256"
+        )
+        while True:
+            found = [LoggedUpdate(*row) for row in self._database.rows(query, (self._task, *last))]
+            yield from found
+            if not found:
+                return
+            last = (found[-1].round, found[-1].device_id)
+
+    def waiting(self) -> int:
+        """Updates to absorb."""
+        query = "SELECT count(*) FROM updates WHERE task = ? AND quarantined IS NULL"
+        row = self._database.row(query, (self._task,))
+        return 0 if row is None else int(row[0])
+
     def arrivals(self, round_number: int) -> list[float]:
         """Arrival times of a round's updates, seconds after it opened."""
         query = "SELECT arrived_seconds FROM updates WHERE task = ? AND round = ? ORDER BY seq"

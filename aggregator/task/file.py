@@ -13,12 +13,12 @@ from aggregator.methods.method import Binding, read_binding
 from aggregator.store import TaskStore
 from aggregator.store.versions import Ranking
 from aggregator.tables import TomlTable
+from aggregator.task.cluster import Cluster, read_cluster
 from aggregator.task.evaluation import EvaluationSettings, read_evaluation
 from aggregator.task.selector import Selector, read_selector
 from aggregator.task.warm_start import WarmStart
 from device_sdk.fields import OneOf, Within, hints_of
 from device_sdk.link.broker_url import BrokerUrl, TlsFiles, parse_broker_url
-from device_sdk.link.mirror import parse_mirror_url
 from device_sdk.link.proxy import proxy_for
 from device_sdk.methods.registry import MethodError
 from device_sdk.wire.codec.message import require_name
@@ -217,26 +217,6 @@ class MetricsSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class ClusterSettings:
-    """The table ``[cluster]``.
-
-    Attributes:
-        chunks: the URL under which a web server shows ``chunk_store``; devices are told of it, and
-            ask it before the broker. Empty: everything comes from the brokers.
-        chunk_store: a folder or, where fsspec knows it, a bucket (``s3://...``) to write them to.
-    """
-
-    chunks: str = ""
-    chunk_store: str = ""
-
-    def __post_init__(self) -> None:
-        if bool(self.chunks) != bool(self.chunk_store):
-            raise ValueError("chunks and chunk_store are given together or not at all")
-        if self.chunks:
-            parse_mirror_url(self.chunks)
-
-
-@dataclass(frozen=True, slots=True)
 class BrokerSettings:
     """Where the broker is, with what the named files hold."""
 
@@ -257,7 +237,7 @@ class SharedSettings:
     admission: AdmissionSettings
     metrics_port: int
     """On the loopback interface; 0 for none."""
-    cluster: ClusterSettings = field(default_factory=ClusterSettings)
+    cluster: Cluster = field(default_factory=Cluster)
 
 
 FLEET_TABLES = ("broker", "keys", "admission", "metrics", "cluster")
@@ -341,7 +321,7 @@ def _fleet(root: TomlTable, folder: Path) -> SharedSettings:
         descriptor_seconds=root.table("keys").read(KeySettings).descriptor_days * _DAY_SECONDS,
         admission=root.table("admission").read(AdmissionSettings),
         metrics_port=root.table("metrics").read(MetricsSettings).port,
-        cluster=root.table("cluster").read(ClusterSettings),
+        cluster=read_cluster(root.table("cluster")),
     )
 
 

@@ -11,6 +11,7 @@ from dataclasses import MISSING, Field, dataclass, fields
 from typing import Any
 
 from aggregator.methods.method import Binding
+from aggregator.task.cluster import ClusterTable
 from aggregator.task.evaluation import EvaluationSettings
 from aggregator.task.file import (
     AdmissionSettings,
@@ -31,7 +32,7 @@ _HEAD = """\
 # key that it does not like.
 """
 _BY_PRESENCE = {
-    "evaluation": "without this # devices evaluate the model; those too old for it take no part"
+    "evaluation": "without this # devices evaluate the model; those too old for it take no part",
 }
 """Tables that do something by standing there."""
 _EXAMPLES: dict[str, object] = {
@@ -43,6 +44,7 @@ _EXAMPLES: dict[str, object] = {
     "broker.ca_file": "ca.pem",
     "broker.certificate_file": "client.pem",
     "broker.key_file": "client.key",
+    "cluster.store": "postgresql://tessera@store.example/tessera",
 }
 _ONLY = """\
 # For the devices with some labels alone: only={site="north"}, or with a list of which any will do,
@@ -106,6 +108,7 @@ def tables_of(method: str) -> dict[str, type[Any]]:
         "keys": KeySettings,
         "admission": AdmissionSettings,
         "metrics": MetricsSettings,
+        "cluster": ClusterTable,
     }
 
 

@@ -15,6 +15,7 @@ from device_sdk.link.link import Link
 from device_sdk.methods.scatter.contract import encode_scatter_update
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 from device_sdk.wire.codec.errors import WireError
+from device_sdk.wire.codec.message import MessageType
 from device_sdk.wire.publish.catalogue import Catalogue, catalogue_id, read_catalogue
 from device_sdk.wire.publish.content import HEAD_INDEX, SHARED, open_content_head
 from device_sdk.wire.publish.manifest import ChunkSet, RoundManifest, read_manifest, selected
@@ -52,11 +53,14 @@ from device_sdk.wire.seal.enrolment import EnrolmentAttempt
 from device_sdk.wire.seal.enrolment_code import parse_code
 from device_sdk.wire.seal.enrolment_message import Grant
 from device_sdk.wire.seal.freshness import Freshness
+from device_sdk.wire.seal.no_session import read_no_session
 from device_sdk.wire.seal.presence import PresenceWatch, read_presence
 from device_sdk.wire.seal.session import DeviceSessions
 from device_sdk.wire.seal.signature import public_key
 from tests.brokers.links import QUICK
 from tests.fakes.waiting import PATIENCE_SECONDS
+
+_ANSWER_SECONDS = 5.0
 
 
 class ScriptedDevice:
@@ -151,10 +155,16 @@ class ScriptedDevice:
         )
 
     def open_session(self) -> None:
-        opening = self.new_opening()
-        self._opening = opening
-        self.publish_up(opening.message)
-        self.wait_for(lambda: self._opening is None)
+        """Ask until there is an answer, with a new attempt each time."""
+        until = time.monotonic() + PATIENCE_SECONDS
+        opening = None
+        while opening is None or self._opening is opening:
+            assert time.monotonic() < until, "no session was opened"
+            opening = self._opening = self.new_opening()
+            self.publish_up(opening.message)
+            again = time.monotonic() + _ANSWER_SECONDS
+            while self._opening is opening and time.monotonic() < again:
+                self.pump(0.05)
 
     def take_part(self, round_number: int, body: bytes | None = None) -> Receipt:
         """Wait for a round, send an update for it, and wait for the receipt."""
@@ -312,6 +322,13 @@ class ScriptedDevice:
             self.group_keys = opened.group_keys
             self._opening = None
             self._take_manifest()
+            return
+        if payload[1] == MessageType.NO_SESSION:
+            if (
+                self._opening is None
+                and read_no_session(payload).session_id == self.sessions.in_use
+            ):
+                self.open_session()
             return
         try:
             received = self.sessions.receive(payload)

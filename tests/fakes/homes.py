@@ -21,7 +21,7 @@ from aggregator.keys.enrolment import make_codes
 from aggregator.keys.folder import USUAL_LIVES, Lives, initialise
 from aggregator.methods.method import Binding
 from aggregator.rounds.machine import RoundEvent
-from aggregator.serve.assembly import LINK_SETTINGS, World, assemble
+from aggregator.serve.assembly import LINK_SETTINGS, Whole, World, assemble
 from aggregator.serve.placements import PlacementOf
 from aggregator.serve.service import Parts, Service
 from aggregator.store import Store
@@ -107,7 +107,9 @@ def serving(
             if binding is not None:
                 task = replace(task, binding=binding)
             world = World(time.monotonic, time.time, np.random.default_rng(3), os.urandom)
-            parts = assemble(home, home.open_store(), task, world, link_settings, placement_of)
+            parts = assemble(
+                home, home.open_store(), task, world, link_settings, Whole(placement_of)
+            )
             mine = Serving(parts, Service(parts))
             mine.service = Service(parts, mine.rounds.append)
             holder.append(mine)

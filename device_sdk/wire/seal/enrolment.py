@@ -159,7 +159,8 @@ class EnrolmentDesk:
     comes back, and then sends the answer to the mailbox.
 
     ``buckets`` bounds the requests under each code that cost public-key work, ``budget`` the work
-    for all of them. ``placement_of`` says where a device of an id belongs.
+    for all of them. ``placement_of`` says where a device of an id belongs. ``marks``: of a life
+    that is not this process's alone.
     """
 
     def __init__(
@@ -171,12 +172,13 @@ class EnrolmentDesk:
         unix_clock: Callable[[], float],
         *,
         placement_of: Callable[[bytes], Placement] = own_placement,
+        marks: FreshnessMarks | None = None,
         random_bytes: RandomBytes = os.urandom,
         unseal: hpke.Unseal = hpke.unseal,
     ) -> None:
         self._placement_of = placement_of
         self._keyring = keyring
-        self._marks = FreshnessMarks(incarnation)
+        self._marks = FreshnessMarks(incarnation) if marks is None else marks
         self._buckets = buckets
         self._budget = budget
         self._unix_clock = unix_clock

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -52,6 +52,10 @@ class Keyring:
         if not self._by_serial:
             raise ValueError("a keyring needs the keys of at least the current descriptor")
         self._newest = max(self._by_serial)
+
+    def __iter__(self) -> Iterator[ServingKeys]:
+        """By serial, the newest last."""
+        return iter(sorted(self._by_serial.values(), key=lambda each: each.descriptor.serial))
 
     @property
     def newest(self) -> ServingKeys:

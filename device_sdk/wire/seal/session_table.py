@@ -76,7 +76,8 @@ class SessionTable:
 
     ``clock`` gives monotonic seconds, ``unix_clock`` Unix time in seconds. ``buckets`` bounds the
     opens of each device that cost public-key work, ``budget`` the work for all of them, denials
-    included. A reply goes out under the keys of the descriptor that the open named.
+    included. A reply goes out under the keys of the descriptor that the open named. ``marks``: of a
+    life that is not this process's alone.
     """
 
     def __init__(
@@ -88,13 +89,14 @@ class SessionTable:
         clock: Clock,
         unix_clock: Callable[[], float],
         *,
+        marks: FreshnessMarks | None = None,
         random_bytes: RandomBytes = os.urandom,
         seal: hpke.Seal = hpke.seal,
         unseal: hpke.Unseal = hpke.unseal,
     ) -> None:
         self._keyring = keyring
         self._incarnation = incarnation
-        self._marks = FreshnessMarks(incarnation)
+        self._marks = FreshnessMarks(incarnation) if marks is None else marks
         self._buckets = buckets
         # Apart: whoever may write to a device's topic can ask for denials, and for no open.
         self._denials = TokenBuckets(1.0, _DENIALS_PER_SECOND, clock)

@@ -44,6 +44,9 @@ NAMED: dict[str, object] = {
     "scatter.outlier_multiple": 3.0,
     "scatter.item_multiple": 3.0,
     "fedavg.outlier_multiple": 3.0,
+    "cluster.store": "postgresql://store.example/fleet",
+    "cluster.chunks": "https://chunks.example/fleet",  # alone: they go together
+    "cluster.chunk_store": "chunks",
     "round.train_seconds": 7.0,
     "round.deadline_seconds": 70.0,
 }

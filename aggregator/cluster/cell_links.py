@@ -1,0 +1,85 @@
+"""The coordinator's connections: to every cell's broker the same is said."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from aggregator.serve.broker_links import BrokerLinks
+from device_sdk.link.events import Delivery, Event, Outcome
+from device_sdk.link.outbound import LinkError
+
+
+@dataclass(frozen=True)
+class Deliveries:
+    """One publication on its way to several brokers."""
+
+    each: tuple[Delivery, ...]
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """What became of it where it went worst; None while one of them is not known."""
+        outcomes = [delivery.outcome for delivery in self.each]
+        if None in outcomes:
+            return None
+        worse = [each for each in outcomes if each is not Outcome.ACKNOWLEDGED]
+        return worse[0] if worse else Outcome.ACKNOWLEDGED
+
+
+class CellLinks:
+    """As :class:`BrokerLinks`, over several of them.
+
+    A broker that is away misses what is published meanwhile, and gets all of it anew when it is
+    there again. Nothing is cleared until all are there. What comes is taken from whichever has it;
+    an answer goes to all, for its topic is random and its reader connected to one.
+    """
+
+    def __init__(self, links: Sequence[BrokerLinks]) -> None:
+        self._links = tuple(links)
+
+    @property
+    def connected(self) -> bool:
+        """Whether the devices of any cell can be reached."""
+        return any(link.connected for link in self._links)
+
+    @property
+    def lost(self) -> int:
+        return sum(link.lost for link in self._links)
+
+    def start(self) -> None:
+        for link in self._links:
+            link.start()
+
+    def stop(self, *, flush_seconds: float = 0.0) -> None:
+        for link in self._links:
+            link.stop(flush_seconds=flush_seconds)
+
+    def publish(
+        self, topic: str, payload: bytes, *, retain: bool = False, qos: int = 1
+    ) -> Deliveries:
+        """Raises LinkError where none takes it, or one that is connected does not."""
+        there = [link for link in self._links if link.connected]
+        if not there or (retain and not payload and len(there) < len(self._links)):
+            raise LinkError("queue-full", "a cell's broker is away")
+        return Deliveries(
+            tuple(link.publish(topic, payload, retain=retain, qos=qos) for link in there)
+        )
+
+    def publish_each(self, messages: Sequence[tuple[str, bytes]], *, qos: int) -> None:
+        """To all that are connected; raises LinkError where one does not take all of them."""
+        for link in self._links:
+            if link.connected:
+                link.publish_each(messages, qos=qos)
+
+    def events(self, *, most: int = 256, timeout_seconds: float | None = None) -> list[Event]:
+        each = None if timeout_seconds is None else timeout_seconds / len(self._links)
+        return [
+            event for link in self._links for event in link.events(most=most, timeout_seconds=each)
+        ]
+
+    def take_refused(self) -> Counter[bytes]:
+        found: Counter[bytes] = Counter()
+        for link in self._links:
+            found += link.take_refused()
+        return found

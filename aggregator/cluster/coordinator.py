@@ -1,0 +1,236 @@
+"""The coordinator: today's service without what devices send, and the orders of its workers."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from aggregator.cluster.cell_links import CellLinks
+from aggregator.cluster.gathering import Fetch, GatheredAggregation, from_store
+from aggregator.cluster.marks import StoredMarks, life_of_cluster
+from aggregator.cluster.orders import Orders, Post, ServedTask, material
+from aggregator.cluster.worker import WorkerStatus, client_name, placement_in
+from aggregator.home import AggregatorHome
+from aggregator.rounds.aggregation import Aggregation
+from aggregator.rounds.attendance import Attendance, CommittedAttendance
+from aggregator.serve.assembly import Whole
+from aggregator.serve.broker_links import BrokerLinks, Hears
+from aggregator.serve.metrics import Snapshot
+from aggregator.serve.service import Parts
+from aggregator.shared import Shared
+from aggregator.store import Store, TaskStore
+from aggregator.store.cluster import ShareRow
+from aggregator.task.artifacts import read_artifacts
+from aggregator.task.cluster import Cluster
+from aggregator.task.file import SharedSettings
+from device_sdk.link.broker_url import BrokerUrl
+from device_sdk.link.settings import LinkSettings
+from device_sdk.wire.codec.errors import WireError
+from device_sdk.wire.seal.freshness import Freshness, FreshnessMarks
+from device_sdk.wire.seal.keys import RandomBytes
+from device_sdk.wire.seal.presence import Presence
+
+_LOG = logging.getLogger(__name__)
+_TEND_SECONDS = 0.5
+
+
+class Coordinating(Whole):
+    """A cluster's coordinator."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        super().__init__(placement_in(cluster))
+        self._cells = cluster.cells
+        self.fetch: Fetch = from_store
+        """Where workers' sums are asked for first."""
+
+    def aggregation(self, *parts: Any) -> Aggregation:
+        made = GatheredAggregation(*parts)
+        made.fetch = lambda task, rows: self.fetch(task, rows)
+        return made
+
+    def begin_life(
+        self, store: Store, now_unix_seconds: int, random_bytes: RandomBytes
+    ) -> Presence:
+        """That of the coordinator before, where there was one: sessions outlast it."""
+        with store.database.transaction():
+            return life_of_cluster(store, now_unix_seconds, random_bytes)
+
+    def marks(self, store: Store, life: Presence) -> FreshnessMarks:
+        return _MarksAtOnce(store, life.incarnation)
+
+    def attendance(self, store: TaskStore) -> Attendance:
+        return CommittedAttendance(store)
+
+    def links(
+        self, shared: Shared, settings: LinkSettings, rngs: list[np.random.Generator]
+    ) -> BrokerLinks:
+        links = []
+        root_fingerprint = shared.store.facts.root_fingerprint
+        for place, cell in enumerate(self._cells, 1):
+            of_cell = replace(shared, settings=in_cell(shared.settings, cell.broker))
+            each = [rng.spawn(1)[0] for rng in rngs]
+            links.append(
+                BrokerLinks(
+                    of_cell, settings, each, Hears((), client=client_name(root_fingerprint, -place))
+                )
+            )
+        # What a service asks of a link, both answer.
+        return links[0] if len(links) == 1 else CellLinks(links)  # type: ignore[return-value]
+
+    def changed(self, store: Store) -> Callable[[], bool]:
+        return OperatorWatch(store)
+
+
+class _MarksAtOnce(StoredMarks):
+    """Each is written down before its answer is made: requests are few."""
+
+    def __init__(self, store: Store, incarnation: bytes) -> None:
+        super().__init__(incarnation, store.granted)
+        self._database = store.database
+
+    def raise_to(self, sender: bytes, freshness: Freshness) -> None:
+        super().raise_to(sender, freshness)
+        with self._database.transaction():
+            refused = self.save()
+        if refused:
+            raise WireError("replayed", "a request with this counter was answered before")
+
+
+class OperatorWatch:
+    """Whether the operator's commands, or a device that leaves, changed something.
+
+    Workers commit all the time: that something was written says nothing here.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._seen = self._look()
+
+    def __call__(self) -> bool:
+        if not self._store.database.changed_elsewhere():
+            return False
+        before, self._seen = self._seen, self._look()
+        return self._seen != before
+
+    def _look(self) -> tuple[object, ...]:
+        store = self._store
+        rows = store.tasks.all()
+        tasks = [store.task(row.number) for row in rows]
+        return (
+            rows,
+            store.devices.revision(),
+            [each.serial for each in store.secrets.descriptors()],
+            [each.epoch for each in store.secrets.group_keys()],
+            [(each.facts.unpublished, each.versions.awaited()) for each in tasks],
+            [[row.held for row in each.rounds.latest()] for each in tasks],
+        )
+
+
+def in_cell(settings: SharedSettings, broker: BrokerUrl | None) -> SharedSettings:
+    """The fleet's settings with the broker of a cell, if it has one of its own."""
+    if broker is None:
+        return settings
+    return replace(settings, broker=replace(settings.broker, url=broker))
+
+
+class Runtime(Protocol):
+    """Where workers run. Nothing here waits for one of them."""
+
+    def tend(self, revision: int, orders: Orders) -> None:
+        """Called often: start who is gone, tell the orders to whom does not follow them yet."""
+
+    def statuses(self) -> list[WorkerStatus]:
+        """What workers said last."""
+
+    def shares(self, task: int, rows: Sequence[ShareRow]) -> list[bytes | None]:
+        """Workers' own copies of the states that these rows are of; None where the store is to be
+        asked. The one thing that waits, for some seconds at most."""
+
+    def stop(self) -> None:
+        """Let them commit and answer what they have, and end them."""
+
+    def leave(self) -> None:
+        """Without a word to them: another coordinator has them now."""
+
+
+class Crew:
+    """Gives workers their orders; to be tended often."""
+
+    def __init__(self, runtime: Runtime, home: AggregatorHome, parts: Parts) -> None:
+        self._runtime, self._home, self._parts = runtime, home, parts
+        self._revision = 0
+        self._known: tuple[object, ...] = ()
+        self._orders: Orders | None = None
+        self._next_seconds = 0.0
+
+    def tend(self) -> None:
+        """Tell what changed, and see who lives."""
+        now = self._parts.clock()
+        if now < self._next_seconds:
+            return
+        self._next_seconds = now + _TEND_SECONDS
+        parts, board = self._parts, self._parts.tasks
+        known = (tuple(map(id, board.served)), board.absent, tuple(parts.keys.keyring))
+        if self._orders is None or known != self._known:
+            self._known = known
+            self._revision += 1
+            self._orders = self._make()
+        self._runtime.tend(self._revision, self._orders)
+
+    def complete(self, seen: Snapshot) -> Snapshot:
+        """What there is to see, with what workers have of it."""
+        found = self._runtime.statuses()
+        tasks = []
+        for task in seen.tasks:
+            of_task = [one for each in found for one in each.tasks if one.name == task.name]
+            widths, outcomes = Counter(task.widths), Counter(task.outcomes)
+            for one in of_task:
+                widths.update(one.widths)
+                outcomes.update(one.outcomes)
+            counted = task.counted + sum(one.counted for one in of_task)
+            tasks.append(replace(task, counted=counted, widths=widths, outcomes=outcomes))
+        sessions = seen.sessions + sum(each.sessions for each in found)
+        return replace(seen, sessions=sessions, tasks=tuple(tasks))
+
+    def _make(self) -> Orders:
+        parts = self._parts
+        return Orders(
+            parts.life.incarnation,
+            material(self._home, parts.keys),
+            tuple(
+                ServedTask(
+                    each.store.number,
+                    each.rounds.generation,
+                    each.task,
+                    tuple(
+                        (one.artifact_id, one.content)
+                        for one in read_artifacts(each.task.artifacts, each.task.companions)
+                    ),
+                )
+                for each in parts.tasks.served
+            ),
+            parts.tasks.absent,
+        )
+
+
+def posts(
+    home: AggregatorHome, store: Store, cluster: Cluster, settings: SharedSettings
+) -> list[Post]:
+    """One for each worker."""
+    where = home.store_url or home.database.resolve()
+    return [
+        Post(
+            slot,
+            where,
+            store.database.identity,
+            cluster,
+            in_cell(settings, slot.cell.broker),
+            store.facts.root_fingerprint,
+        )
+        for slot in cluster.slots()
+    ]

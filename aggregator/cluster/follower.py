@@ -1,0 +1,243 @@
+"""A task's open round, as a worker sees it in the store, and what this worker has of it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+import numpy as np
+
+from aggregator.cluster.orders import ServedTask
+from aggregator.methods.method import Method, taken_of
+from aggregator.shared import TaskShared
+from aggregator.store.checkpoints import pack_state, unpack_state
+from aggregator.store.cluster import RoundOver, ShareRow
+from aggregator.store.rounds import RoundRow
+from aggregator.store.update_log import LoggedUpdate
+from aggregator.task.cluster import WorkerSlot
+from device_sdk.methods.state import RestoreError
+from device_sdk.wire.arrays.exchange import Update
+from device_sdk.wire.codec.errors import WireError
+from device_sdk.wire.seal.placement import shard_of
+
+_LOG = logging.getLogger(__name__)
+_EPOCH_BITS, _COUNT_BITS = 20, 32
+_BYTES_PER_SECOND = 4e6
+"""What a worker writes at full load, about."""
+
+
+class ShareKeeper:
+    """Takes in a task's updates on a worker: into the method's sums, or as bodies where the round
+    cannot be one. What is not committed is forgotten by :meth:`begin`.
+
+    ``epoch``: of this worker's start.
+    """
+
+    def __init__(self, served: ServedTask, shared: TaskShared, slot: int, epoch: int) -> None:
+        self._served, self._store = served, shared.store
+        self._artifacts = served.artifacts()
+        self._slot, self._epoch = slot, epoch
+        self._method: Method | None = None
+        self._items = 0
+        self._commits = 0
+        self._counted = self._heard = self._logged = 0
+        self._arrivals: list[float] = []
+        self._state_bytes = 0
+        self._kept: tuple[int, int, bytes] | None = None
+        self.committed: tuple[int, int, bytes] | None = None
+        """Round, commit and the state that the store has of this worker, for whoever asks."""
+
+    @property
+    def pause_seconds(self) -> float:
+        """Between two commits, so that what is written stays within bounds."""
+        return self._state_bytes / _BYTES_PER_SECOND
+
+    def begin(self, row: RoundRow) -> bool:
+        """Make the round's method, with what this slot has committed of the round; whether the
+        store has what it takes, and the round is of the task as it is known here."""
+        served, store = self._served, self._store
+        version = store.checkpoints.get("version")
+        if row.generation != served.generation or version is None or version.version != row.version:
+            return False
+        if store.fleet.tasks.find(served.number).served != served.task.text:
+            return False
+        binding = served.task.binding
+        method = binding.build(
+            row.items, np.random.default_rng([store.fleet.facts.seed, 0]), self._artifacts
+        )
+        try:
+            method.restore(version.state)
+        except RestoreError as error:
+            _LOG.warning("round %d is left alone for now: %s", row.round, error)
+            return False
+        method.open_round(row.round)
+        self._items = binding.items_of(method)
+        share = store.shares.find(row.round, self._slot)
+        self._commits = self._counted = self._heard = 0
+        self._arrivals, self._state_bytes = [], 0
+        self._kept = self.committed = None
+        if share is not None:
+            self._commits, self._counted, self._heard = share.commits, share.counted, share.heard
+            self._arrivals = share.arrivals.tolist()
+            if share.state is not None:
+                method.merge(unpack_state(share.state))
+        self._method = method
+        return True
+
+    def read_each(
+        self, bodies: Sequence[tuple[bytes, bytes]], round_id: int
+    ) -> list[Update | WireError]:
+        assert self._method is not None
+        named = [(body, device_id.hex()) for body, device_id in bodies]
+        decoded = self._served.task.binding.decode_each(named, round_id, self._items)
+        return taken_of(self._method, decoded)
+
+    def next_seq(self) -> int:
+        """Numbers that no other worker gives out, nor this slot after another start."""
+        place = (self._slot << _EPOCH_BITS) + self._epoch
+        return (place << _COUNT_BITS) + self._logged + 1
+
+    def keep(
+        self, row: RoundRow, group: Sequence[tuple[LoggedUpdate, Update]], heard: int
+    ) -> list[LoggedUpdate]:
+        """Raises RoundOver where the round takes no more."""
+        assert self._method is not None
+        if not self._store.rounds.is_open(row.round):
+            raise RoundOver
+        bodies = []
+        for logged, update in group:
+            if self._method.adds_up:
+                try:
+                    self._method.absorb(update)
+                except Exception as error:
+                    _LOG.error("an update goes to the coordinator as it came: %s", error)
+                else:
+                    continue
+            bodies.append(logged)
+        self._arrivals.extend(logged.arrived_seconds for logged, _ in group)
+        self._counted += len(group)
+        self._heard += heard
+        self._commits += 1
+        self._logged += len(group)
+        state = pack_state(self._method.share()) if self._method.adds_up else None
+        self._store.shares.put(
+            ShareRow(
+                row.round,
+                self._slot,
+                self._epoch,
+                self._commits,
+                self._counted,
+                self._heard,
+                np.array(self._arrivals, np.float32),
+                state,
+            )
+        )
+        self._state_bytes = 4 * len(self._arrivals) + len(state or b"")
+        self._kept = None if state is None else (row.round, self._commits, state)
+        return bodies
+
+    def absorb(
+        self, row: RoundRow, group: Sequence[tuple[LoggedUpdate, Update]]
+    ) -> Collection[int]:
+        """The commit is done: the coordinator may have it from here."""
+        self.committed = self._kept
+        return ()
+
+
+class RoundFollower:
+    """A task's round and whom it waits for on this worker's shards, as the store has them.
+
+    ``leaving`` is called while the round before is still the current one, which is over.
+    """
+
+    def __init__(
+        self, shared: TaskShared, slot: WorkerSlot, keeper: ShareKeeper, leaving: Callable[[], None]
+    ) -> None:
+        self._task, self._selector = shared.task.name, shared.task.selector
+        self._store, self._registry = shared.store, shared.registry
+        self._unix_clock = shared.unix_clock
+        self._slot = slot
+        self._keeper = keeper
+        self._leaving = leaving
+        self._missing: set[bytes] = set()
+        self._latest: RoundRow | None = None
+        self.current: RoundRow | None = None
+        self.silent: frozenset[bytes] = frozenset()
+        """Devices that the round before waited for in vain."""
+
+    @property
+    def generation(self) -> int:
+        return self._store.facts.generation
+
+    def next_number(self) -> int:
+        return self._latest.round + 1 if self._latest else 1
+
+    def refresh(self) -> bool:
+        """Look at the store; whether another round is followed from now on, or none."""
+        latest = self._store.rounds.latest()
+        self._latest = latest[0] if latest else None
+        row = self._latest if self._latest and self._latest.closed_unix_seconds is None else None
+        known = self.current
+        if known is not None and row is not None and row.round == known.round:
+            self.current = row
+            return False
+        if known is not None:
+            self._leaving()
+            self.current, self.silent, self._missing = None, frozenset(self._missing), set()
+        if row is None or not self._keeper.begin(row):
+            return known is not None
+        judged = set(self._store.log.judged(row.generation, row.round))
+        self._missing = set(self._selected(row)) - judged
+        self.current = row
+        return True
+
+    def begin_again(self) -> None:
+        """The round as the store has it: what was not committed is forgotten."""
+        self.current = None
+        self.refresh()
+
+    def find_open(self, generation: int, number: int) -> RoundRow | None:
+        """Raises ``WireError`` for one that is open, and not known here yet."""
+        for _ in range(2):
+            row = self.current
+            if row is not None and (row.generation, row.round) == (generation, number):
+                return row
+            if number < self.next_number():
+                break
+            self.refresh()  # perhaps it opened a moment ago
+        latest = self._latest
+        if latest and latest.round == number and latest.closed_unix_seconds is None:
+            raise WireError("not-served", "the round is not known to this worker yet")
+        return None
+
+    def awaits(self, device_id: bytes) -> bool:
+        return device_id in self._missing
+
+    def is_selected(self, device_id: bytes) -> bool:
+        return self.current is not None and self.selects(self.current, device_id)
+
+    def selects(self, row: RoundRow, device_id: bytes) -> bool:
+        return self._registry.is_selected(device_id, self._task, row, self._selector.admits)
+
+    def heard_of(self, device_id: bytes, counted_seconds: float | None = None) -> None:
+        self._missing.discard(device_id)
+
+    def came_late(self, row: RoundRow, device_id: bytes) -> None:
+        """Written down, for the deadlines to come."""
+        if self.selects(row, device_id):
+            seconds = max(0.0, self._unix_clock() - row.opened_unix_seconds)
+            self._store.late.note(row.round, device_id, seconds)
+
+    def reload_hold(self) -> None:
+        """The coordinator holds rounds."""
+
+    def registry_changed(self) -> None:
+        """Devices came, went, or have other labels."""
+        if self.current is not None:
+            self._missing &= set(self._selected(self.current))
+
+    def _selected(self, row: RoundRow) -> Iterable[bytes]:
+        place, of = self._slot.place, self._slot.of
+        for device_id in self._registry.selected(self._task, row, self._selector.admits):
+            if of == 1 or shard_of(device_id) % of == place:
+                yield device_id

@@ -1,0 +1,58 @@
+"""The coordinator's half of a round: what workers took in, put together when the round closes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from aggregator.rounds.aggregation import Aggregation
+from aggregator.store.checkpoints import unpack_state
+from aggregator.store.cluster import ShareRow
+from aggregator.store.rounds import RoundRow
+
+Fetch = Callable[[int, Sequence[ShareRow]], list[bytes | None]]
+"""Workers' own copies of the states that a task's rows are of: None for what none has any more."""
+
+
+def from_store(task: int, rows: Sequence[ShareRow]) -> list[bytes | None]:
+    """A :data:`Fetch` that asks nobody."""
+    return [None] * len(rows)
+
+
+class GatheredAggregation(Aggregation):
+    """Absorbs nothing before the round closes: bodies then, by device, and workers' sums. The same
+    updates give the same bits, whoever took them in, and in whatever order."""
+
+    fetch: Fetch = staticmethod(from_store)
+
+    def resume(self, open_round: RoundRow | None) -> None:
+        with self._store.database.transaction():
+            self._store.checkpoints.drop_partial()
+        self._restore(open_round)
+        self.participants = self._waiting()
+
+    def carry_over(self, row: RoundRow) -> None:
+        """What rounds without quorum left waits for the end of this one, too."""
+        self._restore(row)
+        self.participants = self._waiting()
+
+    def gather(self, row: RoundRow, now_unix_seconds: float) -> bool:
+        """End the round's entry, once what is being committed is; then take in everything."""
+        with self._store.database.transaction():
+            self._store.rounds.end_entry(row.round, now_unix_seconds)
+        self._restore(row)
+        for logged in self._store.log.by_device():
+            try:
+                self._method.absorb(self.decode(logged.body, logged.round, logged.device_id))
+            except Exception as error:
+                self._quarantine(row, logged, error)
+                return False
+            self.participants += 1
+        sums = self._store.shares.sums()
+        for share, fetched in zip(sums, self.fetch(self._store.number, sums), strict=True):
+            state = self._store.shares.state(share) if fetched is None else fetched
+            self._method.merge(unpack_state(state))
+        self.participants = self._waiting()
+        return True
+
+    def _waiting(self) -> int:
+        return self._store.log.waiting() + self._store.shares.summed()

@@ -1,0 +1,315 @@
+"""Workers as Ray's actors: placed, and started again, by Ray."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from aggregator.cluster.orders import KeyMaterial, Orders, Post, ServedTask
+from aggregator.cluster.worker import Worker, WorkerStatus, run_on_thread
+from aggregator.errors import AggregatorError
+from aggregator.serve.assembly import World
+from aggregator.store.cluster import Deposed, ShareRow
+
+_LOG = logging.getLogger(__name__)
+_LONG_SECONDS = 30.0
+_FROZEN_SECONDS = 15.0
+_SHARES_SECONDS = 5.0
+_ANSWER_SECONDS = 10.0
+_AGAIN_SECONDS = 5.0
+_MOST_FOLDER_BYTES = 40
+
+
+class WorkerActor:
+    """A worker in a process of Ray's. When that is killed, Ray starts another, which knows nothing:
+    it takes up its slot with the orders that it is told next, and what the store has."""
+
+    def __init__(self, post: Post) -> None:
+        line = f"worker {post.slot.number}: %(levelname)s %(message)s"
+        logging.basicConfig(level=logging.INFO, format=line, stream=sys.stderr, force=True)
+        world = World(time.monotonic, time.time, np.random.default_rng(), os.urandom)
+        self._post = post
+        self._worker = Worker(post, world)
+        self._done = threading.Event()
+        self._stopping = run_on_thread(self._worker, self._ended)
+
+    def follow(
+        self,
+        revision: int,
+        incarnation: bytes,
+        keys: tuple[KeyMaterial, ...],
+        tasks: tuple[ServedTask, ...],
+        absent: tuple[str, ...],
+    ) -> WorkerStatus:
+        """Keys come by themselves: an argument this small travels in the call, and lies in no
+        object store."""
+        self._worker.follow(revision, Orders(incarnation, keys, tasks, absent))
+        return self._worker.status()
+
+    def status(self) -> WorkerStatus:
+        return self._worker.status()
+
+    def serves(self, post: Post) -> bool:
+        """Whether it was started for this post, by the same version."""
+        return post == self._post
+
+    def share(self, epoch: int, task: int, round_number: int, commit: int) -> bytes | None:
+        """See :meth:`Worker.share`."""
+        return self._worker.share(epoch, task, round_number, commit)
+
+    def stop(self) -> None:
+        """Commit, answer, and end."""
+        self._stopping.set()
+        self._done.wait(_LONG_SECONDS)
+
+    def _ended(self, error: BaseException | None) -> None:
+        if error is not None:
+            logging.getLogger(__name__).error("%s", error)
+        self._done.set()
+        if error is not None:
+            # One that was deposed has a successor. Of all other errors Ray is to start another.
+            sys.stderr.flush()
+            os._exit(0 if isinstance(error, Deposed) else 1)
+
+
+@dataclass
+class _Hired:
+    """An actor, and what is known of it."""
+
+    post: Post
+    actor: Any
+    again_seconds: float = 0.0
+    """Not before is another one hired in its place."""
+    asked: Any = None
+    asked_seconds: float = 0.0
+    status: WorkerStatus | None = None
+    said: str = ""
+
+
+class RayRuntime:
+    """Starts, or finds, an actor for each post; named, so that another coordinator finds them too.
+
+    ``address``: of a running cluster; None: one of our own on this machine, which ends with us and
+    leaves nothing behind. Raises AggregatorError where Ray is not installed, or not reached.
+    """
+
+    def __init__(self, posts: Sequence[Post], address: str | None) -> None:
+        # Before Ray is imported: it reads them once.
+        os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        if "RAY_AUTH_TOKEN" in os.environ:
+            os.environ.setdefault("RAY_AUTH_MODE", "token")  # else it is not shown to the head
+        os.environ.setdefault("RAY_DEDUP_LOGS", "0")
+        os.environ.setdefault("RAY_COLOR_PREFIX", "0")
+        try:
+            import ray
+        except ImportError as error:
+            raise AggregatorError(
+                f"--cluster ray needs Ray ({error}): pip install 'tessera-edge[cluster]'"
+            ) from None
+        self._ray = ray
+        self._own = address is None
+        self._folder: str | None = None
+        if address is None:
+            self._folder = _short_folder()
+            # Else it makes one in the user's home, and leaves it there.
+            os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        namespace = f"tessera-{posts[0].root_fingerprint.hex()}"
+        common: dict[str, Any] = {
+            "namespace": namespace,
+            "log_to_driver": True,
+            "logging_level": logging.WARNING,
+            "configure_logging": False,
+        }
+        try:
+            if address is None:
+                ray.init(
+                    "local",
+                    include_dashboard=False,
+                    _temp_dir=self._folder,
+                    num_cpus=max(os.cpu_count() or 1, len(posts)),
+                    object_store_memory=256 << 20,
+                    **common,
+                )
+            else:
+                ray.init(address, **common)
+        except Exception as error:
+            self._remove_folder()
+            where = "a Ray of its own cannot be started here" if self._own else address
+            raise AggregatorError(
+                f"{where}: {_first_line(error)}. See docs/cluster.md"
+                if self._own
+                else f"the Ray cluster at {where} cannot be joined: {_first_line(error)}. Is it "
+                "running, of the same version, and does the address name its head?"
+            ) from None
+        self._class = ray.remote(WorkerActor)
+        self._dismiss_others(posts)
+        self._hired = [self._hire(post) for post in posts]
+
+    def tend(self, revision: int, orders: Orders) -> None:
+        """See :class:`~aggregator.cluster.coordinator.Runtime`."""
+        for each in self._hired:
+            self._hear(each)
+            if each.asked is not None:
+                continue
+            each.asked_seconds = time.monotonic()
+            if each.status is None or each.status.revision != revision:
+                each.asked = each.actor.follow.remote(
+                    revision, orders.incarnation, orders.keys, orders.tasks, orders.absent
+                )
+            else:
+                each.asked = each.actor.status.remote()
+
+    def statuses(self) -> list[WorkerStatus]:
+        """What workers said last."""
+        return [each.status for each in self._hired if each.status is not None]
+
+    def shares(self, task: int, rows: Sequence[ShareRow]) -> list[bytes | None]:
+        """See :class:`~aggregator.cluster.coordinator.Runtime`: through Ray's object store."""
+        ray = self._ray
+        actors = {each.post.slot.number: each.actor for each in self._hired}
+        asked = [
+            actors[row.slot].share.remote(row.epoch, task, row.round, row.commits)
+            if row.slot in actors
+            else ray.put(None)
+            for row in rows
+        ]
+        done, _ = ray.wait(asked, num_returns=len(asked), timeout=_SHARES_SECONDS)
+        found: list[bytes | None] = []
+        for each in asked:
+            try:
+                found.append(ray.get(each) if each in done else None)
+            except ray.exceptions.RayError:
+                found.append(None)  # a worker that is gone: the store has it
+        return found
+
+    def stop(self) -> None:
+        """Let workers commit and answer what they have, and end them; a Ray of our own, too."""
+        ray = self._ray
+        ending = [each.actor.stop.remote() for each in self._hired]
+        ray.wait(ending, num_returns=len(ending), timeout=_LONG_SECONDS)
+        for each in self._hired:
+            ray.kill(each.actor, no_restart=True)
+        self.leave()
+
+    def leave(self) -> None:
+        """Without a word to workers: another coordinator takes them over."""
+        self._ray.shutdown()
+        self._remove_folder()
+
+    def _hire(self, post: Post) -> _Hired:
+        options: dict[str, Any] = {
+            "name": _name(post),
+            "max_restarts": -1,
+            "max_task_retries": 0,
+            "max_concurrency": 4,
+            "num_cpus": 1,
+            "get_if_exists": True,
+        }
+        if not self._own:
+            options["lifetime"] = "detached"
+        return _Hired(post, self._class.options(**options).remote(post))
+
+    def _dismiss_others(self, posts: Sequence[Post]) -> None:
+        """End the workers that a coordinator before us left, where they are not as we want them:
+        of other settings, of another version, or more than there are to be."""
+        ray = self._ray
+        wanted = {_name(post): post for post in posts}
+        for name in ray.util.list_named_actors():
+            actor = ray.get_actor(name)
+            try:
+                asked = actor.serves.remote(wanted[name]) if name in wanted else None
+                if asked is not None and ray.get(asked, timeout=_ANSWER_SECONDS):
+                    continue
+            except ray.exceptions.RayError as error:
+                _LOG.warning("%s does not say what it serves: %s", name, _first_line(error))
+            ray.kill(actor, no_restart=True)
+
+    def _hear(self, each: _Hired) -> None:
+        """Take an answer that has come; replace who does not answer."""
+        ray = self._ray
+        if each.asked is None:
+            return
+        done, _ = ray.wait([each.asked], timeout=0)
+        if not done:
+            if each.status is not None and time.monotonic() - each.asked_seconds > _FROZEN_SECONDS:
+                each.asked = None
+                self._replace(each, "does not answer")
+            return
+        asked, each.asked = each.asked, None
+        try:
+            each.status, each.said = ray.get(asked), ""
+        except ray.exceptions.ActorUnavailableError as error:
+            self._say(each, f"is started again: {_first_line(error)}")
+        except ray.exceptions.ActorDiedError as error:
+            self._replace(each, f"is gone: {_first_line(error)}")
+        except ray.exceptions.RayError as error:
+            self._say(each, f"cannot be asked: {_first_line(error)}")
+
+    def _replace(self, each: _Hired, why: str) -> None:
+        """Another one in the place of one that Ray does not start again. The store keeps the one
+        before from writing, whether it is gone or not."""
+        self._say(each, why)
+        now = time.monotonic()
+        if now >= each.again_seconds:
+            self._ray.kill(each.actor, no_restart=True)
+            each.actor, each.again_seconds = self._hire(each.post).actor, now + _AGAIN_SECONDS
+
+    def _say(self, each: _Hired, what: str) -> None:
+        each.status = None
+        if each.said != what:
+            each.said = what
+            _LOG.warning("worker %s %s", each.post.slot, what)
+
+    def _remove_folder(self) -> None:
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _name(post: Post) -> str:
+    """Of an actor, within the fleet's namespace."""
+    return f"worker-{post.slot.number}"
+
+
+def _short_folder() -> str:
+    """Ray's sockets lie some 60 bytes below it, and a socket's path has 107 at most. What processes
+    left that were killed is removed."""
+    prefix = "tessera-ray-"
+    for place in dict.fromkeys((tempfile.gettempdir(), "/tmp")):
+        for each in Path(place).glob(f"{prefix}*"):
+            owner = each.name.removeprefix(prefix).partition("-")[0]
+            if owner.isdecimal() and not _lives(int(owner)):
+                shutil.rmtree(each, ignore_errors=True)
+    prefix += f"{os.getpid()}-"
+    folder = tempfile.mkdtemp(prefix=prefix)
+    if len(folder) > _MOST_FOLDER_BYTES:
+        os.rmdir(folder)
+        folder = tempfile.mkdtemp(prefix=prefix, dir="/tmp")
+    return folder
+
+
+def _lives(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__

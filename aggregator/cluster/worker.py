@@ -1,0 +1,555 @@
+"""A worker: takes in what the devices of its shards send, and answers after the commit."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import queue
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from aggregator.cluster.follower import RoundFollower, ShareKeeper
+from aggregator.cluster.marks import StoredMarks
+from aggregator.cluster.orders import Orders, Post, ServedTask, keyring_of
+from aggregator.keys.registry import Registry, revoke
+from aggregator.refusals import Refusals
+from aggregator.rounds.evaluator import Evaluator, option_name
+from aggregator.rounds.ingest import Inbox, Ingest, Repeats, Settled
+from aggregator.serve.assembly import LINK_SETTINGS, Bounds, World
+from aggregator.serve.broker_links import BrokerLinks, Hears
+from aggregator.serve.outgoing import Outgoing
+from aggregator.serve.placements import Placements
+from aggregator.serve.standings import Standings
+from aggregator.serve.uplink import Answer, Arrived, Left, Refusal, Uplink
+from aggregator.shared import Shared, TaskShared
+from aggregator.store import STORE_FAILURES, OutcomeUnknown, Store
+from aggregator.store.cluster import Deposed, RoundOver
+from aggregator.task.cluster import Cluster
+from aggregator.task.file import Task
+from device_sdk.link.events import Connected, ConnectRefused, Disconnected, Event, Message
+from device_sdk.link.settings import LinkSettings
+from device_sdk.system.version import __version__
+from device_sdk.wire.codec.errors import WireError
+from device_sdk.wire.publish.chunks import Reassembler
+from device_sdk.wire.publish.topics import Topics
+from device_sdk.wire.seal.broadcast import MOST_KEYS, GroupKey
+from device_sdk.wire.seal.placement import SHARDS, Placement, shard_of
+from device_sdk.wire.seal.session_table import SessionTable
+
+_LOG = logging.getLogger(__name__)
+_WAIT_SECONDS = 0.05
+_GATHER_SECONDS = 0.004
+_LOOK_SECONDS = 0.25
+_BEAT_SECONDS = 1.0
+_SWEEP_SECONDS = 10.0
+_FLUSH_SECONDS = 2.0
+_LEADERLESS_SECONDS = 600.0
+_GROUP = 256
+_PATIENCE_SECONDS = 60.0
+_RETRY_SECONDS = 0.5
+
+
+def placement_in(cluster: Cluster) -> Callable[[bytes], Placement]:
+    """Where the devices of a cluster belong."""
+
+    def placement_of(device_id: bytes) -> Placement:
+        shard = shard_of(device_id)
+        return Placement(shard, cluster.cell_of(shard))
+
+    return placement_of
+
+
+def client_name(root_fingerprint: bytes, slot: int) -> str:
+    """What a slot's client ids begin with, coordinators' being below 0. The same over restarts: the
+    broker ends the connections of a process that hangs when another has its place."""
+    return hashlib.sha256(root_fingerprint + slot.to_bytes(4, "big", signed=True)).hexdigest()[:20]
+
+
+@dataclass(frozen=True)
+class Followed:
+    """What a worker has of one task."""
+
+    served: ServedTask
+    keeper: ShareKeeper
+    rounds: RoundFollower
+    ingest: Ingest
+
+    @property
+    def task(self) -> Task:
+        return self.served.task
+
+
+class _Board:
+    """The tasks, for whoever looks at them."""
+
+    def __init__(self) -> None:
+        self.served: list[Followed] = []
+        self.revision = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TaskCounts:
+    """What a worker counted of a task: since its start, and by width in the open round."""
+
+    name: str
+    counted: int
+    widths: Mapping[int, int]
+    outcomes: Mapping[tuple[str, str], int]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStatus:
+    """What a worker says of itself. ``revision``: of the orders that it follows."""
+
+    slot: int
+    epoch: int
+    revision: int
+    connected: bool
+    sessions: int
+    tasks: tuple[TaskCounts, ...]
+    ended: str = ""
+
+    @property
+    def counted(self) -> int:
+        """Updates since its start, of all tasks."""
+        return sum(each.counted for each in self.tasks)
+
+
+class Worker:
+    """One slot's process. Runs on the thread that calls :meth:`run`; :meth:`follow`,
+    :meth:`status` and :meth:`share` are for any.
+
+    It raises Deposed where another process has its slot, and leaves everything that it did not
+    commit.
+    """
+
+    def __init__(
+        self, post: Post, world: World, link_settings: LinkSettings = LINK_SETTINGS
+    ) -> None:
+        """Raises AggregatorError where its store cannot be used."""
+        self._post, self._store, self._world = post, post.open_store(), world
+        self._link_settings = link_settings
+        self._mail: queue.SimpleQueue[tuple[int, Orders]] = queue.SimpleQueue()
+        self._revision = -1
+        self._epoch = 0
+        self._parts: WorkerParts | None = None
+        self._failing_seconds = 0.0  # since when, or 0
+        self._ended = ""
+
+    def follow(self, revision: int, orders: Orders) -> None:
+        """Go by these orders from now on."""
+        self._mail.put((revision, orders))
+
+    def status(self) -> WorkerStatus:
+        parts = self._parts
+        return WorkerStatus(
+            self._post.slot.number,
+            self._epoch,
+            self._revision,
+            parts is not None and parts.heard,
+            0 if parts is None else len(parts.table),
+            () if parts is None else tuple(_counts(each) for each in parts.board.served),
+            self._ended,
+        )
+
+    def share(self, epoch: int, task: int, round_number: int, commit: int) -> bytes | None:
+        """The state that this start of the worker committed so, unless it has another by now."""
+        parts = self._parts if epoch == self._epoch else None
+        for each in [] if parts is None else parts.board.served:
+            if each.served.number == task and each.keeper.committed is not None:
+                number, commits, state = each.keeper.committed
+                if (number, commits) == (round_number, commit):
+                    return state
+        return None
+
+    def run(self, stopping: Callable[[], bool]) -> None:
+        """Wait for orders, and work until ``stopping()``."""
+        try:
+            while not stopping():
+                if self._parts is None:
+                    self._await_orders()
+                else:
+                    self._work(self._parts)
+            if self._parts is not None:
+                self._parts.stop()
+        except BaseException as error:
+            self._ended = f"{type(error).__name__}: {error}"
+            if self._parts is not None:
+                self._parts.link.stop()
+            raise
+        finally:
+            self._store.database.close()
+
+    def _await_orders(self) -> None:
+        try:
+            revision, orders = self._mail.get(timeout=_WAIT_SECONDS)
+        except queue.Empty:
+            return
+        slot = self._post.slot
+        self._epoch = self._store.workers.start(
+            slot.number, slot.cell.name, f"{len(slot.shards())} of {SHARDS}", __version__
+        )
+        self._parts = WorkerParts(
+            self._post, self._store, self._world, self._link_settings, self._epoch, orders
+        )
+        self._parts.take(orders)
+        self._revision = revision
+        self._parts.link.start()
+        _LOG.info("worker %s serves its shards, epoch %d", slot, self._epoch)
+
+    def _work(self, parts: WorkerParts) -> None:
+        """One turn. A store that fails for a moment costs no session."""
+        try:
+            parts.turn()
+            self._take_orders(parts)
+        except STORE_FAILURES as error:
+            now = self._world.clock()
+            self._failing_seconds = self._failing_seconds or now
+            if now - self._failing_seconds > _PATIENCE_SECONDS:
+                raise
+            _LOG.warning("the store: %s", error)
+            self._world.sleep(_RETRY_SECONDS)
+        else:
+            self._failing_seconds = 0.0
+
+    def _take_orders(self, parts: WorkerParts) -> None:
+        newest = None
+        while not self._mail.empty():
+            newest = self._mail.get()
+        if newest is not None:
+            revision, orders = newest
+            parts.take(orders)
+            self._revision = revision
+
+
+class WorkerParts:
+    """What a worker is made of once it knows its orders."""
+
+    def __init__(
+        self,
+        post: Post,
+        store: Store,
+        world: World,
+        link_settings: LinkSettings,
+        epoch: int,
+        orders: Orders,
+    ) -> None:
+        slot, clock, unix_clock = post.slot, world.clock, world.unix_clock
+        store.database.guard = lambda: store.workers.require(slot.number, epoch)
+        self._slot, self._epoch = slot, epoch
+        self._store, self._clock, self._sleep = store, clock, world.sleep
+        self._unix_clock = unix_clock
+        self._incarnation = orders.incarnation
+        self._orders: Orders | None = None
+        self._group_keys: tuple[GroupKey, ...] = store.secrets.group_keys()
+        self._shared = shared = Shared(
+            Registry(store.devices),
+            Refusals(),
+            Topics(post.settings.broker.prefix),
+            clock,
+            unix_clock,
+            world.random_bytes,
+            post.settings,
+            store,
+        )
+        self._marks = StoredMarks(orders.incarnation, store.granted)
+        opens = Bounds.of(post.settings.admission.opens_share, clock)
+        self.table = SessionTable(
+            keyring_of(orders.keys),
+            orders.incarnation,
+            opens.buckets,
+            opens.budget,
+            clock,
+            unix_clock,
+            marks=self._marks,
+            random_bytes=world.random_bytes,
+        )
+        self.board = _Board()
+        self._reassembler, repeats = Reassembler(clock), Repeats(clock)
+        self.inbox = Inbox(shared.refusals, repeats)
+        self._uplink = Uplink(
+            shared, self.table, self._reassembler, None, repeats, lambda: self._told_keys()
+        )
+        self._standings = Standings(shared, self.board, self.table)
+        placement_of, chunks = placement_in(post.cluster), post.cluster.chunks
+        self._placements = Placements(
+            shared,
+            self.table,
+            lambda device_id: replace(placement_of(device_id), mirror=chunks),
+            slot.cell.name,
+            always=store.facts.mirrored,
+        )
+        filters = tuple(shared.topics.up_filter(shard) for shard in slot.shards())
+        self.link = BrokerLinks(
+            shared,
+            link_settings,
+            world.rng.spawn(3),
+            Hears(
+                None if slot.of == 1 else filters,
+                fleet=False,
+                client=client_name(post.root_fingerprint, slot.number),
+            ),
+        )
+        self._outgoing = Outgoing(self.link, store.retained)
+        self._opened: list[tuple[bytes, Answer]] = []
+        self._next_look = self._next_beat = self._next_sweep = clock()
+        self._next_commit: dict[int, float] = {}
+        self._led_seconds = clock()
+        self.heard = False
+        """Whether all of its shards' devices can be heard and answered."""
+
+    def take(self, orders: Orders) -> None:
+        """Go by these orders."""
+        if orders.incarnation != self._incarnation:
+            raise Deposed("another life of the fleet began: this worker starts anew")
+        if self._orders is not None and orders.keys != self._orders.keys:
+            self.table.replace_keyring(keyring_of(orders.keys))
+        known = {each.served.number: each for each in self.board.served}
+        board = []
+        for served in orders.tasks:
+            before = known.get(served.number)
+            if before is not None and _same(before.served, served):
+                board.append(before)
+            else:
+                if before is not None:
+                    self._settle(self._commit(before))
+                board.append(self._followed(served, before))
+        self.board.served = board
+        self.board.revision += 1
+        self.inbox.serve({each.task.name: each.ingest for each in board}, orders.absent)
+        self._orders = orders
+        self._next_look = self._clock()
+
+    def turn(self) -> None:
+        """Take what came, commit what is due, and answer it."""
+        events = self.link.events(most=_GROUP, timeout_seconds=_WAIT_SECONDS)
+        self._handle(events)
+        if 0 < len(events) < _GROUP:
+            self._sleep(_GATHER_SECONDS)
+            self._handle(self.link.events(most=_GROUP, timeout_seconds=0.0))
+        for owner, times in self.link.take_refused().items():
+            self._shared.refusals.note_reason("too-many", owner, "more than the limit", times)
+        self._grant()
+        now = self._clock()
+        for each in self.board.served:
+            if len(each.ingest) and now >= self._next_commit.get(each.served.number, 0.0):
+                self._settle(self._commit(each))
+                self._next_commit[each.served.number] = now + each.keeper.pause_seconds
+        self._send_all(self._standings.due())
+        if now >= self._next_look:
+            self._next_look = now + _LOOK_SECONDS
+            self.look()
+        if now >= self._next_beat:
+            self._next_beat = now + _BEAT_SECONDS
+            with self._store.database.transaction(shared=True):
+                self._store.workers.beat(self._slot.number)
+                self._shared.registry.save_moves()
+            if self._store.lease.is_held():
+                self._led_seconds = now
+            elif now - self._led_seconds > _LEADERLESS_SECONDS:
+                raise Deposed("nobody has coordinated for ten minutes: this worker ends")
+        if now >= self._next_sweep:
+            self._next_sweep = now + _SWEEP_SECONDS
+            self.table.sweep()
+            self._reassembler.expire()
+            with self._store.database.transaction(shared=True):
+                for each in self.board.served:
+                    each.ingest.save_seen()
+                self._shared.refusals.save(self._store.refusals)
+
+    def commit(self) -> None:
+        """Commit and answer what came, whatever the pace."""
+        self._grant()
+        for each in self.board.served:
+            self._settle(self._commit(each))
+
+    def look(self) -> None:
+        """See what changed in the store."""
+        revision = self._shared.registry.revision
+        for device_id in self._shared.registry.refresh():
+            self.table.end(device_id)
+            _LOG.info("revoked %s: its sessions have ended", device_id.hex())
+        self._group_keys = self._store.secrets.group_keys()
+        for each in self.board.served:
+            if self._shared.registry.revision != revision:
+                each.rounds.registry_changed()
+            if each.rounds.refresh():
+                self._standings.remind(each.rounds.silent)
+                each.ingest.round_opened()
+
+    def stop(self) -> None:
+        """Commit and answer what came, and end."""
+        self.commit()
+        with self._store.database.transaction(shared=True):
+            for each in self.board.served:
+                each.ingest.save_seen()
+            self._shared.refusals.save(self._store.refusals)
+        self.link.stop(flush_seconds=_FLUSH_SECONDS)
+
+    def close(self) -> None:
+        """End without a word: what was not committed is forgotten."""
+        self.link.stop()
+        self._store.database.close()
+
+    def _followed(self, served: ServedTask, before: Followed | None) -> Followed:
+        store = self._store.task(served.number)
+        shared = TaskShared.of(self._shared, served.task, store)
+        keeper = ShareKeeper(served, shared, self._slot.number, self._epoch)
+        number = served.number
+        rounds = RoundFollower(shared, self._slot, keeper, lambda: self._leave_round(number))
+        parts = {option_name(each.manifest.name) for each in served.artifacts()}
+        task = served.task
+        evaluator = Evaluator(store, shared.registry, task.name, task.evaluation, parts)
+        ingest = Ingest(shared, rounds, keeper, evaluator)
+        if before is not None:
+            ingest.follow(before.ingest)
+        return Followed(served, keeper, rounds, ingest)
+
+    def _leave_round(self, number: int) -> None:
+        for each in self.board.served:
+            if each.served.number == number:
+                self._settle(self._commit(each))
+
+    def _told_keys(self) -> tuple[GroupKey, ...]:
+        return self._group_keys[-MOST_KEYS:]
+
+    def _handle(self, events: Iterable[Event]) -> None:
+        for event in events:
+            match event:
+                case Message():
+                    self._receive(event)
+                case Connected():
+                    self.heard = True
+                    _LOG.info("connected to %s", self._shared.settings.broker.url)
+                case Disconnected() | ConnectRefused():
+                    self.heard = False
+                    _LOG.warning(
+                        "no connection to %s (%s); next try in %.1f s",
+                        self._shared.settings.broker.url,
+                        event.detail,
+                        event.retry_seconds,
+                    )
+                case _:
+                    pass
+
+    def _receive(self, message: Message) -> None:
+        refusals = self._shared.refusals
+        result = self._uplink.receive(message)
+        unknown = isinstance(result, Refusal) and result.error.reason == "unknown-handle"
+        if unknown and self._uplink.look_up(message):  # enrolled a moment ago
+            result = self._uplink.receive(message)
+        match result:
+            case Answer() if result.opened:
+                self._opened.append((result.opened, result))
+            case Answer():
+                self._outgoing.send(result.topic, result.payload)
+            case Refusal():
+                refusals.note(result.error, result.device_id)
+                if result.answer is not None:
+                    self._outgoing.send_receipts([result.answer[:2]])
+            case Left():
+                self._dismiss(result.device_id)
+            case Arrived():
+                self._send_all(self._standings.heard(result.device_id))
+                self._send_all(self._placements.heard(result.device_id))
+                try:
+                    settled = self.inbox.offer(result.device_id, result.payload, result.record)
+                except WireError as error:
+                    refusals.note(error, result.device_id)
+                else:
+                    self._settle([] if settled is None else [settled])
+
+    def _grant(self) -> None:
+        """Send the replies to opens, once their counters are written down."""
+        if not self._opened:
+            return
+        opened, self._opened = self._opened, []
+        with self._store.database.transaction(shared=True):
+            refused = self._marks.save()
+        for device_id, answer in opened:
+            if device_id in refused:
+                self.table.end(device_id)  # another worker granted this open, or a later one
+                continue
+            self._outgoing.send(answer.topic, answer.payload)
+            self._send_all(self._standings.opened(device_id))
+            self._send_all(self._placements.opened(device_id))
+
+    def _commit(self, each: Followed) -> list[Settled]:
+        try:
+            return each.ingest.commit()
+        except RoundOver:
+            # Those devices send again, and are told that the round is over.
+            each.ingest.abandon()
+            self._next_look = self._clock()
+            return []
+        except STORE_FAILURES as error:
+            # What the store has is what counts: perhaps it was committed all the same, or another
+            # worker has taken something of the same device.
+            before = each.rounds.current
+            try:
+                settled = each.ingest.sift()
+                each.rounds.begin_again()
+            except STORE_FAILURES:
+                each.ingest.abandon()
+                raise
+            now = each.rounds.current
+            if before is None or now is None or now.round != before.round:
+                each.ingest.abandon()
+            if not settled and not isinstance(error, OutcomeUnknown):
+                raise  # it stays staged
+            return settled + each.ingest.commit()
+
+    def _settle(self, settled: Sequence[Settled]) -> None:
+        if not settled:
+            return
+        answers = [self._uplink.receipt(each.device_id, each.receipt) for each in settled]
+        self._outgoing.send_receipts([answer[:2] for answer in answers if answer is not None])
+        self._standings.remind(
+            [each.device_id for each in settled if each.receipt.reason == "not-eligible"]
+        )
+
+    def _dismiss(self, device_id: bytes) -> None:
+        answer = self._uplink.farewell(device_id)
+        with self._store.database.transaction():
+            revoke(self._store, device_id, int(self._unix_clock()))
+        _LOG.info("%s has left", device_id.hex())
+        self.look()
+        if answer is not None:
+            self._outgoing.send(answer.topic, answer.payload)
+
+    def _send_all(self, messages: Iterable[tuple[str, bytes]]) -> None:
+        for topic, payload in messages:
+            self._outgoing.send(topic, payload)
+
+
+def _counts(each: Followed) -> TaskCounts:
+    ingest = each.ingest
+    return TaskCounts(
+        each.task.name, ingest.counted, ingest.widths.copy(), dict(ingest.outcomes.copy())
+    )
+
+
+def _same(before: ServedTask, now: ServedTask) -> bool:
+    return (
+        before.generation == now.generation
+        and before.task == now.task
+        and before.task.text == now.task.text
+    )
+
+
+def run_on_thread(worker: Worker, ended: Callable[[BaseException | None], None]) -> threading.Event:
+    """Run it on a thread of its own until the event that is returned is set; ``ended`` is called
+    from there with what it raised."""
+    stopping = threading.Event()
+
+    def work() -> None:
+        try:
+            worker.run(stopping.is_set)
+        except BaseException as error:
+            ended(error)
+        else:
+            ended(None)
+
+    threading.Thread(target=work, name="tessera-worker", daemon=True).start()
+    return stopping

@@ -1,0 +1,317 @@
+"""What a cluster's processes agree on: who coordinates, which worker holds a slot, what each has
+summed up of a round, and which opens were granted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aggregator.errors import AggregatorError
+from aggregator.store.database import Table, TableOfTask
+
+
+class Deposed(AggregatorError):
+    """Another process took this one's place: it must write nothing more, and end."""
+
+
+class RoundOver(Exception):
+    """The round takes no more updates: the coordinator closes it."""
+
+
+# The coordinator's lease.
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRow:
+    """Who coordinates. ``term`` rises each time that another process takes over."""
+
+    holder: str
+    term: int
+    until_unix_seconds: float
+    program: str
+
+
+class Leases(Table):
+    """The one row of the table ``lease``. All times are by the store's clock."""
+
+    def find(self) -> LeaseRow | None:
+        row = self._database.row("SELECT holder, term, until_unix, program FROM lease")
+        return None if row is None else LeaseRow(*row)
+
+    def is_held(self) -> bool:
+        """Whether somebody coordinates at present."""
+        row = self.find()
+        return row is not None and row.until_unix_seconds > self._database.now()
+
+    def require_free(self) -> None:
+        """Raises AggregatorError while a cluster serves the fleet."""
+        row = self.find()
+        if row is not None and self.is_held():
+            raise AggregatorError(f"a cluster serves this fleet ({row.holder}): stop it first")
+
+    def take(self, holder: str, program: str, seconds: float) -> int | None:
+        """Take it where nobody holds it: the term; None while another process does."""
+        with self._database.transaction():
+            row = self.find()
+            now = self._database.now()
+            if row is not None and row.until_unix_seconds > now and row.holder != holder:
+                return None
+            term = 1 if row is None else row.term + 1
+            self._database.insert("lease", 1, holder, term, now + seconds, program, replace=True)
+        return term
+
+    def renew(self, term: int, seconds: float) -> None:
+        """Hold it for ``seconds`` from now. Raises Deposed."""
+        with self._database.transaction():
+            self.require(term)
+            until = self._database.now() + seconds
+            self._database.execute("UPDATE lease SET until_unix = ?", (until,))
+
+    def require(self, term: int) -> None:
+        """Inside a transaction, up to whose end nobody else takes it. Raises Deposed."""
+        row = self._database.hold("SELECT holder, term FROM lease", shared=True)
+        if row is None or row[1] != term:
+            who = "nobody" if row is None else f"{row[0]} (term {row[1]})"
+            raise Deposed(f"the lease is {who}'s now: this coordinator (term {term}) ends")
+
+    def release(self, term: int) -> None:
+        """A standby need not wait. Raises Deposed."""
+        self.renew(term, 0.0)
+
+
+# Workers, by their slots.
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRow:
+    """The process that holds a slot, or held it last. ``shards``: what it listens to, in words."""
+
+    slot: int
+    epoch: int
+    cell: str
+    shards: str
+    program: str
+    heartbeat_unix_seconds: float
+
+
+class Workers(Table):
+    """Table ``workers``. A slot's row stays when nobody holds it: its epochs only ever rise."""
+
+    def start(self, slot: int, cell: str, shards: str, program: str) -> int:
+        """Take a slot over from whoever held it; the epoch, one above all before it."""
+        with self._database.transaction():
+            self._database.execute(
+                "INSERT INTO workers (slot, epoch, cell, shards, program, heartbeat_unix) "
+                "VALUES (?, 1, ?, ?, ?, ?) ON CONFLICT (slot) DO UPDATE SET "
+                "epoch = workers.epoch + 1, cell = excluded.cell, shards = excluded.shards, "
+                "program = excluded.program, heartbeat_unix = excluded.heartbeat_unix",
+                (slot, cell, shards, program, self._database.now()),
+            )
+            row = self._database.row("SELECT epoch FROM workers WHERE slot = ?", (slot,))
+        assert row is not None
+        return int(row[0])
+
+    def require(self, slot: int, epoch: int) -> None:
+        """Inside a transaction, up to whose end nobody takes the slot over. Raises Deposed."""
+        row = self._database.hold("SELECT epoch FROM workers WHERE slot = ?", (slot,), shared=True)
+        if row is None or row[0] != epoch:
+            found = "gone" if row is None else f"held by epoch {row[0]}"
+            raise Deposed(
+                f"worker slot {slot} is {found}: this process (epoch {epoch}) was taken for dead, "
+                "or two were started for one slot; it ends"
+            )
+
+    def beat(self, slot: int) -> None:
+        """It lives."""
+        self._database.execute(
+            "UPDATE workers SET heartbeat_unix = ? WHERE slot = ?",
+            (self._database.now(), slot),
+        )
+
+    def all(self) -> list[WorkerRow]:
+        """By slot."""
+        query = (
+            "SELECT slot, epoch, cell, shards, program, heartbeat_unix FROM workers ORDER BY slot"
+        )
+        return [WorkerRow(*row) for row in self._database.rows(query)]
+
+
+# What each worker has of a round.
+
+
+class Counts(NamedTuple):
+    """Of an open round, over all workers: updates counted, and devices heard of."""
+
+    counted: int
+    heard: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShareRow:
+    """What a slot has committed of a round.
+
+    Attributes:
+        epoch, commits: of whom it is, and its how-manieth: who has the same pair has the same
+            ``state``.
+        arrivals: seconds after the round's opening of each update counted, float32.
+        state: the method's share as ``pack_state`` writes it; None where bodies are kept.
+    """
+
+    round: int
+    slot: int
+    epoch: int
+    commits: int
+    counted: int
+    heard: int
+    arrivals: NDArray[np.float32]
+    state: bytes | None
+
+
+_SHARE = "round, slot, epoch, commits, counted, heard, arrivals, state"
+
+
+class Shares(TableOfTask):
+    """A task's rows of the table ``shares``."""
+
+    def put(self, row: ShareRow) -> None:
+        """In the place of the slot's row of this round."""
+        self._database.insert(
+            "shares",
+            self._task,
+            row.round,
+            row.slot,
+            row.epoch,
+            row.commits,
+            row.counted,
+            row.heard,
+            row.arrivals.astype("<f4").tobytes(),
+            row.state,
+            replace=True,
+        )
+
+    def find(self, round_number: int, slot: int) -> ShareRow | None:
+        query = f"SELECT {_SHARE} FROM shares WHERE task = ? AND round = ? AND slot = ?"
+        row = self._database.row(query, (self._task, round_number, slot))
+        return None if row is None else _share(row)
+
+    def sums(self) -> list[ShareRow]:
+        """All that have a state and are part of no version yet, by round and slot; without it."""
+        query = (
+            "SELECT round, slot, epoch, commits, counted, heard, arrivals, NULL FROM shares "
+            "WHERE task = ? AND state IS NOT NULL ORDER BY round, slot"
+        )
+        return [_share(row) for row in self._database.rows(query, (self._task,))]
+
+    def state(self, row: ShareRow) -> bytes:
+        """What one of :meth:`sums` has."""
+        query = "SELECT state FROM shares WHERE task = ? AND round = ? AND slot = ?"
+        found = self._database.row(query, (self._task, row.round, row.slot))
+        assert found is not None
+        return bytes(found[0])
+
+    def counts(self, round_number: int) -> Counts:
+        row = self._database.row(
+            "SELECT coalesce(sum(counted), 0), coalesce(sum(heard), 0) FROM shares "
+            "WHERE task = ? AND round = ?",
+            (self._task, round_number),
+        )
+        return Counts(0, 0) if row is None else Counts(int(row[0]), int(row[1]))
+
+    def summed(self) -> int:
+        """Updates that are in sums, and in no version yet."""
+        row = self._database.row(
+            "SELECT coalesce(sum(counted), 0) FROM shares WHERE task = ? AND state IS NOT NULL",
+            (self._task,),
+        )
+        return 0 if row is None else int(row[0])
+
+    def arrivals(self, round_number: int) -> NDArray[np.float32]:
+        """Of all updates counted in a round, seconds after it opened."""
+        query = "SELECT arrivals FROM shares WHERE task = ? AND round = ? ORDER BY slot"
+        found = [
+            np.frombuffer(row[0], dtype="<f4")
+            for row in self._database.rows(query, (self._task, round_number))
+        ]
+        return np.concatenate([np.empty(0, np.float32), *found]).astype(np.float32)
+
+    def clear(self) -> None:
+        """They are part of a version."""
+        self._database.execute("DELETE FROM shares WHERE task = ?", (self._task,))
+
+
+def _share(row: tuple[Any, ...]) -> ShareRow:
+    number, slot, epoch, commits, counted, heard, arrivals, state = row
+    times = np.frombuffer(arrivals, dtype="<f4").astype(np.float32)
+    return ShareRow(number, slot, epoch, commits, counted, heard, times, state)
+
+
+_MOST_LATE = 20_000
+"""Of a round: beyond it the slow are many enough to decide the deadline."""
+
+
+class Late(TableOfTask):
+    """A task's rows of the table ``late_arrivals``: when devices came that missed a round's end."""
+
+    def note(self, round_number: int, device_id: bytes, seconds: float) -> None:
+        """The first time of each device counts; ``seconds`` after the round opened."""
+        query = "SELECT count(*) FROM late_arrivals WHERE task = ? AND round = ?"
+        row = self._database.row(query, (self._task, round_number))
+        if row is not None and row[0] < _MOST_LATE:
+            with self._database.transaction(shared=True):
+                self._database.execute(
+                    "INSERT INTO late_arrivals VALUES (?, ?, ?, ?) "
+                    "ON CONFLICT (task, round, device_id) DO NOTHING",
+                    (self._task, round_number, device_id, seconds),
+                )
+
+    def seconds(self, since_round: int) -> NDArray[np.float32]:
+        """Of this round and those after it."""
+        query = "SELECT seconds FROM late_arrivals WHERE task = ? AND round >= ?"
+        found = self._database.rows(query, (self._task, since_round))
+        return np.array([row[0] for row in found], np.float32)
+
+    def forget(self, before_round: int) -> None:
+        """What is no measure any more."""
+        self._database.execute(
+            "DELETE FROM late_arrivals WHERE task = ? AND round < ?", (self._task, before_round)
+        )
+
+
+# Counters of the opens that were granted in this life, whichever worker did.
+
+_COUNTER_BYTES = 8
+
+
+class GrantedCounters(Table):
+    """Table ``freshness``: counters as 8 bytes, most significant first."""
+
+    def of(self, sender: bytes) -> int:
+        """The highest that was granted to a sender; 0 for none."""
+        row = self._database.row("SELECT counter FROM freshness WHERE sender = ?", (sender,))
+        return 0 if row is None else int.from_bytes(row[0], "big")
+
+    def grant(self, counters: Mapping[bytes, int]) -> set[bytes]:
+        """Raise them, in a transaction; those senders whose counter was not above theirs."""
+        return {
+            sender
+            for sender, counter in counters.items()
+            if not self._database.execute(
+                "INSERT INTO freshness VALUES (?, ?) ON CONFLICT (sender) DO UPDATE "
+                "SET counter = excluded.counter WHERE freshness.counter < excluded.counter",
+                (sender, counter.to_bytes(_COUNTER_BYTES, "big")),
+            )
+        }
+
+    def forget(self, senders: Iterable[bytes]) -> None:
+        """These are gone for good."""
+        self._database.execute_many(
+            "DELETE FROM freshness WHERE sender = ?", [(each,) for each in senders]
+        )
+
+    def clear(self) -> None:
+        """Another life begins."""
+        self._database.execute("DELETE FROM freshness")

@@ -1,0 +1,149 @@
+"""The task file's table ``[cluster]``: how many workers serve the fleet, and where they hear it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, NamedTuple
+
+from aggregator.tables import TomlTable
+from device_sdk.fields import Within
+from device_sdk.link.broker_url import BrokerUrl, parse_broker_url
+from device_sdk.link.mirror import parse_mirror_url
+from device_sdk.wire.seal.placement import SHARDS, split_cell
+
+MOST_WORKERS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterTable:
+    """The table ``[cluster]``, for ``serve --cluster ray``.
+
+    Attributes:
+        workers: processes that take updates in, where no cells are listed.
+        store: a PostgreSQL URL, for more than one machine (default: the home's own file).
+        chunks: the URL under which a web server shows ``chunk_store``; devices are told of it, and
+            ask it before the broker. Empty: everything comes from the brokers.
+        chunk_store: a folder or, where fsspec knows it, a bucket (``s3://...``) to write them to.
+    """
+
+    workers: Annotated[int, Within(1, MOST_WORKERS)] = 2
+    store: str | None = None
+    chunks: str = ""
+    chunk_store: str = ""
+
+    def __post_init__(self) -> None:
+        if bool(self.chunks) != bool(self.chunk_store):
+            raise ValueError("chunks and chunk_store are given together or not at all")
+        if self.chunks:
+            parse_mirror_url(self.chunks)
+
+
+@dataclass(frozen=True, slots=True)
+class CellTable:
+    """One of ``[[cluster.cells]]``: a broker, and the workers that listen to it.
+
+    Attributes:
+        name: the broker's host, and port, as devices are told it.
+        broker: its URL, for workers and the coordinator (default: broker.url).
+        workers: processes that take updates in.
+    """
+
+    name: str
+    broker: str | None = None
+    workers: Annotated[int, Within(1, MOST_WORKERS)] = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """``name``: what devices are told, empty for the only one; ``broker`` None: the fleet's."""
+
+    name: str
+    broker: BrokerUrl | None
+    workers: int
+
+
+class WorkerSlot(NamedTuple):
+    """A worker's place: ``place`` among the ``of`` workers of its cell."""
+
+    number: int
+    cell: Cell
+    place: int
+    of: int
+
+    def shards(self) -> range:
+        """What it listens to on its cell's broker: devices connect to a cell that is not theirs,
+        too, until they are told theirs."""
+        return range(self.place, SHARDS, self.of)
+
+    def __str__(self) -> str:
+        return f"{self.number} (cell {self.cell.name or 'of all'}, {self.place + 1} of {self.of})"
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """A whole table. ``store``: a URL, or None for the home's file; the others as in
+    :class:`ClusterTable`."""
+
+    cells: tuple[Cell, ...] = (Cell("", None, 2),)
+    store: str | None = None
+    chunks: str = ""
+    chunk_store: str = ""
+
+    def slots(self) -> list[WorkerSlot]:
+        """All workers' places."""
+        found: list[WorkerSlot] = []
+        for cell in self.cells:
+            for place in range(cell.workers):
+                found.append(WorkerSlot(len(found), cell, place, cell.workers))
+        return found
+
+    def cell_of(self, shard: int) -> str:
+        """The cell that a shard's devices belong to: each has shards by its workers' number."""
+        total = sum(cell.workers for cell in self.cells)
+        worker = shard * total // SHARDS
+        for cell in self.cells:
+            if worker < cell.workers:
+                return cell.name
+            worker -= cell.workers
+        raise ValueError(f"shard {shard} is not below {SHARDS}")
+
+
+def read_cluster(table: TomlTable) -> Cluster:
+    """Raises TaskError, naming the key."""
+    listed = table.take("cells", [])
+    said = "workers" in table
+    read = table.read(ClusterTable)
+    if read.store is not None and not re.match(r"postgres(ql)?://", read.store):
+        raise table.error(
+            "store", "is no URL such as postgresql://user@host/database; without it the home's own "
+            "file is the store"
+        )  # fmt: skip
+    if not isinstance(listed, list) or not all(isinstance(each, dict) for each in listed):
+        raise table.error("cells", "must be tables, [[cluster.cells]] each")
+    if listed and said:
+        raise table.error("workers", "is given, and each of [[cluster.cells]] has its own")
+    cells = tuple(_cells(listed, table)) or (Cell("", None, read.workers),)
+    if sum(each.workers for each in cells) > MOST_WORKERS:
+        raise table.error("cells", f"have more than {MOST_WORKERS} workers together")
+    return Cluster(cells, read.store, read.chunks, read.chunk_store)
+
+
+def _cells(listed: Sequence[dict[str, object]], table: TomlTable) -> Iterator[Cell]:
+    names: set[str] = set()
+    for number, values in enumerate(listed, 1):
+        one = TomlTable(values, table.name(f"cells, the {number}."))
+        read = one.read(CellTable)
+        try:
+            split_cell(read.name)
+        except ValueError as error:
+            raise one.error("name", f"is not usable: {error}") from None
+        if read.name in names:
+            raise one.error("name", f"is {read.name!r}, as of a cell before it")
+        names.add(read.name)
+        try:
+            url = None if read.broker is None else parse_broker_url(read.broker)
+        except ValueError as error:
+            raise one.error("broker", f"is not usable: {error}") from None
+        yield Cell(read.name, url, read.workers)

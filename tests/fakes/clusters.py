@@ -1,0 +1,217 @@
+"""A cluster on this machine without Ray: workers as threads, or as processes to be killed."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from aggregator.cluster.coordinator import Coordinating, Crew, posts
+from aggregator.cluster.orders import Orders, Post
+from aggregator.cluster.worker import Worker, WorkerStatus, run_on_thread
+from aggregator.home import AggregatorHome
+from aggregator.rounds.machine import RoundEvent
+from aggregator.serve.assembly import World, assemble
+from aggregator.serve.service import Parts, Service
+from aggregator.store.cluster import ShareRow
+from aggregator.task.cluster import Cluster
+from aggregator.task.file import read_task
+from tests.fakes.waiting import PATIENCE_SECONDS, wait_until
+
+
+def world(seed: int = 3) -> World:
+    return World(time.monotonic, time.time, np.random.default_rng(seed), os.urandom)
+
+
+class Threads:
+    """Workers as objects of this process."""
+
+    def __init__(self, posts: Sequence[Post]) -> None:
+        self.errors: list[BaseException] = []
+        self.workers = [Worker(post, world(post.slot.number + 10)) for post in posts]
+        self._told: dict[int, int] = {}
+        self.fetched = 0
+        """States that came from workers, and not from the store."""
+        self._running = 0
+        self._stopping = [run_on_thread(each, self._ended) for each in self.workers]
+        self._running = len(self.workers)
+
+    def tend(self, revision: int, orders: Orders) -> None:
+        for number, worker in enumerate(self.workers):
+            if self._told.get(number) != revision:
+                self._told[number] = revision
+                worker.follow(revision, orders)
+
+    def statuses(self) -> list[WorkerStatus]:
+        return [each.status() for each in self.workers]
+
+    def shares(self, task: int, rows: Sequence[ShareRow]) -> list[bytes | None]:
+        found = []
+        for row in rows:
+            worker = self.workers[row.slot]
+            found.append(worker.share(row.epoch, task, row.round, row.commits))
+        self.fetched += sum(each is not None for each in found)
+        return found
+
+    def leave(self) -> None:
+        self.stop()
+
+    def connected(self) -> bool:
+        return all(each.connected for each in self.statuses())
+
+    def stop(self) -> None:
+        for each in self._stopping:
+            each.set()
+        wait_until(lambda: self._running == 0, lambda: "workers go on")
+
+    def _ended(self, error: BaseException | None) -> None:
+        self._running -= 1
+        if error is not None:
+            self.errors.append(error)
+
+
+class WorkerProcess:
+    """A worker in a process of its own; it gets its orders by a pipe."""
+
+    def __init__(self, post: Post, log: Path) -> None:
+        self.post, self._log = post, log
+        self.told = -1
+        self.start()
+
+    def start(self) -> None:
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.fakes.worker_process"],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+            )
+        self.told = -1
+        self._send(self.post)
+
+    def follow(self, revision: int, orders: Orders) -> None:
+        self.told = revision
+        self._send((revision, orders))
+
+    def signal(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
+    def ended(self) -> int | None:
+        return self._process.poll()
+
+    def wait(self) -> int:
+        return self._process.wait(PATIENCE_SECONDS)
+
+    def _send(self, what: object) -> None:
+        packed = pickle.dumps(what)
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(len(packed).to_bytes(8, "big") + packed)
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            pass
+
+
+class Processes:
+    """Workers as processes; those that were killed are started again unless told otherwise."""
+
+    def __init__(self, posts: Sequence[Post], folder: Path) -> None:
+        self.log = folder / "workers.log"
+        self.workers = [WorkerProcess(post, self.log) for post in posts]
+        self.restarts = True
+
+    def tend(self, revision: int, orders: Orders) -> None:
+        for worker in self.workers:
+            if worker.ended() is not None and self.restarts:
+                worker.start()
+            if worker.told != revision and worker.ended() is None:
+                worker.follow(revision, orders)
+
+    def statuses(self) -> list[WorkerStatus]:
+        return []
+
+    def connected(self) -> bool:
+        """Once each."""
+        return self.log.read_text().count("connected to") >= len(self.workers)
+
+    def shares(self, task: int, rows: Sequence[ShareRow]) -> list[bytes | None]:
+        """The store has them."""
+        return [None] * len(rows)
+
+    def leave(self) -> None:
+        """They end by themselves: nobody tells them anything more."""
+
+    def stop(self) -> None:
+        for worker in self.workers:
+            worker.signal(signal.SIGCONT)
+            worker.signal(signal.SIGTERM)
+        for worker in self.workers:
+            worker.wait()
+
+
+@dataclass
+class Coordinated:
+    parts: Parts
+    service: Service
+    runtime: Threads | Processes
+    rounds: list[RoundEvent] = field(default_factory=list)
+
+
+@contextmanager
+def coordinated(
+    home: AggregatorHome, cluster: Cluster, *, processes: bool = False
+) -> Iterator[Coordinated]:
+    """Coordinate a home in this process, with its workers, until the block ends."""
+    stopping, ready = threading.Event(), threading.Event()
+    made: list[Coordinated] = []
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            task = read_task(home.task_file)
+            store = home.open_store()
+            role = Coordinating(cluster)
+            parts = assemble(home, store, task, world(), role=role)
+            where = posts(home, store, cluster, task.fleet)
+            runtime = Processes(where, home.folder) if processes else Threads(where)
+            role.fetch = runtime.shares
+            mine = Coordinated(parts, Service(parts), runtime)
+            mine.service = Service(parts, mine.rounds.append)
+            crew = Crew(runtime, home, parts)
+            made.append(mine)
+            parts.link.start()
+            ready.set()
+            try:
+                mine.service.run(stopping.is_set, crew.tend)
+            finally:
+                runtime.stop()
+                mine.service.stop()
+                if isinstance(runtime, Threads):
+                    errors.extend(runtime.errors)
+        except BaseException as error:
+            errors.append(error)
+            ready.set()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    ready.wait()
+    try:
+        if made:
+            wait_until(made[0].runtime.connected, lambda: "workers do not connect")
+            yield made[0]
+    finally:
+        stopping.set()
+        thread.join(PATIENCE_SECONDS)
+        assert not thread.is_alive()
+        if errors:
+            raise errors[0]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import numpy as np
 
 from aggregator.cluster.orders import ServedTask
-from aggregator.methods.method import Method
+from aggregator.methods.method import Method, taken_of
 from aggregator.shared import TaskShared
 from aggregator.store.checkpoints import pack_state, unpack_state
 from aggregator.store.cluster import RoundOver, ShareRow
@@ -84,15 +84,13 @@ class ShareKeeper:
         self._method = method
         return True
 
-    def decode_each(
+    def read_each(
         self, bodies: Sequence[tuple[bytes, bytes]], round_id: int
     ) -> list[Update | WireError]:
-        named = [(body, device_id.hex()) for body, device_id in bodies]
-        return self._served.task.binding.decode_each(named, round_id, self._items)
-
-    def check(self, update: Update) -> None:
         assert self._method is not None
-        self._method.check(update)
+        named = [(body, device_id.hex()) for body, device_id in bodies]
+        decoded = self._served.task.binding.decode_each(named, round_id, self._items)
+        return taken_of(self._method, decoded)
 
     def next_seq(self) -> int:
         """Numbers that no other worker gives out, nor this slot after another start."""
@@ -138,10 +136,12 @@ class ShareKeeper:
         self._kept = None if state is None else (row.round, self._commits, state)
         return bodies
 
-    def absorb(self, row: RoundRow, group: Sequence[tuple[LoggedUpdate, Update]]) -> dict[int, str]:
+    def absorb(
+        self, row: RoundRow, group: Sequence[tuple[LoggedUpdate, Update]]
+    ) -> Collection[int]:
         """The commit is done: the coordinator may have it from here."""
         self.committed = self._kept
-        return {}
+        return ()
 
 
 class RoundFollower:

@@ -6,10 +6,10 @@ import copy
 import math
 import struct
 from bisect import insort
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
-from itertools import islice
+from itertools import accumulate, islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -79,20 +79,40 @@ def measured(values: NDArray[np.float32]) -> Measured:
     Squares are summed in float32, which holds those of a million values as large as may be
     accepted; where rows are long, in float64, which keeps the small ones.
     """
-    rows, columns = values.shape
+    return measured_each(values, [len(values)])[0]
+
+
+def measured_each(values: NDArray[np.float32], counts: Sequence[int]) -> list[Measured]:
+    """As :func:`measured` has them, updates of as many columns whose ``values`` are one behind the
+    other; ``counts`` of their rows. What is found of one is the same bits beside any others."""
+    columns = values.shape[1]
     if columns <= _SHORT:
         squares: Squares = np.einsum("ij,ij->i", values, values)
     else:
         squares = np.einsum("ij,ij->i", values, values, dtype=np.float64)
-    # Every update passes here: as few calls of numpy as will do, and none of its wrappers.
-    norm = math.sqrt(np.add.reduce(squares, dtype=np.float64))
-    if not rows:
-        return Measured(norm, 0.0, 0.0, columns, squares)
+    ends = list(accumulate(counts))
     ordered = squares.copy()
-    ordered.sort()
+    for count, end in zip(counts, ends, strict=True):
+        ordered[end - count : end].sort()
+    # Every update passes here: numpy is called for those that have rows together.
+    some = [(count, end) for count, end in zip(counts, ends, strict=True) if count]
     width = max(1, columns)
-    median = math.sqrt(ordered.item((rows - 1) // 2) / width)
-    return Measured(norm, median, math.sqrt(ordered.item(-1) / width), columns, squares)
+    sizes: Iterator[tuple[float, float, float]] = iter(())
+    if some:
+        norms = np.sqrt(
+            np.add.reduceat(squares.astype(np.float64), [end - count for count, end in some])
+        )
+        middle = ordered[[end - count + (count - 1) // 2 for count, end in some]]
+        last = ordered[[end - 1 for _, end in some]]
+        medians, largest = (np.sqrt(each.astype(np.float64) / width) for each in (middle, last))
+        sizes = zip(norms.tolist(), medians.tolist(), largest.tolist(), strict=True)
+    return [
+        Measured(*(next(sizes) if count else _NO_SIZES), columns, squares[end - count : end])
+        for count, end in zip(counts, ends, strict=True)
+    ]
+
+
+_NO_SIZES = (0.0, 0.0, 0.0)
 
 
 def bounded_rows(

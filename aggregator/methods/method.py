@@ -74,6 +74,14 @@ class Method(ABC):
     _round_id = 0
     _version = 0
 
+    def __init_subclass__(cls) -> None:
+        """A class that has a ``check`` or ``absorb`` of its own is not passed over by what another
+        made of many at once."""
+        for one in ("check", "absorb"):
+            each = f"{one}_each"
+            if one in cls.__dict__ and each not in cls.__dict__:
+                setattr(cls, each, getattr(Method, each))
+
     @property
     def version(self) -> int:
         """The number of rounds that changed something."""
@@ -108,6 +116,25 @@ class Method(ABC):
     def absorb(self, update: Update) -> None:
         """Add a checked update. The same updates in the same order give the same bits; in any
         order, where the round adds up."""
+
+    def check_each(self, updates: Sequence[Update]) -> list[Refused | None]:
+        """What :meth:`check` has to say of each; None of a good one. Here one by one: for methods
+        that are quicker with many at once."""
+        found: list[Refused | None] = []
+        for update in updates:
+            try:
+                self.check(update)
+            except Refused as error:
+                found.append(error)
+            else:
+                found.append(None)
+        return found
+
+    def absorb_each(self, updates: Sequence[Update]) -> None:
+        """:meth:`absorb` of many, with the same bits. Where it raises, any number of them may have
+        been absorbed: the state is to be made again."""
+        for update in updates:
+            self.absorb(update)
 
     @property
     def adds_up(self) -> bool:
@@ -181,6 +208,12 @@ class Method(ABC):
 
         Here: nothing. For methods that hand on what single devices sent in earlier rounds.
         """
+
+
+def taken_of(method: Method, decoded: Sequence[Update | WireError]) -> list[Update | WireError]:
+    """What the method takes of ``decoded``; an error in the place of what it does not."""
+    refused = iter(method.check_each([each for each in decoded if isinstance(each, Update)]))
+    return [next(refused) or each if isinstance(each, Update) else each for each in decoded]
 
 
 Settings = TypeVar("Settings")

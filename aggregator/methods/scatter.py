@@ -7,14 +7,21 @@ step 4: each device's gradient is scattered to the full width K, zero elsewhere,
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.methods.limits import Measured, UpdateLimits, bounded_rows, euclidean_norm, measured
+from aggregator.methods.limits import (
+    Measured,
+    UpdateLimits,
+    bounded_rows,
+    euclidean_norm,
+    measured,
+    measured_each,
+)
 from aggregator.methods.method import Binding, Method, OlderRound, Refused, RoundSummary
 from aggregator.methods.model import Arrays, ModelMismatch, fitted
 from aggregator.methods.robust import (
@@ -52,6 +59,8 @@ _ALIKE = 64
 
 Floats = NDArray[np.float32]
 Counts = NDArray[np.int64]
+_Counted = tuple[Counts, Counts, Floats]
+"""Rows, columns and values [rows, columns] of an update."""
 
 
 class ItemNorms(Additive):
@@ -166,6 +175,10 @@ _TENSORS = frozenset(("columns", "rows", "values"))
 _LARGEST_VALUE = 1e12
 # float32 holds it, and no value above 1e11 hides in a smaller sum, however it was rounded.
 _SMALL_SQUARES = 1e20
+_CHECKED_TOGETHER = 64
+"""Updates; where one of them is bad, all are looked at one by one."""
+_ADDED_TOGETHER = 1 << 16
+"""Values: what is made of more does not stay in a core's cache."""
 # A dtype compares with another at once, with a scalar type only after making one of it.
 _INT64, _FLOAT32 = np.dtype(np.int64), np.dtype(np.float32)
 
@@ -286,6 +299,42 @@ class ScatterMethod(Additive, Method):
         if not float(np.abs(values).max()) <= self._most_value:
             raise Refused("bad-values", "a value is not finite or is absurdly large")
 
+    def check_each(self, updates: Sequence[Update]) -> list[Refused | None]:
+        """See :class:`~aggregator.methods.method.Method`."""
+        found: list[Refused | None] = []
+        for start in range(0, len(updates), _CHECKED_TOGETHER):
+            group = updates[start : start + _CHECKED_TOGETHER]
+            good = self._are_good(group)
+            found.extend([None] * len(group) if good else super().check_each(group))
+        return found
+
+    def _are_good(self, group: Sequence[Update]) -> bool:
+        """Whether ``check`` takes all of them: False where that is not seen at a glance."""
+        if self._held.nbytes > MOST_HELD_BYTES or self._participants >= MOST_UPDATES:
+            return False
+        every_column, every_row = [], []
+        for update in group:
+            tensors = update.tensors
+            if update.round_id != self._round_id or tensors.keys() != _TENSORS:
+                return False
+            columns, rows, values = tensors["columns"], tensors["rows"], tensors["values"]
+            flat = values.reshape(-1)
+            if not (
+                columns.dtype == rows.dtype == _INT64
+                and columns.ndim == rows.ndim == 1
+                and len(columns)
+                and values.dtype == _FLOAT32
+                and values.shape == (len(rows), len(columns))
+                and flat.dot(flat) <= self._small_squares
+            ):
+                return False
+            every_column.append(columns)
+            every_row.append(rows)
+        items, width = self._items.shape
+        return (
+            self._round_id != 0 and _all_rise(every_column, width) and _all_rise(every_row, items)
+        )
+
     @property
     def full(self) -> bool:
         """See :class:`~aggregator.methods.method.Method`."""
@@ -299,37 +348,60 @@ class ScatterMethod(Additive, Method):
     def absorb(self, update: Update) -> None:
         """Adds the scattered gradient, or holds the update until the round closes; it must have
         passed ``check``."""
+        self._absorb([update])
+
+    def absorb_each(self, updates: Sequence[Update]) -> None:
+        """See :class:`~aggregator.methods.method.Method`."""
+        self._absorb(updates)
+
+    def _absorb(self, updates: Sequence[Update]) -> None:
         if self._total is None:
-            self._held.add(update)
+            for update in updates:
+                self._held.add(update)
             return
-        found = measured(update.tensors["values"])
-        self._limits.note(update.sender, found)
-        self._add_to(self._total, *self._judged(update, found))
+        for group in _alike(updates):
+            values = np.concatenate([update.tensors["values"] for update in group])
+            counts = [len(update.tensors["rows"]) for update in group]
+            sized = list(zip(group, measured_each(values, counts), strict=True))
+            for update, found in sized:
+                self._limits.note(update.sender, found)
+            self._add_to(self._total, self._judged(sized))
 
-    def _judged(self, update: Update, found: Measured) -> tuple[Counts, Counts, Floats]:
-        """The rows, columns and values of an update that count."""
-        columns, rows = update.tensors["columns"], update.tensors["rows"]
-        values, factor = self._limits.apply(update.tensors["values"], found)
-        if factor == 0:
-            rows, values = rows[:0], values[:0]
-        elif factor < 1:
-            values = values * np.float32(factor)
-            self._clipped += 1
-        if self._touches is not None:
-            self._touches.note(rows)
-        self._drawn[columns] += 1
-        self._participants += 1
-        return rows, columns, values
+    def _judged(self, sized: Iterable[tuple[Update, Measured]]) -> list[_Counted]:
+        """What of each update counts."""
+        judged: list[_Counted] = []
+        for update, found in sized:
+            columns, rows = update.tensors["columns"], update.tensors["rows"]
+            values, factor = self._limits.apply(update.tensors["values"], found)
+            if factor == 0:
+                rows, values = rows[:0], values[:0]
+            elif factor < 1:
+                values = values * np.float32(factor)
+                self._clipped += 1
+            if self._touches is not None:
+                self._touches.note(rows)
+            judged.append((rows, columns, values))
+        if judged:
+            np.add.at(self._drawn, np.concatenate([columns for _, columns, _ in judged]), 1)
+        self._participants += len(judged)
+        return judged
 
-    def _add_to(self, total: FixedPointSum, rows: Counts, columns: Counts, values: Floats) -> None:
-        units = total.units(values)
-        if len(columns) == (width := self._items.shape[1]):
-            total.array[rows] += units
-        else:
-            # One flat index is several times faster here than a pair of broadcast ones, and
-            # add.at of one dtype adds in place.
-            flat = (rows * width)[:, None] + columns
-            np.add.at(total.array.reshape(-1), flat.reshape(-1), units.reshape(-1))
+    def _add_to(self, total: FixedPointSum, judged: Sequence[_Counted]) -> None:
+        """Add what counts of updates of as many columns."""
+        units = total.units(np.concatenate([values for _, _, values in judged]))
+        width = self._items.shape[1]
+        if units.shape[1] == width:
+            end = 0
+            for rows, _, _ in judged:
+                start, end = end, end + len(rows)
+                total.array[rows] += units[start:end]
+            return
+        # One flat index is several times faster here than a pair of broadcast ones, and add.at of
+        # one dtype adds in place.
+        flat = np.concatenate([rows for rows, _, _ in judged])[:, None] * width
+        counts = [len(rows) for rows, _, _ in judged]
+        flat = flat + np.repeat([columns for _, columns, _ in judged], counts, axis=0)
+        np.add.at(total.array.reshape(-1), flat.reshape(-1), units.reshape(-1))
 
     def _sum(self) -> NDArray[np.float64]:
         """Of what was absorbed, float64 [items, K]; what was held is judged now."""
@@ -340,13 +412,13 @@ class ScatterMethod(Additive, Method):
             self._limits.note(update.sender, found)
         if not self._limits.known:
             self._limits.look_again()
-        judged = [self._judged(update, found) for update, found in sized]
+        judged = self._judged(sized)
         if self._rule.holds:
             return touched_means(judged, self._shape, self._rule)
         largest = max((float(np.abs(v).max()) for _, _, v in judged if v.size), default=0.0)
         total = FixedPointSum(self._shape, largest)
-        for rows, columns, values in judged:
-            self._add_to(total, rows, columns, values)
+        for one in judged:
+            self._add_to(total, [one])
         return total.value
 
     def close_round(self) -> RoundSummary:
@@ -486,6 +558,33 @@ def _of_now(state: State) -> State:
         raise OlderRound("the state's 'sum' is of a round that an earlier version had open")
     found = {name: array for name, array in state.items() if name != "sum"}
     return {**found, "counters": np.append(counted, np.zeros(1, counted.dtype))}
+
+
+def _alike(updates: Iterable[Update]) -> Iterator[list[Update]]:
+    """The updates in groups of as many columns, each of no more values than are added together."""
+    groups: dict[int, list[Update]] = {}
+    sizes: dict[int, int] = {}
+    for update in updates:
+        columns, size = len(update.tensors["columns"]), update.tensors["values"].size
+        if columns in groups and sizes[columns] + size > _ADDED_TOGETHER:
+            yield groups.pop(columns)
+        if columns not in groups:
+            groups[columns], sizes[columns] = [], 0
+        groups[columns].append(update)
+        sizes[columns] += size
+    yield from groups.values()
+
+
+def _all_rise(every: Sequence[Counts], bound: int) -> bool:
+    """Whether each array's numbers rise strictly, from 0 to below ``bound``."""
+    joined = np.concatenate(every)
+    if not len(joined):
+        return True
+    rises = joined[1:] > joined[:-1]
+    ends = np.cumsum([len(each) for each in every if len(each)][:-1], dtype=np.int64)
+    rises[ends - 1] = True  # from one array to the next
+    # One below 0 is a large one without its sign.
+    return bool(rises.all()) and int(joined.view(np.uint64).max()) < bound
 
 
 def _check_indices(reason: str, indices: NDArray[Any], bound: int) -> None:

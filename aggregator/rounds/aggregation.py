@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from aggregator.errors import AggregatorError
-from aggregator.methods.method import Binding, Method, OlderRound, RoundSummary
+from aggregator.methods.method import Binding, Method, OlderRound, RoundSummary, taken_of
 from aggregator.methods.model import ModelMismatch
 from aggregator.rounds.version_keeper import VersionKeeper
 from aggregator.store import TaskStore
@@ -99,16 +99,13 @@ class Aggregation:
         """The update of a device, who is named by the session it came in. Raises ``WireError``."""
         return self._binding.decode(body, round_id, self.items, device_id.hex())
 
-    def decode_each(
+    def read_each(
         self, bodies: Sequence[tuple[bytes, bytes]], round_id: int
     ) -> list[Update | WireError]:
-        """The updates of many devices, each body with its device's id, as :meth:`decode` has them;
-        an error in the place of a bad one."""
+        """The updates of many devices, each body with its device's id, as :meth:`decode` has them
+        and the method takes them; an error in the place of a bad one."""
         named = [(body, device_id.hex()) for body, device_id in bodies]
-        return self._binding.decode_each(named, round_id, self.items)
-
-    def check(self, update: Update) -> None:
-        self._method.check(update)
+        return taken_of(self._method, self._binding.decode_each(named, round_id, self.items))
 
     @property
     def full(self) -> bool:
@@ -130,34 +127,28 @@ class Aggregation:
         Here: nothing, for all was absorbed as it came."""
         return True
 
-    def absorb(self, row: RoundRow, group: Sequence[tuple[LoggedUpdate, Update]]) -> dict[int, str]:
-        """Absorb a group that was committed; those that failed, by seq, with the reason.
+    def absorb(
+        self, row: RoundRow, group: Sequence[tuple[LoggedUpdate, Update]]
+    ) -> Collection[int]:
+        """Absorb a group that was committed; the ``seq`` of those that failed.
 
         A failure quarantines the update and holds the round; the state is made again without it.
         """
-        failed: dict[int, str] = {}
-        for logged, update in group:
-            self._last_seq = logged.seq
-            if failed:
-                continue  # the log is absorbed anew below, these included
-            try:
-                self._method.absorb(update)
-            except Exception as error:
-                failed[logged.seq] = self._quarantine(row, logged, error)
-            else:
-                self.participants += 1
-                self._since_checkpoint += 1
-        if failed:
+        if not group:
+            return frozenset()
+        try:
+            self._method.absorb_each([update for _, update in group])
+        except Exception:
+            # Absorbed anew, one by one, the log says which.
             self.resume(row)
             still = {logged.seq for logged in self._store.log.after(0)}
-            failed = {
-                logged.seq: failed.get(logged.seq, "quarantined")
-                for logged, _ in group
-                if logged.seq not in still
-            }
-        elif self._since_checkpoint >= self._updates_between_checkpoints:
+            return frozenset(logged.seq for logged, _ in group if logged.seq not in still)
+        self._last_seq = group[-1][0].seq
+        self.participants += len(group)
+        self._since_checkpoint += len(group)
+        if self._since_checkpoint >= self._updates_between_checkpoints:
             self._checkpoint(row)
-        return failed
+        return frozenset()
 
     def close_round(self, revoked: Iterable[bytes] = ()) -> RoundSummary:
         """The method's ``close_round``; to be followed by :meth:`commit_version` or ``resume``.
@@ -312,7 +303,7 @@ class Aggregation:
             return self._checkpoint_updates
         return max(self._checkpoint_updates, self.participants // 3)
 
-    def _quarantine(self, row: RoundRow, logged: LoggedUpdate, error: Exception) -> str:
+    def _quarantine(self, row: RoundRow, logged: LoggedUpdate, error: Exception) -> None:
         why = f"{type(error).__name__}: {error}"
         _LOG.error(
             "update %d of %s passed its check but cannot be absorbed (%s): it is in quarantine, "
@@ -327,7 +318,6 @@ class Aggregation:
             self._store.log.quarantine(logged, row.generation, why)
             self._store.checkpoints.drop_partial()
             self._store.rounds.hold(row.round, f"update {logged.seq} is in quarantine: {why}")
-        return why
 
     def _checkpoint(self, row: RoundRow) -> None:
         state = self._method.state()

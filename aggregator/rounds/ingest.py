@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from aggregator.refusals import Refusals
@@ -103,17 +103,16 @@ class OpenRounds(Protocol):
 class Absorbs(Protocol):
     """Where a task's updates go; see :class:`~aggregator.rounds.aggregation.Aggregation`."""
 
-    def decode_each(
+    def read_each(
         self, bodies: Sequence[tuple[bytes, bytes]], round_id: int
     ) -> list[exchange.Update | WireError]: ...
-    def check(self, update: exchange.Update) -> None: ...
     def next_seq(self) -> int: ...
     def keep(
         self, row: RoundRow, group: Sequence[tuple[LoggedUpdate, exchange.Update]], heard: int
     ) -> list[LoggedUpdate]: ...
     def absorb(
         self, row: RoundRow, group: Sequence[tuple[LoggedUpdate, exchange.Update]]
-    ) -> dict[int, str]: ...
+    ) -> Collection[int]: ...
 
 
 class _Staged(NamedTuple):
@@ -271,7 +270,7 @@ class Ingest:
             for each, report in zip(staged, reports, strict=True)
             if not isinstance(report, WireError) and (each.update.body or report is None)
         ]
-        updates = iter(self._aggregation.decode_each(bodies, row.round) if bodies else ())
+        updates = iter(self._aggregation.read_each(bodies, row.round) if bodies else ())
         seq = self._aggregation.next_seq()
         decided: list[_Decided] = []
         for (update, arrived_seconds), report in zip(staged, reports, strict=True):
@@ -282,7 +281,6 @@ class Ingest:
                     raise report
                 if update.body or report is None:
                     decoded = _good(next(updates))
-                    self._aggregation.check(decoded)
                 else:
                     reason = NOTED
                 if report is not None and report.evaluation:
@@ -392,7 +390,7 @@ class Ingest:
         self._refusals.note_reason(reason, update.identity.device_id)
         return _settled(update, Verdict.REFUSED, reason)
 
-    def _settle(self, decided: _Decided, failed: dict[int, str], now_unix_seconds: int) -> Settled:
+    def _settle(self, decided: _Decided, failed: Collection[int], now_unix_seconds: int) -> Settled:
         update, logged, reason = decided.update, decided.logged, decided.verdict.reason
         device_id = update.identity.device_id
         digest = update_digest(update.identity, update.body_sha256)

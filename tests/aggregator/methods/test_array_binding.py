@@ -65,12 +65,11 @@ def test_the_log_is_replayed_with_its_senders(store: TaskStore, artifact: Artifa
         store.rounds.add(ROW)
     for place, device_id in enumerate(SENDERS):
         logged = LoggedUpdate(aggregation.next_seq(), 1, device_id, 0.0, body(artifact, place))
-        update = aggregation.decode(logged.body, 1, device_id)
-        assert update.sender == device_id.hex()
-        aggregation.check(update)
+        (update,) = aggregation.read_each([(logged.body, device_id)], 1)
+        assert isinstance(update, Update) and update.sender == device_id.hex()
         with store.database.transaction():
             store.log.append([logged], [])
-        assert aggregation.absorb(ROW, [(logged, update)]) == {}
+        assert not aggregation.absorb(ROW, [(logged, update)])
     # Checkpoints lie after the second and the fourth; the fifth comes out of the log.
     again = Aggregation(attention(), store, 0, 2, any_is_publishable, [artifact])
     again.resume(ROW)

@@ -16,7 +16,7 @@ from hypothesis.extra import numpy as hnp
 
 from aggregator.methods import sums
 from aggregator.methods.fedavg import FedAvgMethod, FedAvgSettings
-from aggregator.methods.limits import Voices
+from aggregator.methods.limits import Voices, measured, measured_each
 from aggregator.methods.method import Refused, RoundSummary
 from aggregator.methods.scatter import ScatterMethod, ScatterSettings, initial_items
 from aggregator.methods.sums import MOST_UPDATES, FixedPointSum, RefusedShare
@@ -161,6 +161,121 @@ def test_any_shards_order_and_restarts_give_the_same_bits(name: str, data: st.Da
     alone = closed(kind, chosen)
     shards, seed = data.draw(st.integers(1, 8)), data.draw(st.integers(1, 1 << 30))
     assert closed(kind, chosen, shards, seed) == alone
+
+
+@pytest.mark.parametrize("name", KINDS)
+@settings(max_examples=15, deadline=None)
+@given(st.data())
+def test_many_at_once_are_what_they_are_one_by_one(name: str, data: st.DataObject) -> None:
+    kind = KINDS[name]
+    alone, grouped = kind.build(), kind.build()
+    for number in range(1, 4):
+        alone.open_round(number)
+        grouped.open_round(number)
+        devices = data.draw(st.lists(st.integers(0, 60), min_size=3, max_size=30, unique=True))
+        drawn = [1.0 if "limit" in name else data.draw(scales) for _ in devices]
+        updates = [kind.update(number, d, s) for d, s in zip(devices, drawn, strict=True)]
+        for update in updates:
+            alone.absorb(update)
+        rest = updates
+        while rest:
+            size = data.draw(st.integers(1, len(rest)))
+            grouped.absorb_each(rest[:size])
+            rest = rest[size:]
+        assert bits(grouped) == bits(alone)
+        assert grouped.close_round() == alone.close_round()
+        assert bits(grouped) == bits(alone)
+
+
+def test_groups_of_any_size_are_measured_as_each_by_itself() -> None:
+    rng = np.random.default_rng(3)
+    for columns in (1, 3, 16, 64):
+        parts = [
+            (10.0 ** rng.uniform(-9, 9) * rng.standard_normal((rows, columns))).astype(np.float32)
+            for rows in (0, 1, 2, 7, 100, 0, 1000, 3, 0)
+        ]
+        together = measured_each(np.concatenate(parts), [len(each) for each in parts])
+        for one, found in zip(map(measured, parts), together, strict=True):
+            assert one[:4] == found[:4]
+            assert np.array_equal(one.squares, found.squares)
+
+
+def _spoilt(update: Update, how: str) -> Update:
+    tensors = {name: np.array(array) for name, array in update.tensors.items()}
+    columns, rows, values = tensors["columns"], tensors["rows"], tensors["values"]
+    match how:
+        case "row below 0":
+            rows[0] = -1
+        case "row too high":
+            rows[-1] = ITEMS
+        case "row twice":
+            rows[1] = rows[0]
+        case "rows of floats":
+            tensors["rows"] = rows.astype(np.float32)
+        case "rows in a table":
+            tensors["rows"] = rows[:, None]
+        case "column too high":
+            columns[-1] = K
+        case "no columns":
+            tensors |= {"columns": columns[:0], "values": values[:, :0]}
+        case "one value less":
+            tensors["values"] = values[:-1]
+        case "halves":
+            tensors["values"] = values.astype(np.float16)
+        case "not a number":
+            values[0, 0] = np.nan
+        case "infinite":
+            values[-1, -1] = np.inf
+        case "absurd":
+            values[0, 0] = 1e30
+        case "a scalar":
+            tensors["values"] = np.array(1.0, dtype=np.float32)
+        case "a tensor more":
+            tensors["more"] = rows
+        case "a tensor less":
+            del tensors["rows"]
+    return Update(update.round_id + (how == "another round"), tensors, sender=update.sender)
+
+
+SPOILT = (
+    "row below 0", "row too high", "row twice", "rows of floats", "rows in a table",
+    "column too high", "no columns", "one value less", "halves", "not a number", "infinite",
+    "absurd", "a scalar", "a tensor more", "a tensor less", "another round",
+)  # fmt: skip
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.sampled_from([*SPOILT, *[""] * 60]), min_size=1, max_size=90))
+def test_many_are_checked_as_each_by_itself(chosen: list[str]) -> None:
+    one = scatter()
+    one.open_round(1)
+    whole = [u for u in (scatter_update(1, d) for d in range(200)) if len(u.tensors["rows"]) > 1]
+    updates = [
+        _spoilt(update, how) if how else update for update, how in zip(whole, chosen, strict=False)
+    ]
+    found = one.check_each(updates)
+    assert [error is not None for error in found] == [bool(how) for how in chosen]
+    for update, error in zip(updates, found, strict=True):
+        if error is not None:
+            with pytest.raises(Refused) as alone:
+                one.check(update)
+            assert (alone.value.reason, str(alone.value)) == (error.reason, str(error))
+
+
+def test_a_check_and_an_absorb_of_ones_own_are_never_passed_over() -> None:
+    class Wary(ScatterMethod):
+        def check(self, update: Update) -> None:
+            raise Refused("bad-tensors", "none is good enough")
+
+        def absorb(self, update: Update) -> None:
+            raise ValueError("nor is any of use")
+
+    one = Wary(initial_items(ITEMS, K, 0.1, np.random.default_rng(0)))
+    one.open_round(1)
+    update = scatter_update(1, 1)
+    assert [error and error.reason for error in one.check_each([update])] == ["bad-tensors"]
+    with pytest.raises(ValueError, match="of use"):
+        one.absorb_each([update])
 
 
 @pytest.mark.parametrize("name", KINDS)

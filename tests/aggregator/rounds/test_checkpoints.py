@@ -96,9 +96,9 @@ class Desk:
             one = logged(self.row, self.aggregation.next_seq(), place)
             with self.store.database.transaction():
                 self.store.log.append([one], [])
-            decoded = self.aggregation.decode(one.body, one.round, one.device_id)
-            self.aggregation.check(decoded)
-            assert self.aggregation.absorb(self.row, [(one, decoded)]) == {}
+            (decoded,) = self.aggregation.read_each([(one.body, one.device_id)], one.round)
+            assert isinstance(decoded, Update)
+            assert not self.aggregation.absorb(self.row, [(one, decoded)])
             partial = self.store.checkpoints.get("partial")
             if partial is not None and partial.seq not in self.written:
                 self.written.append(partial.seq)

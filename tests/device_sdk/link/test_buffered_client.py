@@ -233,6 +233,33 @@ def test_what_is_not_admitted_is_acknowledged_and_never_seen(
         pair.close()
 
 
+@pytest.mark.parametrize("quick", [False, True])
+@pytest.mark.parametrize("five", [False, True])
+def test_a_limit_holds_for_publications_however_short(quick: bool, five: bool) -> None:
+    """At QoS 0 nothing stands between a topic and a payload of no bytes, or of one."""
+    left = 4
+
+    def admits(topic: bytes) -> bool:
+        nonlocal left
+        left -= topic == b"t"
+        return topic == b"u" or left >= 0
+
+    pair = Pair(admits, quick=quick, five=five)
+    try:
+        payloads = [b"", b"a", b"bc", b""] * 50
+        stream = b""
+        for payload in payloads:
+            body = b"\x00\x01t" + bytes(five) + payload
+            stream += b"\x30" + bytes((len(body),)) + body
+        pair.broker.sendall(stream + b"\x30\x05\x00\x01u" + (b"\x00." if five else b".."))
+        while not pair.got or pair.got[-1][-1:] != b".":
+            pair.read()
+        assert pair.got[:-1] == payloads[:4]
+        assert left == 4 - len(payloads)
+    finally:
+        pair.close()
+
+
 @settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=300))
 def test_any_bytes_end_a_connection_or_wait_and_nothing_else(stream: bytes) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,10 +18,24 @@ from aggregator.store.devices import DeviceRow
 from device_sdk.methods.scatter.contract import encode_scatter_update
 from device_sdk.wire.arrays.exchange import Update
 from device_sdk.wire.seal.device_session import DeviceCredential
+from device_sdk.wire.seal.placement import FIRST_SHARD
 from device_sdk.wire.seal.presence import read_presence
 
 ITEMS, WIDTH = 3706, 64
 ROWS, COLUMNS = 100, 16
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A task's matrix of ``items`` x ``width``, of which an update has ``rows`` x ``columns``."""
+
+    items: int
+    width: int
+    rows: int
+    columns: int
+
+
+ML1M = Shape(ITEMS, WIDTH, ROWS, COLUMNS)
 
 
 @dataclass(frozen=True)
@@ -31,21 +46,27 @@ class BenchDevice:
     handle: bytes
 
 
-def make_bench_home(folder: Path, url: str, round_lines: str) -> AggregatorHome:
-    """A home whose task has ML-1M's 3,706 items and K = 64."""
-    home = AggregatorHome(folder)
+def make_bench_home(
+    folder: Path, url: str, round_lines: str, shape: Shape = ML1M, store_url: str | None = None
+) -> AggregatorHome:
+    """A home whose task has a matrix of this shape; its store in a file unless a URL says where."""
+    home = AggregatorHome(folder, store_url)
     rng = np.random.default_rng(1)
     initialise(home, int(time.time()), rng.bytes)
-    (folder / "items.tsv").write_text("".join(f"item-{row}\n" for row in range(ITEMS)))
+    (folder / "items.tsv").write_text("".join(f"item-{row}\n" for row in range(shape.items)))
     home.task_file.write_text(
         f'[task]\ncatalogue = "items.tsv"\n[broker]\nurl = "{url}"\n'
-        f"[round]\n{round_lines}\n[scatter]\ncolumns = {WIDTH}\n"
+        f"[round]\n{round_lines}\n[scatter]\ncolumns = {shape.width}\n"
     )
     return home
 
 
 def enrol_directly(
-    store: Store, count: int, rng: np.random.Generator, first_round: int = 1
+    store: Store,
+    count: int,
+    rng: np.random.Generator,
+    first_round: int = 1,
+    shard_of: Callable[[bytes], int] = lambda device_id: FIRST_SHARD,
 ) -> list[BenchDevice]:
     """Rows as enrolment would write them; identities are shared by a few to save time."""
     identities = [Ed25519PrivateKey.from_private_bytes(rng.bytes(32)) for _ in range(64)]
@@ -53,12 +74,13 @@ def enrol_directly(
     devices = []
     with store.database.transaction():
         for index in range(count):
+            device_id = rng.bytes(16)
             row = DeviceRow(
-                rng.bytes(16),
+                device_id,
                 public[index % 64],
                 rng.bytes(16),
                 rng.bytes(32),
-                0,
+                shard_of(device_id),
                 rng.bytes(8),
                 int(time.time()),
                 first_round,
@@ -75,10 +97,10 @@ def shown_incarnation(parts: Parts) -> bytes:
     return read_presence(message, parts.keys.current().descriptor).incarnation
 
 
-def scatter_body(rng: np.random.Generator) -> bytes:
-    """An update of 100 rows x 16 columns in int8."""
-    columns = np.sort(rng.choice(WIDTH, COLUMNS, replace=False)).astype(np.int64)
-    rows = np.sort(rng.choice(ITEMS, ROWS, replace=False)).astype(np.int64)
-    values = rng.standard_normal((ROWS, COLUMNS), dtype=np.float32)
+def scatter_body(rng: np.random.Generator, shape: Shape = ML1M) -> bytes:
+    """An update in int8."""
+    columns = np.sort(rng.choice(shape.width, shape.columns, replace=False)).astype(np.int64)
+    rows = np.sort(rng.choice(shape.items, shape.rows, replace=False)).astype(np.int64)
+    values = rng.standard_normal((shape.rows, shape.columns), dtype=np.float32)
     update = Update(1, {"columns": columns, "rows": rows, "values": values})
-    return encode_scatter_update(update, WIDTH, "int8", rng)
+    return encode_scatter_update(update, shape.width, "int8", rng)

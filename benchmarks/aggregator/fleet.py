@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from aggregator.store.devices import DeviceRow
 from device_sdk.methods.scatter.contract import encode_scatter_update
 from device_sdk.wire.arrays.exchange import Update
 from device_sdk.wire.seal.device_session import DeviceCredential
-from device_sdk.wire.seal.placement import FIRST_SHARD
+from device_sdk.wire.seal.placement import shard_of
 from device_sdk.wire.seal.presence import read_presence
 
 ITEMS, WIDTH = 3706, 64
@@ -62,11 +61,7 @@ def make_bench_home(
 
 
 def enrol_directly(
-    store: Store,
-    count: int,
-    rng: np.random.Generator,
-    first_round: int = 1,
-    shard_of: Callable[[bytes], int] = lambda device_id: FIRST_SHARD,
+    store: Store, count: int, rng: np.random.Generator, first_round: int = 1
 ) -> list[BenchDevice]:
     """Rows as enrolment would write them; identities are shared by a few to save time."""
     identities = [Ed25519PrivateKey.from_private_bytes(rng.bytes(32)) for _ in range(64)]

@@ -22,7 +22,6 @@ from benchmarks.aggregator.broker import running_mosquitto
 from benchmarks.aggregator.fleet import Shape, enrol_directly, make_bench_home, scatter_body
 from benchmarks.cluster.load import MultiplexedLoad
 from benchmarks.cluster.processes import Meter
-from device_sdk.wire.seal.placement import shard_of
 
 _START_SECONDS = 180.0
 _STOP_SECONDS = 120.0
@@ -86,7 +85,7 @@ def served(
         )
         store = home.open_store()
         stack.callback(store.database.close)
-        fleet = enrol_directly(store, devices, rng, shard_of=shard_of)
+        fleet = enrol_directly(store, devices, rng)
         descriptor = current_descriptor(store)
         log = folder / "serve.log"
         process = stack.enter_context(_serving(home, setup, log))
@@ -112,9 +111,7 @@ def _settings(setup: Setup, devices: int, url: str | None) -> str:
 
 
 @contextmanager
-def _serving(
-    home: AggregatorHome, setup: Setup, log: Path
-) -> Iterator[subprocess.Popen[bytes]]:
+def _serving(home: AggregatorHome, setup: Setup, log: Path) -> Iterator[subprocess.Popen[bytes]]:
     command = [sys.executable, "-m", "aggregator.cli", "serve", "--home", str(home.folder)]
     if setup.workers:
         command += ["--plain", "--cluster", "ray", "--local"]

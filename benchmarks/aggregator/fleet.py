@@ -46,10 +46,10 @@ class BenchDevice:
 
 
 def make_bench_home(
-    folder: Path, url: str, round_lines: str, shape: Shape = ML1M, store_url: str | None = None
+    folder: Path, url: str, round_lines: str, shape: Shape = ML1M
 ) -> AggregatorHome:
-    """A home whose task has a matrix of this shape; its store in a file unless a URL says where."""
-    home = AggregatorHome(folder, store_url)
+    """A home whose task has a matrix of this shape."""
+    home = AggregatorHome(folder)
     rng = np.random.default_rng(1)
     initialise(home, int(time.time()), rng.bytes)
     (folder / "items.tsv").write_text("".join(f"item-{row}\n" for row in range(shape.items)))

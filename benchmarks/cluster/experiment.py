@@ -75,7 +75,8 @@ class ClusterOutcome:
         update_micros: the same for each update, over whole rounds.
         written_bytes: to files, for each update, by kind.
         log_bytes: of PostgreSQL's write-ahead log, for each update.
-        megabytes: in memory, by kind: without sessions, with them, and after each round.
+        megabytes: in memory, by kind: without sessions, with them, and after each round,
+            with the one before and the one behind those that are measured.
         alone_seconds: median time to a receipt of updates that are sent one after the other.
         manifest_bytes, chunk_bytes, chunks: what a device downloads in a round.
         storm: None where no worker was killed.
@@ -116,6 +117,7 @@ def execute(
         opens = between(before, fleet.meter.read())
         memory.append(_megabytes(fleet))
         fleet.load.round()
+        memory.append(_megabytes(fleet))
         seen: list[RoundSeen] = []
         marks: list[_Mark] = []
         for number in range(run.rounds):
@@ -123,6 +125,7 @@ def execute(
             seen.append(fleet.load.round(lambda: marks.append(_Mark.of(fleet))))
             memory.append(_megabytes(fleet))
         alone = fleet.load.round(lambda: marks.append(_Mark.of(fleet)), min(_ALONE, run.devices))
+        memory.append(_megabytes(fleet))
         used = between(marks[0].used, marks[-1].used)
         updates = run.devices * run.rounds
         manifest, chunks = _downloads(fleet)

@@ -80,13 +80,17 @@ def served(
             if postgres is None:
                 raise ValueError("a store in PostgreSQL needs the URL of a server")
             url, server = stack.enter_context(_database(postgres))
-        home = make_bench_home(
-            folder / "home", broker.url(), _settings(setup, devices, url), shape, url
-        )
+        settings = _settings(setup, devices, url)
+        home = make_bench_home(folder / "home", broker.url(), settings, shape)
         store = home.open_store()
-        stack.callback(store.database.close)
         fleet = enrol_directly(store, devices, rng)
         descriptor = current_descriptor(store)
+        store.database.close()
+        if url is not None:
+            home = AggregatorHome(home.folder, url)
+            home.move_store()
+        store = home.open_store()
+        stack.callback(store.database.close)
         log = folder / "serve.log"
         process = stack.enter_context(_serving(home, setup, log))
         try:

@@ -138,7 +138,7 @@ def tables(
             (
                 setup,
                 len(outcomes),
-                _three([rate for each in outcomes for rate in [_rate(each, runs)]], "{:,.0f}"),
+                _three([_rate(each, runs) for each in outcomes], "{:,.0f}"),
                 _three([1000 * each.alone_seconds for each in outcomes], "{:.1f}"),
                 _three([_stored_bytes(each) for each in outcomes], "{:,.0f}"),
                 _three([each.megabytes[-1].get("worker", 0) for each in outcomes], "{:.0f}"),
@@ -167,8 +167,8 @@ def tables(
             f"{storm.seconds:.1f}",
         )
         for setup, outcomes in found.items()
-        for storm in [each.storm for each in outcomes]
-        if storm is not None
+        for outcome in outcomes
+        for storm in outcome.storms
     ]
     yield "A worker is killed as the next round's updates leave.\n\n" + markdown_table(
         storms,
@@ -240,15 +240,11 @@ def _many(outcome: ClusterOutcome) -> str:
         ],
         ("us of processor", *KINDS),
     )
-    storm = outcome.storm
-    after = (
-        ""
-        if storm is None
-        else (
-            f"A worker is killed: {sum(storm.opens):,} sessions are opened anew, at most "
-            f"{max(storm.opens, default=0):,} in a second, the last after {len(storm.opens)} s; "
-            f"all receipts are there after {storm.seconds:.0f} s."
-        )
+    after = "\n".join(
+        f"A worker is killed: {sum(storm.opens):,} sessions are opened anew, at most "
+        f"{max(storm.opens, default=0):,} in a second, the last after {len(storm.opens)} s; "
+        f"all receipts are there after {storm.seconds:.0f} s."
+        for storm in outcome.storms
     )
     return "\n\n".join(each for each in (head, rounds, memory, costs, after) if each)
 

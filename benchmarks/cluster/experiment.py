@@ -79,7 +79,7 @@ class ClusterOutcome:
             with the one before and the one behind those that are measured.
         alone_seconds: median time to a receipt of updates that are sent one after the other.
         manifest_bytes, chunk_bytes, chunks: what a device downloads in a round.
-        storm: None where no worker was killed.
+        storms: one, where a worker was killed.
     """
 
     load_average: float
@@ -94,7 +94,7 @@ class ClusterOutcome:
     manifest_bytes: int
     chunk_bytes: int
     chunks: int
-    storm: Storm | None
+    storms: list[Storm]
 
 
 def execute(
@@ -153,7 +153,7 @@ def execute(
             manifest,
             sum(chunks),
             len(chunks),
-            _storm(fleet) if run.kill and run.setup.workers else None,
+            [_storm(fleet)] if run.kill and run.setup.workers else [],
         )
 
 

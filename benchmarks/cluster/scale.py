@@ -128,6 +128,7 @@ class Plan:
 
     devices: int
     updates_a_second: float
+    updates_at_peak: float
     opens_a_second: float
     worker_cores: float
     workers: int
@@ -143,6 +144,8 @@ class Plan:
     broker_egress_month: float
     http_egress_month: float
     ingress_month: float
+    lost_worker_seconds: float
+    lost_broker_seconds: float
     costs: Mapping[str, float]
 
     @property
@@ -161,45 +164,50 @@ def plan(devices: int, unit: Measured, assumed: Assumed) -> Plan:
     connected = devices * fleet["connected"]
     rounds_month = fleet["rounds_a_day"] * _MONTH_DAYS
     over_http = bool(fleet["chunks_over_http"])
-    planned = fleet["peak"] / fleet["busy"] / 1e6
+    at_peak = participants / fleet["arrive_seconds"]
+    opens_at_peak, connects_at_peak = fleet["peak"] * opens, fleet["peak"] * connects
+    planned = 1e-6 / fleet["busy"]  # cores for a microsecond in each second
 
-    worker_cores = planned * (updates * unit.worker_update + opens * unit.worker_open)
-    workers = max(2, math.ceil(worker_cores))
-    store_cores = planned * (updates * unit.store_update + opens * unit.store_open)
+    worker_cores = planned * (at_peak * unit.worker_update + opens_at_peak * unit.worker_open)
+    # When one is lost, its devices of a round open sessions with its successor in time.
+    opening = unit.worker_open / 1e6 / fleet["opens_share"]
+    workers = max(
+        2, math.ceil(worker_cores), math.ceil(participants * opening / fleet["arrive_seconds"])
+    )
+    store_cores = planned * (at_peak * unit.store_update + opens_at_peak * unit.store_open)
     downloads = participants * rounds_month * unit.download
     told = connected * rounds_month * unit.manifest
     receipts = participants * rounds_month * fleet["receipt_bytes"]
     broker_egress = told + receipts + (0.0 if over_http else downloads)
-    sent = broker_egress / (_MONTH_DAYS * _DAY_SECONDS)
+    sent = broker_egress / rounds_month / fleet["arrive_seconds"]
     broker_cores = planned * (
-        updates * unit.broker_update
-        + opens * unit.broker_open
-        + connects * (unit.broker_connect + tls["handshake_micros"])
+        at_peak * unit.broker_update
+        + opens_at_peak * unit.broker_open
+        + connects_at_peak * (unit.broker_connect + tls["handshake_micros"])
         + sent / 1e6 * unit.broker_download
     )
     broker_memory = connected * (unit.broker_connection + tls["connection_bytes"])
     brokers = max(
         math.ceil(connected / limits["broker_connections"]),
         math.ceil(broker_memory / limits["broker_memory_gigabytes"] / 1e9),
+        math.ceil(broker_cores),  # a Mosquitto has one thread
     )
     coordinator = participants * unit.coordinator_device / 1e6
     coordinator_memory = unit.coordinator_base + devices * unit.coordinator_memory
     worker_memory = (
         unit.worker_base + devices * unit.registry_device + devices * unit.session / workers
     )
-    store_bytes = (
-        fleet["peak"] * updates * unit.row_bytes + workers * fleet["busy"] * _SUMS_BYTES_A_SECOND
-    )
+    store_bytes = at_peak * unit.row_bytes + workers * fleet["busy"] * _SUMS_BYTES_A_SECOND
     cores = {
         "workers": float(workers),
         "coordinator and its standby": 2.0,
         "store and its standby": 2.0 * max(2, math.ceil(store_cores)),
-        "brokers": float(max(brokers, math.ceil(broker_cores))),
+        "brokers": float(brokers),
     }
     memory = {
         "workers": workers * worker_memory,
         "coordinator and its standby": 2 * coordinator_memory,
-        "store and its standby": 2 * 16e9,
+        "store and its standby": 2e9 * fleet["store_memory_gigabytes"],
         "brokers": broker_memory,
     }
     costs = {
@@ -209,10 +217,12 @@ def plan(devices: int, unit: Measured, assumed: Assumed) -> Plan:
     http_egress = downloads if over_http else 0.0
     costs["egress of brokers"] = broker_egress / 1e9 * prices["gigabyte_broker_egress"]
     costs["egress over HTTP"] = http_egress / 1e9 * prices["gigabyte_http_egress"]
-    costs["disks"] = 2 * devices * 2000 / 1e9 * prices["gigabyte_store_month"] + 20
+    disks = 2 * devices * fleet["store_device_bytes"]
+    costs["disks"] = disks / 1e9 * prices["gigabyte_store_month"]
     return Plan(
         devices,
         updates,
+        at_peak,
         opens,
         worker_cores,
         workers,
@@ -228,6 +238,8 @@ def plan(devices: int, unit: Measured, assumed: Assumed) -> Plan:
         broker_egress,
         http_egress,
         participants * rounds_month * fleet["update_bytes"],
+        participants / workers * opening,
+        connected / brokers * tls["handshake_micros"] / 1e6,
         costs,
     )
 
@@ -258,36 +270,40 @@ def limits_of(unit: Measured, assumed: Assumed) -> list[Limit]:
 
     found = [
         Limit(
-            f"each worker holds the registry of the whole fleet: "
-            f"{given['worker_memory_gigabytes']:g} GB for a worker",
-            reached(lambda each: each.worker_memory, given["worker_memory_gigabytes"] * 1e9),
+            "each worker holds the registry of the whole fleet "
+            f"({given['worker_memory_gigabytes']:g} GB for a worker)",
+            reached(
+                lambda each: unit.worker_base + each.devices * unit.registry_device,
+                given["worker_memory_gigabytes"] * 1e9,
+            ),
         ),
         Limit(
-            f"one coordinator closes a round: {given['coordinator_seconds_of_a_round']:g} s for it",
+            "one coordinator closes a round "
+            f"({given['coordinator_seconds_of_a_round']:g} s for it)",
             reached(
                 lambda each: each.coordinator_round_seconds,
                 given["coordinator_seconds_of_a_round"],
             ),
         ),
         Limit(
-            f"one coordinator holds the registry: {given['coordinator_memory_gigabytes']:g} GB",
+            f"one coordinator holds the registry ({given['coordinator_memory_gigabytes']:g} GB)",
             reached(
                 lambda each: each.coordinator_memory, given["coordinator_memory_gigabytes"] * 1e9
             ),
         ),
         Limit(
-            f"one PostgreSQL: {given['store_megabytes_a_second']:g} MB of log a second",
+            f"one PostgreSQL ({given['store_megabytes_a_second']:g} MB of log a second)",
             reached(
                 lambda each: each.store_bytes_a_second, given["store_megabytes_a_second"] * 1e6
             ),
         ),
         Limit(
-            f"one PostgreSQL: {given['store_cores']:g} cores",
+            f"one PostgreSQL ({given['store_cores']:g} cores)",
             reached(lambda each: each.store_cores, given["store_cores"]),
         ),
         Limit(
             f"{given['workers']:g} workers",
-            reached(lambda each: each.worker_cores, given["workers"]),
+            reached(lambda each: each.workers, given["workers"]),
         ),
     ]
     return sorted(found, key=lambda each: each.devices)
@@ -373,11 +389,12 @@ def _sections(unit: Measured, assumed: Assumed) -> Iterator[str]:
     )
     yield "## What breaks first"
     yield (
-        f"Most of a cluster grows by adding workers and brokers. What there is one of does not: "
-        f"the first such assumption goes at {_rounded(first.devices)} devices: {first.what}."
+        "Most of a cluster grows by adding workers and brokers. What there is one of, or what each "
+        f"has the whole of, does not. The first to give way, at {_rounded(first.devices)} devices: "
+        f"{first.what}."
     )
     yield markdown_table(
-        [(each.what, _rounded(each.devices)) for each in limits], ("there is one", "devices")
+        [(each.what, _rounded(each.devices)) for each in limits], ("what", "devices")
     )
     yield (
         "And what moves the bill: each assumption about the fleet doubled, at "
@@ -392,9 +409,12 @@ def _sections(unit: Measured, assumed: Assumed) -> Iterator[str]:
     )
     yield (
         "Processor time was measured on a machine that others used too, and one update at a time "
-        "costs more than many at once: both err to the dear side. Not in the measurement: TLS at "
-        "the brokers (assumed above), the kernel's memory for sockets, and networks that lose "
-        "what is sent."
+        "costs more than many at once: both err to the dear side. A worker's memory is that of its "
+        "registry and of all its devices' sessions, as if every device had one; workers are as "
+        "many as their processor time asks for, or the sessions that a round's devices open anew "
+        "when one of them is lost. Not in the measurement: TLS at the brokers "
+        "(assumed above), the kernel's memory for sockets, the time in which a worker that starts "
+        "reads the registry, and networks that lose what is sent."
     )
 
 
@@ -427,6 +447,7 @@ def _mega(count: float) -> str:
 
 _LINES: tuple[tuple[str, Callable[[Plan], str]], ...] = (
     ("updates a second, mean", lambda each: f"{each.updates_a_second:,.0f}"),
+    ("updates a second, while a round's come in", lambda each: f"{each.updates_at_peak:,.0f}"),
     ("session opens a second, mean", lambda each: f"{each.opens_a_second:,.0f}"),
     ("workers' cores at the peak", lambda each: f"{each.worker_cores:,.1f}"),
     ("workers", lambda each: f"{each.workers:,}"),
@@ -444,6 +465,14 @@ _LINES: tuple[tuple[str, Callable[[Plan], str]], ...] = (
     ("brokers' memory, GB", lambda each: f"{each.broker_memory / 1e9:,.1f}"),
     ("into the brokers, TB a month", lambda each: f"{each.ingress_month / 1e12:,.2f}"),
     ("out of the brokers, TB a month", lambda each: f"{each.broker_egress_month / 1e12:,.2f}"),
+    (
+        "a worker is lost: s for its successor to open the sessions of a round's devices",
+        lambda each: f"{each.lost_worker_seconds:,.0f}",
+    ),
+    (
+        "a broker is lost: s of its processor for all TLS handshakes",
+        lambda each: f"{each.lost_broker_seconds:,.0f}",
+    ),
     ("over HTTP, TB a month", lambda each: f"{each.http_egress_month / 1e12:,.2f}"),
 )  # fmt: skip
 

@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 # One BLAS thread: before numpy is imported.
@@ -105,9 +106,7 @@ def main() -> int:
         if run.setup.store == "postgres" and options.postgres is None:
             continue
         with progress_line(f"{run.setup}, {run.devices:,} devices, {run.repeat}") as show:
-            store.found_or_made(
-                run, lambda run=run, show=show: execute(run, options.postgres, show)
-            )
+            store.found_or_made(run, partial(execute, run, options.postgres, show))
     make = None if options.table_only else lambda: _measure(CONNECTIONS)
     connections = stored_connections(options.results).found_or_made(CONNECTIONS, make)
     print("\n\n".join(tables(store, runs, connections)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,9 +73,9 @@ def between(
     after: Mapping[int, tuple[str, float, float, float]],
 ) -> Usage:
     """What was used from one reading to the next; memory as it was at the second one."""
-    seconds: Counter[str] = Counter()
-    written: Counter[str] = Counter()
-    megabytes: Counter[str] = Counter()
+    seconds: defaultdict[str, float] = defaultdict(float)
+    written: defaultdict[str, float] = defaultdict(float)
+    megabytes: defaultdict[str, float] = defaultdict(float)
     for pid, (kind, used, wrote, holds) in after.items():
         _, used_before, wrote_before, _ = before.get(pid, (kind, 0.0, 0.0, 0.0))
         seconds[kind] += used - used_before

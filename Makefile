@@ -127,6 +127,10 @@ bench-mutual: $(STAMP) ## mutual learning and its baselines on Rotated MNIST and
 bench-aggregator: $(STAMP) ## updates a second through the aggregator
 	$(RUN) -m benchmarks.aggregator $(ARGS)
 
+.PHONY: bench-cluster
+bench-cluster: $(STAMP) ## what a worker, a coordinator and a device cost (ARGS='--postgres URL')
+	$(RUN) -m benchmarks.cluster $(ARGS)
+
 SEED ?= 1
 DEVICES ?= 500
 chaos: MINUTES ?= 3

@@ -25,6 +25,19 @@ ROWS, COLUMNS = 100, 16
 
 
 @dataclass(frozen=True)
+class Shape:
+    """A task's matrix of ``items`` x ``width``, of which an update has ``rows`` x ``columns``."""
+
+    items: int
+    width: int
+    rows: int
+    columns: int
+
+
+ML1M = Shape(ITEMS, WIDTH, ROWS, COLUMNS)
+
+
+@dataclass(frozen=True)
 class BenchDevice:
     """What a device's end needs."""
 
@@ -32,15 +45,17 @@ class BenchDevice:
     handle: bytes
 
 
-def make_bench_home(folder: Path, url: str, round_lines: str) -> AggregatorHome:
-    """A home whose task has ML-1M's 3,706 items and K = 64."""
+def make_bench_home(
+    folder: Path, url: str, round_lines: str, shape: Shape = ML1M
+) -> AggregatorHome:
+    """A home whose task has a matrix of this shape."""
     home = AggregatorHome(folder)
     rng = np.random.default_rng(1)
     initialise(home, int(time.time()), rng.bytes)
-    (folder / "items.tsv").write_text("".join(f"item-{row}\n" for row in range(ITEMS)))
+    (folder / "items.tsv").write_text("".join(f"item-{row}\n" for row in range(shape.items)))
     home.task_file.write_text(
         f'[task]\ncatalogue = "items.tsv"\n[broker]\nurl = "{url}"\n'
-        f"[round]\n{round_lines}\n[scatter]\ncolumns = {WIDTH}\n"
+        f"[round]\n{round_lines}\n[scatter]\ncolumns = {shape.width}\n"
     )
     return home
 
@@ -77,10 +92,10 @@ def shown_incarnation(parts: Parts) -> bytes:
     return read_presence(message, parts.keys.current().descriptor).incarnation
 
 
-def scatter_body(rng: np.random.Generator) -> bytes:
-    """An update of 100 rows x 16 columns in int8."""
-    columns = np.sort(rng.choice(WIDTH, COLUMNS, replace=False)).astype(np.int64)
-    rows = np.sort(rng.choice(ITEMS, ROWS, replace=False)).astype(np.int64)
-    values = rng.standard_normal((ROWS, COLUMNS), dtype=np.float32)
+def scatter_body(rng: np.random.Generator, shape: Shape = ML1M) -> bytes:
+    """An update in int8."""
+    columns = np.sort(rng.choice(shape.width, shape.columns, replace=False)).astype(np.int64)
+    rows = np.sort(rng.choice(shape.items, shape.rows, replace=False)).astype(np.int64)
+    values = rng.standard_normal((shape.rows, shape.columns), dtype=np.float32)
     update = Update(1, {"columns": columns, "rows": rows, "values": values})
-    return encode_scatter_update(update, WIDTH, "int8", rng)
+    return encode_scatter_update(update, shape.width, "int8", rng)

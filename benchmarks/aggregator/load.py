@@ -60,6 +60,47 @@ class _Connected:
     """By the monotonic clock, when it is sent again."""
 
 
+class Announced:
+    """What the aggregator tells everybody, as devices of the task ``default`` read it."""
+
+    def __init__(self, topics: Topics, descriptor: Descriptor) -> None:
+        self._descriptor = descriptor
+        self._presence_topic = topics.write(PresenceTopic())
+        self._manifest_topic = topics.write(ManifestTopic("default", "all"))
+        self._group_keys: tuple[GroupKey, ...] = ()
+        self._sealed = b""
+        self.incarnation = b""
+        self.manifest: RoundManifest | None = None
+
+    @property
+    def topics(self) -> tuple[str, str]:
+        """Where it is told."""
+        return self._manifest_topic, self._presence_topic
+
+    def hear(self, topic: str, payload: bytes) -> None:
+        """What came on one of them."""
+        if topic == self._presence_topic:
+            self.incarnation = read_presence(payload, self._descriptor).incarnation
+        elif payload:
+            self._sealed = payload
+            self._read()
+
+    def learn(self, group_keys: tuple[GroupKey, ...]) -> None:
+        """What a session's reply tells; manifests can be read with them."""
+        if group_keys != self._group_keys:
+            self._group_keys = group_keys
+            self._read()
+
+    def _read(self) -> None:
+        if not self._group_keys or not self._sealed:
+            return
+        label = read_manifest_label(self._sealed)
+        key = find_group_key(self._group_keys, label.epoch)
+        keys = derive_broadcast_keys(key, label.broadcast_id, "default", "all")
+        signing = public_key(self._descriptor.signing)
+        self.manifest = read_manifest(open_manifest(self._sealed, keys, signing))
+
+
 class Load:
     """Connects ``devices``; :meth:`open_sessions` and :meth:`run` drive them.
 
@@ -81,11 +122,7 @@ class Load:
         self._rng = rng
         self._topics = Topics()
         self._selector = selectors.DefaultSelector()
-        self._group_keys: tuple[GroupKey, ...] = ()
-        self.incarnation = b""
-        self._presence_topic = self._topics.write(PresenceTopic())
-        self._manifest: RoundManifest | None = None
-        self._sealed_manifest = b""
+        self._announced = Announced(self._topics, descriptor)
         self._fleet: list[_Connected] = []
         self._counted = 0
         self._done_for = 0
@@ -94,14 +131,19 @@ class Load:
             client = MiniClient(port, device.handle.hex(), account)
             client.subscribe(self._topics.write(DownTopic(device.handle)))
             if index == 0:
-                client.subscribe(self._topics.write(ManifestTopic("default", "all")))
-                client.subscribe(self._presence_topic)
+                for each in self._announced.topics:
+                    client.subscribe(each)
             topic = self._topics.write(
                 UpTopic(shard_of(device.credential.device_id), device.handle)
             )
             one = _Connected(device, client, topic, bodies[index % len(bodies)])
             self._selector.register(client.socket, selectors.EVENT_READ, one)
             self._fleet.append(one)
+
+    @property
+    def incarnation(self) -> bytes:
+        """The aggregator's life, once it was heard of."""
+        return self._announced.incarnation
 
     def open_sessions(self) -> None:
         """One session each."""
@@ -138,7 +180,7 @@ class Load:
         target, seen = self._counted + updates, -1
         until = look_at = 0.0
         while self._counted < target:
-            manifest, now = self._manifest, time.monotonic()
+            manifest, now = self._announced.manifest, time.monotonic()
             if self._counted != seen:
                 # However slow the machine is: only a standstill is a failure.
                 seen, until = self._counted, now + _PATIENCE_SECONDS
@@ -182,11 +224,8 @@ class Load:
 
     def _hear(self, one: _Connected) -> None:
         for topic, payload in one.client.received():
-            if "/manifest/" in topic:
-                self._sealed_manifest = payload
-                self._read_manifest()
-            elif topic == self._presence_topic:
-                self.incarnation = read_presence(payload, self._descriptor).incarnation
+            if topic in self._announced.topics:
+                self._announced.hear(topic, payload)
             else:
                 self._take(one, payload)
 
@@ -196,8 +235,7 @@ class Load:
                 opened = one.opening.accept(payload, 0)
                 one.sessions.install(opened.session)
                 one.opening = None
-                self._group_keys = opened.group_keys
-                self._read_manifest()
+                self._announced.learn(opened.group_keys)
             return
         received = one.sessions.receive(payload)
         if received.message_type != RecordType.RECEIPT:
@@ -208,12 +246,3 @@ class Load:
         if receipt.digest == one.awaited:
             one.awaited = b""
             self._counted += 1
-
-    def _read_manifest(self) -> None:
-        if not self._group_keys or not self._sealed_manifest:
-            return
-        label = read_manifest_label(self._sealed_manifest)
-        key = find_group_key(self._group_keys, label.epoch)
-        keys = derive_broadcast_keys(key, label.broadcast_id, "default", "all")
-        signing = public_key(self._descriptor.signing)
-        self._manifest = read_manifest(open_manifest(self._sealed_manifest, keys, signing))

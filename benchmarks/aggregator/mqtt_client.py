@@ -16,6 +16,8 @@ class MiniClient:
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._buffer = b""
         self._next_id = 0
+        self.received_bytes = 0
+        """Above TCP, since it connected."""
         self.socket.sendall(connect_packet(client_id, account))
         self._await(0x20)
 
@@ -28,6 +30,11 @@ class MiniClient:
         """Send at QoS 1; the acknowledgement is read and forgotten."""
         self.socket.sendall(_packet(_PUBLISH | 2, _text(topic) + self._id() + payload))
 
+    def retain(self, topic: str, payload: bytes) -> None:
+        """Leave it at the broker for whoever subscribes, and wait for the acknowledgement."""
+        self.socket.sendall(_packet(_PUBLISH | 3, _text(topic) + self._id() + payload))
+        self._await(_PUBACK)
+
     def received(self) -> Iterator[tuple[str, bytes]]:
         """What has come; call when the socket is readable."""
         try:
@@ -36,6 +43,7 @@ class MiniClient:
             if not data:
                 raise ConnectionError("the broker closed the connection")
             self._buffer += data
+            self.received_bytes += len(data)
         except BlockingIOError:
             pass  # what came before an answer that was waited for is there still
         while (packet := self._take()) is not None:
@@ -71,7 +79,9 @@ class MiniClient:
             before = self._buffer
             packet = self._take()
             if packet is None:
-                self._buffer += self.socket.recv(4096)
+                data = self.socket.recv(4096)
+                self._buffer += data
+                self.received_bytes += len(data)
             elif packet[0] == kind:
                 break
             elif packet[0] & 0xF0 != _PUBLISH:

@@ -1,0 +1,276 @@
+"""Many virtual devices over a few MQTT connections, on one thread.
+
+Each device has what a real one has: its identity, its own session, its handle and its shard's
+topics; messages are sealed and receipts opened one by one. What they share is the TCP connection
+and the MQTT client to the broker. So the broker's cost of a connection is not in what is measured
+with them: :mod:`benchmarks.cluster.connections` measures that.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import selectors
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from benchmarks.aggregator.fleet import BenchDevice
+from benchmarks.aggregator.load import Announced
+from benchmarks.aggregator.mqtt_client import MiniClient
+from device_sdk.wire.codec.message import MessageType
+from device_sdk.wire.publish.manifest import RoundManifest
+from device_sdk.wire.publish.receipts import (
+    RecordType,
+    UpdateIdentity,
+    Verdict,
+    read_receipt,
+    update_digest,
+    write_update,
+)
+from device_sdk.wire.publish.topics import DownTopic, Topics, UpTopic
+from device_sdk.wire.seal.descriptor import Descriptor
+from device_sdk.wire.seal.device_session import SessionOpening
+from device_sdk.wire.seal.freshness import Freshness
+from device_sdk.wire.seal.no_session import read_no_session
+from device_sdk.wire.seal.placement import shard_of
+from device_sdk.wire.seal.session import Session
+
+_STANDSTILL_SECONDS = 240.0
+_LOOK_SECONDS = 0.25
+_AGAIN_SECONDS = 5.0
+_OPENS = 1000
+
+
+class _Virtual:
+    """A device's end. ``digest``: of the update that waits for its receipt; empty for none."""
+
+    __slots__ = (
+        *("device", "client", "up_topic", "body", "session", "opening", "counter", "digest"),
+        *("message", "due_seconds", "sent_seconds"),
+    )
+
+    def __init__(self, device: BenchDevice, client: MiniClient, up_topic: str, body: bytes) -> None:
+        self.device, self.client, self.up_topic, self.body = device, client, up_topic, body
+        self.session: Session | None = None
+        self.opening: SessionOpening | None = None
+        self.counter = 0
+        self.digest = b""
+        self.message = b""
+        self.due_seconds = self.sent_seconds = 0.0
+
+
+@dataclass(frozen=True)
+class RoundSeen:
+    """A round, as the devices see it.
+
+    Attributes:
+        round: its number.
+        seconds: from the first update that was sent to the last receipt.
+        latencies: seconds from an update to its receipt, for each.
+        opened_at: seconds after the first update at which devices had another session.
+        resent: messages that were sent again for want of an answer.
+    """
+
+    round: int
+    seconds: float
+    latencies: tuple[float, ...]
+    opened_at: tuple[float, ...]
+    resent: int
+
+
+class MultiplexedLoad:
+    """``devices`` over ``connections``; at most ``window`` of them wait for an answer at a time."""
+
+    def __init__(
+        self,
+        port: int,
+        devices: Sequence[BenchDevice],
+        bodies: Sequence[bytes],
+        descriptor: Descriptor,
+        *,
+        connections: int,
+        window: int,
+    ) -> None:
+        self._descriptor, self._window = descriptor, window
+        topics = Topics()
+        self._announced = Announced(topics, descriptor)
+        self._clients = [MiniClient(port, f"bench-{place}") for place in range(connections)]
+        self._by_topic: dict[str, _Virtual] = {}
+        for each in self._announced.topics:
+            self._clients[0].subscribe(each)
+        for place, device in enumerate(devices):
+            client = self._clients[place % connections]
+            down = topics.write(DownTopic(device.handle))
+            client.subscribe(down)
+            up = topics.write(UpTopic(shard_of(device.credential.device_id), device.handle))
+            self._by_topic[down] = _Virtual(device, client, up, bodies[place % len(bodies)])
+        self._fleet = list(self._by_topic.values())
+        self._selector = selectors.DefaultSelector()
+        for client in self._clients:
+            self._selector.register(client.socket, selectors.EVENT_READ, client)
+        self._waiting: set[_Virtual] = set()
+        self._round = 0
+        self._resent = 0
+        self._latencies: list[float] = []
+        self._opened: list[float] = []
+        self._manifest: RoundManifest | None = None
+
+    def open_sessions(self) -> float:
+        """One session each; the seconds it took from the first open to the last reply."""
+        self._until(lambda: bool(self._announced.incarnation))
+        began = time.monotonic()
+        self._drive(self._fleet, self._open, min(self._window, _OPENS))
+        return time.monotonic() - began
+
+    def round(self, on_sealed: Callable[[], None] = lambda: None, alone: int = 0) -> RoundSeen:
+        """Wait for the next round; each device sends its update and waits for the receipt.
+
+        ``on_sealed`` is called when all updates are sealed, before the first is sent. The first
+        ``alone`` devices send one after the other, each when the one before has its receipt.
+        """
+        self._until(self._next_round_is_open)
+        assert self._announced.manifest is not None
+        self._manifest = manifest = self._announced.manifest
+        self._round = manifest.round
+        for one in self._fleet:
+            self._seal(one)
+        on_sealed()
+        self._resent, self._latencies, self._opened = 0, [], []
+        began = time.monotonic()
+        self._drive(self._fleet[:alone], self._send, 1)
+        self._drive(self._fleet[alone:], self._send, self._window)
+        ended = time.monotonic()
+        return RoundSeen(
+            manifest.round,
+            ended - began,
+            tuple(self._latencies),
+            tuple(at - began for at in self._opened),
+            self._resent,
+        )
+
+    def close(self) -> None:
+        """Disconnect."""
+        self._selector.close()
+        for client in self._clients:
+            client.socket.close()
+
+    def _next_round_is_open(self) -> bool:
+        manifest = self._announced.manifest
+        return manifest is not None and manifest.round > self._round
+
+    def _until(self, there: Callable[[], bool]) -> None:
+        until = time.monotonic() + _STANDSTILL_SECONDS
+        self._hear(self._clients[0])
+        while not there():
+            self._turn(0.1)
+            if time.monotonic() > until:
+                raise TimeoutError("nothing that was waited for came from the aggregator")
+
+    def _drive(
+        self, fleet: Sequence[_Virtual], act: Callable[[_Virtual], None], window: int
+    ) -> None:
+        """Let each act, and wait until none waits for an answer."""
+        left = deque(fleet)
+        seen, until, look_at = -1, 0.0, 0.0
+        while left or self._waiting:
+            now = time.monotonic()
+            while left and len(self._waiting) < window:
+                act(left.popleft())
+                if len(left) % 64 == 0:
+                    break  # what came is heard in between
+            if len(left) + len(self._waiting) != seen:
+                # However slow the machine is: only a standstill is a failure.
+                seen, until = len(left) + len(self._waiting), now + _STANDSTILL_SECONDS
+            elif now > until:
+                raise TimeoutError(f"{seen} devices wait for an answer, and none comes")
+            if now > look_at:
+                look_at = now + _LOOK_SECONDS
+                for one in [one for one in self._waiting if now > one.due_seconds]:
+                    self._publish(one, one.message)
+                    self._resent += 1
+            self._turn(0.0 if left and len(self._waiting) < window else 0.02)
+
+    def _open(self, one: _Virtual) -> None:
+        one.counter += 1
+        freshness = Freshness(self._announced.incarnation, one.counter)
+        credential = one.device.credential
+        one.session = None
+        one.opening = SessionOpening(credential, self._descriptor, freshness, time.monotonic)
+        self._publish(one, one.opening.message)
+
+    def _seal(self, one: _Virtual) -> None:
+        """The round's update, under the session that there is."""
+        assert self._manifest is not None and one.session is not None
+        device_id = one.device.credential.device_id
+        manifest = self._manifest
+        identity = UpdateIdentity(device_id, "default", manifest.generation, manifest.round)
+        one.digest = update_digest(identity, hashlib.sha256(one.body).digest())
+        one.message = one.session.seal(RecordType.UPDATE, write_update(identity, one.body))
+
+    def _send(self, one: _Virtual) -> None:
+        one.sent_seconds = time.monotonic()
+        self._publish(one, one.message)
+
+    def _publish(self, one: _Virtual, message: bytes) -> None:
+        one.message = message
+        one.due_seconds = time.monotonic() + _AGAIN_SECONDS
+        self._waiting.add(one)
+        one.client.publish(one.up_topic, message)
+
+    def _turn(self, timeout_seconds: float) -> None:
+        for key, _ in self._selector.select(timeout_seconds):
+            self._hear(key.data)
+
+    def _hear(self, client: MiniClient) -> None:
+        for topic, payload in client.received():
+            one = self._by_topic.get(topic)
+            if one is None:
+                self._announced.hear(topic, payload)
+            elif payload[1] == MessageType.SESSION_REPLY:
+                self._take_reply(one, payload)
+            elif payload[1] == MessageType.NO_SESSION:
+                self._take_denial(one, payload)
+            elif one.session is not None and payload[4:12] == one.session.session_id:
+                self._take_record(one, payload)
+
+    def _take_reply(self, one: _Virtual, payload: bytes) -> None:
+        if one.opening is None:
+            return  # the same reply, to an open that was sent twice
+        opened = one.opening.accept(payload, 0)
+        one.session, one.opening = opened.session, None
+        self._announced.learn(opened.group_keys)
+        self._opened.append(time.monotonic())
+        if one.digest:
+            self._seal(one)
+            self._publish(one, one.message)
+        else:
+            self._waiting.discard(one)
+
+    def _take_denial(self, one: _Virtual, payload: bytes) -> None:
+        session = one.session
+        if session is not None and read_no_session(payload).session_id == session.session_id:
+            self._open(one)
+
+    def _take_record(self, one: _Virtual, payload: bytes) -> None:
+        assert one.session is not None
+        received = one.session.open(payload)
+        if received.message_type != RecordType.RECEIPT:
+            return
+        receipt = read_receipt(received.payload)
+        if receipt.digest != one.digest:
+            return
+        if receipt.verdict is not Verdict.COUNTED:
+            raise RuntimeError(f"an update was not counted: {receipt}")
+        one.digest = b""
+        self._waiting.discard(one)
+        self._latencies.append(time.monotonic() - one.sent_seconds)
+
+
+def spread_by_second(moments: Sequence[float]) -> list[int]:
+    """How many fell into each second from 0 on."""
+    if not moments:
+        return []
+    return [int(count) for count in np.bincount(np.asarray(moments, np.int64))]

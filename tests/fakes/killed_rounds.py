@@ -47,11 +47,12 @@ def make_home(
     settings: Mapping[str, object],
     task: str = "",
     table: str = "",
+    store_url: str | None = None,
 ) -> AggregatorHome:
     """The artifact is the one in ``folder / "linear"``; ``settings`` are those of the training;
     ``task`` and ``table``: further lines of ``[task]`` and of the method's own table."""
     lines = (f"{name} = {json.dumps(value)}" for name, value in settings.items())
-    home = AggregatorHome(folder / "fleet")
+    home = AggregatorHome(folder / "fleet", store_url)
     initialise(home, int(time.time()), os.urandom)
     home.task_file.write_text(
         f"""

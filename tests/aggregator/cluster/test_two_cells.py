@@ -1,14 +1,19 @@
-"""Two brokers with workers of their own: each device is heard at its cell, which it is told."""
+"""Brokers of cells: two with workers of their own, and one of three nodes."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+import pytest
+
+from aggregator.home import AggregatorHome
 from aggregator.task.cluster import Cell, Cluster
 from device_sdk.device import Device
 from device_sdk.link.broker_url import parse_broker_url
 from device_sdk.wire.seal.placement import shard_of
+from tests.brokers import nats_cluster
 from tests.brokers.fixtures import MakeMosquitto
 from tests.brokers.links import QUICK
 from tests.fakes.array_device import local_data
@@ -17,30 +22,58 @@ from tests.fakes.clusters import coordinated
 from tests.fakes.handmade import linear_artifact
 from tests.fakes.homes import invite
 from tests.fakes.killed_rounds import DEVICES, await_version, make_home
+from tests.servers.fixtures import MakeDatabase
+
+ROUNDS = 3
 
 
-def test_each_device_is_served_at_its_cell(make_mosquitto: MakeMosquitto, tmp_path: Path) -> None:
-    brokers = [make_mosquitto(), make_mosquitto()]
-    urls = [parse_broker_url(each.url) for each in brokers]
-    cells = tuple(Cell(f"127.0.0.1:{url.port}", url, 1) for url in urls)
-    cluster = Cluster(cells)
-    linear_artifact(tmp_path / "linear")
-    home = make_home(
-        tmp_path, brokers[0].url, 3, method="fedavg", settings={"epochs": 2, "batch_size": 4}
-    )
+def fleet_home(folder: Path, url: str, store_url: str | None = None) -> AggregatorHome:
+    linear_artifact(folder / "linear")
+    settings = {"epochs": 2, "batch_size": 4}
+    return make_home(folder, url, ROUNDS, method="fedavg", settings=settings, store_url=store_url)
+
+
+def play(
+    home: AggregatorHome, cluster: Cluster, entrances: Sequence[str]
+) -> tuple[list[int], list[bytes]]:
+    """Rounds of devices that enrol at these brokers in turn: what each worker counted, and who
+    took part."""
     with coordinated(home, cluster) as running, ExitStack() as stack:
-        devices = []
         for place, code in enumerate(invite(home, DEVICES)):
-            folder = tmp_path / f"device-{place}"
-            # Whichever broker a device enrols at, it goes to its own from then on.
-            entrance = brokers[place % 2].url
+            folder = home.folder.parent / f"device-{place}"
+            entrance = entrances[place % len(entrances)]
             Device.enrol(entrance, code, folder, link_settings=QUICK).close()
             device = Device.open(folder, pace=BRISK, link_settings=QUICK, data=local_data(place))
-            devices.append(stack.enter_context(device))
-            device.start()
-        await_version(home, 3)
-        served = [each.counted for each in running.runtime.statuses()]
-        expected, names = [0, 0], [each.name for each in cells]
-        for row in running.parts.registry.devices():
-            expected[names.index(cluster.cell_of(shard_of(row.device_id)))] += 3
-        assert served == expected
+            stack.enter_context(device).start()
+        await_version(home, ROUNDS)
+        counted = [each.counted for each in running.runtime.statuses()]
+        return counted, [row.device_id for row in running.parts.registry.devices()]
+
+
+def test_each_device_is_served_at_its_cell(
+    make_mosquitto: MakeMosquitto, make_database: MakeDatabase, tmp_path: Path
+) -> None:
+    """Two brokers, a worker each, PostgreSQL: whichever broker a device enrols at, it goes to its
+    own from then on."""
+    urls = [make_mosquitto().url for _ in range(2)]
+    brokers = [parse_broker_url(url) for url in urls]
+    cluster = Cluster(tuple(Cell(f"127.0.0.1:{each.port}", each, 1) for each in brokers))
+    counted, devices = play(fleet_home(tmp_path, urls[0], make_database()), cluster, urls)
+    names = [each.name for each in cluster.cells]
+    expected = [0, 0]
+    for device_id in devices:
+        expected[names.index(cluster.cell_of(shard_of(device_id)))] += ROUNDS
+    assert counted == expected
+
+
+@pytest.mark.skipif(nats_cluster.EXECUTABLE is None, reason="nats-server is not installed")
+def test_a_broker_of_several_nodes_is_one_cell(tmp_path: Path) -> None:
+    """Coordinator and worker are at one node, the devices at the others."""
+    nodes = nats_cluster.NatsCluster(tmp_path)
+    nodes.start()
+    try:
+        urls = [f"mqtt://127.0.0.1:{port}" for port in nodes.ports]
+        counted, _ = play(fleet_home(tmp_path, urls[0]), Cluster((Cell("", None, 1),)), urls[1:])
+    finally:
+        nodes.kill()
+    assert counted == [ROUNDS * DEVICES]

@@ -109,6 +109,7 @@ class AggregatorHome:
                 closing(create_database(self.store_url)) as target,
                 source.transaction(),
             ):
+                Store(source).lease.require_free()
                 copy_store(source, target)
                 self.store_identity.write_text(f"{target.identity}\n")
             self.database.rename(self.database.with_name(f"{self.database.name}.moved"))

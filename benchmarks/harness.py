@@ -1,4 +1,4 @@
-"""What the suites share: command line, data folder, progress, stored runs, figures over seeds.
+"""What the suites share: command line, data folder, progress, stored runs.
 
 A suite's runs are kept in ``results/<suite>.jsonl``, a line a run, so that one that was stopped
 continues where it was and its tables can be printed again without running anything.
@@ -10,26 +10,16 @@ import argparse
 import fcntl
 import hashlib
 import json
-import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import Field, asdict, dataclass, is_dataclass
+from dataclasses import Field, asdict, is_dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, get_args, get_origin, get_type_hints
 
-import numpy as np
-
 RESULTS = Path(__file__).resolve().parent / "results"
 """Where runs are stored unless told otherwise."""
-
-# Student's t, two-sided 95 %, by degrees of freedom from 1.
-_T95 = (
-    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
-    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
-)
-
 
 # The command line.
 
@@ -250,43 +240,7 @@ def _rebuilt(kind: Any, value: Any) -> Any:
     return value
 
 
-# Figures over seeds.
-
-
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """Mean and standard deviation (NaN for a single value) over seeds."""
-
-    mean: float
-    deviation: float
-
-
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """A mean difference, and half the width of its 95 % interval (NaN for a single pair)."""
-
-    mean: float
-    half_width: float
-
-
-def spread(values: Sequence[float]) -> Spread:
-    """Over at least one value."""
-    deviation = float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
-    return Spread(float(np.mean(values)), deviation)
-
-
-def paired_difference(values: Sequence[float], baseline: Sequence[float]) -> Interval:
-    """``values`` minus ``baseline``, seed by seed, with Student's interval.
-
-    Raises ValueError when the two differ in length.
-    """
-    differences = [value - base for value, base in zip(values, baseline, strict=True)]
-    found = spread(differences)
-    degrees = len(differences) - 1
-    if degrees == 0:
-        return Interval(found.mean, math.nan)
-    t = _T95[degrees - 1] if degrees <= len(_T95) else 2.086
-    return Interval(found.mean, t * found.deviation / math.sqrt(degrees + 1))
+# Tables.
 
 
 def markdown_table(lines: Sequence[Sequence[object]], headers: Sequence[str]) -> str:

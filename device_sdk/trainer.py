@@ -283,8 +283,13 @@ class Trainer:
 
     @property
     def seed(self) -> int:
-        """The seed that dropout masks derive from (with the step count)."""
+        """The seed that dropout masks derive from (with the step count). May be set between steps:
+        one trainer then stands for another device."""
         return self._seed
+
+    @seed.setter
+    def seed(self, seed: int) -> None:
+        self._seed = seed
 
     @property
     def providers(self) -> tuple[str, ...]:

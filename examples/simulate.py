@@ -1,85 +1,113 @@
-"""A federated fleet in one process, in under a minute: the smallest use of the simulator.
+"""MovieLens on virtual devices, a user on each: a task file, and the functions that give the data.
 
-    python -m examples.simulate                      # synthetic tastes, nothing to download
-    TESSERA_DATA=../shared/data python -m examples.simulate --data ml-100k --epochs 60
+    python -m examples.simulate out/films          # writes out/films/task.toml and its catalogue
+    tessera-aggregator simulate out/films/task.toml --data examples.simulate:ml_100k \\
+        --devices 943 --rounds 40 --speeds k:8,16,32,64
 
-Devices of four capacity classes train 8, 16, 32 or 64 of 64 columns each; the aggregator only sees
-their item gradients. Then one user's recommendations are made as on the device.
+TESSERA_DATA names the folder that holds ml-100k, or ml-1m with ``--data ml-1m``. Without any data
+set, ``tessera-aggregator simulate --example films`` makes some up.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
-from aggregator.methods.scatter import ScatterMethod, ScatterSettings, initial_items
 from benchmarks.harness import default_data_folder
-from benchmarks.recommendation.metrics import quality, sampled_ranks
-from benchmarks.recommendation.split import LeaveOneOut, hold_out_validation, load_split
-from benchmarks.simulator import Simulation, mixed_columns, scatter_fleet
-from device_sdk import Trainer
-from device_sdk.factorisation import packaged_artifact
-from device_sdk.methods.scatter.factor_step import TrainerStep
+from examples.datasets.movielens import DatasetError, data_root, load_ml_100k
 
-_COLUMNS = 64
+Rows = NDArray[np.int64]
+_TASK = """\
+[task]
+name = "{name}"
+catalogue = "catalogue.tsv"
+
+[round]
+share = 0.5
+quorum = 10
+
+[scatter]
+columns = 64
+
+[evaluation]  # each user's latest film is held back
+"""
+
+
+def ml_100k(devices: int, rng: np.random.Generator) -> list[list[str]]:
+    """The films that each of the first users of MovieLens 100K rated, oldest first."""
+    ratings = load_ml_100k(data_root())
+    order = np.lexsort((np.arange(len(ratings.user)), ratings.timestamp))
+    return _by_user(ratings.user[order], ratings.item[order], ratings.item_ids)[:devices]
+
+
+def ml_1m(devices: int, rng: np.random.Generator) -> list[list[str]]:
+    """Likewise of MovieLens 1M; in the file's order where it has no times."""
+    table = _ratings_1m(default_data_folder() / "ml-1m")
+    items, item = np.unique(table[:, 1], return_inverse=True)
+    time = table[:, 3] if table.shape[1] > 3 else np.arange(len(table))
+    order = np.argsort(time, kind="stable")
+    ids = tuple(str(number) for number in items.tolist())
+    return _by_user(table[order, 0], item[order], ids)[:devices]
+
+
+def _by_user(user: Rows, item: Rows, ids: Sequence[str]) -> list[list[str]]:
+    order = np.argsort(user, kind="stable")
+    parts = np.split(item[order], np.flatnonzero(np.diff(user[order])) + 1)
+    return [[ids[row] for row in rows.tolist()] for rows in parts]
+
+
+def _ratings_1m(folder: Path) -> Rows:
+    """User, item, rating and, where the file has it, time: int64 [ratings, 3 or 4]."""
+    for name in ("ratings.dat", "ratings_no_timestamp.dat"):
+        if (folder / name).is_file():
+            text = (folder / name).read_text(encoding="latin-1")
+            columns = 1 + text.partition("\n")[0].count("::")
+            return np.array(text.replace("::", " ").split(), dtype=np.int64).reshape(-1, columns)
+    raise DatasetError(
+        f"{folder / 'ratings.dat'} is missing: set TESSERA_DATA to the folder that holds ml-1m"
+    )
+
+
+def _catalogue(data: str) -> list[str]:
+    """Lines of id and title."""
+    if data == "ml-100k":
+        ratings = load_ml_100k(data_root())
+        return [
+            f"{id}\t{title}" for id, title in zip(ratings.item_ids, ratings.titles, strict=True)
+        ]
+    table = _ratings_1m(default_data_folder() / "ml-1m")
+    return [str(number) for number in np.unique(table[:, 1]).tolist()]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the fleet; returns the exit status."""
+    """Write the task; returns the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m examples.simulate",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--data", choices=("synthetic", "ml-100k", "ml-1m"), default="synthetic")
-    parser.add_argument("--epochs", type=int, default=30, help="passes over the fleet")
-    parser.add_argument("--seed", type=int, default=0, help="the same seed gives the same bits")
-    parser.add_argument("--artifact", type=Path, help="another factorisation artifact's folder")
+    parser.add_argument("folder", type=Path, help="for task.toml and catalogue.tsv")
+    parser.add_argument("--data", choices=("ml-100k", "ml-1m"), default="ml-100k")
     options = parser.parse_args(arguments)
-
-    split = _data(options.data, options.seed)
-    step = TrainerStep(Trainer(options.artifact or packaged_artifact(), providers="cpu"))
-    dealing, start, cohorts, fleet = np.random.SeedSequence(options.seed).spawn(4)
-    columns = mixed_columns(split.users, (8, 16, 32, 64), np.random.default_rng(dealing))
-    learners = scatter_fleet([[rows] for rows in split.train], columns, step, fleet)
-    items = initial_items(split.items, _COLUMNS, 0.01, np.random.default_rng(start))
-    method = ScatterMethod(items, ScatterSettings())
-    simulation = Simulation(method, learners, np.random.default_rng(cohorts))
-
-    for epoch in range(1, options.epochs + 1):
-        devices = sum(summary.participants for summary in simulation.epoch(cohort=128))
-        if epoch % 5 == 0 or epoch == options.epochs:
-            users = np.concatenate([learner.users for learner in learners])
-            found = quality(sampled_ranks(users, method.items, split))
-            print(
-                f"epoch {epoch:3}: {devices} devices, HR@10 {found.hit_ratio:.3f}, "
-                f"NDCG@10 {found.ndcg:.3f}"
-            )
-    best = learners[0].recommend(method.items, user=0, count=5)
-    listed = ", ".join(f"item {row} ({score:.2f})" for row, score in best)
-    print(f"device 0 (k = {columns[0]}) recommends {listed}")
+    try:
+        lines = _catalogue(options.data)
+    except DatasetError as error:
+        print(f"simulate: {error}", file=sys.stderr)
+        return 1
+    options.folder.mkdir(parents=True, exist_ok=True)
+    (options.folder / "catalogue.tsv").write_text("".join(f"{line}\n" for line in lines))
+    (options.folder / "task.toml").write_text(_TASK.format(name=options.data))
+    function, users = ("ml_100k", 943) if options.data == "ml-100k" else ("ml_1m", 6040)
+    print(
+        f"tessera-aggregator simulate {options.folder / 'task.toml'} "
+        f"--data examples.simulate:{function} --devices {users} --rounds 40"
+    )
     return 0
-
-
-def _data(name: str, seed: int) -> LeaveOneOut:
-    """The data with a validation item held out: examples do not look at test items."""
-    rng = np.random.default_rng(seed)
-    if name != "synthetic":
-        whole = load_split(default_data_folder(), name)
-        return hold_out_validation(whole.train, whole.items, rng, latest=name == "ml-100k")
-    print("synthetic data: 300 users of 6 tastes, 400 items")
-    tastes = rng.dirichlet(np.full(400, 0.1), size=6)
-    liked = [rng.choice(400, size=30, replace=False, p=_mix(tastes, rng)) for _ in range(300)]
-    return hold_out_validation(liked, 400, rng, latest=False)
-
-
-def _mix(tastes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    share: np.ndarray = 0.9 * tastes[rng.integers(len(tastes))] + 0.1 / tastes.shape[1]
-    share /= share.sum()
-    return share
 
 
 if __name__ == "__main__":

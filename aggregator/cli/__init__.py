@@ -11,7 +11,8 @@ main = Program(
     name="tessera-aggregator",
     description="""\
 The server of a fleet: enrols devices, runs rounds, keeps the model. Everything lies in one folder,
-the home, which only its owner can read. All commands but restored may be used while serve runs.""",
+the home, which only its owner can read. All commands but restored may be used while serve runs;
+simulate and compare need no home.""",
     examples="""\
 examples: a fleet in five steps
   tessera-aggregator init --home fleet       make keys, database and fleet/task.toml
@@ -39,6 +40,8 @@ examples: a fleet in five steps
         "release": "let a round go on that is held",
         "store": "say where everything is kept, or move it into a PostgreSQL database",
         "task": "add, replace, pause or retire a task, check a task file",
+        "simulate": "try a task out on virtual devices, before there is a fleet",
+        "compare": "lay simulated runs over each other",
         "restored": "begin a new generation, after the home came back from a backup",
     },
     errors={

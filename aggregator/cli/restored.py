@@ -48,6 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _begin_generation(home: AggregatorHome, after: int) -> None:
     store = home.open_store()
+    store.lease.require_free()
     now = int(time.time())
     tasks = [store.task(each.number) for each in store.tasks.all()]
     newest = max(task.facts.generation for task in tasks)

@@ -146,9 +146,7 @@ def _run_cluster(arguments: argparse.Namespace) -> int:
 def require_alone(store: Store) -> None:
     """Raises AggregatorError while a cluster serves the fleet, and where a round has sums of its
     workers, which one process alone would leave out."""
-    row = store.lease.find()
-    if row is not None and store.lease.is_held():
-        raise AggregatorError(f"a cluster serves this fleet ({row.holder}): stop it first")
+    store.lease.require_free()
     for task in store.tasks.all():
         if store.task(task.number).shares.summed():
             raise AggregatorError(

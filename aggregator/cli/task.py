@@ -490,7 +490,7 @@ def _tell(
 ) -> None:
     """Wait until a running ``serve`` has done it. Raises AggregatorError where it could not."""
     until = time.monotonic() + _WAIT_SECONDS
-    while is_served(home):
+    while is_served(home) or store.lease.is_held():
         row = store.tasks.find(number)
         if done(row):
             print(said)

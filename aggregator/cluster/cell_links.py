@@ -66,6 +66,12 @@ class CellLinks:
             tuple(link.publish(topic, payload, retain=retain, qos=qos) for link in there)
         )
 
+    def publish_each(self, messages: Sequence[tuple[str, bytes]], *, qos: int) -> None:
+        """To all that are connected; raises LinkError where one does not take all of them."""
+        for link in self._links:
+            if link.connected:
+                link.publish_each(messages, qos=qos)
+
     def events(self, *, most: int = 256, timeout_seconds: float | None = None) -> list[Event]:
         each = None if timeout_seconds is None else timeout_seconds / len(self._links)
         return [

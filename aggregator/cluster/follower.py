@@ -84,8 +84,11 @@ class ShareKeeper:
         self._method = method
         return True
 
-    def decode(self, body: bytes, round_id: int, device_id: bytes) -> Update:
-        return self._served.task.binding.decode(body, round_id, self._items, device_id.hex())
+    def decode_each(
+        self, bodies: Sequence[tuple[bytes, bytes]], round_id: int
+    ) -> list[Update | WireError]:
+        named = [(body, device_id.hex()) for body, device_id in bodies]
+        return self._served.task.binding.decode_each(named, round_id, self._items)
 
     def check(self, update: Update) -> None:
         assert self._method is not None

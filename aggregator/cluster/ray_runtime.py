@@ -26,6 +26,8 @@ _LOG = logging.getLogger(__name__)
 _LONG_SECONDS = 30.0
 _FROZEN_SECONDS = 15.0
 _SHARES_SECONDS = 5.0
+_ANSWER_SECONDS = 10.0
+_AGAIN_SECONDS = 5.0
 _MOST_FOLDER_BYTES = 40
 
 
@@ -37,6 +39,7 @@ class WorkerActor:
         line = f"worker {post.slot.number}: %(levelname)s %(message)s"
         logging.basicConfig(level=logging.INFO, format=line, stream=sys.stderr, force=True)
         world = World(time.monotonic, time.time, np.random.default_rng(), os.urandom)
+        self._post = post
         self._worker = Worker(post, world)
         self._done = threading.Event()
         self._stopping = run_on_thread(self._worker, self._ended)
@@ -56,6 +59,10 @@ class WorkerActor:
 
     def status(self) -> WorkerStatus:
         return self._worker.status()
+
+    def serves(self, post: Post) -> bool:
+        """Whether it was started for this post, by the same version."""
+        return post == self._post
 
     def share(self, epoch: int, task: int, round_number: int, commit: int) -> bytes | None:
         """See :meth:`Worker.share`."""
@@ -82,6 +89,8 @@ class _Hired:
 
     post: Post
     actor: Any
+    again_seconds: float = 0.0
+    """Not before is another one hired in its place."""
     asked: Any = None
     asked_seconds: float = 0.0
     status: WorkerStatus | None = None
@@ -99,6 +108,8 @@ class RayRuntime:
         # Before Ray is imported: it reads them once.
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        if "RAY_AUTH_TOKEN" in os.environ:
+            os.environ.setdefault("RAY_AUTH_MODE", "token")  # else it is not shown to the head
         os.environ.setdefault("RAY_DEDUP_LOGS", "0")
         os.environ.setdefault("RAY_COLOR_PREFIX", "0")
         try:
@@ -143,6 +154,7 @@ class RayRuntime:
                 "running, of the same version, and does the address name its head?"
             ) from None
         self._class = ray.remote(WorkerActor)
+        self._dismiss_others(posts)
         self._hired = [self._hire(post) for post in posts]
 
     def tend(self, revision: int, orders: Orders) -> None:
@@ -198,7 +210,7 @@ class RayRuntime:
 
     def _hire(self, post: Post) -> _Hired:
         options: dict[str, Any] = {
-            "name": f"worker-{post.slot.number}",
+            "name": _name(post),
             "max_restarts": -1,
             "max_task_retries": 0,
             "max_concurrency": 4,
@@ -209,6 +221,21 @@ class RayRuntime:
             options["lifetime"] = "detached"
         return _Hired(post, self._class.options(**options).remote(post))
 
+    def _dismiss_others(self, posts: Sequence[Post]) -> None:
+        """End the workers that a coordinator before us left, where they are not as we want them:
+        of other settings, of another version, or more than there are to be."""
+        ray = self._ray
+        wanted = {_name(post): post for post in posts}
+        for name in ray.util.list_named_actors():
+            actor = ray.get_actor(name)
+            try:
+                asked = actor.serves.remote(wanted[name]) if name in wanted else None
+                if asked is not None and ray.get(asked, timeout=_ANSWER_SECONDS):
+                    continue
+            except ray.exceptions.RayError as error:
+                _LOG.warning("%s does not say what it serves: %s", name, _first_line(error))
+            ray.kill(actor, no_restart=True)
+
     def _hear(self, each: _Hired) -> None:
         """Take an answer that has come; replace who does not answer."""
         ray = self._ray
@@ -217,6 +244,7 @@ class RayRuntime:
         done, _ = ray.wait([each.asked], timeout=0)
         if not done:
             if each.status is not None and time.monotonic() - each.asked_seconds > _FROZEN_SECONDS:
+                each.asked = None
                 self._replace(each, "does not answer")
             return
         asked, each.asked = each.asked, None
@@ -233,8 +261,10 @@ class RayRuntime:
         """Another one in the place of one that Ray does not start again. The store keeps the one
         before from writing, whether it is gone or not."""
         self._say(each, why)
-        self._ray.kill(each.actor, no_restart=True)
-        each.actor, each.asked = self._hire(each.post).actor, None
+        now = time.monotonic()
+        if now >= each.again_seconds:
+            self._ray.kill(each.actor, no_restart=True)
+            each.actor, each.again_seconds = self._hire(each.post).actor, now + _AGAIN_SECONDS
 
     def _say(self, each: _Hired, what: str) -> None:
         each.status = None
@@ -245,6 +275,11 @@ class RayRuntime:
     def _remove_folder(self) -> None:
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _name(post: Post) -> str:
+    """Of an actor, within the fleet's namespace."""
+    return f"worker-{post.slot.number}"
 
 
 def _short_folder() -> str:

@@ -6,7 +6,7 @@ import hashlib
 import logging
 import queue
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from aggregator.cluster.follower import RoundFollower, ShareKeeper
@@ -46,6 +46,8 @@ _SWEEP_SECONDS = 10.0
 _FLUSH_SECONDS = 2.0
 _LEADERLESS_SECONDS = 600.0
 _GROUP = 256
+_PATIENCE_SECONDS = 60.0
+_RETRY_SECONDS = 0.5
 
 
 def placement_in(cluster: Cluster) -> Callable[[bytes], Placement]:
@@ -132,6 +134,7 @@ class Worker:
         self._revision = -1
         self._epoch = 0
         self._parts: WorkerParts | None = None
+        self._failing_seconds = 0.0  # since when, or 0
         self._ended = ""
 
     def follow(self, revision: int, orders: Orders) -> None:
@@ -167,8 +170,7 @@ class Worker:
                 if self._parts is None:
                     self._await_orders()
                 else:
-                    self._parts.turn()
-                    self._take_orders(self._parts)
+                    self._work(self._parts)
             if self._parts is not None:
                 self._parts.stop()
         except BaseException as error:
@@ -195,6 +197,21 @@ class Worker:
         self._revision = revision
         self._parts.link.start()
         _LOG.info("worker %s serves its shards, epoch %d", slot, self._epoch)
+
+    def _work(self, parts: WorkerParts) -> None:
+        """One turn. A store that fails for a moment costs no session."""
+        try:
+            parts.turn()
+            self._take_orders(parts)
+        except STORE_FAILURES as error:
+            now = self._world.clock()
+            self._failing_seconds = self._failing_seconds or now
+            if now - self._failing_seconds > _PATIENCE_SECONDS:
+                raise
+            _LOG.warning("the store: %s", error)
+            self._world.sleep(_RETRY_SECONDS)
+        else:
+            self._failing_seconds = 0.0
 
     def _take_orders(self, parts: WorkerParts) -> None:
         newest = None
@@ -430,7 +447,7 @@ class WorkerParts:
             case Refusal():
                 refusals.note(result.error, result.device_id)
                 if result.answer is not None:
-                    self._outgoing.send_receipt(result.answer.topic, result.answer.payload)
+                    self._outgoing.send_receipts([result.answer[:2]])
             case Left():
                 self._dismiss(result.device_id)
             case Arrived():
@@ -470,22 +487,27 @@ class WorkerParts:
             # What the store has is what counts: perhaps it was committed all the same, or another
             # worker has taken something of the same device.
             before = each.rounds.current
-            settled = each.ingest.sift()
-            if not settled and not isinstance(error, OutcomeUnknown):
+            try:
+                settled = each.ingest.sift()
+                each.rounds.begin_again()
+            except STORE_FAILURES:
+                each.ingest.abandon()
                 raise
-            each.rounds.begin_again()
             now = each.rounds.current
             if before is None or now is None or now.round != before.round:
                 each.ingest.abandon()
+            if not settled and not isinstance(error, OutcomeUnknown):
+                raise  # it stays staged
             return settled + each.ingest.commit()
 
-    def _settle(self, settled: Iterable[Settled]) -> None:
-        for each in settled:
-            answer = self._uplink.receipt(each.device_id, each.receipt)
-            if answer is not None:
-                self._outgoing.send_receipt(answer.topic, answer.payload)
-            if each.receipt.reason == "not-eligible":
-                self._standings.remind([each.device_id])
+    def _settle(self, settled: Sequence[Settled]) -> None:
+        if not settled:
+            return
+        answers = [self._uplink.receipt(each.device_id, each.receipt) for each in settled]
+        self._outgoing.send_receipts([answer[:2] for answer in answers if answer is not None])
+        self._standings.remind(
+            [each.device_id for each in settled if each.receipt.reason == "not-eligible"]
+        )
 
     def _dismiss(self, device_id: bytes) -> None:
         answer = self._uplink.farewell(device_id)

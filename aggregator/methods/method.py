@@ -242,6 +242,19 @@ class Binding(Generic[Settings], ABC):
         """The update in ``body`` of the device ``sender``. Raises ``WireError``; pure and total."""
         return decode_update(body, round_id, sender)
 
+    def decode_each(
+        self, bodies: Sequence[tuple[bytes, str]], round_id: int, items: int
+    ) -> list[Update | WireError]:
+        """The updates in many bodies, each with its sender, as :meth:`decode` has them; an error in
+        the place of a bad one. Here one by one: for methods that are quicker with many at once."""
+        found: list[Update | WireError] = []
+        for body, sender in bodies:
+            try:
+                found.append(self.decode(body, round_id, items, sender))
+            except WireError as error:
+                found.append(error)
+        return found
+
     def width_of(self, update: Update) -> int:
         """How much of the model the device trained (its k), for the operator's eyes; 0 where the
         method has no such thing."""

@@ -30,10 +30,15 @@ from aggregator.methods.server_optimizer import OptimizerSettings, ServerOptimiz
 from aggregator.methods.sums import MOST_UPDATES, Additive, FixedPointSum, RefusedShare
 from device_sdk.artifact import Artifact
 from device_sdk.fields import Within, require_declared
-from device_sdk.methods.scatter.contract import ScatterTraining, decode_scatter_update
+from device_sdk.methods.scatter.contract import (
+    ScatterTraining,
+    decode_scatter_update,
+    decode_scatter_updates,
+)
 from device_sdk.methods.state import Entry, RestoreError, Schema, State, counters
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 from device_sdk.wire.arrays.sparse import MAX_WIDTH
+from device_sdk.wire.codec.errors import WireError
 
 # Holds every item's vector to the length that is usual for items touched as often.
 #
@@ -529,6 +534,11 @@ class ScatterBinding(Binding[ScatterTable]):
     def decode(self, body: bytes, round_id: int, items: int, sender: str = "") -> Update:
         """See :class:`~aggregator.methods.method.Binding`; limits must know who."""
         return decode_scatter_update(body, round_id, items, self.settings.columns, sender)
+
+    def decode_each(
+        self, bodies: Sequence[tuple[bytes, str]], round_id: int, items: int
+    ) -> list[Update | WireError]:
+        return decode_scatter_updates(bodies, round_id, items, self.settings.columns)
 
     def width_of(self, update: Update) -> int:
         return len(update.tensors["columns"])

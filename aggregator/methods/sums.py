@@ -84,7 +84,7 @@ class FixedPointSum(Additive):
         shape: of the sum.
         bound: no value that is added is larger, up to what a norm in float32 may be wrong by.
 
-    The exponent is the largest with which values of the bound are below 2^38 units, so that
+    The exponent is the largest with which values of twice the bound are below 2^38 units, so that
     MOST_UPDATES of them cannot overflow. A value is rounded to the nearest unit. The error of a sum
     of n values is therefore at most n / 2 units and, where a factor has made a value longer than
     float64, 2^-15 units a value more: below n * bound * 2^-36.

@@ -7,7 +7,7 @@ import logging
 import re
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from aggregator.errors import AggregatorError
 from device_sdk.wire.codec.message import MessageType
@@ -93,10 +93,11 @@ class ChunkMirror:
                 self._bytes += len(message)
             self._wake()
 
-    def drop(self, topic: str) -> None:
-        """What a topic retained is out of date, and goes with the next :meth:`sweep`."""
+    def drop(self, topics: Iterable[str]) -> None:
+        """What these topics retained is out of date, and goes with the next :meth:`sweep`."""
         with self._changed:
-            self._names.pop(topic, None)
+            for topic in topics:
+                self._names.pop(topic, None)
 
     def sweep(self) -> None:
         """Remove what no topic retains, once all that waits is written; an earlier life's too."""

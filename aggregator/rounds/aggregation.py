@@ -19,6 +19,7 @@ from aggregator.store.update_log import LoggedUpdate
 from device_sdk.artifact import Artifact
 from device_sdk.methods.state import RestoreError, State
 from device_sdk.wire.arrays.exchange import Broadcast, Update
+from device_sdk.wire.codec.errors import WireError
 
 _LOG = logging.getLogger(__name__)
 
@@ -97,6 +98,14 @@ class Aggregation:
     def decode(self, body: bytes, round_id: int, device_id: bytes) -> Update:
         """The update of a device, who is named by the session it came in. Raises ``WireError``."""
         return self._binding.decode(body, round_id, self.items, device_id.hex())
+
+    def decode_each(
+        self, bodies: Sequence[tuple[bytes, bytes]], round_id: int
+    ) -> list[Update | WireError]:
+        """The updates of many devices, each body with its device's id, as :meth:`decode` has them;
+        an error in the place of a bad one."""
+        named = [(body, device_id.hex()) for body, device_id in bodies]
+        return self._binding.decode_each(named, round_id, self.items)
 
     def check(self, update: Update) -> None:
         self._method.check(update)

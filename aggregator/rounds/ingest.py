@@ -103,7 +103,9 @@ class OpenRounds(Protocol):
 class Absorbs(Protocol):
     """Where a task's updates go; see :class:`~aggregator.rounds.aggregation.Aggregation`."""
 
-    def decode(self, body: bytes, round_id: int, device_id: bytes) -> exchange.Update: ...
+    def decode_each(
+        self, bodies: Sequence[tuple[bytes, bytes]], round_id: int
+    ) -> list[exchange.Update | WireError]: ...
     def check(self, update: exchange.Update) -> None: ...
     def next_seq(self) -> int: ...
     def keep(
@@ -115,21 +117,27 @@ class Absorbs(Protocol):
 
 
 class _Staged(NamedTuple):
-    identity: UpdateIdentity
+    update: UpdateMessage
+    arrived_seconds: float
+    """After the round's opening."""
+
+
+class _Decided(NamedTuple):
+    update: UpdateMessage
     verdict: StoredVerdict
     logged: LoggedUpdate | None
-    update: exchange.Update | None
-    report: Report | None = None
-    outcome: bytes = b""
-    """The report's bytes without its evaluation."""
-    said: DeviceEvaluation | None = None
+    decoded: exchange.Update | None
+    """With ``logged``, where it is to be counted."""
+    report: Report | None
+    said: DeviceEvaluation | None
 
 
 class Ingest:
     """Stages a task's updates by :meth:`judge`, decides them by :meth:`commit`.
 
-    No receipt leaves before what it says is on disk, and none says ``counted`` before the update
-    was absorbed.
+    Who may say something now is judged as it comes. What is in it is read when the group is
+    committed: many bodies at once cost a fraction of each by itself. No receipt leaves before what
+    it says is on disk, and none says ``counted`` before the update was absorbed.
     """
 
     def __init__(
@@ -144,8 +152,7 @@ class Ingest:
         self._rounds = rounds
         self._aggregation = aggregation
         self._evaluator = evaluator
-        self._staged: dict[tuple[bytes, int], _Staged] = {}
-        self._accepted = 0  # of those staged
+        self._staged: dict[bytes, _Staged] = {}  # of the open round, by the device's id
         self.counted = 0
         """Updates counted since the start."""
         self.widths: dict[int, int] = {}
@@ -175,46 +182,44 @@ class Ingest:
                 with self._store.database.transaction():
                     self.save_seen()
             return []
-        staged = list(self._staged.values())
+        decided = self._decide(list(self._staged.values()), row)
         group = [
-            (each.logged, each.update)
-            for each in staged
-            if each.logged is not None and each.update is not None
+            (each.logged, each.decoded)
+            for each in decided
+            if each.logged is not None and each.decoded is not None
         ]
         now_unix_seconds = int(self._unix_clock())
-        for each in staged:
-            if each.report is not None:
-                self._tell(each.identity, each.report, each.outcome, now_unix_seconds)
+        told = [(each.update, each.report) for each in decided if each.report is not None]
+        for update, report in told:
+            self._tell(update, report, now_unix_seconds)
         with self._store.database.transaction(shared=True):
-            bodies = self._aggregation.keep(row, group, len(staged))
-            self._store.log.append(bodies, [s.verdict for s in staged])
-            reports = [_stored(each.identity, each.report) for each in staged if each.report]
-            if reports:
-                self._store.reports.add(reports)
-            self._evaluator.note(row, [each.said for each in staged if each.said is not None])
+            bodies = self._aggregation.keep(row, group, len(decided))
+            self._store.log.append(bodies, [each.verdict for each in decided])
+            if told:
+                self._store.reports.add([_stored(update, report) for update, report in told])
+            self._evaluator.note(row, [each.said for each in decided if each.said is not None])
             self.save_seen()
         self.abandon()
         failed = self._aggregation.absorb(row, group)
         if failed:
             self._rounds.reload_hold()
-        return [self._settle(each, failed, now_unix_seconds) for each in staged]
+        return [self._settle(each, failed, now_unix_seconds) for each in decided]
 
     def abandon(self) -> None:
         """Forget what is staged: it gets no receipt, and is sent again."""
         self._staged.clear()
-        self._accepted = 0
 
     def sift(self) -> list[Settled]:
         """Settle what is staged and has a verdict in the store all the same: that of a commit whose
         outcome was not known, or of another process."""
         settled = []
         for key, staged in list(self._staged.items()):
-            generation, number, device_id, digest, _ = staged.verdict
-            known = self._store.log.verdict(generation, number, device_id)
+            identity, digest = staged.update.identity, staged.update.body_sha256
+            known = self._store.log.verdict(identity.generation, identity.round, identity.device_id)
             if known is not None:
                 del self._staged[key]
-                self._rounds.heard_of(device_id)
-                settled.append(_known(staged.identity, digest, known))
+                self._rounds.heard_of(identity.device_id)
+                settled.append(_known(identity, digest, known))
         return settled
 
     def save_seen(self) -> None:
@@ -239,36 +244,63 @@ class Ingest:
         self.widths.clear()
 
     def _offer_for_open(self, update: UpdateMessage, row: RoundRow) -> Settled | None:
-        identity = update.identity
-        staged = self._staged.get((identity.device_id, identity.round))
+        device_id = update.identity.device_id
+        staged = self._staged.get(device_id)
         if staged is not None:
-            if staged.verdict.body_sha256 == update.body_sha256:
+            if staged.update.body_sha256 == update.body_sha256:
                 return None  # its receipt is about to be sent
             return self._conflict(update)
-        if not self._rounds.awaits(identity.device_id):
+        if not self._rounds.awaits(device_id):
             # Rare: it was heard of before, or it has no part in this round.
             refused = self._judge_unexpected(update, row)
             if refused is not None:
                 return refused
-        reason = None
-        decoded = None
-        report = said = None
-        try:
-            if update.report is not None:
-                report = read_told(update)
-            if update.body or report is None:
-                decoded = self._aggregation.decode(update.body, identity.round, identity.device_id)
-                self._aggregation.check(decoded)
-            else:
-                reason = NOTED
-            if report is not None and report.evaluation:
-                part = self._part(report, decoded)
-                said = self._evaluator.read(row, identity.device_id, part, report.evaluation)
-        except WireError as error:
-            reason = error.reason
-            self._refusals.note(error, identity.device_id)
-        self._stage(update, row, decoded if reason is None else None, reason, report, said)
+        arrived_seconds = max(0.0, self._unix_clock() - row.opened_unix_seconds)
+        self._staged[device_id] = _Staged(update, arrived_seconds)
         return None
+
+    def _decide(self, staged: Sequence[_Staged], row: RoundRow) -> list[_Decided]:
+        """Read and check what devices sent: to be counted, noted or refused, in the order it came.
+
+        Nothing is written, and what is to be counted has the numbers that follow in the log.
+        """
+        reports: list[Report | WireError | None] = [_told(each.update) for each in staged]
+        # Empty only where a report says that there is nothing, and is right.
+        bodies = [
+            (each.update.body, each.update.identity.device_id)
+            for each, report in zip(staged, reports, strict=True)
+            if not isinstance(report, WireError) and (each.update.body or report is None)
+        ]
+        updates = iter(self._aggregation.decode_each(bodies, row.round) if bodies else ())
+        seq = self._aggregation.next_seq()
+        decided: list[_Decided] = []
+        for (update, arrived_seconds), report in zip(staged, reports, strict=True):
+            device_id = update.identity.device_id
+            decoded, said, reason = None, None, None
+            try:
+                if isinstance(report, WireError):
+                    raise report
+                if update.body or report is None:
+                    decoded = _good(next(updates))
+                    self._aggregation.check(decoded)
+                else:
+                    reason = NOTED
+                if report is not None and report.evaluation:
+                    part = self._part(report, decoded)
+                    said = self._evaluator.read(row, device_id, part, report.evaluation)
+            except WireError as error:
+                reason, decoded = error.reason, None
+                self._refusals.note(error, device_id)
+            logged = None
+            if decoded is not None:
+                logged = LoggedUpdate(seq, row.round, device_id, arrived_seconds, update.body)
+                seq += 1
+            verdict = StoredVerdict(
+                row.generation, row.round, device_id, update.body_sha256, reason
+            )
+            kept = None if isinstance(report, WireError) else report
+            decided.append(_Decided(update, verdict, logged, decoded, kept, said))
+        return decided
 
     def _part(self, report: Report, update: exchange.Update | None) -> str:
         """The capacity class of a device: the width that it trained, else the option it named."""
@@ -289,33 +321,6 @@ class Ingest:
             return self._refuse(update, "not-eligible")
         joined_later = device is not None and device.first_round > row.opening
         return self._refuse(update, "joined-later" if joined_later else "not-selected")
-
-    def _stage(
-        self,
-        update: UpdateMessage,
-        row: RoundRow,
-        decoded: exchange.Update | None,
-        reason: str | None,
-        report: Report | None,
-        said: DeviceEvaluation | None,
-    ) -> None:
-        identity = update.identity
-        logged = None
-        if decoded is not None:
-            logged = LoggedUpdate(
-                self._aggregation.next_seq() + self._accepted,
-                identity.round,
-                identity.device_id,
-                max(0.0, self._unix_clock() - row.opened_unix_seconds),
-                update.body,
-            )
-            self._accepted += 1
-        verdict = StoredVerdict(
-            identity.generation, identity.round, identity.device_id, update.body_sha256, reason
-        )
-        self._staged[(identity.device_id, identity.round)] = _Staged(
-            identity, verdict, logged, decoded, report, _outcome(update, report), said
-        )
 
     def _offer_for_closed(self, update: UpdateMessage) -> Settled:
         identity = update.identity
@@ -355,20 +360,22 @@ class Ingest:
         except WireError as error:
             self._refusals.note(error, identity.device_id)
             return
-        stored = _stored(identity, report)
+        stored = _stored(update, report)
         if not any(each[:3] == stored[:3] for each in self._late):
             self._late.append(stored)
-            now_unix_seconds = int(self._unix_clock())
-            self._tell(identity, report, _outcome(update, report), now_unix_seconds)
+            self._tell(update, report, int(self._unix_clock()))
 
-    def _tell(
-        self, identity: UpdateIdentity, report: Report, outcome: bytes, now_unix_seconds: int
-    ) -> None:
+    def _tell(self, update: UpdateMessage, report: Report, now_unix_seconds: int) -> None:
         self.outcomes[(report.outcome.value, known_reason(report.reason))] += 1
+        identity = update.identity
         known = self._seen.get(identity.device_id, _NOTHING)
         if identity.round >= (known.round or 0):
-            self._seen[identity.device_id] = known._replace(
-                told_unix_seconds=now_unix_seconds, round=identity.round, report=outcome
+            self._seen[identity.device_id] = LastParticipation(
+                known.counted_unix_seconds,
+                known.width,
+                now_unix_seconds,
+                identity.round,
+                write_outcome(report) if report.evaluation else update.report,
             )
 
     def _repeat(self, update: UpdateMessage, known: StoredVerdict) -> Settled:
@@ -385,29 +392,42 @@ class Ingest:
         self._refusals.note_reason(reason, update.identity.device_id)
         return _settled(update, Verdict.REFUSED, reason)
 
-    def _settle(self, staged: _Staged, failed: dict[int, str], now_unix_seconds: int) -> Settled:
-        device_id = staged.identity.device_id
-        digest = update_digest(staged.identity, staged.verdict.body_sha256)
-        reason = staged.verdict.reason
+    def _settle(self, decided: _Decided, failed: dict[int, str], now_unix_seconds: int) -> Settled:
+        update, logged, reason = decided.update, decided.logged, decided.verdict.reason
+        device_id = update.identity.device_id
+        digest = update_digest(update.identity, update.body_sha256)
         if reason == NOTED:
             self._rounds.heard_of(device_id)
             return Settled(device_id, Receipt(digest, Verdict.NOTED))
-        if staged.logged is not None and staged.logged.seq in failed:
+        if logged is not None and logged.seq in failed:
             reason = "quarantined"
             self._refusals.note_reason(reason, device_id)
-        if reason is not None or staged.logged is None or staged.update is None:
+        if reason is not None or logged is None or decided.decoded is None:
             self._rounds.heard_of(device_id)
             return Settled(device_id, Receipt(digest, Verdict.REFUSED, reason or "refused"))
-        self._rounds.heard_of(device_id, staged.logged.arrived_seconds)
-        width = self._task.binding.width_of(staged.update)
+        self._rounds.heard_of(device_id, logged.arrived_seconds)
+        width = self._task.binding.width_of(decided.decoded)
         if width:
             self.widths[width] = self.widths.get(width, 0) + 1
         self.counted += 1
         known = self._seen.get(device_id, _NOTHING)
-        self._seen[device_id] = known._replace(
-            counted_unix_seconds=now_unix_seconds, width=width or None
-        )
+        self._seen[device_id] = LastParticipation(now_unix_seconds, width or None, *known[2:])
         return Settled(device_id, Receipt(digest, _COUNTED))
+
+
+def _good(found: exchange.Update | WireError) -> exchange.Update:
+    if isinstance(found, WireError):
+        raise found
+    return found
+
+
+def _told(update: UpdateMessage) -> Report | WireError | None:
+    if update.report is None:
+        return None
+    try:
+        return read_told(update)
+    except WireError as error:
+        return error
 
 
 def read_told(update: UpdateMessage) -> Report:
@@ -419,13 +439,8 @@ def read_told(update: UpdateMessage) -> Report:
     return report
 
 
-def _outcome(update: UpdateMessage, report: Report | None) -> bytes:
-    if report is None or update.report is None:
-        return b""
-    return write_outcome(report) if report.evaluation else update.report
-
-
-def _stored(identity: UpdateIdentity, report: Report) -> StoredReport:
+def _stored(update: UpdateMessage, report: Report) -> StoredReport:
+    identity = update.identity
     return StoredReport.of(identity.generation, identity.round, identity.device_id, report)
 
 
@@ -484,7 +499,9 @@ class Inbox:
         task = update.identity.task
         ingest = self._ingests.get(task)
         if ingest is not None:
-            with about(task if self._several else ""):
+            if not self._several:
+                return ingest.judge(update)
+            with about(task):
                 return ingest.judge(update)
         if task in self._absent:
             raise WireError("not-served", "an update for a task that is not served at present")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import NamedTuple
@@ -305,6 +305,10 @@ class BrokerLinks:
         self, topic: str, payload: bytes, *, retain: bool = False, qos: int = 1
     ) -> Delivery:
         return self._own.publish(topic, payload, retain=retain, qos=qos)
+
+    def publish_each(self, messages: Sequence[tuple[str, bytes]], *, qos: int) -> None:
+        """Several at once; see :meth:`Link.publish_each`."""
+        self._own.publish_each(messages, qos=qos)
 
     def events(self, *, most: int = 256, timeout_seconds: float | None = None) -> list[Event]:
         """What came, waiting for the first; at most ``most`` messages of devices, and a few more

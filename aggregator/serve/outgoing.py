@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from aggregator.publish.mirror import ChunkMirror, is_chunk
 from aggregator.serve.broker_links import BrokerLinks
@@ -40,9 +40,15 @@ class Outgoing:
         if not self._publish(topic, payload, retain=False):
             self.dropped += 1
 
-    def send_receipt(self, topic: str, payload: bytes) -> None:
-        if not self._publish(topic, payload, retain=False, qos=0):
-            self.dropped += 1
+    def send_receipts(self, receipts: Sequence[tuple[str, bytes]]) -> None:
+        """Send a group's receipts, each to its topic."""
+        try:
+            self._link.publish_each(receipts, qos=0)
+            sent = len(receipts)
+        except LinkError as error:
+            sent = error.taken
+        self.dropped += len(receipts) - sent
+        self.bytes_sent += sum(len(payload) for _, payload in receipts[:sent])
 
     def announce(self, standing: Iterable[tuple[str, bytes]], topics: Iterable[str]) -> None:
         """Send retained messages: ``standing`` as given, then ``topics`` from the store."""
@@ -94,15 +100,14 @@ class Outgoing:
 
     def _clear(self) -> None:
         """Remove from the broker what is out of date, after its successor was sent."""
-        for topic, delivery in list(self._clearing.items()):
-            if delivery.outcome is Outcome.ACKNOWLEDGED:
-                self._retained.cleared(topic)
-                if self._mirror is not None:
-                    self._mirror.drop(topic)
-            if delivery.outcome is not None:
-                del self._clearing[topic]
-        if self._clearing:
+        if any(each.outcome is None for each in self._clearing.values()):
             return
+        cleared = [t for t, each in self._clearing.items() if each.outcome is Outcome.ACKNOWLEDGED]
+        self._clearing.clear()
+        if cleared:
+            self._retained.cleared(cleared)
+            if self._mirror is not None:
+                self._mirror.drop(cleared)
         for topic in self._retained.superseded():
             try:
                 self._clearing[topic] = self._link.publish(topic, b"", retain=True)

@@ -284,7 +284,7 @@ class Service:
             case Refusal():
                 parts.refusals.note(result.error, result.device_id)
                 if result.answer is not None and parts.fence.passed:
-                    parts.outgoing.send_receipt(result.answer.topic, result.answer.payload)
+                    parts.outgoing.send_receipts([result.answer[:2]])
                 if result.error.reason == "old-incarnation":
                     self._show_presence_again()
             case Left():
@@ -331,12 +331,13 @@ class Service:
             self._parts.outgoing.announce(standing, topics)
 
     def _settle(self, settled: Sequence[Settled]) -> None:
-        for each in settled:
-            answer = self._parts.uplink.receipt(each.device_id, each.receipt)
-            if answer is not None:
-                self._parts.outgoing.send_receipt(answer.topic, answer.payload)
-            if each.receipt.reason == "not-eligible":
-                self._parts.standings.remind([each.device_id])
+        if not settled:
+            return
+        answers = [self._parts.uplink.receipt(each.device_id, each.receipt) for each in settled]
+        self._parts.outgoing.send_receipts([answer[:2] for answer in answers if answer is not None])
+        self._parts.standings.remind(
+            [each.device_id for each in settled if each.receipt.reason == "not-eligible"]
+        )
 
     def _tell(self, task: TaskParts, event: RoundEvent) -> None:
         parts = self._parts

@@ -47,6 +47,12 @@ class Leases(Table):
         row = self.find()
         return row is not None and row.until_unix_seconds > self._database.now()
 
+    def require_free(self) -> None:
+        """Raises AggregatorError while a cluster serves the fleet."""
+        row = self.find()
+        if row is not None and self.is_held():
+            raise AggregatorError(f"a cluster serves this fleet ({row.holder}): stop it first")
+
     def take(self, holder: str, program: str, seconds: float) -> int | None:
         """Take it where nobody holds it: the term; None while another process does."""
         with self._database.transaction():

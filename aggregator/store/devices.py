@@ -113,7 +113,7 @@ class Devices(Table):
     def changed_since(self, revision: int) -> list[bytes] | None:
         """Ids of the devices that were changed after a revision; None where that is too long ago to
         tell."""
-        query = "SELECT revision, device_id FROM device_changes WHERE revision > ?"
+        query = "SELECT revision, device_id FROM device_changes WHERE revision > ? ORDER BY 1"
         found = list(self._database.rows(query, (revision,)))
         if len(found) < self.revision() - revision:
             return None

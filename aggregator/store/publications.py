@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from aggregator.store.database import Database, Table, TableOfTask
@@ -81,10 +81,11 @@ class Retained(Table):
         query = "SELECT topic FROM publications WHERE message IS NULL"
         return [row[0] for row in self._database.rows(query)]
 
-    def cleared(self, topic: str) -> None:
-        """The broker took the clearing of this topic."""
-        self._database.execute(
-            "DELETE FROM publications WHERE topic = ? AND message IS NULL", (topic,)
+    def cleared(self, topics: Iterable[str]) -> None:
+        """The broker took the clearing of these topics."""
+        self._database.execute_many(
+            "DELETE FROM publications WHERE topic = ? AND message IS NULL",
+            [(topic,) for topic in topics],
         )
 
 

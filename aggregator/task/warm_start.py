@@ -50,9 +50,16 @@ class WarmStart:
         return cls(said, folder / said)
 
     def begin(
-        self, method: Method, store: TaskStore, ranking: Ranking | None, item_ids: tuple[str, ...]
+        self,
+        method: Method,
+        store: TaskStore | None,
+        ranking: Ranking | None,
+        item_ids: tuple[str, ...],
     ) -> None:
-        """Let a method at version 0 begin with it. Raises AggregatorError."""
+        """Let a method at version 0 begin with it. Raises AggregatorError.
+
+        ``store``: None where there is no home, and only a file will do.
+        """
         try:
             method.begin_with(self.model(method, store, ranking, item_ids))
         except ModelMismatch as error:
@@ -63,7 +70,11 @@ class WarmStart:
             raise AggregatorError(f"task.warm_start: {error}") from None
 
     def model(
-        self, method: Method, store: TaskStore, ranking: Ranking | None, item_ids: tuple[str, ...]
+        self,
+        method: Method,
+        store: TaskStore | None,
+        ranking: Ranking | None,
+        item_ids: tuple[str, ...],
     ) -> Arrays:
         """Its arrays, for a method that is at version 0. ``item_ids``: of the method's own rows.
 
@@ -73,6 +84,11 @@ class WarmStart:
         """
         if self.file is not None:
             model, ids = _read_file(self.file)
+        elif store is None:
+            raise AggregatorError(
+                f"{self.said!r} is a version of a home's task, and there is no home: write it to a "
+                "file with tessera-aggregator model, and name that"
+            )
         else:
             model, ids = self._version_of(store, ranking)
         if ids and item_ids:

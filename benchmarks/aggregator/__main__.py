@@ -50,6 +50,11 @@ def main() -> int:
         rate = ingest.updates / ingest.seconds
         grown = ingest.resident_mb_late - ingest.resident_mb_early
         rows.append(("updates a second, function level", f"{rate:,.0f}", "at least 5,000"))
+        told = measure_ingest(arguments.updates // 5, folder / "reports", reports=True)
+        for label, each in (("", ingest), (" with a report", told)):
+            micros = each.cpu_seconds / each.updates * 1e6
+            rows.append((f"  processor time an update{label}, us", f"{micros:.0f}", ""))
+            result[f"function_level_cpu_micros{label.replace(' ', '_')}"] = micros
         rows.append(
             (
                 f"memory from 1,000 to {ingest.updates:,} updates, MB",

@@ -17,6 +17,7 @@ from aggregator.store.devices import DeviceRow
 from device_sdk.methods.scatter.contract import encode_scatter_update
 from device_sdk.wire.arrays.exchange import Update
 from device_sdk.wire.seal.device_session import DeviceCredential
+from device_sdk.wire.seal.placement import shard_of
 from device_sdk.wire.seal.presence import read_presence
 
 ITEMS, WIDTH = 3706, 64
@@ -53,12 +54,13 @@ def enrol_directly(
     devices = []
     with store.database.transaction():
         for index in range(count):
+            device_id = rng.bytes(16)
             row = DeviceRow(
-                rng.bytes(16),
+                device_id,
                 public[index % 64],
                 rng.bytes(16),
                 rng.bytes(32),
-                0,
+                shard_of(device_id),
                 rng.bytes(8),
                 int(time.time()),
                 first_round,

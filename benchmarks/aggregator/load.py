@@ -33,6 +33,7 @@ from device_sdk.wire.seal.broadcast import (
 from device_sdk.wire.seal.descriptor import Descriptor
 from device_sdk.wire.seal.device_session import DeviceCredential, SessionOpening
 from device_sdk.wire.seal.freshness import Freshness
+from device_sdk.wire.seal.placement import shard_of
 from device_sdk.wire.seal.presence import read_presence
 from device_sdk.wire.seal.session import DeviceSessions
 from device_sdk.wire.seal.signature import public_key
@@ -95,7 +96,9 @@ class Load:
             if index == 0:
                 client.subscribe(self._topics.write(ManifestTopic("default", "all")))
                 client.subscribe(self._presence_topic)
-            topic = self._topics.write(UpTopic(0, device.handle))
+            topic = self._topics.write(
+                UpTopic(shard_of(device.credential.device_id), device.handle)
+            )
             one = _Connected(device, client, topic, bodies[index % len(bodies)])
             self._selector.register(client.socket, selectors.EVENT_READ, one)
             self._fleet.append(one)
@@ -196,7 +199,10 @@ class Load:
                 self._group_keys = opened.group_keys
                 self._read_manifest()
             return
-        receipt = read_receipt(one.sessions.receive(payload).payload)
+        received = one.sessions.receive(payload)
+        if received.message_type != RecordType.RECEIPT:
+            return  # where it belongs: it stays where it is
+        receipt = read_receipt(received.payload)
         if receipt.verdict is not Verdict.COUNTED:
             raise RuntimeError(f"an update was not counted: {receipt}")
         if receipt.digest == one.awaited:

@@ -12,12 +12,12 @@ matplotlib.use("Agg")
 
 from matplotlib import pyplot
 
+from aggregator.simulate.intervals import spread
 from benchmarks.attention.experiment import Outcome, Scores
 from benchmarks.attention.rows import OBSERVED
 from benchmarks.attention.table import BySeed, joining_accuracies
 from benchmarks.datasets.air import SUBURBS
 from benchmarks.datasets.vmnist import VARIANTS
-from benchmarks.harness import spread
 from device_sdk.methods.attention.mixer import AttentionScores
 from examples.attention_picture import Moment, draw_attention
 

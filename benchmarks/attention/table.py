@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from tabulate import tabulate
 
+from aggregator.simulate.intervals import paired_difference, spread
 from benchmarks.attention.experiment import Outcome
 from benchmarks.attention.rows import BEST, KINDS, OBSERVED
-from benchmarks.harness import paired_difference, spread
 
 BySeed = Mapping[int, Outcome]
 

@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from aggregator.simulate.engine import Simulation
+from benchmarks.channels import DistillChannel
 from benchmarks.datasets.click import ClickDevice, Clicks
 from benchmarks.distill.experiment import GLOBAL, Experiment, Outcome, Point
 from benchmarks.distill.fleet import ArtifactShelf, Fleet, build_fleet, joined_quality, predictions
 from benchmarks.recommendation.click_metrics import click_quality
-from benchmarks.simulator import Simulation
-from benchmarks.simulator.channel import DistillChannel
 from device_sdk.wire.arrays.tensors import Codec
 
 _DEVICE_NAMES = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from tabulate import tabulate
 
+from aggregator.simulate.intervals import paired_difference, spread
 from benchmarks.distill.experiment import GLOBAL, Experiment, Outcome
 from benchmarks.distill.presets import AFD, BASELINE, PAPER, ROWS, PaperFigures
-from benchmarks.harness import paired_difference, spread
 from benchmarks.recommendation.click_metrics import ClickQuality
 
 Outcomes = Mapping[str, Mapping[int, Outcome]]

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 import export as exporter
 from aggregator.methods.fedavg import FedAvgMethod, FedAvgSettings
 from aggregator.methods.mutual import MutualMethod, MutualSettings
+from aggregator.simulate.engine import Simulation, device_name
+from benchmarks.channels import MutualChannel, sealed_bytes
 from benchmarks.mutual.domains import Domain
 from benchmarks.mutual.experiment import Experiment
-from benchmarks.simulator import Simulation, device_name
-from benchmarks.simulator.channel import MutualChannel, sealed_bytes
 from device_sdk import Trainer
 from device_sdk.local_data import DataSource, LocalData
 from device_sdk.methods.fedavg.learner import FedAvgLearner

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from tabulate import tabulate
 
-from benchmarks.harness import spread
+from aggregator.simulate.intervals import spread
 from benchmarks.mutual.experiment import Outcome
 from benchmarks.mutual.presets import Paper, Row
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from tabulate import tabulate
 
-from benchmarks.harness import paired_difference
+from aggregator.simulate.intervals import paired_difference
 from benchmarks.privacy.attack import Judgement
 from benchmarks.privacy.experiment import DEFAULT, Outcome
 

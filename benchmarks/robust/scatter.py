@@ -12,6 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.methods.scatter import ScatterMethod, initial_items
+from aggregator.simulate.engine import Simulation
+from aggregator.simulate.scatter_fleet import mixed_columns, scatter_fleet
+from benchmarks.channels import ScatterChannel
 from benchmarks.harness import data_folder
 from benchmarks.recommendation.metrics import quality, sampled_ranks
 from benchmarks.recommendation.split import LeaveOneOut, load_split_of
@@ -37,8 +40,6 @@ from benchmarks.robust.table import (
 from benchmarks.scatter.cost import open_step
 from benchmarks.scatter.experiment import Experiment
 from benchmarks.scatter.presets import ROWS, preset
-from benchmarks.simulator import Simulation, mixed_columns, scatter_fleet
-from benchmarks.simulator.channel import ScatterChannel
 from device_sdk.methods.learner import Learner, State
 from device_sdk.methods.scatter.factor_step import FactorStep
 from device_sdk.methods.scatter.learner import ScatterLearner

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from tabulate import tabulate
 
-from benchmarks.harness import spread
+from aggregator.simulate.intervals import spread
 from benchmarks.robust.attacks import MAGNITUDES, PROMOTING, SHARES, SINGLE, Attack
 
 UNPROTECTED = "none"

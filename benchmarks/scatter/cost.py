@@ -8,8 +8,8 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from aggregator.methods.scatter import ScatterMethod, initial_items
+from benchmarks.channels import WIRE_CODECS
 from benchmarks.scatter.experiment import Experiment
-from benchmarks.simulator.channel import WIRE_CODECS
 from device_sdk.factorisation import packaged_artifact
 from device_sdk.methods.scatter.factor_step import FactorStep, TrainerStep
 from device_sdk.trainer import Trainer

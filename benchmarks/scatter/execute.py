@@ -9,11 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.methods.scatter import ScatterMethod, initial_items
+from aggregator.simulate.engine import Simulation
+from aggregator.simulate.scatter_fleet import mixed_columns, scatter_fleet
+from benchmarks.channels import ScatterChannel
 from benchmarks.recommendation.metrics import full_ranks, quality, sampled_ranks
 from benchmarks.recommendation.split import LeaveOneOut
 from benchmarks.scatter.experiment import Experiment, Outcome, Point
-from benchmarks.simulator import Simulation, mixed_columns, scatter_fleet
-from benchmarks.simulator.channel import ScatterChannel
 from device_sdk.methods.scatter.factor_step import FactorStep
 from device_sdk.methods.scatter.learner import ScatterLearner
 

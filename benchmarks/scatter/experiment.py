@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 from aggregator.methods.scatter import ScatterSettings
+from benchmarks.channels import BroadcastCodec, UpdateCodec
 from benchmarks.harness import key_of
-from benchmarks.simulator.channel import BroadcastCodec, UpdateCodec
 from device_sdk.methods.scatter.triples import PoolSettings
 
 METHOD_REVISION = 2

@@ -22,10 +22,11 @@ from tabulate import tabulate
 
 from aggregator.methods.scatter import ScatterMethod, initial_items
 from aggregator.models.factor_graphs import fold_in_graph
+from aggregator.simulate.engine import Simulation
+from aggregator.simulate.scatter_fleet import FixedInteractions, scatter_fleet
 from benchmarks.recommendation.metrics import full_ranks, quality, sampled_ranks
 from benchmarks.recommendation.split import LeaveOneOut, load_split_of
 from benchmarks.scatter.presets import preset
-from benchmarks.simulator import FixedInteractions, Simulation, scatter_fleet
 from device_sdk.methods.scatter.factor_step import FactorStep, NumpyStep
 from device_sdk.methods.scatter.learner import ScatterLearner
 from device_sdk.methods.scatter.triples import PoolSettings

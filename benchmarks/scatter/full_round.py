@@ -29,10 +29,10 @@ os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
 import numpy as np
 
 from aggregator.methods.scatter import ScatterMethod, initial_items
+from aggregator.simulate.scatter_fleet import scatter_fleet
 from benchmarks.harness import data_folder, markdown_table
 from benchmarks.recommendation.split import load_split
 from benchmarks.scatter.cost import open_step
-from benchmarks.simulator import scatter_fleet
 from device_sdk.factorisation import packaged_artifact
 from device_sdk.methods.learner import LearnerError
 from device_sdk.methods.scatter.contract import decode_scatter_update, encode_scatter_update

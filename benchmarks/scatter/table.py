@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from tabulate import tabulate
 
-from benchmarks.harness import paired_difference, spread
+from aggregator.simulate.intervals import paired_difference, spread
 from benchmarks.scatter.experiment import Outcome
 from benchmarks.scatter.presets import BASELINE
 

@@ -171,9 +171,10 @@ def pack_statistics(metric: Metric, statistics: Statistics) -> bytes:
     if (whole != counts).any() or (whole > LARGEST_ID).any():
         raise ValueError(f"{metric.name}: counts must be whole numbers below 2^31")
     places = np.flatnonzero(whole)
-    parts = [encode_number(len(places))]
-    for gap, place in zip((np.diff(places, prepend=-1) - 1).tolist(), places, strict=True):
-        parts += [encode_number(gap), encode_number(int(whole[place]))]
+    parts, before = [encode_number(len(places))], -1
+    for place, count in zip(places.tolist(), whole[places].tolist(), strict=True):
+        parts += [encode_number(place - before - 1), encode_number(int(count))]
+        before = place
     # Adding 0.0 makes -0.0 the 0.0 that it equals.
     return b"".join(parts) + struct.pack(f"<{metric.sums}d", *(sums + 0.0).tolist())
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import select
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -40,9 +40,11 @@ _UNSUPPORTED_VERSION = 132
 class Sink(Protocol):
     """Where a connection delivers what arrives. Called on the thread that calls ``step``."""
 
-    def arrived(self, message: Message) -> None: ...
+    def arrived(self, messages: Sequence[Message]) -> None: ...
 
     def acknowledged(self, mid: int, code: int, detail: str) -> None: ...
+
+    def written(self, mids: Sequence[int]) -> None: ...
 
     def granted(self, mid: int, code: int, detail: str) -> None: ...
 
@@ -129,7 +131,10 @@ class Connection:
             self._finish(ConnectionEnd("closed", "the connection was closed"))
 
     def publish(self, topic: str, payload: bytes, qos: int, retain: bool) -> int:
-        """Hand a publication to the socket's buffer; returns its packet id."""
+        """Hand a publication to the socket's buffer; returns its packet id, or a number above all
+        packet ids at QoS 0."""
+        if not qos:
+            return self._client.publish_once(topic, payload, retain)
         return self._client.publish(topic, payload, qos, retain).mid
 
     def subscribe(self, topic_filter: str, qos: int) -> int:
@@ -171,6 +176,8 @@ class Connection:
             dial=self._dial,
             read_bytes=settings.read_bytes,
             admits=way.admits,
+            on_messages=self._sink.arrived,
+            on_written=self._sink.written,
         )
         # The link bounds what is in flight; paho's own window would only add a hidden queue.
         client.max_inflight_messages_set(65_535)
@@ -254,7 +261,7 @@ class Connection:
             self.end = ConnectionEnd("closed", str(code))
 
     def _on_message(self, client: Client, userdata: object, message: MQTTMessage) -> None:
-        self._sink.arrived(Message(message.topic, bytes(message.payload), message.retain))
+        self._sink.arrived([Message(message.topic, bytes(message.payload), message.retain)])
 
     def _on_publish(
         self,

@@ -241,15 +241,26 @@ class EventQueue:
 
     def put(self, event: Event) -> None:
         """Append an event and wake a waiting ``take``. Never blocks."""
+        if isinstance(event, Message):
+            self.put_messages((event,))
+            return
         with self._changed:
-            if isinstance(event, Message):
-                self._messages += 1
-                self._bytes += len(event.payload) + len(event.topic)
-                self._by_topic[event.topic] += 1
-            elif len(self._events) - self._messages >= _MOST_NOTICES:
+            if len(self._events) - self._messages >= _MOST_NOTICES:
                 self.dropped += 1
                 return
             self._events.append(event)
+            self._changed.notify()
+        if self._on_event is not None:
+            self._on_event()
+
+    def put_messages(self, messages: Sequence[Message]) -> None:
+        """As :meth:`put`, for messages that came together."""
+        with self._changed:
+            self._messages += len(messages)
+            for message in messages:
+                self._bytes += len(message.payload) + len(message.topic)
+                self._by_topic[message.topic] += 1
+            self._events.extend(messages)
             self._changed.notify()
         if self._on_event is not None:
             self._on_event()

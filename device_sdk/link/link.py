@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -119,16 +119,29 @@ class Link:
         (``queue-full``, ``too-large``, ``stopped``), and ValueError for a topic that cannot be
         published to or a QoS other than 0 and 1.
         """
+        (delivery,) = self.publish_each([(topic, payload)], retain=retain, qos=qos)
+        return delivery
+
+    def publish_each(
+        self, messages: Sequence[tuple[str, bytes]], *, retain: bool = False, qos: int = 1
+    ) -> list[Delivery]:
+        """As :meth:`publish`, for several at once, each with its topic: the link's thread wakes up
+        once. Where there is not room for all, the first of them are queued, and
+        :class:`LinkError` says how many."""
         if qos not in (0, 1):
             raise ValueError(f"QoS {qos}; expected 0 or 1")
-        if not topic or "+" in topic or "#" in topic or "\x00" in topic:
-            raise ValueError("a topic to publish to is not empty and holds no wildcard")
-        if len(topic.encode()) > 65_535:
-            raise ValueError("a topic has at most 65,535 bytes")
-        delivery = Delivery(topic, payload, qos, retain, self._loop.done)
-        self._loop.queue.put(delivery)
-        self._loop.waker.wake()
-        return delivery
+        for topic, _ in messages:
+            if not topic or "+" in topic or "#" in topic or "\x00" in topic:
+                raise ValueError("a topic to publish to is not empty and holds no wildcard")
+            if len(topic) > 16_383 and len(topic.encode()) > 65_535:
+                raise ValueError("a topic has at most 65,535 bytes")
+        done = self._loop.done
+        deliveries = [Delivery(topic, payload, qos, retain, done) for topic, payload in messages]
+        try:
+            self._loop.queue.put_each(deliveries)
+        finally:
+            self._loop.waker.wake()
+        return deliveries
 
     def subscribe(self, topic_filter: str, *, qos: int = 1, optional: bool = False) -> None:
         """Subscribe now and at each later connection; ``Subscribed`` or a refusal reports it.

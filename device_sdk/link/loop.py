@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeAlias
 
@@ -168,13 +168,22 @@ class LinkLoop:
 
     # What a Connection calls.
 
-    def arrived(self, message: Message) -> None:
-        """A message came."""
-        self.events.put(message)
+    def arrived(self, messages: Sequence[Message]) -> None:
+        """Messages came."""
+        self.events.put_messages(messages)
+
+    def written(self, mids: Sequence[int]) -> None:
+        """The socket took publications at QoS 0."""
+        gone = []
+        for mid in mids:
+            for waiting in self._in_flight:  # a broker may know no QoS 1
+                if mid in waiting:
+                    gone.append(waiting.pop(mid)[0])
+        settle(gone, Outcome.ACKNOWLEDGED, "")
 
     def acknowledged(self, mid: int, code: int, detail: str) -> None:
         """The broker answered a publication."""
-        entry = self._in_flight[0].pop(mid, None) or self._in_flight[1].pop(mid, None)
+        entry = self._in_flight[1].pop(mid, None)
         if entry is None:
             return
         if code < _FAILURE:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 from device_sdk.link.events import Delivery, ServerLimits
 from device_sdk.system.clock import Backoff
 
 _MOST_MQTT_BYTES = 2**28 - 1
+_MOST_HEAD_BYTES = 65_545
 
 
 class LinkError(Exception):
@@ -19,6 +20,8 @@ class LinkError(Exception):
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
         self.reason = reason
+        self.taken = 0
+        """Of several publications, how many were taken before."""
 
 
 class SendQueue:
@@ -34,18 +37,29 @@ class SendQueue:
 
     def put(self, delivery: Delivery) -> None:
         """Append. Raises :class:`LinkError`."""
-        if packet_bytes(delivery) > _MOST_MQTT_BYTES:
-            raise LinkError("too-large", "MQTT carries at most 256 MiB a message")
+        self.put_each((delivery,))
+
+    def put_each(self, deliveries: Sequence[Delivery]) -> None:
+        """Append as many as there is room for, in order. Raises :class:`LinkError`; its ``taken``
+        says how many were appended."""
         with self._lock:
-            if self._closed:
-                raise LinkError("stopped", "the link was stopped")
-            if (
-                len(self) >= self._most_messages
-                or self._bytes + len(delivery.payload) > self._most_bytes
-            ):
-                raise LinkError("queue-full", f"{len(self)} publications are waiting already")
-            self._waiting[delivery.qos].append(delivery)
-            self._bytes += len(delivery.payload)
+            for taken, delivery in enumerate(deliveries):
+                error = self._unfit(delivery)
+                if error is not None:
+                    error.taken = taken
+                    raise error
+                self._waiting[delivery.qos].append(delivery)
+                self._bytes += len(delivery.payload)
+
+    def _unfit(self, delivery: Delivery) -> LinkError | None:
+        size = len(delivery.payload)
+        if size > _MOST_MQTT_BYTES - _MOST_HEAD_BYTES and packet_bytes(delivery) > _MOST_MQTT_BYTES:
+            return LinkError("too-large", "MQTT carries at most 256 MiB a message")
+        if self._closed:
+            return LinkError("stopped", "the link was stopped")
+        if len(self) >= self._most_messages or self._bytes + size > self._most_bytes:
+            return LinkError("queue-full", f"{len(self)} publications are waiting already")
+        return None
 
     def take(self, qos: int, most: int) -> list[Delivery]:
         """The oldest of this QoS, at most ``most`` of them."""

@@ -141,6 +141,13 @@ class Learner(ABC):
         if state:
             raise LearnerError(f"the state holds {sorted(state)}; this learner keeps none")
 
+    def carries_over(self, broadcast: Broadcast) -> bool:
+        """Whether the next round's training depends on the ``state()`` that this one leaves.
+
+        Where it does not, whoever simulates a fleet keeps none. Here: yes.
+        """
+        return True
+
     def wants(self, broadcast: Broadcast) -> Sequence[str]:
         """Names out of ``broadcast.offered`` that ``train`` must find in ``attachments``.
 

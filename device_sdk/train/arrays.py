@@ -60,6 +60,29 @@ class WatchedTrainer(Trainer):
         return loss
 
 
+def evaluate_received(
+    learner: Learner,
+    trainer: Trainer,
+    broadcast: Broadcast,
+    data: LocalData,
+    found: RoundEvaluation,
+) -> ModelEvaluation:
+    """Evaluates the model received, on a learner that is then thrown away; what comes back
+    evaluates the one trained."""
+    evaluation = ModelEvaluation(found, trainer.artifact, data.test)
+    own, shared = learner.personalises(broadcast), False
+    try:
+        shared = learner.receive(broadcast)
+    except LearnerError as error:
+        found.miss(Unmeasured("failed", f"global: {error}"))
+    found.stages = 2 if own and shared else 1
+    if shared:
+        evaluation.stage("global", trainer)
+    elif not own:
+        found.miss(Unmeasured("no-model", "the method has no model that it could be asked of"))
+    return evaluation
+
+
 # A trained model as it is kept to predict with: parameters and buffers, without the optimizer.
 
 _KINDS = ("parameter", "buffer")
@@ -194,18 +217,7 @@ class ArrayTrainer(RoundTrainer):
     ) -> ModelEvaluation:
         """Evaluates the model received; what comes back evaluates the one trained."""
         learner, trainer = self.learner(job, artifact, LocalData({}))
-        evaluation = ModelEvaluation(found, trainer.artifact, data.test)
-        own, shared = learner.personalises(job.broadcast), False
-        try:
-            shared = learner.receive(job.broadcast)
-        except LearnerError as error:
-            found.miss(Unmeasured("failed", f"global: {error}"))
-        found.stages = 2 if own and shared else 1
-        if shared:
-            evaluation.stage("global", trainer)
-        elif not own:
-            found.miss(Unmeasured("no-model", "the method has no model that it could be asked of"))
-        return evaluation
+        return evaluate_received(learner, trainer, job.broadcast, data, found)
 
     def adopt(self, job: TrainingJob) -> Mapping[str, NDArray[Any]] | None:
         """The task's last version as this device's model, where the method shares one."""

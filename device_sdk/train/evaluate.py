@@ -77,16 +77,22 @@ class RoundEvaluation:
     @property
     def report(self) -> EvaluationReport:
         """What was found; of results that do not fit into a report the first ones."""
+        return self._fitting()[0]
+
+    @property
+    def written(self) -> bytes:
+        """The report's bytes."""
+        return self._fitting()[1]
+
+    def _fitting(self) -> tuple[EvaluationReport, bytes]:
         results, reason = list(self._results), self._reason
         while True:
             found = EvaluationReport(tuple(results), reason)
             try:
-                write_evaluations(found)
+                return found, write_evaluations(found)
             except ValueError:
                 results.pop()
                 reason = reason or "too-large"
-            else:
-                return found
 
     def miss(self, why: Unmeasured) -> None:
         """Note what is missing. The first reason is the one that is sent."""

@@ -127,32 +127,13 @@ class ScatterTrainer(RoundTrainer):
     def _split(
         self, job: TrainingJob, rows: Mapping[str, int], untrained: Rows
     ) -> tuple[tuple[Rows, ...], list[HeldOutItem], Rows]:
-        """What to train on, and what not: each user's latest item, where the task evaluates; and
-        from which number on users' items are not trained on after that.
-
-        A user's only item is trained on, and so is a latest one that was trained on before: until a
-        newer one is recorded nothing of this user's is held out. What is, is held out in every
-        round of such a task, whether this device evaluates in it or not. As a negative it is drawn
-        like any item that a user has not touched: were it spared, training would lift it above the
-        others.
-        """
+        """What to train on, and what not (:func:`without_latest`) where the task evaluates."""
         names = self._home.record_names(job.manifest.task)
         positives = self._home.interactions.positives(rows, names)
         if job.terms.evaluation is None:
             return positives, [], untrained
         latest, numbers = self._home.interactions.latest(rows, names)
-        since = np.zeros(max(len(positives), len(untrained)), dtype=np.int64)
-        since[: len(untrained)] = untrained
-        kept, held = [], []
-        for user, own in enumerate(positives):
-            if len(own) < 2 or numbers[user] < since[user]:
-                kept.append(own)
-                since[user] = max(since[user], numbers[user] + 1)
-                continue
-            kept.append(own[own != latest[user]])
-            held.append(HeldOutItem(user, int(latest[user]), kept[-1]))
-            since[user] = numbers[user]
-        return tuple(kept), held, since
+        return without_latest(positives, latest, numbers, untrained)
 
     def _state(self, job: TrainingJob, items: int) -> dict[str, NDArray[Any]]:
         state = self._home.models.learner(job.manifest.task, job.terms.method)
@@ -196,6 +177,37 @@ class ScatterTrainer(RoundTrainer):
             placement=None, placed_size=None, misses=0, reason=choice.reason,
             p90_seconds=choice.p90_seconds,
         )  # fmt: skip
+
+
+def without_latest(
+    positives: Sequence[Rows], latest: Rows, numbers: Rows, untrained: Rows
+) -> tuple[tuple[Rows, ...], list[HeldOutItem], Rows]:
+    """What to train on, and what not: each user's latest item, where a task evaluates; and from
+    which number on users' items are not trained on after that.
+
+    A user's only item is trained on, and so is a latest one that was trained on before: until a
+    newer one is recorded nothing of this user's is held out. What is, is held out in every round of
+    such a task, whether this device evaluates in it or not. As a negative it is drawn like any item
+    that a user has not touched: were it spared, training would lift it above the others.
+
+    Args:
+        positives: per user the rows of its items.
+        latest, numbers: per user the row of the latest one, and its number.
+        untrained: per user the number from which on items were not trained on before; of users who
+            came later nothing was.
+    """
+    since = np.zeros(max(len(positives), len(untrained)), dtype=np.int64)
+    since[: len(untrained)] = untrained
+    kept, held = [], []
+    for user, own in enumerate(positives):
+        if len(own) < 2 or numbers[user] < since[user]:
+            kept.append(own)
+            since[user] = max(since[user], numbers[user] + 1)
+            continue
+        kept.append(own[own != latest[user]])
+        held.append(HeldOutItem(user, int(latest[user]), kept[-1]))
+        since[user] = numbers[user]
+    return tuple(kept), held, since
 
 
 class _EpochWorkload:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -123,6 +124,11 @@ class StandInLink:
         delivery = Delivery(topic, payload, qos, retain, self._done)
         delivery.outcome = Outcome.ACKNOWLEDGED
         return delivery
+
+    def publish_each(self, messages: Sequence[tuple[str, bytes]], *, qos: int) -> None:
+        """See :class:`~aggregator.serve.broker_links.BrokerLinks`."""
+        for topic, payload in messages:
+            self.publish(topic, payload, qos=qos)
 
     def take_refused(self) -> Counter[bytes]:
         """See :class:`~aggregator.serve.broker_links.BrokerLinks`."""

@@ -106,9 +106,6 @@ class _Device(SimulatedDevice):
             return False
 
 
-_EVERY_COMMIT = frozenset({"database.transaction", "sqlite.transaction", "sqlite.execute"})
-
-
 def _where(error: BaseException) -> str:
     """The product's method whose commit failed."""
     frames = [
@@ -116,7 +113,7 @@ def _where(error: BaseException) -> str:
         for frame in traceback.extract_tb(error.__traceback__)
         if {"device_sdk", "aggregator"} & {*Path(frame.filename).parts}
     ]
-    return next(name for name in reversed(frames) if name not in _EVERY_COMMIT)
+    return next(name for name in reversed(frames) if not name.endswith(".transaction"))
 
 
 class _Witness:

@@ -11,8 +11,8 @@ from benchmarks.attention.execute import FallingRate, LocalMethod
 from benchmarks.attention.experiment import Experiment, Local, Outcome, Point, Scores
 from benchmarks.attention.rows import BEST, KINDS, OBSERVED, ROWS, STAGES, TABLES
 from benchmarks.attention.table import joining_table, known_table, main_table, validation_table
+from benchmarks.channels import HalfChannel
 from benchmarks.harness import StoredRuns
-from benchmarks.simulator.channel import HalfChannel
 from device_sdk.wire.arrays.exchange import Attachment, Broadcast, Update
 
 

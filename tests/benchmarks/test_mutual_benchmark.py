@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.channels import MutualChannel, sealed_bytes
 from benchmarks.datasets.mnist import load_mnist
 from benchmarks.datasets.pacs import load_pacs64
 from benchmarks.datasets.rotation import turned_clockwise
@@ -19,7 +20,6 @@ from benchmarks.mutual.experiment import DeviceScore, Experiment, Outcome
 from benchmarks.mutual.fleets import ArtifactCache
 from benchmarks.mutual.presets import ROWS, TABLES
 from benchmarks.mutual.table import by_domain_table, mean_table, validation_table
-from benchmarks.simulator.channel import MutualChannel, sealed_bytes
 from device_sdk.wire.arrays.exchange import Attachment, Broadcast, Update
 
 DATA = Path(os.environ.get("TESSERA_DATA", "../shared/data"))

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from aggregator.methods.scatter import ScatterMethod, initial_items
+from aggregator.simulate.scatter_fleet import scatter_fleet
 from benchmarks.harness import StoredRuns
 from benchmarks.privacy.attack import LikesModel, evidence, liked_by_size, ranking_quality
 from benchmarks.privacy.execute import execute
@@ -18,7 +19,6 @@ from benchmarks.privacy.sighting import sight
 from benchmarks.privacy.table import attack_table, joining_table
 from benchmarks.recommendation.split import LeaveOneOut, hold_out_validation
 from benchmarks.scatter.presets import preset
-from benchmarks.simulator import scatter_fleet
 from device_sdk.methods.scatter.triples import PoolSettings
 from tests.fakes.reference_step import ReferenceStep
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from aggregator.simulate.scatter_fleet import FixedInteractions
 from benchmarks.harness import StoredRuns
 from benchmarks.recommendation.split import hold_out_validation
 from benchmarks.robust.__main__ import main
@@ -23,7 +24,6 @@ from benchmarks.robust.scatter import (
 from benchmarks.robust.suite import Trial
 from benchmarks.robust.table import single_table
 from benchmarks.scatter.presets import preset
-from benchmarks.simulator import FixedInteractions
 from device_sdk.methods.scatter.contract import ScatterTraining
 from device_sdk.methods.scatter.learner import ScatterLearner
 from device_sdk.wire.arrays.exchange import Broadcast

@@ -7,14 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.harness import StoredRuns, paired_difference, spread
+from aggregator.simulate.intervals import paired_difference, spread
+from benchmarks.channels import ScatterChannel
+from benchmarks.harness import StoredRuns
 from benchmarks.recommendation.split import hold_out_validation
 from benchmarks.scatter.cost import published_bytes
 from benchmarks.scatter.execute import execute
 from benchmarks.scatter.experiment import METHOD_REVISION, Experiment, Outcome, Point
 from benchmarks.scatter.presets import BASELINE, CLASSES, ROWS, preset
 from benchmarks.scatter.table import by_class_table, quality_table
-from benchmarks.simulator.channel import ScatterChannel
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 from device_sdk.wire.seal.session import (
     FRAGMENT_BYTES,

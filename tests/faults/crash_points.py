@@ -62,7 +62,7 @@ AGGREGATOR_POINTS: dict[str, _Point] = {
     "in the update's transaction": (UpdateLog, "append", "after", _always),
     "between commit and absorb": (Aggregation, "absorb", "before", _always),
     "between absorb and receipt": (Aggregation, "absorb", "after", _always),
-    "after a receipt": (Outgoing, "send_receipt", "after", _always),
+    "after a receipt": (Outgoing, "send_receipts", "after", _always),
     "after a session's reply": (Uplink, "receive", "after", _always),
     "after a verdict was settled": (Ingest, "commit", "after", _always),
     "around a partial checkpoint": (Aggregation, "_checkpoint", "before", _always),

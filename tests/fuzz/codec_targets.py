@@ -89,14 +89,44 @@ def _packets(data: bytes) -> None:
         selected, answers = selected + ready, answers + due
     assert stream.startswith(passed), "what is passed on is not what came"
     assert len(selected) <= len(passed) and len(answers) <= len(passed) - len(selected)
+    for five in (False, True):
+        _read_packets(stream, size, most, five)
+
+
+def _read_packets(stream: bytes, size: int, most: int, five: bool) -> None:
+    """What is read is what was sent, in its order."""
+    cutter, at = PacketCutter(five=five), 0
+    for start in range(0, len(stream), size):
+        cutter.add(stream[start : start + size])
+        go_on = True
+        while go_on:
+            parts, answers = cutter.cut(most, read=True)
+            assert not answers
+            for part in parts:
+                if isinstance(part, bytes):
+                    assert stream[at : at + len(part)] == part
+                    at += len(part)
+                    continue
+                owed = 0
+                for message in part.messages:
+                    head = stream[at]
+                    assert head & 0xF4 == 0x30 and bool(head & 1) is message.retained
+                    at = stream.index(message.topic.encode(), at) + len(message.topic.encode())
+                    packet_id, at = stream[at : at + (head & 2)], at + (head & 2) + five
+                    assert part.answers[owed : owed + 4][2:] == packet_id
+                    owed += 4 if packet_id else 0
+                    assert stream[at : at + len(message.payload)] == message.payload
+                    at += len(message.payload)
+                assert owed == len(part.answers)
+            go_on = cutter.more
 
 
 def _all_of(cutter: PacketCutter, most: int) -> tuple[bytes, bytes]:
-    ready, answers = cutter.cut(most)
+    parts, answers = cutter.cut(most)
     while cutter.more:
         found, due = cutter.cut(most)
-        ready, answers = ready + found, answers + due
-    return ready, answers
+        parts, answers = parts + found, answers + due
+    return b"".join(part for part in parts if isinstance(part, bytes)), answers
 
 
 def _cbor(data: bytes) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from aggregator.simulate.engine import Simulation
 from benchmarks.datasets.click import Clicks
 from benchmarks.distill.fleet import Fleet, joined_quality, predictions
 from benchmarks.robust.attacks import PROMOTING, SHARES, hostile_devices, unpopular_item
@@ -16,7 +17,6 @@ from benchmarks.robust.clicks.catalogue import Catalogue, seen_by, watchers
 from benchmarks.robust.clicks.experiment import Experiment, Outcome
 from benchmarks.robust.clicks.fleet import TrainerShelf, build_fleet
 from benchmarks.robust.suite import Trial
-from benchmarks.simulator import Simulation
 from device_sdk.trainer import Trainer
 
 

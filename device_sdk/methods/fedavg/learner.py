@@ -105,6 +105,13 @@ class FedAvgLearner(Learner):
         """Where some of its layers are personal."""
         return bool(FedAvgTraining.from_scalars(broadcast.settings, LearnerError).personal_names)
 
+    def carries_over(self, broadcast: Broadcast) -> bool:
+        """Where layers are personal, momenta go on, or a buffer is not shared."""
+        training = FedAvgTraining.from_scalars(broadcast.settings, LearnerError)
+        shared = {one.name for one in self._layout(training)}
+        everything = {*self._trainer.parameters, *self._trainer.buffers}
+        return training.optimizer_state != "fresh" or not everything <= shared
+
     def state(self) -> State:
         """The trainer's state tensors, as ``trainer.*``."""
         return trainer_state(self._trainer)

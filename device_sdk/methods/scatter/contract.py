@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from device_sdk.fields import Within
 from device_sdk.wire.arrays.exchange import TrainingSettings, Update
-from device_sdk.wire.arrays.sparse import SparseRows, decode_sparse, encode_sparse
+from device_sdk.wire.arrays.sparse import (
+    SparseRows,
+    decode_sparse,
+    decode_sparse_each,
+    encode_sparse,
+)
+from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.publish.task_messages import UPDATE_CODECS
 
 # The training settings that a scatter broadcast carries, known to both ends.
@@ -64,9 +72,24 @@ def decode_scatter_update(
 ) -> Update:
     """The update in ``body`` of ``sender`` for an item matrix [items, width]. Raises
     ``WireError``."""
-    sparse = decode_sparse(body, items=items, width=width)
-    return Update(
-        round_id=round_id,
-        tensors={"columns": sparse.columns, "rows": sparse.rows, "values": sparse.values},
-        sender=sender,
-    )
+    return _update(decode_sparse(body, items=items, width=width), round_id, sender)
+
+
+def decode_scatter_updates(
+    bodies: Sequence[tuple[bytes, str]], round_id: int, items: int, width: int
+) -> list[Update | WireError]:
+    """The updates in many bodies, each with its sender; an error in the place of a bad one."""
+    found = decode_sparse_each([body for body, _ in bodies], items=items, width=width)
+    return [
+        each if isinstance(each, WireError) else _update(each, round_id, sender)
+        for each, (_, sender) in zip(found, bodies, strict=True)
+    ]
+
+
+def _update(sparse: SparseRows, round_id: int, sender: str) -> Update:
+    tensors: dict[str, NDArray[Any]] = {
+        "columns": sparse.columns,
+        "rows": sparse.rows,
+        "values": sparse.values,
+    }
+    return Update(round_id=round_id, tensors=tensors, sender=sender)

@@ -110,6 +110,15 @@ class ScatterLearner(Learner):
         """k_i, 1 or more. May be set between rounds, when the device was timed again."""
 
     @property
+    def rng(self) -> np.random.Generator:
+        """The source of every draw. May be set between rounds: a simulator gives each its own."""
+        return self._rng
+
+    @rng.setter
+    def rng(self, rng: np.random.Generator) -> None:
+        self._rng = rng
+
+    @property
     def users(self) -> Floats:
         """U, float32 [users, K]: a copy. Empty before the first round."""
         return self._users.copy()

@@ -166,10 +166,12 @@ def _read_only(tensors: Mapping[str, NDArray[Any]]) -> Mapping[str, NDArray[Any]
                 f"tensor {name!r} is {found}; expected a numpy array of one of "
                 f"{', '.join(_DTYPE_NAMES)}"
             )
-        view = array.view()
-        # Learners of one process share a broadcast: one that wrote into it would change the others.
-        view.setflags(write=False)
-        frozen[name] = view
+        if array.flags.writeable:
+            # Learners of one process share a broadcast: one that wrote into it would change the
+            # others.
+            array = array.view()
+            array.setflags(write=False)
+        frozen[name] = array
     return MappingProxyType(frozen)
 
 

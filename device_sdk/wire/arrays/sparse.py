@@ -9,7 +9,9 @@ scale for each row, then a byte each (``tensors.py``).
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator, Sequence
 from enum import IntEnum
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -26,13 +28,6 @@ from device_sdk.wire.codec.errors import WireError
 
 _MOST_BYTES = 5
 LARGEST_ID = 2**31 - 1
-
-_CONTINUING = bytes(range(128, 256))
-_HIGH = bytes(128) + bytes([1]) * 128
-"""Translates a byte to whether the number goes on behind it."""
-_PLUS_ONE = bytes(range(1, 256)) + b"\x00"
-_FEW = 16
-"""So many ids of two bytes are cheaper to read one by one than with numpy's fixed costs."""
 
 
 def encode_number(number: int) -> bytes:
@@ -89,57 +84,36 @@ def decode_ids(data: bytes, offset: int, count: int, bound: int) -> tuple[NDArra
         raise WireError("bad-rows", f"{count} ids announced; they cannot fit")
     if count == 0:
         return np.empty(0, dtype=np.int64), offset
-    steps, end = _mostly_short(data, offset, count) or _any_length(data, offset, count)
+    most = min(len(data) - offset, count * _MOST_BYTES)
+    steps, ends = _steps(np.frombuffer(data, np.uint8, most, offset), count)
     steps[0] -= 1
     ids = np.add.accumulate(steps)
-    # Gaps are below 2^35 and counts below 2^28 (ids do not fit a message otherwise): no overflow.
     if int(ids[-1]) >= bound:
         raise WireError("bad-rows", f"an id is not below {bound}")
-    return ids, end
+    return ids, offset + int(ends[-1]) + 1
 
 
-def _mostly_short(data: bytes, offset: int, count: int) -> tuple[NDArray[np.int64], int] | None:
-    """The steps where none takes more than two bytes, and few take two: those one by one.
+def _steps(raw: NDArray[np.uint8], count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The first ``count`` numbers in ``raw``, each plus one, and the places of their last bytes.
 
-    None for all others, and for bytes that are wrong. A step is a gap plus one.
+    Below 2^35 + 1 each, and as many as a message or a group of them holds: sums do not overflow.
     """
-    raw = data[offset : offset + 2 * count]
-    marks = raw.translate(_HIGH)
-    lasts = raw.translate(_PLUS_ONE, _CONTINUING)
-    if len(lasts) < count:
-        return None
-    steps = np.frombuffer(lasts, np.uint8, count).astype(np.int64)
-    used = count
-    at = marks.find(1)
-    while 0 <= at < used:
-        place = at + count - used
-        # The last byte of a long one is not 0, and follows at once.
-        if lasts[place] == 1 or marks[at + 1] or used - count == _FEW:
-            return None
-        steps[place] = (lasts[place] - 1 << 7 | raw[at] & 127) + 1
-        used += 1
-        at = marks.find(1, at + 1)
-    return steps, offset + used
-
-
-def _any_length(data: bytes, offset: int, count: int) -> tuple[NDArray[np.int64], int]:
-    """The steps (gaps plus one), however many of the gaps take several bytes."""
-    most = min(len(data) - offset, count * _MOST_BYTES)
-    raw = np.frombuffer(data, dtype=np.uint8, count=most, offset=offset)
-    ends = np.flatnonzero(raw < 128)[:count]
+    ends = (raw < 128).nonzero()[0][:count]
     if len(ends) < count:
         raise WireError("bad-rows", "the ids are cut short")
-    used = int(ends[-1]) + 1
-    raw = raw[:used]
-    starts = np.empty(count, dtype=np.int64)
-    starts[0] = 0
-    starts[1:] = ends[:-1] + 1
-    lengths = ends - starts + 1
-    if int(lengths.max()) > _MOST_BYTES or bool(((raw[ends] == 0) & (lengths > 1)).any()):
-        raise WireError("bad-rows", "an id is not in its shortest form")
-    shifts = 7 * (np.arange(used) - np.repeat(starts, lengths))
-    gaps = np.add.reduceat((raw & 127).astype(np.int64) << shifts, starts)
-    return gaps + 1, offset + used
+    steps = raw[ends].astype(np.int64)
+    if int(ends[-1]) >= count:
+        # Some take several bytes.
+        lengths = np.diff(ends, prepend=-1)
+        if int(lengths.max()) > _MOST_BYTES or ((steps == 0) & (lengths > 1)).any():
+            raise WireError("bad-rows", "an id is not in its shortest form")
+        for more in range(1, int(lengths.max())):
+            longer = (lengths > more).nonzero()[0]
+            # What stands before the last byte, the nearest first: seven bits each, lower ones.
+            lower = raw[ends[longer] - more] & 127
+            steps[longer] = steps[longer] << 7 | lower
+    steps += 1
+    return steps, ends
 
 
 MAX_WIDTH = 4096
@@ -225,6 +199,152 @@ def decode_sparse(data: bytes, *, items: int, width: int) -> SparseRows:
     rows, offset = decode_ids(data, offset, count, items)
     values = _decode_values(data, offset, (len(rows), len(columns)), value_format)
     return SparseRows(columns, rows, values, width)
+
+
+# Many updates at once, as an aggregator has them: what numpy costs a call is paid once for all.
+
+
+def decode_sparse_each(
+    bodies: Sequence[bytes], *, items: int, width: int
+) -> list[SparseRows | WireError]:
+    """Each of ``bodies`` as :func:`decode_sparse` has it, an error in the place of a bad one.
+
+    The arrays of bodies that were read together are views of common ones, and read-only.
+    """
+    found: list[SparseRows | WireError | None] = [None] * len(bodies)
+    alike: dict[tuple[int, int], list[_Sliced]] = {}
+    for place, body in enumerate(bodies):
+        sliced = _sliced(place, body, width)
+        if sliced is not None:
+            alike.setdefault((body[0], sliced.columns), []).append(sliced)
+    for (code, columns), group in alike.items():
+        _read_together(group, _FORMATS[code], (items, width), columns, found)
+    return [_one(bodies[place], items, width) if r is None else r for place, r in enumerate(found)]
+
+
+def _one(body: bytes, items: int, width: int) -> SparseRows | WireError:
+    try:
+        return decode_sparse(body, items=items, width=width)
+    except WireError as error:
+        return error
+
+
+class _Sliced(NamedTuple):
+    """A body's parts. The length of the ids, which nothing announces, is what the others leave."""
+
+    place: int
+    rows: int
+    columns: int
+    bits: bytes
+    ids: bytes
+    scales: bytes
+    values: bytes
+
+
+_VALUE_BYTES = {int(each): (0, size) for each, size in zip(ValueFormat, (4, 2, 1), strict=True)}
+_VALUE_BYTES[int(_INT8)] = (2, 1)
+"""Of a row's scale, and of a value."""
+
+
+def _sliced(place: int, body: bytes, width: int) -> _Sliced | None:
+    """The parts of a body, if they can be told apart; what is in them is not looked at."""
+    if len(body) < _HEAD.size + 1 or body[1] | body[2] << 8 != width:
+        return None
+    sizes = _VALUE_BYTES.get(body[0])
+    if sizes is None:
+        return None
+    rows, at = body[_HEAD.size], _HEAD.size + 1
+    if rows > 127:
+        try:
+            rows, at = decode_number(body, _HEAD.size)
+        except WireError:
+            return None
+    ids_at = at + -(-width // 8)
+    bits = body[at:ids_at]
+    columns = int.from_bytes(bits, "little").bit_count()
+    scales_at = len(body) - rows * (sizes[0] + sizes[1] * columns)
+    if not (columns and rows and 0 <= scales_at - ids_at - rows <= (_MOST_BYTES - 1) * rows):
+        return None
+    values_at = scales_at + sizes[0] * rows
+    return _Sliced(
+        place,
+        rows,
+        columns,
+        bits,
+        body[ids_at:scales_at],
+        body[scales_at:values_at],
+        body[values_at:],
+    )
+
+
+def _read_together(
+    group: Sequence[_Sliced],
+    value_format: ValueFormat,
+    shape: tuple[int, int],
+    columns: int,
+    found: list[SparseRows | WireError | None],
+) -> None:
+    """Put what ``group`` holds, bodies of one format and number of columns, into its places.
+
+    A bad one is found by halves, and its place stays as it is: what is wrong with it is for
+    :func:`decode_sparse` to say.
+    """
+    try:
+        read = _together(group, value_format, shape, columns)
+    except WireError:
+        if len(group) > 1:
+            middle = len(group) // 2
+            for half in (group[:middle], group[middle:]):
+                _read_together(half, value_format, shape, columns, found)
+        return
+    for sliced, each in zip(group, read, strict=True):
+        found[sliced.place] = each
+
+
+def _together(
+    group: Sequence[_Sliced], value_format: ValueFormat, shape: tuple[int, int], columns: int
+) -> Iterator[SparseRows]:
+    items, width = shape
+    counts = [each.rows for each in group]
+    rows = _ids_of_each(
+        b"".join([each.ids for each in group]), counts, [len(each.ids) for each in group], items
+    )
+    bits = np.frombuffer(b"".join([each.bits for each in group]), np.uint8)
+    used = np.unpackbits(bits.reshape(len(group), -1), axis=1, bitorder="little")
+    drawn = used.nonzero()[1].astype(np.int64, copy=False).reshape(len(group), columns)
+    if int(drawn[:, -1].max()) >= width:
+        raise WireError("bad-columns", f"expected all columns below {width}")
+    parts = [each.scales for each in group] + [each.values for each in group]
+    values = _decode_values(b"".join(parts), 0, (len(rows), columns), value_format)
+    for array in (rows, drawn, values):
+        array.setflags(write=False)
+    ends = accumulate(counts)
+    return (
+        SparseRows(drawn[place], rows[end - count : end], values[end - count : end], width)
+        for place, (count, end) in enumerate(zip(counts, ends, strict=True))
+    )
+
+
+def _ids_of_each(
+    data: bytes, counts: Sequence[int], lengths: Sequence[int], bound: int
+) -> NDArray[np.int64]:
+    """What :func:`decode_ids` has of several lists, of ``counts`` ids in ``lengths`` bytes each.
+
+    No list is empty. Raises ``WireError("bad-rows")``.
+    """
+    last = np.cumsum(counts) - 1
+    raw = np.frombuffer(data, dtype=np.uint8)
+    steps, ends = _steps(raw, int(last[-1]) + 1)
+    # Where the last of each list ends, the list does.
+    if (ends[last] + 1 != np.cumsum(lengths)).any():
+        raise WireError("bad-rows", "ids of another number than announced")
+    ids = np.add.accumulate(steps)
+    before = np.zeros(len(counts), dtype=np.int64)
+    before[1:] = ids[last[:-1]]
+    ids -= np.repeat(before + 1, counts)
+    if int(ids[last].max()) >= bound:
+        raise WireError("bad-rows", f"an id is not below {bound}")
+    return ids
 
 
 def _decode_columns(data: bytes, offset: int, width: int) -> tuple[NDArray[np.int64], int]:

@@ -105,7 +105,7 @@ class Record(Fields):
     ) -> None:
         if not isinstance(value, dict):
             raise WireError("wrong-fields", "expected a map of fields")
-        if value.keys() - set(optional) != set(fields):
+        if value.keys() - optional != set(fields):
             raise WireError("wrong-fields", f"expected exactly the fields {sorted(fields)}")
         self._values = value
 

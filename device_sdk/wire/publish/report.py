@@ -25,7 +25,7 @@ MOST_LABELS_BYTES = 56
 _MOST_REASON = 24
 MOST_TEXT_BYTES = {"sdk": 16, "runtime": 16, "platform": 18, "option": 16}
 _MOST_COUNT = 2**32 - 1
-_FIELDS = ("outcome", "reason")
+_FIELDS, _OPTIONAL = frozenset(("outcome", "reason")), frozenset(("details", "evaluation"))
 
 
 class ReportedOutcome(Enum):
@@ -68,6 +68,7 @@ class Reason(Enum):
     ERROR = "error"
 
 
+_OUTCOMES = {each.value: each for each in ReportedOutcome}
 _KNOWN = frozenset(reason.value for reason in Reason)
 
 
@@ -176,19 +177,22 @@ def read_report(data: bytes) -> Report:
     The evaluation is not looked into: that is for whoever knows its metrics.
     """
     value = cbor.decode(data, limit_bytes=MOST_REPORT_BYTES)
-    record = Record(value, _FIELDS, optional=("details", "evaluation"))
+    record = Record(value, _FIELDS, optional=_OPTIONAL)
     evaluation = record.take("evaluation") if "evaluation" in record else b""
     if not isinstance(evaluation, bytes) or ("evaluation" in record and not evaluation):
         raise WireError("bad-field", "an evaluation that is no byte string, or an empty one")
+    outcome = _OUTCOMES.get(record.text("outcome", 16))
+    if outcome is None:
+        raise WireError("bad-field", "an outcome that no device has")
     try:
         return Report(
-            ReportedOutcome(record.text("outcome", 16)),
+            outcome,
             record.text("reason", _MOST_REASON),
             _unpacked(record.take("details")) if "details" in record else None,
             evaluation,
         )
     except ValueError:
-        raise WireError("bad-field", "an outcome that no device has") from None
+        raise WireError("bad-field", "a report that no device writes") from None
 
 
 def _packed(details: Details) -> cbor.CborValue:
@@ -206,13 +210,12 @@ def _packed(details: Details) -> cbor.CborValue:
 def _unpacked(values: Any) -> Details:
     if not isinstance(values, list) or len(values) != _DETAILS:
         raise WireError("bad-field", f"details are an array of {_DETAILS}")
-    *texts, seconds, received_bytes, labels = values
+    sdk, runtime, platform, option, seconds, received_bytes, labels = values
     if not (
-        all(isinstance(text, str) for text in texts)
+        type(sdk) is type(runtime) is type(platform) is type(option) is str
         and (seconds is None or isinstance(seconds, float))
         and type(received_bytes) is int
         and isinstance(labels, dict)
     ):
         raise WireError("bad-field", "details of other types")
-    sdk, runtime, platform, option = map(str, texts)
     return Details(sdk, runtime, platform, option, seconds, received_bytes, labels)

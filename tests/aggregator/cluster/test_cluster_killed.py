@@ -20,6 +20,7 @@ from tests.fakes.client import ScriptedDevice
 from tests.fakes.clusters import Coordinated, Processes, coordinated
 from tests.fakes.homes import invite, make_home
 from tests.fakes.waiting import PATIENCE_SECONDS, wait_until
+from tests.servers.fixtures import MakeDatabase
 
 DEVICES, ROUNDS = 6, 6
 ROUND = f"""quorum = {DEVICES}
@@ -55,10 +56,8 @@ def _runtime(running: Coordinated) -> Processes:
     return running.runtime
 
 
-def test_workers_that_are_killed_lose_nothing(
-    mosquitto: Mosquitto, tmp_path: Path, store_url: str | None
-) -> None:
-    home = make_home(tmp_path, mosquitto.url, ROUND, store_url=store_url)
+def test_workers_that_are_killed_lose_nothing(mosquitto: Mosquitto, tmp_path: Path) -> None:
+    home = make_home(tmp_path, mosquitto.url, ROUND)
     with coordinated(home, TWO, processes=True) as running:
         stubborn = [
             Stubborn(ScriptedDevice(mosquitto.url, code, seed))
@@ -157,9 +156,9 @@ class Coordinator:
 
 
 def test_a_standby_takes_over_from_one_that_is_killed_or_frozen(
-    mosquitto: Mosquitto, tmp_path: Path, store_url: str | None
+    mosquitto: Mosquitto, tmp_path: Path, make_database: MakeDatabase
 ) -> None:
-    home = make_home(tmp_path, mosquitto.url, ROUND, store_url=store_url)
+    home = make_home(tmp_path, mosquitto.url, ROUND, store_url=make_database())
     coordinators = [Coordinator(home)]
     coordinators[0].await_said("coordinating, term 1")
     stubborn = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sqlite3
 from contextlib import closing
 from pathlib import Path
 
@@ -128,3 +129,38 @@ def test_any_number_of_workers_and_either_store(
     home = make_home(folder, "mqtt://127.0.0.1:1", ROUND, more, store_url=url)
     found[-1] = _model(home, 3, restarts=True)
     assert len(set(found.values())) == 1, found
+
+
+def test_what_a_store_refuses_for_a_moment_is_committed_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = make_home(tmp_path, "mqtt://127.0.0.1:1", ROUND)
+    cluster = Cluster((Cell("", None, 1),))
+    with closing(home.open_store().database) as database:
+        _fill(Store(database))
+    task = read_task(home.task_file)
+    parts = assemble(home, home.open_store(), task, world(), role=Coordinating(cluster))
+    told = Told()
+    Crew(told, home, parts).tend()
+    (post,) = posts(home, parts.store, cluster, task.fleet)
+    store = post.open_store()
+    epoch = store.workers.start(0, "", "", "")
+    worker = WorkerParts(post, store, world(), LINK_SETTINGS, epoch, told.orders)
+    worker.take(told.orders)
+    rounds = parts.tasks.first.rounds
+    opened = rounds.tick()
+    assert isinstance(opened, RoundOpened)
+    worker.look()
+    monkeypatch.setattr("aggregator.store.sqlite._BUSY_SECONDS", 0.05)
+    for device in range(DEVICES):
+        identity = UpdateIdentity(_id(device), "default", opened.row.generation, 1)
+        assert worker.inbox.offer(_id(device), write_update(identity, _body(1, device))) is None
+        if device % 20 == 0:
+            with parts.store.database.transaction(), pytest.raises(sqlite3.OperationalError):
+                worker.commit()
+            worker.commit()
+    worker.commit()
+    closed = rounds.tick()
+    assert isinstance(closed, RoundClosed) and closed.summary.participants == DEVICES
+    worker.close()
+    parts.store.database.close()

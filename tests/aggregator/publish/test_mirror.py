@@ -36,7 +36,7 @@ def test_a_chunk_stands_under_its_hash_until_no_topic_retains_it(tmp_path: Path)
         name(chunk): chunk for chunk in CHUNKS[:2]
     }
     mirror.put("t/0", CHUNKS[2])
-    mirror.drop("t/1")
+    mirror.drop(["t/1"])
     mirror.sweep()
     wait_until(lambda: not (folder / name(CHUNKS[0])).exists())
     assert {each.name for each in folder.iterdir()} == {name(CHUNKS[1]), name(CHUNKS[2])}

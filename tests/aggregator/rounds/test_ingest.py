@@ -389,7 +389,7 @@ def test_each_refusal_names_the_device_in_the_log(
             desk.offer(desk.identity(ANNA), body()),
             desk.offer(desk.identity(ANNA), body(2.0)),
         ),
-        "too-low": lambda: desk.offer(desk.identity(BERT), body(-1.0)),
+        "too-low": lambda: (desk.offer(desk.identity(BERT), body(-1.0)), desk.ingest.commit()),
         "quarantined": lambda: (
             desk.offer(desk.identity(CLEO), body(2 * TOO_LARGE)),
             desk.ingest.commit(),

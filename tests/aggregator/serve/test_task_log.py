@@ -94,6 +94,7 @@ def test_each_line_names_its_task_where_there_are_several(tmp_path: Path, log: L
     opened = "round 1 opened: version 0, 3 devices selected, 20 s"
     assert log.take() == [f"default: {opened}", f"air: {opened}"]
     served.send_nonsense(BERT, "air")
+    served.service.turn()
     (refused,) = log.take()
     assert refused.startswith(f"air: refused from {BERT.hex()}: ")
     served.send_nonsense(BERT, "none")
@@ -115,6 +116,7 @@ def test_each_line_names_its_task_where_there_are_several(tmp_path: Path, log: L
     served.parts.tasks.look_again()
     assert log.take() == ["air: the task is retired"]
     served.send_nonsense(ANNA, "default")
+    served.service.turn()
     (refused,) = log.take()
     assert refused.startswith(f"refused from {ANNA.hex()}: ")
     served.parts.store.database.close()

@@ -3,14 +3,16 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterator
+from typing import Literal
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from paho.mqtt.client import MQTT_CLEAN_START_FIRST_ONLY
 from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 
 from device_sdk.link.buffered_client import Admits, BufferedClient
+from device_sdk.link.events import Message
 
 CONNACK = b"\x20\x02\x00\x00"
 
@@ -28,27 +30,56 @@ def publication(index: int, size: int, topic: bytes = b"t", packet_id: int = 0) 
 
 
 class Pair:
-    """A client on 3.1.1 and the broker's end of its connection, by hand."""
+    """A client and the broker's end of its connection, by hand.
 
-    def __init__(self, admits: Admits | None = None) -> None:
+    ``quick``: publications are read and written as a link has it; else by paho, all of them.
+    """
+
+    def __init__(
+        self, admits: Admits | None = None, *, quick: bool = False, five: bool = False
+    ) -> None:
         self.got: list[bytes] = []
+        self.heard: list[tuple[str, bytes, bool]] = []
+        self.written: list[int] = []
         self.client = BufferedClient(
             CallbackAPIVersion.VERSION2,
             client_id="c",
-            protocol=MQTTProtocolVersion.MQTTv311,
+            protocol=MQTTProtocolVersion.MQTTv5 if five else MQTTProtocolVersion.MQTTv311,
             dial=lambda: socket.create_connection(("127.0.0.1", port), 5),
             admits=admits,
+            on_messages=self._heard if quick else None,
+            on_written=self.written.extend,
         )
-        self.client.on_message = lambda client, data, message: self.got.append(message.payload)
+        self.client.on_message = lambda client, data, message: self._heard(
+            [Message(message.topic, message.payload, message.retain)]
+        )
         self.client.on_socket_register_write = lambda client, data, sock: None
         with socket.create_server(("127.0.0.1", 0)) as listener:
             port = listener.getsockname()[1]
-            self.client.connect("127.0.0.1", port, clean_start=MQTT_CLEAN_START_FIRST_ONLY)
+            start: bool | Literal[3] = True if five else MQTT_CLEAN_START_FIRST_ONLY
+            self.client.connect("127.0.0.1", port, clean_start=start)
             self.broker, _ = listener.accept()
         self.client.write()
         assert self.broker.recv(4096)[:1] == b"\x10"
-        self.broker.sendall(CONNACK)
+        self.broker.sendall(b"\x20\x03\x00\x00\x00" if five else CONNACK)
         self.read()
+
+    def _heard(self, messages: list[Message]) -> None:
+        for message in messages:
+            self.got.append(message.payload)
+            self.heard.append((message.topic, message.payload, message.retained))
+
+    def said(self) -> bytes:
+        """All that the client has to say until now; the connection is of no use behind it."""
+        self.client.write()
+        sock = self.client.socket()
+        if sock is not None:
+            sock.shutdown(socket.SHUT_WR)
+        self.broker.settimeout(5)
+        found = b""
+        while received := self.broker.recv(1 << 16):
+            found += received
+        return found
 
     def read(self) -> None:
         sock = self.client.socket()
@@ -216,3 +247,98 @@ def test_any_bytes_end_a_connection_or_wait_and_nothing_else(stream: bytes) -> N
         assert pair.client.socket() is None
     finally:
         pair.close()
+
+
+TOPICS = (b"t", b"a/b", "\u00fc".encode(), b"", b"\xff")
+TWO_PROPERTIES = b"\x04\x01\x01\x01\x00"
+
+
+@st.composite
+def packets(draw: st.DrawFn) -> tuple[list[bytes], bool]:
+    """What a broker may send, good and bad; and whether it is of MQTT 5."""
+    five = draw(st.booleans())
+    made = []
+    for number in range(1, draw(st.integers(1, 12)) + 1):
+        kind = draw(st.sampled_from(["publish"] * 6 + ["pingresp", "puback", "cut"]))
+        if kind == "pingresp":
+            made.append(b"\xd0\x00")
+            continue
+        if kind == "puback":
+            made.append(b"\x40\x02" + number.to_bytes(2, "big"))
+            continue
+        topic = draw(st.sampled_from(TOPICS[:3] * 8 + TOPICS))
+        qos, flags = draw(st.sampled_from([0, 2])), draw(st.sampled_from([0, 1, 8]))
+        body = len(topic).to_bytes(2, "big") + topic
+        body += number.to_bytes(2, "big") if qos else b""
+        if five:
+            body += draw(st.sampled_from([b"\x00", b"\x00", b"\x02\x01\x01", TWO_PROPERTIES]))
+        body += bytes(draw(st.integers(0, 90)))
+        if kind == "cut":
+            body = body[: draw(st.integers(0, 4))]
+        made.append(bytes((0x30 | qos | flags, len(body))) + body)
+    return made, five
+
+
+@settings(max_examples=80, deadline=None)
+@example(([b"2\x08\x00\x01t\x00\x01\x02\x01\x01", b"2\x06\x00\x01t\x00\n\x00"], True), [])
+@given(packets(), st.lists(st.integers(1, 60), max_size=6))
+def test_publications_are_read_as_paho_reads_them(
+    given_packets: tuple[list[bytes], bool], cuts: list[int]
+) -> None:
+    made, five = given_packets
+    outcomes = []
+    for quick in (False, True):
+        pair, rest = Pair(quick=quick, five=five), b"".join(made)
+        wrong = False
+        try:
+            for cut in [*cuts, len(rest)]:
+                piece, rest = rest[:cut], rest[cut:]
+                if piece and pair.client.socket() is not None and not wrong:
+                    pair.broker.sendall(piece)
+                    try:
+                        pair.read()
+                    except Exception:
+                        wrong = True  # a link ends the connection then
+            ended = wrong or pair.client.socket() is None
+            # A connection that ends owes the broker nothing.
+            outcomes.append((pair.heard, ended, b"" if ended else pair.said()))
+        finally:
+            pair.close()
+    assert outcomes[0] == outcomes[1]
+
+
+@pytest.mark.parametrize("five", [False, True])
+def test_what_is_published_once_is_what_paho_would_write(five: bool) -> None:
+    messages = [
+        ("t", b"", False),
+        ("a/\u00fc", bytes(200), True),
+        ("t" * 300, bytes(70_000), False),
+    ]
+    quick, slow = Pair(quick=True, five=five), Pair(five=five)
+    try:
+        numbers = [quick.client.publish_once(*message) for message in messages]
+        assert numbers == [65_536, 65_537, 65_538]
+        for topic, payload, retain in messages:
+            slow.client.publish(topic, payload, 0, retain)
+        assert quick.client.has_to_write
+        assert quick.said() == slow.said()
+        assert quick.written == numbers
+    finally:
+        quick.close()
+        slow.close()
+
+
+def test_what_is_published_once_counts_as_written_when_the_socket_took_it(pair: Pair) -> None:
+    count, size = 300, 20_000  # far more than the buffers of a socket hold
+    for index in range(count):
+        pair.client.publish_once("t", index.to_bytes(2, "big") + bytes(size), False)
+    pair.client.write()
+    assert 0 < len(pair.written) < count
+    expected = b"".join(publication(index, size) for index in range(count))
+    received = bytearray()
+    pair.broker.settimeout(5)
+    while len(received) < len(expected):
+        received += pair.broker.recv(1 << 20)
+        pair.client.write()
+    assert bytes(received) == expected
+    assert pair.written == [*range(65_536, 65_536 + count)]

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.simulator import FixedInteractions
+from aggregator.simulate.scatter_fleet import FixedInteractions
 from device_sdk.methods.learner import LearnerError
 from device_sdk.methods.scatter.contract import ScatterTraining
 from device_sdk.methods.scatter.factor_step import FactorBatch

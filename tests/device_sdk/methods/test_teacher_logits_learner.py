@@ -11,7 +11,7 @@ import torch
 import device_sdk
 import export
 from aggregator.methods.teacher_logits import TeacherLogitsMethod
-from benchmarks.simulator import Simulation
+from aggregator.simulate.engine import Simulation
 from device_sdk.local_data import LocalData
 from device_sdk.methods.learner import LearnerError
 from device_sdk.methods.teacher_logits.contract import TeacherLogitsTraining, decode_knowledge

@@ -13,7 +13,7 @@ import torch
 import export
 from aggregator.methods.fedavg import FedAvgMethod, FedAvgSettings
 from aggregator.methods.teacher_logits import TeacherLogitsMethod
-from benchmarks.simulator.simulation import Simulation
+from aggregator.simulate.engine import Simulation
 from device_sdk import Trainer
 from device_sdk.artifact import load_artifact
 from device_sdk.device import Device

@@ -19,7 +19,7 @@ import export
 from aggregator.methods.attention import AttentionMethod, AttentionSettings
 from aggregator.methods.method import Method
 from aggregator.methods.mutual import MutualMethod, MutualSettings
-from benchmarks.simulator.simulation import Simulation
+from aggregator.simulate.engine import Simulation
 from device_sdk import Trainer
 from device_sdk.artifact.flat_layout import layout_of
 from device_sdk.home.home import Home

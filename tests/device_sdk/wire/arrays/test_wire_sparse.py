@@ -12,6 +12,7 @@ from device_sdk.wire.arrays.sparse import (
     ValueFormat,
     decode_ids,
     decode_sparse,
+    decode_sparse_each,
     encode_ids,
     encode_number,
     encode_sparse,
@@ -76,6 +77,64 @@ def test_mutated_bytes_are_refused_or_valid(
         else:
             mutated.insert(at, data.draw(st.integers(0, 255)))
     require_sound(bytes(mutated), items, update.width)
+
+
+@given(st.lists(st.tuples(updates(), st.sampled_from(ValueFormat)), max_size=8), st.data())
+def test_many_read_together_are_what_each_is_by_itself(
+    given_updates: list[tuple[tuple[SparseRows, int], ValueFormat]], data: st.DataObject
+) -> None:
+    items, width = data.draw(st.integers(1, 5000)), data.draw(st.sampled_from([8, 64, 130]))
+    bodies = []
+    for (update, _), value_format in given_updates:
+        seed = data.draw(st.integers(0, 2**32))
+        columns = data.draw(st.sampled_from([1, width // 2, width]))
+        alike = drawn(seed, items, width, 0, columns)
+        # An id may be too large for this catalogue: then it is a bad one.
+        rows = update.rows[: len(update.rows) if items > 40 else 1]
+        rng = np.random.default_rng(seed)
+        values = rng.standard_normal((len(rows), columns), dtype=np.float32)
+        values[:1] *= data.draw(st.sampled_from([0.0, 1.0]))
+        body = bytearray(
+            encode_sparse(SparseRows(alike.columns, rows, values, width), value_format, rng)
+        )
+        for _ in range(data.draw(st.sampled_from([0, 0, 0, 1, 2]))):
+            body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
+        cut = data.draw(st.sampled_from([0, 0, 0, 0, 1, 5]))
+        bodies.append(bytes(body[: len(body) - cut]))
+    together = decode_sparse_each(bodies, items=items, width=width)
+    assert len(together) == len(bodies)
+    for body, found in zip(bodies, together, strict=True):
+        try:
+            alone = decode_sparse(body, items=items, width=width)
+        except WireError as error:
+            assert isinstance(found, WireError)
+            assert (found.reason, str(found)) == (error.reason, str(error))
+            continue
+        assert isinstance(found, SparseRows)
+        assert found.width == alone.width
+        for one, other in zip(found[:3], alone[:3], strict=True):
+            assert one.dtype == other.dtype
+            assert one.shape == other.shape
+            assert one.tobytes() == other.tobytes()
+
+
+@given(st.lists(st.sets(st.integers(0, 2**31 - 1), min_size=1, max_size=20), max_size=6))
+def test_ids_of_any_length_are_read_together(lists: list[set[int]]) -> None:
+    updates = [
+        SparseRows(
+            np.arange(3),
+            np.array(sorted(numbers), dtype=np.int64),
+            np.ones((len(numbers), 3), np.float32),
+            8,
+        )
+        for numbers in lists
+    ]
+    bodies = [encode_sparse(update, ValueFormat.FLOAT16) for update in updates]
+    found = decode_sparse_each(bodies, items=2**31, width=8)
+    for each, update in zip(found, updates, strict=True):
+        assert isinstance(each, SparseRows)
+        np.testing.assert_array_equal(each.rows, update.rows)
+        assert not each.rows.flags.writeable
 
 
 @given(st.binary(max_size=300), st.integers(1, 100_000), st.integers(1, 80))

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from aggregator.simulate.engine import DirectChannel
+from aggregator.simulate.traffic import sealed_bytes
 from device_sdk.methods.mutual.contract import samples_mark
 from device_sdk.methods.scatter.contract import decode_scatter_update, encode_scatter_update
 from device_sdk.wire.arrays.exchange import (
@@ -35,13 +37,9 @@ from device_sdk.wire.publish.receipts import (
 from device_sdk.wire.publish.task_messages import BROADCAST_CODECS, TaskTerms, write_broadcast
 from device_sdk.wire.seal.broadcast import MAX_CHUNK_PAYLOAD_BYTES, Publication, new_group_key
 from device_sdk.wire.seal.session import (
-    HEADER_BYTES,
-    MAX_MESSAGE_BYTES,
-    TAG_BYTES,
     End,
     Session,
     derive_session_keys,
-    padded_length,
 )
 
 BroadcastCodec = Literal["float16", "int8", "int4"]
@@ -58,35 +56,6 @@ _MANIFEST_BYTES = 400
 _HASH_BYTES = 34
 # Around an update's body: task, generation, round and lengths.
 _FRAME_BYTES = 64
-
-
-class Channel(Protocol):
-    """Carries messages, as exactly as its encoding does. May count what it carries."""
-
-    def down(self, broadcast: Broadcast) -> Broadcast:
-        """What every device of the round receives."""
-
-    def fetch(self, device: int, attachment: Attachment) -> Attachment:
-        """What a device that asked for an attachment receives."""
-
-    def up(self, update: Update) -> Update:
-        """What the aggregator receives."""
-
-
-class DirectChannel:
-    """Hands everything over as it is; what others change of it, they say."""
-
-    def down(self, broadcast: Broadcast) -> Broadcast:
-        """The broadcast itself."""
-        return broadcast
-
-    def fetch(self, device: int, attachment: Attachment) -> Attachment:
-        """The attachment itself."""
-        return attachment
-
-    def up(self, update: Update) -> Update:
-        """The update itself."""
-        return update
 
 
 class HalfChannel(DirectChannel):
@@ -275,14 +244,6 @@ class MutualChannel(DirectChannel):
         self.up_bytes += sealed_bytes(len(body) + _FRAME_BYTES)
         self.down_bytes += self._broadcast_bytes
         return decode_update(body, update.round_id)
-
-
-def sealed_bytes(payload: int) -> int:
-    """Bytes of the envelopes that carry a payload, in fragments where one is not enough."""
-    around = HEADER_BYTES + TAG_BYTES
-    most = MAX_MESSAGE_BYTES - around - 64
-    whole, rest = divmod(payload, most)
-    return whole * MAX_MESSAGE_BYTES + (around + padded_length(rest, most + 1) if rest else 0)
 
 
 class SealedLine:

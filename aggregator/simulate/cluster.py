@@ -1,0 +1,155 @@
+"""Virtual devices on the workers of a Ray cluster: the same answers, from more cores.
+
+A device is one worker's for the whole run, which keeps what it remembers. Blocks of devices go
+round the workers, so that answers come from all of them in the order of the devices; a round is
+published once, through Ray's object store.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import shutil
+import tempfile
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from aggregator.errors import AggregatorError
+from aggregator.simulate.devices import Chosen, DeviceAnswer, DeviceSettings, VirtualDevices
+from aggregator.simulate.traffic import PublishedRound
+
+_BLOCK = 64
+"""Devices that lie together on one worker, and answer in one call."""
+_AHEAD = 2
+"""Blocks a worker has before it, so that it never waits for the next."""
+
+
+def on_ray(address: str, workers: int | None) -> Any:
+    """Makes the devices of a run on Ray's workers.
+
+    Args:
+        address: of a running cluster; empty for a Ray of our own, which ends with the run.
+        workers: how many; None for as many as there are CPU cores.
+
+    Raises AggregatorError where Ray is missing.
+    """
+    # Read once, when ray is imported: nothing is told to anybody, and nothing written into the home
+    # folder, where Ray would put a token of its own making.
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    if not address and "RAY_AUTH_MODE" not in os.environ:
+        os.environ["RAY_AUTH_MODE"] = "token"
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+    try:
+        import ray  # noqa: F401
+    except ImportError:
+        raise AggregatorError(
+            "ray is not installed: pip install 'tessera-edge[aggregator,cluster]'"
+        ) from None
+
+    def make(settings: DeviceSettings) -> VirtualDevices:
+        return RayDevices(settings, address, workers)
+
+    return make
+
+
+class _Worker:
+    """One worker's devices; every worker could make any of them."""
+
+    def __init__(self, settings: DeviceSettings) -> None:
+        self._devices = settings.make()
+
+    def round(self, published: PublishedRound, chosen: Sequence[Chosen]) -> list[DeviceAnswer]:
+        return list(self._devices.round(published, chosen))
+
+    def settle(self, number: int, counted: Mapping[int, bool]) -> None:
+        self._devices.settle(number, counted)
+
+
+class RayDevices(VirtualDevices):
+    """See the module. ``close`` ends a Ray that was started here, and removes what it wrote."""
+
+    def __init__(self, settings: DeviceSettings, address: str, workers: int | None) -> None:
+        import ray
+
+        self._ray: Any = ray
+        # A short path: a socket's may have 107 bytes.
+        self._folder = None if address else tempfile.mkdtemp(prefix="tessera-")
+        try:
+            if address:
+                ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+            else:
+                ray.init(
+                    num_cpus=workers or os.cpu_count(),
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,
+                    _temp_dir=self._folder,
+                )
+            count = workers or max(1, int(self._ray.cluster_resources().get("CPU", 1)))
+            kind: Any = ray.remote(num_cpus=1, max_restarts=0)(_Worker)
+            self._workers = [kind.remote(settings) for _ in range(count)]
+        except (OSError, RuntimeError, ConnectionError, ValueError) as error:
+            self.close()
+            where = f"the cluster at {address} cannot be used" if address else "Ray did not start"
+            raise AggregatorError(f"{where}: {error}") from error
+        except BaseException:
+            self.close()
+            raise
+
+    def round(self, published: PublishedRound, chosen: Sequence[Chosen]) -> Iterator[DeviceAnswer]:
+        shared = self._ray.put(published)
+        blocks = iter(_blocks(chosen))
+        waiting: deque[Any] = deque()
+        while True:
+            while len(waiting) < _AHEAD * len(self._workers):
+                block = next(blocks, None)
+                if block is None:
+                    break
+                worker = self._workers[block[0].device // _BLOCK % len(self._workers)]
+                waiting.append(worker.round.remote(shared, block))
+            if not waiting:
+                return
+            yield from self._got(waiting.popleft())
+
+    def settle(self, number: int, counted: Mapping[int, bool]) -> None:
+        by_worker: list[dict[int, bool]] = [{} for _ in self._workers]
+        for device, was in counted.items():
+            by_worker[device // _BLOCK % len(self._workers)][device] = was
+        self._got(
+            [
+                worker.settle.remote(number, own)
+                for worker, own in zip(self._workers, by_worker, strict=True)
+            ]
+        )
+
+    def _got(self, reference: Any) -> Any:
+        try:
+            return self._ray.get(reference)
+        except self._ray.exceptions.RayTaskError as error:
+            cause = getattr(error, "cause", None)
+            if isinstance(cause, AggregatorError):
+                raise AggregatorError(str(cause)) from None
+            raise AggregatorError(f"a worker failed: {cause or error}") from error
+        except self._ray.exceptions.RayError as error:
+            raise AggregatorError(
+                f"a worker was lost, and its devices' states with it: {error}"
+            ) from error
+
+    def close(self) -> None:
+        self._ray.shutdown()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _blocks(chosen: Sequence[Chosen]) -> Iterator[list[Chosen]]:
+    """Those that lie together on a worker, in the order of the devices."""
+    block: list[Chosen] = []
+    for each in chosen:
+        if block and each.device // _BLOCK != block[0].device // _BLOCK:
+            yield block
+            block = []
+        block.append(each)
+    if block:
+        yield block

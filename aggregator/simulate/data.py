@@ -1,0 +1,248 @@
+"""What each virtual device learns from: a function's answer, made sure of before a round opens.
+
+The function is called with the number of devices and a ``numpy.random.Generator``. It returns one
+entry a device, in a sequence or any other iterable; entries of a sequence may be made when they are
+asked for. An entry is, for a method on arrays, what ``Device.open(data=...)`` takes; for a
+method with a catalogue, the items that the device's user touched, oldest first, as ids or rows of
+the catalogue, or a mapping from several users' names to such items.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aggregator.errors import AggregatorError
+from device_sdk.evaluation.terms import EvaluationTerms
+from device_sdk.local_data import LocalData
+from device_sdk.system.printable import printable
+from device_sdk.train.evaluate import HeldOutItem
+from device_sdk.train.scatter import without_latest
+
+Rows = NDArray[np.int64]
+Entries = Sequence[Any]
+DataFunction = Callable[[int, np.random.Generator], Iterable[Any]]
+
+_LOOKED_AT = 10
+_NOTHING: Rows = np.empty(0, dtype=np.int64)
+
+
+class DataError(AggregatorError):
+    """The function that gives the data, or what it gave, cannot be used."""
+
+
+def find_function(said: str) -> DataFunction:
+    """The function that ``module:function``, or ``path/file.py:function``, names. Raises DataError.
+
+    Modules are looked for in the present folder first.
+    """
+    source, colon, name = said.rpartition(":")
+    if not colon or not source or not name.isidentifier():
+        raise DataError(f"--data is {said!r}; expected module:function or file.py:function")
+    try:
+        module = _from_file(Path(source)) if source.endswith(".py") else _by_name(source)
+    except DataError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise DataError(f"{source} cannot be imported: {type(error).__name__}: {error}") from error
+    found = getattr(module, name, None)
+    if found is None:
+        known = [
+            each
+            for each, value in vars(module).items()
+            if inspect.isfunction(value) and not each.startswith("_")
+        ]
+        raise DataError(f"{source} has no {name}; its functions are {', '.join(known) or 'none'}")
+    if not callable(found):
+        raise DataError(f"{said} is a {type(found).__name__}; expected a function(devices, rng)")
+    return found  # type: ignore[no-any-return]
+
+
+def _from_file(path: Path) -> Any:
+    if not path.is_file():
+        raise DataError(f"--data names {path}, which is no file")
+    # Found again by that name: a process of a cluster imports it too.
+    name = f"_tessera_data_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path.resolve())
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _by_name(name: str) -> Any:
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    return importlib.import_module(name)
+
+
+def entries_of(said: str, devices: int, rng: np.random.Generator) -> Entries:
+    """The entries of so many devices. Raises DataError, naming the function, where it fails or
+    returns anything else."""
+    function = find_function(said)
+    try:
+        inspect.signature(function).bind(devices, rng)
+    except TypeError:
+        raise DataError(
+            f"{said} must take two arguments: the number of devices and an rng"
+        ) from None
+    except ValueError:
+        pass  # what is built in does not tell
+    try:
+        found: Any = function(devices, rng)
+    except Exception as error:
+        raise _failed(said, error) from error
+    if not (isinstance(found, Sized) and hasattr(found, "__getitem__")):
+        try:
+            each = iter(found)
+        except TypeError:
+            raise _wrong(said, found) from None
+        try:
+            found = list(islice(each, devices))
+        except Exception as error:
+            raise _failed(said, error) from error
+    if isinstance(found, (str, bytes, Mapping, LocalData)):
+        raise _wrong(said, found)
+    if len(found) < devices:
+        raise DataError(
+            f"{said} returned data of {len(found)} devices; {devices} were asked for (--devices)"
+        )
+    entries: Entries = found
+    return entries
+
+
+def _wrong(said: str, found: object) -> DataError:
+    return DataError(
+        f"{said} returned a {type(found).__name__}; expected a sequence or an iterator with the "
+        "data of one device an entry"
+    )
+
+
+def _failed(said: str, error: Exception) -> DataError:
+    return DataError(f"{said} failed: {type(error).__name__}: {error}")
+
+
+def entry_of(entries: Entries, device: int) -> Any:
+    """One device's entry. Raises DataError."""
+    try:
+        return entries[device]
+    except Exception as error:
+        raise DataError(
+            f"the data of device {device} failed: {type(error).__name__}: {error}"
+        ) from error
+
+
+# Methods on arrays.
+
+
+def arrays_of(entries: Entries, device: int) -> LocalData:
+    """A device's samples. Raises DataError."""
+    entry = entry_of(entries, device)
+    if not isinstance(entry, LocalData) and callable(entry):
+        try:
+            entry = entry()
+        except Exception as error:
+            raise DataError(
+                f"the data of device {device} failed: {type(error).__name__}: {error}"
+            ) from error
+    if not isinstance(entry, LocalData):
+        raise DataError(
+            f"the data of device {device} is a {type(entry).__name__}; expected a "
+            "device_sdk.LocalData, or a function without arguments that returns one"
+        )
+    return entry
+
+
+# Methods with a catalogue: a device's interactions.
+
+
+def interactions_of(
+    entries: Entries,
+    device: int,
+    catalogue: Mapping[str, int],
+    evaluation: EvaluationTerms | None,
+) -> tuple[tuple[Rows, ...], list[HeldOutItem]]:
+    """Per user of a device the rows to train on, rising, and what is held out of them where the
+    task evaluates. Items that the catalogue does not have are left out, as on a device.
+
+    Raises DataError.
+    """
+    entry = entry_of(entries, device)
+    rows, latest = [], []
+    for items in (_listed(each, device) for each in _by_user(entry)):
+        if len(items) == 0:
+            continue  # a device knows of a user by what the user touched
+        own = _rows(items, device, catalogue)
+        rows.append(np.unique(own))
+        # An item that is recorded again stays where it was.
+        first = np.unique(own, return_index=True)[1]
+        latest.append(own[first.max()] if len(own) else -1)
+    positives = tuple(rows)
+    if evaluation is None:
+        return positives, []
+    numbers = np.array([len(each) for each in positives], dtype=np.int64)
+    kept, held, _ = without_latest(positives, np.array(latest, dtype=np.int64), numbers, _NOTHING)
+    return kept, held
+
+
+def require_known(entries: Entries, devices: int, catalogue: Mapping[str, int]) -> None:
+    """Raises DataError where the catalogue knows nothing of what the first devices have: it is of
+    other ids."""
+    first = range(min(devices, _LOOKED_AT))
+    listed = [
+        each
+        for device in first
+        for own in _by_user(entry_of(entries, device))
+        for each in _listed(own, device)
+    ]
+    if listed and not any(not isinstance(each, str) or each in catalogue for each in listed):
+        known = next(iter(catalogue))
+        raise DataError(
+            f"the catalogue has none of the items of the first {len(first)} devices, such as "
+            f"{printable(repr(listed[0]))}; it has items such as {printable(repr(known))}"
+        )
+
+
+def _by_user(entry: Any) -> list[Any]:
+    return list(entry.values()) if isinstance(entry, Mapping) else [entry]
+
+
+def _listed(items: Any, device: int) -> Sequence[Any] | NDArray[Any]:
+    if isinstance(items, np.ndarray) and items.ndim == 1:
+        return items
+    if not isinstance(items, (str, bytes, Mapping, np.ndarray)) and isinstance(items, Iterable):
+        return list(items)
+    raise _no_items(items, device)
+
+
+def _rows(items: Sequence[Any] | NDArray[Any], device: int, catalogue: Mapping[str, int]) -> Rows:
+    if all(isinstance(each, str) for each in items):
+        known = [catalogue[each] for each in items if each in catalogue]
+        return np.array(known, dtype=np.int64)
+    if not all(isinstance(each, (int, np.integer)) for each in items):
+        raise _no_items(next(e for e in items if not isinstance(e, (int, np.integer))), device)
+    rows = np.asarray(items, dtype=np.int64)
+    if rows.min() < 0 or rows.max() >= len(catalogue):
+        raise DataError(
+            f"the data of device {device} names row {int(rows.max())}; the catalogue has "
+            f"{len(catalogue)} items"
+        )
+    return rows
+
+
+def _no_items(found: object, device: int) -> DataError:
+    return DataError(
+        f"the data of device {device} holds a {type(found).__name__}; expected its user's items, "
+        "oldest first, as ids or rows of the catalogue, or a mapping from users to their items"
+    )

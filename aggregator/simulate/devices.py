@@ -1,0 +1,451 @@
+"""Virtual devices: a task's learners over their data, as :mod:`device_sdk.train` trains them.
+
+Each device draws from a generator of its own in each round, so a round is the same whatever the
+groups, the processes and the rounds that went wrong before.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from aggregator.errors import AggregatorError
+from aggregator.rounds.evaluator import option_name
+from aggregator.simulate.data import (
+    DataError,
+    Entries,
+    arrays_of,
+    entries_of,
+    interactions_of,
+    require_known,
+)
+from aggregator.simulate.engine import groups, most_in_a_group, train_many, with_wanted
+from aggregator.simulate.fleet import StreamPurpose, VirtualFleet, stream
+from aggregator.simulate.states import StateStore
+from aggregator.simulate.traffic import PublishedRound
+from aggregator.task.file import Task, read_catalogue_file
+from device_sdk.artifact import Manifest, read_manifest
+from device_sdk.errors import DeviceError
+from device_sdk.evaluation.terms import EvaluationTerms
+from device_sdk.factorisation import packaged_artifact
+from device_sdk.methods.learner import Declined, Learner, LearnerError, LearnerParts
+from device_sdk.methods.scatter.contract import encode_scatter_update
+from device_sdk.methods.scatter.learner import ScatterLearner, items_of
+from device_sdk.methods.state import State
+from device_sdk.train.arrays import evaluate_received
+from device_sdk.train.evaluate import HeldOutItem, RankEvaluation, RoundEvaluation
+from device_sdk.train.job import learner_class
+from device_sdk.train.reasons import reason_of
+from device_sdk.train.scatter import ScatterTrainer, factor_step
+from device_sdk.trainer import Trainer
+from device_sdk.wire.arrays.exchange import Attachment, Broadcast, Update, encode_update
+from device_sdk.wire.codec.errors import WireError
+from device_sdk.wire.publish.manifest import evaluates_in
+from device_sdk.wire.publish.task_messages import BROADCAST_CODECS, TaskTerms
+
+_FAILURES = (LearnerError, Declined, DeviceError, WireError, ValueError, MemoryError)
+_KEPT_BYTES = 256 << 20
+"""Of scatter learners that stay as they are from round to round, their triples prepared."""
+_RECEIPTS = 8
+
+
+class Chosen(NamedTuple):
+    """A device of a round. ``trains`` False: it only evaluates the model that it receives."""
+
+    device: int
+    trains: bool = True
+
+
+class DeviceAnswer(NamedTuple):
+    """What a device made of a round.
+
+    Attributes:
+        device: who.
+        option: what it trained: ``k=8``, or an artifact's name as reports have it.
+        seconds: that its training took, in virtual time.
+        body: of its update; empty where there is none.
+        reason: why there is none, as reports have it.
+        detail: likewise, in words.
+        evaluation: what it found out about the model, as reports have it; empty for nothing.
+        fetched_bytes: of the attachments that it wanted.
+    """
+
+    device: int
+    option: str = ""
+    seconds: float = 0.0
+    body: bytes = b""
+    reason: str = ""
+    detail: str = ""
+    evaluation: bytes = b""
+    fetched_bytes: int = 0
+
+
+class VirtualDevices(ABC):
+    """The devices of a run, or a part of them. One round after another."""
+
+    @abstractmethod
+    def round(self, published: PublishedRound, chosen: Sequence[Chosen]) -> Iterator[DeviceAnswer]:
+        """What each of these devices makes of the round, in their order; none of them twice.
+
+        What a device is to keep of its training is kept when its answer is given.
+        """
+
+    def settle(self, number: int, counted: Mapping[int, bool]) -> None:  # noqa: B027
+        """The verdicts on the updates of a round, by device. Here: no matter."""
+
+    def close(self) -> None:  # noqa: B027
+        """Give back what is held outside of this process. Here: nothing."""
+
+
+@dataclass(frozen=True)
+class DeviceSettings:
+    """All that virtual devices are made from, in this process or another.
+
+    ``data``: as :func:`aggregator.simulate.data.find_function` takes it.
+    """
+
+    task: Task
+    data: str
+    fleet: VirtualFleet
+
+    def entries(self) -> Entries:
+        """Every device's data. Raises DataError."""
+        fleet = self.fleet
+        return entries_of(self.data, fleet.devices, stream(fleet.seed, StreamPurpose.DATA))
+
+    def make(self) -> VirtualDevices:
+        """The devices, as installed packages train the task's method. Raises AggregatorError."""
+        method = self.task.binding.method_name
+        try:
+            kind = learner_class(method)
+        except (Declined, DeviceError) as error:
+            raise AggregatorError(str(error)) from None
+        if kind is ScatterTrainer:
+            return ScatterDevices(self)
+        if not issubclass(kind, Learner):
+            raise AggregatorError(
+                f"{method} trains with what lies in a device's home ({kind.__name__}), which a "
+                "virtual device has none of; a Learner can be simulated"
+            )
+        return ArrayDevices(self, kind)
+
+
+class _StandingClock:
+    """No time passes within a virtual device's work: it evaluates with all that it holds back."""
+
+    def now(self) -> float:
+        return 0.0
+
+    def sleep(self, seconds: float) -> None:
+        pass
+
+
+class _Streams:
+    """A device's generators in a round: as a real one's, that was begun with this seed."""
+
+    def __init__(self, seed: int, number: int, device: int) -> None:
+        self._seeds = np.random.SeedSequence([seed, int(StreamPurpose.TRAIN), number, device])
+        self.rng = np.random.default_rng(self._seeds)
+
+    def evaluation(self, terms: EvaluationTerms, seconds: float) -> RoundEvaluation:
+        # As RoundTrainer.evaluation: of a child, so that the training draws what it would.
+        (child,) = self._seeds.spawn(1)
+        rng = np.random.default_rng(child)
+        return RoundEvaluation(terms, terms.time_share * seconds, 2, _StandingClock(), rng)
+
+
+def device_id(device: int) -> bytes:
+    """16 bytes; in hexadecimal it is :func:`aggregator.simulate.engine.device_name`."""
+    return device.to_bytes(16, "big")
+
+
+def _evaluates(published: PublishedRound, terms: TaskTerms, chosen: Chosen) -> bool:
+    asked, manifest = terms.evaluation, published.manifest
+    if asked is None or not chosen.trains:
+        return asked is not None
+    return evaluates_in(
+        asked, manifest.sampling_seed, manifest.task, manifest.round, device_id(chosen.device)
+    )
+
+
+def _written(found: RoundEvaluation | None) -> bytes:
+    return b"" if found is None else found.written
+
+
+def _failed(device: int, error: Exception, fetched_bytes: int = 0) -> DeviceAnswer:
+    detail = f"{type(error).__name__}: {error}"
+    if isinstance(error, (LearnerError, Declined)):
+        detail = str(error)
+    return DeviceAnswer(
+        device, reason=reason_of(error).value, detail=detail, fetched_bytes=fetched_bytes
+    )
+
+
+# Scatter: interactions, and k columns.
+
+
+@dataclass(slots=True)
+class _Prepared:
+    chosen: Chosen
+    learner: ScatterLearner
+    held: list[HeldOutItem]
+    triples: int
+    streams: _Streams
+    evaluation: RoundEvaluation | None = None
+    ranks: RankEvaluation | None = None
+
+
+class _FixedRows:
+    """Interactions that never change; see ``LocalPositives`` of the scatter learner."""
+
+    def __init__(self, rows: Sequence[Any]) -> None:
+        self._rows = rows
+
+    def positives(self) -> Sequence[Any]:
+        return self._rows
+
+
+class ScatterDevices(VirtualDevices):
+    """Devices of :class:`~device_sdk.train.scatter.ScatterTrainer`, those of a round in groups."""
+
+    def __init__(self, settings: DeviceSettings, kept_bytes: int = _KEPT_BYTES) -> None:
+        task = settings.task
+        assert task.catalogue is not None
+        self._fleet = settings.fleet
+        _refuse_other_classes(self._fleet, "artifact", "trains columns (k), and no artifact")
+        self._catalogue = read_catalogue_file(task.catalogue).rows
+        self._evaluation = None if task.evaluation is None else task.evaluation.terms
+        self._step = factor_step(task.artifacts[0] if task.artifacts else packaged_artifact())
+        self._entries = settings.entries()
+        require_known(self._entries, self._fleet.devices, self._catalogue)
+        self._states = StateStore()
+        self._kept: OrderedDict[int, tuple[ScatterLearner, list[HeldOutItem], int]] = OrderedDict()
+        self._room = kept_bytes
+
+    def round(self, published: PublishedRound, chosen: Sequence[Chosen]) -> Iterator[DeviceAnswer]:
+        terms, broadcast = published.read()
+        for group in groups(chosen, most_in_a_group(broadcast)):
+            prepared = [self._prepared(published, terms, broadcast, each) for each in group]
+            training = [each for each in prepared if each.chosen.trains]
+            trained = train_many([each.learner for each in training], broadcast)
+            updates = {each.chosen.device: one for each, one in zip(training, trained, strict=True)}
+            for each in prepared:
+                yield self._answer(terms, broadcast, each, updates.get(each.chosen.device))
+
+    def _answer(
+        self,
+        terms: TaskTerms,
+        broadcast: Broadcast,
+        each: _Prepared,
+        found: Update | LearnerError | None,
+    ) -> DeviceAnswer:
+        device, learner, items = each.chosen.device, each.learner, items_of(broadcast)
+        self._keep(device, learner, each.held, each.triples)
+        if isinstance(found, LearnerError):
+            return _failed(device, found)
+        option = f"k={learner.columns}"
+        if found is None:
+            return DeviceAnswer(device, option, evaluation=_written(each.evaluation))
+        width = items.shape[1]
+        body = encode_scatter_update(found, width, terms.update_codec, each.streams.rng)
+        if each.ranks is not None:
+            each.ranks.stage("personal", learner.users, items)
+        seconds = self._fleet.seconds(device, each.triples, learner.columns / width)
+        return DeviceAnswer(device, option, seconds, body, evaluation=_written(each.evaluation))
+
+    def _prepared(
+        self, published: PublishedRound, terms: TaskTerms, broadcast: Broadcast, chosen: Chosen
+    ) -> _Prepared:
+        device, items = chosen.device, items_of(broadcast)
+        learner, held, triples = self._learner(device)
+        streams = _Streams(self._fleet.seed, published.manifest.round, device)
+        learner.rng = streams.rng
+        learner.columns = self._fleet.columns(device, triples, items.shape[1], terms.train_seconds)
+        each = _Prepared(chosen, learner, held, triples, streams)
+        if terms.evaluation is not None and _evaluates(published, terms, chosen):
+            each.evaluation = streams.evaluation(terms.evaluation, terms.train_seconds)
+            each.ranks = RankEvaluation(each.evaluation, held)
+            each.ranks.stage("global", learner.users, items)
+        return each
+
+    def _learner(self, device: int) -> tuple[ScatterLearner, list[HeldOutItem], int]:
+        kept = self._kept.pop(device, None)
+        if kept is not None:
+            self._room += _kept_bytes(kept[2])
+            return kept
+        rows, held = interactions_of(self._entries, device, self._catalogue, self._evaluation)
+        learner = ScatterLearner(_FixedRows(rows), self._step, 1, np.random.default_rng(0))
+        state = self._states.get(device)
+        if state is not None:
+            learner.restore(state)
+        return learner, held, max(1, sum(map(len, rows)))
+
+    def _keep(
+        self, device: int, learner: ScatterLearner, held: list[HeldOutItem], triples: int
+    ) -> None:
+        """As it is where there is room, and else what it has to remember."""
+        if self._room >= _kept_bytes(triples):
+            self._room -= _kept_bytes(triples)
+            self._kept[device] = (learner, held, triples)
+        else:
+            self._states.put(device, learner.state())
+
+
+def _kept_bytes(triples: int) -> int:
+    """About what a prepared learner takes: measured with tracemalloc."""
+    return 6000 + 110 * triples
+
+
+def _refuse_other_classes(fleet: VirtualFleet, name: str, otherwise: str) -> None:
+    for each in fleet.speeds.classes:
+        if getattr(each, name):
+            raise AggregatorError(
+                f"--speeds: the class {each.name!r} has {name}; a device of this task {otherwise}"
+            )
+
+
+# Methods on arrays: one device after another, for all of them share a trainer an artifact.
+
+
+class ArrayDevices(VirtualDevices):
+    """Devices of :class:`~device_sdk.train.arrays.ArrayTrainer`. ``kind``: what learns on them."""
+
+    def __init__(self, settings: DeviceSettings, kind: type[Learner]) -> None:
+        task = settings.task
+        self._fleet, self._kind = settings.fleet, kind
+        _refuse_other_classes(self._fleet, "k", "trains an artifact, and no columns")
+        self._folders, self._companions = task.artifacts, task.companions
+        manifests = [read_manifest(folder) for folder in task.artifacts]
+        self._names = [each.name for each in manifests]
+        sizes = np.array([_size(each) for each in manifests], dtype=np.float64)
+        self._parts = (sizes / max(1.0, sizes.max(initial=1.0))).tolist()
+        self._entries = settings.entries()
+        self._states = StateStore()
+        self._trained: dict[int, int] = {}
+        """By device the artifact that its state is of."""
+        self._receipts: dict[int, list[tuple[int, bool]]] = {}
+        self._held: dict[tuple[int, str], int] = {}
+        """By device and attachment what it fetched last, which it does not fetch again."""
+        self._trainers: dict[Path, Trainer] = {}
+
+    def round(self, published: PublishedRound, chosen: Sequence[Chosen]) -> Iterator[DeviceAnswer]:
+        terms, broadcast = published.read()
+        opened = published.offered()
+        for each in chosen:
+            fetched = [0]
+            try:
+                yield self._answer(published, terms, broadcast, opened, each, fetched)
+            except DataError:
+                raise
+            except _FAILURES as error:
+                yield _failed(each.device, error, fetched[0])
+
+    def _answer(
+        self,
+        published: PublishedRound,
+        terms: TaskTerms,
+        broadcast: Broadcast,
+        opened: Broadcast,
+        chosen: Chosen,
+        fetched: list[int],
+    ) -> DeviceAnswer:
+        device = chosen.device
+        data = arrays_of(self._entries, device)
+        samples = data.samples
+        streams = _Streams(self._fleet.seed, published.manifest.round, device)
+        place = self._fleet.option(device, samples, self._names, self._parts, terms.train_seconds)
+        option = option_name(self._names[place])
+
+        evaluation, found = None, None
+        if terms.evaluation is not None and _evaluates(published, terms, chosen):
+            found = streams.evaluation(terms.evaluation, terms.train_seconds)
+            learner, trainer = self._learner(device, place, data, streams.rng)
+            evaluation = evaluate_received(learner, trainer, broadcast, data, found)
+        if not chosen.trains:
+            return DeviceAnswer(device, option, evaluation=_written(found))
+
+        learner, trainer = self._learner(device, place, data, streams.rng)
+        if opened.attachments:
+            fetch = partial(self._fetched, device, opened, published, fetched)
+            name = device_id(device).hex()
+            broadcast = with_wanted(broadcast, opened, name, learner, fetch)
+        update = learner.train(broadcast)
+        body = encode_update(update, BROADCAST_CODECS[terms.update_codec], streams.rng)
+        if evaluation is not None and learner.personalises(broadcast):
+            evaluation.stage("personal", trainer)
+        if learner.carries_over(broadcast):
+            self._states.put(device, learner.state())
+            self._trained[device] = place
+        seconds = self._fleet.seconds(device, samples, self._parts[place])
+        return DeviceAnswer(
+            device, option, seconds, body, evaluation=_written(found), fetched_bytes=fetched[0]
+        )
+
+    def settle(self, number: int, counted: Mapping[int, bool]) -> None:
+        if self._kind.needs_receipts:
+            for device, was in counted.items():
+                known = self._receipts.setdefault(device, [])
+                known.append((number, was))
+                del known[:-_RECEIPTS]
+
+    def _learner(
+        self, device: int, place: int, data: Any, rng: np.random.Generator
+    ) -> tuple[Learner, Trainer]:
+        """The learner as its last commit left it; a new one for an artifact that it is not of."""
+        seed = int(np.random.SeedSequence([self._fleet.seed, device]).generate_state(1)[0])
+        trainer = self._trainer(self._folders[place], seed)
+        companion = None
+        if self._companions:
+            companion = self._trainer(self._companions[place], seed)
+        name = device_id(device).hex()
+        learner = self._kind.make(
+            LearnerParts(lambda: data, trainer, companion, name, rng, "device")
+        )
+        state: State | None = None
+        if self._trained.get(device, place) == place:
+            state = self._states.get(device)
+        if state is not None:
+            learner.restore(state)
+        for number, counted in self._receipts.get(device, ()):
+            learner.receipt(number, counted=counted)
+        return learner, trainer
+
+    def _trainer(self, folder: Path, seed: int) -> Trainer:
+        if folder not in self._trainers:
+            self._trainers[folder] = Trainer(folder, threads=1)
+        trainer = self._trainers[folder]
+        trainer.seed = seed % 2**31
+        trainer.reset()
+        return trainer
+
+    def _fetched(
+        self,
+        device: int,
+        opened: Broadcast,
+        published: PublishedRound,
+        fetched: list[int],
+        attachment: Attachment,
+    ) -> Attachment:
+        name = next(key for key, each in opened.attachments.items() if each is attachment)
+        content, _ = published.attachments[name]
+        mark = hash(content)
+        if self._held.get((device, name)) != mark:
+            self._held[device, name] = mark
+            fetched[0] += len(content)
+        return attachment
+
+
+def _size(manifest: Manifest) -> int:
+    """Parameters of the example's sizes: what a train step's time is taken to grow with."""
+    return sum(
+        int(np.prod([length if isinstance(length, int) else 1 for length in member.shape]))
+        for state, member in manifest.members()
+        if state.kind == "parameter"
+    )

@@ -1,0 +1,192 @@
+"""Rounds of a federated method over virtual devices, one after another in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import islice
+from typing import Protocol, TypeVar
+
+import numpy as np
+
+from aggregator.methods.method import Method, Refused, RoundSummary
+from device_sdk.methods.learner import Learner, LearnerError
+from device_sdk.wire.arrays.exchange import Attachment, Broadcast, Update
+
+GROUP_BYTES = 256 << 20
+"""Of what the devices that train in one call may send: a round is never in memory whole."""
+_MOST_IN_A_GROUP = 1024
+T = TypeVar("T")
+
+
+class Channel(Protocol):
+    """Carries messages, as exactly as its encoding does. May count what it carries."""
+
+    def down(self, broadcast: Broadcast) -> Broadcast:
+        """What every device of the round receives."""
+
+    def fetch(self, device: int, attachment: Attachment) -> Attachment:
+        """What a device that asked for an attachment receives."""
+
+    def up(self, update: Update) -> Update:
+        """What the aggregator receives."""
+
+
+class DirectChannel:
+    """Hands everything over as it is; what others change of it, they say."""
+
+    def down(self, broadcast: Broadcast) -> Broadcast:
+        """The broadcast itself."""
+        return broadcast
+
+    def fetch(self, device: int, attachment: Attachment) -> Attachment:
+        """The attachment itself."""
+        return attachment
+
+    def up(self, update: Update) -> Update:
+        """The update itself."""
+        return update
+
+
+def device_name(index: int) -> str:
+    """What stands for a device's id: its index in 32 hexadecimal digits."""
+    return f"{index:032x}"
+
+
+class Simulation:
+    """Runs a method's two halves as the aggregator and the fleet would, updates streamed.
+
+    The order of absorption is that of the participants, so a run whose generators were seeded is
+    repeatable bit for bit. At any time the updates of one group of devices are in memory, not a
+    round of them. A device that fails, or whose update is refused, is counted and the round goes on
+    without it.
+
+    Args:
+        method: the aggregator's half.
+        learners: the devices' halves, one a device.
+        rng: source of the cohorts.
+        channel: what updates and broadcasts pass through.
+        names: what the devices are called; by default :func:`device_name`.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        learners: Sequence[Learner],
+        rng: np.random.Generator,
+        channel: Channel | None = None,
+        names: Sequence[str] | None = None,
+    ) -> None:
+        self.method = method
+        self.learners = learners
+        self._rng = rng
+        self._channel: Channel = channel if channel is not None else DirectChannel()
+        self._names = names or [device_name(index) for index in range(len(learners))]
+        self._round_id = 0
+        self.failures: dict[str, int] = {}
+
+    @property
+    def rounds(self) -> int:
+        """The number of rounds opened so far."""
+        return self._round_id
+
+    def round(self, participants: Iterable[int] | None = None) -> RoundSummary:
+        """One round with these devices (indices into ``learners``), by default with all."""
+        self._round_id += 1
+        opened = self.method.open_round(self._round_id)
+        broadcast = self._channel.down(replace(opened, attachments={}, cohorts={}))
+        chosen = range(len(self.learners)) if participants is None else participants
+        # What is attached is for single devices: they then train one by one.
+        most = 1 if opened.attachments else most_in_a_group(broadcast)
+        for group in groups(chosen, most):
+            for device, found in zip(group, self._trained(group, broadcast, opened), strict=True):
+                try:
+                    if isinstance(found, LearnerError):
+                        raise found
+                    update = replace(self._channel.up(found), sender=self._names[device])
+                    self.method.check(update)
+                except (LearnerError, Refused) as error:
+                    self._count(error)
+                    continue
+                self.method.absorb(update)
+                self.learners[device].receipt(update.round_id, counted=True)
+        return self.method.close_round()
+
+    def epoch(self, cohort: int, always: Sequence[int] = ()) -> Iterator[RoundSummary]:
+        """All devices once, in random order, ``cohort`` of them in each round (the last: fewer);
+        those of ``always`` in every round, and first."""
+        if cohort < 1:
+            raise ValueError(f"a cohort of {cohort} devices cannot hold a round")
+        order = self._rng.permutation(len(self.learners))
+        for start in range(0, len(order), cohort):
+            others = [one for one in order[start : start + cohort].tolist() if one not in always]
+            yield self.round((*always, *others))
+
+    def _trained(
+        self, group: Sequence[int], broadcast: Broadcast, opened: Broadcast
+    ) -> Sequence[Update | LearnerError]:
+        learners = [self.learners[device] for device in group]
+        if opened.attachments:
+            (device,), (learner,) = group, learners
+            fetch = partial(self._channel.fetch, device)
+            try:
+                broadcast = with_wanted(broadcast, opened, self._names[device], learner, fetch)
+            except LearnerError as error:
+                return [error]
+        return train_many(learners, broadcast)
+
+    def _count(self, error: LearnerError | Refused) -> None:
+        reason = error.reason if isinstance(error, Refused) else "learner"
+        self.failures[reason] = self.failures.get(reason, 0) + 1
+
+
+def most_in_a_group(broadcast: Broadcast) -> int:
+    """How many devices may train in one call, each update being no larger than the broadcast."""
+    size = sum(array.size * 4 for array in broadcast.tensors.values())
+    return max(1, min(_MOST_IN_A_GROUP, GROUP_BYTES // max(1, size)))
+
+
+def groups(devices: Iterable[T], most: int) -> Iterator[list[T]]:
+    """The devices in their order, at most so many together."""
+    left = iter(devices)
+    while group := list(islice(left, most)):
+        yield group
+
+
+def train_many(
+    learners: Sequence[Learner], broadcast: Broadcast
+) -> Sequence[Update | LearnerError]:
+    """The learners' updates in their order; those of one class train in one call."""
+    found: dict[int, Update | LearnerError] = {}
+    kinds: dict[type[Learner], list[int]] = {}
+    for place, learner in enumerate(learners):
+        kinds.setdefault(type(learner), []).append(place)
+    for kind, places in kinds.items():
+        trained = kind.train_many([learners[place] for place in places], broadcast)
+        found.update(zip(places, trained, strict=True))
+    return [found[place] for place in range(len(learners))]
+
+
+def with_wanted(
+    broadcast: Broadcast,
+    opened: Broadcast,
+    name: str,
+    learner: Learner,
+    fetch: Callable[[Attachment], Attachment],
+) -> Broadcast:
+    """The broadcast with those attachments of ``opened`` that the device may read and wants.
+
+    Raises LearnerError as ``learner.wants`` does.
+    """
+    readable: Mapping[str, Attachment] = {
+        key: attachment
+        for key, attachment in opened.attachments.items()
+        if not attachment.cohort or name in opened.cohorts[attachment.cohort]
+    }
+    sizes = {
+        key: sum(array.nbytes for array in attachment.tensors.values())
+        for key, attachment in readable.items()
+    }
+    offer = replace(broadcast, offered=sizes)
+    return replace(offer, attachments={key: fetch(readable[key]) for key in learner.wants(offer)})

@@ -1,0 +1,293 @@
+"""The record of a simulation: one JSON file with all that was asked for, and every round's figures.
+
+Format ``tessera-simulation``, version 1. Nothing in it but ``took`` and ``made_with`` depends on
+the machine: a seed repeats the rest, and ``model_sha256`` says so of the model.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import math
+import platform
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from aggregator.errors import AggregatorError
+from aggregator.evaluation.figures import FLEET, Figure
+from aggregator.evaluation.words import as_json, figure_name
+from aggregator.simulate.fleet import Failures, Speeds
+from aggregator.simulate.task_rounds import PlayedRound
+from aggregator.store.versions import Ranking
+from aggregator.task.file import Task
+from device_sdk.evaluation.report import STAGES
+from device_sdk.fields import Fields, Within
+from device_sdk.system.files import write_atomically
+from device_sdk.system.printable import printable
+from device_sdk.system.version import __version__
+
+FORMAT, FORMAT_VERSION = "tessera-simulation", 1
+FINISHED, INTERRUPTED, STOPPED_EARLY = "finished", "interrupted", "stopped early"
+_LIBRARIES = ("numpy", "onnxruntime", "tessera-edge")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the operator asked for.
+
+    Attributes:
+        data: where the data is from.
+        devices, rounds: how many.
+        seeds: of the runs.
+        speeds: as it was said; empty for devices that are alike.
+        failures: how often what goes wrong.
+        pace_seconds: see :class:`aggregator.simulate.fleet.VirtualFleet`.
+    """
+
+    data: str
+    devices: int
+    rounds: int
+    seeds: tuple[int, ...]
+    speeds: str
+    failures: Failures
+    pace_seconds: float
+
+
+class Recorder:
+    """A record in the making."""
+
+    def __init__(self, name: str, task: Task, asked: Asked, speeds: Speeds) -> None:
+        ranking = task.ranking
+        self._record: dict[str, Any] = {
+            "format": FORMAT,
+            "format_version": FORMAT_VERSION,
+            "name": name,
+            "task": {
+                "name": task.name,
+                "method": task.binding.method_name,
+                "file": task.path.name,
+                "text": task.text,
+            },
+            "asked": {**asdict(asked), "classes": [asdict(each) for each in speeds.classes]},
+            "best_by": None if ranking is None else asdict(ranking),
+            "state": INTERRUPTED,
+            "runs": [],
+            "made_with": _made_with(),
+        }
+        self._runs: list[dict[str, Any]] = self._record["runs"]
+
+    @property
+    def played(self) -> bool:
+        """Whether there is anything to keep."""
+        return any(run["rounds"] for run in self._runs)
+
+    def begin(self, seed: int) -> None:
+        """A run begins."""
+        self._runs.append({"seed": seed, "state": INTERRUPTED, "rounds": [], "took": []})
+
+    def add(self, played: PlayedRound) -> None:
+        """A round of the run was played."""
+        values = asdict(played)
+        self._runs[-1]["took"].append({"processor_seconds": values.pop("processor_seconds")})
+        values["figures"] = [as_json(each) for each in played.figures]
+        self._runs[-1]["rounds"].append(values)
+
+    def end(self, state: str, figures: Iterable[Figure], version: int, model_sha256: str) -> None:
+        """The run ended. ``figures``: of its newest version."""
+        self._runs[-1].update(
+            state=state,
+            model_sha256=model_sha256,
+            newest={"version": version, "figures": [as_json(each) for each in figures]},
+        )
+
+    def finish(self) -> None:
+        """All that was asked for was done."""
+        self._record["state"] = FINISHED
+
+    def made(self) -> SimulationRecord:
+        """What there is so far."""
+        return SimulationRecord(self._record)
+
+    def write(self, path: Path) -> None:
+        """Replace the file, whole or not at all; its folder is made."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(_finite(self._record), indent=1, sort_keys=True, allow_nan=False)
+        write_atomically(path, f"{text}\n".encode())
+
+
+class SimulationRecord:
+    """A record as it is read.
+
+    Args:
+        values: the JSON object.
+
+    Raises AggregatorError for what is no record of a version that is known here.
+    """
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = values
+
+    @classmethod
+    def read(cls, path: Path) -> SimulationRecord:
+        """The record in a file."""
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
+            raise AggregatorError(f"{path} is no record that can be read: {error}") from None
+        if not isinstance(values, dict) or values.get("format") != FORMAT:
+            raise AggregatorError(f"{path} is no record of tessera-aggregator simulate")
+        if values.get("format_version") != FORMAT_VERSION:
+            raise AggregatorError(
+                f"{path} is of format version {values.get('format_version')!r}; this version of "
+                f"Tessera reads {FORMAT_VERSION}"
+            )
+        try:
+            _require_sound(_Fields(values))
+        except AggregatorError as error:
+            raise AggregatorError(f"{path} is not as simulate writes a record: {error}") from None
+        return cls(values)
+
+    @property
+    def name(self) -> str:
+        """What the operator called it."""
+        return printable(str(self._values["name"]))
+
+    @property
+    def state(self) -> str:
+        """``finished`` or ``interrupted``."""
+        return printable(str(self._values["state"]))
+
+    @property
+    def method(self) -> str:
+        return printable(str(self._values["task"]["method"]))
+
+    @property
+    def devices(self) -> int:
+        return int(self._values["asked"]["devices"])
+
+    @property
+    def ranking(self) -> Ranking | None:
+        """By what versions are compared."""
+        said = self._values["best_by"]
+        if said is None:
+            return None
+        return Ranking(str(said["metric"]), bool(said["higher_is_better"]))
+
+    @property
+    def runs(self) -> Sequence[Mapping[str, Any]]:
+        """One a seed."""
+        runs: Sequence[Mapping[str, Any]] = self._values["runs"]
+        return runs
+
+    def rounds(self, run: int) -> Sequence[Mapping[str, Any]]:
+        """Of a run, by its place."""
+        rounds: Sequence[Mapping[str, Any]] = self.runs[run]["rounds"]
+        return rounds
+
+    @staticmethod
+    def figures_of(held: Mapping[str, Any]) -> dict[str, float]:
+        """The fleet's, by name, of a round or of a run's newest version."""
+        return {
+            figure_name(each["stage"], each["metric"]): float(each["value"])
+            for each in held["figures"]
+            if each["part"] in (None, FLEET) and each["value"] is not None
+        }
+
+    @property
+    def metrics(self) -> list[str]:
+        """Names of all figures: that by which versions are compared, then those of the model that
+        devices receive, then those of their own."""
+        names: dict[str, None] = {} if self.ranking is None else {self.ranking.metric: None}
+        for run, held in enumerate(self.runs):
+            for each in (*self.rounds(run), *([held["newest"]] if "newest" in held else [])):
+                names.update(dict.fromkeys(self.figures_of(each)))
+        best = next(iter(names), None)
+        return sorted(names, key=lambda each: (each != best, "." in each))
+
+    def curve(self, run: int, metric: str) -> tuple[list[int], list[float]]:
+        """Versions that have a figure, by how many rounds had been played, and the figures."""
+        x, y = [], []
+        for each in self.rounds(run):
+            found = self.figures_of(each).get(metric)
+            if found is not None:
+                x.append(int(each["number"]) - 1)
+                y.append(found)
+        newest = self.figures_of(self.runs[run].get("newest", {"figures": []})).get(metric)
+        if newest is not None:
+            x.append(len(self.rounds(run)))
+            y.append(newest)
+        return x, y
+
+
+class _Fields(Fields):
+    __slots__ = ()
+    fault = AggregatorError
+
+
+_COUNTS = ("number", "selected", "counted", "late", "silent", "crashed", "down_bytes", "up_bytes")
+_COUNT, _SECONDS = Within(0, 2**62), Within(0, 1e15)
+
+
+def _require_sound(root: _Fields) -> None:
+    """Whether there is all that is shown of a record. Raises AggregatorError, naming the key."""
+    root.text("name", 100)
+    root.text("state", 100)
+    _Fields(root.mapping("task"), "task").text("method", 100)
+    _Fields(root.mapping("asked"), "asked").integer("devices", Within(1, 2**62))
+    if root.take("best_by") is not None:
+        best = _Fields(root.mapping("best_by"), "best_by")
+        best.text("metric", 100)
+        best.boolean("higher_is_better")
+    for run in _maps(root, "runs"):
+        for each in _maps(run, "rounds"):
+            for name in _COUNTS:
+                each.integer(name, _COUNT)
+            for name in ("began_seconds", "seconds"):
+                each.number(name, _SECONDS)
+            for name in ("failed", "refused"):
+                counts = _Fields(each.mapping(name), each.name(name))
+                for reason in counts.names():
+                    counts.integer(reason, _COUNT)
+            _require_figures(each)
+        if run.take("newest", None) is not None:
+            _require_figures(_Fields(run.mapping("newest"), run.name("newest")))
+
+
+def _require_figures(held: _Fields) -> None:
+    for each in _maps(held, "figures"):
+        each.choice("stage", STAGES)
+        each.text("metric", 100)
+        for name in ("part", "value"):
+            if each.take(name) is not None:
+                _ = each.text(name, 100) if name == "part" else each.number(name)
+
+
+def _maps(fields: _Fields, key: str) -> Iterable[_Fields]:
+    for place, each in enumerate(fields.array(key)):
+        if not isinstance(each, dict):
+            raise fields.error(f"{key}[{place}]", "must be a map")
+        yield _Fields(each, fields.name(f"{key}[{place}]"))
+
+
+def _made_with() -> dict[str, str]:
+    found = {"tessera": __version__, "python": platform.python_version(), "platform": sys.platform}
+    for library in _LIBRARIES:
+        try:
+            found[library] = importlib.metadata.version(library)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _finite(value: Any) -> Any:
+    """With null for what is not finite: JSON has no such numbers."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(each) for each in value]
+    return value

@@ -1,0 +1,135 @@
+"""A simulation from its command line: what was asked for, made sure of, and played."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from aggregator.errors import AggregatorError
+from aggregator.simulate.devices import DeviceSettings, VirtualDevices
+from aggregator.simulate.fleet import Failures, Speeds, VirtualFleet
+from aggregator.simulate.record import FINISHED, STOPPED_EARLY, Asked, Recorder
+from aggregator.simulate.task_rounds import PlayedRound, TaskSimulation
+from aggregator.task.file import Task, read_task
+
+MakeDevices = Callable[[DeviceSettings], VirtualDevices]
+
+
+@dataclass
+class Simulated:
+    """A simulation that can be played.
+
+    Attributes:
+        task: of the file.
+        settings: of the first run.
+        asked: all that was asked for.
+        recorder: takes what was played.
+        make: makes the devices of a run, here or in other processes.
+        name: of the record.
+    """
+
+    task: Task
+    settings: DeviceSettings
+    asked: Asked
+    recorder: Recorder
+    make: MakeDevices
+    name: str
+    _failure: str = ""
+    _counted: int = 0
+
+    def play(self, show: Callable[[str], None]) -> None:
+        """Play every run; ``show`` is told where it is, in a line. What was played is recorded even
+        where this is interrupted. Raises AggregatorError."""
+        for seed in self.asked.seeds:
+            settings = replace(self.settings, fleet=replace(self.settings.fleet, seed=seed))
+            show(f"seed {seed}: the devices' data")
+            devices = self.make(settings)
+            try:
+                self._play(TaskSimulation(settings, devices), seed, show)
+            finally:
+                devices.close()
+        self.recorder.finish()
+
+    def _play(self, simulation: TaskSimulation, seed: int, show: Callable[[str], None]) -> None:
+        self.recorder.begin(seed)
+        rounds, version = self.asked.rounds, 0
+        show(f"seed {seed}: round 1 of {rounds}")
+        for played in simulation.rounds(rounds):
+            self.recorder.add(played)
+            self._failure = self._failure or played.failure
+            self._counted += played.counted
+            version = played.version if played.next_version is None else played.next_version
+            show(f"seed {seed}: round {played.number + 1} of {rounds}{_told(played)}")
+        state = STOPPED_EARLY if simulation.stopped else FINISHED
+        model = simulation.model_sha256
+        show(f"seed {seed}: the newest version is evaluated")
+        self.recorder.end(state, simulation.evaluate(), version, model)
+
+    def remarks(self) -> Iterator[str]:
+        """What whoever reads the table should know."""
+        if self._failure:
+            yield f"the first device without an update, {self._failure}"
+        if self.task.evaluation is None:
+            yield (
+                "no figures: a table [evaluation] in the task file has devices find out how good "
+                "each version is"
+            )
+        if self.task.selector:
+            yield "task.only was left aside: virtual devices have no labels"
+        if not self._counted:
+            yield f"no update was counted: the quorum is {self.task.round.quorum}"
+
+
+def _told(played: PlayedRound) -> str:
+    figures = [f"{each.metric} {each.value:.3f}" for each in played.figures if not each.part]
+    return f", {figures[0]}" if figures else ""
+
+
+def prepare(arguments: argparse.Namespace) -> Simulated:
+    """What the command's arguments ask for. Raises AggregatorError, and TaskError naming the key.
+
+    Nothing is played yet; the data is asked for once, so that what is wrong is told first.
+    """
+    task = read_task(Path(arguments.task))
+    try:
+        failures = Failures(arguments.dropout, arguments.crash, arguments.late, arguments.nan)
+    except ValueError as error:
+        raise AggregatorError(str(error)) from None
+    speeds = Speeds.read(arguments.speeds) if arguments.speeds else Speeds()
+    first: int = arguments.seed
+    asked = Asked(
+        data=arguments.data,
+        devices=arguments.devices,
+        rounds=arguments.rounds,
+        seeds=tuple(range(first, first + arguments.seeds)),
+        speeds=arguments.speeds,
+        failures=failures,
+        pace_seconds=arguments.pace,
+    )
+    fleet = VirtualFleet(arguments.devices, first, speeds, failures, arguments.pace)
+    name = arguments.name or task.name
+    return Simulated(
+        task,
+        DeviceSettings(task, arguments.data, fleet),
+        asked,
+        Recorder(name, task, asked, speeds),
+        _maker(arguments),
+        name,
+    )
+
+
+def _maker(arguments: argparse.Namespace) -> MakeDevices:
+    cluster: str | None = arguments.cluster
+    if cluster is None:
+        if arguments.workers is not None:
+            raise AggregatorError("--workers is for --cluster")
+        return DeviceSettings.make
+    kind, _, address = cluster.partition(":")
+    if kind != "ray":
+        raise AggregatorError(f"--cluster is {cluster!r}; expected ray, or ray:ADDRESS")
+    from aggregator.simulate.cluster import on_ray
+
+    made: MakeDevices = on_ray(address, arguments.workers)
+    return made

@@ -1,0 +1,206 @@
+"""Records as tables and pictures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tabulate import tabulate
+
+from aggregator.evaluation.words import shown
+from aggregator.simulate.intervals import interval
+from aggregator.simulate.record import SimulationRecord
+
+_MOST_LINES = 24
+_MOST_COLUMNS = 4
+
+
+def rounds_table(record: SimulationRecord) -> str:
+    """A record's rounds: means over its seeds, and all of them where they are few."""
+    metrics = record.metrics[:_MOST_COLUMNS]
+    longest = max((len(record.rounds(run)) for run in range(len(record.runs))), default=0)
+    lines = [_round_line(record, place, metrics) for place in _some(longest, _MOST_LINES)]
+    newest = {"round": "after"}
+    for metric in metrics:
+        values = [_newest(record, run, metric) for run in range(len(record.runs))]
+        newest[metric] = _mean([each for each in values if each is not None])
+    if metrics and any(newest[metric] != "-" for metric in metrics):
+        lines.append(newest)
+    return tabulate(lines, headers="keys", tablefmt="plain", disable_numparse=True)
+
+
+def _round_line(record: SimulationRecord, place: int, metrics: Sequence[str]) -> dict[str, str]:
+    runs = range(len(record.runs))
+    played = [record.rounds(run)[place] for run in runs if place < len(record.rounds(run))]
+
+    def mean(key: str) -> float:
+        return float(np.mean([each[key] for each in played]))
+
+    selected = max(1.0, mean("selected"))
+    line = {
+        "round": str(place + 1),
+        "selected": f"{mean('selected'):.0f}",
+        "counted": f"{mean('counted'):.0f}",
+        "late": f"{mean('late'):.0f}",
+        "away": f"{mean('silent') + mean('crashed'):.0f}",
+        "failed": f"{np.mean([_failures(each) for each in played]):.0f}",
+        "ends at": duration(mean("began_seconds") + mean("seconds")),
+        "down": size(mean("down_bytes") / selected),
+        "up": size(mean("up_bytes") / max(1.0, mean("counted") + mean("late"))),
+    }
+    for metric in metrics:
+        figures = [record.figures_of(each).get(metric) for each in played]
+        line[metric] = _mean([each for each in figures if each is not None])
+    return line
+
+
+def runs_table(records: Sequence[SimulationRecord]) -> str:
+    """One line a record: the last and the best figure of each, over its seeds."""
+    lines = []
+    for record in records:
+        ranking = record.ranking
+        line = {
+            "run": record.name,
+            "method": record.method,
+            "devices": str(record.devices),
+            "seeds": str(len(record.runs)),
+            "rounds": "/".join(
+                sorted({str(len(record.rounds(run))) for run in range(len(record.runs))}, key=int)
+            ),
+        }
+        if ranking is not None:
+            curves = [record.curve(run, ranking.metric) for run in range(len(record.runs))]
+            pick = max if ranking.higher_is_better else min
+            line["figure"] = ranking.metric
+            line["last"] = _mean([y[-1] for _, y in curves if y])
+            line["best"] = _mean([pick(y) for _, y in curves if y])
+            line["best after"] = _mean([float(x[y.index(pick(y))]) for x, y in curves if y])
+        lines.append({**line, **_costs(record)})
+    return tabulate(lines, headers="keys", tablefmt="plain", disable_numparse=True)
+
+
+def _costs(record: SimulationRecord) -> dict[str, str]:
+    played = [each for run in range(len(record.runs)) for each in record.rounds(run)]
+    seeds = max(1, len(record.runs))
+    down = sum(each["down_bytes"] for each in played) / seeds / record.devices
+    up = sum(each["up_bytes"] for each in played) / seeds / record.devices
+    ends = [
+        each[-1]["began_seconds"] + each[-1]["seconds"]
+        for run in range(len(record.runs))
+        if (each := record.rounds(run))
+    ]
+    return {
+        "down a device": size(down),
+        "up a device": size(up),
+        "virtual time": duration(float(np.mean(ends))) if ends else "-",
+        "state": record.state,
+    }
+
+
+def draw(records: Sequence[SimulationRecord], path: Path) -> None:
+    """The figures of all records over each other, and what each cost. Raises ImportError where
+    matplotlib is missing."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+    from matplotlib.lines import Line2D
+
+    metrics = list(dict.fromkeys(metric for each in records for metric in each.metrics[:2]))[:2]
+    count = len(metrics) + 2
+    figure, axes = pyplot.subplots(1, count, figsize=(4 * count, 3.6), layout="constrained")
+    for axis, metric in zip(axes, metrics, strict=False):
+        for number, record in enumerate(records):
+            _draw_curve(axis, record, metric, f"C{number}")
+        axis.set(xlabel="rounds played", ylabel=metric)
+    for number, record in enumerate(records):
+        runs = [record.rounds(run) for run in range(len(record.runs))]
+        longest = max(runs, key=len, default=[])
+        numbers = [each["number"] for each in longest]
+        axes[-2].plot(
+            numbers, [each["counted"] for each in longest], f"C{number}", label=record.name
+        )
+        total = np.cumsum([each["up_bytes"] + each["down_bytes"] for each in longest])
+        axes[-1].plot(numbers, total / 1e6 / record.devices, f"C{number}")
+    axes[-2].set(xlabel="round", ylabel="updates counted")
+    axes[-2].set_ylim(bottom=0)
+    axes[-1].set(xlabel="round", ylabel="MB a device, down and up")
+    figure.legend(
+        [Line2D([], [], color=f"C{number}") for number in range(len(records))],
+        [each.name for each in records],
+        loc="outside upper center",
+        ncols=min(4, len(records)),
+        frameon=False,
+    )
+    for axis in axes:
+        axis.spines[["top", "right"]].set_visible(False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+def _draw_curve(axis: Any, record: SimulationRecord, metric: str, colour: str) -> None:
+    """The mean over the seeds, and its 95 % interval as a band."""
+    by_round: dict[int, list[float]] = {}
+    for run in range(len(record.runs)):
+        for number, value in zip(*record.curve(run, metric), strict=True):
+            by_round.setdefault(number, []).append(value)
+    if not by_round:
+        return
+    x = sorted(by_round)
+    found = [interval(by_round[each]) for each in x]
+    mean = np.array([each.mean for each in found])
+    half = np.nan_to_num([each.half_width for each in found])
+    axis.plot(x, mean, colour, marker="." if len(x) < 20 else None, label=record.name)
+    if half.any():
+        axis.fill_between(x, mean - half, mean + half, color=colour, alpha=0.2, linewidth=0)
+
+
+def _newest(record: SimulationRecord, run: int, metric: str) -> float | None:
+    return record.figures_of(record.runs[run].get("newest", {"figures": []})).get(metric)
+
+
+def _mean(values: Sequence[float]) -> str:
+    """A mean, with half of its 95 % interval where there are several."""
+    if not values:
+        return "-"
+    found = interval(values)
+    if math.isnan(found.half_width):
+        return shown(found.mean)
+    return f"{shown(found.mean)} ± {found.half_width:.2g}"
+
+
+def _some(count: int, most: int) -> list[int]:
+    """Places out of so many, evenly, the first and the last among them."""
+    if count <= most:
+        return list(range(count))
+    return sorted({round(each) for each in np.linspace(0, count - 1, most)})
+
+
+def _failures(played: Mapping[str, Any]) -> int:
+    return int(sum(played["failed"].values()) + sum(played["refused"].values()))
+
+
+def duration(seconds: float) -> str:
+    """Virtual time in two units."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{seconds:.3g} s"
+    if whole < 3600:
+        return f"{whole // 60}m {whole % 60:02}s"
+    hours = whole // 3600
+    if hours < 48:
+        return f"{hours}h {whole % 3600 // 60:02}m"
+    return f"{hours // 24}d {hours % 24:02}h"
+
+
+def size(count: float) -> str:
+    """Bytes in a unit that suits."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 999.5 or unit == "GB":
+            break
+        count /= 1000
+    return f"{count:.3g} {unit}"

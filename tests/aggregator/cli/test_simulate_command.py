@@ -1,0 +1,217 @@
+"""``simulate`` and ``compare``, as somebody who has just installed them types them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from aggregator.cli import main
+from aggregator.errors import AggregatorError
+from aggregator.simulate.record import SimulationRecord
+from aggregator.simulate.task_rounds import TaskSimulation
+from device_sdk.system.command_line import INTERRUPTED
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def simulate(*more: str) -> int:
+    command = ["simulate", "films/task.toml", "--data", "films/data.py:devices"]
+    return main([*command, "--devices", "20", "--rounds", "2", *more])
+
+
+@pytest.fixture
+def example(folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    assert main(["simulate", "--example", "films"]) == 0
+    return capsys.readouterr().out
+
+
+def test_the_example_runs_and_two_runs_compare(
+    folder: Path, example: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "simulate films/task.toml --data films/data.py:devices" in example
+    assert simulate("--seeds", "2") == 0
+    out = capsys.readouterr().out
+    assert "hr10" in out and "±" in out and "runs/films.json holds the run" in out
+    assert simulate("--dropout", "0.3", "--speeds", "k:4,8", "--name", "weak") == 0
+    capsys.readouterr()
+    assert main(["compare", "runs/films.json", "runs/weak.json"]) == 0
+    out = capsys.readouterr().out
+    assert [line.split()[0] for line in out.splitlines()[1:3]] == ["films", "weak"]
+    assert "finished" in out and "runs/compared.png shows them" in out
+    for picture in ("films.png", "weak.png", "compared.png"):
+        assert (folder / "runs" / picture).read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_record_says_all_and_repeats_but_for_what_the_machine_took(
+    folder: Path, example: str
+) -> None:
+    found: list[dict[str, Any]] = []
+    for name in ("one", "two"):
+        assert simulate("--name", name, "--late", "0.2") == 0
+        found.append(json.loads((folder / "runs" / f"{name}.json").read_text()))
+        assert [len(run.pop("took")) for run in found[-1]["runs"]] == [2]
+        assert found[-1].pop("name") == name
+    assert found[0] == found[1]
+    record = found[0]
+    assert (record["format"], record["format_version"]) == ("tessera-simulation", 1)
+    assert record["asked"]["failures"] == {"dropout": 0, "crash": 0, "late": 0.2, "nan": 0}
+    assert record["best_by"] == {"metric": "hr10", "higher_is_better": True}
+    assert record["task"]["text"] == (folder / "films/task.toml").read_text()
+    (run,) = record["runs"]
+    assert len(run["model_sha256"]) == 64 and run["newest"]["version"] == 2
+    assert {"numpy", "onnxruntime", "tessera"} <= record["made_with"].keys()
+
+
+def test_ctrl_c_keeps_what_was_played(
+    folder: Path, example: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    play = TaskSimulation.round
+
+    def interrupted(simulation: TaskSimulation) -> Any:
+        if simulation._number == 1:
+            raise KeyboardInterrupt
+        return play(simulation)
+
+    monkeypatch.setattr(TaskSimulation, "round", interrupted)
+    assert simulate() == INTERRUPTED
+    assert "interrupted" in capsys.readouterr().out
+    record = SimulationRecord.read(folder / "runs/films.json")
+    assert record.state == "interrupted" and len(record.rounds(0)) == 1
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--dropout", "0.7", "--late", "0.7"], "more than 1 together"),
+        (["--speeds", "quick"], "expected lognormal:0.5, k:8,16,32 or a file of classes"),
+        (["--speeds", "films/data.py"], "cannot be read as TOML"),
+        (["--cluster", "slurm"], "expected ray, or ray:ADDRESS"),
+        (["--workers", "2"], "--workers is for --cluster"),
+        (["--data", "films/data.py:ITEMS"], "is a int; expected a function"),
+        (["--devices", "4"], "round.quorum is 5"),
+    ],
+)
+def test_what_cannot_be_done_is_said(
+    example: str, more: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert simulate(*more) == 1
+    assert said in capsys.readouterr().err
+
+
+def test_what_cannot_begin_leaves_the_record_of_before(folder: Path, example: str) -> None:
+    assert simulate() == 0
+    before = (folder / "runs/films.json").read_bytes()
+    assert simulate("--devices", "4") == 1
+    assert simulate("--data", "films/data.py:nothing") == 1
+    assert (folder / "runs/films.json").read_bytes() == before
+
+
+def test_a_task_file_is_refused_as_serve_refuses_it(
+    folder: Path, example: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = folder / "films/task.toml"
+    path.write_text(path.read_text().replace("share", "shard"))
+    assert simulate() == 1
+    assert "films/task.toml: round.shard is unknown here" in capsys.readouterr().err
+    assert main(["simulate", "nowhere.toml", "--data", "a:b"]) == 1
+    assert "nowhere.toml cannot be read" in capsys.readouterr().err
+    assert main(["simulate"]) == 1
+    assert "simulate --example DIR" in capsys.readouterr().err
+    assert main(["simulate", "--example", "films"]) == 1
+    assert "not empty" in capsys.readouterr().err
+
+
+def test_without_matplotlib_the_run_comes_all_the_same(
+    folder: Path, example: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert simulate() == 0
+    assert "pip install 'tessera-edge[aggregator,simulate]'" in capsys.readouterr().out
+    assert sorted(os.listdir(folder / "runs")) == ["films.json"]
+    assert main(["compare", "runs/films.json"]) == 0
+    assert "For a picture install matplotlib" in capsys.readouterr().out
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.binary(max_size=60) | st.sampled_from([b"[]", b"{}", b'{"format": 1}', b"[" * 9999]))
+def test_what_is_no_record_is_refused_in_words(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "run.json"
+    path.write_bytes(content)
+    with pytest.raises(AggregatorError, match=r"run\.json is no record"):
+        SimulationRecord.read(path)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=5,
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_record_with_something_else_in_it_is_refused_or_shown(
+    tmp_path: Path, data: st.DataObject
+) -> None:
+    from aggregator.simulate.shown import rounds_table, runs_table
+
+    each = {
+        "number": 1, "counted": 1, "selected": 2, "late": 0, "silent": 1, "crashed": 0,
+        "failed": {}, "refused": {}, "down_bytes": 5, "up_bytes": 5, "seconds": 1.0,
+        "began_seconds": 0.0,
+        "figures": [{"stage": "global", "metric": "hr10", "part": None, "value": 0.5}],
+    }  # fmt: skip
+    values: dict[str, Any] = {
+        "format": "tessera-simulation", "format_version": 1, "name": "n", "state": "finished",
+        "task": {"method": "scatter"}, "asked": {"devices": 3}, "runs": [{"rounds": [each]}],
+        "best_by": {"metric": "hr10", "higher_is_better": True},
+    }  # fmt: skip
+    inside = data.draw(st.sampled_from([values, values["task"], values["runs"][0], each]))
+    inside[data.draw(st.sampled_from(sorted(inside)))] = data.draw(JSON)
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(values))
+    try:
+        record = SimulationRecord.read(path)
+    except AggregatorError:
+        return
+    rounds_table(record)
+    runs_table([record])
+
+
+@pytest.mark.slow
+def test_rays_workers_give_the_same_bits_and_leave_nothing(
+    folder: Path, example: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("ray")
+    room = tempfile.TemporaryDirectory(prefix="t-", dir="/tmp")  # a socket's path is short
+    home = folder / "home"
+    home.mkdir()
+    command = [sys.executable, "-m", "aggregator.cli", "simulate", "films/task.toml"]
+    command += ["--data", "films/data.py:devices", "--devices", "150", "--rounds", "2"]
+    for name, more in (("here", []), ("rayed", ["--cluster", "ray", "--workers", "2"])):
+        environment = {**os.environ, "HOME": str(home), "TMPDIR": room.name}
+        environment["PYTHONPATH"] = str(Path(__file__).parents[3])
+        environment["MPLCONFIGDIR"] = str(folder / "matplotlib")
+        subprocess.run([*command, "--name", name, *more], check=True, env=environment)
+    here, rayed = (
+        json.loads((folder / "runs" / f"{name}.json").read_text())["runs"]
+        for name in ("here", "rayed")
+    )
+    for run in (*here, *rayed):
+        run.pop("took")
+    assert here == rayed
+    assert list(home.iterdir()) == [] and os.listdir(room.name) == []
+    room.cleanup()

@@ -1,0 +1,119 @@
+"""``serve --cluster ray --address``: workers outlive a coordinator, and a standby finds them."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from device_sdk.device import Device
+from tests.brokers.links import QUICK
+from tests.brokers.mosquitto import Mosquitto
+from tests.fakes.array_device import local_data
+from tests.fakes.brisk import BRISK
+from tests.fakes.handmade import linear_artifact
+from tests.fakes.homes import AggregatorHome, command, invite
+from tests.fakes.killed_rounds import DEVICES, await_version, make_home
+from tests.fakes.waiting import PATIENCE_SECONDS, wait_until
+from tests.servers.fixtures import MakeDatabase
+
+pytest.importorskip("ray")
+ROUNDS = 6
+
+
+@contextmanager
+def ray_head(environment: Mapping[str, str], folder: Path) -> Iterator[str]:
+    """A Ray cluster of one node; its address."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    log = folder / "ray.log"
+    ray = str(Path(sys.executable).with_name("ray"))
+    with log.open("wb") as output:
+        options = ["--head", "--block", f"--port={port}", f"--temp-dir={folder}", "--num-cpus=4"]
+        head = subprocess.Popen(
+            [ray, "start", *options, "--include-dashboard=false", "--node-ip-address=127.0.0.1"],
+            stdout=output,
+            stderr=output,
+            env=environment,
+        )
+    try:
+        wait_until(lambda: "Ray runtime started" in log.read_text(), log.read_text)
+        yield f"127.0.0.1:{port}"
+    finally:
+        head.send_signal(signal.SIGTERM)
+        head.wait(PATIENCE_SECONDS)
+
+
+def test_a_standby_finds_the_workers_of_a_coordinator_that_was_killed(
+    mosquitto: Mosquitto, tmp_path: Path, make_database: MakeDatabase
+) -> None:
+    linear_artifact(tmp_path / "linear")
+    home = make_home(
+        tmp_path, mosquitto.url, ROUNDS, method="fedavg", settings={"epochs": 2, "batch_size": 4}
+    )
+    url = make_database()
+    with home.task_file.open("a") as file:
+        file.write(f'\n[cluster]\nworkers = 2\nstore = "{url}"\n')
+    assert command(home, "store", "--move") == 0
+    home = AggregatorHome(home.folder, url)
+    here = Path(tempfile.mkdtemp(prefix="u"))
+    environment = {
+        **os.environ,
+        "HOME": str(here),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+    }
+    log = tmp_path / "serve.log"
+
+    def coordinator(address: str) -> subprocess.Popen[bytes]:
+        program = [sys.executable, "-m", "aggregator.cli", "serve", "--home", str(home.folder)]
+        with log.open("ab") as output:
+            return subprocess.Popen(
+                [*program, "--plain", "--cluster", "ray", "--address", address, "--standby"],
+                stdout=output,
+                stderr=output,
+                env=environment,
+            )
+
+    with ExitStack() as stack:
+        stack.callback(shutil.rmtree, here, ignore_errors=True)
+        address = stack.enter_context(ray_head(environment, here))
+        first = coordinator(address)
+        stack.callback(first.kill)
+        wait_until(
+            lambda: "connected to" in log.read_text() or first.poll() is not None, log.read_text
+        )
+        assert first.poll() is None, log.read_text()
+        second = coordinator(address)
+        stack.callback(second.kill)
+        for place, code in enumerate(invite(home, DEVICES)):
+            folder = tmp_path / f"device-{place}"
+            Device.enrol(mosquitto.url, code, folder, link_settings=QUICK).close()
+            data = local_data(place)
+            device = Device.open(folder, pace=BRISK, link_settings=QUICK, data=data)
+            stack.enter_context(device).start()
+        await_version(home, 1)
+        first.kill()
+        await_version(home, ROUNDS)
+        second.send_signal(signal.SIGTERM)
+        assert second.wait(PATIENCE_SECONDS) == 0, log.read_text()
+    store = home.open_store()
+    epochs = [row.epoch for row in store.workers.all()]
+    lease = store.lease.find()
+    rounds = {row.round: row.participants for row in store.first.rounds.latest(50) if row.threshold}
+    store.database.close()
+    assert epochs == [1, 1]  # nobody was started again
+    assert lease is not None and lease.term == 2
+    assert rounds == dict.fromkeys(range(1, ROUNDS + 1), DEVICES)

@@ -1,0 +1,122 @@
+"""What cannot be served as a cluster is refused in words."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from aggregator.cluster.coordinator import posts
+from aggregator.cluster.ray_runtime import RayRuntime
+from aggregator.cluster.worker import Worker
+from aggregator.errors import AggregatorError, TaskError
+from aggregator.home import AggregatorHome
+from aggregator.store.cluster import Deposed, ShareRow
+from aggregator.task.cluster import Cell, Cluster
+from aggregator.task.file import read_task
+from device_sdk.wire.seal.placement import SHARDS
+from tests.fakes.clusters import world
+from tests.fakes.homes import command, make_home
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> AggregatorHome:
+    return make_home(tmp_path, "mqtt://127.0.0.1:1")
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ("workers = 0", "cluster.workers is 0"),
+        ("workers = 5000", "cluster.workers is 5000"),
+        ("store = 'fleet.sqlite'", "cluster.store is no URL"),
+        ("cells = 3", "cluster.cells must be tables"),
+        ("workers = 2\n[[cluster.cells]]\nname = 'a'", "cluster.workers is given, and each of"),
+        ("[[cluster.cells]]\nworkers = 2", "name is missing"),
+        ("[[cluster.cells]]\nname = 'A b'", "name is not usable"),
+        ("[[cluster.cells]]\nname = 'a'\nbroker = 'http://a'", "broker is not usable"),
+        ("[[cluster.cells]]\nname = 'a'\n[[cluster.cells]]\nname = 'a'", "as of a cell before"),
+        ("nodes = 2", "cluster.nodes"),
+    ],
+)
+def test_a_table_that_cannot_be(home: AggregatorHome, table: str, said: str) -> None:
+    with home.task_file.open("a") as file:
+        file.write(f"\n[cluster]\n{table}\n")
+    with pytest.raises(TaskError, match=said.replace(".", r"\.")):
+        read_task(home.task_file)
+
+
+def test_each_cell_has_shards_by_its_workers_and_hears_all() -> None:
+    cluster = Cluster((Cell("a", None, 3), Cell("b", None, 1)))
+    named = [cluster.cell_of(shard) for shard in range(SHARDS)]
+    assert (named.count("a"), named.count("b")) == (3 * SHARDS // 4, SHARDS // 4)
+    slots = cluster.slots()
+    assert [(slot.number, slot.cell.name) for slot in slots] == [
+        (0, "a"), (1, "a"), (2, "a"), (3, "b"),
+    ]  # fmt: skip
+    for name in "ab":
+        heard = [shard for slot in slots if slot.cell.name == name for shard in slot.shards()]
+        assert sorted(heard) == list(range(SHARDS))
+    with pytest.raises(ValueError):
+        cluster.cell_of(SHARDS)
+
+
+def test_options_that_do_not_go_together(
+    home: AggregatorHome, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for options, said in (
+        (["--local"], "--local goes with --cluster ray"),
+        (["--cluster", "ray", "--standby"], "--standby goes with --address"),
+        (["--cluster", "ray", "--address", "127.0.0.1:1"], "store --move"),
+    ):
+        assert command(home, "serve", *options) == 1
+        assert said in capsys.readouterr().err
+    assert command(home, "store", "--move") == 1
+    assert "names no database" in capsys.readouterr().err
+
+
+def test_a_fleet_that_a_cluster_serves_is_served_by_nobody_else(
+    home: AggregatorHome, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = home.open_store()
+    term = store.lease.take("another machine", "1", 60.0)
+    assert term == 1 and store.lease.take("a third", "1", 60.0) is None
+    for each in ("serve", "restored"):
+        assert command(home, each) == 1
+        assert "a cluster serves this fleet (another machine)" in capsys.readouterr().err
+    assert command(home, "status") == 0
+    assert "another machine, term 1" in capsys.readouterr().out
+    store.lease.release(term)
+    assert store.lease.take("a third", "1", 60.0) == 2
+    with pytest.raises(Deposed, match="a third"):
+        store.lease.renew(term, 1.0)
+    store.lease.release(2)
+    no_time = np.empty(0, np.float32)
+    store.first.shares.put(ShareRow(1, 0, 1, 1, 3, 3, no_time, b"sums"))
+    store.database.close()
+    assert command(home, "serve") == 1
+    assert "has sums of a cluster's workers" in capsys.readouterr().err
+
+
+def test_a_worker_of_another_version_or_fleet_does_not_start(home: AggregatorHome) -> None:
+    store = home.open_store()
+    (post, _) = posts(home, store, Cluster(), read_task(home.task_file).fleet)
+    store.database.close()
+    with pytest.raises(AggregatorError, match=r"the coordinator is version 0\.0\.1, this worker"):
+        Worker(dataclasses.replace(post, program="0.0.1"), world())
+    with pytest.raises(AggregatorError, match="does not exist"):
+        Worker(dataclasses.replace(post, store=home.folder / "other.sqlite"), world())
+
+
+def test_without_ray_the_extra_is_named(
+    home: AggregatorHome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = home.open_store()
+    found = posts(home, store, Cluster(), read_task(home.task_file).fleet)
+    store.database.close()
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(AggregatorError, match=r"pip install 'tessera-edge\[cluster\]'"):
+        RayRuntime(found, None)

@@ -1,0 +1,78 @@
+"""Methods whose devices hand on more than an update: attachments, receipts, states."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import export
+from aggregator.simulate.devices import ArrayDevices, DeviceSettings
+from aggregator.simulate.fleet import Failures, VirtualFleet
+from aggregator.simulate.task_rounds import PlayedRound, TaskSimulation
+from aggregator.task.file import read_task
+from device_sdk.local_data import LocalData
+from export.losses import PENALTY, distillation, example_teachers
+from tests.fakes.array_device import labelled_data, shared_data
+from tests.fakes.handmade import FEATURES, TARGETS
+from tests.fakes.mutual_artifact import write_mutual_artifact
+
+DEVICES = 4
+
+
+def shared(devices: int, rng: np.random.Generator) -> list[LocalData]:
+    return [shared_data(place) for place in range(devices)]
+
+
+def labelled(devices: int, rng: np.random.Generator) -> list[LocalData]:
+    return [labelled_data(place) for place in range(devices)]
+
+
+def played(
+    folder: Path, method: str, training: str, failures: Failures | None = None
+) -> tuple[list[PlayedRound], ArrayDevices, TaskSimulation]:
+    (folder / "task.toml").write_text(
+        f'[task]\nname = "t"\nmethod = "{method}"\nartifact = "model"\n'
+        f"[{method}.training]\nclasses = {TARGETS}\n{training}\n"
+    )
+    data = f"{__name__}:{'shared' if method == 'mutual' else 'labelled'}"
+    fleet = VirtualFleet(DEVICES, 1, failures=failures or Failures())
+    settings = DeviceSettings(read_task(folder / "task.toml"), data, fleet)
+    devices = settings.make()
+    assert isinstance(devices, ArrayDevices)
+    simulation = TaskSimulation(settings, devices)
+    return list(simulation.rounds(4)), devices, simulation
+
+
+def test_public_samples_are_fetched_once_and_soft_labels_as_they_change(tmp_path: Path) -> None:
+    write_mutual_artifact(tmp_path / "model")
+    rounds, devices, again = played(tmp_path, "mutual", "local_steps = 2\npublic_batch = 8")
+    assert [each.counted for each in rounds] == [DEVICES] * 4
+    first, *_, last = (each.down_bytes for each in rounds)
+    assert last > first  # attachments come in the end
+    assert devices._states.nbytes > 0
+    assert played(tmp_path, "mutual", "local_steps = 2\npublic_batch = 8")[2].model_sha256 == (
+        again.model_sha256
+    )
+
+
+def test_a_learner_that_needs_receipts_hears_what_was_counted(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    batch = {"x": torch.randn(5, FEATURES), "label": torch.arange(5) % TARGETS}
+    export.train_step(
+        torch.nn.Linear(FEATURES, TARGETS),
+        distillation(lambda model, b: model(b["x"])),
+        {**batch, **example_teachers(TARGETS)},
+        optimizer=export.Sgd(lr=0.1),
+        dynamic={name: {0: "batch"} for name in batch},
+        predict=lambda model, b: {"probabilities": torch.softmax(model(b["x"]), -1)},
+        gradient=PENALTY,
+        directory=tmp_path / "model",
+        verify=False,
+    )
+    rounds, devices, _ = played(tmp_path, "teacher_logits", "", Failures(late=0.3))
+    late = sum(each.late for each in rounds)
+    assert late > 0 and not any(each.failed or each.refused for each in rounds)
+    told = [counted for known in devices._receipts.values() for _, counted in known]
+    assert told.count(False) == late and len(told) == DEVICES * 4

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -283,12 +284,30 @@ def _name(post: Post) -> str:
 
 
 def _short_folder() -> str:
-    """Ray's sockets lie some 60 bytes below it, and a socket's path has 107 at most."""
-    folder = tempfile.mkdtemp(prefix="tessera-")
+    """Ray's sockets lie some 60 bytes below it, and a socket's path has 107 at most. What processes
+    left that were killed is removed."""
+    prefix = "tessera-ray-"
+    for place in dict.fromkeys((tempfile.gettempdir(), "/tmp")):
+        for each in Path(place).glob(f"{prefix}*"):
+            owner = each.name.removeprefix(prefix).partition("-")[0]
+            if owner.isdecimal() and not _lives(int(owner)):
+                shutil.rmtree(each, ignore_errors=True)
+    prefix += f"{os.getpid()}-"
+    folder = tempfile.mkdtemp(prefix=prefix)
     if len(folder) > _MOST_FOLDER_BYTES:
         os.rmdir(folder)
-        folder = tempfile.mkdtemp(prefix="tessera-", dir="/tmp")
+        folder = tempfile.mkdtemp(prefix=prefix, dir="/tmp")
     return folder
+
+
+def _lives(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def _first_line(error: BaseException) -> str:

@@ -91,8 +91,6 @@ class Place:
 def coordinate(place: Place, clock_counters: str, point: str, calls: int) -> None:
     """Coordinate, or stand by, until killed or deposed; at ``point``, if any, it kills itself."""
     _log_to(place.log)
-    if point:
-        arm(point, calls)
     # A product's lease is three times as long.
     vars(lease).update(
         LEASE_SECONDS=LEASE_SECONDS, _RENEW_SECONDS=_RENEW_SECONDS, _LOOK_SECONDS=_LOOK_SECONDS
@@ -100,6 +98,8 @@ def coordinate(place: Place, clock_counters: str, point: str, calls: int) -> Non
     vars(serve)["assemble"] = functools.partial(assemble, link_settings=BRISK_LINK)
 
     def work() -> None:
+        if point:
+            arm(point, calls)
         home, task = place.open()
         serve.coordinate(
             home,
@@ -116,11 +116,11 @@ def coordinate(place: Place, clock_counters: str, point: str, calls: int) -> Non
 def take_in(place: Place, slot: int, clock_counters: str, point: str, calls: int) -> None:
     """Be the worker of a slot until killed or deposed; at ``point``, if any, it kills itself."""
     _log_to(place.log)
-    if point:
-        arm(point, calls)
-    count_arrivals(Counters(Path(place.counters)))
 
     def work() -> None:
+        if point:
+            arm(point, calls)
+        count_arrivals(Counters(Path(place.counters)))
         home, task = place.open()
         cluster = task.fleet.cluster
         store = home.open_store()

@@ -87,7 +87,7 @@ WORKER_POINTS: dict[str, _Point] = {
     "in the sums' transaction": (Shares, "put", "after", _always),
     "between commit and receipt": (ShareKeeper, "absorb", "before", _always),
     "after a verdict was settled": (Ingest, "commit", "after", _always),
-    "after a receipt": (Outgoing, "send_receipt", "after", _always),
+    "after a receipt": (Outgoing, "send_receipts", "after", _always),
 }
 COORDINATOR_POINTS: dict[str, _Point] = {
     "before the coordinator is made": (Coordinating, "begin_life", "before", _always),

@@ -106,9 +106,9 @@ def play(scene: Scene, act: Callable[[Scene], None], began: float) -> RunResult:
         judgement = judge(scene.fleet)
     finally:
         scene.end()
-    proxy = scene.proxy
     faults = Counter(scene.faults)
-    faults.update({fault.value: count for fault, count in proxy.counts.items()})
+    for proxy in scene.proxies:
+        faults.update({fault.value: count for fault, count in proxy.counts.items()})
     return RunResult(
         faults,
         judgement,
@@ -130,7 +130,7 @@ class Scene:
     ) -> None:
         self._settings = settings
         self._broker = broker
-        self.proxy = proxy
+        self.proxy, self.proxies = proxy, [proxy]
         self._rng = np.random.default_rng([settings.seed, 1])
         self.faults: Counter[str] = Counter()
         self.counters = Counters(folder / "counters")
@@ -185,7 +185,8 @@ class Scene:
         for victim in self._victims:
             victim.start()
         until = time.monotonic() + self._settings.seconds
-        self.proxy.rage()
+        for proxy in self.proxies:
+            proxy.rage()
         names, weights = list(self.events), np.array(list(self.events.values()))
         next_event = time.monotonic() + 1.5
         while (now := time.monotonic()) < until or self._too_few(until):
@@ -200,7 +201,7 @@ class Scene:
         least = self._settings.least_faults
         if not least or time.monotonic() > until + PATIENCE_SECONDS:
             return False
-        faults = self.faults.total() + sum(self.proxy.counts.values())
+        faults = self.faults.total() + sum(p.counts.total() for p in self.proxies)
         return faults < least or not any_counted(self.fleet)
 
     def sweep(self) -> None:
@@ -221,7 +222,8 @@ class Scene:
         for victim in self._victims:
             # Limits of the disk and armed points go with the process.
             victim.kill()
-        self.proxy.calm()
+        for proxy in self.proxies:
+            proxy.calm()
         if not self._broker.alive():
             self._broker.start()
         self._let_rounds_end()
@@ -247,7 +249,8 @@ class Scene:
         """End every process."""
         self.end_processes()
         self._broker.kill()
-        self.proxy.stop()
+        for proxy in self.proxies:
+            proxy.stop()
 
     def _cause(self, name: str, now: float) -> None:
         rng = self._rng

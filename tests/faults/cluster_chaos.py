@@ -18,9 +18,11 @@ from tests.faults.crash_points import COORDINATOR_POINTS, WORKER_POINTS
 from tests.faults.fault_proxy import FaultProxy
 from tests.faults.fleet_home import FleetHome, make_fleet
 from tests.faults.processes import Victim
+from tests.faults.wire_faults import FaultRates
 from tests.servers.commit_cut import CommitCut
 from tests.servers.postgres import USER, PostgresServer, running_postgres
 
+_CALMER = 200
 STORES = ("postgres", "sqlite")
 _EVERYWHERE = {
     "worker killed": 6.0,
@@ -116,7 +118,9 @@ class _ClusterScene(Scene):
         self._zombies: list[Victim] = []
         self.deposed = 0
         self.events = {**_EVERYWHERE, **_OF_STORE[settings.store]}
+        self._inner = FaultProxy(broker.port, settings.seed, _calmer(settings.rates))
         super().__init__(settings, folder, broker, proxy)
+        self.proxies.append(self._inner)
 
     def _make_fleet(self, folder: Path, rounds: str) -> FleetHome:
         settings = self._cluster
@@ -165,6 +169,7 @@ class _ClusterScene(Scene):
         return Place(
             str(self.fleet.aggregator.folder),
             url,
+            self._inner.url,
             self._cluster.workers,
             str(self._sockets),
             counters,
@@ -278,3 +283,9 @@ class _ClusterScene(Scene):
             self.deposed += 1
         zombie.kill()
         self._zombies.remove(zombie)
+
+
+def _calmer(rates: FaultRates) -> FaultRates:
+    """Of the wire between broker and workers, who listen to thousands of topics and need a packet
+    for each whenever they connect: at the devices' rates no connection would ever come about."""
+    return FaultRates(*(rate / _CALMER for rate in rates.in_order()))

@@ -32,6 +32,7 @@ from aggregator.store import STORE_FAILURES
 from aggregator.store.cluster import Deposed, ShareRow
 from aggregator.task.cluster import Cell, Cluster
 from aggregator.task.file import Task, read_task
+from device_sdk.link.broker_url import parse_broker_url
 from tests.faults.aggregator_process import BRISK_LINK, count_arrivals
 from tests.faults.counters import Counters
 from tests.faults.crash_points import arm
@@ -53,6 +54,7 @@ class Place:
     Attributes:
         home: the aggregator's.
         store_url: the way to PostgreSQL of this process alone; None: the home's file.
+        broker: the URL by which coordinator and workers reach it.
         workers: how many.
         sockets: a folder of short path, for workers to be found in.
         counters, log: files.
@@ -61,6 +63,7 @@ class Place:
 
     home: str
     store_url: str | None
+    broker: str
     workers: int
     sockets: str
     counters: str
@@ -71,7 +74,7 @@ class Place:
         """The home, and the task as it is served."""
         home = AggregatorHome(Path(self.home), self.store_url)
         task = read_task(home.task_file)
-        cluster = Cluster((Cell("", None, self.workers),), self.store_url)
+        cluster = Cluster((Cell("", parse_broker_url(self.broker), self.workers),), self.store_url)
         return home, replace(
             task,
             binding=known_binding(adds_up=self.adds_up),

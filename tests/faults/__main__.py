@@ -48,6 +48,7 @@ def main() -> int:
         seconds = min(arguments.seconds, max(5.0, until - time.monotonic()))
         common = seed, broker, seconds, arguments.devices, arguments.hosts
         settings = _cluster_settings(*common) if arguments.cluster else RunSettings(*common)
+        said = f"seed {seed}, {where(settings)}"
         memory = Path("/dev/shm")
         folder = Path(tempfile.mkdtemp(dir=memory if memory.is_dir() else None))
         try:
@@ -66,7 +67,7 @@ def main() -> int:
         append_result(out, settings, result)
         judged = result.judgement
         print(
-            f"seed {seed}, {where(settings)}: {result.faults.total():,} faults, {judged.trained} updates, "
+            f"{said}: {result.faults.total():,} faults, {judged.trained} updates, "
             f"{judged.receipted}, lost {judged.lost}, twice {judged.twice}, "
             f"{result.seconds:.0f} s",
             flush=True,

@@ -233,10 +233,14 @@ class Scene:
         while not self._is_at_rest():
             if time.monotonic() > until:
                 raise Mismatch(f"no rest within {PATIENCE_SECONDS} s: {self._outboxes()}")
-            for victim in self._servers:
-                if (code := victim.ended()) is not None:
-                    raise Mismatch(f"the {victim.who} ended by itself with {code}")
+            self._see_to_servers()
             time.sleep(0.2)
+
+    def _see_to_servers(self) -> None:
+        """While nothing happens to them any more."""
+        for victim in self._servers:
+            if (code := victim.ended()) is not None:
+                raise Mismatch(f"the {victim.who} ended by itself with {code}")
 
     def end_processes(self) -> None:
         """End those whose files are judged."""

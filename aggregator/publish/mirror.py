@@ -8,6 +8,7 @@ import re
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 
 from aggregator.errors import AggregatorError
 from device_sdk.wire.codec.message import MessageType
@@ -177,5 +178,6 @@ class ChunkMirror:
             self._sweeps = False
             stale = self._written - set(self._names.values())
         for name in stale:
-            self._files.rm_file(f"{self._folder}/{name}")
+            with suppress(FileNotFoundError):  # somebody else has removed it
+                self._files.rm_file(f"{self._folder}/{name}")
             self._written.discard(name)

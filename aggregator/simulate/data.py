@@ -233,9 +233,10 @@ def _rows(items: Sequence[Any] | NDArray[Any], device: int, catalogue: Mapping[s
     if not all(isinstance(each, (int, np.integer)) for each in items):
         raise _no_items(next(e for e in items if not isinstance(e, (int, np.integer))), device)
     rows = np.asarray(items, dtype=np.int64)
-    if rows.min() < 0 or rows.max() >= len(catalogue):
+    unknown = rows[(rows < 0) | (rows >= len(catalogue))]
+    if len(unknown):
         raise DataError(
-            f"the data of device {device} names row {int(rows.max())}; the catalogue has "
+            f"the data of device {device} names row {int(unknown[0])}; the catalogue has "
             f"{len(catalogue)} items"
         )
     return rows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from aggregator.errors import AggregatorError
@@ -60,5 +61,5 @@ def write_example(folder: Path) -> str:
     (folder / "catalogue.tsv").write_text("".join(lines), encoding="utf-8")
     (folder / "task.toml").write_text(_TASK, encoding="utf-8")
     (folder / "data.py").write_text(_DATA, encoding="utf-8")
-    task, data = folder / "task.toml", folder / "data.py"
-    return f"tessera-aggregator simulate {task} --data {data}:devices --devices 300"
+    task, data = str(folder / "task.toml"), f"{folder / 'data.py'}:devices"
+    return shlex.join(["tessera-aggregator", "simulate", task, "--data", data, "--devices", "300"])

@@ -11,7 +11,7 @@ from aggregator.tables import TomlTable
 from device_sdk.fields import Within
 from device_sdk.link.broker_url import BrokerUrl, parse_broker_url
 from device_sdk.link.mirror import parse_mirror_url
-from device_sdk.wire.seal.placement import SHARDS, split_cell
+from device_sdk.wire.seal.placement import SHARDS, Placement, split_cell
 
 MOST_WORKERS = 1024
 
@@ -38,6 +38,7 @@ class ClusterTable:
             raise ValueError("chunks and chunk_store are given together or not at all")
         if self.chunks:
             parse_mirror_url(self.chunks)
+            Placement(0, mirror=self.chunks)  # as devices are told
 
 
 @dataclass(frozen=True, slots=True)

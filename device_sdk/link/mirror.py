@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import http.client
+import io
 import queue
+import socket
 import ssl
 import threading
 from base64 import b64encode
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import urlsplit
 
 from device_sdk.link.proxy import Proxy, proxy_to
@@ -145,7 +148,7 @@ class Mirror:
         try:
             end_seconds = self._clock() + self._timeout_seconds
             name = digest.hex()
-            body = connection.get(name, self._most_bytes, lambda: self._clock() > end_seconds)
+            body = connection.get(name, self._most_bytes, lambda: end_seconds - self._clock())
             if hashlib.sha256(body).digest() != digest:
                 raise ConnectionError("what it has under a file's name is something else")
         except (OSError, ValueError, http.client.HTTPException) as error:
@@ -180,11 +183,12 @@ class _Connection:
             self._open.close()
             self._open = None
 
-    def get(self, name: str, most_bytes: int, is_late: Callable[[], bool]) -> bytes:
-        """A file. Raises OSError, HTTPException."""
+    def get(self, name: str, most_bytes: int, left_seconds: Callable[[], float]) -> bytes:
+        """A file, within the time that is left. Raises OSError, HTTPException."""
         while True:
             kept, self._open = self._open, None
             connection = kept or self._connected()
+            connection.response_class = _answers_within(left_seconds)
             try:
                 connection.request(
                     "GET",
@@ -192,14 +196,14 @@ class _Connection:
                     headers={"Accept-Encoding": "identity", "User-Agent": "tessera"},
                 )
                 answer = connection.getresponse()
-            except (OSError, http.client.HTTPException):
+            except (OSError, http.client.HTTPException) as error:
                 connection.close()
-                if kept is None:
+                if kept is None or isinstance(error, TimeoutError):
                     raise
                 continue  # the server had closed what was kept
             break
         try:
-            body = _body(answer, most_bytes, is_late)
+            body = _body(answer, most_bytes)
         except BaseException:
             connection.close()
             raise
@@ -226,7 +230,47 @@ class _Connection:
         return connection
 
 
-def _body(answer: http.client.HTTPResponse, most_bytes: int, is_late: Callable[[], bool]) -> bytes:
+def _answers_within(left_seconds: Callable[[], float]) -> type[http.client.HTTPResponse]:
+    """Answers of which head, body and trailers have so much time together."""
+
+    class TimedAnswer(http.client.HTTPResponse):
+        def __init__(
+            self,
+            sock: socket.socket,
+            debuglevel: int = 0,
+            method: str | None = None,
+            url: str | None = None,
+        ) -> None:
+            super().__init__(sock, debuglevel, method, url)
+            self.fp = io.BufferedReader(_Timed(sock, self.fp.detach(), left_seconds))
+
+    return TimedAnswer
+
+
+class _Timed(io.RawIOBase):
+    """What a socket reads, each time within the time that is left. Raises TimeoutError."""
+
+    def __init__(
+        self, sock: socket.socket, raw: io.RawIOBase, left_seconds: Callable[[], float]
+    ) -> None:
+        self._socket, self._raw, self._left_seconds = sock, raw, left_seconds
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        left = self._left_seconds()
+        if left <= 0:
+            raise TimeoutError("it sends too slowly")
+        self._socket.settimeout(left)
+        return self._raw.readinto(buffer)
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
+
+def _body(answer: http.client.HTTPResponse, most_bytes: int) -> bytes:
     if answer.status != 200:
         raise ConnectionError(f"it answers {answer.status} {answer.reason[:100]}")
     body = bytearray()
@@ -234,8 +278,6 @@ def _body(answer: http.client.HTTPResponse, most_bytes: int, is_late: Callable[[
         body += part
         if len(body) > most_bytes:
             raise ConnectionError(f"it sends more than {most_bytes} bytes")
-        if is_late():
-            raise TimeoutError("it sends too slowly")
     if answer.length:  # what the head announced and the body lacks
         raise ConnectionError("it hung up in the midst of a file")
     return bytes(body)

@@ -13,7 +13,7 @@ from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("device_sdk", "aggregator", "export")
-EXTRAS = {"aggregator", "export", "demo", "dev"}
+EXTRAS = {"aggregator", "cluster", "export", "demo", "simulate", "dev"}
 
 
 @pytest.fixture(scope="module")

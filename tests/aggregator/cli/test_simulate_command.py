@@ -38,6 +38,14 @@ def example(folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().out
 
 
+def test_the_command_that_the_example_names_can_be_pasted(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["simulate", "--example", "two words"]) == 0
+    out = capsys.readouterr().out
+    assert "simulate 'two words/task.toml' --data 'two words/data.py:devices'" in out
+
+
 def test_the_example_runs_and_two_runs_compare(
     folder: Path, example: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

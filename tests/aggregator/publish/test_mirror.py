@@ -64,6 +64,23 @@ def test_another_life_writes_nothing_twice_and_removes_what_is_out_of_date(tmp_p
     second.stop()
 
 
+def test_what_somebody_else_has_removed_keeps_nothing_else_from_being_removed(
+    tmp_path: Path,
+) -> None:
+    mirror = ChunkMirror(str(tmp_path), time.monotonic)
+    topics = [f"t/{number}" for number in range(4)]
+    for topic, chunk in zip(topics, CHUNKS, strict=True):
+        mirror.put(topic, chunk)
+    settle(mirror)
+    (tmp_path / name(CHUNKS[0])).unlink()
+    (tmp_path / name(CHUNKS[1])).unlink()
+    mirror.drop(topics)
+    mirror.sweep()
+    wait_until(lambda: not mirror._sweeps and (mirror.failures or not any(tmp_path.iterdir())))
+    assert (mirror.failures, list(tmp_path.iterdir())) == (0, [])
+    mirror.stop()
+
+
 def test_a_bucket_of_fsspec() -> None:
     files = fsspec.filesystem("memory")
     mirror = ChunkMirror("memory://bucket/fleet", time.monotonic)

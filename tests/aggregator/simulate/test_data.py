@@ -121,6 +121,8 @@ def test_what_is_no_interactions_is_named(entry: object) -> None:
 def test_rows_beyond_the_catalogue_and_ids_of_another_are_refused() -> None:
     with pytest.raises(DataError, match="names row 5; the catalogue has 5 items"):
         interactions_of([[1, 5]], 0, CATALOGUE, None)
+    with pytest.raises(DataError, match="names row -1; the catalogue has 5 items"):
+        interactions_of([[4, -1]], 0, CATALOGUE, None)
     with pytest.raises(DataError, match="has none of the items of the first 2 devices"):
         require_known([["a"], ["b"]], 2, CATALOGUE)
     require_known([["a"], ["i1"]], 2, CATALOGUE)

@@ -101,17 +101,18 @@ def test_every_row_of_a_home_with_one_task_is_the_first_task_s(home: AggregatorH
     store.database.close()
 
 
-def test_its_round_goes_on_to_the_bit(home: AggregatorHome) -> None:
+def test_its_round_goes_on_with_all_that_was_counted(home: AggregatorHome) -> None:
+    """The model to the bit. Its checkpoint within the round has sums of floats, and those from now
+    on are of integers: the updates are absorbed anew from the log."""
     expected = _expected(home)
     now = expected["now"]
     store = home.open_store()
     world = World(lambda: now, lambda: now, np.random.default_rng(1))
     parts = assemble(home, store, read_task(home.task_file), world)
     state = parts.first.aggregation.state()
-    assert {
-        name: hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
-        for name, array in state.items()
-    } == expected["state"]
+    for name in ("items", "optimizer.first_moment", "optimizer.second_moment", "optimizer.steps"):
+        found = hashlib.sha256(np.ascontiguousarray(state[name]).tobytes()).hexdigest()
+        assert found == expected["state"][name], name
     assert parts.first.aggregation.participants == expected["participants"]
     assert parts.first.rounds.outstanding == expected["outstanding"]
     store.database.close()

@@ -152,7 +152,7 @@ def test_a_checkpoint_of_an_older_version_is_read_and_replaced_by_one_of_this(
     for _ in range(2):
         found = store.first.checkpoints.get("version")
         assert found is not None and (found.round, found.version) == (7, 5)
-        wanted = stored("scatter-unlimited", "middle")
+        wanted = stored("scatter-unlimited", "middle", "floats")
         assert found.state.keys() == wanted.keys()
         for name, array in wanted.items():
             each = found.state[name]

@@ -154,6 +154,44 @@ def test_a_server_that_sends_a_byte_now_and_then_is_left() -> None:
         assert collected(mirror, 1) == {first: None}
 
 
+def slow_head(handler: BaseHTTPRequestHandler, body: bytes) -> None:
+    handler.wfile.write(b"HTTP/1.1 200 OK\r\nX-Slow: ")
+    for _ in range(200):
+        handler.wfile.write(b"x")
+        time.sleep(0.05)
+
+
+def always_continue(handler: BaseHTTPRequestHandler, body: bytes) -> None:
+    for _ in range(200):
+        handler.wfile.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        time.sleep(0.05)
+
+
+def endless_trailers(handler: BaseHTTPRequestHandler, body: bytes) -> None:
+    handler.wfile.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n")
+    for _ in range(200):
+        handler.wfile.write(b"X-More: x\r\n")
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("answer", [slow_head, always_continue, endless_trailers])
+def test_a_file_has_its_time_whatever_the_server_sends_meanwhile(answer: Answer) -> None:
+    left = threading.Event()
+
+    def until_left(handler: BaseHTTPRequestHandler, body: bytes) -> None:
+        handler.close_connection = True
+        try:
+            answer(handler, body)
+        except OSError:
+            left.set()
+
+    with web_server(until_left) as (url, _), mirror_of(url, timeout_seconds=0.3) as mirror:
+        first = next(iter(FILES))
+        mirror.fetch([first])
+        assert collected(mirror, 1) == {first: None}
+        assert left.wait(20), "it stayed to the end"
+
+
 def test_after_its_rest_it_is_asked_again() -> None:
     now = [0.0]
     fails = [True]

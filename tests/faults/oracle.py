@@ -78,9 +78,6 @@ def judge(fleet: FleetHome) -> Judgement:
         )
         assert found is not None
         rounds, versions = found
-    for part in parts:
-        if fleet.clustered and part.verdict == "conflict":
-            raise Mismatch(f"{part} has but one body, and was told of another")
     verdicts = Counter(part.verdict for part in parts if part.verdict is not None)
     waiting = sum(part.verdict is None for part in parts)
     return Judgement(len(parts), dict(verdicts), waiting, lost, twice, rounds, versions)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tests.faults.broker_setups import Broker, make_broker
 from tests.faults.chaos import RunResult, RunSettings, Scene, play
-from tests.faults.cluster_process import DEPOSED, LEASE_SECONDS, Place, coordinate, take_in
+from tests.faults.cluster_process import LEASE_SECONDS, Place, coordinate, take_in
 from tests.faults.counters import Counters
 from tests.faults.crash_points import COORDINATOR_POINTS, WORKER_POINTS
 from tests.faults.fault_proxy import FaultProxy
@@ -64,16 +63,6 @@ class ClusterSettings(RunSettings):
 
 def run_cluster(settings: ClusterSettings, folder: Path) -> RunResult:
     """As :func:`~tests.faults.chaos.run`, of a cluster. Raises :class:`Mismatch`."""
-    return _play(settings, folder, lambda scene: scene.torment())
-
-
-def sweep_cluster(settings: ClusterSettings, folder: Path) -> RunResult:
-    """Kill a coordinator, then a worker, at each named point, and nothing else. Raises
-    :class:`Mismatch`, also when a point is never passed."""
-    return _play(settings, folder, lambda scene: scene.sweep())
-
-
-def _play(settings: ClusterSettings, folder: Path, act: Callable[[Scene], None]) -> RunResult:
     began = time.monotonic()
     with ExitStack() as stack:
         server = None
@@ -85,7 +74,9 @@ def _play(settings: ClusterSettings, folder: Path, act: Callable[[Scene], None])
         broker = make_broker(settings.broker, folder)
         broker.start()
         proxy = FaultProxy(broker.port, settings.seed, settings.rates)
-        return play(_ClusterScene(settings, folder, broker, proxy, server, sockets), act, began)
+        return play(
+            _ClusterScene(settings, folder, broker, proxy, server, sockets), Scene.torment, began
+        )
 
 
 class _Way(CommitCut):
@@ -116,7 +107,6 @@ class _ClusterScene(Scene):
         self._server, self._sockets = server, sockets
         self._ways: list[_Way] = []
         self._zombies: list[Victim] = []
-        self.deposed = 0
         self.events = {**_EVERYWHERE, **_OF_STORE[settings.store]}
         self._inner = FaultProxy(broker.port, settings.seed, _calmer(settings.rates))
         super().__init__(settings, folder, broker, proxy)
@@ -179,24 +169,6 @@ class _ClusterScene(Scene):
 
     def count(self, name: str) -> int:
         return self.counters.read(name) + sum(each.read(name) for each in self._counted)
-
-    def sweep(self) -> None:
-        """One death at each point: of a coordinator while the other stands by, then of a worker."""
-        for victim in self._victims[1:]:
-            victim.start()
-        for victim in (self._servers[0], self._servers[2]):
-            with suppress(AssertionError):
-                victim.kill()
-            for point in victim.points:
-                self._free_the_lease(victim)
-                self._die_at(victim, point)
-            victim.start()
-
-    def _free_the_lease(self, victim: Victim) -> None:
-        """A coordinator that stands by passes no point."""
-        if victim.who == "coordinator":
-            self._servers[1].kill()
-            self._servers[1].start()
 
     def rest(self) -> None:
         self._look_after(float("inf"))
@@ -286,8 +258,6 @@ class _ClusterScene(Scene):
 
     def _bury(self, zombie: Victim) -> None:
         self._require_sound(zombie)
-        if zombie.ended() == DEPOSED:
-            self.deposed += 1
         zombie.kill()
         self._zombies.remove(zombie)
 

@@ -137,7 +137,7 @@ chaos: MINUTES ?= 3
 soak: MINUTES ?= 30
 
 .PHONY: chaos
-chaos: $(STAMP) ## faults of every kind, judged by an oracle (SEED=n MINUTES=m)
+chaos: $(STAMP) ## faults of every kind, judged by an oracle (SEED=n MINUTES=m ARGS=--cluster)
 	$(RUN) -m tests.faults --seed $(SEED) --minutes $(MINUTES) $(ARGS)
 
 .PHONY: soak

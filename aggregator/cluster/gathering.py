@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import groupby
 
+from aggregator.methods.method import Method
 from aggregator.rounds.aggregation import Aggregation
 from aggregator.store.checkpoints import unpack_state
 from aggregator.store.cluster import ShareRow
@@ -48,11 +50,26 @@ class GatheredAggregation(Aggregation):
                 return False
             self.participants += 1
         sums = self._store.shares.sums()
-        for share, fetched in zip(sums, self.fetch(self._store.number, sums), strict=True):
-            state = self._store.shares.state(share) if fetched is None else fetched
-            self._method.merge(unpack_state(state))
+        fetched = zip(sums, self.fetch(self._store.number, sums), strict=True)
+        for number, shares in groupby(fetched, lambda each: each[0].round):
+            # Of a round without quorum first the whole, as if one process had had all of it.
+            method = self._method if number == row.round else self._opened_anew(number)
+            for share, found in shares:
+                state = self._store.shares.state(share) if found is None else found
+                method.merge(unpack_state(state))
+            if method is not self._method:
+                self._method.merge(method.share())
         self.participants = self._waiting()
         return True
+
+    def _opened_anew(self, number: int) -> Method:
+        """The method as it was when an earlier round opened, since which no version was made."""
+        version = self._store.checkpoints.get("version")
+        assert version is not None
+        method = self._new_method(self.items)
+        method.restore(version.state)
+        method.open_round(number)
+        return method
 
     def _waiting(self) -> int:
         return self._store.log.waiting() + self._store.shares.summed()

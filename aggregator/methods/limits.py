@@ -243,8 +243,8 @@ class Voices(Additive):
     def _read(self, share: State) -> dict[str, Any]:
         own = dict(share)
         number = unpack({"round": COUNT}, {n: own.pop(n) for n in ("round",) if n in own})["round"]
-        if number != self._round:
-            raise RefusedShare(f"the share is of round {number}, not of {self._round}")
+        if number > self._round:
+            raise RefusedShare(f"the share is of round {number}, and this one is {self._round}")
         return {"voices": _unpacked(own, self._measures)}
 
     def _add(self, found: Mapping[str, Any]) -> None:

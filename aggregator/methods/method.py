@@ -156,11 +156,12 @@ class Method(ABC):
         raise TypeError(f"a round of {type(self).__name__} does not add up")
 
     def merge(self, share: State) -> None:
-        """Add another shard's :meth:`share`: in any order and grouping, the same bits.
+        """Add another shard's :meth:`share`: in any order and grouping, the same bits. What an
+        earlier round had, that made no version, may be added too.
 
         Raises :class:`~device_sdk.methods.state.RestoreError` for arrays that do not fit,
-        :class:`~aggregator.methods.sums.RefusedShare` for those of another round or scale, and
-        changes nothing then; TypeError where the round does not add up.
+        :class:`~aggregator.methods.sums.RefusedShare` for those of a later round or another scale,
+        and changes nothing then; TypeError where the round does not add up.
         """
         raise TypeError(f"a round of {type(self).__name__} does not add up")
 

@@ -26,7 +26,7 @@ Ints = NDArray[np.int64]
 
 
 class RefusedShare(ValueError):
-    """A share of another round, or that was summed at another scale."""
+    """A share of a later round, or that was summed at another scale."""
 
 
 class Additive(Stateful):
@@ -49,7 +49,7 @@ class Additive(Stateful):
         """Add what another shard absorbed: in any order and grouping, the same bits.
 
         Raises :class:`~device_sdk.methods.state.RestoreError` for arrays that do not fit and
-        RefusedShare for those of another round or scale, and changes nothing then.
+        RefusedShare for those of a later round or another scale, and changes nothing then.
         """
         self._add(self._read(share))
 

@@ -20,8 +20,9 @@ os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 
 from tests.faults.broker_setups import BROKERS
 from tests.faults.chaos import RunSettings, run
+from tests.faults.cluster_chaos import STORES, ClusterSettings, run_cluster
 from tests.faults.oracle import Mismatch
-from tests.faults.report import append_result, read_results, table
+from tests.faults.report import append_result, read_results, table, where
 
 
 def main() -> int:
@@ -33,6 +34,9 @@ def main() -> int:
     parser.add_argument("--devices", type=int, default=24, help="in one run (24)")
     parser.add_argument("--hosts", type=int, default=3, help="processes that share them (3)")
     parser.add_argument("--brokers", nargs="+", choices=BROKERS, default=list(BROKERS))
+    parser.add_argument(
+        "--cluster", action="store_true", help="coordinators and workers, on PostgreSQL and SQLite"
+    )
     parser.add_argument("--out", type=Path, help="add each run's figures to this file")
     parser.add_argument("--table-only", action="store_true", help="print the table of --out")
     arguments = parser.parse_args()
@@ -42,19 +46,28 @@ def main() -> int:
     while not arguments.table_only and time.monotonic() < until:
         broker = arguments.brokers[(seed - arguments.seed) % len(arguments.brokers)]
         seconds = min(arguments.seconds, max(5.0, until - time.monotonic()))
-        settings = RunSettings(seed, broker, seconds, arguments.devices, arguments.hosts)
+        common = seed, broker, seconds, arguments.devices, arguments.hosts
+        settings = _cluster_settings(*common) if arguments.cluster else RunSettings(*common)
+        said = f"seed {seed}, {where(settings)}"
         memory = Path("/dev/shm")
         folder = Path(tempfile.mkdtemp(dir=memory if memory.is_dir() else None))
         try:
-            result = run(settings, folder)
+            result = (
+                run_cluster(settings, folder)
+                if isinstance(settings, ClusterSettings)
+                else run(settings, folder)
+            )
         except Mismatch as error:
-            print(f"seed {seed}, {broker}: {error}\nthe run's folder: {folder}", file=sys.stderr)
+            print(
+                f"seed {seed}, {where(settings)}: {error}\nthe run's folder: {folder}",
+                file=sys.stderr,
+            )
             return 1
         shutil.rmtree(folder)
         append_result(out, settings, result)
         judged = result.judgement
         print(
-            f"seed {seed}, {broker}: {result.faults.total():,} faults, {judged.trained} updates, "
+            f"{said}: {result.faults.total():,} faults, {judged.trained} updates, "
             f"{judged.receipted}, lost {judged.lost}, twice {judged.twice}, "
             f"{result.seconds:.0f} s",
             flush=True,
@@ -63,6 +76,16 @@ def main() -> int:
     print()
     print(table(read_results(out)))
     return 0
+
+
+def _cluster_settings(
+    seed: int, broker: str, seconds: float, devices: int, hosts: int
+) -> ClusterSettings:
+    """Each store in turn, and of each two runs one with sums and one with bodies."""
+    store = STORES[seed % 2]
+    return ClusterSettings(
+        seed, broker, seconds, devices, hosts, store=store, adds_up=seed // 2 % 2 == 0
+    )
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from tests.faults.crash_points import arm
 from tests.faults.hooks import after, before
 from tests.faults.known import KnownBinding
 
-_LINK = replace(
+BRISK_LINK = replace(
     LINK_SETTINGS,
     keepalive_seconds=1,
     stall_seconds=1.0,
@@ -46,7 +46,7 @@ def serve(folder: str, counters: str, log: str, brisk: bool, point: str, calls: 
     shared = Counters(Path(counters))
     if point:
         arm(point, calls)
-    _count(shared)
+    count_arrivals(shared)
 
     def unix_clock() -> float:
         return time.time() + shared.read("clock_offset_millis") / 1000
@@ -57,7 +57,7 @@ def serve(folder: str, counters: str, log: str, brisk: bool, point: str, calls: 
     try:
         with serve_lock(home):
             parts = assemble(
-                home, home.open_store(), task, world, _LINK if brisk else LINK_SETTINGS
+                home, home.open_store(), task, world, BRISK_LINK if brisk else LINK_SETTINGS
             )
             service = Service(parts)
             parts.link.start()
@@ -77,7 +77,9 @@ def serve(folder: str, counters: str, log: str, brisk: bool, point: str, calls: 
         os._exit(2)
 
 
-def _count(shared: Counters) -> None:
+def count_arrivals(shared: Counters) -> None:
+    """In this process, from now on."""
+
     def refused(refusals: Refusals, error: Any, *rest: Any) -> None:
         if error.reason in ("replayed", "too-old"):
             shared.add("replays")

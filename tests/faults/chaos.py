@@ -8,7 +8,7 @@ import re
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from tests.fakes.waiting import PATIENCE_SECONDS
 from tests.faults.aggregator_process import serve
 from tests.faults.broker_setups import Broker, make_broker
 from tests.faults.counters import Counters
-from tests.faults.crash_points import AGGREGATOR_POINTS, DEVICE_POINTS
+from tests.faults.crash_points import AGGREGATOR_POINTS, DEVICE_POINTS, ONCE_A_START
 from tests.faults.device_process import live
 from tests.faults.fault_proxy import FaultProxy
 from tests.faults.fleet_home import FleetHome, make_fleet
@@ -88,38 +88,49 @@ def sweep(settings: RunSettings, folder: Path) -> RunResult:
     return _play(settings, folder, lambda scene: scene.sweep())
 
 
-def _play(settings: RunSettings, folder: Path, act: Callable[[_Scene], None]) -> RunResult:
+def _play(settings: RunSettings, folder: Path, act: Callable[[Scene], None]) -> RunResult:
     began = time.monotonic()
     broker = make_broker(settings.broker, folder)
     broker.start()
     proxy = FaultProxy(broker.port, settings.seed, settings.rates)
-    scene = _Scene(settings, folder, broker, proxy)
+    scene = Scene(settings, folder, broker, proxy)
+    return play(scene, act, began)
+
+
+def play(scene: Scene, act: Callable[[Scene], None], began: float) -> RunResult:
+    """Act, let it come to rest, and judge it. Raises :class:`Mismatch`."""
     try:
         act(scene)
         scene.rest()
+        scene.end_processes()
+        judgement = judge(scene.fleet)
     finally:
         scene.end()
-    judgement = judge(scene.fleet)
     faults = Counter(scene.faults)
-    faults.update({fault.value: count for fault, count in proxy.counts.items()})
-    counters = scene.counters
+    for proxy in scene.proxies:
+        faults.update({fault.value: count for fault, count in proxy.counts.items()})
     return RunResult(
         faults,
         judgement,
-        counters.read("sends"),
-        counters.read("arrivals"),
-        counters.read("repeats") + counters.read("replays"),
+        scene.count("sends"),
+        scene.count("arrivals"),
+        scene.count("repeats") + scene.count("replays"),
         time.monotonic() - began,
     )
 
 
-class _Scene:
+class Scene:
+    """A fleet, its broker and its aggregator, in processes of their own."""
+
+    events: Mapping[str, float] = _EVENTS
+    """What may happen, by weight."""
+
     def __init__(
         self, settings: RunSettings, folder: Path, broker: Broker, proxy: FaultProxy
     ) -> None:
         self._settings = settings
         self._broker = broker
-        self._proxy = proxy
+        self.proxy, self.proxies = proxy, [proxy]
         self._rng = np.random.default_rng([settings.seed, 1])
         self.faults: Counter[str] = Counter()
         self.counters = Counters(folder / "counters")
@@ -127,12 +138,8 @@ class _Scene:
             f"quorum = {max(1, settings.devices // 2)}\nwait_for_devices = {settings.devices}\n"
             f"deadline_seconds = {settings.deadline_seconds}\nresume_grace_seconds = 0.5"
         )
-        self.fleet: FleetHome = make_fleet(
-            folder, proxy.url, settings.devices, rounds, settings.seed
-        )
-        log = str(folder / "aggregator.log")
-        home = str(self.fleet.aggregator.folder)
-        self._aggregator = Victim(serve, (home, str(folder / "counters"), log, True))
+        self.fleet = self._make_fleet(folder, rounds)
+        self._servers = self._make_servers(folder)
         places = np.array_split(np.arange(settings.devices), settings.hosts)
         self._hosts = [
             Victim(
@@ -144,19 +151,43 @@ class _Scene:
                     str(folder / f"devices-{number}.log"),
                     True,
                 ),
+                "devices",
+                DEVICE_POINTS,
             )
             for number, group in enumerate(places)
         ]
-        self._resume_at: list[tuple[float, Victim | int]] = []
+        self._resume_at: list[tuple[float, Callable[[], None]]] = []
+
+    def _make_fleet(self, folder: Path, rounds: str) -> FleetHome:
+        settings = self._settings
+        return make_fleet(folder, self.proxy.url, settings.devices, rounds, settings.seed)
+
+    def _make_servers(self, folder: Path) -> list[Victim]:
+        """What serves, in the order in which it is started."""
+        log, home = str(folder / "aggregator.log"), str(self.fleet.aggregator.folder)
+        arguments = (home, str(folder / "counters"), log, True)
+        return [Victim(serve, arguments, "aggregator", AGGREGATOR_POINTS)]
+
+    @property
+    def _aggregator(self) -> Victim:
+        return self._servers[0]
+
+    @property
+    def _victims(self) -> list[Victim]:
+        return [*self._servers, *self._hosts]
+
+    def count(self, name: str) -> int:
+        """One of the counters, over all processes."""
+        return self.counters.read(name)
 
     def torment(self) -> None:
         """Faults, for as long as the settings say."""
-        self._aggregator.start()
-        for host in self._hosts:
-            host.start()
+        for victim in self._victims:
+            victim.start()
         until = time.monotonic() + self._settings.seconds
-        self._proxy.rage()
-        names, weights = list(_EVENTS), np.array(list(_EVENTS.values()))
+        for proxy in self.proxies:
+            proxy.rage()
+        names, weights = list(self.events), np.array(list(self.events.values()))
         next_event = time.monotonic() + 1.5
         while (now := time.monotonic()) < until or self._too_few(until):
             self._look_after(now)
@@ -170,7 +201,7 @@ class _Scene:
         least = self._settings.least_faults
         if not least or time.monotonic() > until + PATIENCE_SECONDS:
             return False
-        faults = self.faults.total() + sum(self._proxy.counts.values())
+        faults = self.faults.total() + sum(p.counts.total() for p in self.proxies)
         return faults < least or not any_counted(self.fleet)
 
     def sweep(self) -> None:
@@ -188,33 +219,42 @@ class _Scene:
     def rest(self) -> None:
         """No more faults and no more rounds: everything in the outboxes must come to its end."""
         self._look_after(float("inf"))
-        self._aggregator.kill()
-        self._proxy.calm()
+        for victim in self._victims:
+            # Limits of the disk and armed points go with the process.
+            victim.kill()
+        for proxy in self.proxies:
+            proxy.calm()
         if not self._broker.alive():
             self._broker.start()
         self._let_rounds_end()
-        self._aggregator.start()
-        for host in self._hosts:
-            # Limits of the disk and armed points go with the process.
-            host.kill()
-            host.start()
+        for victim in self._victims:
+            victim.start()
         until = time.monotonic() + PATIENCE_SECONDS
         while not self._is_at_rest():
             if time.monotonic() > until:
                 raise Mismatch(f"no rest within {PATIENCE_SECONDS} s: {self._outboxes()}")
-            code = self._aggregator.ended()
-            if code is not None:
-                raise Mismatch(f"the aggregator ended by itself with {code}")
+            self._see_to_servers()
             time.sleep(0.2)
+
+    def _see_to_servers(self) -> None:
+        """While nothing happens to them any more."""
+        for victim in self._servers:
+            if (code := victim.ended()) is not None:
+                raise Mismatch(f"the {victim.who} ended by itself with {code}")
+
+    def end_processes(self) -> None:
+        """End those whose files are judged."""
+        self._look_after(float("inf"), restart=False)
+        for victim in self._victims:
+            with contextlib.suppress(AssertionError):
+                victim.kill()
 
     def end(self) -> None:
         """End every process."""
-        self._look_after(float("inf"), restart=False)
-        for victim in (self._aggregator, *self._hosts):
-            with contextlib.suppress(AssertionError):
-                victim.kill()
+        self.end_processes()
         self._broker.kill()
-        self._proxy.stop()
+        for proxy in self.proxies:
+            proxy.stop()
 
     def _cause(self, name: str, now: float) -> None:
         rng = self._rng
@@ -227,25 +267,28 @@ class _Scene:
             case "aggregator paused":
                 self._pause(self._aggregator, pause)
             case "aggregator's disk full":
-                self._aggregator.fill_disk()
-                self._resume_at.append((pause, self._aggregator))
+                self._fill_disk(self._aggregator, pause)
             case "aggregator's clock jumped":
-                # Back by less than a round: devices hold on to the largest time they were told.
-                jump = rng.integers(1000, 30_000) if rng.random() < 0.5 else -rng.integers(1000)
-                self.counters.add("clock_offset_millis", int(jump))
+                self._jump()
             case "broker killed":
                 self._broker.kill()
                 self._broker.start()
             case "broker paused":
-                os.kill(self._broker.pid, signal.SIGSTOP)
-                self._resume_at.append((pause, self._broker.pid))
+                pid = self._broker.pid
+                os.kill(pid, signal.SIGSTOP)
+                self._resume_at.append((pause, lambda: _go_on(pid)))
             case "devices killed":
                 host.kill()
             case "devices paused":
                 self._pause(host, pause)
             case "devices' disk full":
-                host.fill_disk()
-                self._resume_at.append((pause, host))
+                self._fill_disk(host, pause)
+
+    def _jump(self) -> None:
+        """Back by less than a round: devices hold on to the largest time they were told."""
+        rng = self._rng
+        jump = rng.integers(1000, 30_000) if rng.random() < 0.5 else -rng.integers(1000)
+        self.counters.add("clock_offset_millis", int(jump))
 
     def _die_at(self, victim: Victim, point: str) -> None:
         victim.start(point, 1 + int(self._rng.integers(3)))
@@ -260,33 +303,35 @@ class _Scene:
 
     def _pause(self, victim: Victim, until: float) -> None:
         victim.pause()
-        self._resume_at.append((until, victim))
+        self._resume_at.append((until, victim.go_on))
+
+    def _fill_disk(self, victim: Victim, until: float) -> None:
+        victim.fill_disk()
+        self._resume_at.append((until, victim.free_disk))
 
     def _look_after(self, now: float, *, restart: bool = True) -> None:
         """End pauses that are over, and start again what died."""
         for entry in [entry for entry in self._resume_at if entry[0] <= now]:
             self._resume_at.remove(entry)
-            if isinstance(entry[1], Victim):
-                entry[1].go_on()
-                entry[1].free_disk()
-            else:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(entry[1], signal.SIGCONT)
+            entry[1]()
         if not restart:
             return
         if not self._broker.alive():
             self.faults["broker ended by itself"] += 1
             self._broker.start()
-        for victim in (self._aggregator, *self._hosts):
+        for victim in self._victims:
             code = victim.ended()
             if code is None:
                 continue
-            if code == 2:
-                raise Mismatch("a process ended by a defect: see its log")
+            self._require_sound(victim)
             if victim.point and code == -signal.SIGKILL:
-                who = "aggregator" if victim is self._aggregator else "devices"
-                self.faults[f"{who} killed {victim.point}"] += 1
+                self.faults[f"{victim.who} killed {victim.point}"] += 1
             self._start(victim)
+
+    @staticmethod
+    def _require_sound(victim: Victim) -> None:
+        if victim.ended() == 2:
+            raise Mismatch(f"the {victim.who} ended by a defect: see its log")
 
     def _start(self, victim: Victim) -> None:
         """With a crash point more often than not."""
@@ -294,9 +339,9 @@ class _Scene:
         if rng.random() < 0.25:
             victim.start()
             return
-        points = list(AGGREGATOR_POINTS if victim is self._aggregator else DEVICE_POINTS)
-        calls = 1 + int(rng.geometric(0.2 if victim is self._aggregator else 0.05))
-        victim.start(points[int(rng.integers(len(points)))], calls)
+        point = victim.points[int(rng.integers(len(victim.points)))]
+        calls = 1 + int(rng.geometric(0.05 if victim in self._hosts else 0.2))
+        victim.start(point, 1 if point in ONCE_A_START else calls)
 
     def _let_rounds_end(self) -> None:
         store = self.fleet.aggregator.open_store()
@@ -315,3 +360,8 @@ class _Scene:
 
     def _outboxes(self) -> list[int]:
         return [len(outbox_rows(self.fleet, place)) for place in range(self._settings.devices)]
+
+
+def _go_on(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGCONT)

@@ -7,6 +7,10 @@ import signal
 from collections.abc import Callable, Collection
 from typing import Any
 
+from aggregator.cluster.coordinator import Coordinating
+from aggregator.cluster.follower import ShareKeeper
+from aggregator.cluster.gathering import GatheredAggregation
+from aggregator.cluster.marks import StoredMarks
 from aggregator.publish.publisher import Publisher
 from aggregator.rounds import replacement
 from aggregator.rounds.aggregation import Aggregation
@@ -17,8 +21,10 @@ from aggregator.serve.outgoing import Outgoing
 from aggregator.serve.tasks import TaskBoard
 from aggregator.serve.uplink import Uplink
 from aggregator.store.checkpoints import Checkpoints
+from aggregator.store.cluster import Shares, Workers
 from aggregator.store.evaluations import Evaluations
 from aggregator.store.publications import Retained
+from aggregator.store.rounds import Rounds
 from aggregator.store.tasks import Tasks
 from aggregator.store.update_log import UpdateLog
 from aggregator.store.versions import Versions
@@ -30,6 +36,7 @@ from device_sdk.rounds.current_round import CurrentRound
 from device_sdk.rounds.open_round import OpenRound
 from device_sdk.rounds.sender import Sender
 from tests.faults.hooks import after, before
+from tests.faults.known import KnownSums
 
 # owner (or module), method, before or after it, and whether a call with these arguments counts
 _Point = tuple[Any, str, str, Callable[..., bool]]
@@ -69,6 +76,39 @@ AGGREGATOR_POINTS: dict[str, _Point] = {
     "after a published chunk": (Link, "publish", "after", _retained),
     "while clearing old chunks": (Retained, "cleared", "before", _always),
 }
+WORKER_POINTS: dict[str, _Point] = {
+    "after its slot was taken": (Workers, "start", "after", _always),
+    "in an open's transaction": (StoredMarks, "save", "after", _always),
+    "after a session's reply": (Uplink, "receive", "after", _always),
+    "before a round is followed": (ShareKeeper, "begin", "before", _always),
+    "after a round is followed": (ShareKeeper, "begin", "after", _always),
+    "in the update's transaction": (UpdateLog, "append", "after", _always),
+    "before the sums' transaction": (ShareKeeper, "keep", "before", _always),
+    "in the sums' transaction": (Shares, "put", "after", _always),
+    "between commit and receipt": (ShareKeeper, "absorb", "before", _always),
+    "after a verdict was settled": (Ingest, "commit", "after", _always),
+    "after a receipt": (Outgoing, "send_receipts", "after", _always),
+}
+COORDINATOR_POINTS: dict[str, _Point] = {
+    "before the coordinator is made": (Coordinating, "begin_life", "before", _always),
+    "in the life's transaction": (Coordinating, "begin_life", "after", _always),
+    "before a round's close": (RoundMachine, "_close", "before", _always),
+    "in the entry's transaction": (Rounds, "end_entry", "after", _always),
+    "before a share is merged": (KnownSums, "merge", "before", _always),
+    "after the gathering": (GatheredAggregation, "gather", "after", _always),
+    "in the close's transaction": (Aggregation, "commit_version", "after", _always),
+    "between close and opening": (RoundMachine, "_close", "after", _always),
+    "in the opening's transaction": (Publisher, "seal_round", "after", _always),
+    "between opening and publication": (RoundMachine, "_open", "after", _always),
+    "before a published chunk": (Link, "publish", "before", _retained),
+    "after a published chunk": (Link, "publish", "after", _retained),
+    "while clearing old chunks": (Retained, "cleared", "before", _always),
+}
+ONCE_A_START = (
+    "after its slot was taken",
+    "before the coordinator is made",
+    "in the life's transaction",
+)
 TASK_POINTS: dict[str, _Point] = {
     "before a task's file is written": (request, "_write", "before", _always),
     "after a task's file was written": (request, "_write", "after", _always),
@@ -114,7 +154,8 @@ DEVICE_POINTS: dict[str, _Point] = {
 def arm(point: str, calls: int) -> None:
     """Make this process kill itself, by SIGKILL, at the ``calls``-th passage of a point."""
     serving = AGGREGATOR_POINTS | EVALUATION_POINTS | ROLLBACK_POINTS | TASK_POINTS
-    everywhere = serving | DEVICE_POINTS
+    clustered = WORKER_POINTS | COORDINATOR_POINTS
+    everywhere = serving | clustered | DEVICE_POINTS
     owner, name, when, counts = everywhere[point]
     left = calls
 

@@ -36,6 +36,51 @@ CREATE TRIGGER change_verdict AFTER UPDATE ON verdicts BEGIN
         AND round = NEW.round AND device_id = NEW.device_id;
 END;
 """
+# What workers have of a round, as often as they write it: whoever lost its slot must write nothing.
+_AUDIT_SHARES = """
+CREATE TABLE audit_shares (n INTEGER PRIMARY KEY, round INTEGER, slot INTEGER, epoch INTEGER,
+    commits INTEGER, counted INTEGER);
+CREATE TRIGGER copy_share AFTER INSERT ON shares BEGIN
+    INSERT INTO audit_shares (round, slot, epoch, commits, counted)
+        VALUES (NEW.round, NEW.slot, NEW.epoch, NEW.commits, NEW.counted);
+END;
+CREATE TRIGGER copy_changed_share AFTER UPDATE ON shares BEGIN
+    INSERT INTO audit_shares (round, slot, epoch, commits, counted)
+        VALUES (NEW.round, NEW.slot, NEW.epoch, NEW.commits, NEW.counted);
+END;
+"""
+_AUDIT_POSTGRES = """
+CREATE TABLE audit (n BIGSERIAL PRIMARY KEY, round BIGINT, device_id BYTEA, body BYTEA);
+CREATE TABLE judged (generation BIGINT, round BIGINT, device_id BYTEA, reason TEXT,
+    PRIMARY KEY (generation, round, device_id));
+CREATE TABLE audit_shares (n BIGSERIAL PRIMARY KEY, round BIGINT, slot BIGINT, epoch BIGINT,
+    commits BIGINT, counted BIGINT);
+CREATE FUNCTION copy_update() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+    INSERT INTO audit (round, device_id, body) VALUES (NEW.round, NEW.device_id, NEW.body);
+    RETURN NULL;
+END $$;
+CREATE FUNCTION copy_verdict() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+    INSERT INTO judged VALUES (NEW.generation, NEW.round, NEW.device_id, NEW.reason);
+    RETURN NULL;
+END $$;
+CREATE FUNCTION change_verdict() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+    UPDATE judged SET reason = NEW.reason WHERE generation = NEW.generation
+        AND round = NEW.round AND device_id = NEW.device_id;
+    RETURN NULL;
+END $$;
+CREATE FUNCTION copy_share() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+    INSERT INTO audit_shares (round, slot, epoch, commits, counted)
+        VALUES (NEW.round, NEW.slot, NEW.epoch, NEW.commits, NEW.counted);
+    RETURN NULL;
+END $$;
+CREATE TRIGGER copy_update AFTER INSERT ON updates FOR EACH ROW EXECUTE FUNCTION copy_update();
+CREATE TRIGGER copy_verdict AFTER INSERT ON verdicts
+    FOR EACH ROW EXECUTE FUNCTION copy_verdict();
+CREATE TRIGGER change_verdict AFTER UPDATE ON verdicts
+    FOR EACH ROW EXECUTE FUNCTION change_verdict();
+CREATE TRIGGER copy_share AFTER INSERT OR UPDATE ON shares
+    FOR EACH ROW EXECUTE FUNCTION copy_share();
+"""
 # What a device forgets about rounds long past, for the oracle.
 _HISTORY = """
 CREATE TABLE forgotten AS SELECT * FROM participation WHERE 0;
@@ -47,12 +92,15 @@ END;
 
 @dataclass(frozen=True)
 class FleetHome:
-    """Where everything lies. ``device_ids`` by place."""
+    """Where everything lies. ``device_ids`` by place; ``clustered``: workers take updates in, and
+    rounds enter as sums where ``adds_up``."""
 
     aggregator: AggregatorHome
     devices: tuple[Path, ...]
     device_ids: tuple[bytes, ...]
     items: int
+    clustered: bool = False
+    adds_up: bool = True
 
 
 def make_fleet(
@@ -64,18 +112,20 @@ def make_fleet(
     items: int = ITEMS,
     *,
     shared_columns: bool = False,
+    store_url: str | None = None,
 ) -> FleetHome:
     """An aggregator with a task of known updates, and ``devices`` enrolled devices.
 
     ``items``: rows of the model; known updates use the first ``ITEMS``. The oracle can tell
     devices apart by their columns; with ``shared_columns`` there may be more of them than that.
+    ``store_url``: of an empty database of PostgreSQL, for the store; None: a file in the home.
 
     Raises ValueError for more devices than the method has columns for.
     """
     if devices < 1 or (devices > MOST_DEVICES and not shared_columns):
         raise ValueError(f"{devices} devices; expected 1 to {MOST_DEVICES}")
     rng = np.random.default_rng(seed)
-    home = AggregatorHome(folder / "aggregator")
+    home = AggregatorHome(folder / "aggregator", store_url)
     initialise(home, int(time.time()), rng.bytes)
     (home.folder / "items.tsv").write_text("".join(f"item-{row}\n" for row in range(items)))
     home.task_file.write_text(
@@ -123,7 +173,13 @@ def make_fleet(
 
 def audit(home: AggregatorHome) -> None:
     """Have the oracle's copies kept from now on; nobody may have the database open."""
-    _run_script(home.database, _AUDIT)
+    if home.store_url is None:
+        _run_script(home.database, _AUDIT + _AUDIT_SHARES)
+        return
+    import psycopg  # not for every run
+
+    with psycopg.connect(home.store_url) as connection:
+        connection.execute(_AUDIT_POSTGRES)
 
 
 def keep_history(device: Path) -> None:

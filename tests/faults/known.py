@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,13 +13,14 @@ from aggregator.methods.method import Method, RoundSummary
 from aggregator.methods.scatter import ScatterBinding, ScatterMethod, ScatterTable
 from device_sdk.artifact import Artifact
 from device_sdk.methods.scatter.contract import decode_scatter_update, encode_scatter_update
-from device_sdk.wire.arrays.exchange import Update
+from device_sdk.wire.arrays.exchange import Broadcast, Update
 
 __all__ = [
     "ITEMS",
     "MOST_DEVICES",
     "WIDTH",
     "KnownBinding",
+    "known_binding",
     "known_body",
     "known_check_value",
     "known_long_body",
@@ -87,8 +88,21 @@ class KnownSums(ScatterMethod):
         return RoundSummary(self._round_id, self._version, participants)
 
 
+class KnownBodies(KnownSums):
+    """The same of which no round adds up: the updates are held until it closes."""
+
+    def open_round(self, round_id: int) -> Broadcast:
+        """See :class:`~aggregator.methods.method.Method`."""
+        broadcast = super().open_round(round_id)
+        self._adds_up, self._total = 0, None
+        self._bounds_follow()
+        return broadcast
+
+
 class KnownBinding(ScatterBinding):
     """Scatter's messages with :class:`KnownSums` behind them, beginning at zero."""
+
+    method_class: ClassVar[type[KnownSums]] = KnownSums
 
     def __init__(self) -> None:
         # Sums that anybody can work out are of updates as they came.
@@ -100,4 +114,15 @@ class KnownBinding(ScatterBinding):
         self, items: int, rng: np.random.Generator, artifacts: Sequence[Artifact] = ()
     ) -> Method:
         """See :class:`~aggregator.methods.method.Binding`."""
-        return KnownSums(np.zeros((items, WIDTH), np.float32), self.settings)
+        return self.method_class(np.zeros((items, WIDTH), np.float32), self.settings)
+
+
+class KnownBodiesBinding(KnownBinding):
+    """The same with :class:`KnownBodies`."""
+
+    method_class = KnownBodies
+
+
+def known_binding(*, adds_up: bool) -> KnownBinding:
+    """One whose rounds add up as soon as three devices were heard of, or one whose never do."""
+    return KnownBinding() if adds_up else KnownBodiesBinding()

@@ -5,15 +5,18 @@ from __future__ import annotations
 import sqlite3
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.methods.method import Method
+from aggregator.store.checkpoints import unpack_state
+from aggregator.store.database import Database
 from aggregator.store.update_log import NOTED
 from tests.faults.fleet_home import FleetHome
-from tests.faults.known import ITEMS, KnownBinding, known_check_value
+from tests.faults.known import ITEMS, KnownBinding, known_binding, known_body, known_check_value
 
 
 class Mismatch(AssertionError):
@@ -56,22 +59,25 @@ def judge(fleet: FleetHome) -> Judgement:
     1. Devices and aggregator agree about every update: :func:`check_verdicts`.
     2. The sums are the oracle's over exactly the counted updates: for each device apart.
     3. The state is, bit for bit, that of a method that absorbs the commits in their order and never
-       crashed.
+       crashed; of a cluster, that of a single process which has the same counted updates.
     4. Rounds rise and versions never fall, on every device and at the aggregator.
     """
     counted = check_verdicts(fleet)
     parts = _all_parts(fleet)
-    database = _aggregator(fleet)
-    try:
+    with closing(fleet.aggregator.open_store().database) as database:
         _check_versions(database, parts)
         items = _aggregate(fleet)
         lost, twice = _compare(items, counted, len(fleet.devices))
-        _check_bits(fleet, database, items)
-        rounds, versions = database.execute(
-            "SELECT count(*), count(next_version) FROM rounds WHERE closed_unix NOT NULL"
-        ).fetchone()
-    finally:
-        database.close()
+        if fleet.clustered:
+            _check_shares(database)
+            _check_any_order(fleet, database, items, counted)
+        else:
+            _check_bits(fleet, database, items)
+        found = database.row(
+            "SELECT count(*), count(next_version) FROM rounds WHERE closed_unix IS NOT NULL"
+        )
+        assert found is not None
+        rounds, versions = found
     verdicts = Counter(part.verdict for part in parts if part.verdict is not None)
     waiting = sum(part.verdict is None for part in parts)
     return Judgement(len(parts), dict(verdicts), waiting, lost, twice, rounds, versions)
@@ -100,17 +106,14 @@ def check_verdicts(fleet: FleetHome) -> set[_Key]:
     if astray := reports_alone - untrained:
         raise Mismatch(f"a report alone of a round with an update, or none: {sorted(astray)[:5]}")
     place_of = {device_id: place for place, device_id in enumerate(fleet.device_ids)}
-    database = _aggregator(fleet)
-    try:
+    with closing(fleet.aggregator.open_store().database) as database:
         query = "SELECT device_id, generation, round, reason FROM "
         log, made = (
-            {(place_of[row[0]], row[1], row[2]): row[3] for row in database.execute(query + table)}
+            {(place_of[row[0]], row[1], row[2]): row[3] for row in database.rows(query + table)}
             for table in ("verdicts", "judged")
         )
         query = "SELECT generation, round, forgotten FROM rounds"
-        forgotten = {(row[0], row[1]): bool(row[2]) for row in database.execute(query)}
-    finally:
-        database.close()
+        forgotten = {(row[0], row[1]): bool(row[2]) for row in database.rows(query)}
     # Of a forgotten round what was decided, else what the product still says.
     gone = {key: why for key, why in made.items() if forgotten.get(key[1:], True)}
     known_verdicts = log | gone
@@ -212,10 +215,6 @@ def _device(fleet: FleetHome, place: int, query: str) -> list[tuple]:  # type: i
         database.close()
 
 
-def _aggregator(fleet: FleetHome) -> sqlite3.Connection:
-    return sqlite3.connect(f"file:{fleet.aggregator.database}?mode=ro", uri=True)
-
-
 def _aggregate(fleet: FleetHome) -> NDArray[np.float32]:
     """The newest version plus what the log holds for the next one."""
     store = fleet.aggregator.open_store()
@@ -228,6 +227,10 @@ def _aggregate(fleet: FleetHome) -> NDArray[np.float32]:
         for logged in store.first.log.after(0):
             update = binding.decode(logged.body, logged.round, fleet.items).tensors
             items[np.ix_(update["rows"], update["columns"][:2])] += update["values"][:, :2]
+        for share in store.first.shares.sums():
+            found = unpack_state(store.first.shares.state(share))
+            added = np.ldexp(found["total.sum"].astype(float), -int(found["total.exponent"]))
+            items[:, :-1] += added[:, :-1].astype(np.float32)
     finally:
         store.database.close()
     return items
@@ -248,10 +251,10 @@ def _compare(
     return lost, twice
 
 
-def _check_versions(database: sqlite3.Connection, parts: list[_Part]) -> None:
+def _check_versions(database: Database, parts: list[_Part]) -> None:
     version = 0
     query = "SELECT round, version, next_version FROM rounds ORDER BY round"
-    for number, carried, following in database.execute(query):
+    for number, carried, following in database.rows(query):
         if carried != version:
             raise Mismatch(f"round {number} carries version {carried} after {version}")
         if following is not None:
@@ -266,18 +269,64 @@ def _check_versions(database: sqlite3.Connection, parts: list[_Part]) -> None:
         last[part.place] = (part.round, part.version)
 
 
-def _check_bits(fleet: FleetHome, database: sqlite3.Connection, items: NDArray[np.float32]) -> None:
+_Commit = tuple[int, bytes, bytes]  # round, device id, body
+
+
+def _check_bits(fleet: FleetHome, database: Database, items: NDArray[np.float32]) -> None:
     """Replay all commits into a method that never crashed."""
-    binding = KnownBinding()
-    method: Method = binding.build(fleet.items, np.random.default_rng(0))
-    audit = database.execute("SELECT round, device_id, body FROM audit ORDER BY n").fetchall()
+    _replay(fleet, database, items, _bodies(database))
+
+
+def _check_any_order(
+    fleet: FleetHome, database: Database, items: NDArray[np.float32], counted: set[_Key]
+) -> None:
+    """The same of a cluster, whose order is that of device ids. Where a round adds up there are no
+    bodies: a verdict says that one was counted, and everybody knows what was in it."""
+    known = {
+        (number, fleet.device_ids[place]): known_body(place, generation, number)
+        for place, generation, number in counted
+    }
+    for number, device_id, body in _bodies(database):
+        if known.get((number, device_id)) != body:
+            raise Mismatch(f"round {number} has a body that was not counted, or another one")
+    _replay(fleet, database, items, [(*key, known[key]) for key in sorted(known)])
+
+
+def _check_shares(database: Database) -> None:
+    """Each commit of a slot follows the one before, and no epoch follows a later one."""
+    last: dict[tuple[int, int], tuple[int, int, int]] = {}
+    epochs: Counter[int] = Counter()
+    query = "SELECT round, slot, epoch, commits, counted FROM audit_shares ORDER BY n"
+    for number, slot, *found in database.rows(query):
+        epoch, commits, counted = found
+        before = last.get((number, slot), (0, 0, 0))
+        if epoch < epochs[slot] or commits != before[1] + 1 or counted < before[2]:
+            raise Mismatch(f"slot {slot} wrote {found} of round {number} after {before}")
+        last[number, slot] = epoch, commits, counted
+        epochs[slot] = epoch
+
+
+def _bodies(database: Database) -> list[_Commit]:
+    """All that were ever committed, in their order."""
+    audit = [
+        (row[0], bytes(row[1]), bytes(row[2]))
+        for row in database.rows("SELECT round, device_id, body FROM audit ORDER BY n")
+    ]
     if len(audit) != len({row[:2] for row in audit}):
         raise Mismatch("an update was committed twice")
-    carried: list[tuple[int, bytes, bytes]] = []
+    return audit
+
+
+def _replay(
+    fleet: FleetHome, database: Database, items: NDArray[np.float32], commits: list[_Commit]
+) -> None:
+    binding = known_binding(adds_up=fleet.adds_up)
+    method: Method = binding.build(fleet.items, np.random.default_rng(0))
+    carried: list[_Commit] = []
     query = "SELECT round, next_version FROM rounds ORDER BY round"
-    for number, following in database.execute(query).fetchall():
+    for number, following in list(database.rows(query)):
         method.open_round(number)
-        carried += [row for row in audit if row[0] == number]
+        carried += [row for row in commits if row[0] == number]
         for of, device_id, body in carried:
             method.absorb(binding.decode(body, of, fleet.items, device_id.hex()))
         if following is not None:

@@ -3,24 +3,40 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import multiprocessing
 import os
 import resource
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from multiprocessing.process import BaseProcess
 from typing import Any
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
-    ["tests.faults.aggregator_process", "tests.faults.device_process", "tests.faults.crash_points"]
+    [
+        "tests.faults.aggregator_process",
+        "tests.faults.cluster_process",
+        "tests.faults.device_process",
+        "tests.faults.crash_points",
+    ]
 )
 
 
 class Victim:
-    """One process that is started again and again. ``arguments`` come before (point, calls)."""
+    """One process that is started again and again. ``arguments`` come before (point, calls).
 
-    def __init__(self, work: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    ``who`` it is, for people; ``points`` at which it may be told to kill itself.
+    """
+
+    def __init__(
+        self,
+        work: Callable[..., None],
+        arguments: tuple[Any, ...],
+        who: str = "",
+        points: Collection[str] = (),
+    ) -> None:
+        self.who, self.points = who, tuple(points)
         self._work = work
         self._arguments = arguments
         self._process: BaseProcess | None = None
@@ -53,6 +69,12 @@ class Victim:
         assert self._process is not None
         self._process.kill()
         self._process.join()
+
+    def leave(self) -> Victim:
+        """The process as a victim of its own: another one can be started in its place."""
+        left = copy.copy(self)
+        self._process = None
+        return left
 
     def pause(self) -> None:
         """SIGSTOP: alive for the kernel, dead for everybody else."""

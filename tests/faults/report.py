@@ -10,7 +10,26 @@ from pathlib import Path
 
 from tests.faults.chaos import RunResult, RunSettings
 
-_COLUMNS = ("mosquitto", "mosquitto-persistent", "amqtt")
+_COLUMNS = {
+    "mosquitto": "Mosquitto",
+    "mosquitto-persistent": "with persistence",
+    "amqtt": "amqtt",
+    "postgres, sums": "PostgreSQL, sums",
+    "postgres, bodies": "PostgreSQL, bodies",
+    "sqlite, sums": "SQLite, sums",
+    "sqlite, bodies": "SQLite, bodies",
+}
+
+
+def where(settings: RunSettings) -> str:
+    """The column that a run is added to."""
+    return _column(asdict(settings))
+
+
+def _column(settings: Mapping[str, object]) -> str:
+    if "store" not in settings:
+        return str(settings["broker"])
+    return f"{settings['store']}, {'sums' if settings['adds_up'] else 'bodies'}"
 
 
 def append_result(path: Path, settings: RunSettings, result: RunResult) -> None:
@@ -37,11 +56,14 @@ def read_results(path: Path) -> list[dict[str, object]]:
 
 
 def table(results: Sequence[Mapping[str, object]]) -> str:
-    """What was injected and what became of the updates: a column for each broker, one for all."""
-    by_broker: dict[str, Counter[str]] = {name: Counter() for name in _COLUMNS}
-    faults: dict[str, Counter[str]] = {name: Counter() for name in _COLUMNS}
+    """What was injected and what became of the updates: a column for each broker, or store, one for
+    all."""
+    played = {_column(result["settings"]) for result in results}  # type: ignore[arg-type]
+    columns = [name for name in _COLUMNS if name in played]
+    by_broker: dict[str, Counter[str]] = {name: Counter() for name in columns}
+    faults: dict[str, Counter[str]] = {name: Counter() for name in columns}
     for result in results:
-        broker = result["settings"]["broker"]  # type: ignore[index]
+        broker = _column(result["settings"])  # type: ignore[arg-type]
         judgement: dict[str, object] = result["judgement"]  # type: ignore[assignment]
         receipted: dict[str, int] = judgement["receipted"]  # type: ignore[assignment]
         faults[broker].update(result["faults"])  # type: ignore[call-overload]
@@ -61,10 +83,11 @@ def table(results: Sequence[Mapping[str, object]]) -> str:
                 **{f"receipted {verdict}": count for verdict, count in receipted.items()},
             }
         )
-    lines = ["| | Mosquitto | with persistence | amqtt | all |", "|---|--:|--:|--:|--:|"]
+    titles = "".join(f" {_COLUMNS[name]} |" for name in columns)
+    lines = [f"| |{titles} all |", f"|---|{'--:|' * len(columns)}--:|"]
     kinds = sorted(set().union(*faults.values()), key=lambda k: -sum(f[k] for f in faults.values()))
-    lines += [_row(kind, [faults[name][kind] for name in _COLUMNS]) for kind in kinds]
-    lines.append(_row("**faults**", [faults[name].total() for name in _COLUMNS], bold=True))
+    lines += [_row(kind, [faults[name][kind] for name in columns]) for kind in kinds]
+    lines.append(_row("**faults**", [faults[name].total() for name in columns], bold=True))
     for what in (
         "runs",
         "minutes",
@@ -81,11 +104,11 @@ def table(results: Sequence[Mapping[str, object]]) -> str:
         "receipted forgotten",
         "still in an outbox",
     ):
-        values = [by_broker[name][what] for name in _COLUMNS]
+        values = [by_broker[name][what] for name in columns]
         if any(values) or what == "still in an outbox":
             lines.append(_row(what, values))
     for what in ("lost", "counted twice"):
-        values = [by_broker[name][what] for name in _COLUMNS]
+        values = [by_broker[name][what] for name in columns]
         lines.append(_row(f"**{what}**", values, bold=True))
     return "\n".join(lines)
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import sqlite3
+import time
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -63,13 +65,18 @@ def _fill(store: Store) -> None:
             store.devices.add(DeviceRow(name, key, name, key, shard_of(name), name, 0, 1))
 
 
-def _model(home: AggregatorHome, workers: int, restarts: bool = False) -> str:
-    """Play the rounds; the SHA-256 of the state that they end with."""
+def _model(
+    home: AggregatorHome, workers: int, restarts: bool = False, few: frozenset[int] = frozenset()
+) -> str:
+    """Play the rounds; the SHA-256 of the state that they end with. In rounds ``few`` one device
+    comes, and the deadline ends them."""
     cluster = Cluster((Cell("", None, workers),))
     with closing(home.open_store().database) as database:
         _fill(Store(database))
     task = read_task(home.task_file)
-    parts = assemble(home, home.open_store(), task, world(), role=Coordinating(cluster))
+    moved = [0.0]
+    here = replace(world(), unix_clock=lambda: time.time() + moved[0])
+    parts = assemble(home, home.open_store(), task, here, role=Coordinating(cluster))
     told = Told()
     Crew(told, home, parts).tend()
     where = posts(home, parts.store, cluster, task.fleet)
@@ -89,7 +96,8 @@ def _model(home: AggregatorHome, workers: int, restarts: bool = False) -> str:
         assert isinstance(opened, RoundOpened)
         for each in crew:
             each.look()
-        for device in chance.permutation(DEVICES).tolist():
+        coming = [number] if number in few else chance.permutation(DEVICES).tolist()
+        for device in coming:
             slot = shard_of(_id(device)) % workers
             if restarts and chance.random() < 0.1:
                 crew[slot].close()  # with what it did not commit
@@ -102,8 +110,11 @@ def _model(home: AggregatorHome, workers: int, restarts: bool = False) -> str:
                 crew[slot].commit()
         for each in crew:
             each.commit()
+        moved[0] += 1000.0 if number in few else 0.0
         closed = rounds.tick()
-        assert isinstance(closed, RoundClosed) and closed.summary.participants == DEVICES
+        assert isinstance(closed, RoundClosed)
+        carried = number - 1 in few
+        assert closed.summary.participants == len(coming) + carried
     for each in crew:
         each.close()
     state = parts.tasks.first.aggregation.state()
@@ -164,3 +175,14 @@ def test_what_a_store_refuses_for_a_moment_is_committed_later(
     assert isinstance(closed, RoundClosed) and closed.summary.participants == DEVICES
     worker.close()
     parts.store.database.close()
+
+
+@pytest.mark.parametrize("robust", ["none", "median"])
+def test_what_a_round_without_quorum_leaves_is_in_the_next(tmp_path: Path, robust: str) -> None:
+    found = set()
+    for workers in (1, 2, 8):
+        (tmp_path / str(workers)).mkdir()
+        more = f'robust = "{robust}"'
+        home = make_home(tmp_path / str(workers), "mqtt://127.0.0.1:1", ROUND, more)
+        found.add(_model(home, workers, few=frozenset((2,))))
+    assert len(found) == 1

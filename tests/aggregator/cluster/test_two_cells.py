@@ -1,4 +1,4 @@
-"""Brokers of cells: two with workers of their own, and one of three nodes."""
+"""Two brokers with workers of their own: each device is heard at its cell, which it is told."""
 
 from __future__ import annotations
 
@@ -6,14 +6,11 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-import pytest
-
 from aggregator.home import AggregatorHome
 from aggregator.task.cluster import Cell, Cluster
 from device_sdk.device import Device
 from device_sdk.link.broker_url import parse_broker_url
 from device_sdk.wire.seal.placement import shard_of
-from tests.brokers import nats_cluster
 from tests.brokers.fixtures import MakeMosquitto
 from tests.brokers.links import QUICK
 from tests.fakes.array_device import local_data
@@ -64,16 +61,3 @@ def test_each_device_is_served_at_its_cell(
     for device_id in devices:
         expected[names.index(cluster.cell_of(shard_of(device_id)))] += ROUNDS
     assert counted == expected
-
-
-@pytest.mark.skipif(nats_cluster.EXECUTABLE is None, reason="nats-server is not installed")
-def test_a_broker_of_several_nodes_is_one_cell(tmp_path: Path) -> None:
-    """Coordinator and worker are at one node, the devices at the others."""
-    nodes = nats_cluster.NatsCluster(tmp_path)
-    nodes.start()
-    try:
-        urls = [f"mqtt://127.0.0.1:{port}" for port in nodes.ports]
-        counted, _ = play(fleet_home(tmp_path, urls[0]), Cluster((Cell("", None, 1),)), urls[1:])
-    finally:
-        nodes.kill()
-    assert counted == [ROUNDS * DEVICES]

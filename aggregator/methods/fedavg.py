@@ -26,7 +26,6 @@ from aggregator.methods.limits import (
 from aggregator.methods.method import (
     LOSSES,
     Binding,
-    Method,
     OlderRound,
     Refused,
     RoundSummary,
@@ -42,12 +41,16 @@ from aggregator.methods.robust import (
     TrimShare,
 )
 from aggregator.methods.server_optimizer import OptimizerSettings, ServerOptimizer
-from aggregator.methods.sums import MOST_UPDATES, Additive, FixedPointSum, RefusedShare
+from aggregator.methods.sums import (
+    MOST_UPDATES,
+    FixedPointSum,
+    SummingMethod,
+)
 from device_sdk.artifact import Artifact
 from device_sdk.evaluation.report import STAGES, Stage
 from device_sdk.fields import Within, require_declared
 from device_sdk.methods.fedavg.contract import FedAvgTraining, SharedTensor, shared_tensors
-from device_sdk.methods.state import Entry, RestoreError, Schema, State, counters
+from device_sdk.methods.state import Entry, Schema, State, counters
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 
 Floats = NDArray[np.float32]
@@ -104,7 +107,7 @@ class FedAvgSettings:
         require_declared(self)
 
 
-class FedAvgMethod(Additive, Method):
+class FedAvgMethod(SummingMethod):
     """Keeps the global model and moves it by the devices' mean difference.
 
     Args:
@@ -120,6 +123,7 @@ class FedAvgMethod(Additive, Method):
     """
 
     PARTS = ("optimizer", "limits", "held", "moved", "buffers_moved")
+    COUNTED = "kept"
     ADDED = ("kept", "clipped", "weight_sum", "losses")
 
     def __init__(
@@ -228,11 +232,6 @@ class FedAvgMethod(Additive, Method):
         """See :class:`~aggregator.methods.method.Method`."""
         return self._held.nbytes > MOST_HELD_BYTES or self._kept >= MOST_UPDATES
 
-    @property
-    def adds_up(self) -> bool:
-        """See :class:`~aggregator.methods.method.Method`."""
-        return bool(self._adds_up)
-
     def absorb(self, update: Update) -> None:
         """Adds the difference, unless it is an outlier, or holds the update until the round closes;
         it must have passed ``check``."""
@@ -333,17 +332,6 @@ class FedAvgMethod(Additive, Method):
         self._clear()
         return RoundSummary(self._round_id, self._version, participants, metrics)
 
-    def share(self) -> dict[str, NDArray[Any]]:
-        """See :class:`~aggregator.methods.method.Method`; most of it is ``moved.sum``, int64
-        [parameters]."""
-        self._require_adding_up()
-        return super().share()
-
-    def merge(self, share: State) -> None:
-        """See :class:`~aggregator.methods.method.Method`."""
-        self._require_adding_up()
-        super().merge(share)
-
     def _schema(self) -> Schema:
         return {
             "model": Entry(np.float32, self._model.shape),
@@ -363,22 +351,8 @@ class FedAvgMethod(Additive, Method):
         self._buffers_moved = FixedPointSum((self._untrained,)) if sums else None
 
     def _require_sound(self) -> None:
-        if self._adds_up and self._rule.holds:
-            raise RestoreError(
-                "the state is of a round that was opened with another 'robust': set it back until "
-                "that round is closed"
-            )
+        super()._require_sound()
         self._bounds_follow()
-
-    def _require_adding_up(self) -> None:
-        if not self._adds_up:
-            raise TypeError(f"round {self._round_id} does not add up: its updates are held")
-
-    def _read(self, share: State) -> dict[str, Any]:
-        found = super()._read(share)
-        if self._kept + int(found["kept"]) > MOST_UPDATES:
-            raise RefusedShare(f"a round of more than {MOST_UPDATES} updates could overflow")
-        return found
 
     def _bounds_follow(self) -> None:
         """How far a value times its weight may pull, and what ``check`` takes of it: where no limit

@@ -34,7 +34,12 @@ from aggregator.methods.robust import (
     touched_means,
 )
 from aggregator.methods.server_optimizer import OptimizerSettings, ServerOptimizer
-from aggregator.methods.sums import MOST_UPDATES, Additive, FixedPointSum, RefusedShare
+from aggregator.methods.sums import (
+    MOST_UPDATES,
+    Additive,
+    FixedPointSum,
+    SummingMethod,
+)
 from device_sdk.artifact import Artifact
 from device_sdk.fields import Within, require_declared
 from device_sdk.methods.scatter.contract import (
@@ -42,7 +47,7 @@ from device_sdk.methods.scatter.contract import (
     decode_scatter_update,
     decode_scatter_updates,
 )
-from device_sdk.methods.state import Entry, RestoreError, Schema, State, counters
+from device_sdk.methods.state import Entry, Schema, State, counters
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 from device_sdk.wire.arrays.sparse import MAX_WIDTH
 from device_sdk.wire.codec.errors import WireError
@@ -188,7 +193,7 @@ def initial_items(items: int, columns: int, spread: float, rng: np.random.Genera
     return np.float32(spread) * rng.standard_normal((items, columns), dtype=np.float32)
 
 
-class ScatterMethod(Additive, Method):
+class ScatterMethod(SummingMethod):
     """Keeps the item matrix V; see :class:`~aggregator.methods.method.Method` for the calls.
 
     Args:
@@ -205,6 +210,7 @@ class ScatterMethod(Additive, Method):
     """
 
     PARTS = ("optimizer", "limits", "touches", "held", "total")
+    COUNTED = "participants"
     ADDED = ("drawn", "participants", "clipped")
 
     def __init__(self, items: Floats, settings: ScatterSettings | None = None) -> None:
@@ -340,11 +346,6 @@ class ScatterMethod(Additive, Method):
         """See :class:`~aggregator.methods.method.Method`."""
         return self._held.nbytes > MOST_HELD_BYTES or self._participants >= MOST_UPDATES
 
-    @property
-    def adds_up(self) -> bool:
-        """See :class:`~aggregator.methods.method.Method`."""
-        return bool(self._adds_up)
-
     def absorb(self, update: Update) -> None:
         """Adds the scattered gradient, or holds the update until the round closes; it must have
         passed ``check``."""
@@ -472,17 +473,6 @@ class ScatterMethod(Additive, Method):
         self._version += 1
         self._clear()
 
-    def share(self) -> dict[str, NDArray[Any]]:
-        """See :class:`~aggregator.methods.method.Method`; most of it is ``total.sum``, int64
-        [items, K]."""
-        self._require_adding_up()
-        return super().share()
-
-    def merge(self, share: State) -> None:
-        """See :class:`~aggregator.methods.method.Method`."""
-        self._require_adding_up()
-        super().merge(share)
-
     def _schema(self) -> Schema:
         width = self._shape[1]
         return {
@@ -506,22 +496,8 @@ class ScatterMethod(Additive, Method):
         self._total = FixedPointSum(self._shape) if self._adds_up else None
 
     def _require_sound(self) -> None:
-        if self._adds_up and self._rule.holds:
-            raise RestoreError(
-                "the state is of a round that was opened with another 'robust': set it back until "
-                "that round is closed"
-            )
+        super()._require_sound()
         self._bounds_follow()
-
-    def _require_adding_up(self) -> None:
-        if not self._adds_up:
-            raise TypeError(f"round {self._round_id} does not add up: its updates are held")
-
-    def _read(self, share: State) -> dict[str, Any]:
-        found = super()._read(share)
-        if self._participants + int(found["participants"]) > MOST_UPDATES:
-            raise RefusedShare(f"a round of more than {MOST_UPDATES} updates could overflow")
-        return found
 
     @property
     def _shape(self) -> tuple[int, int]:

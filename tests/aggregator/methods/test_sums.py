@@ -391,7 +391,8 @@ def test_a_round_that_could_overflow_takes_no_more(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = "scatter" if name == "scatter" else "fedavg"
-    monkeypatch.setattr(f"aggregator.methods.{module}.MOST_UPDATES", 4)
+    for each in (module, "sums"):
+        monkeypatch.setattr(f"aggregator.methods.{each}.MOST_UPDATES", 4)
     one, other = second_round(name, range(2)), second_round(name, range(2, 5))
     before = bits(one)
     with pytest.raises(RefusedShare, match="overflow"):

@@ -213,12 +213,12 @@ class Ingest:
         outcome was not known, or of another process."""
         settled = []
         for key, staged in list(self._staged.items()):
-            identity, digest = staged.update.identity, staged.update.body_sha256
+            identity = staged.update.identity
             known = self._store.log.verdict(identity.generation, identity.round, identity.device_id)
             if known is not None:
                 del self._staged[key]
                 self._rounds.heard_of(identity.device_id)
-                settled.append(_known(identity, digest, known))
+                settled.append(_known(staged.update, known))
         return settled
 
     def save_seen(self) -> None:
@@ -377,10 +377,11 @@ class Ingest:
             )
 
     def _repeat(self, update: UpdateMessage, known: StoredVerdict) -> Settled:
-        """The stored verdict, for the same body again."""
-        if known.body_sha256 != update.body_sha256:
-            return self._conflict(update)
-        return _known(update.identity, update.body_sha256, known)
+        """The stored verdict, for the same update again."""
+        settled = _known(update, known)
+        if settled.receipt.verdict is Verdict.CONFLICT:
+            self._refusals.note_reason("conflict", update.identity.device_id)
+        return settled
 
     def _conflict(self, update: UpdateMessage) -> Settled:
         self._refusals.note_reason("conflict", update.identity.device_id)
@@ -393,7 +394,7 @@ class Ingest:
     def _settle(self, decided: _Decided, failed: Collection[int], now_unix_seconds: int) -> Settled:
         update, logged, reason = decided.update, decided.logged, decided.verdict.reason
         device_id = update.identity.device_id
-        digest = update_digest(update.identity, update.body_sha256)
+        digest = update_digest(update.identity, update.content_sha256)
         if reason == NOTED:
             self._rounds.heard_of(device_id)
             return Settled(device_id, Receipt(digest, Verdict.NOTED))
@@ -442,17 +443,17 @@ def _stored(update: UpdateMessage, report: Report) -> StoredReport:
     return StoredReport.of(identity.generation, identity.round, identity.device_id, report)
 
 
-def _known(identity: UpdateIdentity, digest: bytes, known: StoredVerdict) -> Settled:
-    """What to say of a body of which the store has a verdict, or one of another body."""
-    verdict, reason = Verdict.CONFLICT, ""
-    if known.body_sha256 == digest:
-        verdict = {None: Verdict.COUNTED, NOTED: Verdict.NOTED}.get(known.reason, Verdict.REFUSED)
-        reason = (known.reason or "") if verdict is Verdict.REFUSED else ""
-    return Settled(identity.device_id, Receipt(update_digest(identity, digest), verdict, reason))
+def _known(update: UpdateMessage, known: StoredVerdict) -> Settled:
+    """What to say of an update of which the store has a verdict, or one of another body."""
+    # Verdicts of schema 6 and before name a contribution by all of it.
+    if known.body_sha256 not in (update.body_sha256, update.content_sha256):
+        return _settled(update, Verdict.CONFLICT)
+    verdict = {None: Verdict.COUNTED, NOTED: Verdict.NOTED}.get(known.reason, Verdict.REFUSED)
+    return _settled(update, verdict, (known.reason or "") if verdict is Verdict.REFUSED else "")
 
 
 def _settled(update: UpdateMessage, verdict: Verdict, reason: str = "") -> Settled:
-    digest = update_digest(update.identity, update.body_sha256)
+    digest = update_digest(update.identity, update.content_sha256)
     return Settled(update.identity.device_id, Receipt(digest, verdict, reason))
 
 

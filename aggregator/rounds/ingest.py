@@ -20,7 +20,6 @@ from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.publish.receipts import (
     Receipt,
     RecordType,
-    UpdateIdentity,
     UpdateMessage,
     Verdict,
     read_contribution,

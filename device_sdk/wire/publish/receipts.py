@@ -140,8 +140,8 @@ def update_digest(identity: UpdateIdentity, content_sha256: bytes) -> bytes:
     """32 bytes that name one update, as it was sent, in a receipt.
 
     SHA-256("tessera/1 update" || 0 || device id length 1 || device id || update header ||
-    SHA-256 of what follows the header). The content's hash alone would let the receipt of one round be taken for that of another
-    round with an equal body.
+    SHA-256 of what follows the header). The content's hash alone would let the receipt of one round
+    be taken for that of another round with an equal body.
     """
     if len(content_sha256) != DIGEST_BYTES:
         raise ValueError(f"a SHA-256 has {DIGEST_BYTES} bytes, {len(content_sha256)} given")

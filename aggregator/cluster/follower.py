@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -29,6 +29,9 @@ _BYTES_PER_SECOND = 4e6
 class ShareKeeper:
     """Takes in a task's updates on a worker: into the method's sums, or as bodies where the round
     cannot be one. What is not committed is forgotten by :meth:`begin`.
+
+    Whatever the round, an update is absorbed here before it is counted: one that cannot be is
+    refused, as long as its device was told nothing else.
 
     ``epoch``: of this worker's start.
     """
@@ -97,6 +100,48 @@ class ShareKeeper:
         place = (self._slot << _EPOCH_BITS) + self._epoch
         return (place << _COUNT_BITS) + self._logged + 1
 
+    def try_each(
+        self, row: RoundRow, group: Sequence[tuple[LoggedUpdate, Update]]
+    ) -> Mapping[int, str]:
+        """Raises RoundOver where the round is another one by now."""
+        assert self._method is not None
+        self._logged += len(group)
+        try:
+            self._method.absorb_each([update for _, update in group])
+        except Exception:
+            return self._absorb_anew(row, group)
+        return {}
+
+    def _absorb_anew(
+        self, row: RoundRow, group: Sequence[tuple[LoggedUpdate, Update]]
+    ) -> Mapping[int, str]:
+        """What cannot be absorbed may leave half of itself behind: the rest is absorbed into what
+        was committed before."""
+        failed: dict[int, str] = {}
+        while True:
+            if not self.begin(row):
+                raise RoundOver
+            assert self._method is not None
+            for logged, update in group:
+                if logged.seq in failed:
+                    continue
+                try:
+                    self._method.absorb(update)
+                except Exception as error:
+                    failed[logged.seq] = f"{type(error).__name__}: {error}"
+                    _LOG.error(
+                        "update %d of %s passed its check but cannot be absorbed (%s): it is in "
+                        "quarantine, and round %d will be held until tessera-aggregator release",
+                        logged.seq,
+                        logged.device_id.hex(),
+                        failed[logged.seq],
+                        row.round,
+                        exc_info=error,
+                    )
+                    break
+            else:
+                return failed
+
     def keep(
         self, row: RoundRow, group: Sequence[tuple[LoggedUpdate, Update]], heard: int
     ) -> list[LoggedUpdate]:
@@ -104,21 +149,10 @@ class ShareKeeper:
         assert self._method is not None
         if not self._store.rounds.is_open(row.round):
             raise RoundOver
-        bodies = []
-        for logged, update in group:
-            if self._method.adds_up:
-                try:
-                    self._method.absorb(update)
-                except Exception as error:
-                    _LOG.error("an update goes to the coordinator as it came: %s", error)
-                else:
-                    continue
-            bodies.append(logged)
         self._arrivals.extend(logged.arrived_seconds for logged, _ in group)
         self._counted += len(group)
         self._heard += heard
         self._commits += 1
-        self._logged += len(group)
         state = pack_state(self._method.share()) if self._method.adds_up else None
         self._store.shares.put(
             ShareRow(
@@ -134,7 +168,7 @@ class ShareKeeper:
         )
         self._state_bytes = 4 * len(self._arrivals) + len(state or b"")
         self._kept = None if state is None else (row.round, self._commits, state)
-        return bodies
+        return [] if self._method.adds_up else [logged for logged, _ in group]
 
     def absorb(
         self, row: RoundRow, group: Sequence[tuple[LoggedUpdate, Update]]

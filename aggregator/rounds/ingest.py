@@ -106,6 +106,9 @@ class Absorbs(Protocol):
         self, bodies: Sequence[tuple[bytes, bytes]], round_id: int
     ) -> list[exchange.Update | WireError]: ...
     def next_seq(self) -> int: ...
+    def try_each(
+        self, row: RoundRow, group: Sequence[tuple[LoggedUpdate, exchange.Update]]
+    ) -> Mapping[int, str]: ...
     def keep(
         self, row: RoundRow, group: Sequence[tuple[LoggedUpdate, exchange.Update]], heard: int
     ) -> list[LoggedUpdate]: ...
@@ -190,15 +193,21 @@ class Ingest:
         told = [(each.update, each.report) for each in decided if each.report is not None]
         for update, report in told:
             self._tell(update, report, now_unix_seconds)
+        tried = self._aggregation.try_each(row, group)
+        bad = [(logged, tried[logged.seq]) for logged, _ in group if logged.seq in tried]
+        good = [each for each in group if each[0].seq not in tried] if bad else group
         with self._store.database.transaction(shared=True):
-            bodies = self._aggregation.keep(row, group, len(decided))
+            bodies = self._aggregation.keep(row, good, len(decided))
+            bodies += [logged for logged, _ in bad]
             self._store.log.append(bodies, [each.verdict for each in decided])
+            for logged, why in bad:
+                self._store.log.quarantine(logged, row.generation, why)
             if told:
                 self._store.reports.add([_stored(update, report) for update, report in told])
             self._evaluator.note(row, [each.said for each in decided if each.said is not None])
             self.save_seen()
         self.abandon()
-        failed = self._aggregation.absorb(row, group)
+        failed = {*tried, *self._aggregation.absorb(row, good)}
         if failed:
             self._rounds.reload_hold()
         return [self._settle(each, failed, now_unix_seconds) for each in decided]

@@ -44,7 +44,6 @@ class ShareKeeper:
         self._items = 0
         self._commits = 0
         self._counted = self._heard = self._logged = 0
-        self._arrivals: list[float] = []
         self._state_bytes = 0
         self._kept: tuple[int, int, bytes] | None = None
         self.committed: tuple[int, int, bytes] | None = None
@@ -77,11 +76,10 @@ class ShareKeeper:
         self._items = binding.items_of(method)
         share = store.shares.find(row.round, self._slot)
         self._commits = self._counted = self._heard = 0
-        self._arrivals, self._state_bytes = [], 0
+        self._state_bytes = 0
         self._kept = self.committed = None
         if share is not None:
             self._commits, self._counted, self._heard = share.commits, share.counted, share.heard
-            self._arrivals = share.arrivals.tolist()
             if share.state is not None:
                 method.merge(unpack_state(share.state))
         self._method = method
@@ -149,7 +147,6 @@ class ShareKeeper:
         assert self._method is not None
         if not self._store.rounds.is_open(row.round):
             raise RoundOver
-        self._arrivals.extend(logged.arrived_seconds for logged, _ in group)
         self._counted += len(group)
         self._heard += heard
         self._commits += 1
@@ -162,11 +159,11 @@ class ShareKeeper:
                 self._commits,
                 self._counted,
                 self._heard,
-                np.array(self._arrivals, np.float32),
                 state,
-            )
+            ),
+            np.array([logged.arrived_seconds for logged, _ in group], np.float32),
         )
-        self._state_bytes = 4 * len(self._arrivals) + len(state or b"")
+        self._state_bytes = len(state or b"")
         self._kept = None if state is None else (row.round, self._commits, state)
         return [] if self._method.adds_up else [logged for logged, _ in group]
 

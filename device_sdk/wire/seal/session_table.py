@@ -253,6 +253,10 @@ class SessionTable:
             if seat.live is None and not seat.pending:
                 del self._seats[device_id]
 
+    def __contains__(self, device_id: bytes) -> bool:
+        """Whether a session of the device is live or waits."""
+        return device_id in self._seats
+
     def __len__(self) -> int:
         """Live and waiting sessions."""
         return len(self._owners)

@@ -429,15 +429,8 @@ class WorkerParts:
                     self._receive(event)
                 case Connected():
                     self.heard = True
-                    _LOG.info("connected to %s", self._shared.settings.broker.url)
                 case Disconnected() | ConnectRefused():
                     self.heard = False
-                    _LOG.warning(
-                        "no connection to %s (%s); next try in %.1f s",
-                        self._shared.settings.broker.url,
-                        event.detail,
-                        event.retry_seconds,
-                    )
                 case _:
                     pass
 

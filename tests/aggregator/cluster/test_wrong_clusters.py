@@ -39,6 +39,16 @@ def home(tmp_path: Path) -> AggregatorHome:
         ("[[cluster.cells]]\nname = 'A b'", "name is not usable"),
         ("[[cluster.cells]]\nname = 'a'\nbroker = 'http://a'", "broker is not usable"),
         ("[[cluster.cells]]\nname = 'a'\n[[cluster.cells]]\nname = 'a'", "as of a cell before"),
+        (
+            "[[cluster.cells]]\nname = 'a'\nbroker = 'mqtt://b'\n"
+            "[[cluster.cells]]\nname = 'b'\nbroker = 'mqtt://b'",
+            "cells #2.broker is mqtt://b:1883, as of a cell before it",
+        ),
+        (
+            "[[cluster.cells]]\nname = 'a'\nbroker = 'mqtt://b:1'\n[[cluster.cells]]\nname = 'b'",
+            "cells #2.broker is mqtt://b:1, as of a cell before it",
+        ),
+        ("[[cluster.cells]]\nname = 'a'\nworker = 2", "cluster.cells #1.worker is unknown"),
         ("nodes = 2", "cluster.nodes"),
     ],
 )
@@ -47,6 +57,26 @@ def test_a_table_that_cannot_be(home: AggregatorHome, table: str, said: str) -> 
         file.write(f"\n[cluster]\n{table}\n")
     with pytest.raises(TaskError, match=said.replace(".", r"\.")):
         read_task(home.task_file)
+
+
+def test_a_cell_is_reached_at_its_name_or_where_the_table_says(home: AggregatorHome) -> None:
+    text = home.task_file.read_text()
+    (home.folder / "password").write_text("secret\n")
+    text = text.replace("[broker]", "[broker]\nuser = 'tessera'\npassword_file = 'password'")
+    home.task_file.write_text(
+        f"{text}\n[[cluster.cells]]\nname = 'eu.example:2883'\n"
+        "[[cluster.cells]]\nname = 'us.example'\n"
+        "[[cluster.cells]]\nname = 'fi.example'\nbroker = 'mqtts://10.0.0.7'\n"
+        "[[cluster.cells]]\nname = 'se.example'\nbroker = 'mqtt://other:word@10.0.0.8'\n"
+    )
+    found = [cell.broker for cell in read_task(home.task_file).fleet.cluster.cells]
+    assert list(map(str, found)) == [
+        "mqtt://eu.example:2883", "mqtt://us.example:1", "mqtts://10.0.0.7:8883",
+        "mqtt://10.0.0.8:1883",
+    ]  # fmt: skip
+    assert [(url.user, url.password) for url in found if url is not None] == [
+        *[("tessera", "secret")] * 3, ("other", "word"),
+    ]  # fmt: skip
 
 
 def test_each_cell_has_shards_by_its_workers_and_hears_all() -> None:

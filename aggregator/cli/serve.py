@@ -97,7 +97,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _run_cluster(arguments: argparse.Namespace) -> int:
-    from aggregator.cluster.orders import Post
+    from aggregator.cluster.joined_ray import JoinedRay
     from aggregator.cluster.ray_runtime import RayRuntime
     from aggregator.cluster.serve import coordinate
 
@@ -123,18 +123,18 @@ def _run_cluster(arguments: argparse.Namespace) -> int:
             if task.fleet.metrics_port:
                 stack.enter_context(serve_metrics(task.fleet.metrics_port, service.last_snapshot))
 
-        def start(posts: list[Post]) -> RayRuntime:
-            runtime = RayRuntime(posts, arguments.address)
-            stopping.listen()  # Ray has taken the signals for itself
-            return runtime
-
+        workers = len(task.fleet.cluster.slots())
+        cores = max(os.cpu_count() or 1, workers)
+        joined = JoinedRay(arguments.address, cores, log_to_driver=True)
+        stack.callback(joined.leave)
         coordinate(
             home,
             task,
             world,
-            start,
+            lambda posts: RayRuntime(posts, joined),
             stopping.is_set,
             standby=arguments.standby,
+            join=joined.join,
             on_round=view.round_event,
             on_turn=view.show,
             on_ready=ready,
@@ -188,11 +188,6 @@ class _Flag:
     def is_set(self) -> bool:
         return self._set
 
-    def listen(self) -> None:
-        """Be set by whatever asks the process to end."""
-        signal.signal(signal.SIGTERM, self.set)
-        signal.signal(signal.SIGINT, self.set)
-
     def set(self, number: int, frame: object) -> None:
         if self._set:
             raise KeyboardInterrupt  # asked twice: at once
@@ -201,5 +196,6 @@ class _Flag:
 
 def _stop_on_signals() -> _Flag:
     flag = _Flag()
-    flag.listen()
+    signal.signal(signal.SIGTERM, flag.set)
+    signal.signal(signal.SIGINT, flag.set)
     return flag

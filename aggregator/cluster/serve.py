@@ -31,14 +31,17 @@ def coordinate(
     stopping: Callable[[], bool],
     *,
     standby: bool = False,
+    join: Callable[[], bool] = lambda: True,
     on_round: Callable[[RoundEvent], None] | None = None,
     on_turn: Callable[[Service], None] = lambda service: None,
     on_ready: Callable[[Service], None] = lambda service: None,
 ) -> None:
     """Run a fleet with workers until ``stopping()``.
 
-    ``start`` gets workers running. ``standby``: wait while another process coordinates. Raises
-    AggregatorError, and Deposed where another process took the lease.
+    ``start`` gets workers running. ``standby``: wait while another process coordinates. ``join``:
+    what ``start`` needs and may fail for long, done before the lease is taken; False where we were
+    asked to end meanwhile. Raises AggregatorError, and Deposed where another process took the
+    lease.
     """
     cluster = task.fleet.cluster
     if is_served(home):
@@ -47,7 +50,9 @@ def coordinate(
         holder = f"{socket.gethostname()}, process {os.getpid()}"
         lease = Lease(home.open_store, holder, __version__, world.clock)
         stack.callback(lease.end)
-        if not lease.take(stopping, wait=standby):
+        if not standby:
+            lease.require_free(stopping)
+        if not join() or not lease.take(stopping, wait=standby):
             return
         _LOG.info("coordinating, term %d", lease.term)
         store = home.open_store()

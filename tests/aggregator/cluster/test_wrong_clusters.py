@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import socket
 import sys
 from pathlib import Path
 
@@ -10,7 +11,8 @@ import numpy as np
 import pytest
 
 from aggregator.cluster.coordinator import posts
-from aggregator.cluster.ray_runtime import RayRuntime
+from aggregator.cluster.joined_ray import JoinedRay
+from aggregator.cluster.serve import coordinate
 from aggregator.cluster.worker import Worker
 from aggregator.errors import AggregatorError, TaskError
 from aggregator.home import AggregatorHome
@@ -141,12 +143,31 @@ def test_a_worker_of_another_version_or_fleet_does_not_start(home: AggregatorHom
         Worker(dataclasses.replace(post, store=home.folder / "other.sqlite"), world())
 
 
-def test_without_ray_the_extra_is_named(
-    home: AggregatorHome, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = home.open_store()
-    found = posts(home, store, Cluster(), read_task(home.task_file).fleet)
-    store.database.close()
+def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(AggregatorError, match=r"pip install 'tessera-edge\[cluster\]'"):
-        RayRuntime(found, None)
+    with pytest.raises(AggregatorError, match=r"pip install 'tessera-edge\[aggregator,cluster\]'"):
+        JoinedRay(None, 1, log_to_driver=False).join()
+
+
+def test_where_ray_cannot_be_joined_nobody_coordinates(home: AggregatorHome) -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{nobody.getsockname()[1]}"
+        joined = JoinedRay(address, 1, log_to_driver=False)
+        for standby in (False, True):
+            with pytest.raises(AggregatorError, match=f"at {address} cannot be reached"):
+                coordinate(
+                    home,
+                    read_task(home.task_file),
+                    world(),
+                    lambda posts: pytest.fail("workers were hired"),
+                    lambda: False,
+                    standby=standby,
+                    join=joined.join,
+                )
+    store = home.open_store()
+    assert store.lease.find() is None
+    store.database.close()
+    for said in ("auto", "10.0.0.5", "10.0.0.5:ray", ":6379", "10.0.0.5:0"):
+        with pytest.raises(AggregatorError, match="is no address of Ray's head"):
+            JoinedRay(said, 1, log_to_driver=False).join()

@@ -250,7 +250,7 @@ def model_action(of: Chance) -> Action:
         lambda store: store.task(task).versions.model(number),
         lambda store: store.task(task).versions.note_metrics(number, {"auc": real, "b": 1.0}),
         lambda store: store.task(task).versions.pin(number, pinned=bool(number % 2)),
-        lambda store: store.task(task).versions.prune(1, 1, ranking),
+        lambda store: store.task(task).versions.prune(1, 1, ranking, before=number),
         lambda store: store.task(task).versions.ask_for(of_none(number)),
         lambda store: store.task(task).versions.awaited(),
         lambda store: store.task(task).versions.drop_request("because"),

@@ -176,8 +176,9 @@ class ShareKeeper:
 
 
 class RoundFollower:
-    """A task's round and whom it waits for on this worker's shards, as the store has them.
+    """A task's round, as the store has it, and whom it waits for on this worker's shards.
 
+    It waits for those of the devices here (:class:`HeldRegistry`) that the round selects.
     ``leaving`` is called while the round before is still the current one, which is over.
     """
 
@@ -190,7 +191,7 @@ class RoundFollower:
         self._slot = slot
         self._keeper = keeper
         self._leaving = leaving
-        self._missing: set[bytes] = set()
+        self._heard: set[bytes] = set()
         self._latest: RoundRow | None = None
         self.current: RoundRow | None = None
         self.silent: frozenset[bytes] = frozenset()
@@ -214,11 +215,12 @@ class RoundFollower:
             return False
         if known is not None:
             self._leaving()
-            self.current, self.silent, self._missing = None, frozenset(self._missing), set()
+            self.silent = frozenset(self._selected(known)) - self._heard
+            self.current, self._heard = None, set()
         if row is None or not self._keeper.begin(row):
             return known is not None
-        judged = set(self._store.log.judged(row.generation, row.round))
-        self._missing = set(self._selected(row)) - judged
+        judged = self._store.log.judged(row.generation, row.round)
+        self._heard = {each for each in judged if self._is_ours(each)}
         self.current = row
         return True
 
@@ -242,7 +244,8 @@ class RoundFollower:
         return None
 
     def awaits(self, device_id: bytes) -> bool:
-        return device_id in self._missing
+        is_new = device_id not in self._heard and self._is_ours(device_id)
+        return is_new and self.is_selected(device_id)
 
     def is_selected(self, device_id: bytes) -> bool:
         return self.current is not None and self.selects(self.current, device_id)
@@ -251,7 +254,7 @@ class RoundFollower:
         return self._registry.is_selected(device_id, self._task, row, self._selector.admits)
 
     def heard_of(self, device_id: bytes, counted_seconds: float | None = None) -> None:
-        self._missing.discard(device_id)
+        self._heard.add(device_id)
 
     def came_late(self, row: RoundRow, device_id: bytes) -> None:
         """Written down, for the deadlines to come."""
@@ -262,13 +265,11 @@ class RoundFollower:
     def reload_hold(self) -> None:
         """The coordinator holds rounds."""
 
-    def registry_changed(self) -> None:
-        """Devices came, went, or have other labels."""
-        if self.current is not None:
-            self._missing &= set(self._selected(self.current))
-
     def _selected(self, row: RoundRow) -> Iterable[bytes]:
-        place, of = self._slot.place, self._slot.of
-        for device_id in self._registry.selected(self._task, row, self._selector.admits):
-            if of == 1 or shard_of(device_id) % of == place:
-                yield device_id
+        found = self._registry.selected(self._task, row, self._selector.admits)
+        return filter(self._is_ours, found)
+
+    def _is_ours(self, device_id: bytes) -> bool:
+        """Whether its shard is this worker's: others are heard too, and nobody waits for them."""
+        of = self._slot.of
+        return of == 1 or shard_of(device_id) % of == self._slot.place

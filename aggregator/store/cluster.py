@@ -3,7 +3,7 @@ summed up of a round, and which opens were granted."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -293,6 +293,12 @@ class GrantedCounters(Table):
         """The highest that was granted to a sender; 0 for none."""
         row = self._database.row("SELECT counter FROM freshness WHERE sender = ?", (sender,))
         return 0 if row is None else int.from_bytes(row[0], "big")
+
+    def of_each(self, senders: Sequence[bytes]) -> dict[bytes, int]:
+        """The highest that was granted to each; those without one are left out."""
+        query = "SELECT sender, counter FROM freshness WHERE sender"
+        found = self._database.rows_in(query, senders)
+        return {sender: int.from_bytes(counter, "big") for sender, counter in found}
 
     def grant(self, counters: Mapping[bytes, int]) -> set[bytes]:
         """Raise them, in a transaction; those senders whose counter was not above theirs."""

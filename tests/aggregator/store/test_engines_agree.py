@@ -284,7 +284,7 @@ def cluster_action(of: Chance) -> Action:
         lambda store: store.granted.of(name),
         lambda store: of_none(number) or store.granted.forget([name]),
         lambda store: (store.devices.revision(), store.devices.changed_since(number)),
-        lambda store: store.devices.by_handle(name),
+        lambda store: list(store.devices.by_handles([name])),
         lambda store: list(store.task(task).log.by_device()),
         lambda store: store.task(task).log.waiting(),
         lambda store: store.task(task).rounds.end_entry(number, seconds),

@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.brokers.fixtures import amqtt_url, make_mosquitto, mosquitto
 from tests.brokers.links import make_link
+from tests.fakes.small_folder import small_folder
 from tests.servers.fixtures import make_database, postgres, store_url
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "make_mosquitto",
     "mosquitto",
     "postgres",
+    "small_folder",
     "store_url",
 ]
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from aggregator.cli.arguments import add_home, home_of
+from aggregator.cli.arguments import add_home, elsewhere, home_of
 from aggregator.errors import AggregatorError
-from aggregator.home import serve_lock
+from aggregator.home import AggregatorHome, serve_lock
 from aggregator.serve.assembly import World, assemble
 from aggregator.serve.live import LiveView, PlainView, View
 from aggregator.serve.metrics import serve_metrics
@@ -116,6 +116,7 @@ def _run_cluster(arguments: argparse.Namespace) -> int:
                 "store --move (see docs/store.md)"
             )
         stack.enter_context(view)
+        _tell_elsewhere(home)
         world = World(time.monotonic, time.time, np.random.default_rng(), os.urandom)
 
         def ready(service: Service) -> None:
@@ -155,6 +156,11 @@ def require_alone(store: Store) -> None:
             )
 
 
+def _tell_elsewhere(home: AggregatorHome) -> None:
+    if note := elsewhere(home):
+        logging.getLogger(__name__).warning("%s", note)
+
+
 def _run_alone(arguments: argparse.Namespace) -> int:
     home = home_of(arguments)
     live = sys.stdout.isatty() and not arguments.plain
@@ -166,6 +172,7 @@ def _run_alone(arguments: argparse.Namespace) -> int:
         stack.enter_context(view)
         world = World(time.monotonic, time.time, np.random.default_rng(), os.urandom)
         store = home.open_store()
+        _tell_elsewhere(home)
         require_alone(store)
         parts = assemble(home, store, task, world)
         service = Service(parts, view.round_event)

@@ -77,7 +77,8 @@ class JoinedRay:
     def leave(self) -> None:
         """End a Ray of our own; leave another one without a word to its actors."""
         if self.ray is not None and self.ray.is_initialized():
-            self.ray.shutdown()
+            with held_signals():  # it gives them back to nobody
+                self.ray.shutdown()
         self._remove_folder()
 
     def _begin(self) -> bool:

@@ -351,7 +351,7 @@ class WorkerParts:
         if now >= self._next_beat:
             self._next_beat = now + _BEAT_SECONDS
             with self._store.database.transaction(shared=True):
-                self._store.workers.beat(self._slot.number)
+                self._store.workers.beat(self._slot.number, connected=self.heard)
                 self.registry.save_moves()
             if self._store.lease.is_held():
                 self._led_seconds = now

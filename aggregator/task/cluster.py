@@ -36,9 +36,6 @@ class ClusterTable:
     def __post_init__(self) -> None:
         if bool(self.chunks) != bool(self.chunk_store):
             raise ValueError("chunks and chunk_store are given together or not at all")
-        if self.chunks:
-            parse_mirror_url(self.chunks)
-            Placement(0, mirror=self.chunks)  # as devices are told
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +121,12 @@ def read_cluster(table: TomlTable, fleet: BrokerUrl) -> Cluster:
             "store", "is no URL such as postgresql://user@host/database; without it the home's own "
             "file is the store"
         )  # fmt: skip
+    if read.chunks:
+        try:
+            parse_mirror_url(read.chunks)
+            Placement(0, mirror=read.chunks)  # as devices are told
+        except ValueError as error:
+            raise table.error("chunks", f"is not usable: {error}") from None
     if not isinstance(listed, list) or not all(isinstance(each, dict) for each in listed):
         raise table.error("cells", "must be tables, [[cluster.cells]] each")
     if listed and said:

@@ -108,6 +108,7 @@ def test_ctrl_c_keeps_what_was_played(
         (["--speeds", "films/data.py"], "cannot be read as TOML"),
         (["--cluster", "slurm"], "expected ray, or ray:ADDRESS"),
         (["--workers", "2"], "--workers is for --cluster"),
+        (["--cluster", "ray:127.0.0.1:1"], "at 127.0.0.1:1 cannot be reached"),
         (["--data", "films/data.py:ITEMS"], "is a int; expected a function"),
         (["--devices", "4"], "round.quorum is 5"),
     ],

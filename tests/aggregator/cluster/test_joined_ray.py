@@ -31,6 +31,7 @@ joined = JoinedRay(sys.argv[1] or None, 1, log_to_driver=False)
 print("begins", flush=True)
 has_joined = joined.join()
 joined.leave()
+signal.signal(signal.SIGTERM, signal.SIG_IGN)  # Python ends without a handler of ours
 print(has_joined, bool(asked), flush=True)
 """
 
@@ -49,7 +50,6 @@ def _asked_to_end(address: str, folder: Path, when: Callable[[], object]) -> str
             assert process.stdout.readline() == "begins\n"
             when()
             until_seconds = time.monotonic() + PATIENCE_SECONDS
-            # Not after it has spoken: Python ends without a handler.
             while not select.select([process.stdout], [], [], 0.02)[0]:
                 assert time.monotonic() < until_seconds
                 process.send_signal(signal.SIGTERM)

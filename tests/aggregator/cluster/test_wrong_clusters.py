@@ -12,7 +12,7 @@ import pytest
 
 from aggregator.cluster.coordinator import posts
 from aggregator.cluster.joined_ray import JoinedRay
-from aggregator.cluster.serve import coordinate
+from aggregator.cluster.serve import coordinate, require_servable
 from aggregator.cluster.worker import Worker
 from aggregator.errors import AggregatorError, TaskError
 from aggregator.home import AggregatorHome
@@ -35,6 +35,7 @@ def home(tmp_path: Path) -> AggregatorHome:
         ("workers = 0", "cluster.workers is 0"),
         ("workers = 5000", "cluster.workers is 5000"),
         ("store = 'fleet.sqlite'", "cluster.store is no URL"),
+        ("chunks = 'ftp://a'\nchunk_store = 'b'", "cluster.chunks is not usable"),
         ("cells = 3", "cluster.cells must be tables"),
         ("workers = 2\n[[cluster.cells]]\nname = 'a'", "cluster.workers is given, and each of"),
         ("[[cluster.cells]]\nworkers = 2", "name is missing"),
@@ -141,6 +142,51 @@ def test_a_worker_of_another_version_or_fleet_does_not_start(home: AggregatorHom
         Worker(dataclasses.replace(post, program="0.0.1"), world())
     with pytest.raises(AggregatorError, match="does not exist"):
         Worker(dataclasses.replace(post, store=home.folder / "other.sqlite"), world())
+
+
+def test_a_standby_says_at_its_start_what_this_machine_lacks(home: AggregatorHome) -> None:
+    task = read_task(home.task_file)
+    require_servable(home, task, world().unix_clock)
+    (key,) = home.keys.glob("hpke-*.key")
+    key.rename(home.folder / "away")
+    with pytest.raises(AggregatorError, match="could not take over: the keys of descriptor"):
+        require_servable(home, task, world().unix_clock)
+    (home.folder / "away").rename(key)
+    assert task.catalogue is not None
+    task.catalogue.unlink()
+    with pytest.raises(AggregatorError, match=r"could not take over: .*A standby needs all of"):
+        require_servable(home, task, world().unix_clock)
+
+
+def test_what_is_seen_of_workers_without_a_coordinator(
+    home: AggregatorHome, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = home.open_store()
+    term = store.lease.take("a machine", "1", 60.0)
+    assert term == 1
+    for slot, connected in enumerate((True, False)):
+        store.workers.start(slot, f"cell-{slot}", "all", "1")
+        store.workers.beat(slot, connected=connected)
+    store.lease.release(term)
+    store.database.close()
+    assert command(home, "status") == 0
+    said = capsys.readouterr().out
+    assert "coordinator  none" in said
+    assert "cell-0, all shards, start 1, connected" in said
+    assert "cell-1, all shards, start 1, no connection to its broker" in said
+
+
+def test_a_store_that_was_not_moved_yet_is_told_of(
+    home: AggregatorHome, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(home, "store") == 0
+    assert "note" not in capsys.readouterr().out
+    with home.task_file.open("a") as file:
+        file.write("\n[cluster]\nstore = 'postgresql://127.0.0.1:1/fleet'\n")
+    assert command(home, "store") == 0
+    said = capsys.readouterr().out
+    assert f"store        {home.database}" in said
+    assert "note" in said and "store --move moves it there" in said
 
 
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -138,11 +138,15 @@ class Workers(Table):
     def all(self) -> list[WorkerRow]:
         """By slot."""
         query = (
-            "SELECT slot, epoch, cell, shards, program, heartbeat_unix, connected = 1 FROM workers "
+            "SELECT slot, epoch, cell, shards, program, heartbeat_unix, connected FROM workers "
             "ORDER BY slot"
         )
-        rows = self._database.rows(query)
-        return [WorkerRow(*row) for row in rows]
+        return [
+            WorkerRow(slot, epoch, cell, shards, program, heartbeat, bool(connected))
+            for slot, epoch, cell, shards, program, heartbeat, connected in self._database.rows(
+                query
+            )
+        ]
 
 
 # What each worker has of a round.

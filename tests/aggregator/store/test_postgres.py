@@ -22,11 +22,13 @@ from aggregator.store.reports import StoredReport
 from aggregator.store.schema import SCHEMA_VERSION, STEPS
 from aggregator.store.update_log import StoredVerdict
 from tests.brokers.mosquitto import free_port
+from tests.brokers.proxy import Proxy
 from tests.fakes.homes import make_home
 from tests.fakes.waiting import PATIENCE_SECONDS, wait_until
 from tests.servers.commit_cut import CommitCut, Where
 from tests.servers.fixtures import MakeDatabase
 from tests.servers.postgres import PostgresServer
+from tests.servers.told_connecting import ToldConnecting
 
 
 @pytest.fixture
@@ -44,8 +46,8 @@ def cut(postgres: PostgresServer) -> Iterator[CommitCut]:
     proxy.stop()
 
 
-def through(url: str, cut: CommitCut) -> Store:
-    return Store(open_database(re.sub(r":\d+/", f":{cut.port}/", url)))
+def through(url: str, proxy: Proxy) -> Store:
+    return Store(open_database(re.sub(r":\d+/", f":{proxy.port}/", url)))
 
 
 @contextmanager
@@ -145,6 +147,23 @@ def test_who_is_frozen_in_a_transaction_does_not_keep_others_waiting(url: str, l
             one.facts.put("frozen", 2)
         assert other.refusals.all() == {"late": 1} and other.facts.get("frozen") is None
         one.refusals.add({"late": 1})
+
+
+def test_a_notification_in_the_midst_of_connecting_is_heard(
+    url: str, postgres: PostgresServer
+) -> None:
+    name = url.rsplit("/", 1)[1]
+    told = ToldConnecting(postgres.port, lambda: postgres.run("NOTIFY tessera_changes", name))
+    with closing(through(url, told).database) as database:
+        store = Store(database)
+        assert told.times == 1 and database.changed_elsewhere()
+        assert not database.changed_elsewhere()
+        # And where the connection before it is gone.
+        (pid,) = database.row("SELECT pg_backend_pid()") or ()
+        postgres.run(f"SELECT pg_terminate_backend({pid})")
+        assert store.refusals.all() == {}
+        assert told.times == 2 and database.changed_elsewhere()
+    told.stop()
 
 
 # -- who waits for whom ----------------------------------------------------------------------------

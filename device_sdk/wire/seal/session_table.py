@@ -217,11 +217,6 @@ class SessionTable:
             return self.seal(device_id, message_type, payload)
         return seat.pending[-1].session.seal(message_type, payload)
 
-    def has_session(self, device_id: bytes) -> bool:
-        """Whether the device has a live session that can still be sent under."""
-        seat = self._seats.get(device_id)
-        return seat is not None and seat.live is not None and not seat.live.is_spent()
-
     def end(self, device_id: bytes) -> None:
         """End all sessions of a device at once, for good (it was revoked)."""
         self._marks.forget(device_id)

@@ -105,10 +105,12 @@ def test_an_update_of_an_old_round_moved_into_the_next(stage: Stage) -> None:
 
 
 def test_a_replayed_open_evicts_nobody(stage: Stage) -> None:
+    device_id = stage.devices[0].grant.device_id
     opened = stage.devices[0].participant.sessions.opened
     for message in stage.sent_up(0, OPEN) * 50:
         stage.broker.publish(stage.up_topic(0), message)
     stage.settle()
+    assert stage.parts.table.has_session(device_id)
     stage.run_until(lambda: stage.parts.first.aggregation.version == 3)
     assert stage.devices[0].participant.sessions.opened == opened == 1
 

@@ -106,6 +106,11 @@ class Device:
         identity = self._credential.identity.public_key().public_bytes_raw()
         return DeviceRow(self.id, identity, self.id, key, self.shard, self.id, 0, 1)
 
+    @property
+    def asks(self) -> bool:
+        """Whether it waits for a session."""
+        return self._opening is not None
+
     def ask(self, parts: Parts) -> Message:
         """For a session."""
         self._counter += 1
@@ -213,14 +218,14 @@ class SealedRounds:
         for each in self.crew:
             each.look()
         waiting = list(coming)
-        for device in waiting:
-            self._open_session(device)
+        self._open_sessions(waiting)
         while waiting:
             for place in self._chance.permutation(len(waiting)).tolist():
                 if restarts and self._chance.random() < _RESTARTED:
                     self._restart(int(self._chance.integers(len(self.crew))))
                 device = waiting[place]
-                worker = self._open_session(device)
+                self._open_sessions([device])
+                worker = self._worker_of(device)
                 worker.link.came.append(device.update(opened.row, bodies[device.number]))
                 if self._chance.random() < 1 / _TOGETHER:
                     self._turn(worker)
@@ -267,18 +272,30 @@ class SealedRounds:
         self.crew[slot] = self._started(slot)
         self.crew[slot].look()
 
-    def _open_session(self, device: Device) -> WorkerParts:
-        worker = self.crew[device.shard % len(self.crew)]
-        if self._known.get(device.id) is not worker:
-            self._known[device.id] = worker
-            worker.link.came.append(device.ask(self.parts))
-            self._turn(worker)
-        return worker
+    def _worker_of(self, device: Device) -> WorkerParts:
+        return self.crew[device.shard % len(self.crew)]
+
+    def _open_sessions(self, devices: Sequence[Device]) -> None:
+        """Of those whose worker has none."""
+        asking = []
+        for device in devices:
+            worker = self._worker_of(device)
+            if self._known.get(device.id) is not worker:
+                self._known[device.id] = worker
+                worker.link.came.append(device.ask(self.parts))
+                asking.append(device)
+        while asking:
+            for worker in {id(each): each for each in map(self._worker_of, asking)}.values():
+                self._turn(worker)
+            asking = [device for device in asking if device.asks]
 
     def _turn(self, worker: WorkerParts) -> None:
-        while worker.link.came:
+        """At least one, and until it has taken all that came."""
+        while True:
             self._now_seconds += self._chance.uniform(0.0, 0.02)
             worker.turn()
+            if not worker.link.came:
+                break
         self._hear(worker)
 
     def _hear(self, worker: WorkerParts) -> None:

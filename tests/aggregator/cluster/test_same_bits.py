@@ -150,6 +150,7 @@ def test_what_a_store_refuses_for_a_moment_is_committed_later(
         for device in devices:
             identity = UpdateIdentity(device.id, "default", opened.row.generation, 1)
             payload = write_update(identity, bodies[device.number])
+            worker.registry.look_up([device.id])  # its handle, too
             assert worker.inbox.offer(device.id, payload) is None
             if device.number % 20 == 0:
                 with parts.store.database.transaction(), pytest.raises(sqlite3.OperationalError):

@@ -149,7 +149,7 @@ def test_revocation_ends_sessions_and_rotates_the_group_key(
             assert command(home, "revoke", device_id.hex()[:8]) == 0
             assert command(home, "revoke", device_id.hex()) == 0
             assert "was revoked before" in capsys.readouterr().out
-            wait_until(lambda: served.parts.registry.by_id(device_id) is None)
+            wait_until(lambda: not served.parts.table.has_session(device_id))
             anna.send(anna.identity_for(first), anna.body())
             counted(served, "revoked")
             opening = anna.new_opening()

@@ -285,7 +285,7 @@ class SealedRounds:
                 worker.link.came.append(device.ask(self.parts))
                 asking.append(device)
         while asking:
-            for worker in {id(each): each for each in map(self._worker_of, asking)}.values():
+            for worker in dict.fromkeys(map(self._worker_of, asking)):
                 self._turn(worker)
             asking = [device for device in asking if device.asks]
 

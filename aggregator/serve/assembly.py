@@ -268,7 +268,7 @@ def make_task(
     if alike := taken_for_one(names):
         _LOG.warning("%s", alike)
     parts = {option_name(each) for each in names}
-    evaluator = Evaluator(store, shared.registry, task.name, task.evaluation, parts)
+    evaluator = Evaluator(store, task.name, task.evaluation, parts)
     rounds = RoundMachine(
         shared, aggregation, publisher.seal_round, evaluator, role.attendance(store)
     )

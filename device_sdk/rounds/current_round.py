@@ -493,7 +493,7 @@ class CurrentRound:
             self._reports.of(ReportedOutcome.TRAINED, None, received_bytes, result),
         )
         self._close()
-        self._sender.add(row)
+        self._sender.add(row, manifest.deadline_unix_seconds)
 
     def read(self, job: TrainingJob, adopted: Mapping[str, NDArray[Any]] | None = None) -> None:
         """The task rests, and its last version was read; see :func:`read_model`."""

@@ -249,7 +249,7 @@ class Participant:
             self._retry_refused()
             return
         if len(payload) > 1 and payload[1] == MessageType.NO_SESSION:
-            self.sessions.on_no_session(payload)
+            self.sessions.on_no_session(payload, self.sender.left_seconds())
             return
         if len(payload) > 1 and payload[1] < FIRST_ENVELOPE_TYPE:
             raise WireError("bad-type", "no reply, no denial and no envelope")

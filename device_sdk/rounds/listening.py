@@ -22,8 +22,9 @@ class Listening:
     def __init__(self, world: DeviceWorld) -> None:
         pace = world.pace
         self._clock, self._first_seconds = world.clock, pace.fetch_seconds
+        (rng,) = world.rng.spawn(1)
         self._backoff = Backoff(
-            world.rng, first_seconds=pace.fetch_seconds, most_seconds=pace.most_seconds
+            rng, first_seconds=pace.fetch_seconds, most_seconds=pace.most_seconds
         )
         self._next_seconds = math.inf
 

@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.brokers.fixtures import amqtt_url, make_mosquitto, mosquitto, nats_cluster
 from tests.brokers.links import make_link
+from tests.fakes.small_folder import small_folder
 from tests.servers.fixtures import make_database, postgres, store_url
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "mosquitto",
     "nats_cluster",
     "postgres",
+    "small_folder",
     "store_url",
 ]
 

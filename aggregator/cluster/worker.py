@@ -284,18 +284,14 @@ class WorkerParts:
             slot.cell.name,
             always=store.facts.mirrored,
         )
-        filters = tuple(shared.topics.up_filter(shard) for shard in slot.shards())
-        self.link = BrokerLinks(
-            shared,
-            link_settings,
-            world.rng.spawn(3),
-            Hears(
-                None if slot.of == 1 else filters,
-                NEWCOMER_LIMIT,
-                fleet=False,
-                client=client_name(post.root_fingerprint, slot.number),
-            ),
-        )
+        client = client_name(post.root_fingerprint, slot.number)
+        if slot.of == 1:
+            hears = Hears(None, NEWCOMER_LIMIT, fleet=False, client=client)
+        else:
+            # For each filter of QoS 1 a clustered broker keeps a queue, on several nodes.
+            filters = tuple(shared.topics.up_filter(shard) for shard in slot.shards())
+            hears = Hears(filters, NEWCOMER_LIMIT, qos=0, fleet=False, client=client)
+        self.link = BrokerLinks(shared, link_settings, world.rng.spawn(3), hears)
         self._outgoing = Outgoing(self.link, store.retained)
         self._opened: list[tuple[bytes, Answer]] = []
         # Of devices that are not known here: by the handle of their topic, in the order they came.

@@ -59,6 +59,7 @@ LINK_SETTINGS = LinkSettings(
     in_flight=1024,
     send_queue_messages=16_384,
     send_queue_bytes=64 << 20,
+    filters_in_packet=256,  # of a worker's thousands
     receive_maximum=2048,
     read_bytes=1 << 20,
 )

@@ -224,6 +224,8 @@ class Hears:
     Attributes:
         up: filters of the devices' topics; None for all.
         others: how much of topics that no device is known of.
+        qos: of the devices' topics. With 0 the broker keeps nothing for each of many filters; what
+            it drops on the way here has no receipt, and devices send it again.
         fleet: the fleet's own descriptor and presence, and enrolment requests.
         client: what its client ids begin with, where they stay the same over restarts: up to 20
             letters and digits.
@@ -231,6 +233,7 @@ class Hears:
 
     up: tuple[str, ...] | None = None
     others: Limit = DEVICE_LIMIT
+    qos: int = 1
     fleet: bool = True
     client: str = ""
 
@@ -285,10 +288,10 @@ class BrokerLinks:
             self._devices.subscribe(topics.write(PresenceTopic()))
             self._strangers.subscribe(topics.write(EnrolRequestTopic()))
         for each in up:
-            self._devices.subscribe(each)
+            self._devices.subscribe(each, qos=hears.qos)
         self._started = (self._devices, self._own, *([self._strangers] if hears.fleet else ()))
         self._probe_topic = topics.write(ProbeTopic())
-        self._devices.subscribe(self._probe_topic)
+        self._devices.subscribe(self._probe_topic, qos=hears.qos)
         self._probe = LossProbe(self._send_probe, shared.random_bytes(16), clock)
         self._granted: set[str] = set()
         self._unsaid: Connected | None = None

@@ -77,8 +77,9 @@ class SessionTable:
 
     ``clock`` gives monotonic seconds, ``unix_clock`` Unix time in seconds. ``buckets`` bounds the
     opens of each device that cost public-key work, ``budget`` the work for all of them; half as
-    much again may go into denials, so that these take nothing from who was told to come. A reply goes out under the keys of the descriptor that the open named. ``marks``: of a
-    life that is not this process's alone.
+    much again may go into denials, so that these take nothing from who was told to come. A reply
+    goes out under the keys of the descriptor that the open named. ``marks``: of a life that is not
+    this process's alone.
     """
 
     def __init__(

@@ -18,7 +18,7 @@ _SILENT_SECONDS = 4.0
 _MOST_REPEATS = 3
 
 
-class _Shown(NamedTuple):
+class _OnItsWay(NamedTuple):
     """A retained message on its way; ``payload`` None: the store has it."""
 
     topic: str
@@ -50,7 +50,7 @@ class Outgoing:
         self._standing: deque[tuple[str, bytes]] = deque()
         self._topics: deque[str] = deque()
         self._clearing: dict[str, Delivery] = {}
-        self._shown: deque[_Shown] = deque()
+        self._on_their_way: deque[_OnItsWay] = deque()
         self._repeats: Counter[str] = Counter()
         self.bytes_sent = 0
         self.dropped = 0
@@ -82,7 +82,7 @@ class Outgoing:
         self._standing.clear()
         self._topics.clear()
         self._clearing.clear()
-        self._shown.clear()
+        self._on_their_way.clear()
         self._repeats.clear()
 
     def pump(self) -> None:
@@ -102,8 +102,8 @@ class Outgoing:
 
     def _doubt(self) -> None:
         """Send again what the broker may not have retained."""
-        while self._shown and self._shown[0].delivery.outcome is not None:
-            topic, payload, delivery = self._shown.popleft()
+        while self._on_their_way and self._on_their_way[0].delivery.outcome is not None:
+            topic, payload, delivery = self._on_their_way.popleft()
             silent = delivery.silent_seconds
             if silent < _SILENT_SECONDS or self._repeats[topic] >= _MOST_REPEATS:
                 del self._repeats[topic]
@@ -123,7 +123,7 @@ class Outgoing:
     def _show(self, topic: str, payload: bytes, *, stored: bool) -> bool:
         delivery = self._publish(topic, payload, retain=True)
         if delivery is not None:
-            self._shown.append(_Shown(topic, None if stored else payload, delivery))
+            self._on_their_way.append(_OnItsWay(topic, None if stored else payload, delivery))
         return delivery is not None
 
     def _is_mirrored(self, mirror: ChunkMirror) -> bool:

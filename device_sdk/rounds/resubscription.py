@@ -8,7 +8,7 @@ from device_sdk.system.clock import Backoff
 from device_sdk.world import DeviceWorld
 
 
-class Listening:
+class Resubscription:
     """A granted subscription may have missed what was published while it settled.
 
     A broker of several nodes grants it at one of them, and the others, and what is retained, come

@@ -114,7 +114,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         virtual.add_argument(
             f"--{name}", type=chance, default=0.0, metavar="P", help=f"how likely in a round {does}"
         )
-    parser.add_argument("--name", type=run_name, help="of the run (default: the task's)")
+    parser.add_argument(
+        "--name",
+        type=run_name,
+        help="of the run (default: the task's), and a number where it is taken",
+    )
     parser.add_argument(
         "--out", type=Path, default=Path("runs"), metavar="DIR", help="for files (default: runs)"
     )

@@ -97,7 +97,10 @@ class RayDevices(VirtualDevices):
                     logging_level=logging.ERROR,
                     _temp_dir=self._folder,
                 )
-            count = workers or max(1, int(self._ray.cluster_resources().get("CPU", 1)))
+            cores = max(1, int(self._ray.cluster_resources().get("CPU", 1)))
+            count = workers or cores
+            if count > cores:
+                raise AggregatorError(f"--workers is {count}; the cluster has {cores} CPU cores")
             kind: Any = ray.remote(num_cpus=1, max_restarts=0)(_Worker)
             self._workers = [kind.remote() for _ in range(count)]
             here = str(Path.cwd())

@@ -8,8 +8,10 @@ published once, through Ray's object store.
 from __future__ import annotations
 
 import os
+import platform
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from aggregator.cluster.joined_ray import JoinedRay
@@ -44,7 +46,15 @@ def on_ray(address: str, workers: int | None) -> Any:
 class _Worker:
     """One worker's devices; every worker could make any of them."""
 
-    def __init__(self, settings: DeviceSettings) -> None:
+    def begin(self, settings: DeviceSettings, folder: str) -> None:
+        """Make them. ``folder``: from which the task's and the data's paths are told."""
+        try:
+            os.chdir(folder)
+        except OSError as error:
+            raise AggregatorError(
+                f"{platform.node()} of the cluster cannot open {folder} ({error.strerror}): the "
+                "task's files and --data must lie there as they do here"
+            ) from None
         self._devices = settings.make()
 
     def round(self, published: PublishedRound, chosen: Sequence[Chosen]) -> list[DeviceAnswer]:
@@ -63,9 +73,14 @@ class RayDevices(VirtualDevices):
             if not joined.join():
                 raise KeyboardInterrupt
             self._ray: Any = joined.ray
-            count = workers or max(1, int(self._ray.cluster_resources().get("CPU", 1)))
+            cores = max(1, int(self._ray.cluster_resources().get("CPU", 1)))
+            count = workers or cores
+            if count > cores:
+                raise AggregatorError(f"--workers is {count}; the cluster has {cores} CPU cores")
             kind: Any = self._ray.remote(num_cpus=1, max_restarts=0)(_Worker)
-            self._workers = [kind.remote(settings) for _ in range(count)]
+            self._workers = [kind.remote() for _ in range(count)]
+            here = str(Path.cwd())
+            self._got([worker.begin.remote(settings, here) for worker in self._workers])
         except BaseException:
             self.close()
             raise

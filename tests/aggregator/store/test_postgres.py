@@ -33,6 +33,7 @@ from tests.fakes.waiting import PATIENCE_SECONDS, wait_until
 from tests.servers.commit_cut import ByteCut, CommitCut, Way, Where
 from tests.servers.fixtures import MakeDatabase
 from tests.servers.postgres import MISSING, PROGRAMS, PostgresServer, running_postgres
+from tests.servers.told_connecting import ToldConnecting
 
 
 @pytest.fixture
@@ -50,8 +51,8 @@ def cut(postgres: PostgresServer) -> Iterator[CommitCut]:
     proxy.stop()
 
 
-def through(url: str, cut: Proxy) -> Store:
-    return Store(open_database(re.sub(r":\d+/", f":{cut.port}/", url)))
+def through(url: str, proxy: Proxy) -> Store:
+    return Store(open_database(re.sub(r":\d+/", f":{proxy.port}/", url)))
 
 
 @contextmanager
@@ -241,6 +242,23 @@ def test_who_is_frozen_in_a_transaction_does_not_keep_others_waiting(url: str, l
             one.facts.put("frozen", 2)
         assert other.refusals.all() == {"late": 1} and other.facts.get("frozen") is None
         one.refusals.add({"late": 1})
+
+
+def test_a_notification_in_the_midst_of_connecting_is_heard(
+    url: str, postgres: PostgresServer
+) -> None:
+    name = url.rsplit("/", 1)[1]
+    told = ToldConnecting(postgres.port, lambda: postgres.run("NOTIFY tessera_changes", name))
+    with closing(through(url, told).database) as database:
+        store = Store(database)
+        assert told.times == 1 and database.changed_elsewhere()
+        assert not database.changed_elsewhere()
+        # And where the connection before it is gone.
+        (pid,) = database.row("SELECT pg_backend_pid()") or ()
+        postgres.run(f"SELECT pg_terminate_backend({pid})")
+        assert store.refusals.all() == {}
+        assert told.times == 2 and database.changed_elsewhere()
+    told.stop()
 
 
 # -- who waits for whom ----------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,8 @@ class TakenIn:
     """Writes down when the oldest update came that this process has and did not commit: from the
     moment that its link took it from the wire. The page outlives a kill -9."""
 
-    def __init__(self, shared: Counters) -> None:
-        self._shared = shared
+    def __init__(self, shared: Counters, clock: Callable[[], float] = time.monotonic) -> None:
+        self._shared, self._clock = shared, clock
         self._lock = threading.Lock()
         self._came: dict[int, tuple[Message, int]] = {}  # in their order
         self._taken: list[int] = []  # out of the queue, in this turn
@@ -42,7 +42,7 @@ class TakenIn:
         before(WorkerParts, "turn", self.turn)
 
     def arrive(self, queue: object, messages: Sequence[Message]) -> None:
-        now = time.monotonic_ns() // 1000
+        now = round(1e6 * self._clock())
         with self._lock:
             for each in messages:
                 if "/up/" in each.topic and each.payload[1:2] and each.payload[1] in _UPDATES:

@@ -157,6 +157,7 @@ def test_a_takeover_waits_for_no_worker_and_ends_none_that_hangs_for_a_moment(fl
         second = fleet.coordinator(address)
         stack.callback(second.kill)
         wait_until(lambda: connected() > before, fleet.log.read_text)
+        assert "does not say what it serves" not in fleet.log.read_text()
         for worker in _workers():
             worker.resume()
         second.send_signal(signal.SIGTERM)

@@ -11,6 +11,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ _LOG = logging.getLogger(__name__)
 _LONG_SECONDS = 30.0
 _FROZEN_SECONDS = 15.0
 _SHARES_SECONDS = 5.0
-_ANSWER_SECONDS = 10.0
+_STARTING_SECONDS = 120.0
 _AGAIN_SECONDS = 5.0
 _MOST_FOLDER_BYTES = 40
 
@@ -90,6 +91,8 @@ class _Hired:
 
     post: Post
     actor: Any
+    known: bool = False
+    """Whether it said that it is for this post: a coordinator before us may have left it."""
     again_seconds: float = 0.0
     """Not before is another one hired in its place."""
     asked: Any = None
@@ -108,6 +111,8 @@ class RayRuntime:
     def __init__(self, posts: Sequence[Post], address: str | None) -> None:
         # Before Ray is imported: it reads them once.
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+        # By default they give way (niceness 15) to whatever else the machine does.
+        os.environ.setdefault("RAY_worker_niceness", "0")
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         if "RAY_AUTH_TOKEN" in os.environ:
             os.environ.setdefault("RAY_AUTH_MODE", "token")  # else it is not shown to the head
@@ -165,7 +170,9 @@ class RayRuntime:
             if each.asked is not None:
                 continue
             each.asked_seconds = time.monotonic()
-            if each.status is None or each.status.revision != revision:
+            if not each.known:
+                each.asked = each.actor.serves.remote(each.post)
+            elif each.status is None or each.status.revision != revision:
                 each.asked = each.actor.follow.remote(
                     revision, orders.incarnation, orders.keys, orders.tasks, orders.absent
                 )
@@ -223,19 +230,11 @@ class RayRuntime:
         return _Hired(post, self._class.options(**options).remote(post))
 
     def _dismiss_others(self, posts: Sequence[Post]) -> None:
-        """End the workers that a coordinator before us left, where they are not as we want them:
-        of other settings, of another version, or more than there are to be."""
+        """End the workers that a coordinator before us left beyond those that there are to be."""
         ray = self._ray
-        wanted = {_name(post): post for post in posts}
-        for name in ray.util.list_named_actors():
-            actor = ray.get_actor(name)
-            try:
-                asked = actor.serves.remote(wanted[name]) if name in wanted else None
-                if asked is not None and ray.get(asked, timeout=_ANSWER_SECONDS):
-                    continue
-            except ray.exceptions.RayError as error:
-                _LOG.warning("%s does not say what it serves: %s", name, _first_line(error))
-            ray.kill(actor, no_restart=True)
+        for name in set(ray.util.list_named_actors()) - {_name(post) for post in posts}:
+            with suppress(ValueError):  # it ended meanwhile
+                ray.kill(ray.get_actor(name), no_restart=True)
 
     def _hear(self, each: _Hired) -> None:
         """Take an answer that has come; replace who does not answer."""
@@ -244,17 +243,29 @@ class RayRuntime:
             return
         done, _ = ray.wait([each.asked], timeout=0)
         if not done:
-            if each.status is not None and time.monotonic() - each.asked_seconds > _FROZEN_SECONDS:
+            silent_seconds = time.monotonic() - each.asked_seconds
+            if silent_seconds > (_FROZEN_SECONDS if each.status is not None else _STARTING_SECONDS):
                 each.asked = None
                 self._replace(each, "does not answer")
             return
         asked, each.asked = each.asked, None
         try:
-            each.status, each.said = ray.get(asked), ""
+            found = ray.get(asked)
+            if each.known:
+                each.status, each.said = found, ""
+            elif found:
+                each.known = True
+            else:
+                self._replace(each, "is of other settings, or of another version")
         except ray.exceptions.ActorUnavailableError as error:
             self._say(each, f"is started again: {_first_line(error)}")
         except ray.exceptions.ActorDiedError as error:
             self._replace(each, f"is gone: {_first_line(error)}")
+        except ray.exceptions.RayTaskError as error:
+            if each.known:
+                self._say(each, f"cannot be asked: {_first_line(error)}")
+            else:
+                self._replace(each, f"does not say what it serves: {_first_line(error)}")
         except ray.exceptions.RayError as error:
             self._say(each, f"cannot be asked: {_first_line(error)}")
 
@@ -266,6 +277,7 @@ class RayRuntime:
         if now >= each.again_seconds:
             self._ray.kill(each.actor, no_restart=True)
             each.actor, each.again_seconds = self._hire(each.post).actor, now + _AGAIN_SECONDS
+            each.known = False
 
     def _say(self, each: _Hired, what: str) -> None:
         each.status = None

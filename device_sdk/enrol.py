@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 from collections import deque
 from collections.abc import Callable
@@ -216,6 +217,7 @@ class _Conversation:
         self._presence = self._tasks = b""
         self._watch, self._served = PresenceWatch(), TasksWatch()
         self._waits = Backoff(rng, first_seconds=_ANSWER_SECONDS, most_seconds=_MOST_ANSWER_SECONDS)
+        self._ask_at_seconds = math.inf
         # A slow answer may be to an earlier one.
         self._attempts: deque[EnrolmentAttempt] = deque(maxlen=_MOST_ATTEMPTS)
         self._sent = 0
@@ -227,12 +229,9 @@ class _Conversation:
         self._until_seconds = 0.0
 
     def hold(self, until_seconds: float) -> Membership:
-        # First, so that the names that exist have come before anything is sent.
-        self._link.subscribe(self._tasks_topic, optional=True)
         self._until_seconds = until_seconds
         silent_seconds = self._clock() + _SILENT_SECONDS
-        self._link.subscribe(self._descriptor_topic)
-        self._link.subscribe(self._presence_topic)
+        self._listen()
         self._link.subscribe(self._answer_topic)
         while (now := self._clock()) < until_seconds:
             # Before the answer's topic is subscribed to, the answer would be lost.
@@ -242,7 +241,11 @@ class _Conversation:
                 self._send(self._descriptor, life)
             wait = min(until_seconds - now, max(0.05, self._send_at_seconds - now))
             if self._descriptor is None or life is None:
-                wait = until_seconds - now
+                # A broker of several nodes may have missed that it is asked for what it retains.
+                if now >= self._ask_at_seconds:
+                    self._ask_at_seconds = now + _ANSWER_SECONDS
+                    self._listen()
+                wait = min(until_seconds, self._ask_at_seconds) - now
             if not self._link.connected and not self._trouble:
                 # A name that is looked up, or an address that swallows packets, says nothing.
                 if now >= silent_seconds:
@@ -258,10 +261,17 @@ class _Conversation:
                     return membership
         raise EnrolmentFailed(self._why())
 
+    def _listen(self) -> None:
+        # First the list, so that the names that exist have come before anything is sent.
+        self._link.subscribe(self._tasks_topic, optional=True)
+        self._link.subscribe(self._descriptor_topic)
+        self._link.subscribe(self._presence_topic)
+
     def _take(self, event: Event) -> Membership | None:
         match event:
             case Connected():
                 self._trouble = self._told = ""
+                self._ask_at_seconds = self._clock() + _ANSWER_SECONDS
             case Message(topic, payload) if topic == self._tasks_topic:
                 self._tasks = payload
                 self._on_tasks()
@@ -281,7 +291,7 @@ class _Conversation:
                     )
                 self._tell(f"the broker refused the connection: {detail}")
             case Disconnected(reason, detail):
-                self._can_hear = False
+                self._can_hear, self._ask_at_seconds = False, math.inf
                 if reason == "tls":
                     raise EnrolmentFailed(
                         f"the TLS connection failed ({detail}): check the CA file and the URL's "

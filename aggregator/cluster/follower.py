@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -30,6 +30,9 @@ class ShareKeeper:
     """Takes in a task's updates on a worker: into the method's sums, or as bodies where the round
     cannot be one. What is not committed is forgotten by :meth:`begin`.
 
+    Whatever the round, an update is absorbed here before it is counted: one that cannot be is
+    refused, as long as its device was told nothing else.
+
     ``epoch``: of this worker's start.
     """
 
@@ -41,7 +44,6 @@ class ShareKeeper:
         self._items = 0
         self._commits = 0
         self._counted = self._heard = self._logged = 0
-        self._arrivals: list[float] = []
         self._state_bytes = 0
         self._kept: tuple[int, int, bytes] | None = None
         self.committed: tuple[int, int, bytes] | None = None
@@ -74,11 +76,10 @@ class ShareKeeper:
         self._items = binding.items_of(method)
         share = store.shares.find(row.round, self._slot)
         self._commits = self._counted = self._heard = 0
-        self._arrivals, self._state_bytes = [], 0
+        self._state_bytes = 0
         self._kept = self.committed = None
         if share is not None:
             self._commits, self._counted, self._heard = share.commits, share.counted, share.heard
-            self._arrivals = share.arrivals.tolist()
             if share.state is not None:
                 method.merge(unpack_state(share.state))
         self._method = method
@@ -97,6 +98,48 @@ class ShareKeeper:
         place = (self._slot << _EPOCH_BITS) + self._epoch
         return (place << _COUNT_BITS) + self._logged + 1
 
+    def try_each(
+        self, row: RoundRow, group: Sequence[tuple[LoggedUpdate, Update]]
+    ) -> Mapping[int, str]:
+        """Raises RoundOver where the round is another one by now."""
+        assert self._method is not None
+        self._logged += len(group)
+        try:
+            self._method.absorb_each([update for _, update in group])
+        except Exception:
+            return self._absorb_anew(row, group)
+        return {}
+
+    def _absorb_anew(
+        self, row: RoundRow, group: Sequence[tuple[LoggedUpdate, Update]]
+    ) -> Mapping[int, str]:
+        """What cannot be absorbed may leave half of itself behind: the rest is absorbed into what
+        was committed before."""
+        failed: dict[int, str] = {}
+        while True:
+            if not self.begin(row):
+                raise RoundOver
+            assert self._method is not None
+            for logged, update in group:
+                if logged.seq in failed:
+                    continue
+                try:
+                    self._method.absorb(update)
+                except Exception as error:
+                    failed[logged.seq] = f"{type(error).__name__}: {error}"
+                    _LOG.error(
+                        "update %d of %s passed its check but cannot be absorbed (%s): it is in "
+                        "quarantine, and round %d will be held until tessera-aggregator release",
+                        logged.seq,
+                        logged.device_id.hex(),
+                        failed[logged.seq],
+                        row.round,
+                        exc_info=error,
+                    )
+                    break
+            else:
+                return failed
+
     def keep(
         self, row: RoundRow, group: Sequence[tuple[LoggedUpdate, Update]], heard: int
     ) -> list[LoggedUpdate]:
@@ -104,21 +147,9 @@ class ShareKeeper:
         assert self._method is not None
         if not self._store.rounds.is_open(row.round):
             raise RoundOver
-        bodies = []
-        for logged, update in group:
-            if self._method.adds_up:
-                try:
-                    self._method.absorb(update)
-                except Exception as error:
-                    _LOG.error("an update goes to the coordinator as it came: %s", error)
-                else:
-                    continue
-            bodies.append(logged)
-        self._arrivals.extend(logged.arrived_seconds for logged, _ in group)
         self._counted += len(group)
         self._heard += heard
         self._commits += 1
-        self._logged += len(group)
         state = pack_state(self._method.share()) if self._method.adds_up else None
         self._store.shares.put(
             ShareRow(
@@ -128,13 +159,13 @@ class ShareKeeper:
                 self._commits,
                 self._counted,
                 self._heard,
-                np.array(self._arrivals, np.float32),
                 state,
-            )
+            ),
+            np.array([logged.arrived_seconds for logged, _ in group], np.float32),
         )
-        self._state_bytes = 4 * len(self._arrivals) + len(state or b"")
+        self._state_bytes = len(state or b"")
         self._kept = None if state is None else (row.round, self._commits, state)
-        return bodies
+        return [] if self._method.adds_up else [logged for logged, _ in group]
 
     def absorb(
         self, row: RoundRow, group: Sequence[tuple[LoggedUpdate, Update]]
@@ -145,8 +176,9 @@ class ShareKeeper:
 
 
 class RoundFollower:
-    """A task's round and whom it waits for on this worker's shards, as the store has them.
+    """A task's round, as the store has it, and whom it waits for on this worker's shards.
 
+    It waits for those of the devices here (:class:`HeldRegistry`) that the round selects.
     ``leaving`` is called while the round before is still the current one, which is over.
     """
 
@@ -159,7 +191,7 @@ class RoundFollower:
         self._slot = slot
         self._keeper = keeper
         self._leaving = leaving
-        self._missing: set[bytes] = set()
+        self._heard: set[bytes] = set()
         self._latest: RoundRow | None = None
         self.current: RoundRow | None = None
         self.silent: frozenset[bytes] = frozenset()
@@ -183,11 +215,12 @@ class RoundFollower:
             return False
         if known is not None:
             self._leaving()
-            self.current, self.silent, self._missing = None, frozenset(self._missing), set()
+            self.silent = frozenset(self._selected(known)) - self._heard
+            self.current, self._heard = None, set()
         if row is None or not self._keeper.begin(row):
             return known is not None
-        judged = set(self._store.log.judged(row.generation, row.round))
-        self._missing = set(self._selected(row)) - judged
+        judged = self._store.log.judged(row.generation, row.round)
+        self._heard = {each for each in judged if self._is_ours(each)}
         self.current = row
         return True
 
@@ -211,7 +244,8 @@ class RoundFollower:
         return None
 
     def awaits(self, device_id: bytes) -> bool:
-        return device_id in self._missing
+        is_new = device_id not in self._heard and self._is_ours(device_id)
+        return is_new and self.is_selected(device_id)
 
     def is_selected(self, device_id: bytes) -> bool:
         return self.current is not None and self.selects(self.current, device_id)
@@ -220,7 +254,7 @@ class RoundFollower:
         return self._registry.is_selected(device_id, self._task, row, self._selector.admits)
 
     def heard_of(self, device_id: bytes, counted_seconds: float | None = None) -> None:
-        self._missing.discard(device_id)
+        self._heard.add(device_id)
 
     def came_late(self, row: RoundRow, device_id: bytes) -> None:
         """Written down, for the deadlines to come."""
@@ -231,13 +265,11 @@ class RoundFollower:
     def reload_hold(self) -> None:
         """The coordinator holds rounds."""
 
-    def registry_changed(self) -> None:
-        """Devices came, went, or have other labels."""
-        if self.current is not None:
-            self._missing &= set(self._selected(self.current))
-
     def _selected(self, row: RoundRow) -> Iterable[bytes]:
-        place, of = self._slot.place, self._slot.of
-        for device_id in self._registry.selected(self._task, row, self._selector.admits):
-            if of == 1 or shard_of(device_id) % of == place:
-                yield device_id
+        found = self._registry.selected(self._task, row, self._selector.admits)
+        return filter(self._is_ours, found)
+
+    def _is_ours(self, device_id: bytes) -> bool:
+        """Whether its shard is this worker's: others are heard too, and nobody waits for them."""
+        of = self._slot.of
+        return of == 1 or shard_of(device_id) % of == self._slot.place

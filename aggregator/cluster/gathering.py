@@ -38,9 +38,17 @@ class GatheredAggregation(Aggregation):
         self.participants = self._waiting()
 
     def gather(self, row: RoundRow, now_unix_seconds: float) -> bool:
-        """End the round's entry, once what is being committed is; then take in everything."""
+        """End the round's entry, once what is being committed is; then take in everything. What
+        workers could not absorb holds the round."""
         with self._store.database.transaction():
             self._store.rounds.end_entry(row.round, now_unix_seconds)
+            bad = self._store.log.quarantined()
+            if bad:
+                _, device_id, why = bad[0]
+                what = f"an update of {device_id.hex()} is in quarantine: {why}"
+                self._store.rounds.hold(row.round, what)
+        if bad:
+            return False
         self._restore(row)
         for logged in self._store.log.by_device():
             try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from aggregator.store import Store
 from aggregator.store.cluster import GrantedCounters
 from device_sdk.wire.seal.freshness import Freshness, FreshnessMarks
@@ -16,6 +18,13 @@ class StoredMarks(FreshnessMarks):
         super().__init__(incarnation)
         self._granted = granted
         self._unsaved: dict[bytes, int] = {}
+
+    def learn(self, senders: Sequence[bytes]) -> None:
+        """Read at once what is known of senders who are about to ask."""
+        unknown = [each for each in senders if each not in self._highest]
+        known = self._granted.of_each(unknown)
+        for sender in unknown:
+            self._highest[sender] = known.get(sender, 0)
 
     def is_new(self, sender: bytes, freshness: Freshness) -> bool:
         """Whether no process has answered this counter, or a higher one, as far as is known: a

@@ -6,18 +6,19 @@ import hashlib
 import logging
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from aggregator.cluster.follower import RoundFollower, ShareKeeper
 from aggregator.cluster.marks import StoredMarks
 from aggregator.cluster.orders import Orders, Post, ServedTask, keyring_of
-from aggregator.keys.registry import Registry, revoke
+from aggregator.keys.registry import HeldRegistry, revoke
 from aggregator.refusals import Refusals
 from aggregator.rounds.evaluator import Evaluator, option_name
 from aggregator.rounds.ingest import Inbox, Ingest, Repeats, Settled
 from aggregator.serve.assembly import LINK_SETTINGS, Bounds, World
-from aggregator.serve.broker_links import BrokerLinks, Hears
+from aggregator.serve.broker_links import NEWCOMER_LIMIT, BrokerLinks, Hears
 from aggregator.serve.outgoing import Outgoing
 from aggregator.serve.placements import Placements
 from aggregator.serve.standings import Standings
@@ -43,6 +44,8 @@ _GATHER_SECONDS = 0.004
 _LOOK_SECONDS = 0.25
 _BEAT_SECONDS = 1.0
 _SWEEP_SECONDS = 10.0
+_LOOK_UP_SECONDS = 0.02
+_MOST_NEWCOMERS = 8192
 _FLUSH_SECONDS = 2.0
 _LEADERLESS_SECONDS = 600.0
 _GROUP = 256
@@ -243,8 +246,9 @@ class WorkerParts:
         self._incarnation = orders.incarnation
         self._orders: Orders | None = None
         self._group_keys: tuple[GroupKey, ...] = store.secrets.group_keys()
+        self.registry = HeldRegistry(store.devices)
         self._shared = shared = Shared(
-            Registry(store.devices),
+            self.registry,
             Refusals(),
             Topics(post.settings.broker.prefix),
             clock,
@@ -280,19 +284,19 @@ class WorkerParts:
             slot.cell.name,
             always=store.facts.mirrored,
         )
-        filters = tuple(shared.topics.up_filter(shard) for shard in slot.shards())
-        self.link = BrokerLinks(
-            shared,
-            link_settings,
-            world.rng.spawn(3),
-            Hears(
-                None if slot.of == 1 else filters,
-                fleet=False,
-                client=client_name(post.root_fingerprint, slot.number),
-            ),
-        )
+        client = client_name(post.root_fingerprint, slot.number)
+        if slot.of == 1:
+            hears = Hears(None, NEWCOMER_LIMIT, fleet=False, client=client)
+        else:
+            # For each filter of QoS 1 a clustered broker keeps a queue, on several nodes.
+            filters = tuple(shared.topics.up_filter(shard) for shard in slot.shards())
+            hears = Hears(filters, NEWCOMER_LIMIT, qos=0, fleet=False, client=client)
+        self.link = BrokerLinks(shared, link_settings, world.rng.spawn(3), hears)
         self._outgoing = Outgoing(self.link, store.retained)
         self._opened: list[tuple[bytes, Answer]] = []
+        # Of devices that are not known here: by the handle of their topic, in the order they came.
+        self._newcomers: deque[tuple[bytes, Message]] = deque(maxlen=_MOST_NEWCOMERS)
+        self._next_look_up = clock()
         self._next_look = self._next_beat = self._next_sweep = clock()
         self._next_commit: dict[int, float] = {}
         self._led_seconds = clock()
@@ -323,11 +327,15 @@ class WorkerParts:
 
     def turn(self) -> None:
         """Take what came, commit what is due, and answer it."""
-        events = self.link.events(most=_GROUP, timeout_seconds=_WAIT_SECONDS)
+        wait_seconds = _LOOK_UP_SECONDS if self._newcomers else _WAIT_SECONDS
+        events = self.link.events(most=_GROUP, timeout_seconds=wait_seconds)
         self._handle(events)
         if 0 < len(events) < _GROUP:
             self._sleep(_GATHER_SECONDS)
             self._handle(self.link.events(most=_GROUP, timeout_seconds=0.0))
+        if self._newcomers and self._clock() >= self._next_look_up:
+            self._look_up()
+            self._next_look_up = self._clock() + _LOOK_UP_SECONDS
         for owner, times in self.link.take_refused().items():
             self._shared.refusals.note_reason("too-many", owner, "more than the limit", times)
         self._grant()
@@ -344,7 +352,7 @@ class WorkerParts:
             self._next_beat = now + _BEAT_SECONDS
             with self._store.database.transaction(shared=True):
                 self._store.workers.beat(self._slot.number)
-                self._shared.registry.save_moves()
+                self.registry.save_moves()
             if self._store.lease.is_held():
                 self._led_seconds = now
             elif now - self._led_seconds > _LEADERLESS_SECONDS:
@@ -357,6 +365,9 @@ class WorkerParts:
                 for each in self.board.served:
                     each.ingest.save_seen()
                 self._shared.refusals.save(self._store.refusals)
+            for device_id in self.registry.let_go(self.table.__contains__):
+                for part in (self._marks, self._standings, self._placements):
+                    part.forget(device_id)
 
     def commit(self) -> None:
         """Commit and answer what came, whatever the pace."""
@@ -366,14 +377,11 @@ class WorkerParts:
 
     def look(self) -> None:
         """See what changed in the store."""
-        revision = self._shared.registry.revision
-        for device_id in self._shared.registry.refresh():
+        for device_id in self.registry.refresh():
             self.table.end(device_id)
             _LOG.info("revoked %s: its sessions have ended", device_id.hex())
         self._group_keys = self._store.secrets.group_keys()
         for each in self.board.served:
-            if self._shared.registry.revision != revision:
-                each.rounds.registry_changed()
             if each.rounds.refresh():
                 self._standings.remind(each.rounds.silent)
                 each.ingest.round_opened()
@@ -400,7 +408,7 @@ class WorkerParts:
         rounds = RoundFollower(shared, self._slot, keeper, lambda: self._leave_round(number))
         parts = {option_name(each.manifest.name) for each in served.artifacts()}
         task = served.task
-        evaluator = Evaluator(store, shared.registry, task.name, task.evaluation, parts)
+        evaluator = Evaluator(store, task.name, task.evaluation, parts)
         ingest = Ingest(shared, rounds, keeper, evaluator)
         if before is not None:
             ingest.follow(before.ingest)
@@ -433,12 +441,22 @@ class WorkerParts:
                 case _:
                     pass
 
-    def _receive(self, message: Message) -> None:
+    def _look_up(self) -> None:
+        """Read the rows of the devices that have come, and take what they said. Where the store
+        fails they wait."""
+        handles = {handle for handle, _ in self._newcomers}
+        self._marks.learn(self.registry.look_up(handles))
+        waiting = [message for _, message in self._newcomers]
+        self._newcomers.clear()
+        for message in waiting:
+            self._receive(message, looked_up=True)
+
+    def _receive(self, message: Message, *, looked_up: bool = False) -> None:
         refusals = self._shared.refusals
         result = self._uplink.receive(message)
-        unknown = isinstance(result, Refusal) and result.error.reason == "unknown-handle"
-        if unknown and self._uplink.look_up(message):  # enrolled a moment ago
-            result = self._uplink.receive(message)
+        if isinstance(result, Refusal) and result.unknown and not looked_up:
+            self._newcomers.append((result.unknown, message))
+            return
         match result:
             case Answer() if result.opened:
                 self._opened.append((result.opened, result))

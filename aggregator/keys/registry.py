@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -56,34 +56,37 @@ class Registry:
         return self._revoked.values()
 
     def refresh(self) -> list[bytes]:
-        """Take in what other processes changed; the ids of devices that were revoked since."""
+        """Take in what other processes changed; the ids of those here that were revoked since."""
         stored = self._devices.revision()
         if stored == self._stored_revision:
             return []
         changed = self._devices.changed_since(self._stored_revision)
         if changed is None:
             return self.reload()
+        gone = self._take(self._devices.find_each(self._here(changed)))
         self._stored_revision = stored
-        self.revision += 1
-        self.labels_revision += 1
-        gone = []
-        for device_id in changed:
-            row = self._devices.find(device_id)
-            if row is not None and row.revoked_unix_seconds is None:
-                self._by_handle[row.handle] = self._by_id[device_id] = row
-            elif row is not None and self._by_id.pop(device_id, None) is not None:
-                del self._by_handle[row.handle]
-                self._revoked[row.handle] = device_id
-                gone.append(device_id)
-        return sorted(gone)
+        return gone
 
-    def look_up(self, handle: bytes) -> bool:
-        """Take in a device that another process has let in just now; whether there is one."""
-        row = self._devices.by_handle(handle)
-        if row is None or row.revoked_unix_seconds is not None:
-            return False
-        self.add(row)
-        return True
+    def _here(self, device_ids: Sequence[bytes]) -> list[bytes]:
+        """Those of them whose rows are to be in memory."""
+        return list(device_ids)
+
+    def _take(self, rows: Iterable[DeviceRow]) -> list[bytes]:
+        """Rows as they are now; the ids of those here that were revoked since."""
+        gone, changed = [], False
+        for row in rows:
+            changed = True
+            if row.revoked_unix_seconds is None:
+                self._by_handle[row.handle] = self._by_id[row.device_id] = row
+                continue
+            self._revoked[row.handle] = row.device_id
+            if self._by_id.pop(row.device_id, None) is not None:
+                del self._by_handle[row.handle]
+                gone.append(row.device_id)
+        if changed:
+            self.revision += 1
+            self.labels_revision += 1
+        return sorted(gone)
 
     def reload(self) -> list[bytes]:
         """Read the table again; the ids of devices that were revoked since."""
@@ -171,6 +174,55 @@ class Registry:
     def devices(self) -> Iterable[DeviceRow]:
         """Those that are not revoked."""
         return self._by_id.values()
+
+
+class HeldRegistry(Registry):
+    """The rows of those devices alone that somebody here has to do with.
+
+    A row is read when its device is first heard of, many at once (:meth:`look_up`), and stays until
+    :meth:`let_go`. So nothing is read at the start, and it does not matter how many have enrolled,
+    nor to which worker a device comes. What changes in the table is read for rows that are held:
+    one that was read before a change is among them when :meth:`refresh` asks for changes.
+    """
+
+    def __init__(self, devices: Devices) -> None:
+        self._fresh: set[bytes] = set()  # read since the last time that some were let go
+        super().__init__(devices)
+
+    def reload(self) -> list[bytes]:
+        self._stored_revision = self._devices.revision()
+        return self._take(self._devices.find_each(list(self._by_id)))
+
+    def look_up(self, handles: Iterable[bytes]) -> list[bytes]:
+        """Read the rows of these topics' devices that are not held; the ids of those found that are
+        not revoked."""
+        unknown = [each for each in set(handles) if each not in self._by_handle]
+        found = []
+        for row in self._devices.by_handles(unknown):
+            if row.revoked_unix_seconds is not None:
+                self._revoked[row.handle] = row.device_id
+                continue
+            self._by_handle[row.handle] = self._by_id[row.device_id] = row
+            found.append(row.device_id)
+        self._fresh.update(found)
+        return found
+
+    def let_go(self, is_needed: Callable[[bytes], bool]) -> list[bytes]:
+        """Forget the devices that nobody needs, but for those that were read since the last call:
+        they may just be about to say something. The ids of those forgotten."""
+        unneeded = [
+            device_id
+            for device_id in self._by_id
+            if device_id not in self._fresh and not is_needed(device_id)
+        ]
+        for device_id in unneeded:
+            del self._by_handle[self._by_id.pop(device_id).handle]
+        self._fresh.clear()
+        self._revoked.clear()
+        return unneeded
+
+    def _here(self, device_ids: Sequence[bytes]) -> list[bytes]:
+        return [each for each in device_ids if each in self._by_id]
 
 
 def _is_heard(row: DeviceRow, shard: int) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -114,6 +114,13 @@ class Aggregation:
 
     def next_seq(self) -> int:
         return self._last_seq + 1
+
+    def try_each(
+        self, row: RoundRow, group: Sequence[tuple[LoggedUpdate, Update]]
+    ) -> Mapping[int, str]:
+        """Called before anything of a group is written; why, by ``seq``, of those that cannot be
+        absorbed. Here: none, for :meth:`absorb` finds out before a receipt leaves."""
+        return {}
 
     def keep(
         self, row: RoundRow, group: Sequence[tuple[LoggedUpdate, Update]], heard: int

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from aggregator.evaluation.figures import FLEET, DeviceReport, Figure, summarise
 from aggregator.evaluation.stopping import Evaluated, stalled_since
 from aggregator.evaluation.words import figure_name, in_a_line
-from aggregator.keys.registry import Registry
 from aggregator.store import TaskStore
 from aggregator.store.evaluations import DeviceEvaluation
 from aggregator.store.rounds import RoundRow
@@ -55,7 +54,6 @@ class Evaluator:
     """
 
     store: TaskStore
-    registry: Registry
     task: str
     settings: EvaluationSettings | None
     parts: Collection[str] = ()
@@ -80,23 +78,25 @@ class Evaluator:
         """Write down what was read; inside the transaction that settles it."""
         self.store.evaluations.note(row.version, said)
 
-    def round_closes(self, row: RoundRow, *, made: bool) -> str:
-        """Sum up what was said of the round's version; inside the transaction that closes it.
+    def round_closes(self, row: RoundRow, *, made: bool, revoked: Iterable[bytes]) -> str:
+        """Sum up what was said of the round's version, but for those ``revoked``; inside the
+        transaction that closes it.
 
         ``made``: another version follows; only then are figures made. To be called before that one
         is committed, since it is then that what was said is deleted, and that older models are
         dropped. What to say of it, once it is committed; empty for nothing.
         """
         self._stopped = None
-        figures = self._figures(row.version) if made and self.settings is not None else []
+        figures = (
+            self._figures(row.version, set(revoked)) if made and self.settings is not None else []
+        )
         if figures:
             self.store.evaluations.put(row.version, row.round, figures)
             self.store.versions.note_metrics(row.version, _metrics(figures))
         return f"version {row.version}: {in_a_line(figures)}" if figures else ""
 
-    def _figures(self, version: int) -> list[Figure]:
+    def _figures(self, version: int, revoked: set[bytes]) -> list[Figure]:
         assert self.settings is not None
-        revoked = set(self.registry.revoked_ids())
         said = self.store.evaluations.said(version)
         reports = self._reports(each for each in said if each.device_id not in revoked)
         return summarise(reports, self.settings.rules)

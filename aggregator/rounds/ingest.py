@@ -20,7 +20,6 @@ from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.publish.receipts import (
     Receipt,
     RecordType,
-    UpdateIdentity,
     UpdateMessage,
     Verdict,
     read_contribution,
@@ -107,6 +106,9 @@ class Absorbs(Protocol):
         self, bodies: Sequence[tuple[bytes, bytes]], round_id: int
     ) -> list[exchange.Update | WireError]: ...
     def next_seq(self) -> int: ...
+    def try_each(
+        self, row: RoundRow, group: Sequence[tuple[LoggedUpdate, exchange.Update]]
+    ) -> Mapping[int, str]: ...
     def keep(
         self, row: RoundRow, group: Sequence[tuple[LoggedUpdate, exchange.Update]], heard: int
     ) -> list[LoggedUpdate]: ...
@@ -191,15 +193,21 @@ class Ingest:
         told = [(each.update, each.report) for each in decided if each.report is not None]
         for update, report in told:
             self._tell(update, report, now_unix_seconds)
+        tried = self._aggregation.try_each(row, group)
+        bad = [(logged, tried[logged.seq]) for logged, _ in group if logged.seq in tried]
+        good = [each for each in group if each[0].seq not in tried] if bad else group
         with self._store.database.transaction(shared=True):
-            bodies = self._aggregation.keep(row, group, len(decided))
+            bodies = self._aggregation.keep(row, good, len(decided))
+            bodies += [logged for logged, _ in bad]
             self._store.log.append(bodies, [each.verdict for each in decided])
+            for logged, why in bad:
+                self._store.log.quarantine(logged, row.generation, why)
             if told:
                 self._store.reports.add([_stored(update, report) for update, report in told])
             self._evaluator.note(row, [each.said for each in decided if each.said is not None])
             self.save_seen()
         self.abandon()
-        failed = self._aggregation.absorb(row, group)
+        failed = {*tried, *self._aggregation.absorb(row, good)}
         if failed:
             self._rounds.reload_hold()
         return [self._settle(each, failed, now_unix_seconds) for each in decided]
@@ -213,12 +221,12 @@ class Ingest:
         outcome was not known, or of another process."""
         settled = []
         for key, staged in list(self._staged.items()):
-            identity, digest = staged.update.identity, staged.update.body_sha256
+            identity = staged.update.identity
             known = self._store.log.verdict(identity.generation, identity.round, identity.device_id)
             if known is not None:
                 del self._staged[key]
                 self._rounds.heard_of(identity.device_id)
-                settled.append(_known(identity, digest, known))
+                settled.append(_known(staged.update, known))
         return settled
 
     def save_seen(self) -> None:
@@ -377,10 +385,11 @@ class Ingest:
             )
 
     def _repeat(self, update: UpdateMessage, known: StoredVerdict) -> Settled:
-        """The stored verdict, for the same body again."""
-        if known.body_sha256 != update.body_sha256:
-            return self._conflict(update)
-        return _known(update.identity, update.body_sha256, known)
+        """The stored verdict, for the same update again."""
+        settled = _known(update, known)
+        if settled.receipt.verdict is Verdict.CONFLICT:
+            self._refusals.note_reason("conflict", update.identity.device_id)
+        return settled
 
     def _conflict(self, update: UpdateMessage) -> Settled:
         self._refusals.note_reason("conflict", update.identity.device_id)
@@ -393,7 +402,7 @@ class Ingest:
     def _settle(self, decided: _Decided, failed: Collection[int], now_unix_seconds: int) -> Settled:
         update, logged, reason = decided.update, decided.logged, decided.verdict.reason
         device_id = update.identity.device_id
-        digest = update_digest(update.identity, update.body_sha256)
+        digest = update_digest(update.identity, update.content_sha256)
         if reason == NOTED:
             self._rounds.heard_of(device_id)
             return Settled(device_id, Receipt(digest, Verdict.NOTED))
@@ -442,17 +451,17 @@ def _stored(update: UpdateMessage, report: Report) -> StoredReport:
     return StoredReport.of(identity.generation, identity.round, identity.device_id, report)
 
 
-def _known(identity: UpdateIdentity, digest: bytes, known: StoredVerdict) -> Settled:
-    """What to say of a body of which the store has a verdict, or one of another body."""
-    verdict, reason = Verdict.CONFLICT, ""
-    if known.body_sha256 == digest:
-        verdict = {None: Verdict.COUNTED, NOTED: Verdict.NOTED}.get(known.reason, Verdict.REFUSED)
-        reason = (known.reason or "") if verdict is Verdict.REFUSED else ""
-    return Settled(identity.device_id, Receipt(update_digest(identity, digest), verdict, reason))
+def _known(update: UpdateMessage, known: StoredVerdict) -> Settled:
+    """What to say of an update of which the store has a verdict, or one of another body."""
+    # Verdicts of schema 6 and before name a contribution by all of it.
+    if known.body_sha256 not in (update.body_sha256, update.content_sha256):
+        return _settled(update, Verdict.CONFLICT)
+    verdict = {None: Verdict.COUNTED, NOTED: Verdict.NOTED}.get(known.reason, Verdict.REFUSED)
+    return _settled(update, verdict, (known.reason or "") if verdict is Verdict.REFUSED else "")
 
 
 def _settled(update: UpdateMessage, verdict: Verdict, reason: str = "") -> Settled:
-    digest = update_digest(update.identity, update.body_sha256)
+    digest = update_digest(update.identity, update.content_sha256)
     return Settled(update.identity.device_id, Receipt(digest, verdict, reason))
 
 

@@ -404,7 +404,11 @@ class RoundMachine:
         times = self._attendance.arrivals(row)
         with self._store.database.transaction():
             self._store.rounds.close(row.round, now, made, participants, summary.metrics, times)
-            found = self._evaluator.round_closes(row, made=made not in (None, row.version))
+            found = self._evaluator.round_closes(
+                row,
+                made=made not in (None, row.version),
+                revoked=self._registry.revoked_ids(),
+            )
             self._store.reports.keep_last(row.round)
             if made is None:
                 self._store.checkpoints.drop_partial()

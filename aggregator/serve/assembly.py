@@ -59,6 +59,7 @@ LINK_SETTINGS = LinkSettings(
     in_flight=1024,
     send_queue_messages=16_384,
     send_queue_bytes=64 << 20,
+    filters_in_packet=256,  # of a worker's thousands
     receive_maximum=2048,
     read_bytes=1 << 20,
 )
@@ -267,7 +268,7 @@ def make_task(
     if alike := taken_for_one(names):
         _LOG.warning("%s", alike)
     parts = {option_name(each) for each in names}
-    evaluator = Evaluator(store, shared.registry, task.name, task.evaluation, parts)
+    evaluator = Evaluator(store, task.name, task.evaluation, parts)
     rounds = RoundMachine(
         shared, aggregation, publisher.seal_round, evaluator, role.attendance(store)
     )

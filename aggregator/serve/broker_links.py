@@ -131,13 +131,18 @@ class Limit:
     per_second: float
 
 
+OTHER_LIMIT = Limit(burst=16, per_second=4)
+"""Of one topic that nobody owns."""
+
+
 class _Shut(NamedTuple):
     owner: bytes
     until_seconds: float
 
 
 class TopicLimits:
-    """A limit for each topic that somebody owns, and one for all others together.
+    """A limit for each topic that somebody owns, and one for all others together, of which each has
+    a small part.
 
     ``owner_of`` names a topic's owner, None for none. ``crowded`` tells whether we are behind and
     this topic has messages waiting: then others' go first, whatever the limits. :meth:`admits` is
@@ -158,6 +163,7 @@ class TopicLimits:
         self._crowded = crowded
         self._each = TokenBuckets(each.burst, each.per_second, clock)
         self._others = TokenBucket(others.burst, others.per_second, clock)
+        self._each_other = TokenBuckets(OTHER_LIMIT.burst, OTHER_LIMIT.per_second, clock)
         self._clock = clock
         # Until its next token a topic need not be looked at twice. At most as many as owners.
         self._shut: dict[bytes, _Shut] = {}
@@ -174,7 +180,10 @@ class TopicLimits:
                 return self._refuse(shut.owner)
             del self._shut[topic]
         owner = self._owner_of(topic)
-        within = self._others.allows() if owner is None else self._each.allows(owner)
+        if owner is None:
+            within = self._each_other.allows(topic) and self._others.allows()
+        else:
+            within = self._each.allows(owner)
         if within and not self._crowded(topic):
             return True
         if owner is not None and not within:
@@ -200,6 +209,9 @@ DEVICE_LIMIT = Limit(burst=1024, per_second=64)
 it again after ten seconds at the soonest."""
 ENROLMENT_LIMIT = Limit(burst=1024, per_second=128)
 """Of everybody who has not enrolled: each request costs a look into the database."""
+NEWCOMER_LIMIT = Limit(burst=4096, per_second=2048)
+"""Of all devices together that a worker has not looked up: a look-up costs some 20 us, an open 50
+times as much."""
 _STRANGERS_A_TURN = 64
 _SMALL_RECEIVE_MAXIMUM = 256
 _MOST_TOPICS = 8192
@@ -211,12 +223,17 @@ class Hears:
 
     Attributes:
         up: filters of the devices' topics; None for all.
+        others: how much of topics that no device is known of.
+        qos: of the devices' topics. With 0 the broker keeps nothing for each of many filters; what
+            it drops on the way here has no receipt, and devices send it again.
         fleet: the fleet's own descriptor and presence, and enrolment requests.
         client: what its client ids begin with, where they stay the same over restarts: up to 20
             letters and digits.
     """
 
     up: tuple[str, ...] | None = None
+    others: Limit = DEVICE_LIMIT
+    qos: int = 1
     fleet: bool = True
     client: str = ""
 
@@ -247,7 +264,7 @@ class BrokerLinks:
         self._parse = lru_cache(maxsize=_MOST_TOPICS)(topics.parse)
         self._registry = shared.registry
         self._device_limits = TopicLimits(
-            self._owner, DEVICE_LIMIT, DEVICE_LIMIT, clock, self._crowded
+            self._owner, DEVICE_LIMIT, hears.others, clock, self._crowded
         )
         self._enrolment_limit = TopicLimits(
             lambda topic: None, DEVICE_LIMIT, ENROLMENT_LIMIT, clock
@@ -271,10 +288,10 @@ class BrokerLinks:
             self._devices.subscribe(topics.write(PresenceTopic()))
             self._strangers.subscribe(topics.write(EnrolRequestTopic()))
         for each in up:
-            self._devices.subscribe(each)
+            self._devices.subscribe(each, qos=hears.qos)
         self._started = (self._devices, self._own, *([self._strangers] if hears.fleet else ()))
         self._probe_topic = topics.write(ProbeTopic())
-        self._devices.subscribe(self._probe_topic)
+        self._devices.subscribe(self._probe_topic, qos=hears.qos)
         self._probe = LossProbe(self._send_probe, shared.random_bytes(16), clock)
         self._granted: set[str] = set()
         self._unsaid: Connected | None = None

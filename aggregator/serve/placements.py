@@ -52,6 +52,10 @@ class Placements:
             self._unsure.add(device_id)
             yield from self._send(device_id)
 
+    def forget(self, device_id: bytes) -> None:
+        """A device that has no session is told with the next one."""
+        self._unsure.discard(device_id)
+
     def heard(self, device_id: bytes) -> Iterator[tuple[str, bytes]]:
         """Topic and message for a device that just said something."""
         if device_id in self._unsure:

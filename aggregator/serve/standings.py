@@ -69,6 +69,11 @@ class Standings:
             self._note(device)
             yield from self._repeat(device_id)
 
+    def forget(self, device_id: bytes) -> None:
+        """A device that has no session is told with the next one."""
+        self._told.pop(device_id, None)
+        self._silent.pop(device_id, None)
+
     def heard(self, device_id: bytes) -> Iterator[tuple[str, bytes]]:
         """Topic and message for a device that just said something."""
         if self._silent.pop(device_id, None) is not None:
@@ -136,7 +141,6 @@ class Standings:
             payload = self._told[device_id]
             sealed = self._table.seal_newest(device_id, RecordType.STANDING, payload)
         except WireError:  # no session: it is told with the next one
-            self._told.pop(device_id, None)
-            self._silent.pop(device_id, None)
+            self.forget(device_id)
         else:
             yield self._topics.write(DownTopic(device.handle)), sealed

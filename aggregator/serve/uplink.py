@@ -64,11 +64,13 @@ class Left(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Refusal:
     """A message that was refused; ``device_id`` is empty while the sender is not proven. ``answer``
-    is what the device is told all the same, if anything."""
+    is what the device is told all the same, if anything; ``unknown`` the handle of a topic of which
+    no device is known here."""
 
     error: WireError
     device_id: bytes
     answer: Answer | None = None
+    unknown: bytes = b""
 
 
 class Uplink:
@@ -108,7 +110,11 @@ class Uplink:
             gone = self._farewells.get(topic.handle) if self._farewells else None
             if gone is not None:
                 return gone
-            device = self._registry.sender(topic)
+            try:
+                device = self._registry.sender(topic)
+            except WireError as error:
+                unknown = topic.handle if error.reason == "unknown-handle" else b""
+                return Refusal(error, b"", unknown=unknown)
             if message.payload[1:2] == _SESSION_OPEN:
                 known, keys = credential(device), self._group_keys()
                 reply = self._table.accept_open(known, message.payload, keys)
@@ -175,11 +181,6 @@ class Uplink:
             if len(self._farewells) > _MOST_FAREWELLS:
                 self._farewells.popitem(last=False)
         return answer
-
-    def look_up(self, message: Message) -> bool:
-        """Ask the store for the device of a topic that none is known of; whether there is one."""
-        topic = self._parse(message.topic)
-        return isinstance(topic, UpTopic) and self._registry.look_up(topic.handle)
 
     def _enrol(self, payload: bytes) -> Answer:
         if self._enrolment is None:

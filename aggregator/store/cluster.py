@@ -3,9 +3,9 @@ summed up of a round, and which opens were granted."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -157,7 +157,6 @@ class ShareRow:
     Attributes:
         epoch, commits: of whom it is, and its how-manieth: who has the same pair has the same
             ``state``.
-        arrivals: seconds after the round's opening of each update counted, float32.
         state: the method's share as ``pack_state`` writes it; None where bodies are kept.
     """
 
@@ -167,18 +166,21 @@ class ShareRow:
     commits: int
     counted: int
     heard: int
-    arrivals: NDArray[np.float32]
     state: bytes | None
 
 
-_SHARE = "round, slot, epoch, commits, counted, heard, arrivals, state"
+_SHARE = "round, slot, epoch, commits, counted, heard, state"
 
 
 class Shares(TableOfTask):
-    """A task's rows of the table ``shares``."""
+    """A task's rows of the tables ``shares`` and ``arrivals``."""
 
-    def put(self, row: ShareRow) -> None:
-        """In the place of the slot's row of this round."""
+    def put(self, row: ShareRow, arrivals: NDArray[np.float32]) -> None:
+        """In the place of the slot's row of this round; inside a transaction.
+
+        ``arrivals``: float32 seconds after the round's opening, of each update that this commit
+        counted. What is written grows with them, and not with those before.
+        """
         self._database.insert(
             "shares",
             self._task,
@@ -188,23 +190,26 @@ class Shares(TableOfTask):
             row.commits,
             row.counted,
             row.heard,
-            row.arrivals.astype("<f4").tobytes(),
             row.state,
             replace=True,
         )
+        if len(arrivals):
+            seconds = arrivals.astype("<f4").tobytes()
+            key = self._task, row.round, row.slot, row.commits
+            self._database.insert("arrivals", *key, seconds, replace=True)
 
     def find(self, round_number: int, slot: int) -> ShareRow | None:
         query = f"SELECT {_SHARE} FROM shares WHERE task = ? AND round = ? AND slot = ?"
         row = self._database.row(query, (self._task, round_number, slot))
-        return None if row is None else _share(row)
+        return None if row is None else ShareRow(*row)
 
     def sums(self) -> list[ShareRow]:
         """All that have a state and are part of no version yet, by round and slot; without it."""
         query = (
-            "SELECT round, slot, epoch, commits, counted, heard, arrivals, NULL FROM shares "
+            "SELECT round, slot, epoch, commits, counted, heard, NULL FROM shares "
             "WHERE task = ? AND state IS NOT NULL ORDER BY round, slot"
         )
-        return [_share(row) for row in self._database.rows(query, (self._task,))]
+        return [ShareRow(*row) for row in self._database.rows(query, (self._task,))]
 
     def state(self, row: ShareRow) -> bytes:
         """What one of :meth:`sums` has."""
@@ -231,7 +236,7 @@ class Shares(TableOfTask):
 
     def arrivals(self, round_number: int) -> NDArray[np.float32]:
         """Of all updates counted in a round, seconds after it opened."""
-        query = "SELECT arrivals FROM shares WHERE task = ? AND round = ? ORDER BY slot"
+        query = "SELECT seconds FROM arrivals WHERE task = ? AND round = ? ORDER BY slot, commits"
         found = [
             np.frombuffer(row[0], dtype="<f4")
             for row in self._database.rows(query, (self._task, round_number))
@@ -240,13 +245,8 @@ class Shares(TableOfTask):
 
     def clear(self) -> None:
         """They are part of a version."""
-        self._database.execute("DELETE FROM shares WHERE task = ?", (self._task,))
-
-
-def _share(row: tuple[Any, ...]) -> ShareRow:
-    number, slot, epoch, commits, counted, heard, arrivals, state = row
-    times = np.frombuffer(arrivals, dtype="<f4").astype(np.float32)
-    return ShareRow(number, slot, epoch, commits, counted, heard, times, state)
+        for table in ("shares", "arrivals"):
+            self._database.execute(f"DELETE FROM {table} WHERE task = ?", (self._task,))
 
 
 _MOST_LATE = 20_000
@@ -293,6 +293,12 @@ class GrantedCounters(Table):
         """The highest that was granted to a sender; 0 for none."""
         row = self._database.row("SELECT counter FROM freshness WHERE sender = ?", (sender,))
         return 0 if row is None else int.from_bytes(row[0], "big")
+
+    def of_each(self, senders: Sequence[bytes]) -> dict[bytes, int]:
+        """The highest that was granted to each; those without one are left out."""
+        query = "SELECT sender, counter FROM freshness WHERE sender"
+        found = self._database.rows_in(query, senders)
+        return {sender: int.from_bytes(counter, "big") for sender, counter in found}
 
     def grant(self, counters: Mapping[bytes, int]) -> set[bytes]:
         """Raise them, in a transaction; those senders whose counter was not above theirs."""

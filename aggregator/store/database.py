@@ -17,6 +17,7 @@ STORE_FAILURES = (sqlite3.Error, StoreError, OSError)
 
 ALONE_WITHIN_SHARED = "a transaction that is to be alone cannot begin within a shared one"
 HELD_OUTSIDE = "a row is held for the rest of a transaction, and there is none"
+_AT_ONCE = 256
 
 
 class Database(ABC):
@@ -74,6 +75,15 @@ class Database(ABC):
     def rows(self, sql: str, values: Sequence[Any] = ()) -> Iterator[tuple[Any, ...]]:
         """The rows of a query. An engine may have all of them in memory: what can be more than
         that is asked for in parts."""
+
+    def rows_in(self, sql: str, values: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
+        """The rows of a query that ends with a column, for these values of it."""
+        for begin in range(0, len(values), _AT_ONCE):
+            part = values[begin : begin + _AT_ONCE]
+            # Of few lengths, so that engines see few statements.
+            places = 1 << (len(part) - 1).bit_length()
+            filled = [*part, *[part[-1]] * (places - len(part))]
+            yield from self.rows(f"{sql} IN ({', '.join('?' * places)})", filled)
 
     @abstractmethod
     def row(self, sql: str, values: Sequence[Any] = ()) -> tuple[Any, ...] | None:

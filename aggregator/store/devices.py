@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import Any
@@ -101,9 +101,15 @@ class Devices(Table):
         """Name a device, or no longer (None)."""
         self._database.execute("UPDATE devices SET name = ? WHERE device_id = ?", (name, device_id))
 
-    def by_handle(self, handle: bytes) -> DeviceRow | None:
-        row = self._database.row("SELECT * FROM devices WHERE handle = ?", (handle,))
-        return None if row is None else _device(row)
+    def find_each(self, device_ids: Sequence[bytes]) -> Iterator[DeviceRow]:
+        """Those of these that there are, in no order."""
+        for row in self._database.rows_in("SELECT * FROM devices WHERE device_id", device_ids):
+            yield _device(row)
+
+    def by_handles(self, handles: Sequence[bytes]) -> Iterator[DeviceRow]:
+        """Those whose topics these are, in no order."""
+        for row in self._database.rows_in("SELECT * FROM devices WHERE handle", handles):
+            yield _device(row)
 
     def revision(self) -> int:
         """Rises with each change of the table but for names."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 # is a new version, with a step that brings an older store to it: one that both engines understand,
 # since PostgreSQL began with version 5.
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 
 SCHEMA = """
 CREATE TABLE facts (name TEXT PRIMARY KEY, value ANY NOT NULL) STRICT;
@@ -209,9 +209,16 @@ CREATE TABLE shares (                    -- what workers have of rounds that are
     commits INTEGER NOT NULL,
     counted INTEGER NOT NULL,
     heard INTEGER NOT NULL,
-    arrivals BLOB NOT NULL,              -- float32, seconds after the round opened
     state BLOB,                          -- NULL: bodies are kept
     PRIMARY KEY (task, round, slot)
+) STRICT;
+CREATE TABLE arrivals (                  -- of the updates counted in shares, by commit
+    task INTEGER NOT NULL,
+    round INTEGER NOT NULL,
+    slot INTEGER NOT NULL,
+    commits INTEGER NOT NULL,
+    seconds BLOB NOT NULL,               -- float32, after the round opened
+    PRIMARY KEY (task, round, slot, commits)
 ) STRICT;
 CREATE TABLE late_arrivals (             -- as workers saw them, of the last rounds
     task INTEGER NOT NULL,
@@ -364,6 +371,14 @@ def _devices_did_something_in_a_task() -> str:
     )
 
 
+_SHARES_WITH_ARRIVALS = """
+CREATE TABLE shares (
+    task INTEGER NOT NULL, round INTEGER NOT NULL, slot INTEGER NOT NULL, epoch INTEGER NOT NULL,
+    commits INTEGER NOT NULL, counted INTEGER NOT NULL, heard INTEGER NOT NULL,
+    arrivals BLOB NOT NULL, state BLOB, PRIMARY KEY (task, round, slot)
+) STRICT;
+"""
+
 STEPS = {
     1: """
 ALTER TABLE rounds ADD COLUMN closed_served_seconds REAL;
@@ -379,10 +394,18 @@ UPDATE devices SET admission_key = zeroblob(32) WHERE revoked_unix IS NOT NULL;
         for name in (
             "lease",
             "workers",
-            "shares",
             "late_arrivals",
             "freshness",
             "device_changes",
+        )
+    )
+    + _SHARES_WITH_ARRIVALS,
+    6: "".join(
+        (
+            _table_of("arrivals"),
+            "INSERT INTO arrivals (task, round, slot, commits, seconds) "
+            "SELECT task, round, slot, commits, arrivals FROM shares;\n",
+            "ALTER TABLE shares DROP COLUMN arrivals;\n",
         )
     ),
 }

@@ -18,6 +18,7 @@ TASK_TABLES = (
     "rounds",
     "updates",
     "shares",
+    "arrivals",
     "late_arrivals",
     "verdicts",
     "reports",

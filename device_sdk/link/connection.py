@@ -46,7 +46,7 @@ class Sink(Protocol):
 
     def written(self, mids: Sequence[int]) -> None: ...
 
-    def granted(self, mid: int, code: int, detail: str) -> None: ...
+    def granted(self, mid: int, answers: Sequence[tuple[int, str]]) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,9 +137,9 @@ class Connection:
             return self._client.publish_once(topic, payload, retain)
         return self._client.publish(topic, payload, qos, retain).mid
 
-    def subscribe(self, topic_filter: str, qos: int) -> int:
-        """Ask for a subscription; returns the packet id."""
-        _, mid = self._client.subscribe(topic_filter, qos)
+    def subscribe(self, filters: Sequence[tuple[str, int]]) -> int:
+        """Ask for subscriptions, filters with their QoS, in one packet; returns its id."""
+        _, mid = self._client.subscribe(list(filters))
         return -1 if mid is None else mid
 
     def unsubscribe(self, topic_filter: str) -> None:
@@ -282,8 +282,7 @@ class Connection:
         codes: list[ReasonCode],
         properties: Properties | None,
     ) -> None:
-        for code in codes:
-            self._sink.granted(mid, code.value, _detail(code, properties))
+        self._sink.granted(mid, [(code.value, _detail(code, properties)) for code in codes])
 
 
 def _cause(error: OSError) -> str:

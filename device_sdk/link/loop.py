@@ -137,7 +137,7 @@ class LinkLoop:
         self._versions = VersionChoice()
         # By QoS. What needs no acknowledgement only waits until it is written.
         self._in_flight: tuple[_Open, _Open] = ({}, {})
-        self._asked: dict[int, tuple[str, float]] = {}
+        self._asked: dict[int, tuple[Sequence[str], float]] = {}
         self._never_accepted = True
         self._paused_seconds = -math.inf
         self._stopping = False
@@ -192,16 +192,22 @@ class LinkLoop:
             settle([entry[0]], Outcome.REFUSED, detail)
             self.events.put(PublishRefused(entry[0].topic, code, detail))
 
-    def granted(self, mid: int, code: int, detail: str) -> None:
-        """The broker answered a subscription."""
-        entry = self._asked.pop(mid, None)
-        if entry is None:
+    def granted(self, mid: int, answers: Sequence[tuple[int, str]]) -> None:
+        """The broker answered subscriptions, in their order, each with a code and what it means.
+
+        Raises ValueError where it answered more or fewer than it was asked for.
+        """
+        if mid not in self._asked:
             return
-        topic_filter, _ = entry
-        if code < _FAILURE:
-            self.subscriptions.granted(topic_filter)
-            self.events.put(Subscribed(topic_filter, code))
-        else:
+        filters, _ = self._asked[mid]
+        if len(answers) != len(filters):
+            raise ValueError(f"{len(answers)} answers to {len(filters)} subscriptions")
+        del self._asked[mid]
+        for topic_filter, (code, detail) in zip(filters, answers, strict=True):
+            if code < _FAILURE:
+                self.subscriptions.granted(topic_filter)
+                self.events.put(Subscribed(topic_filter, code))
+                continue
             retry_seconds = self.subscriptions.refused(topic_filter, self._clock())
             if retry_seconds is not None:
                 self.events.put(SubscribeRefused(topic_filter, code, detail, retry_seconds))
@@ -245,7 +251,7 @@ class LinkLoop:
         finally:
             self.limits = None
             hung_up = connection.end is not None and connection.end.reason in _HUNG_UP
-            asked = [topic_filter for topic_filter, _ in self._asked.values()]
+            asked = [each for filters, _ in self._asked.values() for each in filters]
             self.subscriptions.disconnected(asked if hung_up else ())
             lost = [delivery for each in self._in_flight for delivery, _ in each.values()]
             for each in self._in_flight:
@@ -295,15 +301,18 @@ class LinkLoop:
         filters = self.subscriptions.connected()
         self.limits = limits
         self.events.put(Connected(self._versions.current, limits))
-        for topic_filter, qos in filters:
-            self._ask(connection, topic_filter, qos)
+        self._ask(connection, filters)
 
     def _send(self, connection: Connection, limits: ServerLimits, now: float) -> None:
+        wanted: list[tuple[str, int]] = []
         for topic_filter, qos in self.subscriptions.take_changes(now):
-            if qos is None:
-                connection.unsubscribe(topic_filter)
-            else:
-                self._ask(connection, topic_filter, qos)
+            if qos is not None:
+                wanted.append((topic_filter, qos))
+                continue
+            self._ask(connection, wanted)  # in the order of the changes
+            wanted = []
+            connection.unsubscribe(topic_filter)
+        self._ask(connection, wanted)
         # The broker's receive maximum holds for what it acknowledges, and for nothing else.
         windows = (self._settings.in_flight, min(self._settings.in_flight, limits.receive_maximum))
         for qos, window in enumerate(windows):
@@ -331,8 +340,12 @@ class LinkLoop:
         # No acknowledgement will come to say that there is room again.
         return self.queue.waiting(0) > 0 and len(self._in_flight[0]) < self._settings.in_flight
 
-    def _ask(self, connection: Connection, topic_filter: str, qos: int) -> None:
-        self._asked[connection.subscribe(topic_filter, qos)] = (topic_filter, self._clock())
+    def _ask(self, connection: Connection, filters: Sequence[tuple[str, int]]) -> None:
+        most = self._settings.filters_in_packet
+        for first in range(0, len(filters), most):
+            some = filters[first : first + most]
+            asked = tuple(topic_filter for topic_filter, _ in some)
+            self._asked[connection.subscribe(some)] = (asked, self._clock())
 
     def _deadline(
         self, connection: Connection, opened_seconds: float, paused: bool

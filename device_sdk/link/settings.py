@@ -26,6 +26,9 @@ class LinkSettings:
     """A connection that lasted this long starts the back-off anew."""
     in_flight: int = 64
     """Unacknowledged publications of ours; fewer where the broker allows fewer."""
+    filters_in_packet: int = 8
+    """The most subscriptions that one packet asks for: AWS IoT Core takes no more. Whoever has
+    thousands is at no such broker, and asks for more of them at once."""
     send_queue_messages: int = 1024
     send_queue_bytes: int = 16 << 20
     event_queue_messages: int = 4096
@@ -42,7 +45,7 @@ class LinkSettings:
     :func:`~device_sdk.link.proxy.proxy_for`; the others through none."""
 
     def __post_init__(self) -> None:
-        for name in ("in_flight", "receive_maximum", "keepalive_seconds"):
+        for name in ("in_flight", "receive_maximum", "keepalive_seconds", "filters_in_packet"):
             if not 1 <= getattr(self, name) <= 65_535:
                 raise ValueError(f"{name} is {getattr(self, name)}; expected 1 to 65,535")
         for name in (

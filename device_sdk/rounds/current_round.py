@@ -157,6 +157,7 @@ class ManifestIntake:
         self._membership, self._store = world.membership, world.home.rounds
         self._sessions = sessions
         self._newest = b""
+        self._over: bytes | None = None
         self._waits = False
         self._retry: Retry | None = None
         self.expired: RoundManifest | None = None
@@ -172,6 +173,8 @@ class ManifestIntake:
         ``expired-manifest``, ``wrong-manifest``, or another; and ``sqlite3.Error`` where the mark
         cannot be written.
         """
+        if message is not None and message == self._over:
+            return None
         if message is not None:
             self._newest, self._waits, self._retry = message, True, None
         if not self._waits or not self._sessions.is_open:
@@ -181,6 +184,8 @@ class ManifestIntake:
             return self._verified(self._newest)
         except WireError as error:
             self._waits = error.reason in _MAY_COME_RIGHT
+            if error.reason == "expired-manifest":
+                self._over = self._newest  # the broker shows it again until the next one
             raise
 
     def postpone(self) -> None:
@@ -487,7 +492,7 @@ class CurrentRound:
             self._reports.of(ReportedOutcome.TRAINED, None, received_bytes, result),
         )
         self._close()
-        self._sender.add(row)
+        self._sender.add(row, manifest.deadline_unix_seconds)
 
     def read(self, job: TrainingJob, adopted: Mapping[str, NDArray[Any]] | None = None) -> None:
         """The task rests, and its last version was read; see :func:`read_model`."""

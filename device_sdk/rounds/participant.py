@@ -12,6 +12,7 @@ from device_sdk.rounds.budget import DayBudget
 from device_sdk.rounds.cell import CellChoice
 from device_sdk.rounds.current_round import CurrentRound
 from device_sdk.rounds.farewell import Farewell
+from device_sdk.rounds.listening import Listening
 from device_sdk.rounds.roster import Roster
 from device_sdk.rounds.sender import Sender
 from device_sdk.rounds.session import SessionKeeper
@@ -91,6 +92,7 @@ class Participant:
         self.rounds: dict[str, CurrentRound] = {}
         """By task, the one in hand, and what is to be done for it."""
         self._roster = Roster(world)
+        self._listening = Listening(world)
         self._turns = Turns()
         self._turn_seconds = math.inf
         self._is_connected = False
@@ -106,6 +108,10 @@ class Participant:
 
     def start(self) -> None:
         """Subscribe to what every device listens to."""
+        self._subscribe()
+        self._listen()
+
+    def _subscribe(self) -> None:
         membership = self._world.membership
         topics: list[Topic] = [
             DescriptorTopic(),
@@ -115,11 +121,11 @@ class Participant:
         # First, so that it has come when the session that it is judged by is open.
         self.actions.append(Subscribe(self._topics.write(TasksTopic()), optional=True))
         self.actions.extend(Subscribe(self._topics.write(topic)) for topic in topics)
-        self._listen()
 
     def connected(self, value: bool) -> None:
         """The broker's connection came or went."""
         self._is_connected = value
+        self._listening.connected(value)
         self.sessions.connected(value)
         self.cell.connected(value)
         self.sender.connected(value and self.farewell is None)
@@ -211,6 +217,8 @@ class Participant:
                 self._world.home.membership.raise_time(self.sessions.time.largest_unix_seconds)
             self.budget.save()
         self._listen()
+        if self._listening.due():
+            self._ask_again()
         for each in self.rounds.values():
             try:
                 each.tick()
@@ -224,6 +232,7 @@ class Participant:
             self._turn_seconds,
             self.sessions.next_seconds(),
             self.cell.next_seconds(),
+            self._listening.next_seconds(),
             self.sender.next_seconds(),
             math.inf if self.farewell is None else self.farewell.next_seconds(),
             self._save_time_seconds,
@@ -240,7 +249,7 @@ class Participant:
             self._retry_refused()
             return
         if len(payload) > 1 and payload[1] == MessageType.NO_SESSION:
-            self.sessions.on_no_session(payload)
+            self.sessions.on_no_session(payload, self.sender.left_seconds())
             return
         if len(payload) > 1 and payload[1] < FIRST_ENVELOPE_TYPE:
             raise WireError("bad-type", "no reply, no denial and no envelope")
@@ -297,6 +306,16 @@ class Participant:
                 )
                 self.rounds[name].connected(self._is_connected)
                 self.actions.append(Subscribe(self._topics.write(ManifestTopic(name, cohort))))
+
+    def _ask_again(self) -> None:
+        """Have the broker show what is waited for: the next round, and without a session whoever
+        gives one."""
+        if not self.sessions.is_settled:
+            self._subscribe()
+        for name, round_ in self.rounds.items():
+            if round_.manifest is None:
+                topic = ManifestTopic(name, round_.cohort)
+                self.actions.append(Subscribe(self._topics.write(topic)))
 
     def _heed_tasks(self) -> None:
         """What the aggregator serves may have changed; who reads the log is told, once each time

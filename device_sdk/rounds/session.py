@@ -248,9 +248,10 @@ class SessionKeeper:
         self._watch.session_opened(opened.incarnation)
         self.opened += 1
 
-    def on_no_session(self, message: bytes) -> None:
+    def on_no_session(self, message: bytes, left_seconds: float = math.inf) -> None:
         """The aggregator says that it does not hold a session. Where it is the one in use, all are
-        dropped and another is opened soon; each further time after a longer wait.
+        dropped and another is opened when it says, or soon; each further time after a longer wait.
+        ``left_seconds``: in which a session is needed, whatever it says.
 
         Raises ``WireError``, and nothing changes: ``unknown-session`` for any other session.
         """
@@ -264,9 +265,18 @@ class SessionKeeper:
         denial.verify(self._handle, self.descriptor, signing)
         self._sessions.close()
         if self._opening is None:
-            soon = self._clock() + self._renewals.next_seconds()
+            told_seconds = self._heeded(denial.wait_seconds, left_seconds)
+            soon = self._clock() + max(self._renewals.next_seconds(), told_seconds)
             self._next_seconds = min(soon, self._next_seconds) if self._wanted else soon
             self._wanted = True
+
+    def _heeded(self, wait_seconds: float, left_seconds: float) -> float:
+        """The wait that the aggregator asks for, within bounds, at which devices do not all come at
+        once either."""
+        bound_seconds = min(self._pace.most_seconds, left_seconds / 2)
+        if wait_seconds <= bound_seconds:
+            return wait_seconds
+        return float(self._rng.uniform(bound_seconds / 2, bound_seconds))
 
     def place(self, placement: Placement) -> None:
         """This device belongs there from now on. Raises ``sqlite3.Error``."""

@@ -25,7 +25,7 @@ from aggregator.errors import AggregatorError
 from aggregator.serve.uplink import Uplink
 from device_sdk.home.round_store import OutboxRow
 from device_sdk.rounds.sender import Sender
-from device_sdk.wire.publish.receipts import Receipt, UpdateIdentity, Verdict, update_digest
+from device_sdk.wire.publish.receipts import Receipt, Verdict
 from device_sdk.world import Pace
 from tests.attacks.simulated_broker import Parcel
 from tests.attacks.simulated_device import SimulatedDevice
@@ -130,21 +130,20 @@ class _Witness:
         if receipt.verdict is not Verdict.COUNTED:
             return
         self.receipts += 1
-        query = "SELECT generation, round, body_sha256 FROM verdicts WHERE device_id = ?"
-        rows = _read(self._stage.fleet.aggregator.database, query, device_id)
-        digests = {
-            update_digest(UpdateIdentity(device_id, "default", generation, number), sha256)
-            for generation, number, sha256 in rows
-        }
-        if receipt.digest not in digests:
+        query = "SELECT generation, round FROM verdicts WHERE device_id = ?"
+        decided = _read(self._stage.fleet.aggregator.database, query, device_id)
+        if not set(self._waiting(device_id, receipt.digest)) <= set(decided):
             self.too_early.append("receipt")
 
     def _send(self, sender: Sender, row: OutboxRow) -> None:
         self.sends += 1
-        place = self._stage.fleet.device_ids.index(sender._device_id)
-        database = self._stage.fleet.devices[place] / "device.sqlite"
-        if not _read(database, "SELECT 1 FROM outbox WHERE digest = ?", row.digest):
+        if not self._waiting(sender._device_id, row.digest):
             self.too_early.append("update")
+
+    def _waiting(self, device_id: bytes, digest: bytes) -> list[tuple[Any, ...]]:
+        place = self._stage.fleet.device_ids.index(device_id)
+        database = self._stage.fleet.devices[place] / "device.sqlite"
+        return _read(database, "SELECT generation, round FROM outbox WHERE digest = ?", digest)
 
 
 def _read(path: Path, query: str, value: bytes) -> list[tuple[Any, ...]]:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import os
 
 import pytest
 
 from aggregator.serve.uplink import Refusal
 from device_sdk.link.events import Message
+from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.codec.message import MessageType
 from device_sdk.wire.publish.receipts import RecordType
 from device_sdk.wire.publish.topics import DownTopic, UpTopic
-from device_sdk.wire.seal.no_session import read_no_session, sign_no_session
+from device_sdk.wire.seal.admission import _OUTSIDE, OpenSchedule
+from device_sdk.wire.seal.no_session import MESSAGE_BYTES, read_no_session, sign_no_session
 from device_sdk.wire.seal.placement import FIRST_SHARD
 from tests.attacks.conftest import MakeStage
+from tests.attacks.simulated_device import SimulatedDevice
 from tests.attacks.stage import Stage
 from tests.fakes.parties import key_from
 
@@ -187,3 +192,78 @@ def test_what_is_put_on_another_shard_is_not_denied(stage: Stage) -> None:
         result = stage.parts.uplink.receive(Message(topic, envelope, False))
         assert isinstance(result, Refusal) and result.error.reason == "unknown-session"
         assert (result.answer is not None) == answered
+
+
+def lose_all(stage: Stage, place_seconds: float) -> float:
+    """In the middle of a round no session is open any more, and opens are dear from now on: each
+    takes so long. When the first device says something."""
+    stage.run_until(lambda: stage.parts.first.aggregation.version == 1)
+    for place in range(len(stage.devices)):
+        lose(stage, place)
+    schedule = stage.parts.table._schedule
+    schedule._cost_seconds = place_seconds * schedule._share / _OUTSIDE
+    schedule.opened = lambda sender, cost_seconds: (  # type: ignore[method-assign]
+        OpenSchedule.opened(schedule, sender, schedule._cost_seconds)
+    )
+    said = len(denials(stage))
+    stage.run_until(lambda: len(denials(stage)) > said)
+    return stage.now_seconds
+
+
+def opened_again(stage: Stage, since_seconds: float) -> list[float]:
+    """After how many seconds each device had its second session, in the order of time."""
+    seen: dict[int, float] = {}
+    while len(seen) < len(stage.devices):
+        stage.run(0.1)
+        for place, count in enumerate(opened(stage)):
+            if count == 2:
+                seen.setdefault(place, stage.now_seconds - since_seconds)
+    return sorted(seen.values())
+
+
+def is_before_waits(device: SimulatedDevice) -> None:
+    """It knows no message of 94 bytes."""
+    sessions = device.participant.sessions
+    known = sessions.on_no_session
+
+    def take(message: bytes, left_seconds: float = math.inf) -> None:
+        if len(message) > MESSAGE_BYTES:
+            raise WireError("too-large", "94 bytes, at most 90 expected")
+        known(message, left_seconds)
+
+    sessions.on_no_session = take  # type: ignore[method-assign]
+
+
+def test_sessions_that_are_lost_together_are_opened_one_after_the_other(
+    make_stage: MakeStage,
+) -> None:
+    rounds = "quorum = 8\ndeadline_seconds = 600\npause_seconds = 5"
+    stage = make_stage(devices=8, round_lines=rounds)
+    moments = opened_again(stage, lose_all(stage, 5.0))
+    assert moments[0] < 1.5, "the first one waits for nobody"
+    gaps = [later - sooner for sooner, later in itertools.pairwise(moments)]
+    assert all(3.5 <= gap <= 6.5 for gap in gaps), "but for up to a second of each device's own"
+    stage.run_until(lambda: stage.parts.first.aggregation.version == 2)
+    assert stage.parts.first.ingest.counted == 16
+
+
+def test_no_device_waits_beyond_the_end_of_its_round(make_stage: MakeStage) -> None:
+    rounds = "quorum = 8\ndeadline_seconds = 40\npause_seconds = 5"
+    stage = make_stage(devices=8, round_lines=rounds)
+    moments = opened_again(stage, lose_all(stage, 100.0))
+    assert moments[-1] < 40 / 2 + 1
+    stage.run_until(lambda: stage.parts.first.aggregation.version == 2, 40.0)
+    assert stage.parts.first.ingest.counted == 16
+
+
+def test_devices_of_before_come_when_their_place_has_come_or_by_themselves(
+    make_stage: MakeStage,
+) -> None:
+    rounds = "quorum = 8\ndeadline_seconds = 600\npause_seconds = 5"
+    stage = make_stage(devices=8, round_lines=rounds)
+    for device in stage.devices[::2]:
+        is_before_waits(device)
+    moments = opened_again(stage, lose_all(stage, 3.0))
+    assert moments[-1] < 50, "three sends without an answer, and a wait of up to ten seconds"
+    stage.run_until(lambda: stage.parts.first.aggregation.version == 2)
+    assert stage.parts.first.ingest.counted == 16

@@ -12,9 +12,10 @@ from tests.faults import packets
 class ScriptedBroker:
     """Answers each CONNECT with ``connack`` (MQTT 5) and ``after``, and then does as a broker does.
 
-    SUBSCRIBEs (of one filter each) are answered with the reason codes of ``grants`` in turn, by
-    filter; the last one goes on for ever, and a filter that is not named is granted. ``silent``:
-    no publication is acknowledged. ``hangs_up_on``: a filter that ends the connection.
+    SUBSCRIBEs are answered with the reason codes of ``grants`` in turn, by filter; the last one
+    goes on for ever, and a filter that is not named is granted. ``silent``: no publication is
+    acknowledged. ``hangs_up_on``: a filter that ends the connection. ``forgets``: so many filters
+    of each packet get no code.
     """
 
     def __init__(
@@ -24,17 +25,20 @@ class ScriptedBroker:
         grants: dict[str, Sequence[int]] | None = None,
         silent: bool = False,
         hangs_up_on: str = "",
+        forgets: int = 0,
     ) -> None:
         self._connack, self._after = connack, after
         self._grants = {name: list(codes) for name, codes in (grants or {}).items()}
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._listener.settimeout(0.05)
         self.url = f"mqtt://127.0.0.1:{self._listener.getsockname()[1]}"
-        self._silent, self._hangs_up_on = silent, hangs_up_on
+        self._silent, self._hangs_up_on, self._forgets = silent, hangs_up_on, forgets
         self.published: list[tuple[str, bytes]] = []
         """Topic and payload of each PUBLISH so far, of MQTT 5 without properties."""
         self.asked: list[str] = []
-        """The filter of each SUBSCRIBE so far."""
+        """The filters of all SUBSCRIBEs so far."""
+        self.packets: list[int] = []
+        """How many filters each SUBSCRIBE had."""
         self._running = True
         self._cuts = 0
         self._threads = [threading.Thread(target=self._run, daemon=True)]
@@ -100,12 +104,17 @@ class ScriptedBroker:
             case packets.SUBSCRIBE:
                 body = _body(packet)
                 at = 3 + body[2]  # packet id, length of the properties, properties
-                length = int.from_bytes(body[at : at + 2], "big")
-                name = body[at + 2 : at + 2 + length].decode()
-                self.asked.append(name)
-                if name == self._hangs_up_on:
-                    raise ConnectionAbortedError(name)
-                return b"\x90\x04" + body[:2] + bytes([0, self._code(name)])
+                names = []
+                while at < len(body):
+                    end = at + 2 + int.from_bytes(body[at : at + 2], "big")
+                    names.append(body[at + 2 : end].decode())
+                    at = end + 1  # behind the options
+                self.asked += names
+                self.packets.append(len(names))
+                if self._hangs_up_on in names:
+                    raise ConnectionAbortedError(self._hangs_up_on)
+                codes = bytes(map(self._code, names[self._forgets :]))
+                return bytes([0x90, 3 + len(codes)]) + body[:2] + b"\x00" + codes
             case packets.PINGREQ:
                 return b"\xd0\x00"
         return b""

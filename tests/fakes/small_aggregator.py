@@ -438,7 +438,7 @@ class SmallAggregator:
             self.seen.bodies.append((update.identity, update.body))
         if not self.knobs.receipts:
             return
-        digest = update_digest(update.identity, update.body_sha256)
+        digest = update_digest(update.identity, update.content_sha256)
         verdict = Verdict.NOTED
         if update.body:
             verdict = self._verdict(digest, update.identity, update.body)

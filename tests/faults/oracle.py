@@ -90,7 +90,8 @@ def check_verdicts(fleet: FleetHome) -> set[_Key]:
        round that ended without an update.
     2. What a device was told is what was decided: ``counted`` or the reason of a refusal; ``late``
        only of an update on which nothing was ever decided, ``forgotten`` only of a round whose
-       verdicts were deleted, or that the aggregator does not have.
+       verdicts were deleted, or that the aggregator does not have; ``conflict`` never, for no
+       device makes two updates for a round.
     3. The log of verdicts holds all that were ever made, but for those of forgotten rounds.
     4. It knows no update that no device made. One that it knows may still be in its device's
        outbox: the receipt is on its way. What it ``noted`` is no update: it is the report alone of
@@ -147,12 +148,10 @@ def _agree(part: _Part, known: Mapping[_Key, str | None], may_forget: bool) -> b
             # What is refused before it is looked at (of a device that was not selected, say) is
             # not in the log.
             return known.get(part.key, part.reason) == part.reason
-        case "conflict":
-            return part.key in known
         case "forgotten":
             return may_forget
-        case "noted":
-            return False  # there was an update, and it was taken for a report alone
+        case "noted" | "conflict":
+            return False  # there was one update, which was taken for a report alone or for two
     return part.key not in known
 
 

@@ -94,7 +94,7 @@ def test_a_receipt_for_nothing(fleet: FleetHome) -> None:
         judge(fleet)
 
 
-@pytest.mark.parametrize("wrong", ["late", "refused", "forgotten"])
+@pytest.mark.parametrize("wrong", ["late", "refused", "forgotten", "conflict"])
 def test_a_counted_update_of_which_its_device_was_told_something_else(
     fleet: FleetHome, wrong: str
 ) -> None:

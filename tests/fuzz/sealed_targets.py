@@ -55,7 +55,7 @@ from device_sdk.wire.seal.handshake import (
 )
 from device_sdk.wire.seal.keyring import Keyring
 from device_sdk.wire.seal.keys import fingerprint
-from device_sdk.wire.seal.no_session import read_no_session, sign_no_session
+from device_sdk.wire.seal.no_session import MESSAGE_BYTES, read_no_session, sign_no_session
 from device_sdk.wire.seal.presence import read_presence
 from device_sdk.wire.seal.session import Direction, DirectionKeys, EnvelopeCipher, read_header
 from device_sdk.wire.seal.signature import Purpose
@@ -218,6 +218,7 @@ def _table(data: bytes) -> None:
 
 def _no_session(data: bytes) -> None:
     denial = read_no_session(data)
+    assert (denial.wait_seconds > 0) is (len(data) > MESSAGE_BYTES)
     denial.verify(bytes(16), _DESCRIPTOR, _SERVING.signing.public_key())
 
 
@@ -287,7 +288,7 @@ SEALED_TARGETS = (
         lambda: _body_of(_messages("tasks", "message")[0], 66),
         _WIRE,
     ),
-    Target("no-session", _no_session, lambda: [_denial()], _WIRE),
+    Target("no-session", _no_session, lambda: [_denial(), _denial(90.0)], _WIRE),
     Target("open", _open, lambda: [_open_message()], _WIRE),
     Target("tagged-open", _tagged_open, lambda: [_untagged(_open_message(), _OPEN_TAG_AT)], _WIRE),
     Target("unsealed-open", _unsealed_open, lambda: [_open_body()], _WIRE),
@@ -312,8 +313,9 @@ SEALED_TARGETS = (
 )
 
 
-def _denial() -> bytes:
-    return sign_no_session(bytes(8), INCARNATION, bytes(16), _DESCRIPTOR, _SERVING.signing)
+def _denial(wait_seconds: float = 0.0) -> bytes:
+    signing = _SERVING.signing
+    return sign_no_session(bytes(8), INCARNATION, bytes(16), _DESCRIPTOR, signing, wait_seconds)
 
 
 def _open_message() -> bytes:

@@ -24,6 +24,7 @@ from device_sdk.wire.seal.placement import Placement, shard_of, write_placement
 
 FILE = Path(__file__).with_name("placement.json")
 _SEALING = Path(__file__).with_name("sealing.json")
+WAIT_MILLISECONDS = 71_250
 DEVICES = tuple(bytes((number,)) * 16 for number in range(8))
 PLACEMENTS = (
     Placement(0),
@@ -70,6 +71,12 @@ def build() -> dict[str, Any]:
             "incarnation": life.hex(),
             "handle": handle.hex(),
             "message": sign_no_session(session, life, handle, descriptor, signing).hex(),
+        },
+        "no_session_for_a_while": {
+            "milliseconds": WAIT_MILLISECONDS,
+            "message": sign_no_session(
+                session, life, handle, descriptor, signing, WAIT_MILLISECONDS / 1000
+            ).hex(),
         },
         "no_cells": [cbor.encode({"cell": text, "shard": 1}).hex() for text in ("", "a:0", "A")],
     }

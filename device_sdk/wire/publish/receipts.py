@@ -62,13 +62,18 @@ class UpdateIdentity:
 class UpdateMessage(NamedTuple):
     """An update as it arrived: who and when, and the body that a method's codec reads.
 
-    ``report``: of a contribution, as it came; its ``body`` is empty where the round ended without
-    an update, and ``body_sha256`` is of all that follows the head. None for a plain update.
+    Attributes:
+        body_sha256: says which update it is, with a report or without one: of a report alone it is
+            ``content_sha256``.
+        content_sha256: of all that follows the head, which is what a receipt names.
+        report: of a contribution, as it came; its ``body`` is empty where the round ended without
+            an update. None for a plain update.
     """
 
     identity: UpdateIdentity
     body: bytes
     body_sha256: bytes
+    content_sha256: bytes
     report: bytes | None = None
 
 
@@ -93,7 +98,8 @@ def read_update(payload: bytes, device_id: bytes) -> UpdateMessage:
         raise WireError("truncated", "the update ends within its task's name")
     identity = UpdateIdentity(device_id, *_read_head(payload[:start]))
     body = payload[start:]
-    return UpdateMessage(identity, body, hashlib.sha256(body).digest())
+    digest = hashlib.sha256(body).digest()
+    return UpdateMessage(identity, body, digest, digest)
 
 
 def with_report(report: bytes, body: bytes) -> bytes:
@@ -109,13 +115,15 @@ def read_contribution(payload: bytes, device_id: bytes) -> UpdateMessage:
 
     Raises ``WireError`` as :func:`read_update` does.
     """
-    update = read_update(payload, device_id)
-    if len(update.body) < _LENGTH.size:
+    identity, content, _, digest, _ = read_update(payload, device_id)
+    if len(content) < _LENGTH.size:
         raise WireError("truncated", "the contribution ends before its report")
-    end = _LENGTH.size + _LENGTH.unpack_from(update.body)[0]
-    if len(update.body) < end:
+    end = _LENGTH.size + _LENGTH.unpack_from(content)[0]
+    if len(content) < end:
         raise WireError("truncated", "the contribution ends within its report")
-    return update._replace(body=update.body[end:], report=update.body[_LENGTH.size : end])
+    report, body = content[_LENGTH.size : end], content[end:]
+    body_sha256 = hashlib.sha256(body).digest() if body else digest
+    return UpdateMessage(identity, body, body_sha256, digest, report)
 
 
 # All updates of a round begin with the same bytes.
@@ -128,17 +136,17 @@ def _read_head(head: bytes) -> tuple[str, int, int]:
     return read_name("task", head[_HEAD.size :]), generation, round_number
 
 
-def update_digest(identity: UpdateIdentity, body_sha256: bytes) -> bytes:
-    """32 bytes that name one update and its body in a receipt.
+def update_digest(identity: UpdateIdentity, content_sha256: bytes) -> bytes:
+    """32 bytes that name one update, as it was sent, in a receipt.
 
-    SHA-256("tessera/1 update" || 0 || device id length 1 || device id || update header || body's
-    SHA-256). The body's hash alone would let the receipt of one round be taken for that of another
-    round with an equal body.
+    SHA-256("tessera/1 update" || 0 || device id length 1 || device id || update header ||
+    SHA-256 of what follows the header). The content's hash alone would let the receipt of one round
+    be taken for that of another round with an equal body.
     """
-    if len(body_sha256) != DIGEST_BYTES:
-        raise ValueError(f"a SHA-256 has {DIGEST_BYTES} bytes, {len(body_sha256)} given")
+    if len(content_sha256) != DIGEST_BYTES:
+        raise ValueError(f"a SHA-256 has {DIGEST_BYTES} bytes, {len(content_sha256)} given")
     device = bytes((len(identity.device_id),)) + identity.device_id
-    return hashlib.sha256(_LABEL + device + write_update(identity, body_sha256)).digest()
+    return hashlib.sha256(_LABEL + device + write_update(identity, content_sha256)).digest()
 
 
 def leave_digest(device_id: bytes) -> bytes:

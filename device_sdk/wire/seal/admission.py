@@ -154,7 +154,7 @@ class WorkBudget:
                 f"a share of {share} with {burst_seconds} seconds at once would let nothing "
                 "through, or all: expected a share above 0 and at most 1, and seconds above 0"
             )
-        self._share = share
+        self.share = share
         self._clock = clock
         self._burst_seconds = burst_seconds
         self._left_seconds = burst_seconds
@@ -168,7 +168,7 @@ class WorkBudget:
         """
         began_seconds = self._clock()
         # As with a bucket: a clock that falls takes nothing away.
-        gained_seconds = max(0.0, began_seconds - self._seen_seconds) * self._share
+        gained_seconds = max(0.0, began_seconds - self._seen_seconds) * self.share
         self._seen_seconds = began_seconds
         self._left_seconds = min(self._burst_seconds, self._left_seconds + gained_seconds)
         if self._left_seconds <= 0:
@@ -177,3 +177,56 @@ class WorkBudget:
             yield
         finally:
             self._left_seconds -= max(0.0, self._clock() - began_seconds)
+
+
+_FIRST_COST_SECONDS = 0.0005
+_WEIGHT = 0.05
+_OUTSIDE = 2.0
+_SOON_SECONDS = 1.0
+_MISSED_SECONDS = 60.0
+
+
+class OpenSchedule:
+    """When each device whose session is not open here is to come for another: as many a second as
+    can be opened, so that those of a worker that was lost do not all come at once.
+
+    A virtual queue (Turner 1986): each that asks gets the next place, and a place is as long as an
+    open takes within ``share`` of the time. What one takes is measured; it costs about as much
+    again where nobody measures it (it is looked up, committed, sent). Who asks again has the same
+    place. Ask only with senders that are known: then there are at most as many places as devices.
+    """
+
+    def __init__(self, share: float, clock: Clock) -> None:
+        self._share = share
+        self._clock = clock
+        self._cost_seconds = _FIRST_COST_SECONDS
+        self._free_seconds = clock()
+        self._places: dict[bytes, float] = {}  # by sender: the clock's time at which it may come
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def wait_seconds(self, sender: bytes) -> float:
+        """How long a sender is to wait; 0 for about a second or less, which nobody needs to be
+        told."""
+        at_seconds = self._places.get(sender)
+        if at_seconds is None:
+            at_seconds = self._places[sender] = self._take()
+        wait_seconds = at_seconds - self._clock()
+        return wait_seconds if wait_seconds > _SOON_SECONDS else 0.0
+
+    def opened(self, sender: bytes, cost_seconds: float) -> None:
+        """A sender has another session, which took so long of the share."""
+        self._cost_seconds += _WEIGHT * (max(0.0, cost_seconds) - self._cost_seconds)
+        if self._places.pop(sender, None) is None:
+            self._take()  # it came unasked
+
+    def sweep(self) -> None:
+        """Forget who did not come. To be called now and then."""
+        until = self._clock() - _MISSED_SECONDS
+        self._places = {each: at for each, at in self._places.items() if at > until}
+
+    def _take(self) -> float:
+        at_seconds = max(self._clock(), self._free_seconds)
+        self._free_seconds = at_seconds + self._cost_seconds * _OUTSIDE / self._share
+        return at_seconds

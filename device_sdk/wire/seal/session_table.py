@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.seal import hpke
-from device_sdk.wire.seal.admission import Clock, TokenBuckets, WorkBudget
+from device_sdk.wire.seal.admission import Clock, OpenSchedule, TokenBuckets, WorkBudget
 from device_sdk.wire.seal.broadcast import GroupKey
 from device_sdk.wire.seal.freshness import FreshnessMarks
 from device_sdk.wire.seal.handshake import (
@@ -101,6 +101,7 @@ class SessionTable:
         # Apart: whoever may write to a device's topic can ask for denials, and for no open.
         self._denials = TokenBuckets(1.0, _DENIALS_PER_SECOND, clock)
         self._budget = budget
+        self._schedule = OpenSchedule(budget.share, clock)
         self._clock = clock
         self._unix_clock = unix_clock
         self._random_bytes = random_bytes
@@ -133,7 +134,7 @@ class SessionTable:
         self._drop_stale(seat)
         if not self._marks.is_new(device.device_id, head.freshness):
             return self._reply_again(seat, message)
-        now_unix_seconds = int(self._unix_clock())
+        now_unix_seconds, began_seconds = int(self._unix_clock()), self._clock()
         serving = self._keyring.find(head.serial, now_unix_seconds)
         with self._budget.work():
             self._buckets.take(device.device_id)
@@ -156,6 +157,7 @@ class SessionTable:
         self._marks.raise_to(device.device_id, head.freshness)
         keys = derive_session_keys(request.secret, reply.secret, message, reply_message)
         session = Session(reply.session_id, keys, End.AGGREGATOR, self._clock)
+        self._schedule.opened(device.device_id, self._clock() - began_seconds)
         self._seats[device.device_id] = seat
         self._wait(device.device_id, seat, _Pending(session, digest, reply_message, self._clock()))
         return reply_message
@@ -184,7 +186,7 @@ class SessionTable:
 
     def deny(self, device_id: bytes, handle: bytes, message: bytes) -> bytes:
         """The signed word to a device that the session of an envelope, which :meth:`receive`
-        refused as ``unknown-session``, is not open here.
+        refused as ``unknown-session``, is not open here, and when to come for another.
 
         Raises ``WireError``: ``too-many`` (one in two seconds for each device), ``busy``.
         """
@@ -192,8 +194,16 @@ class SessionTable:
         self._denials.take(device_id)
         with self._budget.work():
             keys = self._keyring.newest
+            # Who has a session sent this long ago, or somebody else did: nobody is to come.
+            is_lost = not self.has_session(device_id)
+            wait_seconds = self._schedule.wait_seconds(device_id) if is_lost else 0.0
             return sign_no_session(
-                session_id, self._incarnation, handle, keys.descriptor, keys.signing
+                session_id,
+                self._incarnation,
+                handle,
+                keys.descriptor,
+                keys.signing,
+                wait_seconds,
             )
 
     def seal(
@@ -233,6 +243,7 @@ class SessionTable:
 
     def sweep(self) -> None:
         """Forget sessions that ended or were never used. To be called now and then."""
+        self._schedule.sweep()
         for device_id in list(self._seats):
             seat = self._seats[device_id]
             self._drop_stale(seat)
@@ -241,6 +252,10 @@ class SessionTable:
                 seat.live = None
             if seat.live is None and not seat.pending:
                 del self._seats[device_id]
+
+    def __contains__(self, device_id: bytes) -> bool:
+        """Whether a session of the device is live or waits."""
+        return device_id in self._seats
 
     def __len__(self) -> int:
         """Live and waiting sessions."""

@@ -105,6 +105,7 @@ def _model(
                 crew[slot].look()
             identity = UpdateIdentity(_id(device), "default", opened.row.generation, number)
             payload = write_update(identity, _body(number, device))
+            crew[slot].registry.look_up([_id(device)])  # its handle, too
             assert crew[slot].inbox.offer(_id(device), payload) is None
             if restarts or chance.random() < 0.3:
                 crew[slot].commit()
@@ -165,6 +166,7 @@ def test_what_a_store_refuses_for_a_moment_is_committed_later(
     monkeypatch.setattr("aggregator.store.sqlite._BUSY_SECONDS", 0.05)
     for device in range(DEVICES):
         identity = UpdateIdentity(_id(device), "default", opened.row.generation, 1)
+        worker.registry.look_up([_id(device)])
         assert worker.inbox.offer(_id(device), write_update(identity, _body(1, device))) is None
         if device % 20 == 0:
             with parts.store.database.transaction(), pytest.raises(sqlite3.OperationalError):

@@ -95,7 +95,7 @@ def test_a_fleet_that_a_cluster_serves_is_served_by_nobody_else(
         store.lease.renew(term, 1.0)
     store.lease.release(2)
     no_time = np.empty(0, np.float32)
-    store.first.shares.put(ShareRow(1, 0, 1, 1, 3, 3, no_time, b"sums"))
+    store.first.shares.put(ShareRow(1, 0, 1, 1, 3, 3, b"sums"), no_time)
     store.database.close()
     assert command(home, "serve") == 1
     assert "has sums of a cluster's workers" in capsys.readouterr().err

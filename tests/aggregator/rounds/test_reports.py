@@ -78,8 +78,7 @@ def test_an_update_and_its_report_are_one_thing(desk: Desk) -> None:
     for _ in range(2):
         assert offer(desk, identity, TRAINED, body()) == ("counted", "")
     assert offer(desk, identity, NOT_FINITE) == ("conflict", "")
-    assert offer(desk, identity, Report(ReportedOutcome.TRAINED), body()) == ("conflict", "")
-    assert desk.offer(identity, body()) == ("conflict", "")
+    assert offer(desk, identity, TRAINED, body(2.0)) == ("conflict", "")
     row = desk.row
     (stored,) = desk.parts.store.database.rows("SELECT * FROM reports")
     assert stored == (1, *StoredReport(
@@ -87,6 +86,32 @@ def test_an_update_and_its_report_are_one_thing(desk: Desk) -> None:
         1.5, 4000,
     ))  # fmt: skip
     assert [each.body for each in desk.parts.store.first.log.after(0)] == [body()]
+
+
+def test_an_update_is_the_same_with_another_report_or_none(desk: Desk) -> None:
+    """A device that lost sight of the list of tasks sends what it has without its report."""
+    anna, bert, cleo = (desk.identity(each) for each in (ANNA, BERT, CLEO))
+    assert offer(desk, anna, TRAINED, body()) == ("counted", "")
+    desk.count(BERT, body())
+    assert offer(desk, cleo, TRAINED, body()[:-1]) == ("refused", "bad-length")
+    stored = list(desk.parts.store.database.rows("SELECT device_id FROM reports"))
+    for _ in range(2):
+        assert desk.offer(anna, body()) == ("counted", "")
+        assert offer(desk, anna, Report(ReportedOutcome.TRAINED), body()) == ("counted", "")
+        assert offer(desk, bert, TRAINED, body()) == ("counted", "")
+        assert desk.offer(cleo, body()[:-1]) == ("refused", "bad-length")
+        desk.next_round()
+    assert list(desk.parts.store.database.rows("SELECT device_id FROM reports")) == stored
+    assert desk.ingest.counted == 2 and desk.refused("conflict") == 0
+
+
+def test_a_verdict_of_before_names_all_of_a_contribution(desk: Desk) -> None:
+    identity = desk.identity(ANNA)
+    assert offer(desk, identity, TRAINED, body()) == ("counted", "")
+    content = hashlib.sha256(with_report(write_report(TRAINED), body())).digest()
+    desk.parts.store.database.execute("UPDATE verdicts SET body_sha256 = ?", (content,))
+    assert offer(desk, identity, TRAINED, body()) == ("counted", "")
+    assert offer(desk, identity, TRAINED, body(2.0)) == ("conflict", "")
 
 
 def test_a_round_waits_no_longer_for_who_told_why(desk: Desk) -> None:

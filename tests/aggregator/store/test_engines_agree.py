@@ -266,10 +266,10 @@ def cluster_action(of: Chance) -> Action:
     task, number, name, counter = of.one(1, 2), of.below(8), of.name(), of.below(4)
     state = of.one(None, of.blob())
     arrivals = np.array([of.below(9) / 4 for _ in range(of.below(4))], np.float32)
-    share = ShareRow(number, of.below(3), 1, counter, of.below(9), of.below(9), arrivals, state)
+    share = ShareRow(number, of.below(3), 1, counter, of.below(9), of.below(9), state)
     seconds = of.below(40) / 8
     actions: tuple[Action, ...] = (
-        lambda store: store.task(task).shares.put(share),
+        lambda store: store.task(task).shares.put(share, arrivals),
         lambda store: store.task(task).shares.find(number, share.slot),
         lambda store: store.task(task).shares.sums(),
         lambda store: [store.task(task).shares.state(e) for e in store.task(task).shares.sums()],

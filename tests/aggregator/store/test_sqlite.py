@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import multiprocessing
 import os
 import sqlite3
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from aggregator.errors import AggregatorError
 from aggregator.store import SQLiteDatabase, Store
 from aggregator.store.checkpoints import pack_state, unpack_state
+from aggregator.store.cluster import ShareRow
 from aggregator.store.participations import LastParticipation
 from aggregator.store.schema import SCHEMA_VERSION
 from device_sdk.artifact import safetensors
@@ -22,6 +25,7 @@ from tests.fakes.homes import make_home
 _URL = "mqtt://127.0.0.1:1"
 # What each version added, undone: the newest first.
 _UNDO = {
+    7: "DROP TABLE arrivals; ALTER TABLE shares ADD COLUMN arrivals BLOB NOT NULL DEFAULT x'';",
     6: "DROP TABLE lease; DROP TABLE workers; DROP TABLE shares; DROP TABLE freshness; "
     "DROP TABLE device_changes; DROP TABLE late_arrivals;",
     5: """
@@ -100,6 +104,34 @@ def test_a_file_of_each_older_version_becomes_one_of_this(tmp_path: Path, versio
     assert store.first.rounds.latest() == [] and store.facts.served_seconds == 0.0
     store.database.close()
     assert _shape(path) == new
+
+
+def test_arrivals_of_a_round_that_workers_count_are_kept(tmp_path: Path) -> None:
+    path = make_home(tmp_path, _URL).database
+    _set_back(path, 6)
+    connection = sqlite3.connect(path)
+    for slot, times in ((0, [0.5, 2.5]), (3, [1.5]), (4, [])):
+        row = (1, 9, slot, 2, 5, len(times), 7, np.array(times, "<f4").tobytes(), b"sums")
+        connection.execute(
+            "INSERT INTO shares (task, round, slot, epoch, commits, counted, heard, arrivals, "
+            "state) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            row,
+        )
+    connection.commit()
+    connection.close()
+    store = Store(SQLiteDatabase(path))
+    shares = store.first.shares
+    share = ShareRow(9, 3, 2, 5, 1, 7, b"sums")
+    assert shares.find(9, 3) == share and shares.counts(9) == (3, 21)
+    assert shares.arrivals(9).tolist() == [0.5, 2.5, 1.5]
+    with store.database.transaction():
+        more = np.array([4.0], np.float32)
+        shares.put(dataclasses.replace(share, commits=6, counted=2, heard=8), more)
+    assert shares.arrivals(9).tolist() == [0.5, 2.5, 1.5, 4.0]
+    with store.database.transaction():
+        shares.clear()
+    assert shares.arrivals(9).tolist() == [] and shares.counts(9) == (0, 0)
+    store.database.close()
 
 
 def test_what_a_device_did_last_is_of_the_task_whose_round_it_told_of(tmp_path: Path) -> None:

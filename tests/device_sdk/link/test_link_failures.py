@@ -83,7 +83,27 @@ def test_a_broker_that_hangs_up_on_a_wish_grants_the_rest_at_once_after(
             assert link.connected
             broker.cut()
             assert await_event(link, Disconnected).reason == "closed"
-        assert broker.asked[:4] == ["wish", "open", "wish", "open"]
+        assert broker.asked[:5] == ["wish", "open", "open", "wish", "open"]
+
+
+def test_subscriptions_share_packets_and_each_has_an_answer_of_its_own(
+    make_link: MakeLink,
+) -> None:
+    names = tuple(f"t/{number}" for number in range(20))
+    with ScriptedBroker(grants={"t/3": [0x87, 1], "t/19": [0x80, 1]}) as broker:
+        link = make_link(broker.url, subscriptions=names)
+        answers = [await_event(link, SubscribeRefused) for _ in range(2)]
+        assert [each.topic_filter for each in answers] == ["t/3", "t/19"]
+        wait_until(lambda: len(broker.asked) == 22)
+        assert broker.asked[:20] == list(names) and sorted(broker.asked[20:]) == ["t/19", "t/3"]
+        assert broker.packets[:3] == [8, 8, 4] == [QUICK.filters_in_packet, 8, 4]
+
+
+def test_an_answer_to_fewer_subscriptions_ends_the_connection(make_link: MakeLink) -> None:
+    with ScriptedBroker(forgets=1) as broker:
+        link = make_link(broker.url, subscriptions=("a", "b"))
+        end = await_event(link, Disconnected)
+        assert end.reason == "protocol" and "1 answers to 2 subscriptions" in end.detail
 
 
 def test_broker_killed_and_restarted(mosquitto: Mosquitto, make_link: MakeLink) -> None:

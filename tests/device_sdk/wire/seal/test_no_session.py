@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.codec.message import MessageType, prefix
 from device_sdk.wire.seal import signature
-from device_sdk.wire.seal.admission import WorkBudget
+from device_sdk.wire.seal.admission import OpenSchedule, WorkBudget
 from device_sdk.wire.seal.descriptor import Descriptor
 from device_sdk.wire.seal.no_session import (
     MESSAGE_BYTES,
@@ -19,11 +21,12 @@ from device_sdk.wire.seal.no_session import (
 )
 from device_sdk.wire.seal.presence import Presence, PresenceWatch
 from device_sdk.wire.seal.signature import Purpose
-from tests.fakes.parties import INCARNATION, Fleet, make_serving
+from tests.fakes.parties import INCARNATION, Clock, Fleet, make_serving
 
 SERVING = make_serving(5)
 HANDLE, SESSION = b"h" * 16, b"s" * 8
 MESSAGE = sign_no_session(SESSION, INCARNATION, HANDLE, SERVING.descriptor, SERVING.signing)
+LATER = sign_no_session(SESSION, INCARNATION, HANDLE, SERVING.descriptor, SERVING.signing, 71.25)
 
 
 def verified(
@@ -49,12 +52,24 @@ def test_round_trip(session: bytes, life: bytes, handle: bytes) -> None:
     message = sign_no_session(session, life, handle, SERVING.descriptor, SERVING.signing)
     denial = verified(message, handle)
     assert (denial.session_id, denial.incarnation) == (session, life)
+    assert denial.wait_seconds == 0
     assert len(message) == MESSAGE_BYTES == 90
 
 
-def test_every_changed_byte_is_noticed() -> None:
-    for place in range(MESSAGE_BYTES):
-        changed = bytearray(MESSAGE)
+@given(st.floats(min_value=1e-4, max_value=1e8))
+def test_a_wait_is_told_in_milliseconds(seconds: float) -> None:
+    message = sign_no_session(
+        SESSION, INCARNATION, HANDLE, SERVING.descriptor, SERVING.signing, seconds
+    )
+    assert len(message) == 94
+    told = verified(message).wait_seconds
+    assert told > 0 and (0 <= told - seconds < 0.0011 or told == (2**32 - 1) / 1000 < seconds)
+
+
+@pytest.mark.parametrize("message", [MESSAGE, LATER], ids=["soon", "later"])
+def test_every_changed_byte_is_noticed(message: bytes) -> None:
+    for place in range(len(message)):
+        changed = bytearray(message)
         changed[place] ^= 1
         expected = {0: "bad-version", 1: "bad-type"}.get(place, "bad-signature")
         assert reason_of(bytes(changed)) == expected
@@ -62,7 +77,11 @@ def test_every_changed_byte_is_noticed() -> None:
 
 def test_it_is_as_long_as_it_is() -> None:
     assert reason_of(MESSAGE[:-1]) == "truncated" == reason_of(b"")
-    assert reason_of(MESSAGE + b"\x00") == "too-large"
+    for length in (91, 92, 93, 95):
+        assert reason_of((MESSAGE + bytes(8))[:length]) == "too-large"
+    for message in (LATER[:26] + LATER[30:], MESSAGE[:26] + LATER[26:30] + MESSAGE[26:]):
+        assert reason_of(message) == "bad-signature", "a wait is neither added nor taken away"
+    assert reason_of(MESSAGE[:26] + bytes(4) + MESSAGE[26:]) == "bad-field"
 
 
 @given(st.binary(max_size=200))
@@ -121,6 +140,84 @@ def test_denials_are_held_to_the_share_of_the_opens() -> None:
     fleet.grant(fleet.opening("2").message)
     with pytest.raises(WireError, match="busy"):
         fleet.table.deny(fleet.anna.device_id, HANDLE, envelope)
+
+
+def test_those_who_ask_at_once_are_told_to_come_one_after_the_other() -> None:
+    fleet = Fleet()
+    envelope = fleet.open().session.seal(16, b"an update")
+    fleet.table.end(fleet.anna.device_id)
+    fleet.table._schedule._cost_seconds = 0.25  # of a half of the time, and as much again: a second
+    fleet.table._schedule._share = 0.5
+    fleet.clock.seconds += 1.0
+
+    def told_seconds(number: int) -> float:
+        message = fleet.table.deny(number.to_bytes(16, "big"), HANDLE, envelope)
+        return verified(message, descriptor=fleet.descriptor).wait_seconds
+
+    assert [told_seconds(number) for number in range(5)] == [0, 0, 2, 3, 4]
+    fleet.clock.seconds += 2.5
+    assert [told_seconds(number) for number in range(6)] == [0, 0, 0, 0, 1.5, 2.5]
+
+
+def test_a_device_that_has_a_session_takes_no_place() -> None:
+    fleet = Fleet()
+    lost = fleet.open().session
+    envelope = lost.seal(16, b"an update")
+    fleet.table.end(fleet.anna.device_id)
+    fleet.table.receive(fleet.open("2").session.seal(16, b""), fleet.anna.device_id)
+    for _ in range(5):
+        fleet.clock.seconds += 2.0
+        fleet.table.deny(fleet.anna.device_id, HANDLE, envelope)
+    assert len(fleet.table._schedule) == 0
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("asks"), st.integers(0, 9)),
+            st.tuples(st.just("opens"), st.integers(0, 9)),
+            st.tuples(st.just("passes"), st.floats(0.0, 30.0)),
+            st.tuples(st.just("sweeps"), st.just(0)),
+        )
+    )
+)
+def test_a_schedule_gives_out_no_more_places_than_there_are(
+    steps: list[tuple[str, float]],
+) -> None:
+    clock = Clock(100.0)
+    schedule = OpenSchedule(0.5, clock)
+    schedule._cost_seconds = 0.5  # 2 s a place
+    held: dict[bytes, float] = {}
+    taken = [-2.0]
+    for what, value in steps:
+        sender = str(value).encode()
+        if what == "passes":
+            clock.seconds += value
+        elif what == "sweeps":
+            schedule.sweep()
+            held = {each: at for each, at in held.items() if at > clock() - 60}
+        elif what == "opens":
+            schedule.opened(sender, schedule._cost_seconds)
+            if held.pop(sender, None) is None:
+                taken.append(max(clock(), taken[-1] + 2))
+        else:
+            if sender not in held:
+                held[sender] = max(clock(), taken[-1] + 2)
+                taken.append(held[sender])
+            left = held[sender] - clock()
+            assert schedule.wait_seconds(sender) == (left if left > 1 else 0)
+    assert len(schedule) == len(held)
+    assert all(later - sooner >= 2 for sooner, later in itertools.pairwise(taken))
+
+
+def test_a_schedule_goes_by_what_opens_cost() -> None:
+    clock = Clock()
+    schedule = OpenSchedule(0.35, clock)
+    for number in range(1000):
+        schedule.opened(b"%d" % number, 0.007)
+        clock.seconds += 1.0
+    waits = [schedule.wait_seconds(b"s%d" % number) for number in range(101)]
+    assert waits[-1] == pytest.approx(100 * 2 * 0.007 / 0.35, rel=1e-3)
 
 
 def test_whose_word_counts() -> None:

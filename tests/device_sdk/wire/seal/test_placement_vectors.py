@@ -50,10 +50,15 @@ def test_a_grant_with_a_cell() -> None:
     }
 
 
-def test_no_session() -> None:
+@pytest.mark.parametrize("waits", [False, True])
+def test_no_session(waits: bool) -> None:
     said = {name: bytes.fromhex(text) for name, text in VECTORS["no_session"].items()}
     message, body = said["message"], said["session_id"] + said["incarnation"]
-    assert message[:26] == b"\x01\x0a" + body
+    if waits:
+        later = VECTORS["no_session_for_a_while"]
+        message = bytes.fromhex(later["message"])
+        body += later["milliseconds"].to_bytes(4, "little")
+    assert message[:-64] == b"\x01\x0a" + body
     signing = Ed25519PrivateKey.from_private_bytes(bytes.fromhex(SEALING["keys"]["signing_seed"]))
     covered = bytes.fromhex(SEALING["descriptor"]["digest"]) + said["handle"] + body
-    signing.public_key().verify(message[26:], b"tessera/1 no session\x00" + covered)
+    signing.public_key().verify(message[-64:], b"tessera/1 no session\x00" + covered)

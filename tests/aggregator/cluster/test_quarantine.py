@@ -1,0 +1,143 @@
+"""An update that a method's check lets through and its absorb does not, on a worker."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from aggregator.cluster.coordinator import Coordinating, Crew, posts
+from aggregator.cluster.worker import WorkerParts
+from aggregator.home import AggregatorHome
+from aggregator.methods.method import Method
+from aggregator.methods.scatter import ScatterBinding, ScatterMethod, ScatterTable, initial_items
+from aggregator.rounds.ingest import Settled
+from aggregator.rounds.machine import RoundClosed, RoundHeld, RoundOpened
+from aggregator.serve.assembly import LINK_SETTINGS, assemble
+from aggregator.serve.service import Parts
+from aggregator.store import Store
+from aggregator.store.checkpoints import pack_state
+from aggregator.task.cluster import Cell, Cluster
+from aggregator.task.file import read_task
+from device_sdk.artifact import Artifact
+from device_sdk.methods.scatter.contract import encode_scatter_update
+from device_sdk.wire.arrays.exchange import Update
+from device_sdk.wire.publish.receipts import UpdateIdentity, write_update
+from tests.aggregator.cluster.test_same_bits import DEVICES, ROUND, Told, _fill, _id
+from tests.fakes.clusters import world
+from tests.fakes.homes import WIDTH, command, make_home
+
+BAD = 7
+"""Its update cannot be absorbed, and that is found out when half of it was."""
+
+
+class HalfAbsorbed(ScatterMethod):
+    """Adds large values, too, and raises then."""
+
+    def absorb(self, update: Update) -> None:
+        super().absorb(update)
+        if np.abs(update.tensors["values"]).max() > 2:
+            raise MemoryError("no room for large values")
+
+
+class HalfAbsorbedBinding(ScatterBinding):
+    """Builds that method."""
+
+    def build(
+        self, items: int, rng: np.random.Generator, artifacts: Sequence[Artifact] = ()
+    ) -> Method:
+        return HalfAbsorbed(initial_items(items, WIDTH, 0.1, rng))
+
+
+def _body(number: int) -> bytes:
+    value = 2.5 if number == BAD else 1.0 + number / 256
+    tensors = {
+        "columns": np.arange(3, dtype=np.int64),
+        "rows": np.arange(2, dtype=np.int64),
+        "values": np.full((2, 3), value, np.float32),
+    }
+    return encode_scatter_update(Update(1, tensors), WIDTH, "float32")
+
+
+def _model(home: AggregatorHome, *, with_bad: bool) -> str:
+    """Two rounds; the SHA-256 of the state that they end with."""
+    cluster = Cluster((Cell("", None, 1),))
+    with closing(home.open_store().database) as database:
+        _fill(Store(database))
+    binding = HalfAbsorbedBinding("scatter", ScatterTable(columns=WIDTH, spread=0.1))
+    task = replace(read_task(home.task_file), binding=binding)
+    moved = [0.0]
+    here = replace(world(), unix_clock=lambda: time.time() + moved[0])
+    parts = assemble(home, home.open_store(), task, here, role=Coordinating(cluster))
+    told = Told()
+    Crew(told, home, parts).tend()
+    (post,) = posts(home, parts.store, cluster, task.fleet)
+    store = post.open_store()
+    epoch = store.workers.start(0, "", "", "")
+    worker = WorkerParts(post, store, world(), LINK_SETTINGS, epoch, told.orders)
+    worker.take(told.orders)
+    said: list[Settled] = []
+    worker._settle = said.extend  # type: ignore[method-assign]
+    coming = [device for device in range(DEVICES) if with_bad or device != BAD]
+    rounds = parts.tasks.first.rounds
+    # The first round keeps bodies, those after it are sums.
+    for number, adds_up in ((1, False), (2, True)):
+        opened = rounds.tick()
+        assert isinstance(opened, RoundOpened)
+        worker.look()
+        said.clear()
+        for device in coming:
+            identity = UpdateIdentity(_id(device), "default", opened.row.generation, number)
+            assert worker.inbox.offer(_id(device), write_update(identity, _body(device))) is None
+            if device in (DEVICES // 3, DEVICES // 2):
+                worker.commit()
+        worker.commit()
+        assert parts.store.first.shares.counts(number) == (DEVICES - 1, len(coming))
+        assert parts.store.first.shares.summed() == (DEVICES - 1) * adds_up
+        if with_bad:
+            _is_refused_and_holds_the_round(home, parts, said, number)
+        else:
+            moved[0] += 1000.0  # it is waited for in vain
+        closed = rounds.tick()
+        assert isinstance(closed, RoundClosed) and closed.summary.participants == DEVICES - 1
+    worker.close()
+    state = parts.tasks.first.aggregation.state()
+    parts.store.database.close()
+    return hashlib.sha256(pack_state(state)).hexdigest()
+
+
+def _is_refused_and_holds_the_round(
+    home: AggregatorHome, parts: Parts, said: list[Settled], number: int
+) -> None:
+    verdicts = {each.device_id: (each.receipt.verdict.value, each.receipt.reason) for each in said}
+    assert len(verdicts) == DEVICES
+    assert verdicts.pop(_id(BAD)) == ("refused", "quarantined")
+    assert set(verdicts.values()) == {("counted", "")}
+    rounds, log = parts.tasks.first.rounds, parts.store.first.log
+    known = log.verdict(rounds.generation, number, _id(BAD))
+    assert known is not None and known.reason == "quarantined"
+    assert [each[:2] for each in log.quarantined()] == [(number, _id(BAD))]
+    held = rounds.tick()
+    assert isinstance(held, RoundHeld) and "no room for large values" in held.why
+    assert rounds.tick() is None
+    assert command(home, "release") == 0 and log.quarantined() == []
+    rounds.reload_hold()
+
+
+def test_what_cannot_be_absorbed_is_refused_before_its_receipt_and_leaves_nothing(
+    tmp_path: Path, store_url: str | None
+) -> None:
+    found = []
+    for with_bad in (True, False):
+        (tmp_path / str(with_bad)).mkdir()
+        url = store_url if with_bad else None
+        more = f'[cluster]\nstore = "{url}"' if url else ""
+        folder = tmp_path / str(with_bad)
+        home = make_home(folder, "mqtt://127.0.0.1:1", ROUND, more, store_url=url)
+        found.append(_model(home, with_bad=with_bad))
+    assert found[0] == found[1]

@@ -27,7 +27,6 @@ from device_sdk.runtime.state import (
     check_tensor,
     initial_state,
     new_sizes,
-    packed_view,
 )
 from device_sdk.runtime.step import StepRunner, StepScalars
 
@@ -63,7 +62,7 @@ class Trainer:
             _LOG.info("%s runs with 1 thread: its gradients race under several", manifest.name)
             threads = 1
         self._manifest: Final = manifest
-        self._initial: Final = artifact.initial
+        self._initial: Final = initial_state(manifest, artifact.initial)
         self._seed = seed
         self._train: Final = manifest.graphs["train"]
         self._session, self._settings = open_session(
@@ -207,7 +206,7 @@ class Trainer:
                 continue
             if tensor.name not in packs:
                 packs[tensor.name] = self._banks.read(tensor.name).copy()
-            packed_view(packs[tensor.name], member)[...] = array
+            self._members.view(name, packs[tensor.name])[...] = array
         self._replace({**whole, **packs}, sizes)
 
     def set_state(self, values: Mapping[str, Array]) -> None:
@@ -230,7 +229,7 @@ class Trainer:
 
     def reset(self) -> None:
         """Back to the artifact's initial state and sizes, and to step 0."""
-        self._replace(initial_state(self._manifest, self._initial), self._example_axes())
+        self._replace(self._initial, self._example_axes())
         self._last = {}
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -317,7 +316,7 @@ class Trainer:
             holder = self._members.place(name)[0].name
             if holder not in state:
                 state[holder] = self._banks.read(holder)
-            found[name] = self._members.extract(name, state[holder])
+            found[name] = self._members.view(name, state[holder]).copy()
         return found
 
     def _replace(self, values: Mapping[str, Array], axes: Mapping[str, int]) -> None:

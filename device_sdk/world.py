@@ -132,7 +132,8 @@ class Pace:
             and up to half as much more: a broker that is flooded drops messages that it
             acknowledged. At most once, so that a slow way costs one message more; never for an
             update in parts, which may still be on its way out.
-        fetch_seconds: chunks that did not come for so long are asked for again.
+        fetch_seconds: chunks that did not come for so long are asked for again; so is, by each
+            connection, a round that may have been missed, after this and up to as much more.
         reopen_seconds: a new session because of a new presence, an unknown key epoch or silence is
             opened after a random wait of up to this, so that a fleet does not come at once.
         renew_seconds: a session that the aggregator says it does not hold is replaced after a

@@ -173,7 +173,9 @@ def _problem(
         raise ExportError("the example batch is empty", instead="a dict of named tensors")
     for key, tensor in batch.items():
         if not isinstance(tensor, Tensor):
-            raise ExportError(f"batch entry {key!r} is a {type(tensor).__name__}, not a tensor")
+            raise ExportError(
+                f"batch entry {key!r} is of type {type(tensor).__name__}, not a tensor"
+            )
         if tensor.dtype not in BATCH_DTYPES:
             raise ExportError(
                 f"batch entry {key!r} is {tensor.dtype}",

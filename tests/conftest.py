@@ -15,8 +15,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.brokers.fixtures import amqtt_url, make_mosquitto, mosquitto
+from tests.brokers.fixtures import amqtt_url, make_mosquitto, mosquitto, nats_cluster
 from tests.brokers.links import make_link
+from tests.fakes.small_folder import small_folder
 from tests.servers.fixtures import make_database, postgres, store_url
 
 __all__ = [
@@ -25,7 +26,9 @@ __all__ = [
     "make_link",
     "make_mosquitto",
     "mosquitto",
+    "nats_cluster",
     "postgres",
+    "small_folder",
     "store_url",
 ]
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aggregator.errors import AggregatorError
+from device_sdk.system.clock import MonotonicClock
 from device_sdk.system.command_line import (
     INTERRUPTED,
     natural,
@@ -27,7 +28,8 @@ DESCRIPTION = """\
 Runs a task file's rounds over virtual devices on this machine: the methods and learners of the
 product, sampling, deadline and quorum in virtual time, evaluation on what each device holds back.
 No broker, no keys, no home. It prints a table and writes runs/NAME.json, and runs/NAME.png where
-matplotlib is installed; tessera-aggregator compare lays such runs over each other.
+matplotlib is installed; tessera-aggregator compare lays such runs over each other. No record is
+replaced: where NAME is taken, a number follows it. Ctrl-C keeps the rounds that were played.
 
 --data names a function of yours, function(devices, rng), that returns the data of each device: for
 a method on arrays a device_sdk.LocalData, for a method with a catalogue the items of the device's
@@ -112,7 +114,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         virtual.add_argument(
             f"--{name}", type=chance, default=0.0, metavar="P", help=f"how likely in a round {does}"
         )
-    parser.add_argument("--name", type=run_name, help="of the run (default: the task's)")
+    parser.add_argument(
+        "--name",
+        type=run_name,
+        help="of the run (default: the task's), and a number where it is taken",
+    )
     parser.add_argument(
         "--out", type=Path, default=Path("runs"), metavar="DIR", help="for files (default: runs)"
     )
@@ -148,8 +154,7 @@ def run(arguments: argparse.Namespace) -> int:
     from aggregator.simulate.run import prepare
     from aggregator.simulate.shown import rounds_table, runs_table
 
-    simulated = prepare(arguments)
-    path: Path = arguments.out / f"{simulated.name}.json"
+    simulated = prepare(arguments, MonotonicClock())
     recorder, interrupted = simulated.recorder, False
     try:
         with _progress() as show:
@@ -157,9 +162,10 @@ def run(arguments: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         interrupted = True
     finally:
-        # What could not even begin leaves the record of before.
-        if recorder.played:
-            recorder.write(path)
+        path = recorder.write()
+    if path is None:
+        print("interrupted before a round was over: nothing is recorded", file=sys.stderr)
+        return INTERRUPTED
     record = recorder.made()
     print(rounds_table(record))
     print()

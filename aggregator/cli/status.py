@@ -153,6 +153,11 @@ def _print(store: Store, tasks: list[_SeenTask], now: float, serves: bool) -> No
         _print_head(tasks[0])
     print(f"serve        {'runs' if serves else 'does not run: no round opens or closes'}")
     _print_cluster(store)
+    if problem := store.facts.mirror_problem:
+        print(
+            f"problem      cluster.chunk_store cannot be written to ({printable(problem)}); "
+            "devices ask the broker, and serve tries again"
+        )
     print(f"devices      {len(devices) - revoked} active, {revoked} revoked")
     print(f"codes        {store.tokens.unused(int(now))} unused")
     for task in tasks:
@@ -287,6 +292,7 @@ def _as_json(store: Store, tasks: list[_SeenTask], now: float, serves: bool) -> 
         "refusals": store.refusals.all(),
         "unpublished": first["unpublished"],
         "serves": serves,
+        "chunk_store_problem": store.facts.mirror_problem,
         "coordinator": _lease_as_json(store),
         "workers": [asdict(each) for each in store.workers.all()],
         "rounds": first["rounds"],

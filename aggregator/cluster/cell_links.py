@@ -26,6 +26,11 @@ class Deliveries:
         worse = [each for each in outcomes if each is not Outcome.ACKNOWLEDGED]
         return worse[0] if worse else Outcome.ACKNOWLEDGED
 
+    @property
+    def silent_seconds(self) -> float:
+        """Of the broker that was silent for longest."""
+        return max(delivery.silent_seconds for delivery in self.each)
+
 
 class CellLinks:
     """As :class:`BrokerLinks`, over several of them.

@@ -40,7 +40,7 @@ class ShareKeeper:
         self._served, self._store = served, shared.store
         self._artifacts = served.artifacts()
         self._slot, self._epoch = slot, epoch
-        self._method: Method | None = None
+        self._method: Method | None = None  # None: nothing can be taken in before the next begin
         self._items = 0
         self._commits = 0
         self._counted = self._heard = self._logged = 0
@@ -88,7 +88,9 @@ class ShareKeeper:
     def read_each(
         self, bodies: Sequence[tuple[bytes, bytes]], round_id: int
     ) -> list[Update | WireError]:
-        assert self._method is not None
+        """Raises RoundOver where the round is of another task by now."""
+        if self._method is None:
+            raise RoundOver
         named = [(body, device_id.hex()) for body, device_id in bodies]
         decoded = self._served.task.binding.decode_each(named, round_id, self._items)
         return taken_of(self._method, decoded)
@@ -101,8 +103,9 @@ class ShareKeeper:
     def try_each(
         self, row: RoundRow, group: Sequence[tuple[LoggedUpdate, Update]]
     ) -> Mapping[int, str]:
-        """Raises RoundOver where the round is another one by now."""
-        assert self._method is not None
+        """Raises RoundOver as :meth:`read_each` does."""
+        if self._method is None:
+            raise RoundOver
         self._logged += len(group)
         try:
             self._method.absorb_each([update for _, update in group])
@@ -117,6 +120,7 @@ class ShareKeeper:
         was committed before."""
         failed: dict[int, str] = {}
         while True:
+            self._method = None
             if not self.begin(row):
                 raise RoundOver
             assert self._method is not None

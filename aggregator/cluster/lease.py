@@ -22,7 +22,7 @@ class Lease:
     to close costs no lease. It is renewed while :meth:`alive` is called now and then.
 
     ``open_store`` makes a connection; ``holder`` and ``program`` are for people. ``clock`` gives
-    monotonic seconds.
+    monotonic seconds; ``ending`` is what it waits on, and is set by :meth:`end`.
     """
 
     def __init__(
@@ -31,12 +31,13 @@ class Lease:
         holder: str,
         program: str,
         clock: Callable[[], float],
+        ending: threading.Event,
     ) -> None:
         self._store = open_store()
         self._holder, self._program = holder, program
         self._clock = clock
         self._alive_seconds = clock()
-        self._ending = threading.Event()
+        self._ending = ending
         self._thread = threading.Thread(target=self._renew, name="tessera-lease", daemon=True)
         self.term = 0
         """Of ours; 0 before it was taken."""

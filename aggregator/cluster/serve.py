@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 
@@ -45,7 +46,7 @@ def coordinate(
         raise AggregatorError(f"a serve without --cluster runs on {home.folder}: stop it first")
     with ExitStack() as stack:
         holder = f"{socket.gethostname()}, process {os.getpid()}"
-        lease = Lease(home.open_store, holder, __version__, world.clock)
+        lease = Lease(home.open_store, holder, __version__, world.clock, threading.Event())
         stack.callback(lease.end)
         if not lease.take(stopping, wait=standby):
             return

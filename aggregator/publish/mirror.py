@@ -14,7 +14,7 @@ from aggregator.errors import AggregatorError
 from device_sdk.wire.codec.message import MessageType
 
 _LOG = logging.getLogger(__name__)
-_NAME = re.compile(r"[0-9a-f]{64}")
+_NAME, _PART = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{64}\.part")
 _CHUNK = bytes((MessageType.CHUNK,))
 _MOST_BYTES = 64 << 20
 _REST_SECONDS, _LONGEST_REST_SECONDS = 5.0, 300.0
@@ -35,6 +35,7 @@ class ChunkMirror:
     A thread of its own writes, so that nothing waits for a slow bucket but what names the chunks.
     Where a write fails it tries again, with growing waits; meanwhile :attr:`behind` is False, and
     devices that find a chunk missing fetch it from the broker. What is out of date is removed.
+    What an earlier life left under a chunk's name is looked at, and written anew if not whole.
     Files of other names are left alone: the place should be the fleet's own all the same.
 
     Args:
@@ -58,7 +59,9 @@ class ChunkMirror:
         self._is_local = "file" in ((protocol,) if isinstance(protocol, str) else protocol)
         self._clock = clock
         self._moved_seconds = clock()
+        self._place = place
         self._names: dict[str, str] = {}  # by topic
+        self._found: dict[str, int | None] = {}  # of before this life, with their sizes
         self._written: set[str] = set()
         self._waiting: set[str] = set()
         self._todo: deque[tuple[str, bytes]] = deque()
@@ -132,21 +135,28 @@ class ChunkMirror:
                 if not listed:
                     self._list()
                     listed = True
-                if not name:
-                    self._remove_stale()
-                elif name not in self._written:
+                if not name or (self.problem and self._sweeps):
+                    self._remove_stale()  # first where there was no room: perhaps this makes some
+                if name and name not in self._written and not self._is_whole(name, message):
                     self._write(name, message)
             except Exception as error:  # whatever a bucket's library raises
                 self.failures += 1
                 if not self.problem:
-                    _LOG.warning("chunks cannot be written to the mirror: %r; %s", error, _ADVICE)
+                    _LOG.warning(
+                        "chunks cannot be written to %s (cluster.chunk_store): %r; %s, and it is "
+                        "tried again",
+                        self._place,
+                        error,
+                        _ADVICE,
+                    )
                 self.problem = f"{type(error).__name__}: {error}"
                 with self._changed:
                     self._changed.wait_for(lambda: self._stopping, rest_seconds)
+                    self._forget_what_is_superseded()
                 rest_seconds = min(2 * rest_seconds, _LONGEST_REST_SECONDS)
                 continue
             if self.problem:
-                _LOG.info("chunks can be written to the mirror again")
+                _LOG.info("chunks can be written to %s again", self._place)
             rest_seconds, self.problem = _REST_SECONDS, ""
             with self._changed:
                 if name:
@@ -156,28 +166,51 @@ class ChunkMirror:
                     self._todo.popleft()
                     self._bytes -= len(message)
 
+    def _forget_what_is_superseded(self) -> None:
+        """Nobody asks any more for what waited so long."""
+        retained = set(self._names.values())
+        self._todo = deque(each for each in self._todo if each[0] in retained)
+        self._waiting = {name for name, _ in self._todo}
+        self._bytes = sum(len(message) for _, message in self._todo)
+
     def _list(self) -> None:
-        """What an earlier life wrote is not written again."""
         self._files.makedirs(self._folder, exist_ok=True)
-        for path in self._files.ls(self._folder, detail=False):
-            name = str(path).rsplit("/", 1)[-1]
+        for each in self._files.ls(self._folder, detail=True):
+            name = str(each["name"]).rsplit("/", 1)[-1]
             if _NAME.fullmatch(name):
-                self._written.add(name)
+                self._found[name] = each.get("size")
+            elif self._is_local and _PART.fullmatch(name):
+                with suppress(OSError):
+                    self._files.rm_file(each["name"])
+
+    def _is_whole(self, name: str, message: bytes) -> bool:
+        """Whether an earlier life wrote it. A folder's file is read; of a bucket, which has whole
+        files only, the size has to do."""
+        if self._found.get(name) != len(message):
+            return False
+        with suppress(FileNotFoundError):  # somebody else has removed it
+            return not self._is_local or self._files.cat_file(f"{self._folder}/{name}") == message
+        return False
 
     def _write(self, name: str, message: bytes) -> None:
         path = f"{self._folder}/{name}"
-        if self._is_local:
-            # Whole or not at all; buckets put a file in its place when it is whole.
+        if not self._is_local:
+            self._files.pipe_file(path, message)  # put in its place when it is whole
+            return
+        try:
             self._files.pipe_file(f"{path}.part", message)
             self._files.mv(f"{path}.part", path)
-        else:
-            self._files.pipe_file(path, message)
+        except OSError:
+            with suppress(OSError):
+                self._files.rm_file(f"{path}.part")
+            raise
 
     def _remove_stale(self) -> None:
         with self._changed:
             self._sweeps = False
-            stale = self._written - set(self._names.values())
+            stale = self._written.union(self._found) - set(self._names.values())
         for name in stale:
             with suppress(FileNotFoundError):  # somebody else has removed it
                 self._files.rm_file(f"{self._folder}/{name}")
             self._written.discard(name)
+            self._found.pop(name, None)

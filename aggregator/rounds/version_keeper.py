@@ -70,6 +70,8 @@ class VersionKeeper:
             items=items,
         )
         versions, settings = self.store.versions, self.settings
+        # First, so that the new model is written into the room that an old one leaves.
+        last = settings.keep_last - (model is not None)
+        versions.prune(last, settings.keep_best, self.ranking, before=version)
         versions.add(row, model)
-        versions.prune(settings.keep_last, settings.keep_best, self.ranking)
         self.store.evaluations.forget(version)

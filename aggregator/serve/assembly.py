@@ -231,7 +231,7 @@ def assemble(
         keys=keys,
         fence=Fence(presence, last_life, home.folder, keys.descriptors, clock),
         housekeeping=Housekeeping(
-            shared, lambda: [each.upkeep for each in board.served], table, reassembler
+            shared, lambda: [each.upkeep for each in board.served], table, reassembler, mirror
         ),
         sleep=world.sleep,
         life=presence,

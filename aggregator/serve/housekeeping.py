@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from aggregator.errors import AggregatorError
+from aggregator.publish.mirror import ChunkMirror
 from aggregator.rounds.aggregation import Aggregation
 from aggregator.rounds.evaluator import Evaluator
 from aggregator.shared import Shared, TaskShared
@@ -112,7 +113,9 @@ class Housekeeping:
         tasks: Callable[[], Iterable[Upkeep]],
         table: SessionTable,
         reassembler: Reassembler,
+        mirror: ChunkMirror | None,
     ) -> None:
+        self._mirror = mirror
         self._store, self._refusals, self._clock = shared.store, shared.refusals, shared.clock
         self._tasks = tasks
         self._table = table
@@ -131,6 +134,9 @@ class Housekeeping:
             self._reassembler.expire()
             with self._store.database.transaction():
                 self._refusals.save(self._store.refusals)
+                problem = (self._mirror.problem if self._mirror else "") or None
+                if problem != self._store.facts.mirror_problem:
+                    self._store.facts.mirror_problem = problem
         if self._erase_due and now >= self._next_erase_seconds:
             self._erase_due = not self._store.database.erase_deleted()
             if self._erase_due:

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
-from collections import deque
+import logging
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from aggregator.publish.mirror import ChunkMirror, is_chunk
 from aggregator.serve.broker_links import BrokerLinks
 from aggregator.store.publications import Retained
 from device_sdk.link.events import Delivery, Outcome
 from device_sdk.link.outbound import LinkError
+
+_LOG = logging.getLogger(__name__)
+_SILENT_SECONDS = 4.0
+_MOST_REPEATS = 3
+
+
+class _OnItsWay(NamedTuple):
+    """A retained message on its way; ``payload`` None: the store has it."""
+
+    topic: str
+    payload: bytes | None
+    delivery: Delivery
 
 
 class Outgoing:
@@ -20,6 +34,10 @@ class Outgoing:
     finds no room, does no harm: the device sends its update again and gets the same verdict.
     Retained messages wait as topics; their bytes stay in the store until they are sent. Chunks go
     to the mirror, where there is one, before anything that names them goes to the broker.
+
+    A broker of several nodes that has just lost one waits for the others, gives up, and
+    acknowledges what it did not retain. So a retained message whose acknowledgement came after a
+    long silence is sent again, up to three times.
     """
 
     def __init__(
@@ -32,12 +50,14 @@ class Outgoing:
         self._standing: deque[tuple[str, bytes]] = deque()
         self._topics: deque[str] = deque()
         self._clearing: dict[str, Delivery] = {}
+        self._on_their_way: deque[_OnItsWay] = deque()
+        self._repeats: Counter[str] = Counter()
         self.bytes_sent = 0
         self.dropped = 0
 
     def send(self, topic: str, payload: bytes) -> None:
         """Send an answer to one device that would be dear to ask for again."""
-        if not self._publish(topic, payload, retain=False):
+        if self._publish(topic, payload, retain=False) is None:
             self.dropped += 1
 
     def send_receipts(self, receipts: Sequence[tuple[str, bytes]]) -> None:
@@ -62,20 +82,49 @@ class Outgoing:
         self._standing.clear()
         self._topics.clear()
         self._clearing.clear()
+        self._on_their_way.clear()
+        self._repeats.clear()
 
     def pump(self) -> None:
         """Send what there is room for."""
-        while self._standing and self._publish(*self._standing[0], retain=True):
+        self._doubt()
+        while self._standing and self._show(*self._standing[0], stored=False):
             self._standing.popleft()
         if self._mirror is not None and not self._is_mirrored(self._mirror):
             return
         while self._topics and not self._standing:
             message = self._retained.message(self._topics[0])
-            if message is not None and not self._publish(self._topics[0], message, retain=True):
+            if message is not None and not self._show(self._topics[0], message, stored=True):
                 return
             self._topics.popleft()
         if not self._topics and not self._standing:
             self._clear()
+
+    def _doubt(self) -> None:
+        """Send again what the broker may not have retained."""
+        while self._on_their_way and self._on_their_way[0].delivery.outcome is not None:
+            topic, payload, delivery = self._on_their_way.popleft()
+            silent = delivery.silent_seconds
+            if silent < _SILENT_SECONDS or self._repeats[topic] >= _MOST_REPEATS:
+                del self._repeats[topic]
+                continue
+            self._repeats[topic] += 1
+            _LOG.warning(
+                "the broker acknowledged %s after %.1f s without a word, and may not have "
+                "retained it: sent again",
+                topic,
+                silent,
+            )
+            if payload is None:
+                self._topics.append(topic)
+            else:
+                self._standing.append((topic, payload))
+
+    def _show(self, topic: str, payload: bytes, *, stored: bool) -> bool:
+        delivery = self._publish(topic, payload, retain=True)
+        if delivery is not None:
+            self._on_their_way.append(_OnItsWay(topic, None if stored else payload, delivery))
+        return delivery is not None
 
     def _is_mirrored(self, mirror: ChunkMirror) -> bool:
         while self._unmirrored and mirror.has_room:
@@ -114,10 +163,10 @@ class Outgoing:
             except LinkError:
                 return
 
-    def _publish(self, topic: str, payload: bytes, *, retain: bool, qos: int = 1) -> bool:
+    def _publish(self, topic: str, payload: bytes, *, retain: bool) -> Delivery | None:
         try:
-            self._link.publish(topic, payload, retain=retain, qos=qos)
+            delivery = self._link.publish(topic, payload, retain=retain)
         except LinkError:
-            return False
+            return None
         self.bytes_sent += len(payload)
-        return True
+        return delivery

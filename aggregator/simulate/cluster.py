@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import logging
 import os
+import platform
 import secrets
 import shutil
 import tempfile
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from aggregator.errors import AggregatorError
@@ -57,7 +59,15 @@ def on_ray(address: str, workers: int | None) -> Any:
 class _Worker:
     """One worker's devices; every worker could make any of them."""
 
-    def __init__(self, settings: DeviceSettings) -> None:
+    def begin(self, settings: DeviceSettings, folder: str) -> None:
+        """Make them. ``folder``: from which the task's and the data's paths are told."""
+        try:
+            os.chdir(folder)
+        except OSError as error:
+            raise AggregatorError(
+                f"{platform.node()} of the cluster cannot open {folder} ({error.strerror}): the "
+                "task's files and --data must lie there as they do here"
+            ) from None
         self._devices = settings.make()
 
     def round(self, published: PublishedRound, chosen: Sequence[Chosen]) -> list[DeviceAnswer]:
@@ -87,9 +97,14 @@ class RayDevices(VirtualDevices):
                     logging_level=logging.ERROR,
                     _temp_dir=self._folder,
                 )
-            count = workers or max(1, int(self._ray.cluster_resources().get("CPU", 1)))
+            cores = max(1, int(self._ray.cluster_resources().get("CPU", 1)))
+            count = workers or cores
+            if count > cores:
+                raise AggregatorError(f"--workers is {count}; the cluster has {cores} CPU cores")
             kind: Any = ray.remote(num_cpus=1, max_restarts=0)(_Worker)
-            self._workers = [kind.remote(settings) for _ in range(count)]
+            self._workers = [kind.remote() for _ in range(count)]
+            here = str(Path.cwd())
+            self._got([worker.begin.remote(settings, here) for worker in self._workers])
         except (OSError, RuntimeError, ConnectionError, ValueError) as error:
             self.close()
             where = f"the cluster at {address} cannot be used" if address else "Ray did not start"

@@ -63,7 +63,9 @@ def find_function(said: str) -> DataFunction:
         ]
         raise DataError(f"{source} has no {name}; its functions are {', '.join(known) or 'none'}")
     if not callable(found):
-        raise DataError(f"{said} is a {type(found).__name__}; expected a function(devices, rng)")
+        raise DataError(
+            f"{said} is of type {type(found).__name__}; expected a function(devices, rng)"
+        )
     return found  # type: ignore[no-any-return]
 
 
@@ -124,8 +126,8 @@ def entries_of(said: str, devices: int, rng: np.random.Generator) -> Entries:
 
 def _wrong(said: str, found: object) -> DataError:
     return DataError(
-        f"{said} returned a {type(found).__name__}; expected a sequence or an iterator with the "
-        "data of one device an entry"
+        f"what {said} returned is of type {type(found).__name__}; expected a sequence or an "
+        "iterator with the data of one device an entry"
     )
 
 
@@ -158,10 +160,16 @@ def arrays_of(entries: Entries, device: int) -> LocalData:
             ) from error
     if not isinstance(entry, LocalData):
         raise DataError(
-            f"the data of device {device} is a {type(entry).__name__}; expected a "
+            f"the data of device {device} is of type {type(entry).__name__}; expected a "
             "device_sdk.LocalData, or a function without arguments that returns one"
         )
     return entry
+
+
+def require_samples(entries: Entries, devices: int) -> None:
+    """Raises DataError where no device has a sample to train on."""
+    if not any(arrays_of(entries, device).samples for device in range(devices)):
+        raise DataError(f"none of the {devices} devices has a sample to train on")
 
 
 # Methods with a catalogue: a device's interactions.
@@ -197,19 +205,20 @@ def interactions_of(
 
 
 def require_known(entries: Entries, devices: int, catalogue: Mapping[str, int]) -> None:
-    """Raises DataError where the catalogue knows nothing of what the first devices have: it is of
-    other ids."""
-    first = range(min(devices, _LOOKED_AT))
-    listed = [
-        each
-        for device in first
-        for own in _by_user(entry_of(entries, device))
-        for each in _listed(own, device)
-    ]
-    if listed and not any(not isinstance(each, str) or each in catalogue for each in listed):
+    """Raises DataError where no device has an item, and where the catalogue knows nothing of what
+    the first ones have: it is of other ids."""
+    listed: list[Any] = []
+    looked_at = 0
+    while looked_at < devices and (looked_at < _LOOKED_AT or not listed):
+        for own in _by_user(entry_of(entries, looked_at)):
+            listed.extend(_listed(own, looked_at))
+        looked_at += 1
+    if not listed:
+        raise DataError(f"none of the {devices} devices has an item to train on")
+    if not any(not isinstance(each, str) or each in catalogue for each in listed):
         known = next(iter(catalogue))
         raise DataError(
-            f"the catalogue has none of the items of the first {len(first)} devices, such as "
+            f"the catalogue has none of the items of the first {looked_at} devices, such as "
             f"{printable(repr(listed[0]))}; it has items such as {printable(repr(known))}"
         )
 
@@ -244,6 +253,7 @@ def _rows(items: Sequence[Any] | NDArray[Any], device: int, catalogue: Mapping[s
 
 def _no_items(found: object, device: int) -> DataError:
     return DataError(
-        f"the data of device {device} holds a {type(found).__name__}; expected its user's items, "
-        "oldest first, as ids or rows of the catalogue, or a mapping from users to their items"
+        f"the data of device {device} holds something of type {type(found).__name__}; expected its "
+        "user's items, oldest first, as ids or rows of the catalogue, or a mapping from users to "
+        "their items"
     )

@@ -25,6 +25,7 @@ from aggregator.simulate.data import (
     entries_of,
     interactions_of,
     require_known,
+    require_samples,
 )
 from aggregator.simulate.engine import groups, most_in_a_group, train_many, with_wanted
 from aggregator.simulate.fleet import StreamPurpose, VirtualFleet, stream
@@ -35,7 +36,7 @@ from device_sdk.artifact import Manifest, read_manifest
 from device_sdk.errors import DeviceError
 from device_sdk.evaluation.terms import EvaluationTerms
 from device_sdk.factorisation import packaged_artifact
-from device_sdk.methods.learner import Declined, Learner, LearnerError, LearnerParts
+from device_sdk.methods.learner import Declined, Learner, LearnerError, LearnerParts, Where
 from device_sdk.methods.scatter.contract import encode_scatter_update
 from device_sdk.methods.scatter.learner import ScatterLearner, items_of
 from device_sdk.methods.state import State
@@ -231,6 +232,7 @@ class ScatterDevices(VirtualDevices):
 
     def round(self, published: PublishedRound, chosen: Sequence[Chosen]) -> Iterator[DeviceAnswer]:
         terms, broadcast = published.read()
+        self._fleet.require_width(items_of(broadcast).shape[1])
         for group in groups(chosen, most_in_a_group(broadcast)):
             prepared = [self._prepared(published, terms, broadcast, each) for each in group]
             training = [each for each in prepared if each.chosen.trains]
@@ -324,9 +326,11 @@ class ArrayDevices(VirtualDevices):
         self._folders, self._companions = task.artifacts, task.companions
         manifests = [read_manifest(folder) for folder in task.artifacts]
         self._names = [each.name for each in manifests]
+        self._fleet.require_artifacts(self._names)
         sizes = np.array([_size(each) for each in manifests], dtype=np.float64)
         self._parts = (sizes / max(1.0, sizes.max(initial=1.0))).tolist()
         self._entries = settings.entries()
+        require_samples(self._entries, self._fleet.devices)
         self._states = StateStore()
         self._trained: dict[int, int] = {}
         """By device the artifact that its state is of."""
@@ -405,9 +409,9 @@ class ArrayDevices(VirtualDevices):
         if self._companions:
             companion = self._trainer(self._companions[place], seed)
         name = device_id(device).hex()
-        learner = self._kind.make(
-            LearnerParts(lambda: data, trainer, companion, name, rng, "device")
-        )
+        # What a device with time enough finds: it does itself what it has the companion for.
+        where: Where = "aggregator" if companion is None else "device"
+        learner = self._kind.make(LearnerParts(lambda: data, trainer, companion, name, rng, where))
         state: State | None = None
         if self._trained.get(device, place) == place:
             state = self._states.get(device)

@@ -177,6 +177,24 @@ class VirtualFleet:
         speeds = speeds * np.exp(self.speeds.spread * rng.standard_normal(self.devices))
         return classes, speeds.astype(np.float32)
 
+    def require_width(self, width: int) -> None:
+        """Raises AggregatorError for a class that trains more columns than a model has."""
+        for each in self.speeds.classes:
+            if each.k > width:
+                raise AggregatorError(
+                    f"--speeds: the class {each.name!r} trains {each.k} columns; the task's model "
+                    f"has {width}"
+                )
+
+    def require_artifacts(self, names: Sequence[str]) -> None:
+        """Raises AggregatorError for a class that trains none of these artifacts."""
+        for each in self.speeds.classes:
+            if each.artifact is not None and each.artifact not in names:
+                raise AggregatorError(
+                    f"--speeds: the class {each.name!r} trains the artifact {each.artifact!r}; the "
+                    f"task has {', '.join(names)}"
+                )
+
     def class_of(self, device: int) -> CapabilityClass:
         """The class of a device."""
         return self.speeds.classes[int(self._dealt[0][device])]
@@ -189,7 +207,7 @@ class VirtualFleet:
         """k_i: the class's, or the largest that fits, as a device finds it; 1 where none does."""
         chosen = self.class_of(device).k
         if chosen:
-            return min(chosen, width)
+            return chosen
         return max(
             1, min(width, int(self._share_that_fits(device, samples, train_seconds) * width))
         )
@@ -205,11 +223,6 @@ class VirtualFleet:
         """Which of a task's artifacts a device trains: its class's, or the largest that fits."""
         chosen = self.class_of(device).artifact
         if chosen is not None:
-            if chosen not in names:
-                raise AggregatorError(
-                    f"the class {self.class_of(device).name!r} trains the artifact {chosen!r}; the "
-                    f"task has {', '.join(names)}"
-                )
             return list(names).index(chosen)
         limit = self._share_that_fits(device, samples, train_seconds)
         fitting = [place for place, part in enumerate(parts) if part <= limit]

@@ -13,6 +13,7 @@ import platform
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +26,16 @@ from aggregator.store.versions import Ranking
 from aggregator.task.file import Task
 from device_sdk.evaluation.report import STAGES
 from device_sdk.fields import Fields, Within
+from device_sdk.system.clock import Clock
 from device_sdk.system.files import write_atomically
 from device_sdk.system.printable import printable
 from device_sdk.system.version import __version__
 
 FORMAT, FORMAT_VERSION = "tessera-simulation", 1
 FINISHED, INTERRUPTED, STOPPED_EARLY = "finished", "interrupted", "stopped early"
+_WRITE_EVERY_SECONDS = 10.0
+_WRITE_SHARE = 50
+"""Between two writes at least so many times what one took."""
 _LIBRARIES = ("numpy", "onnxruntime", "tessera-edge")
 
 
@@ -57,10 +62,22 @@ class Asked:
 
 
 class Recorder:
-    """A record in the making."""
+    """A record in the making, which is written while it grows: what has been played outlasts the
+    process.
 
-    def __init__(self, name: str, task: Task, asked: Asked, speeds: Speeds) -> None:
+    Args:
+        name: of the run; it gets a number where there is a record of that name.
+        folder: for the record; it is made.
+        clock: says when to write again.
+    """
+
+    def __init__(
+        self, name: str, task: Task, asked: Asked, speeds: Speeds, folder: Path, clock: Clock
+    ) -> None:
         ranking = task.ranking
+        self._folder, self._clock = folder, clock
+        self._path: Path | None = None
+        self._write_at = clock.now() + _WRITE_EVERY_SECONDS
         self._record: dict[str, Any] = {
             "format": FORMAT,
             "format_version": FORMAT_VERSION,
@@ -79,11 +96,6 @@ class Recorder:
         }
         self._runs: list[dict[str, Any]] = self._record["runs"]
 
-    @property
-    def played(self) -> bool:
-        """Whether there is anything to keep."""
-        return any(run["rounds"] for run in self._runs)
-
     def begin(self, seed: int) -> None:
         """A run begins."""
         self._runs.append({"seed": seed, "state": INTERRUPTED, "rounds": [], "took": []})
@@ -94,6 +106,11 @@ class Recorder:
         self._runs[-1]["took"].append({"processor_seconds": values.pop("processor_seconds")})
         values["figures"] = [as_json(each) for each in played.figures]
         self._runs[-1]["rounds"].append(values)
+        began = self._clock.now()
+        if began >= self._write_at:
+            self.write()
+            took = self._clock.now() - began
+            self._write_at = began + max(_WRITE_EVERY_SECONDS, _WRITE_SHARE * took)
 
     def end(self, state: str, figures: Iterable[Figure], version: int, model_sha256: str) -> None:
         """The run ended. ``figures``: of its newest version."""
@@ -111,11 +128,27 @@ class Recorder:
         """What there is so far."""
         return SimulationRecord(self._record)
 
-    def write(self, path: Path) -> None:
-        """Replace the file, whole or not at all; its folder is made."""
-        path.parent.mkdir(parents=True, exist_ok=True)
+    def write(self) -> Path | None:
+        """Where the record now is, whole; None where nothing was played. No other is replaced."""
+        if not any(run["rounds"] for run in self._runs):
+            return None
+        if self._path is None:
+            self._path = self._claimed(self._record["name"])
+            self._record["name"] = self._path.stem
         text = json.dumps(_finite(self._record), indent=1, sort_keys=True, allow_nan=False)
-        write_atomically(path, f"{text}\n".encode())
+        write_atomically(self._path, f"{text}\n".encode())
+        return self._path
+
+    def _claimed(self, name: str) -> Path:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        for number in count(1):
+            path = self._folder / f"{name if number == 1 else f'{name}-{number}'}.json"
+            try:
+                path.open("x").close()
+            except FileExistsError:
+                continue
+            return path
+        raise AssertionError
 
 
 class SimulationRecord:

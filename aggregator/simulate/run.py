@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from aggregator.errors import AggregatorError
-from aggregator.simulate.devices import DeviceSettings, VirtualDevices
+from aggregator.simulate.devices import Chosen, DeviceAnswer, DeviceSettings, VirtualDevices
 from aggregator.simulate.fleet import Failures, Speeds, VirtualFleet
 from aggregator.simulate.record import FINISHED, STOPPED_EARLY, Asked, Recorder
 from aggregator.simulate.task_rounds import PlayedRound, TaskSimulation
+from aggregator.simulate.traffic import PublishedRound
 from aggregator.task.file import Task, read_task
+from device_sdk.system.clock import Clock
 
+Show = Callable[[str], None]
+_SHOWN_EVERY_SECONDS = 0.5
 MakeDevices = Callable[[DeviceSettings], VirtualDevices]
 
 
@@ -27,7 +31,7 @@ class Simulated:
         asked: all that was asked for.
         recorder: takes what was played.
         make: makes the devices of a run, here or in other processes.
-        name: of the record.
+        clock: says when to show where a round is.
     """
 
     task: Task
@@ -35,33 +39,34 @@ class Simulated:
     asked: Asked
     recorder: Recorder
     make: MakeDevices
-    name: str
+    clock: Clock
     _failure: str = ""
     _counted: int = 0
 
-    def play(self, show: Callable[[str], None]) -> None:
+    def play(self, show: Show) -> None:
         """Play every run; ``show`` is told where it is, in a line. What was played is recorded even
         where this is interrupted. Raises AggregatorError."""
         for seed in self.asked.seeds:
             settings = replace(self.settings, fleet=replace(self.settings.fleet, seed=seed))
             show(f"seed {seed}: the devices' data")
-            devices = self.make(settings)
+            devices = WatchedDevices(self.make(settings), show, self.clock)
             try:
-                self._play(TaskSimulation(settings, devices), seed, show)
+                self._play(TaskSimulation(settings, devices), seed, devices.say)
             finally:
                 devices.close()
         self.recorder.finish()
 
-    def _play(self, simulation: TaskSimulation, seed: int, show: Callable[[str], None]) -> None:
+    def _play(self, simulation: TaskSimulation, seed: int, show: Show) -> None:
         self.recorder.begin(seed)
-        rounds, version = self.asked.rounds, 0
+        rounds, version = simulation.most_rounds(self.asked.rounds), 0
         show(f"seed {seed}: round 1 of {rounds}")
         for played in simulation.rounds(rounds):
             self.recorder.add(played)
             self._failure = self._failure or played.failure
             self._counted += played.counted
             version = played.version if played.next_version is None else played.next_version
-            show(f"seed {seed}: round {played.number + 1} of {rounds}{_told(played)}")
+            if played.number < rounds:
+                show(f"seed {seed}: round {played.number + 1} of {rounds}{_told(played)}")
         state = STOPPED_EARLY if simulation.stopped else FINISHED
         model = simulation.model_sha256
         show(f"seed {seed}: the newest version is evaluated")
@@ -82,12 +87,41 @@ class Simulated:
             yield f"no update was counted: the quorum is {self.task.round.quorum}"
 
 
+class WatchedDevices(VirtualDevices):
+    """Devices of which is told, now and then, how many have answered in a round."""
+
+    def __init__(self, devices: VirtualDevices, show: Show, clock: Clock) -> None:
+        self._devices, self._show, self._clock = devices, show, clock
+        self._heading = ""
+        self._show_at = 0.0
+
+    def say(self, heading: str) -> None:
+        """Show this, and go on from it."""
+        self._heading = heading
+        self._show_at = self._clock.now() + _SHOWN_EVERY_SECONDS
+        self._show(heading)
+
+    def round(self, published: PublishedRound, chosen: Sequence[Chosen]) -> Iterator[DeviceAnswer]:
+        for number, answer in enumerate(self._devices.round(published, chosen), 1):
+            now = self._clock.now()
+            if now >= self._show_at:
+                self._show_at = now + _SHOWN_EVERY_SECONDS
+                self._show(f"{self._heading}, device {number:,} of {len(chosen):,}")
+            yield answer
+
+    def settle(self, number: int, counted: Mapping[int, bool]) -> None:
+        self._devices.settle(number, counted)
+
+    def close(self) -> None:
+        self._devices.close()
+
+
 def _told(played: PlayedRound) -> str:
     figures = [f"{each.metric} {each.value:.3f}" for each in played.figures if not each.part]
     return f", {figures[0]}" if figures else ""
 
 
-def prepare(arguments: argparse.Namespace) -> Simulated:
+def prepare(arguments: argparse.Namespace, clock: Clock) -> Simulated:
     """What the command's arguments ask for. Raises AggregatorError, and TaskError naming the key.
 
     Nothing is played yet; the data is asked for once, so that what is wrong is told first.
@@ -109,14 +143,13 @@ def prepare(arguments: argparse.Namespace) -> Simulated:
         pace_seconds=arguments.pace,
     )
     fleet = VirtualFleet(arguments.devices, first, speeds, failures, arguments.pace)
-    name = arguments.name or task.name
     return Simulated(
         task,
         DeviceSettings(task, arguments.data, fleet),
         asked,
-        Recorder(name, task, asked, speeds),
+        Recorder(arguments.name or task.name, task, asked, speeds, arguments.out, clock),
         _maker(arguments),
-        name,
+        clock,
     )
 
 

@@ -150,11 +150,14 @@ class TaskSimulation:
         )
         return stall is not None
 
+    def most_rounds(self, asked: int) -> int:
+        """How many rounds more there can be, out of so many (``round.most_rounds``)."""
+        limit = self._task.round.most_rounds
+        return min(asked, limit - self._number) if limit else asked
+
     def rounds(self, most: int) -> Iterator[PlayedRound]:
         """So many rounds more, or fewer where the task stops them."""
-        if self._task.round.most_rounds:
-            most = min(most, self._task.round.most_rounds - self._number)
-        for _ in range(most):
+        for _ in range(self.most_rounds(most)):
             if self.stopped:
                 return
             yield self.round()

@@ -66,6 +66,8 @@ class Facts(Named):
     """How many rounds have opened, of all tasks: what devices and rounds are ordered by."""
     mirrored = Fact[bool](bool, False)
     """Whether devices were ever told of a mirror: then each is told where there is none."""
+    mirror_problem = Fact[str | None](str, None)
+    """Why chunks cannot be written to ``cluster.chunk_store`` at present; None: they can."""
     contents = Fact[str](str, "")
     """Which artifacts and catalogues are published, for which tasks; see ``Contents``."""
     started_unix_seconds = Fact[int | None](int, None, "started")

@@ -86,6 +86,10 @@ class PostgresDatabase(Database):
     **Changes.** Transactions that were alone notify the others; the socket tells
     :meth:`changed_elsewhere`.
 
+    **Another server** that the URL may lead to after that has to be the same store, and to have
+    this process's last commit: another store, or an older copy of this one, is refused with each
+    try, until the right one is back.
+
     ``identity``: which store it has to be; without one any will do. No error and no ``repr`` shows
     the URL's password.
     """
@@ -95,7 +99,7 @@ class PostgresDatabase(Database):
         self.where = _where(self._settings)
         self._depth = 0
         self._shared = self._wrote = self._changed = False
-        self._number = 0
+        self._number = self._committed = 0
         try:
             self._connection = self._connect()
         except psycopg.Error as error:
@@ -278,6 +282,36 @@ class PostgresDatabase(Database):
         assert row is not None
         return str(row[0])
 
+    def _reconnect(self) -> None:
+        """Raises StoreError for a server that has another store, or what this one was before."""
+        connection = self._connect()
+        try:
+            row = connection.execute(
+                "SELECT identity, (SELECT number FROM tessera_commits WHERE writer = $1) "
+                "FROM tessera_store",
+                (self._writer,),
+            ).fetchone()
+            identity, number = row or ("", None)
+            if identity != self.identity:
+                raise StoreError(
+                    f"{self.where} holds another store than this process began with: have the "
+                    "store's URL lead to the right server"
+                )
+            if number is None or number < self._committed:
+                raise StoreError(
+                    f"{self.where} is an older copy of the store, which lacks what was committed: "
+                    "have the store's URL lead to the newer one. If that is lost, stop all "
+                    "processes and run tessera-aggregator restored"
+                )
+        except psycopg.errors.UndefinedTable:
+            connection.close()
+            raise StoreError(f"{self.where} holds no aggregator's store any more") from None
+        except BaseException:
+            connection.close()
+            raise
+        self._connection = connection
+        self._changed = True  # what was notified meanwhile, nobody heard
+
     def _alone(self) -> None:
         self._connection.execute("SELECT pg_advisory_xact_lock($1)", (_WRITERS_LOCK,))
 
@@ -342,6 +376,7 @@ class PostgresDatabase(Database):
             raise
         if status != "COMMIT":
             raise StoreError(f"{self.where}: a statement had failed, so nothing was committed")
+        self._committed = self._number
 
     def _look_up(self, lost: psycopg.Error) -> None:
         """What became of a commit that was not answered. Returns where it is kept."""
@@ -363,6 +398,7 @@ class PostgresDatabase(Database):
             )
         if row[0] != self._number:
             raise self._failure(lost)
+        self._committed = self._number
 
     def _give_up(self) -> None:
         try:
@@ -513,8 +549,7 @@ class PostgresDatabase(Database):
         while True:
             try:
                 if self._connection.closed:
-                    self._connection = self._connect()
-                    self._changed = True  # what was notified meanwhile, nobody heard
+                    self._reconnect()
                 return ask()
             except psycopg.Error as error:
                 if not self._lost(error) or time.monotonic() >= until_seconds:

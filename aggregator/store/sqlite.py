@@ -87,6 +87,8 @@ class SQLiteDatabase(Database):
         for pragma in SQLITE_FLUSH_PRAGMAS:
             run(pragma)
         run("PRAGMA foreign_keys = ON")
+        # KiB: what the close of a usual round writes goes to the log once, when it commits.
+        run("PRAGMA cache_size = -8192")
         # What is deleted is overwritten; see also erase_deleted.
         run("PRAGMA secure_delete = ON")
         # Checkpoints happen within a COMMIT, so under the lock.

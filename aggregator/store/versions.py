@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 from numpy.typing import NDArray
 
@@ -173,18 +173,28 @@ class Versions(TableOfTask):
             (int(pinned), self._task, version),
         )
 
-    def prune(self, last: int, best: int, ranking: Ranking | None) -> int:
+    def prune(self, last: int, best: int, ranking: Ranking | None, before: int) -> int:
         """Drop all models but the ``last`` newest, the ``best`` ones, the pinned and the awaited;
-        how many.
+        how many. To make room for version ``before``: one of that number will be replaced.
 
         While a model that took the task over has fewer than ``best`` figures, the best versions of
         before it stay in the places that are left.
         """
-        rows = self.kept()
-        stay = {row.version for row in rows[: max(1, last)]}
+        # No column behind the model, which would have all of it read.
+        query = (
+            "SELECT version, metrics, pinned FROM versions WHERE task = ? AND version != ? "
+            "AND model IS NOT NULL ORDER BY version DESC"
+        )
+        rows = [
+            _Kept(version, json.loads(metrics), bool(pinned))
+            for version, metrics, pinned in self._database.rows(query, (self._task, before))
+        ]
+        stay = {row.version for row in rows[:last]}
         stay |= {row.version for row in rows if row.pinned}
-        before = [row for row in rows if row.version < self._facts.judged_from]
-        ranked = self.ranked(ranking) + _ranked(before, ranking)
+        judged_from = self._facts.judged_from
+        present = [row for row in rows if row.version >= judged_from]
+        older = [row for row in rows if row.version < judged_from]
+        ranked = _ranked(present, ranking) + _ranked(older, ranking)
         stay |= {row.version for row in ranked[:best]}
         awaited = self.awaited()
         gone = [row for row in rows if row.version not in stay and row.version != awaited]
@@ -245,7 +255,18 @@ class Versions(TableOfTask):
         )
 
 
-def _ranked(rows: Sequence[VersionRow], ranking: Ranking | None) -> list[VersionRow]:
+class _Kept(NamedTuple):
+    """What decides whether a model stays."""
+
+    version: int
+    metrics: Mapping[str, float]
+    pinned: bool
+
+
+_Row = TypeVar("_Row", VersionRow, _Kept)
+
+
+def _ranked(rows: Sequence[_Row], ranking: Ranking | None) -> list[_Row]:
     if ranking is None:
         return []
     name, sign = ranking.metric, -1.0 if ranking.higher_is_better else 1.0

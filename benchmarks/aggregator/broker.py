@@ -72,7 +72,7 @@ def running_mosquitto(
     config.write_text("\n".join([*lines, ""]))
     process = subprocess.Popen([MOSQUITTO, "-c", str(config)])
     try:
-        until = time.monotonic() + 5
+        until = time.monotonic() + 60
         while True:
             try:
                 socket.create_connection(("127.0.0.1", port), 0.2).close()

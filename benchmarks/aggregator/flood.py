@@ -18,7 +18,8 @@ _BATCH_SECONDS = 0.01
 class FloodPlan:
     """``topics`` and ``payloads`` (hexadecimal) are gone through in turn, side by side.
 
-    ``account``: user and password, None to come without. ``count_file``: has the messages sent.
+    ``account``: user and password, None to come without. ``count_file``: has the messages sent, and
+    the seconds in which they were.
     """
 
     port: int
@@ -60,7 +61,7 @@ def main() -> int:
             sent += due
         if now >= next_note:
             next_note = now + 0.1
-            note.write_text(str(sent))
+            note.write_text(f"{sent} {now - began}")
             note.replace(plan.count_file)  # whole, whenever it is read
         time.sleep(_BATCH_SECONDS)
 

@@ -6,10 +6,11 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from benchmarks.aggregator.flood import FloodPlan
 from benchmarks.aggregator.serving import Served, serving
@@ -64,25 +65,28 @@ def measure_under_attack(
         load.run(devices)  # a round to warm up
         half = devices * -(-rounds // 2)
         unloaded_seconds = load.run(half)
-        with _flood(served, _plan(kind, rate, served, folder), folder) as (sent, pid):
+        with closing(_Flood(_plan(kind, rate, served, folder), folder)) as flood:
+            flood.next_note()
             time.sleep(_SETTLE_SECONDS)
             load.run(devices)  # the round that was open when the flood began
             pids = {
                 "aggregator": served.pid,
                 "broker": served.broker.pid,
                 "fleet": os.getpid(),
-                "flood": pid,
+                "flood": flood.pid,
             }
-            resent, before, began = load.resent, sent(), time.perf_counter()
+            before = flood.next_note()
+            resent, began = load.resent, time.perf_counter()
             cpu = {name: cpu_seconds(pid) for name, pid in pids.items()}
             loaded = devices * rounds / load.run(devices * rounds)
             seconds = time.perf_counter() - began
             cores = {name: (cpu_seconds(pid) - cpu[name]) / seconds for name, pid in pids.items()}
-            flood_rate = (sent() - before) / seconds
             resent = load.resent - resent
+            after = flood.next_note()
         time.sleep(_SETTLE_SECONDS)
         load.run(devices)
         unloaded_seconds += load.run(half)
+    flood_rate = (after.sent - before.sent) / (after.seconds - before.seconds)
     return AttackFigures(kind, 2 * half / unloaded_seconds, loaded, flood_rate, resent, cores)
 
 
@@ -116,22 +120,39 @@ def _plan(kind: str, rate: float, served: Served, folder: Path) -> FloodPlan:
     )
 
 
-@contextmanager
-def _flood(
-    served: Served, plan: FloodPlan, folder: Path
-) -> Iterator[tuple[Callable[[], int], int]]:
-    plan.write(folder / "flood.json")
-    count = Path(plan.count_file)
-    command = [sys.executable, "-m", "benchmarks.aggregator.flood", str(folder / "flood.json")]
-    process = subprocess.Popen(command)
-    try:
-        while not count.exists():
-            if process.poll() is not None:
-                raise RuntimeError("the flood did not start")
-            time.sleep(0.02)
-        yield lambda: int(count.read_text() or 0), process.pid
-        if process.poll() is not None:
-            raise RuntimeError("the flood ended before its time")
-    finally:
-        process.kill()
-        process.wait(10)
+class _Note(NamedTuple):
+    sent: int
+    seconds: float
+
+
+class _Flood:
+    """A flood's process."""
+
+    def __init__(self, plan: FloodPlan, folder: Path) -> None:
+        plan.write(folder / "flood.json")
+        self._count = Path(plan.count_file)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.aggregator.flood", str(folder / "flood.json")]
+        )
+        self.pid = self._process.pid
+
+    def next_note(self) -> _Note:
+        """What it wrote down since it was asked: it does so ten times a second, and a round may
+        take less."""
+        seen = self._read()
+        while (note := self._read()) == seen:
+            if self._process.poll() is not None:
+                raise RuntimeError("the flood ended before its time")
+            time.sleep(0.01)
+        return note
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait(10)
+
+    def _read(self) -> _Note:
+        try:
+            sent, seconds = self._count.read_text().split()
+        except FileNotFoundError:
+            return _Note(-1, 0.0)
+        return _Note(int(sent), float(seconds))

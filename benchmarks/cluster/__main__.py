@@ -22,7 +22,7 @@ import numpy as np
 
 from benchmarks.aggregator.broker import MOSQUITTO
 from benchmarks.cluster.connections import ConnectionFigures, measure_connections
-from benchmarks.cluster.experiment import TINY, ClusterOutcome, ClusterRun, execute
+from benchmarks.cluster.experiment import TINY, ClusterOutcome, ClusterRun, Storm, execute
 from benchmarks.cluster.processes import KINDS
 from benchmarks.cluster.serving import Setup
 from benchmarks.harness import (
@@ -162,7 +162,9 @@ def tables(
             setup,
             sum(storm.opens),
             max(storm.opens, default=0),
-            f"{len(storm.opens)}",
+            storm.opened(0.5),
+            storm.opened(0.95),
+            len(storm.opens),
             f"{storm.seconds:.1f}",
         )
         for setup, outcomes in found.items()
@@ -175,6 +177,8 @@ def tables(
             "served by",
             "sessions opened anew",
             "most in a second",
+            "s until half of them",
+            "s until 95 %",
             "s until the last",
             "s until all receipts",
         ),
@@ -239,13 +243,21 @@ def _many(outcome: ClusterOutcome) -> str:
         ],
         ("us of processor", *KINDS),
     )
-    after = "\n".join(
-        f"A worker is killed: {sum(storm.opens):,} sessions are opened anew, at most "
-        f"{max(storm.opens, default=0):,} in a second, the last after {len(storm.opens)} s; "
-        f"all receipts are there after {storm.seconds:.0f} s."
-        for storm in outcome.storms
-    )
+    after = "\n".join(_told(storm) for storm in outcome.storms)
     return "\n\n".join(each for each in (head, rounds, memory, costs, after) if each)
+
+
+def _told(storm: Storm) -> str:
+    answered = ""
+    if storm.answered:
+        half, most, last = storm.answered
+        answered = f", their receipts after {half:.0f}, {most:.0f} and {last:.0f} s"
+    return (
+        f"A worker is killed: {sum(storm.opens):,} sessions are opened anew, at most "
+        f"{max(storm.opens, default=0):,} in a second, half after {storm.opened(0.5)} s, 95 % "
+        f"after {storm.opened(0.95)} s, the last after {len(storm.opens)} s{answered}; all "
+        f"receipts are there after {storm.seconds:.0f} s."
+    )
 
 
 def _rate(outcome: ClusterOutcome, runs: Sequence[ClusterRun]) -> float:

@@ -3,12 +3,16 @@
 Each device has what a real one has: its identity, its own session, its handle and its shard's
 topics; messages are sealed and receipts opened one by one. What they share is the TCP connection
 and the MQTT client to the broker. So the broker's cost of a connection is not in what is measured
-with them: :mod:`benchmarks.cluster.connections` measures that.
+with them: :mod:`benchmarks.cluster.connections` measures that. What is not answered is sent again
+after the waits of :class:`~device_sdk.world.Pace`, and a session that nobody holds is replaced when
+the aggregator says, as devices do.
 """
 
 from __future__ import annotations
 
 import hashlib
+import heapq
+import math
 import selectors
 import time
 from collections import deque
@@ -20,6 +24,7 @@ import numpy as np
 from benchmarks.aggregator.fleet import BenchDevice
 from benchmarks.aggregator.load import Announced
 from benchmarks.aggregator.mqtt_client import MiniClient
+from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.codec.message import MessageType
 from device_sdk.wire.publish.manifest import RoundManifest
 from device_sdk.wire.publish.receipts import (
@@ -37,11 +42,12 @@ from device_sdk.wire.seal.freshness import Freshness
 from device_sdk.wire.seal.no_session import read_no_session
 from device_sdk.wire.seal.placement import shard_of
 from device_sdk.wire.seal.session import Session
+from device_sdk.world import Pace
 
 _STANDSTILL_SECONDS = 240.0
 _LOOK_SECONDS = 0.25
-_AGAIN_SECONDS = 5.0
 _OPENS = 1000
+_PACE = Pace()
 
 
 class _Virtual:
@@ -49,7 +55,7 @@ class _Virtual:
 
     __slots__ = (
         *("device", "client", "up_topic", "body", "session", "opening", "counter", "digest"),
-        *("message", "due_seconds", "sent_seconds"),
+        *("message", "due_seconds", "sent_seconds", "sends", "reopens"),
     )
 
     def __init__(self, device: BenchDevice, client: MiniClient, up_topic: str, body: bytes) -> None:
@@ -60,6 +66,8 @@ class _Virtual:
         self.digest = b""
         self.message = b""
         self.due_seconds = self.sent_seconds = 0.0
+        self.sends = 0
+        self.reopens = False
 
 
 @dataclass(frozen=True)
@@ -72,6 +80,8 @@ class RoundSeen:
         latencies: seconds from an update to its receipt, for each.
         opened_at: seconds after the first update at which devices had another session.
         resent: messages that were sent again for want of an answer.
+        reopened: seconds after the first update to the receipt, of devices that had to open another
+            session.
     """
 
     round: int
@@ -79,10 +89,12 @@ class RoundSeen:
     latencies: tuple[float, ...]
     opened_at: tuple[float, ...]
     resent: int
+    reopened: tuple[float, ...]
 
 
 class MultiplexedLoad:
-    """``devices`` over ``connections``; at most ``window`` of them wait for an answer at a time."""
+    """``devices`` over ``connections``; at most ``window`` of them wait for an answer at a time,
+    beside all those whose session was lost."""
 
     def __init__(
         self,
@@ -112,10 +124,14 @@ class MultiplexedLoad:
         for client in self._clients:
             self._selector.register(client.socket, selectors.EVENT_READ, client)
         self._waiting: set[_Virtual] = set()
+        self._lost: set[_Virtual] = set()  # their session, while they wait for an answer
+        self._later: list[tuple[float, int, _Virtual]] = []  # who is to open a session, and when
+        self._rng = np.random.default_rng(6)
         self._round = 0
         self._resent = 0
         self._latencies: list[float] = []
         self._opened: list[float] = []
+        self._reopened: list[float] = []
         self._manifest: RoundManifest | None = None
 
     def open_sessions(self) -> float:
@@ -138,7 +154,7 @@ class MultiplexedLoad:
         for one in self._fleet:
             self._seal(one)
         on_sealed()
-        self._resent, self._latencies, self._opened = 0, [], []
+        self._resent, self._latencies, self._opened, self._reopened = 0, [], [], []
         began = time.monotonic()
         self._drive(self._fleet[:alone], self._send, 1)
         self._drive(self._fleet[alone:], self._send, self._window)
@@ -149,6 +165,7 @@ class MultiplexedLoad:
             tuple(self._latencies),
             tuple(at - began for at in self._opened),
             self._resent,
+            tuple(at - began for at in self._reopened),
         )
 
     def close(self) -> None:
@@ -175,22 +192,26 @@ class MultiplexedLoad:
         """Let each act, and wait until none waits for an answer."""
         left = deque(fleet)
         seen, until, look_at = -1, 0.0, 0.0
-        while left or self._waiting:
+        while left or self._waiting or self._lost:
             now = time.monotonic()
             while left and len(self._waiting) < window:
                 act(left.popleft())
                 if len(left) % 64 == 0:
                     break  # what came is heard in between
-            if len(left) + len(self._waiting) != seen:
+            now_left = len(left) + len(self._waiting) + len(self._lost)
+            if now_left != seen:
                 # However slow the machine is: only a standstill is a failure.
-                seen, until = len(left) + len(self._waiting), now + _STANDSTILL_SECONDS
+                seen, until = now_left, now + _STANDSTILL_SECONDS
             elif now > until:
                 raise TimeoutError(f"{seen} devices wait for an answer, and none comes")
             if now > look_at:
                 look_at = now + _LOOK_SECONDS
-                for one in [one for one in self._waiting if now > one.due_seconds]:
-                    self._publish(one, one.message)
+                waiting = self._waiting | self._lost
+                for one in [one for one in waiting if now > one.due_seconds]:
+                    self._send_again(one)
                     self._resent += 1
+            while self._later and self._later[0][0] <= now:
+                self._open(heapq.heappop(self._later)[2])
             self._turn(0.0 if left and len(self._waiting) < window else 0.02)
 
     def _open(self, one: _Virtual) -> None:
@@ -199,7 +220,8 @@ class MultiplexedLoad:
         credential = one.device.credential
         one.session = None
         one.opening = SessionOpening(credential, self._descriptor, freshness, time.monotonic)
-        self._publish(one, one.opening.message)
+        one.message = one.opening.message
+        self._publish(one)
 
     def _seal(self, one: _Virtual) -> None:
         """The round's update, under the session that there is."""
@@ -209,16 +231,46 @@ class MultiplexedLoad:
         identity = UpdateIdentity(device_id, "default", manifest.generation, manifest.round)
         one.digest = update_digest(identity, hashlib.sha256(one.body).digest())
         one.message = one.session.seal(RecordType.UPDATE, write_update(identity, one.body))
+        one.sends = 0
 
     def _send(self, one: _Virtual) -> None:
         one.sent_seconds = time.monotonic()
-        self._publish(one, one.message)
+        self._publish(one)
 
-    def _publish(self, one: _Virtual, message: bytes) -> None:
-        one.message = message
-        one.due_seconds = time.monotonic() + _AGAIN_SECONDS
-        self._waiting.add(one)
-        one.client.publish(one.up_topic, message)
+    def _send_again(self, one: _Virtual) -> None:
+        if one.sends % _PACE.unanswered_sends:
+            self._publish(one)
+        elif one.opening is not None:
+            self._open(one)
+        else:
+            self._open_after(one, self._backoff(_PACE.reopen_seconds, 0))
+
+    def _backoff(self, first_seconds: float, tries: int) -> float:
+        most = min(_PACE.most_seconds, first_seconds * 2.0**tries)
+        return float(self._rng.uniform(most / 10, most))
+
+    def _wait_seconds(self, one: _Virtual) -> float:
+        """Until what was just sent is sent again."""
+        if one.opening is not None:
+            wait = self._backoff(_PACE.answer_seconds, one.sends)
+            return max(_PACE.answer_seconds / 2, wait)
+        if not one.sends:
+            return _PACE.repeat_seconds * float(self._rng.uniform(1.0, 1.5))
+        return max(_PACE.answer_seconds, self._backoff(_PACE.answer_seconds, one.sends - 1))
+
+    def _open_after(self, one: _Virtual, seconds: float) -> None:
+        at = time.monotonic() + seconds
+        one.session, one.due_seconds, one.sends, one.reopens = None, math.inf, 0, True
+        self._waiting.discard(one)
+        self._lost.add(one)
+        heapq.heappush(self._later, (at, id(one), one))
+
+    def _publish(self, one: _Virtual) -> None:
+        one.due_seconds = time.monotonic() + self._wait_seconds(one)
+        one.sends += 1
+        if one not in self._lost:
+            self._waiting.add(one)
+        one.client.publish(one.up_topic, one.message)
 
     def _turn(self, timeout_seconds: float) -> None:
         for key, _ in self._selector.select(timeout_seconds):
@@ -239,20 +291,25 @@ class MultiplexedLoad:
     def _take_reply(self, one: _Virtual, payload: bytes) -> None:
         if one.opening is None:
             return  # the same reply, to an open that was sent twice
-        opened = one.opening.accept(payload, 0)
+        try:
+            opened = one.opening.accept(payload, 0)
+        except WireError:
+            return  # to an open of before
         one.session, one.opening = opened.session, None
         self._announced.learn(opened.group_keys)
         self._opened.append(time.monotonic())
         if one.digest:
             self._seal(one)
-            self._publish(one, one.message)
+            self._publish(one)
         else:
             self._waiting.discard(one)
+            self._lost.discard(one)
 
     def _take_denial(self, one: _Virtual, payload: bytes) -> None:
-        session = one.session
-        if session is not None and read_no_session(payload).session_id == session.session_id:
-            self._open(one)
+        denial = read_no_session(payload)
+        if one.session is not None and denial.session_id == one.session.session_id:
+            soon = self._backoff(_PACE.renew_seconds, 0)
+            self._open_after(one, max(soon, denial.wait_seconds))
 
     def _take_record(self, one: _Virtual, payload: bytes) -> None:
         assert one.session is not None
@@ -266,6 +323,10 @@ class MultiplexedLoad:
             raise RuntimeError(f"an update was not counted: {receipt}")
         one.digest = b""
         self._waiting.discard(one)
+        if one.reopens:
+            self._reopened.append(time.monotonic())
+            self._lost.discard(one)
+            one.reopens = False
         self._latencies.append(time.monotonic() - one.sent_seconds)
 
 

@@ -49,8 +49,9 @@ class Measured:
         broker_connect, broker_connection: a connection's, in us and in bytes, without TLS.
         broker_download: the broker's us for a megabyte that a device downloads.
         row_bytes: of PostgreSQL's log for each update, sums apart.
-        registry_device: a worker's memory for each device that is enrolled.
-        session: a worker's memory for each session.
+        registry_device: a worker's memory for each device that is enrolled and has no session: it
+            holds nothing of it, and this shows it.
+        session: a worker's memory for each session, with its device's row.
         coordinator_memory: for each device that is enrolled.
         worker_base, coordinator_base: memory without devices.
         manifest, download: what a device gets in a round.
@@ -171,8 +172,12 @@ def plan(devices: int, unit: Measured, assumed: Assumed) -> Plan:
     worker_cores = planned * (at_peak * unit.worker_update + opens_at_peak * unit.worker_open)
     # When one is lost, its devices of a round open sessions with its successor in time.
     opening = unit.worker_open / 1e6 / fleet["opens_share"]
+    room = limits["worker_memory_gigabytes"] * 1e9 - unit.worker_base
     workers = max(
-        2, math.ceil(worker_cores), math.ceil(participants * opening / fleet["arrive_seconds"])
+        2,
+        math.ceil(worker_cores),
+        math.ceil(participants * opening / fleet["arrive_seconds"]),
+        math.ceil(devices * unit.session / room),
     )
     store_cores = planned * (at_peak * unit.store_update + opens_at_peak * unit.store_open)
     downloads = participants * rounds_month * unit.download
@@ -194,9 +199,7 @@ def plan(devices: int, unit: Measured, assumed: Assumed) -> Plan:
     )
     coordinator = participants * unit.coordinator_device / 1e6
     coordinator_memory = unit.coordinator_base + devices * unit.coordinator_memory
-    worker_memory = (
-        unit.worker_base + devices * unit.registry_device + devices * unit.session / workers
-    )
+    worker_memory = unit.worker_base + devices * unit.session / workers
     store_bytes = at_peak * unit.row_bytes + workers * fleet["busy"] * _SUMS_BYTES_A_SECOND
     cores = {
         "workers": float(workers),
@@ -270,14 +273,6 @@ def limits_of(unit: Measured, assumed: Assumed) -> list[Limit]:
 
     found = [
         Limit(
-            "each worker holds the registry of the whole fleet "
-            f"({given['worker_memory_gigabytes']:g} GB for a worker)",
-            reached(
-                lambda each: unit.worker_base + each.devices * unit.registry_device,
-                given["worker_memory_gigabytes"] * 1e9,
-            ),
-        ),
-        Limit(
             "one coordinator closes a round "
             f"({given['coordinator_seconds_of_a_round']:g} s for it)",
             reached(
@@ -349,7 +344,10 @@ def _sections(unit: Measured, assumed: Assumed) -> Iterator[str]:
             ("a session's open: a worker's", f"{unit.worker_open:,.0f} us"),
             ("a session's open: PostgreSQL's", f"{unit.store_open:,.0f} us"),
             ("a device in a round: the coordinator's", f"{unit.coordinator_device:,.1f} us"),
-            ("an enrolled device: memory of each worker", f"{unit.registry_device:,.0f} bytes"),
+            (
+                "an enrolled device without a session: memory of each worker",
+                f"{unit.registry_device:,.0f} bytes",
+            ),
             ("an enrolled device: of the coordinator", f"{unit.coordinator_memory:,.0f} bytes"),
             ("a session: memory of its worker", f"{unit.session:,.0f} bytes"),
             ("a worker, a coordinator: memory without devices", _both(unit)),
@@ -409,12 +407,11 @@ def _sections(unit: Measured, assumed: Assumed) -> Iterator[str]:
     )
     yield (
         "Processor time was measured on a machine that others used too, and one update at a time "
-        "costs more than many at once: both err to the dear side. A worker's memory is that of its "
-        "registry and of all its devices' sessions, as if every device had one; workers are as "
-        "many as their processor time asks for, or the sessions that a round's devices open anew "
-        "when one of them is lost. Not in the measurement: TLS at the brokers "
-        "(assumed above), the kernel's memory for sockets, the time in which a worker that starts "
-        "reads the registry, and networks that lose what is sent."
+        "costs more than many at once: both err to the dear side. A worker's memory is that of all "
+        "its devices' sessions, as if every device had one; workers are as many as their processor "
+        "time asks for, or their memory, or the sessions that a round's devices open anew when one "
+        "of them is lost. Not in the measurement: TLS at the brokers (assumed above), the kernel's "
+        "memory for sockets, and networks that lose what is sent."
     )
 
 

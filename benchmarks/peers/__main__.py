@@ -26,6 +26,7 @@ from benchmarks.recommendation.split import load_split
 
 ROWS = (
     Row("Tessera, each device alone", "tessera_rounds", ("numpy",)),
+    Row("Tessera, devices in one call", "tessera_rounds", ("numpy", "512")),
     Row("Tessera, each alone, by the train graph", "tessera_rounds", ("graph",)),
     Row("pfl, whole matrices", "pfl_rounds", ("dense",), "pfl"),
     Row("pfl, touched rows", "pfl_rounds", ("rows",), "pfl"),

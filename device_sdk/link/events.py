@@ -185,6 +185,8 @@ class Delivery:
     done: threading.Condition
     outcome: Outcome | None = None
     detail: str = ""
+    silent_seconds: float = 0.0
+    """How long the broker owed this acknowledgement, and sent no other meanwhile."""
 
     def wait(self, timeout_seconds: float) -> Outcome | None:
         """The outcome, waiting for it; None when ``timeout_seconds`` passed without one."""

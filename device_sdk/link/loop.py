@@ -139,7 +139,7 @@ class LinkLoop:
         self._in_flight: tuple[_Open, _Open] = ({}, {})
         self._asked: dict[int, tuple[Sequence[str], float]] = {}
         self._never_accepted = True
-        self._paused_seconds = -math.inf
+        self._paused_seconds = self._acknowledged_seconds = -math.inf
         self._stopping = False
         self._flush_until_seconds = 0.0
 
@@ -186,6 +186,9 @@ class LinkLoop:
         entry = self._in_flight[1].pop(mid, None)
         if entry is None:
             return
+        now, before = self._clock(), max(self._paused_seconds, self._acknowledged_seconds)
+        entry[0].silent_seconds = now - max(entry[1], before)
+        self._acknowledged_seconds = now
         if code < _FAILURE:
             settle([entry[0]], Outcome.ACKNOWLEDGED, "")
         else:

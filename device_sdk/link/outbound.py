@@ -108,6 +108,7 @@ class Subscriptions:
 
     An *optional* filter must not stand in the way of the others. Refused, it waits for the next
     connection; where a broker ended the connection in place of an answer, for the one after it.
+    Until it is granted nothing that asks for it again does so earlier.
     """
 
     def __init__(self, backoff: Callable[[], Backoff]) -> None:
@@ -115,6 +116,7 @@ class Subscriptions:
         self._lock = threading.Lock()
         self._filters: dict[str, int] = {}
         self._optional: set[str] = set()
+        self._granted: set[str] = set()  # of the optional ones, on this connection
         self._left_out: set[str] = set()
         self._changes: list[tuple[str, int | None]] = []
         self._backoffs: dict[str, Backoff] = {}
@@ -124,11 +126,12 @@ class Subscriptions:
     def add(self, topic_filter: str, qos: int, *, optional: bool = False) -> None:
         """Subscribe, or change the QoS."""
         with self._lock:
+            is_ungranted = topic_filter in self._optional - self._granted
             self._filters[topic_filter] = qos
             if optional:
                 self._optional.add(topic_filter)
             self._due_seconds.pop(topic_filter, None)
-            if self._connected:
+            if self._connected and not is_ungranted:
                 self._changes.append((topic_filter, qos))
 
     def remove(self, topic_filter: str) -> bool:
@@ -155,12 +158,15 @@ class Subscriptions:
         with self._lock:
             self._left_out |= self._optional.intersection(hung_up_on)
             self._connected = False
+            self._granted.clear()
             self._due_seconds.clear()
 
     def granted(self, topic_filter: str) -> None:
         """The broker granted it: should it refuse it later, the waits start anew."""
         with self._lock:
             self._backoffs.pop(topic_filter, None)
+            if topic_filter in self._optional:
+                self._granted.add(topic_filter)
 
     def refused(self, topic_filter: str, now: float) -> float | None:
         """The broker refused it; in how many seconds it will be asked for again, if at all."""

@@ -157,7 +157,7 @@ class ManifestIntake:
         self._membership, self._store = world.membership, world.home.rounds
         self._sessions = sessions
         self._newest = b""
-        self._over: bytes | None = None
+        self._is_over = False
         self._waits = False
         self._retry: Retry | None = None
         self.expired: RoundManifest | None = None
@@ -173,10 +173,10 @@ class ManifestIntake:
         ``expired-manifest``, ``wrong-manifest``, or another; and ``sqlite3.Error`` where the mark
         cannot be written.
         """
-        if message is not None and message == self._over:
-            return None
         if message is not None:
-            self._newest, self._waits, self._retry = message, True, None
+            if message == self._newest and (self._is_over or self._retry is not None):
+                return None  # shown again: it was judged, or has a time of its own
+            self._newest, self._waits, self._retry, self._is_over = message, True, None, False
         if not self._waits or not self._sessions.is_open:
             return None
         self._waits = False
@@ -184,8 +184,7 @@ class ManifestIntake:
             return self._verified(self._newest)
         except WireError as error:
             self._waits = error.reason in _MAY_COME_RIGHT
-            if error.reason == "expired-manifest":
-                self._over = self._newest  # the broker shows it again until the next one
+            self._is_over = error.reason == "expired-manifest"
             raise
 
     def postpone(self) -> None:
@@ -221,6 +220,8 @@ class ManifestIntake:
             raise WireError("no-session", "no session has given the time yet")
         chosen = _selects(manifest, membership.grant.device_id)
         if now_unix_seconds >= manifest.expiry_unix_seconds:
+            if which is Order.SAME:
+                return None  # the broker shows it until the next one
             if which is Order.NEWER and chosen:
                 self.expired = manifest
             raise WireError("expired-manifest", "the round's time is over")

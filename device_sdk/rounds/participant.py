@@ -12,7 +12,7 @@ from device_sdk.rounds.budget import DayBudget
 from device_sdk.rounds.cell import CellChoice
 from device_sdk.rounds.current_round import CurrentRound
 from device_sdk.rounds.farewell import Farewell
-from device_sdk.rounds.listening import Listening
+from device_sdk.rounds.resubscription import Resubscription
 from device_sdk.rounds.roster import Roster
 from device_sdk.rounds.sender import Sender
 from device_sdk.rounds.session import SessionKeeper
@@ -92,7 +92,7 @@ class Participant:
         self.rounds: dict[str, CurrentRound] = {}
         """By task, the one in hand, and what is to be done for it."""
         self._roster = Roster(world)
-        self._listening = Listening(world)
+        self._resubscription = Resubscription(world)
         self._turns = Turns()
         self._turn_seconds = math.inf
         self._is_connected = False
@@ -125,7 +125,7 @@ class Participant:
     def connected(self, value: bool) -> None:
         """The broker's connection came or went."""
         self._is_connected = value
-        self._listening.connected(value)
+        self._resubscription.connected(value)
         self.sessions.connected(value)
         self.cell.connected(value)
         self.sender.connected(value and self.farewell is None)
@@ -217,7 +217,7 @@ class Participant:
                 self._world.home.membership.raise_time(self.sessions.time.largest_unix_seconds)
             self.budget.save()
         self._listen()
-        if self._listening.due():
+        if self._resubscription.due():
             self._ask_again()
         for each in self.rounds.values():
             try:
@@ -232,7 +232,7 @@ class Participant:
             self._turn_seconds,
             self.sessions.next_seconds(),
             self.cell.next_seconds(),
-            self._listening.next_seconds(),
+            self._resubscription.next_seconds(),
             self.sender.next_seconds(),
             math.inf if self.farewell is None else self.farewell.next_seconds(),
             self._save_time_seconds,

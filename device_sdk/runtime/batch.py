@@ -37,7 +37,7 @@ class BatchChecker:
         except KeyError as error:
             self._refuse(f"entry {error.args[0]!r} is missing")
         except TypeError:
-            self._refuse(f"it is a {type(batch).__name__}, not a mapping of names to arrays")
+            self._refuse(f"it is of type {type(batch).__name__}, not a mapping of names to arrays")
         if len(batch) != len(arrays):
             unknown = sorted(str(name) for name in batch if name not in self._known)
             if unknown:
@@ -52,7 +52,7 @@ class BatchChecker:
         for port, array, dtype in zip(self._ports, arrays, self._dtypes, strict=True):
             if not isinstance(array, (np.ndarray, np.generic)):
                 self._refuse(
-                    f"entry {port.of!r} is a {type(array).__name__}, not a numpy array",
+                    f"entry {port.of!r} is of type {type(array).__name__}, not a numpy array",
                     f"pass np.asarray(value, np.{dtype.name})",
                 )
             if array.dtype != dtype:

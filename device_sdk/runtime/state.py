@@ -118,7 +118,7 @@ class StateBanks:
 def check_tensor(what: str, array: object, dtype: str, rank: int) -> None:
     """Refuse what is no numpy array of the dtype and rank."""
     if not isinstance(array, (np.ndarray, np.generic)):
-        raise StateError(f"{what} is a {type(array).__name__}, expected a numpy array")
+        raise StateError(f"{what} is of type {type(array).__name__}, expected a numpy array")
     if array.dtype != DTYPES[dtype]:
         raise StateError(
             f"{what} is {array.dtype}, expected {dtype}. To fix it, convert it with "
@@ -163,6 +163,12 @@ class Members:
         self._places: Final[dict[str, tuple[StateTensor, Member]]] = {
             member.name: (tensor, member) for tensor, member in manifest.members()
         }
+        # Looked at for each member of each device in a simulated round.
+        self._packed: Final[dict[str, tuple[slice, tuple[int, ...]]]] = {
+            member.name: packed_place(member)
+            for _, member in manifest.members()
+            if not axes_of(member.shape)
+        }
 
     def place(self, name: str) -> tuple[StateTensor, Member]:
         """The state tensor that holds a parameter or buffer, and its place in it."""
@@ -178,32 +184,36 @@ class Members:
         """Names of all parameters, or of all buffers, in order."""
         return [name for name, (tensor, _) in self._places.items() if tensor.kind == kind]
 
-    def extract(self, name: str, state: Array) -> Array:
-        """A copy of the parameter or buffer, out of its state tensor's contents."""
-        _, member = self._places[name]
-        if axes_of(member.shape):
-            return state.copy()
-        return packed_view(state, member).copy()
+    def view(self, name: str, state: Array) -> Array:
+        """The parameter or buffer inside its state tensor's contents, which are contiguous."""
+        if name not in self._packed:
+            return state
+        part, shape = self._packed[name]
+        return state.reshape(-1)[part].reshape(shape)
 
 
 def initial_state(manifest: Manifest, initial: Mapping[str, Array]) -> dict[str, Array]:
-    """All state tensors at the start: parameters and buffers as given by name, the rest zero."""
-    sizes = manifest.example_sizes
-    state = {}
+    """All state tensors at the start: parameters and buffers as given by name, the rest zero.
+
+    What is zero takes no memory.
+    """
+    sizes, members = manifest.example_sizes, Members(manifest)
+    state: dict[str, Array] = {}
     for tensor in manifest.state:
-        whole: Array = np.zeros(resolve(tensor.shape, sizes), DTYPES[tensor.dtype])
-        for member in tensor.members:
-            if axes_of(member.shape):
-                whole = initial[member.name]
-            else:
-                packed_view(whole, member)[...] = initial[member.name]
-        state[tensor.name] = whole
+        shape, dtype = resolve(tensor.shape, sizes), DTYPES[tensor.dtype]
+        if not tensor.members:
+            state[tensor.name] = np.broadcast_to(np.zeros((), dtype), shape)
+        elif axes_of(tensor.shape):
+            (member,) = tensor.members
+            state[tensor.name] = initial[member.name]
+        else:
+            state[tensor.name] = np.zeros(shape, dtype)
+            for member in tensor.members:
+                members.view(member.name, state[tensor.name])[...] = initial[member.name]
     return state
 
 
-def packed_view(state: Array, member: Member) -> Array:
-    """The member's elements inside a contiguous state tensor, as a view of the member's shape."""
+def packed_place(member: Member) -> tuple[slice, tuple[int, ...]]:
+    """Where a member of fixed shape lies in its flat state tensor, and its shape."""
     shape = resolve(member.shape, {})
-    begin = member.offset
-    view: Array = state.reshape(-1)[begin : begin + math.prod(shape)].reshape(shape)
-    return view
+    return slice(member.offset, member.offset + math.prod(shape)), shape

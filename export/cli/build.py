@@ -84,7 +84,7 @@ def _arguments_of(reference: str) -> dict[str, Any]:
     given = function()
     if not isinstance(given, Mapping):
         raise ExportError(
-            f"{reference} returned a {type(given).__name__}",
+            f"{reference} returned something of type {type(given).__name__}",
             instead="a dict with model, loss, example_batch, optimizer and dynamic",
         )
     known = set(inspect.signature(export_train_step).parameters) - {"directory", "verify"}

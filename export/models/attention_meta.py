@@ -109,7 +109,7 @@ def meta_loss(base: nn.Module, loss: LossFunction) -> LossFunction:
 
     def at_the_mixture(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
         if not isinstance(model, AttentionMeta):
-            raise TypeError(f"the meta-loss takes an AttentionMeta, not a {type(model).__name__}")
+            raise TypeError(f"the meta-loss takes an AttentionMeta, not {type(model).__name__}")
         vector, _, _ = model.mixture(batch)
         entries = model.layout.entries
         parts = vector.split([entry.size for entry in entries])
@@ -127,7 +127,7 @@ def meta_loss(base: nn.Module, loss: LossFunction) -> LossFunction:
 def mixture(model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
     """The prediction: ``mixed`` [p], ``first`` [g, n] and ``second`` [g, 2]."""
     if not isinstance(model, AttentionMeta):
-        raise TypeError(f"mixture takes an AttentionMeta, not a {type(model).__name__}")
+        raise TypeError(f"mixture takes an AttentionMeta, not {type(model).__name__}")
     mixed, first, second = model.mixture(batch)
     return {"mixed": mixed, "first": first, "second": second}
 

@@ -252,7 +252,7 @@ def click_model(
 def predicted_clicks(model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
     """``logits`` [b, 2], ``click`` [b] (its probability), and the attention's weights if any."""
     if not isinstance(model, ClickModel):
-        raise TypeError(f"predicted_clicks takes a ClickModel, not a {type(model).__name__}")
+        raise TypeError(f"predicted_clicks takes a ClickModel, not {type(model).__name__}")
     logits, weights = model.explained(batch)
     return {"logits": logits, "click": torch.softmax(logits, -1)[:, 1], **weights}
 

@@ -84,7 +84,7 @@ def bpr_loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
     each side, so that a step may move users only.
     """
     if not isinstance(model, MatrixFactorisation):
-        raise TypeError(f"bpr_loss takes a MatrixFactorisation, not a {type(model).__name__}")
+        raise TypeError(f"bpr_loss takes a MatrixFactorisation, not {type(model).__name__}")
     items = model.items(torch.cat([batch["positive"], batch["negative"]]))
     settings = [batch[name] for name in ("rate_users", "rate_items", "l2_users", "l2_items")]
     loss: Tensor = _Bpr.apply(  # type: ignore[no-untyped-call]
@@ -96,7 +96,7 @@ def bpr_loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
 def scores(model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
     """The prediction: ``scores`` [users, items]."""
     if not isinstance(model, MatrixFactorisation):
-        raise TypeError(f"scores takes a MatrixFactorisation, not a {type(model).__name__}")
+        raise TypeError(f"scores takes a MatrixFactorisation, not {type(model).__name__}")
     return {"scores": model.scores()}
 
 

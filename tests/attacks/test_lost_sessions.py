@@ -14,7 +14,7 @@ from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.codec.message import MessageType
 from device_sdk.wire.publish.receipts import RecordType
 from device_sdk.wire.publish.topics import DownTopic, UpTopic
-from device_sdk.wire.seal.admission import _OUTSIDE, OpenSchedule
+from device_sdk.wire.seal.admission import _MARGIN, OpenSchedule
 from device_sdk.wire.seal.no_session import MESSAGE_BYTES, read_no_session, sign_no_session
 from device_sdk.wire.seal.placement import FIRST_SHARD
 from tests.attacks.conftest import MakeStage
@@ -201,7 +201,7 @@ def lose_all(stage: Stage, place_seconds: float) -> float:
     for place in range(len(stage.devices)):
         lose(stage, place)
     schedule = stage.parts.table._schedule
-    schedule._cost_seconds = place_seconds * schedule._share / _OUTSIDE
+    schedule._cost_seconds = place_seconds * schedule._share / _MARGIN
     schedule.opened = lambda sender, cost_seconds: (  # type: ignore[method-assign]
         OpenSchedule.opened(schedule, sender, schedule._cost_seconds)
     )

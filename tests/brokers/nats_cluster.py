@@ -29,31 +29,32 @@ class NatsCluster:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self.ports = tuple(free_port() for _ in range(_NODES))
 
     @property
     def pids(self) -> list[int]:
         """Of the nodes' processes."""
-        return [process.pid for process in self._processes]
+        return [process.pid for process in self._processes.values()]
+
+    @property
+    def urls(self) -> list[str]:
+        """Of the nodes, for clients."""
+        return [f"mqtt://127.0.0.1:{port}" for port in self.ports]
 
     def start(self) -> None:
         """Start all nodes, and wait until each accepts an MQTT client. Raises TimeoutError."""
-        assert EXECUTABLE is not None
         routes = [free_port() for _ in range(_NODES)]
         for node, port in enumerate(self.ports):
             others = ", ".join(f'"nats://127.0.0.1:{route}"' for route in routes)
-            config = self._folder / f"nats-{node}.conf"
-            config.write_text(
+            self._config(node).write_text(
                 f"server_name: node-{node}\n"
                 f"listen: 127.0.0.1:{free_port()}\n"
                 f'jetstream {{ store_dir: "{self._folder}/nats-{node}" }}\n'
                 f"cluster {{ name: fleet, listen: 127.0.0.1:{routes[node]}, routes: [{others}] }}\n"
                 f"mqtt {{ listen: 127.0.0.1:{port} }}\n"
             )
-            with (self._folder / f"nats-{node}.log").open("ab") as log:
-                command = [EXECUTABLE, "-c", str(config)]
-                self._processes.append(subprocess.Popen(command, stdout=log, stderr=log))
+            self.start_node(node)
         until = time.monotonic() + PATIENCE_SECONDS
         for port in self.ports:
             while not _accepts(port):
@@ -64,10 +65,24 @@ class NatsCluster:
 
     def kill(self) -> None:
         """kill -9 of all nodes."""
-        for process in self._processes:
-            process.kill()
-            process.wait()
-        self._processes.clear()
+        for node in list(self._processes):
+            self.kill_node(node)
+
+    def start_node(self, node: int) -> None:
+        """One that was killed, with what it stored; not waited for."""
+        assert EXECUTABLE is not None
+        with (self._folder / f"nats-{node}.log").open("ab") as log:
+            command = [EXECUTABLE, "-c", str(self._config(node))]
+            self._processes[node] = subprocess.Popen(command, stdout=log, stderr=log)
+
+    def kill_node(self, node: int) -> None:
+        """kill -9."""
+        process = self._processes.pop(node)
+        process.kill()
+        process.wait()
+
+    def _config(self, node: int) -> Path:
+        return self._folder / f"nats-{node}.conf"
 
 
 def _accepts(port: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -11,8 +12,12 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
 
+import pytest
+
 from tests.brokers.mosquitto import Mosquitto
 from tests.device_sdk.test_device_with_aggregator import _TASK, Operator, await_status, enrolled
+from tests.fakes.homes import command, invite, make_home, serving
+from tests.fakes.small_folder import SmallFolder
 from tests.fakes.waiting import wait_until
 
 
@@ -39,6 +44,49 @@ def pages(folder: Path) -> Iterator[str]:
     finally:
         server.shutdown()
         server.server_close()
+
+
+def test_rounds_go_on_while_the_mirror_is_full_and_it_is_filled_again_by_itself(
+    mosquitto: Mosquitto,
+    tmp_path: Path,
+    small_folder: SmallFolder,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("aggregator.publish.mirror._LONGEST_REST_SECONDS", 0.5)
+    monkeypatch.setattr("aggregator.publish.mirror._REST_SECONDS", 0.05)
+    monkeypatch.setattr("aggregator.serve.housekeeping._SWEEP_SECONDS", 0.1)
+    monkeypatch.setattr("device_sdk.link.mirror._LONGEST_REST_SECONDS", 0.5)
+    monkeypatch.setattr("device_sdk.link.mirror._REST_SECONDS", 0.1)
+    small_folder.fill()
+    with pages(small_folder.path) as url:
+        table = f'[cluster]\nchunks = "{url}"\nchunk_store = "{small_folder.path}"\n'
+        lines = "quorum = 1\nwait_for_devices = 1\ndeadline_seconds = 60.0\npause_seconds = 0.2"
+        home = make_home(tmp_path, mosquitto.url, lines, table)
+
+        def problem() -> str:
+            capsys.readouterr()
+            assert command(home, "status", "--json") == 0
+            return json.loads(capsys.readouterr().out)["chunk_store_problem"] or ""
+
+        with serving(home) as served:
+            device = enrolled(mosquitto.url, invite(home)[0], tmp_path / "device", 0)
+            device.record_all([(f"item-{row}", "anna") for row in range(8)])
+            device.start()
+            wait_until(lambda: (device.status().version or 0) >= 2)
+            wait_until(lambda: "No space left" in problem())
+            assert command(home, "status") == 0
+            assert "cluster.chunk_store cannot be written to" in capsys.readouterr().out
+            assert Pages.answers[200] == 0
+            small_folder.make_room()
+            wait_until(lambda: not problem() and Pages.answers[200] > 0)
+            small_folder.set_read_only(True)
+            wait_until(lambda: "Read-only" in problem())
+            before = device.status().version or 0
+            wait_until(lambda: (device.status().version or 0) >= before + 2)
+            device.close()
+            counted = served.parts.first.ingest.counted
+        assert counted >= before + 2
 
 
 def test_rounds_come_from_the_mirror_and_go_on_without_it(

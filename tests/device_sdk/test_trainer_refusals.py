@@ -40,7 +40,7 @@ def factors(tmp_path_factory: pytest.TempPathFactory) -> Trainer:
             r"'x' is float64, expected float32.*astype\(np.float32",
         ),
         ({"x": X.astype(">f4"), "y": Y}, "'x' is >f4, expected float32"),
-        ({"x": X.tolist(), "y": Y}, "'x' is a list, not a numpy array"),
+        ({"x": X.tolist(), "y": Y}, "'x' is of type list, not a numpy array"),
         ({"x": X[0], "y": Y}, "1 axes instead of 2"),
         ({"x": X[:, :3], "y": Y}, "axis 1 must have length 4"),
         ({"x": X, "y": Y[:1]}, "axis 'batch' has length 2 in entry 'x'"),
@@ -92,7 +92,7 @@ def test_wrong_hyper_parameters(linear: Trainer, hyper: dict[str, Any], message:
         ({"items.wait": np.ones((6, 2), np.float32)}, "'items.wait' is no parameter.*items.weight"),
         ({"items.weight": np.ones((6, 2))}, "is float64, expected float32"),
         ({"items.weight": np.ones(6, np.float32)}, "has 1 axes, expected 2"),
-        ({"items.weight": [[1.0]]}, "is a list"),
+        ({"items.weight": [[1.0]]}, "is of type list"),
         ({"items.weight": np.ones((0, 2), np.float32)}, "no empty axis"),
         ({"items.weight": np.ones((7, 2), np.float32)}, "axis 'items'.*'b'.*same call"),
         (

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from device_sdk import Trainer
-from device_sdk.runtime.state import packed_view
+from device_sdk.runtime.state import Members
 from export.models.attention_meta import AttentionMeta, base_layout, export_attention, meta_loss
 from export.models.gru_classifier import (
     DYNAMIC,
@@ -94,9 +94,10 @@ def test_one_graph_serves_any_number_of_neighbours(artifact: Path, n: int) -> No
 def first_moments(trainer: Trainer) -> dict[str, np.ndarray]:
     """Adam's m by parameter, which after the first step is the gradient."""
     manifest, state = trainer.artifact, trainer.state
+    members = Members(manifest)
     names = {each.like: each.name for each in manifest.state if each.name.startswith("adam.m.")}
     return {
-        member.name: packed_view(state[names[tensor.name]], member)
+        member.name: members.view(member.name, state[names[tensor.name]])
         for tensor, member in manifest.members()
     }
 

@@ -7,11 +7,10 @@ import pickle
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -20,12 +19,12 @@ from aggregator.cluster.coordinator import Coordinating, Crew, posts
 from aggregator.cluster.orders import Orders, Post
 from aggregator.cluster.worker import Worker, WorkerStatus, run_on_thread
 from aggregator.home import AggregatorHome
-from aggregator.rounds.machine import RoundEvent
 from aggregator.serve.assembly import World, assemble
-from aggregator.serve.service import Parts, Service
 from aggregator.store.cluster import ShareRow
 from aggregator.task.cluster import Cluster
 from aggregator.task.file import read_task
+from tests.fakes.homes import Serving
+from tests.fakes.threads import on_thread
 from tests.fakes.waiting import PATIENCE_SECONDS, wait_until
 
 
@@ -159,12 +158,11 @@ class Processes:
             worker.wait()
 
 
-@dataclass
-class Coordinated:
-    parts: Parts
-    service: Service
+@dataclass(kw_only=True)
+class Coordinated(Serving):
+    """A coordinator on a thread of its own."""
+
     runtime: Threads | Processes
-    rounds: list[RoundEvent] = field(default_factory=list)
 
 
 @contextmanager
@@ -172,46 +170,26 @@ def coordinated(
     home: AggregatorHome, cluster: Cluster, *, processes: bool = False
 ) -> Iterator[Coordinated]:
     """Coordinate a home in this process, with its workers, until the block ends."""
-    stopping, ready = threading.Event(), threading.Event()
-    made: list[Coordinated] = []
-    errors: list[BaseException] = []
 
-    def work() -> None:
+    def coordinate(ready: Callable[[Coordinated], None], stopping: Callable[[], bool]) -> None:
+        task, store = read_task(home.task_file), home.open_store()
+        role = Coordinating(cluster)
+        parts = assemble(home, store, task, world(), role=role)
+        where = posts(home, store, cluster, task.fleet)
+        runtime = Processes(where, home.folder) if processes else Threads(where)
+        role.fetch = runtime.shares
+        running = Coordinated(parts=parts, runtime=runtime)
+        crew = Crew(runtime, home, parts)
+        parts.link.start()
+        ready(running)
         try:
-            task = read_task(home.task_file)
-            store = home.open_store()
-            role = Coordinating(cluster)
-            parts = assemble(home, store, task, world(), role=role)
-            where = posts(home, store, cluster, task.fleet)
-            runtime = Processes(where, home.folder) if processes else Threads(where)
-            role.fetch = runtime.shares
-            mine = Coordinated(parts, Service(parts), runtime)
-            mine.service = Service(parts, mine.rounds.append)
-            crew = Crew(runtime, home, parts)
-            made.append(mine)
-            parts.link.start()
-            ready.set()
-            try:
-                mine.service.run(stopping.is_set, crew.tend)
-            finally:
-                runtime.stop()
-                mine.service.stop()
-                if isinstance(runtime, Threads):
-                    errors.extend(runtime.errors)
-        except BaseException as error:
-            errors.append(error)
-            ready.set()
+            running.service.run(stopping, crew.tend)
+        finally:
+            runtime.stop()
+            running.service.stop()
+        for error in runtime.errors if isinstance(runtime, Threads) else []:
+            raise error
 
-    thread = threading.Thread(target=work)
-    thread.start()
-    ready.wait()
-    try:
-        if made:
-            wait_until(made[0].runtime.connected, lambda: "workers do not connect")
-            yield made[0]
-    finally:
-        stopping.set()
-        thread.join(PATIENCE_SECONDS)
-        assert not thread.is_alive()
-        if errors:
-            raise errors[0]
+    with on_thread(coordinate) as running:
+        wait_until(running.runtime.connected, lambda: "workers do not connect")
+        yield running

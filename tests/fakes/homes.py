@@ -6,10 +6,9 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -28,6 +27,7 @@ from aggregator.store import Store
 from aggregator.task.file import read_task
 from device_sdk.link.settings import LinkSettings
 from device_sdk.wire.seal.placement import own_placement
+from tests.fakes.threads import on_thread
 from tests.fakes.waiting import PATIENCE_SECONDS, wait_until
 
 ITEMS, WIDTH = 20, 8
@@ -78,8 +78,11 @@ class Serving:
     """A service on a thread of its own."""
 
     parts: Parts
-    service: Service
     rounds: list[RoundEvent] = field(default_factory=list)
+    service: Service = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.service = Service(self.parts, self.rounds.append)
 
 
 @contextmanager
@@ -93,50 +96,24 @@ def serving(
 
     ``binding`` takes the place of the task file's.
     """
-    stopping = threading.Event()
-    ready = threading.Event()
-    holder: list[Serving] = []
-    errors: list[BaseException] = []
 
-    lock = ExitStack()
-
-    def work() -> None:
-        try:
-            lock.enter_context(serve_lock(home))
+    def serve(ready: Callable[[Serving], None], stopping: Callable[[], bool]) -> None:
+        with serve_lock(home):
             task = read_task(home.task_file)
             if binding is not None:
                 task = replace(task, binding=binding)
             world = World(time.monotonic, time.time, np.random.default_rng(3), os.urandom)
-            parts = assemble(
-                home, home.open_store(), task, world, link_settings, Whole(placement_of)
-            )
-            mine = Serving(parts, Service(parts))
-            mine.service = Service(parts, mine.rounds.append)
-            holder.append(mine)
-            parts.link.start()
-            ready.set()
+            role = Whole(placement_of)
+            served = Serving(assemble(home, home.open_store(), task, world, link_settings, role))
+            served.parts.link.start()
+            ready(served)
             try:
-                mine.service.run(stopping.is_set, lambda: None)
+                served.service.run(stopping, lambda: None)
             finally:
-                mine.service.stop()
-        except BaseException as error:
-            errors.append(error)
-            ready.set()
-        finally:
-            lock.close()
+                served.service.stop()
 
-    thread = threading.Thread(target=work)
-    thread.start()
-    ready.wait()
-    try:
-        if holder:
-            yield holder[0]
-    finally:
-        stopping.set()
-        thread.join(PATIENCE_SECONDS)
-        assert not thread.is_alive()
-        if errors:
-            raise errors[0]
+    with on_thread(serve) as served:
+        yield served
 
 
 class ServeProcess:

@@ -74,6 +74,20 @@ class PostgresServer:
         with (self._data / "postgresql.conf").open("a") as file:
             file.write("\n".join(settings) + "\n")
 
+    def copy(self, folder: Path) -> PostgresServer:
+        """Another server with what this one holds now, as a standby has it or a backup; not
+        started. This one must be stopped."""
+        made = object.__new__(PostgresServer)
+        made.__dict__.update(self.__dict__, port=free_port(), _process=None)
+        made._data, made._log = folder / "data", folder / "server.log"
+        shutil.copytree(self._data, made._data)
+        if self._owner is not None:
+            for path in (folder, made._data, *made._data.rglob("*")):
+                shutil.chown(path, self._owner, self._owner)
+        with (made._data / "postgresql.conf").open("a") as file:
+            file.write(f"port = {made.port}\n")
+        return made
+
     def url(self, database: str = "postgres") -> str:
         """The URL of one of its databases."""
         return f"postgresql://{USER}@127.0.0.1:{self.port}/{database}"

@@ -9,7 +9,6 @@ scale, so that they come out the same with any generator.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import sys
@@ -49,6 +48,7 @@ from device_sdk.wire.publish.topics import (
     UpTopic,
 )
 from device_sdk.wire.seal.session import padded_length
+from tests.vectors.written import write
 
 _WIDE = (Codec.FLOAT32, Codec.FLOAT16, Codec.INT8)
 FILE = Path(__file__).with_name("codecs.json")
@@ -246,17 +246,5 @@ def _selected(device_id: bytes) -> bool:
     )
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Write tests/vectors/codecs.json.")
-    parser.add_argument("--check", action="store_true", help="write nothing; fail if it differs")
-    if not parser.parse_args().check:
-        FILE.write_text(text(), encoding="utf-8")
-        return 0
-    if FILE.read_text(encoding="utf-8") == text():
-        return 0
-    print(f"{FILE.name} differs: run python tests/vectors/generate_codecs.py", file=sys.stderr)
-    return 1
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(write(FILE, text()))

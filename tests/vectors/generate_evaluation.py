@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from pathlib import Path
@@ -21,6 +20,7 @@ from device_sdk.evaluation.terms import EvaluationTerms
 from device_sdk.wire.codec import cbor
 from device_sdk.wire.publish.manifest import evaluates
 from tests.vectors.generate_codecs import MANIFEST
+from tests.vectors.written import write
 
 FILE = Path(__file__).with_name("evaluation.json")
 TERMS = EvaluationTerms(("loss", "auc"), every_rounds=2, share=0.5, least_samples=3)
@@ -81,17 +81,5 @@ def text() -> str:
     return json.dumps(build(), indent=1) + "\n"
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Write tests/vectors/evaluation.json.")
-    parser.add_argument("--check", action="store_true", help="write nothing; fail if it differs")
-    if not parser.parse_args().check:
-        FILE.write_text(text(), encoding="utf-8")
-        return 0
-    if FILE.read_text(encoding="utf-8") == text():
-        return 0
-    print(f"{FILE.name} differs: run python tests/vectors/generate_evaluation.py", file=sys.stderr)
-    return 1
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(write(FILE, text()))

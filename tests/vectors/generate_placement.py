@@ -8,7 +8,6 @@ file would change.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from pathlib import Path
@@ -21,6 +20,7 @@ from device_sdk.wire.seal.enrolment_message import EnrolAnswer, Grant
 from device_sdk.wire.seal.keys import signing_key
 from device_sdk.wire.seal.no_session import sign_no_session
 from device_sdk.wire.seal.placement import Placement, shard_of, write_placement
+from tests.vectors.written import write
 
 FILE = Path(__file__).with_name("placement.json")
 _SEALING = Path(__file__).with_name("sealing.json")
@@ -87,17 +87,5 @@ def text() -> str:
     return json.dumps(build(), indent=1) + "\n"
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Write tests/vectors/placement.json.")
-    parser.add_argument("--check", action="store_true", help="write nothing; fail if it differs")
-    if not parser.parse_args().check:
-        FILE.write_text(text(), encoding="utf-8")
-        return 0
-    if FILE.read_text(encoding="utf-8") == text():
-        return 0
-    print(f"{FILE.name} differs: run python tests/vectors/generate_placement.py", file=sys.stderr)
-    return 1
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(write(FILE, text()))

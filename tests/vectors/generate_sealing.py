@@ -10,7 +10,6 @@ file would change.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import sys
@@ -50,6 +49,7 @@ from device_sdk.wire.seal.presence import new_presence, sign_presence
 from device_sdk.wire.seal.session import Fragment, derive_session_keys
 from device_sdk.wire.seal.session_table import RegisteredDevice, SessionTable
 from device_sdk.wire.seal.tasks import ServedTasks, sign_tasks
+from tests.vectors.written import write
 
 PATH = Path(__file__).with_name("sealing.json")
 NOW = 1_800_000_000
@@ -343,22 +343,10 @@ def text_of(vectors: Section) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Command line entry; returns the exit status."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--check", action="store_true", help="fail when the file would change")
-    options = parser.parse_args(arguments)
-    old = PATH.read_text(encoding="utf-8") if PATH.exists() else ""
-    recorded: dict[str, str] = json.loads(old)["hpke_sealed"] if old else {}
-    new = text_of(build(recorded))
-    if options.check:
-        if new == old:
-            return 0
-        print(f"{PATH.name} is not what the code gives; run this script without --check")
-        return 1
-    PATH.write_text(new, encoding="utf-8")
-    print(f"wrote {PATH.name}: {len(new)} characters")
-    return 0
+    recorded: dict[str, str] = {}
+    if PATH.exists():
+        recorded = json.loads(PATH.read_text(encoding="utf-8"))["hpke_sealed"]
+    return write(PATH, text_of(build(recorded)), arguments)
 
 
 if __name__ == "__main__":

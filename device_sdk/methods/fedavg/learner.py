@@ -47,6 +47,7 @@ class FedAvgLearner(Learner):
         self._trainer = trainer
         self._sender = sender
         self._rng = rng
+        self._layouts: dict[tuple[str, ...], tuple[SharedTensor, ...]] = {}
 
     @property
     def trainer(self) -> Trainer:
@@ -121,11 +122,15 @@ class FedAvgLearner(Learner):
         restore_trainer(self._trainer, state)
 
     def _layout(self, training: FedAvgTraining) -> tuple[SharedTensor, ...]:
-        trainer = self._trainer
-        try:
-            return shared_tensors(trainer.parameters, trainer.buffers, training.personal_names)
-        except ValueError as error:
-            raise LearnerError(str(error)) from error
+        trainer, known = self._trainer, (training.personal, *map(str, self._trainer.axes.values()))
+        if known not in self._layouts:
+            try:
+                self._layouts[known] = shared_tensors(
+                    trainer.parameters, trainer.buffers, training.personal_names
+                )
+            except ValueError as error:
+                raise LearnerError(str(error)) from error
+        return self._layouts[known]
 
     def _take(self, broadcast: Broadcast, layout: tuple[SharedTensor, ...]) -> None:
         names = {one.wire_name for one in layout}

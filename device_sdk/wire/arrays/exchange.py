@@ -17,9 +17,9 @@ import math
 import re
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import Field, asdict, dataclass, field, fields
+from dataclasses import Field, asdict, dataclass, field
 from types import MappingProxyType
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -182,7 +182,7 @@ def _scalars(values: Mapping[str, Scalar]) -> Mapping[str, Scalar]:
     for name, value in values.items():
         if not isinstance(value, (bool, int, float, str)):
             raise TypeError(
-                f"{name!r} is a {type(value).__name__}; expected a bool, int, float or str"
+                f"{name!r} is of type {type(value).__name__}; expected bool, int, float or str"
             )
         if isinstance(value, float) and not math.isfinite(value):
             raise ValueError(f"{name!r} is {value}; expected a finite number")
@@ -218,14 +218,20 @@ class TrainingSettings:
 
         Raises ``error`` for missing names, and for values that the class refuses.
         """
-        names = [field.name for field in fields(cls)]
+        names = cls.__dataclass_fields__
         missing = [name for name in names if name not in values]
         if missing:
             raise error(f"the broadcast lacks the training settings {', '.join(missing)}")
         try:
-            return cls(**{name: values[name] for name in names})
+            return cast(Self, _made(cast(Any, cls), *[values[name] for name in names]))
         except ValueError as wrong:
             raise error(str(wrong)) from wrong
+
+
+# Every device of a round reads the same ones. Typed, for 1 and True are equal, and one is refused.
+@functools.lru_cache(maxsize=16, typed=True)
+def _made(kind: Callable[..., Any], *values: Scalar) -> Any:
+    return kind(*values)
 
 
 MAX_METADATA_BYTES = 16 * 1024

@@ -88,11 +88,6 @@ class Reassembler:
         """Bytes of all parts held."""
         return self._bytes
 
-    @property
-    def partial_messages(self) -> int:
-        """How many messages are incomplete."""
-        return len(self._partials)
-
     def add(
         self, sender: Hashable, message_type: int, fragment: Fragment, part: bytes
     ) -> bytes | None:

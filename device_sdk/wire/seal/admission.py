@@ -181,7 +181,8 @@ class WorkBudget:
 
 _FIRST_COST_SECONDS = 0.0005
 _WEIGHT = 0.05
-_OUTSIDE = 2.0
+_TRIED = 64
+_MARGIN = 1.1
 _SOON_SECONDS = 1.0
 _MISSED_SECONDS = 60.0
 
@@ -191,15 +192,16 @@ class OpenSchedule:
     can be opened, so that those of a worker that was lost do not all come at once.
 
     A virtual queue (Turner 1986): each that asks gets the next place, and a place is as long as an
-    open takes within ``share`` of the time. What one takes is measured; it costs about as much
-    again where nobody measures it (it is looked up, committed, sent). Who asks again has the same
-    place. Ask only with senders that are known: then there are at most as many places as devices.
+    open takes within ``share`` of the time, as was measured, and a little longer. Before some opens
+    were measured there are few places. Who asks again has the same one. Ask only with senders that
+    are known: then there are at most as many places as devices.
     """
 
     def __init__(self, share: float, clock: Clock) -> None:
         self._share = share
         self._clock = clock
         self._cost_seconds = _FIRST_COST_SECONDS
+        self._measured = 0
         self._free_seconds = clock()
         self._places: dict[bytes, float] = {}  # by sender: the clock's time at which it may come
 
@@ -208,15 +210,18 @@ class OpenSchedule:
 
     def wait_seconds(self, sender: bytes) -> float:
         """How long a sender is to wait; 0 for about a second or less, which nobody needs to be
-        told."""
+        told. Raises ``WireError("busy")`` where that cannot be said yet."""
         at_seconds = self._places.get(sender)
         if at_seconds is None:
+            if self._measured < _TRIED <= len(self._places):
+                raise WireError("busy", "nobody knows yet what opens cost here; try again later")
             at_seconds = self._places[sender] = self._take()
         wait_seconds = at_seconds - self._clock()
         return wait_seconds if wait_seconds > _SOON_SECONDS else 0.0
 
     def opened(self, sender: bytes, cost_seconds: float) -> None:
         """A sender has another session, which took so long of the share."""
+        self._measured += 1
         self._cost_seconds += _WEIGHT * (max(0.0, cost_seconds) - self._cost_seconds)
         if self._places.pop(sender, None) is None:
             self._take()  # it came unasked
@@ -228,5 +233,5 @@ class OpenSchedule:
 
     def _take(self) -> float:
         at_seconds = max(self._clock(), self._free_seconds)
-        self._free_seconds = at_seconds + self._cost_seconds * _OUTSIDE / self._share
+        self._free_seconds = at_seconds + self._cost_seconds * _MARGIN / self._share
         return at_seconds

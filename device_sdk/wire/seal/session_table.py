@@ -35,6 +35,7 @@ from device_sdk.wire.seal.session import (
 
 PENDING_SECONDS = 300.0
 _DENIALS_PER_SECOND = 0.5
+_DENIALS_SHARE = 0.5
 MOST_PENDING = 4
 MOST_REPEATS = 8
 """Times that one open is answered again: more than a device sends it, and QoS 1 doubles that."""
@@ -75,9 +76,10 @@ class SessionTable:
     replaces it at its first valid envelope, so a lost reply costs the device no session.
 
     ``clock`` gives monotonic seconds, ``unix_clock`` Unix time in seconds. ``buckets`` bounds the
-    opens of each device that cost public-key work, ``budget`` the work for all of them, denials
-    included. A reply goes out under the keys of the descriptor that the open named. ``marks``: of a
-    life that is not this process's alone.
+    opens of each device that cost public-key work, ``budget`` the work for all of them; half as
+    much again may go into denials, so that these take nothing from who was told to come. A reply
+    goes out under the keys of the descriptor that the open named. ``marks``: of a life that is not
+    this process's alone.
     """
 
     def __init__(
@@ -101,6 +103,7 @@ class SessionTable:
         # Apart: whoever may write to a device's topic can ask for denials, and for no open.
         self._denials = TokenBuckets(1.0, _DENIALS_PER_SECOND, clock)
         self._budget = budget
+        self._denials_budget = WorkBudget(_DENIALS_SHARE * budget.share, clock)
         self._schedule = OpenSchedule(budget.share, clock)
         self._clock = clock
         self._unix_clock = unix_clock
@@ -192,7 +195,7 @@ class SessionTable:
         """
         session_id = read_header(message).session_id
         self._denials.take(device_id)
-        with self._budget.work():
+        with self._denials_budget.work():
             keys = self._keyring.newest
             # Who has a session sent this long ago, or somebody else did: nobody is to come.
             is_lost = not self.has_session(device_id)

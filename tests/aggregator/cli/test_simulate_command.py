@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +20,14 @@ from hypothesis import strategies as st
 
 from aggregator.cli import main
 from aggregator.errors import AggregatorError
-from aggregator.simulate.record import SimulationRecord
+from aggregator.simulate.devices import Chosen, DeviceAnswer, DeviceSettings, VirtualDevices
+from aggregator.simulate.fleet import Failures, Speeds, VirtualFleet
+from aggregator.simulate.record import Asked, Recorder, SimulationRecord
+from aggregator.simulate.run import WatchedDevices
 from aggregator.simulate.task_rounds import TaskSimulation
+from aggregator.task.file import read_task
 from device_sdk.system.command_line import INTERRUPTED
+from tests.fakes.step_clock import StepClock
 
 
 @pytest.fixture
@@ -108,13 +117,16 @@ def test_ctrl_c_keeps_what_was_played(
         (["--speeds", "films/data.py"], "cannot be read as TOML"),
         (["--cluster", "slurm"], "expected ray, or ray:ADDRESS"),
         (["--workers", "2"], "--workers is for --cluster"),
-        (["--data", "films/data.py:ITEMS"], "is a int; expected a function"),
+        (["--data", "films/data.py:ITEMS"], "is of type int; expected a function"),
         (["--devices", "4"], "round.quorum is 5"),
+        (["--speeds", "k:4,999"], "'k=999' trains 999 columns; the task's model has 32"),
+        (["--data", "films/idle.py:devices"], "none of the 20 devices has an item to train on"),
     ],
 )
 def test_what_cannot_be_done_is_said(
-    example: str, more: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    folder: Path, example: str, more: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    (folder / "films/idle.py").write_text("def devices(count, rng):\n    return [[]] * count\n")
     assert simulate(*more) == 1
     assert said in capsys.readouterr().err
 
@@ -125,6 +137,49 @@ def test_what_cannot_begin_leaves_the_record_of_before(folder: Path, example: st
     assert simulate("--devices", "4") == 1
     assert simulate("--data", "films/data.py:nothing") == 1
     assert (folder / "runs/films.json").read_bytes() == before
+
+
+def test_no_record_is_replaced(
+    folder: Path, example: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert simulate() == 0
+    before = (folder / "runs/films.json").read_bytes()
+    capsys.readouterr()
+    assert simulate("--seed", "1") == 0
+    assert "runs/films-2.json holds the run, films-2.png shows it" in capsys.readouterr().out
+    assert (folder / "runs/films.json").read_bytes() == before
+    assert SimulationRecord.read(folder / "runs/films-2.json").name == "films-2"
+
+
+def test_a_long_run_is_recorded_as_it_grows(folder: Path, example: str) -> None:
+    task = read_task(folder / "films/task.toml")
+    asked = Asked("films/data.py:devices", 20, 5, (0,), "", Failures(), 1.0)
+    settings_ = DeviceSettings(task, str(folder / asked.data), VirtualFleet(20, 0))
+    clock = StepClock()
+    recorder = Recorder("films", task, asked, Speeds(), folder / "runs", clock)
+    recorder.begin(0)
+    for played in TaskSimulation(settings_, settings_.make()).rounds(3):
+        recorder.add(played)
+        clock.sleep(6.0)
+    # Whatever ends the process now, two of the rounds are kept: 10 seconds had passed.
+    assert len(SimulationRecord.read(folder / "runs/films.json").rounds(0)) == 3
+
+
+def test_where_a_round_is_is_told_now_and_then() -> None:
+    clock, said = StepClock(), list[str]()
+
+    class Slow(VirtualDevices):
+        def round(self, published: Any, chosen: Any) -> Iterator[DeviceAnswer]:
+            for each in chosen:
+                clock.sleep(0.2)
+                yield DeviceAnswer(each.device)
+
+    devices = WatchedDevices(Slow(), said.append, clock)
+    devices.say("round 1")
+    chosen = [Chosen(device) for device in range(1200)]
+    answers: Any = devices.round(None, chosen)  # type: ignore[arg-type]
+    assert [each.device for each in islice(answers, 7)] == list(range(7))
+    assert said == ["round 1", "round 1, device 3 of 1,200", "round 1, device 6 of 1,200"]
 
 
 def test_a_task_file_is_refused_as_serve_refuses_it(
@@ -199,6 +254,21 @@ def test_a_record_with_something_else_in_it_is_refused_or_shown(
     runs_table([record])
 
 
+SIMULATE = [sys.executable, "-m", "aggregator.cli", "simulate", "films/task.toml"]
+SIMULATE += ["--data", "films/data.py:devices"]
+
+
+def ray_environment(folder: Path, home: Path, room: str) -> dict[str, str]:
+    return {
+        **os.environ,
+        "HOME": str(home),
+        "TMPDIR": room,
+        "PYTHONPATH": str(Path(__file__).parents[3]),
+        "MPLCONFIGDIR": str(folder / "matplotlib"),
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
+
+
 @pytest.mark.slow
 def test_rays_workers_give_the_same_bits_and_leave_nothing(
     folder: Path, example: str, monkeypatch: pytest.MonkeyPatch
@@ -207,13 +277,10 @@ def test_rays_workers_give_the_same_bits_and_leave_nothing(
     room = tempfile.TemporaryDirectory(prefix="t-", dir="/tmp")  # a socket's path is short
     home = folder / "home"
     home.mkdir()
-    command = [sys.executable, "-m", "aggregator.cli", "simulate", "films/task.toml"]
-    command += ["--data", "films/data.py:devices", "--devices", "150", "--rounds", "2"]
+    environment = ray_environment(folder, home, room.name)
     for name, more in (("here", []), ("rayed", ["--cluster", "ray", "--workers", "2"])):
-        environment = {**os.environ, "HOME": str(home), "TMPDIR": room.name}
-        environment["PYTHONPATH"] = str(Path(__file__).parents[3])
-        environment["MPLCONFIGDIR"] = str(folder / "matplotlib")
-        subprocess.run([*command, "--name", name, *more], check=True, env=environment)
+        command = [*SIMULATE, "--devices", "150", "--rounds", "2", "--name", name, *more]
+        subprocess.run(command, check=True, env=environment)
     here, rayed = (
         json.loads((folder / "runs" / f"{name}.json").read_text())["runs"]
         for name in ("here", "rayed")
@@ -223,3 +290,46 @@ def test_rays_workers_give_the_same_bits_and_leave_nothing(
     assert here == rayed
     assert list(home.iterdir()) == [] and os.listdir(room.name) == []
     room.cleanup()
+
+
+@pytest.mark.slow
+def test_a_cluster_that_runs_elsewhere_is_joined(folder: Path, example: str) -> None:
+    pytest.importorskip("ray")
+    room = tempfile.TemporaryDirectory(prefix="t-", dir="/tmp")
+    environment = ray_environment(folder, Path(room.name), room.name)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+    code = "from ray.scripts.scripts import main; main()"
+    start = [sys.executable, "-c", code, "start", "--head", "--block", "--num-cpus=1"]
+    start += [f"--port={address.rpartition(':')[2]}", "--node-ip-address=127.0.0.1"]
+    start += ["--include-dashboard=false", f"--temp-dir={room.name}"]
+    head = subprocess.Popen(
+        start,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment,
+        cwd="/",
+    )
+    try:
+        assert head.stdout is not None
+        assert any("Ray runtime started" in line for line in head.stdout)
+        joined = [*SIMULATE, "--devices", "20", "--rounds", "2", "--cluster", f"ray:{address}"]
+        subprocess.run([*joined, "--name", "joined"], check=True, env=environment)
+        wrong = {
+            subprocess.run(
+                [*joined, *more], env=environment, capture_output=True, text=True, check=False
+            ).stderr
+            for more in (["--data", "films/data.py:absent"], ["--workers", "2"])
+        }
+    finally:
+        head.terminate()
+        head.communicate()
+    assert wrong == {
+        "tessera-aggregator: films/data.py has no absent; its functions are devices\n",
+        "tessera-aggregator: --workers is 2; the cluster has 1 CPU cores\n",
+    }
+    assert simulate("--name", "here") == 0
+    here, there = (SimulationRecord.read(folder / f"runs/{n}.json") for n in ("here", "joined"))
+    assert here.runs[0]["model_sha256"] == there.runs[0]["model_sha256"]
+    shutil.rmtree(room.name, ignore_errors=True)

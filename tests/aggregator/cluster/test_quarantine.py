@@ -93,6 +93,7 @@ def _model(home: AggregatorHome, *, with_bad: bool) -> str:
         said.clear()
         for device in coming:
             identity = UpdateIdentity(_id(device), "default", opened.row.generation, number)
+            worker.registry.look_up([_id(device)])
             assert worker.inbox.offer(_id(device), write_update(identity, _body(device))) is None
             if device in (DEVICES // 3, DEVICES // 2):
                 worker.commit()

@@ -337,6 +337,10 @@ def test_settings_travel_as_scalars() -> None:
     assert MutualTraining.from_scalars({**training.as_scalars(), "other": 1}) == training
     with pytest.raises(ValueError, match="lacks the training settings"):
         MutualTraining.from_scalars({})
+    # What was read before is read once; True is no 1 all the same.
+    assert MutualTraining.from_scalars({**training.as_scalars(), "local_steps": 1}).local_steps == 1
+    with pytest.raises(ValueError, match="local_steps"):
+        MutualTraining.from_scalars({**training.as_scalars(), "local_steps": True})
     with pytest.raises(ValueError, match="stale_rounds"):
         MutualSettings(training, stale_rounds=-1)
     with pytest.raises(ValueError, match="one integer a sample"):

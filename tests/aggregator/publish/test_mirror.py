@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import time
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from aggregator.errors import AggregatorError
 from aggregator.publish.mirror import ChunkMirror, is_chunk
 from device_sdk.wire.codec.message import MessageType, prefix
+from tests.fakes.small_folder import SmallFolder
 from tests.fakes.waiting import wait_until
 
 CHUNKS = [prefix(MessageType.CHUNK) + bytes([number]) * 1000 for number in range(4)]
@@ -62,6 +64,63 @@ def test_another_life_writes_nothing_twice_and_removes_what_is_out_of_date(tmp_p
     wait_until(lambda: {each.name for each in tmp_path.iterdir()} == expected)
     assert kept.stat().st_mtime_ns == written_ns
     second.stop()
+
+
+@pytest.mark.parametrize("place", ["folder", "bucket"])
+def test_what_an_earlier_life_left_half_written_is_written_anew(tmp_path: Path, place: str) -> None:
+    url = str(tmp_path) if place == "folder" else f"memory://{tmp_path.name}"
+    files, folder = fsspec.core.url_to_fs(url)
+    whole, cut, empty, other = CHUNKS
+    left = {name(whole): whole, name(cut): cut[:-1], name(empty): b"", "index.html": b"theirs"}
+    if place == "folder":  # of a bucket, the size has to do
+        left |= {name(other): other[:-1] + b"?", f"{name(other)}.part": b"half"}
+    for each, content in left.items():
+        files.pipe_file(f"{folder}/{each}", content)
+    written_at = files.modified(f"{folder}/{name(whole)}")
+    mirror = ChunkMirror(url, time.monotonic)
+    for number, chunk in enumerate(CHUNKS):
+        mirror.put(f"t/{number}", chunk)
+    mirror.sweep()
+    settle(mirror)
+    found = {path.rsplit("/", 1)[-1]: files.cat_file(path) for path in files.ls(folder, False)}
+    assert found == {"index.html": b"theirs"} | {name(chunk): chunk for chunk in CHUNKS}
+    assert files.modified(f"{folder}/{name(whole)}") == written_at
+    mirror.stop()
+
+
+def test_a_full_folder_is_written_to_again_once_there_is_room(
+    small_folder: SmallFolder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What is out of date is what fills it: removing that is how it heals by itself."""
+    monkeypatch.setattr("aggregator.publish.mirror._REST_SECONDS", 0.05)
+    caplog.set_level("INFO")
+    folder = small_folder.path
+    old, new, newest = (prefix(MessageType.CHUNK) + os.urandom(60_000) for _ in range(3))
+    mirror = ChunkMirror(str(folder), time.monotonic)
+    mirror.put("t/0", old)
+    mirror.sweep()
+    settle(mirror)
+    small_folder.fill()
+    mirror.put("t/1", new)
+    wait_until(lambda: bool(mirror.problem))
+    assert "No space left" in mirror.problem and not mirror.behind
+    (said,) = [each.message for each in caplog.records if "cannot be written" in each.message]
+    assert str(folder) in said and "cluster.chunk_store" in said
+    assert {each.name for each in folder.iterdir()} == {"filler", name(old)}, "no half a chunk"
+    mirror.put("t/2", newest)
+    mirror.drop(["t/0", "t/1"])  # the broker has it no more
+    mirror.sweep()
+    wait_until(lambda: not mirror.problem and (folder / name(newest)).exists())
+    settle(mirror)
+    assert (folder / name(newest)).read_bytes() == newest
+    assert {each.name for each in folder.iterdir()} == {"filler", name(newest)}
+    small_folder.make_room()
+    small_folder.set_read_only(True)
+    mirror.put("t/3", CHUNKS[0])
+    wait_until(lambda: "Read-only" in mirror.problem)
+    small_folder.set_read_only(False)
+    wait_until(lambda: not mirror.problem and (folder / name(CHUNKS[0])).exists())
+    mirror.stop()
 
 
 def test_what_somebody_else_has_removed_keeps_nothing_else_from_being_removed(

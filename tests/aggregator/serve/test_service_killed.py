@@ -12,11 +12,10 @@ import numpy as np
 from aggregator.home import AggregatorHome
 from aggregator.task.file import read_task
 from device_sdk.methods.state import State
-from device_sdk.wire.publish.receipts import Verdict
 from tests.brokers.mosquitto import Mosquitto
 from tests.fakes.client import ScriptedDevice
 from tests.fakes.homes import ITEMS, ServeProcess, invite, make_home
-from tests.fakes.waiting import PATIENCE_SECONDS
+from tests.fakes.stubborn import Stubborn
 
 DEVICES = 6
 ROUNDS = 6
@@ -25,46 +24,6 @@ ROUND = f"""quorum = {DEVICES}
 wait_for_devices = {DEVICES}
 deadline_seconds = 120.0
 most_rounds = {ROUNDS}"""
-
-
-class Stubborn:
-    """A device that sends its one update for each round until it has a receipt."""
-
-    def __init__(self, device: ScriptedDevice) -> None:
-        self.device = device
-        self.pace = random.Random(device.code.token_id)
-        self.bodies: dict[int, bytes] = {}
-        self.counted: list[int] = []
-        self.error: BaseException | None = None
-
-    def run(self) -> None:
-        try:
-            for number in range(1, ROUNDS + 1):
-                self._round(number)
-        except BaseException as error:
-            self.error = error
-
-    def _round(self, number: int) -> None:
-        device = self.device
-        until = time.monotonic() + PATIENCE_SECONDS
-        while device.manifest is None or device.manifest.round < number:
-            device.pump(0.05)
-            assert time.monotonic() < until, f"round {number} did not open"
-        manifest = device.manifest
-        assert manifest.round == number
-        time.sleep(self.pace.uniform(0.0, 0.5))
-        body = self.bodies.setdefault(number, device.body())
-        while True:
-            digest = device.send(device.identity_for(manifest), body)
-            again = time.monotonic() + 0.5
-            while time.monotonic() < again and digest not in device.receipts:
-                device.pump(0.05)
-            receipt = device.receipts.pop(digest, None)
-            if receipt is not None:
-                assert receipt.verdict is Verdict.COUNTED
-                self.counted.append(number)
-                return
-            assert time.monotonic() < until, "no receipt"
 
 
 def _final_state(home: AggregatorHome) -> State:
@@ -81,7 +40,7 @@ def test_kill_nine_at_random_moments(mosquitto: Mosquitto, tmp_path: Path) -> No
     process.start()
     process.await_connections(1)
     stubborn = [
-        Stubborn(ScriptedDevice(mosquitto.url, code, seed))
+        Stubborn(ScriptedDevice(mosquitto.url, code, seed), ROUNDS)
         for seed, code in enumerate(invite(home, DEVICES))
     ]
     chance = random.Random(5)

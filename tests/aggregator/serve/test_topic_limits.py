@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator.serve.broker_links import Limit, TopicLimits
+from aggregator.serve.broker_links import OTHER_LIMIT, Limit, TopicLimits
 
 OWNERS = {b"up/a": b"anna", b"up/b": b"bert"}
 
@@ -32,6 +32,17 @@ def test_one_topics_flood_takes_nothing_from_another() -> None:
     assert made.take_refused() == {}
     clock.now_seconds += 1
     assert sum(made.admits(b"up/a") for _ in range(100)) == 4
+
+
+def test_a_topic_of_nobody_s_has_a_small_part_of_what_there_is_for_all() -> None:
+    clock = Clock()
+    made = TopicLimits(OWNERS.get, Limit(8, 4), Limit(4096, 2048), clock)
+    assert sum(made.admits(b"up/loud") for _ in range(10_000)) == OTHER_LIMIT.burst
+    for begin in range(0, 40_000, 4000):
+        assert all(made.admits(b"up/%d" % number) for number in range(begin, begin + 4000))
+        clock.now_seconds += 10.0
+    assert sum(made.admits(b"up/loud") for _ in range(10_000)) == OTHER_LIMIT.burst
+    assert len(made._each_other) < 10_000, "those that were quiet are forgotten"
 
 
 def test_a_flood_asks_once_a_token_who_a_topic_belongs_to() -> None:

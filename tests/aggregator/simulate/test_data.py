@@ -65,10 +65,10 @@ def test_a_sequence_or_an_iterator_will_do(file: Path, name: str) -> None:
     ("name", "said"),
     [
         ("absent", "its functions are listed, made, short"),
-        ("number", "is a int; expected a function"),
+        ("number", "is of type int; expected a function"),
         ("short", "of 1 devices; 2 were asked for"),
-        ("nothing", "returned a NoneType; expected a sequence"),
-        ("one", "returned a LocalData; expected a sequence"),
+        ("nothing", "returned is of type NoneType; expected a sequence"),
+        ("one", "returned is of type LocalData; expected a sequence"),
         ("alone", "must take two arguments"),
         ("failing", "failed: ZeroDivisionError: oh"),
         ("mistyped", "failed: TypeError: object of type 'int'"),
@@ -114,7 +114,7 @@ def test_the_latest_of_a_users_items_is_held_back_where_the_task_evaluates() -> 
 
 @pytest.mark.parametrize("entry", [5, "i1", [1.5], [["i1"]], None, np.zeros((2, 2)), b"i"])
 def test_what_is_no_interactions_is_named(entry: object) -> None:
-    with pytest.raises(DataError, match="the data of device 0 holds a"):
+    with pytest.raises(DataError, match="the data of device 0 holds something of type"):
         interactions_of([entry], 0, CATALOGUE, None)
 
 
@@ -125,12 +125,18 @@ def test_rows_beyond_the_catalogue_and_ids_of_another_are_refused() -> None:
         interactions_of([[4, -1]], 0, CATALOGUE, None)
     with pytest.raises(DataError, match="has none of the items of the first 2 devices"):
         require_known([["a"], ["b"]], 2, CATALOGUE)
+    with pytest.raises(DataError, match="none of the 20 devices has an item"):
+        require_known([[]] * 20, 20, CATALOGUE)
+    require_known([*[[]] * 20, ["i1"]], 21, CATALOGUE)
     require_known([["a"], ["i1"]], 2, CATALOGUE)
 
 
 def test_arrays_come_as_a_device_takes_them() -> None:
     data = LocalData({"x": np.zeros((2, 1))})
     assert arrays_of([data], 0) is data and arrays_of([lambda: data], 0) is data
-    for entry, said in (({"x": np.zeros(2)}, "is a dict"), (lambda: 1 / 0, "ZeroDivisionError")):
+    for entry, said in (
+        ({"x": np.zeros(2)}, "is of type dict"),
+        (lambda: 1 / 0, "ZeroDivisionError"),
+    ):
         with pytest.raises(DataError, match=said):
             arrays_of([entry], 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -13,12 +14,15 @@ from aggregator.simulate.fleet import Failures, VirtualFleet
 from aggregator.simulate.task_rounds import PlayedRound, TaskSimulation
 from aggregator.task.file import read_task
 from device_sdk.local_data import LocalData
-from export.losses import PENALTY, distillation, example_teachers
+from export.losses import PENALTY, cross_entropy, distillation, example_teachers
+from export.models.attention_meta import export_attention
 from tests.fakes.array_device import labelled_data, shared_data
 from tests.fakes.handmade import FEATURES, TARGETS
 from tests.fakes.mutual_artifact import write_mutual_artifact
 
 DEVICES = 4
+CLASSES = f"classes = {TARGETS}\n"
+MUTUAL = f"{CLASSES}local_steps = 2\npublic_batch = 8"
 
 
 def shared(devices: int, rng: np.random.Generator) -> list[LocalData]:
@@ -30,11 +34,11 @@ def labelled(devices: int, rng: np.random.Generator) -> list[LocalData]:
 
 
 def played(
-    folder: Path, method: str, training: str, failures: Failures | None = None
+    folder: Path, method: str, training: str, failures: Failures | None = None, more: str = ""
 ) -> tuple[list[PlayedRound], ArrayDevices, TaskSimulation]:
     (folder / "task.toml").write_text(
-        f'[task]\nname = "t"\nmethod = "{method}"\nartifact = "model"\n'
-        f"[{method}.training]\nclasses = {TARGETS}\n{training}\n"
+        f'[task]\nname = "t"\nmethod = "{method}"\nartifact = "model"\n{more}\n'
+        f"[{method}.training]\n{training}\n"
     )
     data = f"{__name__}:{'shared' if method == 'mutual' else 'labelled'}"
     fleet = VirtualFleet(DEVICES, 1, failures=failures or Failures())
@@ -47,14 +51,12 @@ def played(
 
 def test_public_samples_are_fetched_once_and_soft_labels_as_they_change(tmp_path: Path) -> None:
     write_mutual_artifact(tmp_path / "model")
-    rounds, devices, again = played(tmp_path, "mutual", "local_steps = 2\npublic_batch = 8")
+    rounds, devices, again = played(tmp_path, "mutual", MUTUAL)
     assert [each.counted for each in rounds] == [DEVICES] * 4
     first, *_, last = (each.down_bytes for each in rounds)
     assert last > first  # attachments come in the end
     assert devices._states.nbytes > 0
-    assert played(tmp_path, "mutual", "local_steps = 2\npublic_batch = 8")[2].model_sha256 == (
-        again.model_sha256
-    )
+    assert played(tmp_path, "mutual", MUTUAL)[2].model_sha256 == (again.model_sha256)
 
 
 def test_a_learner_that_needs_receipts_hears_what_was_counted(tmp_path: Path) -> None:
@@ -71,8 +73,41 @@ def test_a_learner_that_needs_receipts_hears_what_was_counted(tmp_path: Path) ->
         directory=tmp_path / "model",
         verify=False,
     )
-    rounds, devices, _ = played(tmp_path, "teacher_logits", "", Failures(late=0.3))
+    rounds, devices, _ = played(tmp_path, "teacher_logits", CLASSES, Failures(late=0.3))
     late = sum(each.late for each in rounds)
     assert late > 0 and not any(each.failed or each.refused for each in rounds)
     told = [counted for known in devices._receipts.values() for _, counted in known]
     assert told.count(False) == late and len(told) == DEVICES * 4
+
+
+def test_a_device_mixes_with_the_companion_that_it_is_given(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    batch = {"x": torch.randn(5, FEATURES), "label": torch.arange(5) % TARGETS}
+    dynamic = {name: {0: "batch"} for name in batch}
+    network = torch.nn.Linear(FEATURES, TARGETS)
+
+    def loss(model: torch.nn.Module, b: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        return cross_entropy(model(b["x"]), b["label"])
+
+    export.train_step(
+        network,
+        loss,
+        batch,
+        optimizer=export.Sgd(lr=0.1),
+        dynamic=dynamic,
+        directory=tmp_path / "model",
+        verify=False,
+    )
+    export_attention(tmp_path / "meta", network, loss, batch, dynamic, verify=False)
+    training = "warm_up_rounds = 1\nbase_steps = 2"
+    found = [
+        played(tmp_path, "attention", training, more=more)
+        for more in ('companions = ["meta"]', 'companions = ["meta"]', "")
+    ]
+    for rounds, _, _ in found:
+        assert [(each.counted, each.failure) for each in rounds] == [(DEVICES, "")] * 4
+    (mixed, devices, one), (_, _, again), (alone, _, other) = found
+    assert one.model_sha256 == again.model_sha256 != other.model_sha256
+    assert devices._trainers.keys() == {tmp_path / "model", tmp_path / "meta"}
+    # Neighbours' vectors are fetched by those who mix for themselves.
+    assert mixed[-1].down_bytes > alone[-1].down_bytes

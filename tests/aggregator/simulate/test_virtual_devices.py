@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import onnxruntime as ort
 import pytest
 
 from aggregator.errors import AggregatorError
@@ -57,6 +59,11 @@ def interactions(devices: int, rng: np.random.Generator) -> list[object]:
 
 def arrays(devices: int, rng: np.random.Generator) -> list[LocalData]:
     return [LocalData(local_data(place).train, holdout=0.3) for place in range(devices)]
+
+
+def nothing(devices: int, rng: np.random.Generator) -> list[LocalData]:
+    empty = {name: array[:0] for name, array in local_data(0).train.items()}
+    return [LocalData(empty)] * devices
 
 
 def scatter_settings(folder: Path, devices: int = 5, more: str = "") -> DeviceSettings:
@@ -211,4 +218,25 @@ def test_a_class_of_another_kind_of_method_is_refused(tmp_path: Path) -> None:
             replace(settings, fleet=fleet).make()
     unknown = replace(array_settings(tmp_path), fleet=VirtualFleet(3, 0, model))
     with pytest.raises(AggregatorError, match="'small'; the task has linear"):
-        TaskSimulation(unknown, unknown.make()).round()
+        unknown.make()
+
+
+def test_a_fleet_shares_a_session_for_each_graph(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+    kept = ort.InferenceSession
+
+    def counted(graph: bytes, *options: object, **more: object) -> ort.InferenceSession:
+        opened.append(hashlib.sha256(graph).hexdigest())
+        return kept(graph, *options, **more)
+
+    monkeypatch.setattr(ort, "InferenceSession", counted)
+    played(array_settings(tmp_path, devices=20))
+    assert len(opened) == len(set(opened)) == 2  # it trains and it is evaluated
+
+
+def test_a_fleet_without_a_sample_is_refused(tmp_path: Path) -> None:
+    settings = replace(array_settings(tmp_path), data=f"{__name__}:nothing")
+    with pytest.raises(AggregatorError, match="none of the 4 devices has a sample to train on"):
+        settings.make()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,11 +27,13 @@ from aggregator.store.reports import StoredReport
 from aggregator.store.schema import SCHEMA_VERSION, STEPS
 from aggregator.store.update_log import StoredVerdict
 from tests.brokers.mosquitto import free_port
+from tests.brokers.proxy import Proxy
 from tests.fakes.homes import make_home
 from tests.fakes.waiting import PATIENCE_SECONDS, wait_until
-from tests.servers.commit_cut import CommitCut, Where
+from tests.servers.commit_cut import ByteCut, CommitCut, Way, Where
 from tests.servers.fixtures import MakeDatabase
-from tests.servers.postgres import PostgresServer
+from tests.servers.postgres import MISSING, PROGRAMS, PostgresServer, running_postgres
+from tests.servers.told_connecting import ToldConnecting
 
 
 @pytest.fixture
@@ -46,8 +51,8 @@ def cut(postgres: PostgresServer) -> Iterator[CommitCut]:
     proxy.stop()
 
 
-def through(url: str, cut: CommitCut) -> Store:
-    return Store(open_database(re.sub(r":\d+/", f":{cut.port}/", url)))
+def through(url: str, proxy: Proxy) -> Store:
+    return Store(open_database(re.sub(r":\d+/", f":{proxy.port}/", url)))
 
 
 @contextmanager
@@ -83,6 +88,96 @@ def test_a_commit_that_did_not_arrive_is_told_from_one_that_did(
     assert failed == (where == "before")
     store.refusals.add({"late": 1})  # the connection is another one
     store.database.close()
+
+
+@pytest.mark.parametrize("way", ["server", "client"])
+def test_a_cut_at_any_byte_around_a_commit_neither_loses_nor_repeats_it(
+    url: str, postgres: PostgresServer, way: Way
+) -> None:
+    """Each byte of the commit and its answer; of what leads up to it every 23rd."""
+    cut = ByteCut(postgres.port)
+    store = through(url, cut)
+    cut.arm(way, math.inf)
+    store.refusals.add({"late": 1})
+    first, total = cut.before_commit[way] - 4, cut.passed[way]
+    assert total - first > 15
+    kept, failed = 1, 0
+    # The transaction's number, which goes to the server, gets longer: so the end is looked for.
+    for place in (*range(0, first, 23), *range(first, total + 9)):
+        assert store.refusals.all() == {"late": kept}
+        cut.arm(way, place)
+        try:
+            store.refusals.add({"late": 1})
+            kept += 1
+        except StoreError as error:
+            assert not isinstance(error, OutcomeUnknown)
+            failed += 1
+        assert cut.has_cut or place >= total
+    assert not cut.has_cut, "there are more bytes"
+    assert store.refusals.all() == {"late": kept}
+    # A commit's answer that is cut is looked up; what is asked for in vain was never done.
+    assert failed > 0 if way == "server" else kept > total - first
+    store.database.close()
+    cut.stop()
+
+
+@pytest.fixture
+def two_servers(tmp_path: Path) -> Iterator[tuple[PostgresServer, PostgresServer, str]]:
+    """A server with a store, and an older copy of it; the store's URL at the first one."""
+    if PROGRAMS is None:
+        pytest.skip(MISSING)
+    folder = Path(tempfile.mkdtemp(prefix="tessera-copy-"))
+    with running_postgres() as server:
+        server.run("CREATE DATABASE fleet")
+        create_database(server.url("fleet")).close()
+        server.stop()
+        older = server.copy(folder)
+        server.start()
+        older.start()
+        yield server, older, server.url("fleet")
+        older.stop()
+    shutil.rmtree(folder)
+
+
+def test_a_server_that_lacks_what_was_committed_is_refused_and_the_right_one_goes_on(
+    two_servers: tuple[PostgresServer, PostgresServer, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, other, url = two_servers
+    way = ByteCut(server.port)
+    monkeypatch.setattr("aggregator.store.postgres._PATIENCE_SECONDS", 5.0)
+    store = through(url, way)
+    store.refusals.add({"kept": 1})
+    asked: tuple[Callable[[], object], ...] = (
+        lambda: store.refusals.add({"lost": 1}),
+        store.refusals.all,
+        store.database.now,
+    )
+    # First a copy of before, as a standby that was not synchronous; then another fleet's store.
+    for said in ("an older copy", "another store"):
+        before = other.run("SELECT * FROM refusals", "fleet")
+        for ask in asked:
+            way.lead_to(other.port)
+            with pytest.raises(StoreError, match=said):
+                ask()
+            with pytest.raises(StoreError, match=said):  # not even the second time
+                ask()
+        with pytest.raises(StoreError), store.database.transaction():
+            store.refusals.add({"lost": 1})
+        assert other.run("SELECT * FROM refusals", "fleet") == before
+        way.lead_to(server.port)
+        store.refusals.add({"kept": 1})
+        other.run("UPDATE tessera_store SET identity = 'another'", "fleet")
+    assert store.refusals.all() == {"kept": 3}
+    # In the midst of a transaction, and of a commit.
+    with pytest.raises(StoreError), store.database.transaction():
+        store.refusals.add({"lost": 1})
+        way.lead_to(other.port)
+    with pytest.raises(StoreError, match="another store"):
+        store.refusals.all()
+    way.lead_to(server.port)
+    assert store.refusals.all() == {"kept": 3}
+    store.database.close()
+    way.stop()
 
 
 def test_a_commit_that_nobody_can_look_up_is_an_error_of_its_own(
@@ -147,6 +242,23 @@ def test_who_is_frozen_in_a_transaction_does_not_keep_others_waiting(url: str, l
             one.facts.put("frozen", 2)
         assert other.refusals.all() == {"late": 1} and other.facts.get("frozen") is None
         one.refusals.add({"late": 1})
+
+
+def test_a_notification_in_the_midst_of_connecting_is_heard(
+    url: str, postgres: PostgresServer
+) -> None:
+    name = url.rsplit("/", 1)[1]
+    told = ToldConnecting(postgres.port, lambda: postgres.run("NOTIFY tessera_changes", name))
+    with closing(through(url, told).database) as database:
+        store = Store(database)
+        assert told.times == 1 and database.changed_elsewhere()
+        assert not database.changed_elsewhere()
+        # And where the connection before it is gone.
+        (pid,) = database.row("SELECT pg_backend_pid()") or ()
+        postgres.run(f"SELECT pg_terminate_backend({pid})")
+        assert store.refusals.all() == {}
+        assert told.times == 2 and database.changed_elsewhere()
+    told.stop()
 
 
 # -- who waits for whom ----------------------------------------------------------------------------

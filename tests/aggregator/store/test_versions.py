@@ -44,13 +44,15 @@ def test_the_newest_the_best_and_the_pinned_stay(store: TaskStore) -> None:
         store.versions.note_metrics(version, {"loss": loss, "auc": loss})
     store.versions.pin(0, pinned=True)
     store.versions.ask_for(4)
-    assert store.versions.prune(2, 2, LOSS) == 2
+    assert store.versions.prune(2, 2, LOSS, before=8) == 2
     assert kept(store) == [7, 6, 4, 3, 1, 0]
     store.versions.ask_for(None)
     store.versions.pin(0, pinned=False)
-    store.versions.prune(2, 1, Ranking("auc", higher_is_better=True))
+    store.versions.prune(2, 1, Ranking("auc", higher_is_better=True), before=8)
     assert kept(store) == [7, 6, 0]
-    store.versions.prune(1, 3, None)
+    # A home that was set back makes a number again: what is replaced takes nobody's place.
+    assert store.versions.prune(1, 0, None, before=7) == 1 and kept(store) == [7, 6]
+    store.versions.prune(1, 3, None, before=8)
     assert kept(store) == [7]
     # What is known of a version stays, and so does the other task's.
     assert [row.version for row in store.versions.all()] == list(range(7, -1, -1))
@@ -74,7 +76,7 @@ def test_a_version_is_named_by_a_person(store: TaskStore) -> None:
         add(store, version)
     store.versions.note_metrics(2, {"loss": 0.1})
     store.versions.note_metrics(3, {"loss": 0.1})
-    store.versions.prune(3, 0, None)
+    store.versions.prune(3, 0, None, before=5)
     assert store.versions.named("latest", None).version == 4
     assert store.versions.named("best", LOSS).version == 2
     assert store.versions.named("3", None).version == 3

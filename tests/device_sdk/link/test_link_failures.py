@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import time
 
@@ -121,6 +123,20 @@ def test_broker_killed_and_restarted(mosquitto: Mosquitto, make_link: MakeLink) 
     link.publish("a", b"after")
     while await_event(link, Message).payload != b"after":
         pass
+
+
+def test_how_long_a_broker_was_silent_before_it_acknowledged_is_known(
+    mosquitto: Mosquitto, make_link: MakeLink
+) -> None:
+    link = make_link(mosquitto.url)
+    await_event(link, Connected)
+    os.kill(mosquitto.pid, signal.SIGSTOP)
+    first, second = link.publish("a", b"1"), link.publish("a", b"2")
+    time.sleep(0.5)
+    os.kill(mosquitto.pid, signal.SIGCONT)
+    assert [each.wait(PATIENCE_SECONDS) for each in (first, second)] == [Outcome.ACKNOWLEDGED] * 2
+    # Both waited for as long; when the second one's came, the broker had just spoken.
+    assert first.silent_seconds > 0.4 and second.silent_seconds < first.silent_seconds
 
 
 def test_in_flight_publication_is_lost_not_acknowledged(

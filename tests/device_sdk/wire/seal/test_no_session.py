@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.codec.message import MessageType, prefix
-from device_sdk.wire.seal import signature
-from device_sdk.wire.seal.admission import OpenSchedule, WorkBudget
+from device_sdk.wire.seal import session_table, signature
+from device_sdk.wire.seal.admission import _MARGIN, _TRIED, OpenSchedule
 from device_sdk.wire.seal.descriptor import Descriptor
 from device_sdk.wire.seal.no_session import (
     MESSAGE_BYTES,
@@ -127,26 +127,39 @@ def test_a_table_denies_a_device_once_in_two_seconds() -> None:
     assert denial(fleet.anna.device_id) == told
 
 
-def test_denials_are_held_to_the_share_of_the_opens() -> None:
+def test_denials_are_held_to_a_share_of_the_time_that_is_no_open_s(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     fleet = Fleet()
     envelope = fleet.open().session.seal(16, b"an update")
-    fleet.table._budget = WorkBudget(0.1, fleet.clock)
 
-    def slow(count: int) -> bytes:
-        fleet.clock.seconds += 10.0  # all of the burst, and more
-        return bytes(count)
+    def slow(*said: object) -> bytes:
+        fleet.clock.seconds += 0.5
+        return b"signed"
 
-    fleet.table._random_bytes = slow
+    monkeypatch.setattr(session_table, "sign_no_session", slow)
+
+    def denied() -> int:
+        count, number = 0, itertools.count()
+        while True:
+            try:
+                fleet.table.deny(next(number).to_bytes(16, "big"), HANDLE, envelope)
+            except WireError as error:
+                assert error.reason == "busy"
+                return count
+            count += 1
+
+    assert denied() == 4, "a second of work, and half of the 2 s that it took"
+    fleet.clock.seconds += 1.0
+    assert denied() == 2, "half of the time"
     fleet.grant(fleet.opening("2").message)
-    with pytest.raises(WireError, match="busy"):
-        fleet.table.deny(fleet.anna.device_id, HANDLE, envelope)
 
 
 def test_those_who_ask_at_once_are_told_to_come_one_after_the_other() -> None:
     fleet = Fleet()
     envelope = fleet.open().session.seal(16, b"an update")
     fleet.table.end(fleet.anna.device_id)
-    fleet.table._schedule._cost_seconds = 0.25  # of a half of the time, and as much again: a second
+    fleet.table._schedule._cost_seconds = 0.5 / _MARGIN  # of a half of the time: a second
     fleet.table._schedule._share = 0.5
     fleet.clock.seconds += 1.0
 
@@ -186,7 +199,7 @@ def test_a_schedule_gives_out_no_more_places_than_there_are(
 ) -> None:
     clock = Clock(100.0)
     schedule = OpenSchedule(0.5, clock)
-    schedule._cost_seconds = 0.5  # 2 s a place
+    schedule._cost_seconds = 1.0 / _MARGIN  # 2 s a place
     held: dict[bytes, float] = {}
     taken = [-2.0]
     for what, value in steps:
@@ -210,6 +223,27 @@ def test_a_schedule_gives_out_no_more_places_than_there_are(
     assert all(later - sooner >= 2 for sooner, later in itertools.pairwise(taken))
 
 
+def test_before_opens_were_measured_there_are_few_places() -> None:
+    clock = Clock()
+    schedule = OpenSchedule(0.35, clock)
+    for number in range(_TRIED):
+        schedule.wait_seconds(b"%d" % number)
+    with pytest.raises(WireError, match="busy"):
+        schedule.wait_seconds(b"one more")
+    schedule.wait_seconds(b"0")
+    for number in range(_TRIED):
+        schedule.opened(b"%d" % number, 0.01)
+        schedule.wait_seconds(b"s%d" % number)
+    slowest = max(schedule.wait_seconds(b"t%d" % number) for number in range(1000))
+    assert slowest == pytest.approx(1000 * _MARGIN * 0.01 / 0.35, rel=0.1)
+    missed = OpenSchedule(0.35, clock)
+    for number in range(_TRIED):
+        missed.wait_seconds(b"%d" % number)
+    clock.seconds += 61.0
+    missed.sweep()
+    assert missed.wait_seconds(b"one more") == 0
+
+
 def test_a_schedule_goes_by_what_opens_cost() -> None:
     clock = Clock()
     schedule = OpenSchedule(0.35, clock)
@@ -217,7 +251,7 @@ def test_a_schedule_goes_by_what_opens_cost() -> None:
         schedule.opened(b"%d" % number, 0.007)
         clock.seconds += 1.0
     waits = [schedule.wait_seconds(b"s%d" % number) for number in range(101)]
-    assert waits[-1] == pytest.approx(100 * 2 * 0.007 / 0.35, rel=1e-3)
+    assert waits[-1] == pytest.approx(100 * _MARGIN * 0.007 / 0.35, rel=1e-3)
 
 
 def test_whose_word_counts() -> None:

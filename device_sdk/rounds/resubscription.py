@@ -8,7 +8,7 @@ from device_sdk.system.clock import Backoff
 from device_sdk.world import DeviceWorld
 
 
-class Listening:
+class Resubscription:
     """A granted subscription may have missed what was published while it settled.
 
     A broker of several nodes grants it at one of them, and the others, and what is retained, come
@@ -22,8 +22,9 @@ class Listening:
     def __init__(self, world: DeviceWorld) -> None:
         pace = world.pace
         self._clock, self._first_seconds = world.clock, pace.fetch_seconds
+        (rng,) = world.rng.spawn(1)
         self._backoff = Backoff(
-            world.rng, first_seconds=pace.fetch_seconds, most_seconds=pace.most_seconds
+            rng, first_seconds=pace.fetch_seconds, most_seconds=pace.most_seconds
         )
         self._next_seconds = math.inf
 

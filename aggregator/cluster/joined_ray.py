@@ -50,6 +50,8 @@ class JoinedRay:
             _require_reachable(self._address)
         # Before Ray is imported: it reads them once.
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+        # By default its processes give way (niceness 15) to whatever else the machine does.
+        os.environ.setdefault("RAY_worker_niceness", "0")
         for name in ("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "RAY_DEDUP_LOGS", "RAY_COLOR_PREFIX"):
             os.environ.setdefault(name, "0")
         if self.own and "RAY_AUTH_MODE" not in os.environ:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from aggregator.errors import AggregatorError
 from aggregator.store import STORE_FAILURES, Store
-from aggregator.store.cluster import Deposed
+from aggregator.store.cluster import Deposed, LeaseRow
 
 _LOG = logging.getLogger(__name__)
 LEASE_SECONDS = 6.0
@@ -46,20 +46,27 @@ class Lease:
 
     def take(self, stopping: Callable[[], bool], *, wait: bool) -> bool:
         """Whether it is ours now; else ``stopping``. Raises AggregatorError where another process
-        holds it, and it is not to be waited for."""
-        said = False
+        holds it, and it is not to be waited for. Who waits outlasts a store that is away."""
+        said: LeaseRow | None = None
+        away = False
         while not stopping():
-            term = self._store.lease.take(self._holder, self._program, LEASE_SECONDS)
-            if term is not None:
-                self.term = term
-                self._thread.start()
+            try:
+                row = self._take()
+            except STORE_FAILURES as error:
+                if not wait:
+                    raise
+                if not away:
+                    _LOG.warning("standing by, while the store is away: %s", error)
+                away = True
+                self._ending.wait(_RENEW_SECONDS)
+                continue
+            away = False
+            if row is None:
                 return True
-            row = self._store.lease.find()
-            assert row is not None
             if not wait:
                 self.require_free(stopping)
-            elif not said:
-                said = True
+            elif said is None or said.term != row.term:
+                said = row
                 _LOG.info("standing by: %s coordinates (term %d)", row.holder, row.term)
             self._ending.wait(_LOOK_SECONDS)
         return False
@@ -73,6 +80,17 @@ class Lease:
                 f"{row.holder} coordinates this fleet: stop it first. In a Ray cluster (--address) "
                 "another one may wait until it is gone, with --standby"
             )
+
+    def _take(self) -> LeaseRow | None:
+        """None, once it is ours; else who has it."""
+        term = self._store.lease.take(self._holder, self._program, LEASE_SECONDS)
+        if term is None:
+            row = self._store.lease.find()
+            assert row is not None
+            return row
+        self.term = term
+        self._thread.start()
+        return None
 
     def require(self, store: Store) -> None:
         """Inside a transaction of ``store``: nobody else writes as the coordinator up to its end.

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +24,7 @@ _LOG = logging.getLogger(__name__)
 _LONG_SECONDS = 30.0
 _FROZEN_SECONDS = 15.0
 _SHARES_SECONDS = 5.0
-_ANSWER_SECONDS = 10.0
+_STARTING_SECONDS = 120.0
 _AGAIN_SECONDS = 5.0
 
 
@@ -85,6 +86,8 @@ class _Hired:
 
     post: Post
     actor: Any
+    known: bool = False
+    """Whether it said that it is for this post: a coordinator before us may have left it."""
     again_seconds: float = 0.0
     """Not before is another one hired in its place."""
     asked: Any = None
@@ -114,7 +117,9 @@ class RayRuntime:
             if each.asked is not None:
                 continue
             each.asked_seconds = time.monotonic()
-            if each.status is None or each.status.revision != revision:
+            if not each.known:
+                each.asked = each.actor.serves.remote(each.post)
+            elif each.status is None or each.status.revision != revision:
                 each.asked = each.actor.follow.remote(
                     revision, orders.incarnation, orders.keys, orders.tasks, orders.absent
                 )
@@ -172,22 +177,13 @@ class RayRuntime:
         return _Hired(post, self._class.options(**options).remote(post))
 
     def _dismiss_others(self, posts: Sequence[Post]) -> None:
-        """End the workers that a coordinator before us left, where they are not as we want them:
-        of other settings, of another version, or more than there are to be."""
+        """End the workers that a coordinator before us left beyond those that there are to be."""
         ray = self._ray
-        wanted = {_name(post): post for post in posts}
+        wanted = {_name(post) for post in posts}
         for each in ray.util.list_named_actors(all_namespaces=True):
-            if each["namespace"] != self._namespace:
-                continue
-            name = each["name"]
-            actor = ray.get_actor(name, self._namespace)
-            try:
-                asked = actor.serves.remote(wanted[name]) if name in wanted else None
-                if asked is not None and ray.get(asked, timeout=_ANSWER_SECONDS):
-                    continue
-            except ray.exceptions.RayError as error:
-                _LOG.warning("%s does not say what it serves: %s", name, first_line(error))
-            ray.kill(actor, no_restart=True)
+            if each["namespace"] == self._namespace and each["name"] not in wanted:
+                with suppress(ValueError):  # it ended meanwhile
+                    ray.kill(ray.get_actor(**each), no_restart=True)
 
     def _hear(self, each: _Hired) -> None:
         """Take an answer that has come; replace who does not answer."""
@@ -196,17 +192,29 @@ class RayRuntime:
             return
         done, _ = ray.wait([each.asked], timeout=0)
         if not done:
-            if each.status is not None and time.monotonic() - each.asked_seconds > _FROZEN_SECONDS:
+            silent_seconds = time.monotonic() - each.asked_seconds
+            if silent_seconds > (_FROZEN_SECONDS if each.status is not None else _STARTING_SECONDS):
                 each.asked = None
                 self._replace(each, "does not answer")
             return
         asked, each.asked = each.asked, None
         try:
-            each.status, each.said = ray.get(asked), ""
+            found = ray.get(asked)
+            if each.known:
+                each.status, each.said = found, ""
+            elif found:
+                each.known = True
+            else:
+                self._replace(each, "is of other settings, or of another version")
         except ray.exceptions.ActorUnavailableError:
             self._say(each, "is gone, and is started again")
         except ray.exceptions.ActorDiedError as error:
             self._replace(each, f"is gone: {first_line(error)}")
+        except ray.exceptions.RayTaskError as error:
+            if each.known:
+                self._say(each, f"cannot be asked: {first_line(error)}")
+            else:
+                self._replace(each, f"does not say what it serves: {first_line(error)}")
         except ray.exceptions.RayError as error:
             self._say(each, f"cannot be asked: {first_line(error)}")
 
@@ -218,6 +226,7 @@ class RayRuntime:
         if now >= each.again_seconds:
             self._ray.kill(each.actor, no_restart=True)
             each.actor, each.again_seconds = self._hire(each.post).actor, now + _AGAIN_SECONDS
+            each.known = False
 
     def _say(self, each: _Hired, what: str) -> None:
         each.status = None

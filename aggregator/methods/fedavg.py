@@ -117,7 +117,7 @@ class FedAvgMethod(SummingMethod):
 
     A round adds up unless a ``robust`` rule needs all of its updates at once, or too little is
     known of the fleet to judge them: in a task's first round, and while fewer than three devices
-    were heard of. What does not add up is held and judged when the round closes.
+    were heard of. What does not add up is held, and judged by itself when the round closes.
 
     Raises ValueError where there is nothing to share or a value is not finite.
     """
@@ -285,8 +285,7 @@ class FedAvgMethod(SummingMethod):
         if not self._adds_up:
             each = [(update, _flat(self._layout, update.tensors)) for update in self._held]
             sized = [(update, values, self._noted(update, values)) for update, values in each]
-            if not self._limits.known:
-                self._limits.look_again()
+            self._limits.look_again()
             judged = [one for one in (self._judged(*each) for each in sized) if one is not None]
             if self._rule.holds and judged:
                 self._weight_sum = self._kept

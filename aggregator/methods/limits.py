@@ -507,8 +507,8 @@ class UpdateLimits(Additive):
     """A fixed limit of an update's norm, a limit that follows the fleet, and one of single rows.
 
     Updates are judged by what was known when their round opened, so that their order within it
-    says nothing. Where :attr:`known` is false, all of the round's are noted first, then
-    :meth:`look_again`, and judged by each other.
+    says nothing. Where all of a round's are held until it closes, as they are while :attr:`known`
+    is false, all are noted first, then :meth:`look_again`, and judged by each other.
 
     Args:
         clip_norm: the largest Euclidean norm; 0 for no limit.

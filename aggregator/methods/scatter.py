@@ -202,7 +202,7 @@ class ScatterMethod(SummingMethod):
 
     A round adds up unless a ``robust`` rule needs all of its updates at once, or too little is
     known of the fleet to judge them: in a task's first round, and while fewer than three devices
-    were heard of. What does not add up is held and judged when the round closes.
+    were heard of. What does not add up is held, and judged by itself when the round closes.
 
     Memory is that of a few matrices like V, however many updates are absorbed; held ones come on
     top.
@@ -411,8 +411,7 @@ class ScatterMethod(SummingMethod):
         sized = [(update, measured(update.tensors["values"])) for update in self._held]
         for update, found in sized:
             self._limits.note(update.sender, found)
-        if not self._limits.known:
-            self._limits.look_again()
+        self._limits.look_again()
         judged = self._judged(sized)
         if self._rule.holds:
             return touched_means(judged, self._shape, self._rule)

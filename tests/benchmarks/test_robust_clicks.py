@@ -179,7 +179,8 @@ def test_who_knows_the_item_is_not_asked(clicks: Clicks, artifacts: ArtifactShel
 
 def test_outcomes_are_kept_by_their_settings(tmp_path: Path) -> None:
     store = StoredRuns(tmp_path / "made", "robust", Outcome)
-    outcome = Outcome({"0.0": 0.7}, {"0.0": 0.6}, {"0.0": 0.5}, {"0.0": 0.0}, 3, 1.0)
+    by_round = (0.5, 0.6, 0.7)
+    outcome = Outcome({"0.0": 0.7}, {"0.0": 0.6}, {"0.0": 0.5}, {"0.0": 0.0}, 3, 1.0, by_round)
     base = small("fedavg")
     store.save(Trial(base, None, 0.0), outcome)
     assert store.load(Trial(base, None, 0.0)) == outcome
@@ -195,6 +196,19 @@ def test_outcomes_are_kept_by_their_settings(tmp_path: Path) -> None:
         replace(base, models=(base.models[0], ModelChoice("cnn")))
     with pytest.raises(ValueError, match="rounds"):
         replace(base, rounds=0)
+
+
+def test_two_trees_are_compared_at_all_rounds_too(tmp_path: Path) -> None:
+    def outcome(auc: float, *by_round: float) -> Outcome:
+        return Outcome({"0.2": auc}, {}, {}, {}, 1, 1.0, by_round)
+
+    case = ("default", "flip", 0.2)
+    found, before = {case: {0: outcome(0.5, 0.5, 0.7)}}, {case: {0: outcome(0.6, 0.5, 0.6)}}
+    suite = ClickSuite("fedavg", None, tmp_path)
+    chosen, mean = (table.splitlines()[2] for table in suite.difference_tables(found, before))
+    assert "-0.1000" in chosen and "+0.0500" in mean
+    earlier = {case: {0: outcome(0.6)}}
+    assert "nan" in suite.difference_tables(found, earlier)[1]
 
 
 def test_each_method_has_its_own_attacks_and_tables(tmp_path: Path) -> None:

@@ -8,11 +8,16 @@ turn. A run that breaks the promise stops everything; its folder with homes and 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -20,13 +25,29 @@ os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 
 from tests.faults.broker_setups import BROKERS
 from tests.faults.chaos import RunSettings, run
-from tests.faults.cluster_chaos import STORES, ClusterSettings, run_cluster
+from tests.faults.cluster_chaos import ClusterSettings, run_cluster
 from tests.faults.oracle import Mismatch
-from tests.faults.report import append_result, read_results, table, where
+from tests.faults.ray_chaos import run_ray
+from tests.faults.report import append_result, kill_costs, read_results, split, table, where
+from tests.servers.namespaces import missing as namespaces_missing
+
+_Scene = Callable[[ClusterSettings], ClusterSettings]
+_CELLS = {"cells": 2, "workers": 4, "broker": "mosquitto"}
+_SCENES: dict[str, _Scene] = {
+    "postgres-sums": partial(replace, store="postgres", adds_up=True),
+    "sqlite-bodies": partial(replace, store="sqlite", adds_up=False),
+    "machines": partial(replace, machines=True, **_CELLS),
+    "ray": partial(replace, ray=True, machines=True, pause_seconds=2.0, **_CELLS),
+    "ray-alone": partial(replace, ray=True, pause_seconds=2.0, **_CELLS),
+    "postgres-bodies": partial(replace, store="postgres", adds_up=False),
+    "sqlite-sums": partial(replace, store="sqlite", adds_up=True),
+}
+"""Of a cluster: each store with sums and with bodies, two cells on machines of their own, and
+under Ray, on machines and on one."""
 
 
 def main() -> int:
-    """0, or 1 when the promise was broken."""
+    """0, 1 when the promise was broken, or 130 when it was interrupted."""
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
     parser.add_argument("--seed", type=int, default=1, help="of the first run (1)")
     parser.add_argument("--minutes", type=float, default=3.0, help="all runs together (3)")
@@ -37,55 +58,79 @@ def main() -> int:
     parser.add_argument(
         "--cluster", action="store_true", help="coordinators and workers, on PostgreSQL and SQLite"
     )
+    parser.add_argument(
+        "--scenes", nargs="+", choices=_SCENES, default=list(_SCENES), help="of --cluster, by turns"
+    )
     parser.add_argument("--out", type=Path, help="add each run's figures to this file")
     parser.add_argument("--table-only", action="store_true", help="print the table of --out")
     arguments = parser.parse_args()
+    for number in (signal.SIGINT, signal.SIGTERM):  # also where a shell has the first ignored
+        signal.signal(number, signal.default_int_handler)
     out = arguments.out or Path(tempfile.mkdtemp()) / "chaos.jsonl"
     until = time.monotonic() + 60 * arguments.minutes
     seed = arguments.seed
+    scenes = _scenes(arguments.scenes) if arguments.cluster else []
     while not arguments.table_only and time.monotonic() < until:
-        broker = arguments.brokers[(seed - arguments.seed) % len(arguments.brokers)]
         seconds = min(arguments.seconds, max(5.0, until - time.monotonic()))
+        broker = arguments.brokers[(seed - arguments.seed) % len(arguments.brokers)]
         common = seed, broker, seconds, arguments.devices, arguments.hosts
-        settings = _cluster_settings(*common) if arguments.cluster else RunSettings(*common)
+        settings = RunSettings(*common)
+        if scenes:
+            # Rounds of two seconds make few versions where so much is started anew.
+            settings = ClusterSettings(
+                *common,
+                deadline_seconds=5.0,
+                breath_events=12,
+                breath_seconds=5.0,
+                adds_up=seed % 2 == 0,
+            )
+            settings = scenes[(seed - arguments.seed) % len(scenes)](settings)
         said = f"seed {seed}, {where(settings)}"
         memory = Path("/dev/shm")
         folder = Path(tempfile.mkdtemp(dir=memory if memory.is_dir() else None))
         try:
-            result = (
-                run_cluster(settings, folder)
-                if isinstance(settings, ClusterSettings)
-                else run(settings, folder)
-            )
+            if not isinstance(settings, ClusterSettings):
+                result = run(settings, folder)
+            else:
+                result = (run_ray if settings.ray else run_cluster)(settings, folder)
         except Mismatch as error:
             print(
                 f"seed {seed}, {where(settings)}: {error}\nthe run's folder: {folder}",
                 file=sys.stderr,
             )
             return 1
+        except KeyboardInterrupt:
+            shutil.rmtree(folder)
+            return 130
         shutil.rmtree(folder)
         append_result(out, settings, result)
         judged = result.judgement
         print(
-            f"{said}: {result.faults.total():,} faults, {judged.trained} updates, "
-            f"{judged.receipted}, lost {judged.lost}, twice {judged.twice}, "
-            f"{result.seconds:.0f} s",
+            f"{said}: {result.faults.total():,} faults ({split(result.faults)}), "
+            f"{judged.trained} updates, {judged.receipted}, lost {judged.lost}, "
+            f"twice {judged.twice}, {result.seconds:.0f} s",
             flush=True,
         )
         seed += 1
     print()
-    print(table(read_results(out)))
+    results = read_results(out)
+    print(table(results))
+    print(f"\n{kill_costs(results)}")
     return 0
 
 
-def _cluster_settings(
-    seed: int, broker: str, seconds: float, devices: int, hosts: int
-) -> ClusterSettings:
-    """Each store in turn, and of each two runs one with sums and one with bodies."""
-    store = STORES[seed % 2]
-    return ClusterSettings(
-        seed, broker, seconds, devices, hosts, store=store, adds_up=seed // 2 % 2 == 0
-    )
+def _scenes(wanted: Collection[str]) -> list[_Scene]:
+    """Those that this machine has what it takes for; says what is left out, and why."""
+    ray = "" if importlib.util.find_spec("ray") else "pip install 'tessera-edge[cluster]'"
+    networks = namespaces_missing()
+    missing = {"machines": networks, "ray": ray or networks, "ray-alone": ray}
+    found = []
+    for name in wanted:
+        if reason := missing.get(name):
+            print(f"skipped: {name}: {reason}")
+        else:
+            found.append(_SCENES[name])
+    return found
 
 
 if __name__ == "__main__":

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import signal
 import time
+from bisect import bisect
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,7 +24,7 @@ from tests.faults.crash_points import AGGREGATOR_POINTS, DEVICE_POINTS, ONCE_A_S
 from tests.faults.device_process import live
 from tests.faults.fault_proxy import FaultProxy
 from tests.faults.fleet_home import FleetHome, make_fleet
-from tests.faults.oracle import Judgement, Mismatch, any_counted, judge, outbox_rows
+from tests.faults.oracle import Judgement, Mismatch, count_counted, judge, outbox_rows
 from tests.faults.processes import Victim
 from tests.faults.wire_faults import FaultRates
 
@@ -46,7 +48,8 @@ class RunSettings:
 
     ``hosts``: processes that share the devices; ``pause_seconds``: mean time between two events.
     ``least_faults``: it goes on until there were so many and an update was counted, however slow
-    the machine is.
+    the machine is. ``breath_events``: after so many events the next one waits until another update
+    was counted, for ``breath_seconds`` at most: what has no time to get up again cannot be struck.
     """
 
     seed: int
@@ -58,18 +61,36 @@ class RunSettings:
     deadline_seconds: float = 2.0
     rates: FaultRates = field(default_factory=FaultRates)
     least_faults: int = 0
+    breath_events: int | None = None
+    breath_seconds: float = 30.0
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """``faults`` by kind. The counts are of the whole run."""
+    """``faults`` by kind, ``struck``: the rounds that were open when one of the kind came. The
+    counts are of the whole run. ``costs``: what kills of workers cost."""
 
     faults: Counter[str]
+    struck: dict[str, set[int]]
     judgement: Judgement
     sends: int
     arrivals: int
     suppressed: int
     seconds: float
+    costs: Sequence[KillCost] = ()
+
+
+@dataclass(frozen=True)
+class KillCost:
+    """What a worker that was killed had taken in and not committed.
+
+    Attributes:
+        oldest_seconds: since when it had the oldest such update; 0 where it had none.
+        undisturbed: whether nothing else kept it from its store lately.
+    """
+
+    oldest_seconds: float
+    undisturbed: bool
 
 
 def run(settings: RunSettings, folder: Path) -> RunResult:
@@ -93,7 +114,7 @@ def _play(settings: RunSettings, folder: Path, act: Callable[[Scene], None]) -> 
     broker = make_broker(settings.broker, folder)
     broker.start()
     proxy = FaultProxy(broker.port, settings.seed, settings.rates)
-    scene = Scene(settings, folder, broker, proxy)
+    scene = Scene(settings, folder, [broker], [proxy])
     return play(scene, act, began)
 
 
@@ -106,16 +127,23 @@ def play(scene: Scene, act: Callable[[Scene], None], began: float) -> RunResult:
         judgement = judge(scene.fleet)
     finally:
         scene.end()
-    faults = Counter(scene.faults)
+    moments = list(scene.moments)
     for proxy in scene.proxies:
-        faults.update({fault.value: count for fault, count in proxy.counts.items()})
+        moments += [(fault.value, when) for fault, when in proxy.moments]
+    struck: dict[str, set[int]] = {kind: set() for kind, _ in moments}
+    opened = sorted((when, number) for number, when in judgement.opened_unix_seconds.items())
+    for kind, when in moments:
+        before = bisect(opened, (when, math.inf))
+        struck[kind].update(number for _, number in opened[max(0, before - 1) : before])
     return RunResult(
-        faults,
+        Counter(kind for kind, _ in moments),
+        struck,
         judgement,
         scene.count("sends"),
         scene.count("arrivals"),
         scene.count("repeats") + scene.count("replays"),
         time.monotonic() - began,
+        tuple(scene.costs),
     )
 
 
@@ -124,15 +152,22 @@ class Scene:
 
     events: Mapping[str, float] = _EVENTS
     """What may happen, by weight."""
+    patience_seconds = PATIENCE_SECONDS
 
     def __init__(
-        self, settings: RunSettings, folder: Path, broker: Broker, proxy: FaultProxy
+        self,
+        settings: RunSettings,
+        folder: Path,
+        brokers: Sequence[Broker],
+        proxies: Sequence[FaultProxy],
     ) -> None:
         self._settings = settings
-        self._broker = broker
-        self.proxy, self.proxies = proxy, [proxy]
+        self._brokers = list(brokers)
+        self.proxies = list(proxies)
         self._rng = np.random.default_rng([settings.seed, 1])
-        self.faults: Counter[str] = Counter()
+        self.moments: list[tuple[str, float]] = []
+        """Each fault's kind, and when it came in Unix seconds; without the wire's."""
+        self.costs: list[KillCost] = []
         self.counters = Counters(folder / "counters")
         rounds = (
             f"quorum = {max(1, settings.devices // 2)}\nwait_for_devices = {settings.devices}\n"
@@ -160,7 +195,7 @@ class Scene:
 
     def _make_fleet(self, folder: Path, rounds: str) -> FleetHome:
         settings = self._settings
-        return make_fleet(folder, self.proxy.url, settings.devices, rounds, settings.seed)
+        return make_fleet(folder, self.proxies[0].url, settings.devices, rounds, settings.seed)
 
     def _make_servers(self, folder: Path) -> list[Victim]:
         """What serves, in the order in which it is started."""
@@ -184,25 +219,43 @@ class Scene:
         """Faults, for as long as the settings say."""
         for victim in self._victims:
             victim.start()
+        self._settle()
         until = time.monotonic() + self._settings.seconds
         for proxy in self.proxies:
             proxy.rage()
         names, weights = list(self.events), np.array(list(self.events.values()))
-        next_event = time.monotonic() + 1.5
+        next_event, events = time.monotonic() + 1.5, 0
         while (now := time.monotonic()) < until or self._too_few(until):
             self._look_after(now)
             if now >= next_event:
                 name = names[int(self._rng.choice(len(names), p=weights / weights.sum()))]
                 self._cause(name, now)
-                next_event = now + float(self._rng.exponential(self._settings.pause_seconds))
+                events += 1
+                if events == self._settings.breath_events:
+                    events = 0
+                    self._draw_breath()
+                next_event = time.monotonic() + float(
+                    self._rng.exponential(self._settings.pause_seconds)
+                )
             time.sleep(0.02)
+
+    def _draw_breath(self) -> None:
+        """No event, though the wire's faults go on and what is gone is started again."""
+        before = count_counted(self.fleet)
+        until = time.monotonic() + self._settings.breath_seconds
+        while time.monotonic() < until and count_counted(self.fleet) == before:
+            self._look_after(time.monotonic())
+            time.sleep(0.2)
+
+    def _settle(self) -> None:
+        """Before the faults begin."""
 
     def _too_few(self, until: float) -> bool:
         least = self._settings.least_faults
         if not least or time.monotonic() > until + PATIENCE_SECONDS:
             return False
-        faults = self.faults.total() + sum(p.counts.total() for p in self.proxies)
-        return faults < least or not any_counted(self.fleet)
+        faults = len(self.moments) + sum(len(each.moments) for each in self.proxies)
+        return faults < least or not count_counted(self.fleet)
 
     def sweep(self) -> None:
         """One death at each point."""
@@ -224,15 +277,16 @@ class Scene:
             victim.kill()
         for proxy in self.proxies:
             proxy.calm()
-        if not self._broker.alive():
-            self._broker.start()
+        for broker in self._brokers:
+            if not broker.alive():
+                broker.start()
         self._let_rounds_end()
         for victim in self._victims:
             victim.start()
-        until = time.monotonic() + PATIENCE_SECONDS
+        until = time.monotonic() + self.patience_seconds
         while not self._is_at_rest():
             if time.monotonic() > until:
-                raise Mismatch(f"no rest within {PATIENCE_SECONDS} s: {self._outboxes()}")
+                raise Mismatch(f"no rest within {self.patience_seconds} s: {self._outboxes()}")
             self._see_to_servers()
             time.sleep(0.2)
 
@@ -252,13 +306,15 @@ class Scene:
     def end(self) -> None:
         """End every process."""
         self.end_processes()
-        self._broker.kill()
+        for broker in self._brokers:
+            broker.kill()
         for proxy in self.proxies:
             proxy.stop()
 
     def _cause(self, name: str, now: float) -> None:
         rng = self._rng
-        self.faults[name] += 1
+        self._note(name)
+        broker = self._brokers[int(rng.integers(len(self._brokers)))]
         host = self._hosts[int(rng.integers(len(self._hosts)))]
         pause = now + float(rng.uniform(0.1, 2.5))
         match name:
@@ -271,10 +327,10 @@ class Scene:
             case "aggregator's clock jumped":
                 self._jump()
             case "broker killed":
-                self._broker.kill()
-                self._broker.start()
+                broker.kill()
+                broker.start()
             case "broker paused":
-                pid = self._broker.pid
+                pid = broker.pid
                 os.kill(pid, signal.SIGSTOP)
                 self._resume_at.append((pause, lambda: _go_on(pid)))
             case "devices killed":
@@ -283,6 +339,10 @@ class Scene:
                 self._pause(host, pause)
             case "devices' disk full":
                 self._fill_disk(host, pause)
+
+    def _note(self, kind: str) -> None:
+        """A fault comes now."""
+        self.moments.append((kind, time.time()))
 
     def _jump(self) -> None:
         """Back by less than a round: devices hold on to the largest time they were told."""
@@ -299,7 +359,7 @@ class Scene:
             time.sleep(0.01)
         if victim.ended() != -signal.SIGKILL:
             raise Mismatch(f"ended with {victim.ended()} on the way to {point!r}: see its log")
-        self.faults[f"killed {point}"] += 1
+        self._note(f"killed {point}")
 
     def _pause(self, victim: Victim, until: float) -> None:
         victim.pause()
@@ -316,16 +376,17 @@ class Scene:
             entry[1]()
         if not restart:
             return
-        if not self._broker.alive():
-            self.faults["broker ended by itself"] += 1
-            self._broker.start()
+        for broker in self._brokers:
+            if not broker.alive():
+                self._note("broker ended by itself")
+                broker.start()
         for victim in self._victims:
             code = victim.ended()
             if code is None:
                 continue
             self._require_sound(victim)
             if victim.point and code == -signal.SIGKILL:
-                self.faults[f"{victim.who} killed {victim.point}"] += 1
+                self._note(f"{victim.who} killed {victim.point}")
             self._start(victim)
 
     @staticmethod
@@ -336,7 +397,7 @@ class Scene:
     def _start(self, victim: Victim) -> None:
         """With a crash point more often than not."""
         rng = self._rng
-        if rng.random() < 0.25:
+        if not victim.points or rng.random() < 0.25:
             victim.start()
             return
         point = victim.points[int(rng.integers(len(victim.points)))]

@@ -5,85 +5,164 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
+from aggregator.task.cluster import Cell
+from device_sdk.link.broker_url import parse_broker_url
 from tests.faults.broker_setups import Broker, make_broker
-from tests.faults.chaos import RunResult, RunSettings, Scene, play
+from tests.faults.chaos import KillCost, RunResult, RunSettings, Scene, play
 from tests.faults.cluster_process import LEASE_SECONDS, Place, coordinate, take_in
 from tests.faults.counters import Counters
 from tests.faults.crash_points import COORDINATOR_POINTS, WORKER_POINTS
 from tests.faults.fault_proxy import FaultProxy
 from tests.faults.fleet_home import FleetHome, make_fleet
+from tests.faults.oracle import Mismatch, count_counted
 from tests.faults.processes import Victim
+from tests.faults.taken_in import oldest_seconds, taken_by
 from tests.faults.wire_faults import FaultRates
 from tests.servers.commit_cut import CommitCut
+from tests.servers.namespaces import Machine, Network, machines
 from tests.servers.postgres import USER, PostgresServer, running_postgres
 
 _CALMER = 200
 STORES = ("postgres", "sqlite")
+STORE, BROKER = "store", "broker"
+"""The networks of a cluster of machines."""
 _EVERYWHERE = {
-    "worker killed": 6.0,
+    "worker killed": 8.0,
     "worker paused": 3.0,
     "worker frozen and replaced": 4.0,
     "worker started twice": 2.0,
     "coordinator killed": 3.0,
     "coordinator paused": 2.0,
     "coordinator frozen beyond its lease": 2.0,
-    "the cluster's clock jumped": 3.0,
+    "the cluster's clock jumped": 2.0,
     "broker killed": 2.0,
     "broker paused": 2.0,
-    "devices killed": 3.0,
-    "devices paused": 2.0,
+    "devices killed": 2.0,
+    "devices paused": 1.0,
     "devices' disk full": 1.0,
 }
 _OF_STORE = {
-    "postgres": {
-        "store crashed": 2.0,
-        "store restarted": 1.0,
-        "store's network cut": 4.0,
-        "store's network hangs": 3.0,
-        "commit cut before it arrived": 3.0,
-        "commit cut before its answer": 3.0,
-        "commit arrives late": 2.0,
-    },
+    "postgres": {"store crashed": 1.5, "store restarted": 1.0, "store killed": 1.0},
     "sqlite": {"worker's disk full": 2.0, "coordinator's disk full": 1.0},
 }
+_OF_WAYS = {
+    "store's network cut": 4.0,
+    "store's network hangs": 3.0,
+    "commit cut before it arrived": 3.0,
+    "commit cut before its answer": 3.0,
+    "commit arrives late": 2.0,
+}
+_OF_MACHINES = {
+    "worker's machine cut off the store": 5.0,
+    "worker's machine cut off the broker": 5.0,
+    "coordinator's machine cut off the store": 2.0,
+    "coordinator's machine cut off the broker": 2.0,
+}
+_HOLDS_UP_THE_STORE = ("store", "commit", "disk full", "paused", "frozen")
+_RECOVERY_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
 class ClusterSettings(RunSettings):
-    """Two coordinators and ``workers`` workers on one of ``STORES``."""
+    """Two coordinators and ``workers`` workers on one of ``STORES``.
+
+    ``cells``: brokers, which share the workers. ``machines``: each process is in a network
+    namespace of its own. ``ray``: the product's own command, under Ray.
+    """
 
     store: str = "postgres"
     workers: int = 3
     adds_up: bool = True
+    cells: int = 1
+    machines: bool = False
+    ray: bool = False
 
 
 def run_cluster(settings: ClusterSettings, folder: Path) -> RunResult:
     """As :func:`~tests.faults.chaos.run`, of a cluster. Raises :class:`Mismatch`."""
     began = time.monotonic()
+    names = [f"coordinator-{one}" for one in range(2)]
+    names += [f"worker-{slot}" for slot in range(settings.workers)]
     with ExitStack() as stack:
-        server = None
-        if settings.store == "postgres":
-            server = stack.enter_context(running_postgres())
-            server.run("CREATE DATABASE fleet")
+        grounds = stack.enter_context(made_grounds(settings, folder, names))
         sockets = Path(tempfile.mkdtemp(prefix="t"))
         stack.callback(shutil.rmtree, sockets)
-        broker = make_broker(settings.broker, folder)
-        broker.start()
-        proxy = FaultProxy(broker.port, settings.seed, settings.rates)
-        return play(
-            _ClusterScene(settings, folder, broker, proxy, server, sockets), Scene.torment, began
+        return play(ClusterScene(settings, folder, grounds, sockets), Scene.torment, began)
+
+
+@dataclass(frozen=True)
+class Grounds:
+    """What a cluster stands on.
+
+    Attributes:
+        server: None where the store is a file.
+        brokers, outer, inner: one a cell, with the proxy that devices go through and the one that
+            coordinator and workers do.
+        machines, networks: by name; none where everything is on one.
+    """
+
+    server: PostgresServer | None
+    brokers: list[Broker]
+    outer: list[FaultProxy]
+    inner: list[FaultProxy]
+    machines: dict[str, Machine]
+    networks: dict[str, Network]
+
+    def cells(self, workers: int) -> tuple[Cell, ...]:
+        """For so many workers in all."""
+        shares = [len(part) for part in np.array_split(np.arange(workers), len(self.brokers))]
+        # The only cell needs no name: devices stay where they enrolled.
+        names = [proxy.url.removeprefix("mqtt://") for proxy in self.outer]
+        return tuple(
+            Cell(name if len(names) > 1 else "", parse_broker_url(proxy.url), share)
+            for name, proxy, share in zip(names, self.inner, shares, strict=True)
         )
+
+    def store_url(self, port: int) -> str:
+        """Of the fleet's database behind a port of this machine, for any of the machines."""
+        if STORE not in self.networks:
+            return f"postgresql://{USER}@127.0.0.1:{port}/fleet"
+        host = self.networks[STORE].address
+        return f"postgresql://{USER}@{host}:{port}/fleet?sslmode=disable"
+
+
+@contextmanager
+def made_grounds(
+    settings: ClusterSettings,
+    folder: Path,
+    names: Sequence[str],
+    networks: Sequence[str] = (STORE, BROKER),
+) -> Iterator[Grounds]:
+    """``names``: of machines, where the settings want them."""
+    with ExitStack() as stack:
+        made, nets = {}, {}
+        if settings.machines:
+            made, nets = stack.enter_context(machines(names, networks))
+        server = None
+        if settings.store == "postgres":
+            everywhere = ("listen_addresses = '*'",) if nets else ()
+            server = stack.enter_context(running_postgres(*everywhere))
+            server.run("CREATE DATABASE fleet")
+        brokers = [make_broker(settings.broker, folder) for _ in range(settings.cells)]
+        seed, rates = settings.seed, settings.rates
+        inside = nets[BROKER].address if nets else "127.0.0.1"
+        for broker in brokers:
+            stack.callback(broker.kill)
+            broker.start()
+        outer = [FaultProxy(each.port, seed, rates) for each in brokers]
+        inner = [FaultProxy(each.port, seed, _calmer(rates), host=inside) for each in brokers]
+        yield Grounds(server, brokers, outer, inner, made, nets)
 
 
 class _Way(CommitCut):
     """One process's way to the store."""
-
-    def url(self) -> str:
-        return f"postgresql://{USER}@127.0.0.1:{self.port}/fleet"
 
     def cut(self) -> None:
         self.dead = True
@@ -93,36 +172,36 @@ class _Way(CommitCut):
         self.thaw()
 
 
-class _ClusterScene(Scene):
+class ClusterScene(Scene):
     def __init__(
-        self,
-        settings: ClusterSettings,
-        folder: Path,
-        broker: Broker,
-        proxy: FaultProxy,
-        server: PostgresServer | None,
-        sockets: Path,
+        self, settings: ClusterSettings, folder: Path, grounds: Grounds, sockets: Path
     ) -> None:
-        self._cluster = settings
-        self._server, self._sockets = server, sockets
+        self._cluster, self._grounds = settings, grounds
+        self._server, self._sockets = grounds.server, sockets
         self._ways: list[_Way] = []
         self._zombies: list[Victim] = []
-        self.events = {**_EVERYWHERE, **_OF_STORE[settings.store]}
-        self._inner = FaultProxy(broker.port, settings.seed, _calmer(settings.rates))
-        super().__init__(settings, folder, broker, proxy)
-        self.proxies.append(self._inner)
+        self._disturbed_until = 0.0
+        self._folder = folder
+        on_the_way = _OF_MACHINES if grounds.machines else _OF_WAYS if grounds.server else {}
+        self.events = {**_EVERYWHERE, **_OF_STORE[settings.store], **on_the_way}
+        super().__init__(settings, folder, grounds.brokers, [*grounds.outer, *grounds.inner])
 
     def _make_fleet(self, folder: Path, rounds: str) -> FleetHome:
         settings = self._cluster
         made = make_fleet(
             folder,
-            self.proxy.url,
+            self.proxies[0].url,
             settings.devices,
             rounds,
             settings.seed,
             store_url=None if self._server is None else self._server.url("fleet"),
+            **self._of_task(),
         )
         return replace(made, clustered=True, adds_up=settings.adds_up)
+
+    def _of_task(self) -> dict[str, str]:
+        """What the task file has besides, for :func:`make_fleet`."""
+        return {}
 
     def _make_servers(self, folder: Path) -> list[Victim]:
         clock = str(folder / "counters")
@@ -152,20 +231,42 @@ class _ClusterScene(Scene):
         return range(self._cluster.workers)
 
     def _place(self, folder: Path, name: str, counters: str) -> Place:
-        url = None
-        if self._server is not None:
-            self._ways.append(_Way(self._server.port))
-            url = self._ways[-1].url()
+        grounds, url = self._grounds, None
+        machine = grounds.machines.get(name)
+        if grounds.server is not None:
+            port = grounds.server.port
+            if machine is None:
+                self._ways.append(_Way(port))
+                port = self._ways[-1].port
+            url = grounds.store_url(port)
         return Place(
             str(self.fleet.aggregator.folder),
             url,
-            self._inner.url,
-            self._cluster.workers,
+            grounds.cells(self._cluster.workers),
+            None if machine is None else machine.name,
             str(self._sockets),
             counters,
             str(folder / f"{name}.log"),
             self._cluster.adds_up,
         )
+
+    def _settle(self) -> None:
+        def counted() -> bool:
+            self._look_after(0.0)
+            return count_counted(self.fleet) > 0
+
+        self._await(counted)
+
+    def _await(self, true: Callable[[], bool]) -> None:
+        until = time.monotonic() + self.patience_seconds
+        while not true():
+            if time.monotonic() > until:
+                raise Mismatch(f"nothing is counted before the first fault: {self._logs()}")
+            time.sleep(0.3)
+
+    def _logs(self) -> str:
+        paths = sorted(self._folder.glob("*.log"))
+        return "\n".join(f"{path}:\n{path.read_text()[-1500:]}" for path in paths)
 
     def count(self, name: str) -> int:
         return self.counters.read(name) + sum(each.read(name) for each in self._counted)
@@ -178,6 +279,11 @@ class _ClusterScene(Scene):
             way.mend()
         super().rest()
 
+    @staticmethod
+    def _heal(machine: Machine) -> None:
+        for network in machine.addresses:
+            machine.heal(network)
+
     def _see_to_servers(self) -> None:
         """On a busy machine a lease of two seconds may run out, and a broker be silent for one."""
         for victim in self._servers:
@@ -188,6 +294,8 @@ class _ClusterScene(Scene):
     def end(self) -> None:
         for zombie in self._zombies:
             zombie.kill()
+        for machine in self._grounds.machines.values():
+            self._heal(machine)
         super().end()
         for way in self._ways:
             way.stop()
@@ -199,9 +307,12 @@ class _ClusterScene(Scene):
         coordinator = self._servers[place % 2]
         worker = self._servers[2 + place % self._cluster.workers]
         way = self._ways[place] if self._ways else None
+        machines = self._grounds.machines
+        outage = now + outage_seconds(rng)
+        self._disturb(name, outage if "cut off" in name else pause)
         match name:
             case "worker killed":
-                worker.kill()
+                self._kill_worker(worker)
             case "worker paused":
                 self._pause(worker, pause)
             case "worker frozen and replaced":
@@ -221,12 +332,16 @@ class _ClusterScene(Scene):
                 self._fill_disk(worker, pause)
             case "coordinator's disk full":
                 self._fill_disk(coordinator, pause)
-            case "store crashed" if self._server is not None:
-                self._server.crash()
-                self._server.start()
-            case "store restarted" if self._server is not None:
-                self._server.stop()
-                self._server.start()
+            case "store crashed" | "store restarted" | "store killed":
+                self._end_store(name)
+            case "worker's machine cut off the store":
+                self._cut(machines[f"worker-{place % self._cluster.workers}"], STORE, outage)
+            case "worker's machine cut off the broker":
+                self._cut(machines[f"worker-{place % self._cluster.workers}"], BROKER, outage)
+            case "coordinator's machine cut off the store":
+                self._cut(machines[f"coordinator-{place % 2}"], STORE, outage)
+            case "coordinator's machine cut off the broker":
+                self._cut(machines[f"coordinator-{place % 2}"], BROKER, outage)
             case "store's network cut" if way is not None:
                 way.cut()
                 self._resume_at.append((pause, way.mend))
@@ -242,7 +357,35 @@ class _ClusterScene(Scene):
             case _:
                 super()._cause(name, now)
                 return
-        self.faults[name] += 1
+        self._note(name)
+
+    def _disturb(self, name: str, until: float) -> None:
+        """Kills of workers are measured apart while something keeps them from the store."""
+        if any(word in name for word in _HOLDS_UP_THE_STORE):
+            self._disturbed_until = max(self._disturbed_until, until + _RECOVERY_SECONDS)
+
+    def _end_store(self, name: str) -> None:
+        server = self._server
+        assert server is not None
+        {"store crashed": server.crash, "store killed": server.kill}.get(name, server.stop)()
+        server.start()
+
+    def _cut(self, machine: Machine, network: str, until: float) -> None:
+        machine.cut(network)
+        self._resume_at.append((until, lambda: machine.heal(network)))
+
+    def _kill_worker(self, worker: Victim) -> None:
+        if worker.ended() is None:
+            process, at_seconds = worker.pid, time.monotonic()
+            worker.kill()
+            self._measure(process, at_seconds)
+
+    def _measure(self, process: int, at_seconds: float) -> None:
+        """What the death of a worker's process cost."""
+        path = taken_by(self._folder / "counters", process)
+        if path.exists():
+            oldest = oldest_seconds(Counters(path), at_seconds)
+            self.costs.append(KillCost(oldest or 0.0, at_seconds > self._disturbed_until))
 
     def _replace(self, worker: Victim) -> Victim:
         """Another process for its slot: the one before is taken for dead, and is not."""
@@ -260,6 +403,11 @@ class _ClusterScene(Scene):
         self._require_sound(zombie)
         zombie.kill()
         self._zombies.remove(zombie)
+
+
+def outage_seconds(rng: np.random.Generator) -> float:
+    """Seconds as a rule, now and then tens of them."""
+    return float(rng.uniform(1.0, 5.0) if rng.random() < 0.85 else rng.uniform(10.0, 25.0))
 
 
 def _calmer(rates: FaultRates) -> FaultRates:

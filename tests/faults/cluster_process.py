@@ -32,15 +32,18 @@ from aggregator.store import STORE_FAILURES
 from aggregator.store.cluster import Deposed, ShareRow
 from aggregator.task.cluster import Cell, Cluster
 from aggregator.task.file import Task, read_task
-from device_sdk.link.broker_url import parse_broker_url
 from tests.faults.aggregator_process import BRISK_LINK, count_arrivals
 from tests.faults.counters import Counters
 from tests.faults.crash_points import arm
 from tests.faults.known import known_binding
+from tests.faults.taken_in import TakenIn, taken_by
+from tests.servers.namespaces import enter
 
 DEFECT, STORE_ENDED_IT, DEPOSED = 2, 1, 3
 """Exit codes."""
 LEASE_SECONDS = 2.0
+# A worker that connects waits for thousands of answers, on a machine that may do much else.
+_LINK = replace(BRISK_LINK, stall_seconds=5.0, keepalive_seconds=3, connect_timeout_seconds=3.0)
 _RENEW_SECONDS, _LOOK_SECONDS = 0.5, 0.2
 _ASK_SECONDS = 0.2
 _ANSWER_SECONDS = 1.0
@@ -54,8 +57,8 @@ class Place:
     Attributes:
         home: the aggregator's.
         store_url: the way to PostgreSQL of this process alone; None: the home's file.
-        broker: the URL by which coordinator and workers reach it.
-        workers: how many.
+        cells: the brokers, by the URLs by which coordinator and workers reach them.
+        machine: the network namespace to be in, if any.
         sockets: a folder of short path, for workers to be found in.
         counters, log: files.
         adds_up: whether rounds do.
@@ -63,8 +66,8 @@ class Place:
 
     home: str
     store_url: str | None
-    broker: str
-    workers: int
+    cells: tuple[Cell, ...]
+    machine: str | None
     sockets: str
     counters: str
     log: str
@@ -74,12 +77,17 @@ class Place:
         """The home, and the task as it is served."""
         home = AggregatorHome(Path(self.home), self.store_url)
         task = read_task(home.task_file)
-        cluster = Cluster((Cell("", parse_broker_url(self.broker), self.workers),), self.store_url)
+        cluster = Cluster(self.cells, self.store_url)
         return home, replace(
             task,
             binding=known_binding(adds_up=self.adds_up),
             fleet=replace(task.fleet, cluster=cluster),
         )
+
+    def go(self) -> None:
+        """To the machine, before anything else is done."""
+        if self.machine is not None:
+            enter(self.machine)
 
     def world(self, clock_counters: str) -> World:
         """Its clock jumps."""
@@ -93,12 +101,13 @@ class Place:
 
 def coordinate(place: Place, clock_counters: str, point: str, calls: int) -> None:
     """Coordinate, or stand by, until killed or deposed; at ``point``, if any, it kills itself."""
+    place.go()
     _log_to(place.log)
     # A product's lease is three times as long.
     vars(lease).update(
         LEASE_SECONDS=LEASE_SECONDS, _RENEW_SECONDS=_RENEW_SECONDS, _LOOK_SECONDS=_LOOK_SECONDS
     )
-    vars(serve)["assemble"] = functools.partial(assemble, link_settings=BRISK_LINK)
+    vars(serve)["assemble"] = functools.partial(assemble, link_settings=_LINK)
 
     def work() -> None:
         if point:
@@ -118,18 +127,20 @@ def coordinate(place: Place, clock_counters: str, point: str, calls: int) -> Non
 
 def take_in(place: Place, slot: int, clock_counters: str, point: str, calls: int) -> None:
     """Be the worker of a slot until killed or deposed; at ``point``, if any, it kills itself."""
+    place.go()
     _log_to(place.log)
 
     def work() -> None:
         if point:
             arm(point, calls)
         count_arrivals(Counters(Path(place.counters)))
+        TakenIn(Counters(taken_by(Path(place.counters), os.getpid()))).watch()
         home, task = place.open()
         cluster = task.fleet.cluster
         store = home.open_store()
         with closing(store.database):
             post = posts(home, store, cluster, task.fleet)[slot]
-        worker = Worker(post, place.world(clock_counters), BRISK_LINK)
+        worker = Worker(post, place.world(clock_counters), _LINK)
         _listen(worker, Path(place.sockets), slot)
         worker.run(lambda: False)
 

@@ -15,6 +15,7 @@ NAMES = (
     "arrivals",  # updates that came out of their envelopes at the aggregator
     "repeats",  # of these, the ones that had their verdict before
     "replays",  # envelopes whose sequence number had come before
+    "oldest_micros",  # when the oldest update came that a worker has and did not commit, or 0
     "nonces",  # AEAD calls that sealed
     "nonces_reused",  # of these, with a key and nonce used before
 )
@@ -45,6 +46,11 @@ class Counters:
         place = NAMES.index(name) * _SLOT.size
         with self._lock:
             _SLOT.pack_into(self._map, place, _SLOT.unpack_from(self._map, place)[0] + amount)
+
+    def put(self, name: str, value: int) -> None:
+        """Set a number; from any thread."""
+        with self._lock:
+            _SLOT.pack_into(self._map, NAMES.index(name) * _SLOT.size, value)
 
     def close(self) -> None:
         """Unmap the file."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+import time
 from collections import Counter
 
 from tests.faults.packets import CONNECT, Packets, client_id, kind
@@ -54,10 +55,10 @@ class _Late:
 
 
 class FaultProxy:
-    """Forwards 127.0.0.1:``port`` to ``target_port``; runs on a thread of its own.
+    """Forwards ``host``:``port`` to ``target_port``; runs on a thread of its own.
 
     Begins calm; :meth:`rage` turns the faults on, :meth:`calm` off, and cuts all connections so
-    that nothing of what was broken stays. ``counts`` has the faults injected, by kind. With
+    that nothing of what was broken stays. ``moments`` has each fault and when it came. With
     ``round_trip_seconds`` everything takes half of it longer in each direction, calm or not.
     """
 
@@ -68,7 +69,9 @@ class FaultProxy:
         rates: FaultRates | None = None,
         *,
         round_trip_seconds: float = 0.0,
+        host: str = "127.0.0.1",
     ) -> None:
+        self._host = host
         self._target_port = target_port
         self._one_way_seconds = round_trip_seconds / 2
         self._seed = seed
@@ -76,7 +79,8 @@ class FaultProxy:
         self._raging = False
         self._connections: Counter[str] = Counter()
         self._open: set[asyncio.Task[None]] = set()
-        self.counts: Counter[WireFault] = Counter()
+        self.moments: list[tuple[WireFault, float]] = []
+        """Unix seconds."""
         self.packets = 0
         self.port = 0
         self._loop = asyncio.new_event_loop()
@@ -88,7 +92,7 @@ class FaultProxy:
     @property
     def url(self) -> str:
         """For clients."""
-        return f"mqtt://127.0.0.1:{self.port}"
+        return f"mqtt://{self._host}:{self.port}"
 
     def rage(self) -> None:
         """Inject faults from now on, into connections that are open too."""
@@ -109,7 +113,7 @@ class FaultProxy:
     def _run(self, ready: threading.Event) -> None:
         asyncio.set_event_loop(self._loop)
         server = self._loop.run_until_complete(
-            asyncio.start_server(self._serve, "127.0.0.1", 0, limit=4 * _READ_BYTES)
+            asyncio.start_server(self._serve, self._host, 0, limit=4 * _READ_BYTES)
         )
         self.port = int(server.sockets[0].getsockname()[1])
         ready.set()
@@ -126,7 +130,7 @@ class FaultProxy:
     async def _serve(self, near_in: asyncio.StreamReader, near_out: asyncio.StreamWriter) -> None:
         try:
             far_in, far_out = await asyncio.open_connection("127.0.0.1", self._target_port)
-        except OSError:
+        except (OSError, asyncio.CancelledError):
             near_out.close()
             return
         task = asyncio.current_task()
@@ -197,7 +201,7 @@ class FaultProxy:
                 if fault is None or not self._raging:
                     writer.write(packet)
                 else:
-                    self.counts[fault] += 1
+                    self.moments.append((fault, time.time()))
                     await self._mistreat(fault, packet, writer, schedule, old, held)
                 if held and held[0] is not packet:
                     writer.write(held.pop())

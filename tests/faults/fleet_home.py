@@ -20,8 +20,13 @@ from tests.faults.known import ITEMS, MOST_DEVICES, WIDTH
 
 # A copy of every update that was ever committed, in the order of commits: the product's own log is
 # cleared at each version; and of every verdict, since the product forgets those in time. Triggers,
-# so that copy and original are in one transaction.
+# so that copy and original are in one transaction. And when each round opened, by the clock
+# of the store: the aggregator's jumps.
 _AUDIT = """
+CREATE TABLE opened (round INTEGER, unix REAL);
+CREATE TRIGGER note_opening AFTER INSERT ON rounds BEGIN
+    INSERT INTO opened VALUES (NEW.round, (julianday('now') - 2440587.5) * 86400);
+END;
 CREATE TABLE audit (n INTEGER PRIMARY KEY, round INTEGER, device_id BLOB, body BLOB);
 CREATE TRIGGER copy_update AFTER INSERT ON updates BEGIN
     INSERT INTO audit (round, device_id, body) VALUES (NEW.round, NEW.device_id, NEW.body);
@@ -50,11 +55,16 @@ CREATE TRIGGER copy_changed_share AFTER UPDATE ON shares BEGIN
 END;
 """
 _AUDIT_POSTGRES = """
+CREATE TABLE opened (round BIGINT, unix DOUBLE PRECISION);
 CREATE TABLE audit (n BIGSERIAL PRIMARY KEY, round BIGINT, device_id BYTEA, body BYTEA);
 CREATE TABLE judged (generation BIGINT, round BIGINT, device_id BYTEA, reason TEXT,
     PRIMARY KEY (generation, round, device_id));
 CREATE TABLE audit_shares (n BIGSERIAL PRIMARY KEY, round BIGINT, slot BIGINT, epoch BIGINT,
     commits BIGINT, counted BIGINT);
+CREATE FUNCTION note_opening() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+    INSERT INTO opened VALUES (NEW.round, extract(epoch FROM clock_timestamp()));
+    RETURN NULL;
+END $$;
 CREATE FUNCTION copy_update() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
     INSERT INTO audit (round, device_id, body) VALUES (NEW.round, NEW.device_id, NEW.body);
     RETURN NULL;
@@ -73,6 +83,7 @@ CREATE FUNCTION copy_share() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
         VALUES (NEW.round, NEW.slot, NEW.epoch, NEW.commits, NEW.counted);
     RETURN NULL;
 END $$;
+CREATE TRIGGER note_opening AFTER INSERT ON rounds FOR EACH ROW EXECUTE FUNCTION note_opening();
 CREATE TRIGGER copy_update AFTER INSERT ON updates FOR EACH ROW EXECUTE FUNCTION copy_update();
 CREATE TRIGGER copy_verdict AFTER INSERT ON verdicts
     FOR EACH ROW EXECUTE FUNCTION copy_verdict();
@@ -113,12 +124,15 @@ def make_fleet(
     *,
     shared_columns: bool = False,
     store_url: str | None = None,
+    method: str = "scatter",
+    further_tables: str = "",
 ) -> FleetHome:
     """An aggregator with a task of known updates, and ``devices`` enrolled devices.
 
     ``items``: rows of the model; known updates use the first ``ITEMS``. The oracle can tell
     devices apart by their columns; with ``shared_columns`` there may be more of them than that.
     ``store_url``: of an empty database of PostgreSQL, for the store; None: a file in the home.
+    ``further_tables`` end the task file.
 
     Raises ValueError for more devices than the method has columns for.
     """
@@ -129,10 +143,11 @@ def make_fleet(
     initialise(home, int(time.time()), rng.bytes)
     (home.folder / "items.tsv").write_text("".join(f"item-{row}\n" for row in range(items)))
     home.task_file.write_text(
-        '[task]\ncatalogue = "items.tsv"\nbroadcast_codec = "float32"\nupdate_codec = "float32"\n'
+        f'[task]\nmethod = "{method}"\ncatalogue = "items.tsv"\n'
+        'broadcast_codec = "float32"\nupdate_codec = "float32"\n'
         f'[broker]\nurl = "{url}"\n[round]\n{round_lines}\n'
         "[store]\ngroup_updates = 16\ncheckpoint_updates = 7\n"
-        f"[scatter]\ncolumns = {WIDTH}\n"
+        f"[{method}]\ncolumns = {WIDTH}\n{further_tables}"
     )
     store = home.open_store()
     descriptor = current_descriptor(store)

@@ -6,7 +6,7 @@ import sqlite3
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,12 @@ class Judgement:
     twice: int
     rounds: int
     versions: int
+    counted_in: dict[int, int] = field(default_factory=dict)
+    """Updates by the round that they are of."""
+    opened_unix_seconds: dict[int, float] = field(default_factory=dict)
+    """When each round opened, by the store's clock."""
+    by_slot: dict[int, int] = field(default_factory=dict)
+    """Updates by the slot whose workers took them in."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +74,9 @@ def judge(fleet: FleetHome) -> Judgement:
         _check_versions(database, parts)
         items = _aggregate(fleet)
         lost, twice = _compare(items, counted, len(fleet.devices))
+        by_slot: dict[int, int] = {}
         if fleet.clustered:
-            _check_shares(database)
+            by_slot = _check_shares(database, counted)
             _check_any_order(fleet, database, items, counted)
         else:
             _check_bits(fleet, database, items)
@@ -78,9 +85,25 @@ def judge(fleet: FleetHome) -> Judgement:
         )
         assert found is not None
         rounds, versions = found
+        opened = {
+            row[0]: row[1]
+            for row in database.rows("SELECT round, min(unix) FROM opened GROUP BY round")
+        }
     verdicts = Counter(part.verdict for part in parts if part.verdict is not None)
     waiting = sum(part.verdict is None for part in parts)
-    return Judgement(len(parts), dict(verdicts), waiting, lost, twice, rounds, versions)
+    counted_in = Counter(number for _, _, number in counted)
+    return Judgement(
+        len(parts),
+        dict(verdicts),
+        waiting,
+        lost,
+        twice,
+        rounds,
+        versions,
+        dict(counted_in),
+        opened,
+        by_slot,
+    )
 
 
 def check_verdicts(fleet: FleetHome) -> set[_Key]:
@@ -159,9 +182,9 @@ def _in_words(reason: str | None) -> str:
     return "'counted'" if reason is None else f"'refused' {reason!r}"
 
 
-def any_counted(fleet: FleetHome) -> bool:
-    """Whether a device was told that an update of its was counted."""
-    return any(part.verdict == "counted" for part in _all_parts(fleet))
+def count_counted(fleet: FleetHome) -> int:
+    """Updates of which devices were told that they were counted."""
+    return sum(part.verdict == "counted" for part in _all_parts(fleet))
 
 
 def outbox_rows(fleet: FleetHome, place: int) -> list[tuple[int, int]]:
@@ -291,8 +314,9 @@ def _check_any_order(
     _replay(fleet, database, items, [(*key, known[key]) for key in sorted(known)])
 
 
-def _check_shares(database: Database) -> None:
-    """Each commit of a slot follows the one before, and no epoch follows a later one."""
+def _check_shares(database: Database, updates: set[_Key]) -> dict[int, int]:
+    """Each commit of a slot follows the one before, and no epoch follows a later one; all slots
+    together counted as many of a round as have a verdict that says so. What each slot counted."""
     last: dict[tuple[int, int], tuple[int, int, int]] = {}
     epochs: Counter[int] = Counter()
     query = "SELECT round, slot, epoch, commits, counted FROM audit_shares ORDER BY n"
@@ -303,6 +327,18 @@ def _check_shares(database: Database) -> None:
             raise Mismatch(f"slot {slot} wrote {found} of round {number} after {before}")
         last[number, slot] = epoch, commits, counted
         epochs[slot] = epoch
+    of_rounds, of_slots = Counter[int](), Counter[int]()
+    for (number, slot), (_, _, counted) in last.items():
+        of_rounds[number] += counted
+        of_slots[slot] += counted
+    judged = Counter(number for _, _, number in updates)
+    if +of_rounds != judged:
+        apart = sorted(
+            number for number in of_rounds | judged if of_rounds[number] != judged[number]
+        )
+        said = {number: (of_rounds[number], judged[number]) for number in apart[:5]}
+        raise Mismatch(f"slots and verdicts have other numbers of updates, by round: {said}")
+    return dict(of_slots)
 
 
 def _bodies(database: Database) -> list[_Commit]:

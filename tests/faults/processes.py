@@ -8,8 +8,10 @@ import multiprocessing
 import os
 import resource
 import signal
-from collections.abc import Callable, Collection
+import subprocess
+from collections.abc import Callable, Collection, Mapping, Sequence
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
 _CONTEXT = multiprocessing.get_context("forkserver")
@@ -101,3 +103,38 @@ class Victim:
     def _signal(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, number)
+
+
+class Program(Victim):
+    """A command, started in the same way; at no point does it kill itself. ``log`` gets what it
+    says."""
+
+    def __init__(
+        self, command: Sequence[str], environment: Mapping[str, str], log: Path, who: str
+    ) -> None:
+        super().__init__(lambda: None, (), who)
+        self._command, self._environment, self.log = list(command), environment, log
+        self._running: subprocess.Popen[bytes] | None = None
+
+    def start(self, point: str = "", calls: int = 0) -> None:
+        """See :class:`Victim`."""
+        with self.log.open("ab") as log:
+            self._running = subprocess.Popen(
+                self._command, stdout=log, stderr=log, env=self._environment
+            )
+
+    @property
+    def pid(self) -> int:
+        """See :class:`Victim`."""
+        assert self._running is not None
+        return self._running.pid
+
+    def ended(self) -> int | None:
+        """See :class:`Victim`."""
+        return 0 if self._running is None else self._running.poll()
+
+    def kill(self) -> None:
+        """See :class:`Victim`."""
+        if self._running is not None:
+            self._running.kill()
+            self._running.wait()

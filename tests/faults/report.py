@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
+
 from tests.faults.chaos import RunResult, RunSettings
+from tests.faults.wire_faults import WireFault
 
 _COLUMNS = {
     "mosquitto": "Mosquitto",
@@ -18,7 +21,24 @@ _COLUMNS = {
     "postgres, bodies": "PostgreSQL, bodies",
     "sqlite, sums": "SQLite, sums",
     "sqlite, bodies": "SQLite, bodies",
+    "machines": "on machines",
+    "ray": "under Ray",
 }
+_WIRE = frozenset(fault.value for fault in WireFault)
+_SERVERS = ("aggregator", "coordinator", "worker", "store", "commit", "Ray", "a Ray")
+"""What the kinds of faults begin with that befall whatever serves."""
+
+
+def _of_servers(kind: str) -> bool:
+    return kind.startswith(_SERVERS)
+
+
+_GROUPS: dict[str, Callable[[str], bool]] = {
+    "of servers, store and network": _of_servers,
+    "of devices, brokers and clocks": lambda kind: not _of_servers(kind) and kind not in _WIRE,
+    "of the wire": lambda kind: kind in _WIRE,
+}
+_REST = " | | |"
 
 
 def where(settings: RunSettings) -> str:
@@ -29,6 +49,8 @@ def where(settings: RunSettings) -> str:
 def _column(settings: Mapping[str, object]) -> str:
     if "store" not in settings:
         return str(settings["broker"])
+    if settings["ray"] or settings["machines"]:
+        return "ray" if settings["ray"] else "machines"
     return f"{settings['store']}, {'sums' if settings['adds_up'] else 'bodies'}"
 
 
@@ -38,6 +60,11 @@ def append_result(path: Path, settings: RunSettings, result: RunResult) -> None:
     record = {
         "settings": {k: v for k, v in asdict(settings).items() if k != "rates"},
         "faults": dict(result.faults),
+        "struck": {
+            kind: sum(result.judgement.counted_in.get(number, 0) for number in rounds)
+            for kind, rounds in result.struck.items()
+        },
+        "costs": [asdict(cost) for cost in result.costs],
         "judgement": asdict(result.judgement),
         "sends": result.sends,
         "arrivals": result.arrivals,
@@ -83,11 +110,29 @@ def table(results: Sequence[Mapping[str, object]]) -> str:
                 **{f"receipted {verdict}": count for verdict, count in receipted.items()},
             }
         )
+    struck = Counter[str]()
+    lost, twice = Counter[str](), Counter[str]()
+    for result in results:
+        judged: dict[str, int] = result["judgement"]  # type: ignore[assignment]
+        found: dict[str, int] = result["struck"]  # type: ignore[assignment]
+        struck.update(found)
+        lost.update(dict.fromkeys(found, judged["lost"]))
+        twice.update(dict.fromkeys(found, judged["twice"]))
     titles = "".join(f" {_COLUMNS[name]} |" for name in columns)
-    lines = [f"| |{titles} all |", f"|---|{'--:|' * len(columns)}--:|"]
+    lines = [
+        f"| |{titles} all | counted meanwhile | lost | twice |",
+        f"|---|{'--:|' * len(columns)}--:|--:|--:|--:|",
+    ]
     kinds = sorted(set().union(*faults.values()), key=lambda k: -sum(f[k] for f in faults.values()))
-    lines += [_row(kind, [faults[name][kind] for name in columns]) for kind in kinds]
-    lines.append(_row("**faults**", [faults[name].total() for name in columns], bold=True))
+    for group, belongs in _GROUPS.items():
+        of_group = [kind for kind in kinds if belongs(kind)]
+        for kind in of_group:
+            row = _row(kind, [faults[name][kind] for name in columns])
+            lines.append(f"{row} {struck[kind]:,} | {lost[kind]} | {twice[kind]} |")
+        if of_group:
+            totals = [sum(faults[name][kind] for kind in of_group) for name in columns]
+            lines.append(_row(f"**{group}**", totals, bold=True) + " | | |")
+    lines.append(_row("**faults**", [faults[name].total() for name in columns], bold=True) + _REST)
     for what in (
         "runs",
         "minutes",
@@ -106,11 +151,40 @@ def table(results: Sequence[Mapping[str, object]]) -> str:
     ):
         values = [by_broker[name][what] for name in columns]
         if any(values) or what == "still in an outbox":
-            lines.append(_row(what, values))
+            lines.append(_row(what, values) + _REST)
     for what in ("lost", "counted twice"):
         values = [by_broker[name][what] for name in columns]
-        lines.append(_row(f"**{what}**", values, bold=True))
+        lines.append(_row(f"**{what}**", values, bold=True) + _REST)
     return "\n".join(lines)
+
+
+def kill_costs(results: Sequence[Mapping[str, object]]) -> str:
+    """What workers that were killed had taken in and not committed; empty where none was."""
+    costs: list[dict[str, float]] = [
+        cost
+        for result in results
+        for cost in result["costs"]  # type: ignore[attr-defined]
+    ]
+    lines = []
+    for undisturbed, when in ((True, "nothing else the matter"), (False, "the store held up")):
+        ages = [each["oldest_seconds"] for each in costs if each["undisturbed"] is undisturbed]
+        if not ages:
+            continue
+        held = [age for age in ages if age]
+        said = f"{len(ages)} kills of a worker with {when}: {len(held)} had updates without commit"
+        if held:
+            said += f", the oldest for {np.median(held):.3f} s (median), at most {max(held):.3f} s"
+        lines.append(said)
+    return "\n".join(lines)
+
+
+def split(faults: Mapping[str, int]) -> str:
+    """How many of each group, in words."""
+    counts = {
+        group: sum(count for kind, count in faults.items() if belongs(kind))
+        for group, belongs in _GROUPS.items()
+    }
+    return ", ".join(f"{count:,} {group}" for group, count in counts.items())
 
 
 def _row(label: str, values: Sequence[float], bold: bool = False) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -188,3 +189,16 @@ def test_a_version_that_fell(fleet: FleetHome) -> None:
     _run(fleet.aggregator.database, "UPDATE rounds SET next_version = 1 WHERE round = 2")
     with pytest.raises(Mismatch, match="from version 1 to 1"):
         judge(fleet)
+
+
+def test_slots_that_say_something_else_than_the_verdicts(fleet: FleetHome) -> None:
+    clustered = replace(fleet, clustered=True)
+    with pytest.raises(Mismatch, match=r"numbers of updates, by round: \{1: \(0, 3\)"):
+        judge(clustered)
+    for number in range(1, 4):
+        _run(
+            fleet.aggregator.database,
+            f"INSERT INTO audit_shares (round, slot, epoch, commits, counted) VALUES "
+            f"({number}, 0, 1, 1, 1), ({number}, 1, 1, 1, 2)",
+        )
+    judge(clustered)

@@ -63,6 +63,7 @@ GROUPS = {
             "device_sdk/wire/seal/presence.py",
         ),
         (
+            "tests/device_sdk/wire/seal/test_no_session.py",
             "tests/device_sdk/wire/seal/test_wire_admission.py",
             "tests/device_sdk/wire/seal/test_wire_session.py",
             "tests/device_sdk/wire/seal/test_wire_descriptor.py",

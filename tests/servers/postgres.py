@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from tests.brokers.mosquitto import free_port
 from tests.fakes.waiting import PATIENCE_SECONDS
 
@@ -73,6 +75,8 @@ class PostgresServer:
         )
         with (self._data / "postgresql.conf").open("a") as file:
             file.write("\n".join(settings) + "\n")
+        with (self._data / "pg_hba.conf").open("a") as file:
+            file.write("host all all samenet trust\n")  # where a test has it listen further
 
     def copy(self, folder: Path) -> PostgresServer:
         """Another server with what this one holds now, as a standby has it or a backup; not
@@ -136,6 +140,13 @@ class PostgresServer:
     def crash(self) -> None:
         """End it as a crash does: the next start recovers from the log."""
         self._end(signal.SIGQUIT)
+
+    def kill(self) -> None:
+        """kill -9 of the process that starts the others, which end once they notice."""
+        others = psutil.Process(self.pid).children(recursive=True)
+        self._end(signal.SIGKILL)
+        # Until they are gone no other server starts.
+        psutil.wait_procs(others, PATIENCE_SECONDS)
 
     def _answers(self) -> bool:
         ready = [self._programs / "pg_isready", "-q", "-h", "127.0.0.1", "-p", str(self.port)]

@@ -43,7 +43,9 @@ def execute(
     trainers = shelf.trainers(experiment)
     seeds = (training, attacking)
     fleet = build_fleet(trial, clicks, catalogue, trainers, hostile.tolist(), item, seeds)
-    best_round, seconds = _train(fleet, trainers, clicks, honest, experiment.rounds, progress)
+    best_round, by_round, seconds = _train(
+        fleet, trainers, clicks, honest, experiment.rounds, progress
+    )
     clean = (0.0, 1 / len(clicks.devices), *SHARES)
     shares = clean if trial.attack is None else (trial.share,)
     rest = {str(one): set(honest).difference(hostile_devices(order, one)) for one in shares}
@@ -69,7 +71,7 @@ def execute(
     auc = {share: one.auc for share, one in quality.items()}
     progress(f"AUC {auc}, click {click}, exposure {exposure}, round {best_round}, {seconds:.0f} s")
     loss = {share: one.loss for share, one in quality.items()}
-    return Outcome(auc, loss, click, exposure, best_round, seconds)
+    return Outcome(auc, loss, click, exposure, best_round, seconds, by_round)
 
 
 def _train(
@@ -79,12 +81,14 @@ def _train(
     honest: Sequence[int],
     rounds: int,
     progress: Callable[[str], None],
-) -> tuple[int, float]:
+) -> tuple[int, tuple[float, ...], float]:
     """The round with the least validation loss over the honest devices, whose trainers hold its
-    models in the end, and the processor time of all rounds in seconds."""
+    models in the end; the validation AUC after each round; the processor time of all rounds in
+    seconds."""
     simulation = Simulation(fleet.method, fleet.learners, np.random.default_rng(0))
     least, best_round, seconds = math.inf, 0, 0.0
     kept = dict[int, dict[str, NDArray[np.float32]]]()
+    by_round = []
     for round_id in range(1, rounds + 1):
         # Processor time: on a shared machine the wall clock measures the neighbours too.
         began = time.process_time()
@@ -95,7 +99,9 @@ def _train(
         found = [
             predictions(fleet.predictor(one), clicks.devices[one].validation) for one in honest
         ]
-        loss = joined_quality(found).loss
+        quality = joined_quality(found)
+        by_round.append(quality.auc)
+        loss = quality.loss
         if loss < least:
             least, best_round = loss, round_id
             kept = {device: fleet.predictor(device).parameters for device in honest}
@@ -104,4 +110,4 @@ def _train(
         raise RuntimeError("the validation loss of no round is finite")
     for device, parameters in kept.items():
         trainers[device].set_parameters(parameters)
-    return best_round, seconds
+    return best_round, tuple(by_round), seconds

@@ -94,6 +94,8 @@ class Outcome:
         exposure: share of those users that have it among their ten best of the whole catalogue.
         best_round: the one with the least validation loss, which all of this is of.
         seconds: processor time of the rounds.
+        by_round: AUC over the honest devices' validation samples after each round: what can be
+            compared where a small difference has another round chosen.
     """
 
     auc: Mapping[str, float]
@@ -102,3 +104,4 @@ class Outcome:
     exposure: Mapping[str, float]
     best_round: int
     seconds: float
+    by_round: tuple[float, ...] = ()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from math import nan
 from pathlib import Path
+from statistics import fmean
 
 from benchmarks.datasets.click import Clicks, clicks_of
 from benchmarks.datasets.movielens import read_100k
@@ -120,8 +122,16 @@ class ClickSuite(Suite[Experiment, Outcome]):
         return single_table(found, share, lambda one: one.auc, "AUC of the other devices")
 
     def difference_tables(self, found: Found[Outcome], before: Found[Outcome]) -> list[str]:
-        """AUC."""
-        return [difference_table(found, before, lambda one: one.auc, "AUC of honest devices")]
+        """AUC, of the round that was chosen and of all rounds."""
+        return [
+            difference_table(found, before, lambda one: one.auc, "AUC of honest devices"),
+            difference_table(
+                found,
+                before,
+                lambda one: dict.fromkeys(one.auc, fmean(one.by_round or (nan,))),
+                "validation AUC, mean of all rounds",
+            ),
+        ]
 
     def tables(self, found: Found[Outcome], options: Sequence[str]) -> list[str]:
         """AUC, cross-entropy, and what is predicted of the promoted item."""

@@ -81,6 +81,17 @@ class Stage:
             self.time.step(began + 10 * TEN_SECONDS)
         return self.time.seconds - began
 
+    @contextmanager
+    def without_the_table(self) -> Iterator[None]:
+        """Each look at the lease fails."""
+        store = self._home.open_store()
+        try:
+            store.database.execute("ALTER TABLE lease RENAME TO lease_elsewhere")
+            yield
+            store.database.execute("ALTER TABLE lease_elsewhere RENAME TO lease")
+        finally:
+            store.database.close()
+
     def end(self, coordinator: Coordinator) -> None:
         self._all.remove(coordinator)
         self.time.forget(coordinator.ending)
@@ -154,3 +165,16 @@ def test_one_that_ends_keeps_nobody_waiting(tmp_path: Path, store_url: str | Non
         stage.pass_seconds(2.0)
         stage.end(stage.holder)
         assert stage.pass_until_term(2) <= 0.5
+
+
+def test_one_that_stands_by_outlasts_a_store_that_is_away(
+    tmp_path: Path, store_url: str | None
+) -> None:
+    with staged(tmp_path, store_url) as stage:
+        standby = stage.another()
+        stage.pass_seconds(2.0)
+        stage.holder.freeze()
+        with stage.without_the_table():
+            stage.pass_seconds(60.0)
+        assert stage.pass_until_term(2) <= TEN_SECONDS
+        assert standby.lease.term == 2

@@ -11,9 +11,11 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 
 from device_sdk.device import Device
@@ -55,9 +57,29 @@ def ray_head(environment: Mapping[str, str], folder: Path) -> Iterator[str]:
         head.wait(PATIENCE_SECONDS)
 
 
-def test_a_standby_finds_the_workers_of_a_coordinator_that_was_killed(
-    mosquitto: Mosquitto, tmp_path: Path, make_database: MakeDatabase
-) -> None:
+@dataclass
+class Fleet:
+    """A home whose store is a database, and what its processes are started with."""
+
+    home: AggregatorHome
+    here: Path
+    """A folder of a short path, for Ray."""
+    environment: dict[str, str]
+    log: Path
+
+    def coordinator(self, address: str) -> subprocess.Popen[bytes]:
+        program = [sys.executable, "-m", "aggregator.cli", "serve", "--home", str(self.home.folder)]
+        with self.log.open("ab") as output:
+            return subprocess.Popen(
+                [*program, "--plain", "--cluster", "ray", "--address", address, "--standby"],
+                stdout=output,
+                stderr=output,
+                env=self.environment,
+            )
+
+
+@pytest.fixture
+def fleet(mosquitto: Mosquitto, tmp_path: Path, make_database: MakeDatabase) -> Iterator[Fleet]:
     linear_artifact(tmp_path / "linear")
     home = make_home(
         tmp_path, mosquitto.url, ROUNDS, method="fedavg", settings={"epochs": 2, "batch_size": 4}
@@ -66,7 +88,6 @@ def test_a_standby_finds_the_workers_of_a_coordinator_that_was_killed(
     with home.task_file.open("a") as file:
         file.write(f'\n[cluster]\nworkers = 2\nstore = "{url}"\n')
     assert command(home, "store", "--move") == 0
-    home = AggregatorHome(home.folder, url)
     here = Path(tempfile.mkdtemp(prefix="u"))
     environment = {
         **os.environ,
@@ -74,29 +95,28 @@ def test_a_standby_finds_the_workers_of_a_coordinator_that_was_killed(
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        # A machine that does much else takes more than Ray's own minute, and quarter of one.
+        "RAY_raylet_start_wait_time_s": str(round(PATIENCE_SECONDS)),
+        "RAY_worker_niceness": "0",
+        "RAY_agent_register_timeout_ms": str(round(1000 * PATIENCE_SECONDS)),
     }
-    log = tmp_path / "serve.log"
+    yield Fleet(AggregatorHome(home.folder, url), here, environment, tmp_path / "serve.log")
+    shutil.rmtree(here, ignore_errors=True)
 
-    def coordinator(address: str) -> subprocess.Popen[bytes]:
-        program = [sys.executable, "-m", "aggregator.cli", "serve", "--home", str(home.folder)]
-        with log.open("ab") as output:
-            return subprocess.Popen(
-                [*program, "--plain", "--cluster", "ray", "--address", address, "--standby"],
-                stdout=output,
-                stderr=output,
-                env=environment,
-            )
 
+def test_a_standby_finds_the_workers_of_a_coordinator_that_was_killed(
+    fleet: Fleet, mosquitto: Mosquitto, tmp_path: Path
+) -> None:
+    home, log = fleet.home, fleet.log
     with ExitStack() as stack:
-        stack.callback(shutil.rmtree, here, ignore_errors=True)
-        address = stack.enter_context(ray_head(environment, here))
-        first = coordinator(address)
+        address = stack.enter_context(ray_head(fleet.environment, fleet.here))
+        first = fleet.coordinator(address)
         stack.callback(first.kill)
         wait_until(
             lambda: "connected to" in log.read_text() or first.poll() is not None, log.read_text
         )
         assert first.poll() is None, log.read_text()
-        second = coordinator(address)
+        second = fleet.coordinator(address)
         stack.callback(second.kill)
         for place, code in enumerate(invite(home, DEVICES)):
             folder = tmp_path / f"device-{place}"
@@ -117,3 +137,56 @@ def test_a_standby_finds_the_workers_of_a_coordinator_that_was_killed(
     assert epochs == [1, 1]  # nobody was started again
     assert lease is not None and lease.term == 2
     assert rounds == dict.fromkeys(range(1, ROUNDS + 1), DEVICES)
+
+
+def test_a_takeover_waits_for_no_worker_and_ends_none_that_hangs_for_a_moment(fleet: Fleet) -> None:
+    def connected() -> int:
+        lines = fleet.log.read_text().splitlines()
+        return sum("connected to" in line and "WorkerActor" not in line for line in lines)
+
+    with ExitStack() as stack:
+        address = stack.enter_context(ray_head(fleet.environment, fleet.here))
+        first = fleet.coordinator(address)
+        stack.callback(first.kill)
+        wait_until(lambda: len(_workers()) == 2 and _started(fleet) == 2, fleet.log.read_text)
+        for worker in _workers():
+            worker.suspend()
+            stack.callback(_go_on, worker)
+        first.kill()
+        before = connected()
+        second = fleet.coordinator(address)
+        stack.callback(second.kill)
+        wait_until(lambda: connected() > before, fleet.log.read_text)
+        assert "does not say what it serves" not in fleet.log.read_text()
+        for worker in _workers():
+            worker.resume()
+        second.send_signal(signal.SIGTERM)
+        assert second.wait(PATIENCE_SECONDS) == 0, fleet.log.read_text()
+    store = fleet.home.open_store()
+    epochs = [row.epoch for row in store.workers.all()]
+    store.database.close()
+    assert epochs == [1, 1]
+
+
+def _started(fleet: Fleet) -> int:
+    """Workers that heard their orders."""
+    store = fleet.home.open_store()
+    try:
+        return len(store.workers.all())
+    finally:
+        store.database.close()
+
+
+def _go_on(worker: psutil.Process) -> None:
+    with suppress(psutil.NoSuchProcess):
+        worker.resume()
+
+
+def _workers() -> list[psutil.Process]:
+    """Below us."""
+    found = []
+    for each in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            if (each.cmdline() or [""])[0].startswith("ray::WorkerActor"):
+                found.append(each)
+    return found

@@ -33,6 +33,7 @@ def test_a_fleet_on_a_ray_of_its_own(mosquitto: Mosquitto, tmp_path: Path) -> No
         tmp_path, mosquitto.url, ROUNDS, method="fedavg", settings={"epochs": 2, "batch_size": 4}
     )
     log = tmp_path / "serve.log"
+    own = os.getpriority(os.PRIO_PROCESS, 0)
 
     def epochs() -> list[int]:
         store = home.open_store()
@@ -62,6 +63,7 @@ def test_a_fleet_on_a_ray_of_its_own(mosquitto: Mosquitto, tmp_path: Path) -> No
             device.start()
         await_version(home, 1)
         pids = [int(each) for each in re.findall(r"WorkerActor pid=(\d+)", log.read_text())]
+        assert [os.getpriority(os.PRIO_PROCESS, each) for each in pids] == [own] * len(pids)
         os.kill(pids[0], signal.SIGKILL)
         await_version(home, ROUNDS)
         # Rounds may have been over without it, where it had no device.

@@ -2,7 +2,8 @@
 
 ``states/*.npz`` hold of each case ``middle``, the state within its last round, and ``end``, the
 state after the rest of that round and the opening of the next. They were written with the commit
-84f1e0f; those of scatter and averaging, which sum integers since, with the one that brought that.
+84f1e0f; those of scatter and averaging, which sum integers since, with the one that brought that,
+and the end of ``scatter-many`` with the one since which a held round is judged by itself.
 What be46148 wrote of these, when they summed floats, is in ``states/floats``.
 """
 

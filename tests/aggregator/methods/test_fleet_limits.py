@@ -58,7 +58,7 @@ def test_nothing_of_a_round_changes_how_it_is_judged() -> None:
         scale.note(name, (1e9,))
     assert scale.median(0) == 1.0
     scale.look_again()
-    assert scale.median(0) == 1e9, "unless it has nothing else to be judged by"
+    assert scale.median(0) == 1e9, "unless all of the round was held"
     scale.begin(3)
     assert scale.median(0) == 1.0, "and it leaves no trace where it is given up"
 

@@ -227,6 +227,19 @@ def test_state_within_a_round_continues_bit_for_bit(robust: str, kind: int) -> N
     assert bytes_of(one) == bytes_of(other)
 
 
+@pytest.mark.parametrize("robust", ["trimmed", "median"])
+@pytest.mark.parametrize("kind", [0, 1])
+def test_a_held_round_is_judged_by_itself_whatever_came_before(robust: str, kind: int) -> None:
+    make, update, _ = methods(robust)[kind]
+    one = make()
+    for number, scale in ((1, 1.0), (2, 50.0)):
+        one.open_round(number)
+        for device in range(5):
+            one.absorb(replace(update(number, 0, scale), sender=f"{device:032x}"))
+        metrics = one.close_round().metrics
+        assert (metrics["clipped"], metrics["outliers"]) == (0, 0), "all grew alike"
+
+
 @pytest.mark.parametrize("robust", ["none", "trimmed", "median"])
 @pytest.mark.parametrize("kind", [0, 1])
 def test_a_round_that_was_given_up_leaves_no_trace(robust: str, kind: int) -> None:

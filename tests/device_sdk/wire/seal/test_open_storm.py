@@ -1,0 +1,98 @@
+"""Thousands whose sessions are lost at once, and one worker: devices' waits and its bounds, in
+simulated time. What an open costs passes on the clock."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from device_sdk.system.clock import Backoff
+from device_sdk.wire.codec.errors import WireError
+from device_sdk.wire.seal.admission import OpenSchedule, WorkBudget
+from device_sdk.wire.seal.session_table import _DENIALS_SHARE
+from device_sdk.world import Pace
+from tests.fakes.parties import Clock
+
+PACE = Pace()
+DEVICES, SHARE = 2000, 0.35
+OPEN_SECONDS, OUTSIDE_SECONDS, DENIAL_SECONDS, LOOK_SECONDS = 0.0075, 0.0025, 0.0005, 0.0001
+"""An open within its budget and beside it, a denial, and a message that is refused: ten times what
+they take, for a tenth of the devices."""
+
+
+@dataclass
+class Spread:
+    opened: list[float]
+    busy: int
+
+
+class _Device:
+    def __init__(self, rng: np.random.Generator) -> None:
+        self.lost, self.sends = True, 0
+        most = PACE.most_seconds
+        self.opens, self.updates = (
+            Backoff(rng, first_seconds=PACE.answer_seconds, most_seconds=most) for _ in range(2)
+        )
+        self.renews = Backoff(rng, first_seconds=PACE.renew_seconds, most_seconds=most)
+        self.reopens = Backoff(rng, first_seconds=PACE.reopen_seconds, most_seconds=most)
+
+
+def storm(*, heeds: bool, seed: int) -> Spread:
+    """All send an update within five seconds. ``heeds``: the waits that they are told."""
+    rng, clock = np.random.default_rng(seed), Clock(1000.0)
+    budget, denials = WorkBudget(SHARE, clock), WorkBudget(_DENIALS_SHARE * SHARE, clock)
+    schedule = OpenSchedule(SHARE, clock)
+    devices = [_Device(rng) for _ in range(DEVICES)]
+    due = [(1000.0 + rng.uniform(0, 5), number, number) for number in range(DEVICES)]
+    heapq.heapify(due)
+    order = itertools.count(DEVICES)
+    spread = Spread([], 0)
+    while due:
+        at, _, number = heapq.heappop(due)
+        device, sender = devices[number], b"%d" % number
+        clock.seconds = max(clock.seconds, at) + LOOK_SECONDS
+        try:
+            if not device.lost:
+                with budget.work():
+                    clock.seconds += OPEN_SECONDS
+                clock.seconds += OUTSIDE_SECONDS
+                schedule.opened(sender, OPEN_SECONDS)
+                spread.opened.append(clock() - 1000.0)
+                continue
+            device.sends += 1
+            with denials.work():
+                clock.seconds += DENIAL_SECONDS
+                told = schedule.wait_seconds(sender) if heeds else 0.0
+            device.lost, wait = False, max(device.renews.next_seconds(), told)
+        except WireError as error:
+            assert error.reason == "busy"
+            if not device.lost:
+                spread.busy += 1
+                wait = max(PACE.answer_seconds / 2, device.opens.next_seconds())
+            elif device.sends == 1:
+                wait = PACE.repeat_seconds * rng.uniform(1.0, 1.5)
+            else:
+                wait = max(PACE.answer_seconds, device.updates.next_seconds())
+                if device.sends == PACE.unanswered_sends:
+                    device.lost = False
+                    wait += device.reopens.next_seconds()
+        heapq.heappush(due, (at + wait, next(order), number))
+    return spread
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_opens_are_spread_over_the_time_that_they_take(seed: int) -> None:
+    least_seconds = DEVICES * OPEN_SECONDS / SHARE
+    found = storm(heeds=True, seed=seed)
+    assert len(found.opened) == DEVICES
+    half, most = np.quantile(found.opened, (0.5, 0.95))
+    assert half <= 0.7 * least_seconds and most <= 1.3 * least_seconds
+    assert found.opened[-1] <= 1.4 * least_seconds
+    assert found.busy <= DEVICES // 100
+    # Without places the last ones come when their waits have grown.
+    at_once = storm(heeds=False, seed=seed)
+    assert at_once.opened[-1] > 1.5 * found.opened[-1] and at_once.busy > DEVICES // 4

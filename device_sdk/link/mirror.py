@@ -16,11 +16,13 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from device_sdk.link.proxy import Proxy, proxy_to
+from device_sdk.system.printable import printable
 
 _CONNECTIONS = 4
 _IDLE_SECONDS = 10.0
 _READ_BYTES = 16_384
 _REST_SECONDS, _LONGEST_REST_SECONDS = 30.0, 900.0
+_MOST_PROBLEM_CHARACTERS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +101,7 @@ class Mirror:
 
     def fetch(self, digests: Iterable[bytes]) -> None:
         """Ask for files by their SHA-256, 32 bytes each; :meth:`take` tells of each of them."""
-        if self._stopped or self._clock() < self._rests_until:
+        if self._stopped or self._rests():
             for digest in digests:
                 self._results.put((digest, None))
             self._on_result()
@@ -143,7 +145,7 @@ class Mirror:
         connection.close()
 
     def _fetched(self, connection: _Connection, digest: bytes) -> bytes | None:
-        if self._clock() < self._rests_until:
+        if self._rests():
             return None
         try:
             end_seconds = self._clock() + self._timeout_seconds
@@ -155,13 +157,19 @@ class Mirror:
             # ValueError: a name that no look-up takes.
             connection.close()
             with self._lock:
-                self.problem = f"{type(error).__name__}: {error}"
-                self._rests_until = self._clock() + self._rest_seconds
-                self._rest_seconds = min(2 * self._rest_seconds, _LONGEST_REST_SECONDS)
+                if not self._rests():  # what fails at the same time is one failure
+                    said = f"{type(error).__name__}: {error}"
+                    self.problem = printable(said, _MOST_PROBLEM_CHARACTERS)
+                    self._rests_until = self._clock() + self._rest_seconds
+                    self._rest_seconds = min(2 * self._rest_seconds, _LONGEST_REST_SECONDS)
             return None
         with self._lock:
-            self._rest_seconds, self.problem = _REST_SECONDS, ""
+            if not self._rests():
+                self._rest_seconds, self.problem = _REST_SECONDS, ""
         return body
+
+    def _rests(self) -> bool:
+        return self._clock() < self._rests_until
 
 
 class _Connection:
@@ -272,7 +280,7 @@ class _Timed(io.RawIOBase):
 
 def _body(answer: http.client.HTTPResponse, most_bytes: int) -> bytes:
     if answer.status != 200:
-        raise ConnectionError(f"it answers {answer.status} {answer.reason[:100]}")
+        raise ConnectionError(f"it answers {answer.status} {answer.reason}")
     body = bytearray()
     while part := answer.read1(_READ_BYTES):
         body += part

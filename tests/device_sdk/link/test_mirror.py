@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from device_sdk.link.mirror import Mirror, parse_mirror_url
-from tests.fakes.waiting import wait_until
+from tests.fakes.waiting import PATIENCE_SECONDS, wait_until
 
 FILES = {hashlib.sha256(body).digest(): body for body in (b"a" * 70_000, b"b", b"")}
 Answer = Callable[[BaseHTTPRequestHandler, bytes], None]
@@ -190,6 +190,45 @@ def test_a_file_has_its_time_whatever_the_server_sends_meanwhile(answer: Answer)
         mirror.fetch([first])
         assert collected(mirror, 1) == {first: None}
         assert left.wait(20), "it stayed to the end"
+
+
+def rude(handler: BaseHTTPRequestHandler, body: bytes) -> None:
+    reason = b"\x1b]0;owned\x07\x1b[2J\xc2\x9b" + b"!" * 9999
+    handler.wfile.write(b"HTTP/1.1 500 " + reason + b"\r\nContent-Length: 0\r\n\r\n")
+
+
+def not_even_http(handler: BaseHTTPRequestHandler, body: bytes) -> None:
+    handler.wfile.write(b"\x1b[31mround 7 counted" + b"!" * 9999 + b"\r\n")
+
+
+@pytest.mark.parametrize("answer", [rude, not_even_http])
+def test_what_a_server_says_is_told_as_one_printable_line(answer: Answer) -> None:
+    with web_server(answer) as (url, _), mirror_of(url) as mirror:
+        mirror.fetch(list(FILES)[:1])
+        collected(mirror, 1)
+        assert r"\x1b" in mirror.problem
+        assert mirror.problem.isprintable() and len(mirror.problem) < 300
+
+
+def test_files_that_fail_at_the_same_time_are_one_failure() -> None:
+    now = [0.0]
+    all_ask = threading.Barrier(len(FILES) + 1)
+    fails = [True]
+
+    def together(handler: BaseHTTPRequestHandler, body: bytes) -> None:
+        if fails[0]:
+            all_ask.wait(PATIENCE_SECONDS)
+        (wrong_bytes if fails[0] else whole)(handler, body)
+
+    with web_server(together) as (url, _):
+        mirror = Mirror(url, most_bytes=1 << 17, clock=lambda: now[0], proxy="")
+        mirror.fetch(FILES)
+        all_ask.wait(PATIENCE_SECONDS)
+        assert collected(mirror, len(FILES)) == dict.fromkeys(FILES)
+        fails[0], now[0] = False, 31.0
+        mirror.fetch(FILES)
+        assert collected(mirror, len(FILES)) == FILES
+        mirror.stop()
 
 
 def test_after_its_rest_it_is_asked_again() -> None:

@@ -103,7 +103,7 @@ class Absorbs(Protocol):
     """Where a task's updates go; see :class:`~aggregator.rounds.aggregation.Aggregation`."""
 
     def read_each(
-        self, bodies: Sequence[tuple[bytes, bytes]], round_id: int
+        self, row: RoundRow, bodies: Sequence[tuple[bytes, bytes]]
     ) -> list[exchange.Update | WireError]: ...
     def next_seq(self) -> int: ...
     def try_each(
@@ -154,6 +154,7 @@ class Ingest:
         self._aggregation = aggregation
         self._evaluator = evaluator
         self._staged: dict[bytes, _Staged] = {}  # of the open round, by the device's id
+        self._in_doubt = False  # whether a commit failed, and what became of it was not asked
         self.counted = 0
         """Updates counted since the start."""
         self.widths: dict[int, int] = {}
@@ -176,13 +177,14 @@ class Ingest:
 
     def commit(self) -> list[Settled]:
         """Make what is staged durable, absorb it, and settle it; in the order it came. Where that
-        fails, it stays staged."""
+        fails, it stays staged, and :meth:`sift` comes before the next try."""
         row = self._rounds.current
         if not self._staged or row is None:
             if self._late:
                 with self._store.database.transaction():
                     self.save_seen()
             return []
+        self._in_doubt = True
         decided = self._decide(list(self._staged.values()), row)
         group = [
             (each.logged, each.decoded)
@@ -206,6 +208,7 @@ class Ingest:
                 self._store.reports.add([_stored(update, report) for update, report in told])
             self._evaluator.note(row, [each.said for each in decided if each.said is not None])
             self.save_seen()
+        self._in_doubt = False
         self.abandon()
         failed = {*tried, *self._aggregation.absorb(row, good)}
         if failed:
@@ -217,17 +220,21 @@ class Ingest:
         self._staged.clear()
 
     def sift(self) -> list[Settled]:
-        """Settle what is staged and has a verdict in the store all the same: that of a commit whose
-        outcome was not known, or of another process."""
-        settled = []
-        for key, staged in list(self._staged.items()):
-            identity = staged.update.identity
+        """After a commit that failed: settle what is staged and has a verdict in the store all the
+        same, that of a commit whose outcome was not known, or of another process."""
+        if not self._in_doubt:
+            return []
+        found = []
+        for update, _ in self._staged.values():
+            identity = update.identity
             known = self._store.log.verdict(identity.generation, identity.round, identity.device_id)
             if known is not None:
-                del self._staged[key]
-                self._rounds.heard_of(identity.device_id)
-                settled.append(_known(staged.update, known))
-        return settled
+                found.append((update, known))
+        self._in_doubt = False
+        for update, _ in found:
+            del self._staged[update.identity.device_id]
+            self._rounds.heard_of(update.identity.device_id)
+        return [_known(*each) for each in found]
 
     def save_seen(self) -> None:
         """Write down what devices told, and which were counted before this group; inside a
@@ -278,7 +285,7 @@ class Ingest:
             for each, report in zip(staged, reports, strict=True)
             if not isinstance(report, WireError) and (each.update.body or report is None)
         ]
-        updates = iter(self._aggregation.read_each(bodies, row.round) if bodies else ())
+        updates = iter(self._aggregation.read_each(row, bodies) if bodies else ())
         seq = self._aggregation.next_seq()
         decided: list[_Decided] = []
         for (update, arrived_seconds), report in zip(staged, reports, strict=True):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -118,20 +119,20 @@ def test_a_round_that_ends_while_a_worker_tries_again_does_not_end_the_worker(
     scene.other.commit()
     for device in scene.devices:
         scene.offer(scene.worker, device)
-    ingest, store = scene.worker.board.served[0].ingest, scene.playing.parts.store
-    sift = ingest.sift
+    followed, store = scene.worker.board.served[0], scene.playing.parts.store
+    try_each, tries = followed.keeper.try_each, []
 
-    def sift_late() -> list[Settled]:
-        found = sift()
-        if found:
+    def try_late(*group: Any) -> Mapping[int, str]:
+        tries.append(1)
+        if len(tries) == 2:
             with store.database.transaction():
                 store.first.rounds.end_entry(2, 1.0)
-        return found
+        return try_each(*group)
 
-    ingest.sift = sift_late  # type: ignore[method-assign]
+    followed.keeper.try_each = try_late  # type: ignore[method-assign]
     worker = Worker(scene.playing._posts[0], world())
     worker._work(scene.worker)
-    assert worker.status().ended == "" and len(ingest) == 0
+    assert worker.status().ended == "" and len(followed.ingest) == 0 and len(tries) == 2
     scene.worker.look()
     scene.offer(scene.worker, scene.devices[1])
     assert [each.receipt.verdict.value for each in scene.said] == ["counted", "counted", "late"]

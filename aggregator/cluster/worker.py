@@ -134,6 +134,7 @@ class Worker:
         self._post, self._store, self._world = post, post.open_store(), world
         self._link_settings = link_settings
         self._mail: queue.SimpleQueue[tuple[int, Orders]] = queue.SimpleQueue()
+        self._ordered: tuple[int, Orders] | None = None  # not followed yet
         self._revision = -1
         self._epoch = 0
         self._parts: WorkerParts | None = None
@@ -217,13 +218,12 @@ class Worker:
             self._failing_seconds = 0.0
 
     def _take_orders(self, parts: WorkerParts) -> None:
-        newest = None
         while not self._mail.empty():
-            newest = self._mail.get()
-        if newest is not None:
-            revision, orders = newest
+            self._ordered = self._mail.get()
+        if self._ordered is not None:
+            revision, orders = self._ordered
             parts.take(orders)
-            self._revision = revision
+            self._revision, self._ordered = revision, None
 
 
 class WorkerParts:
@@ -482,9 +482,9 @@ class WorkerParts:
         """Send the replies to opens, once their counters are written down."""
         if not self._opened:
             return
-        opened, self._opened = self._opened, []
         with self._store.database.transaction(shared=True):
             refused = self._marks.save()
+        opened, self._opened = self._opened, []
         for device_id, answer in opened:
             if device_id in refused:
                 self.table.end(device_id)  # another worker granted this open, or a later one

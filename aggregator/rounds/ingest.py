@@ -193,8 +193,6 @@ class Ingest:
         ]
         now_unix_seconds = int(self._unix_clock())
         told = [(each.update, each.report) for each in decided if each.report is not None]
-        for update, report in told:
-            self._tell(update, report, now_unix_seconds)
         tried = self._aggregation.try_each(row, group)
         bad = [(logged, tried[logged.seq]) for logged, _ in group if logged.seq in tried]
         good = [each for each in group if each[0].seq not in tried] if bad else group
@@ -206,6 +204,8 @@ class Ingest:
                 self._store.log.quarantine(logged, row.generation, why)
             if told:
                 self._store.reports.add([_stored(update, report) for update, report in told])
+                for update, report in told:
+                    self._tell(update, report, now_unix_seconds)
             self._evaluator.note(row, [each.said for each in decided if each.said is not None])
             self.save_seen()
         self._in_doubt = False
@@ -243,10 +243,12 @@ class Ingest:
         self._store.participations.note(
             {each: row for each, row in self._seen.items() if here(each)}
         )
+        self._store.reports.add(self._late)
+        self._store.database.when_kept(self._forget_seen)
+
+    def _forget_seen(self) -> None:
         self._seen.clear()
-        if self._late:
-            self._store.reports.add(self._late)
-            self._late.clear()
+        self._late.clear()
 
     def follow(self, other: Ingest) -> None:
         """Go on with the counts of the same task's ingest before this one."""
@@ -379,7 +381,8 @@ class Ingest:
             self._tell(update, report, int(self._unix_clock()))
 
     def _tell(self, update: UpdateMessage, report: Report, now_unix_seconds: int) -> None:
-        self.outcomes[(report.outcome.value, known_reason(report.reason))] += 1
+        outcome = report.outcome.value, known_reason(report.reason)
+        self._store.database.when_kept(lambda: self.outcomes.update([outcome]))
         identity = update.identity
         known = self._seen.get(identity.device_id, _NOTHING)
         if identity.round >= (known.round or 0):

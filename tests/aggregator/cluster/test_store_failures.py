@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,14 @@ from aggregator.cluster.worker import Worker, WorkerParts
 from aggregator.rounds.ingest import Settled
 from aggregator.rounds.machine import RoundClosed, RoundOpened
 from aggregator.store.rounds import RoundRow
-from device_sdk.wire.publish.receipts import UpdateIdentity, write_update
+from device_sdk.wire.codec.message import MessageType
+from device_sdk.wire.publish.receipts import (
+    RecordType,
+    UpdateIdentity,
+    with_report,
+    write_update,
+)
+from device_sdk.wire.publish.report import Report, ReportedOutcome, write_report
 from tests.aggregator.cluster.test_same_bits import factors, made, scatter_home
 from tests.fakes.clusters import world
 from tests.fakes.failing_store import FailingConnection
@@ -41,6 +49,7 @@ class Scene:
         self.said: list[Settled] = []
         for each in self.playing.crew:
             each.look()
+            each.link.sent.clear()
             each._settle = self.said.extend  # type: ignore[method-assign]
         self.store = FailingConnection(self.worker._store)
 
@@ -136,3 +145,84 @@ def test_a_round_that_ends_while_a_worker_tries_again_does_not_end_the_worker(
     scene.worker.look()
     scene.offer(scene.worker, scene.devices[1])
     assert [each.receipt.verdict.value for each in scene.said] == ["counted", "counted", "late"]
+
+
+def test_orders_that_come_while_the_store_fails_are_followed_when_it_is_back(scene: Scene) -> None:
+    for device in scene.devices:
+        scene.offer(scene.worker, device)
+    worker = Worker(scene.playing._posts[0], world())
+    before = scene.playing._orders
+    orders = replace(
+        before, tasks=tuple(replace(each, generation=each.generation + 1) for each in before.tasks)
+    )
+    worker.follow(2, orders)
+    scene.worker.turn = lambda: None  # type: ignore[method-assign]
+    scene.store.fails = ["COMMIT"] * 4
+    turns = 0
+    while worker.status().revision < 2 and turns < 10:
+        worker._work(scene.worker)
+        turns += 1
+    assert scene.store.fails == [] and turns == 3
+    assert [each.served for each in scene.worker.board.served] == list(orders.tasks)
+
+
+def test_no_reply_to_an_open_leaves_before_its_counter_is_in_the_store(scene: Scene) -> None:
+    device, worker = scene.devices[0], scene.worker
+    known = worker._store.granted.of(device.id)
+    opening = device.ask(scene.playing.parts)
+    worker.link.came.append(opening)
+    replied: list[bytes] = []
+    scene.store.fails = ["INSERT INTO freshness", "COMMIT"]
+    for turn in range(40):
+        scene.playing._now_seconds += 0.02
+        if turn == 20:
+            worker.link.came.append(opening)  # its device heard nothing, and sends it again
+        try:
+            worker.turn()
+        except sqlite3.Error:
+            assert not worker.link.sent
+        sent, worker.link.sent = worker.link.sent, []
+        replied += [each for _, each in sent if each[1] == MessageType.SESSION_REPLY]
+        if replied:
+            assert worker._store.granted.of(device.id) == known + 1
+    assert replied
+
+
+def test_an_outcome_is_counted_once_however_often_its_commit_is_tried(scene: Scene) -> None:
+    told = write_report(Report(ReportedOutcome.TRAINED))
+    for device in scene.devices:
+        scene.worker.registry.look_up([device.id])
+        identity = UpdateIdentity(device.id, "default", scene.row.generation, 2)
+        content = with_report(told, BODIES[1][device.number])
+        offered = scene.worker.inbox.offer(
+            device.id, write_update(identity, content), RecordType.CONTRIBUTION
+        )
+        assert offered is None
+    scene.store.fails = ["COMMIT"] * 3
+    for _ in range(2):
+        with suppress(sqlite3.Error):
+            scene.worker.commit()
+    store, ingest = scene.playing.parts.store.first, scene.worker.board.served[0].ingest
+    assert dict(ingest.outcomes) == {("trained", ""): DEVICES}
+    seen = {each: row.round for each, row in store.participations.all().items()}
+    assert seen == {device.id: 2 for device in scene.devices}
+
+
+def test_what_is_to_be_saved_is_kept_until_it_is_committed(scene: Scene) -> None:
+    for device in scene.devices:
+        scene.offer(scene.worker, device)
+    scene.worker.commit()
+    worker = scene.worker
+    scene.store.fails = ["COMMIT"]
+    worker._shared.refusals.note_reason("late", scene.devices[0].id)
+    worker.registry.moved(next(iter(worker.registry.devices())), 7)
+    for _ in range(2):
+        with suppress(sqlite3.Error), worker._store.database.transaction(shared=True):
+            worker.board.served[0].ingest.save_seen()
+            worker._shared.refusals.save(worker._store.refusals)
+            worker.registry.save_moves()
+    store = scene.playing.parts.store
+    counted = [row.counted_unix_seconds for row in store.first.participations.all().values()]
+    assert len(counted) == DEVICES and None not in counted
+    assert store.refusals.all()["late"] == 1
+    assert 7 in [row.shard for row in store.devices.all()]

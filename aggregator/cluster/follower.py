@@ -128,12 +128,16 @@ class ShareKeeper:
     def _absorb_anew(
         self, row: RoundRow, group: Sequence[tuple[LoggedUpdate, Update]]
     ) -> Mapping[int, str]:
-        """What cannot be absorbed may leave half of itself behind: the rest is absorbed into what
-        was committed before."""
+        """What cannot be absorbed may leave half of itself behind: what is left of the group is
+        absorbed into what was committed before.
+
+        Once for all that fail by themselves, and once more to see that nothing fails without them.
+        """
         failed: dict[int, str] = {}
-        while True:
-            method = self._committed_method(row)
-            self._method, self._tried = None, method
+        known = -1
+        while len(failed) > known:
+            known = len(failed)
+            method = self._begun_anew(row)
             for logged, update in group:
                 if logged.seq in failed:
                     continue
@@ -150,9 +154,14 @@ class ShareKeeper:
                         row.round,
                         exc_info=error,
                     )
-                    break
-            else:
-                return failed
+                    method = self._begun_anew(row)
+        return failed
+
+    def _begun_anew(self, row: RoundRow) -> Method:
+        """Raises RoundOver as :meth:`read_each` does."""
+        self._method = None
+        self._method, self._tried = None, self._committed_method(row)
+        return self._tried
 
     def keep(
         self, row: RoundRow, group: Sequence[tuple[LoggedUpdate, Update]], heard: int
